@@ -6,6 +6,7 @@ from torch import nn
 from worlds import run_ranks
 
 import cos598d
+from cos598d.comm import dispatcher
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import BUFFERS
 from cos598d.sync import SYNCS, get_sync
@@ -95,6 +96,86 @@ def test_ddps_own_broadcasts_of_buffers_are_in_the_ledger_once_a_step(answers):
             ["broadcast", "buffers of float32", 40, sends * 40],
         ]
         assert answer["ddp"]["rows"] == step * STEPS
+
+
+class ManyStatistics(nn.Module):
+    """A model with buffers that torch's DDP sends in several calls, once its limit for one is small."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        for place in range(5):
+            self.register_buffer(f"of{place}", torch.zeros(10))
+
+    def forward(self, inputs):
+        return self.layer(inputs).sum()
+
+
+def train_with_large_buffers(comm):
+    sync = get_sync("ddp")(comm, find_unused_parameters=False)
+    module = sync.attach(ManyStatistics())
+    module.broadcast_bucket_size = 80  # in place of 250 MiB
+    comm.ledger = Ledger()
+    for _ in range(2):
+        module(torch.ones(2, 3)).backward()
+        sync.finish()
+    return [row.payload_bytes for row in comm.ledger.rows if row.purpose == "buffers"]
+
+
+def test_ddps_broadcasts_of_large_buffers_are_in_the_ledger_call_by_call():
+    assert run_ranks(2, train_with_large_buffers) == [[80, 80, 40] * 2] * 2
+
+
+def evaluate_between_steps(comm):
+    sync = get_sync("ddp")(comm, find_unused_parameters=False)
+    module = sync.attach(Normed())
+    listeners, rows = [], []
+    batch = torch.randn(4, 6)
+    for _ in range(2):
+        module(batch).backward()
+        sync.finish()
+        with torch.no_grad():
+            module(batch)
+        listeners.append(len(dispatcher._listeners))
+    loss = module(batch)
+    with torch.no_grad():
+        module(batch)  # between a forward and its backward
+    loss.backward()
+    comm.ledger = Ledger()
+    sync.finish()
+    return [listeners, [row.purpose for row in comm.ledger.rows if row.purpose == "gradients"]]
+
+
+def test_an_evaluation_by_ddp_leaves_no_listener_and_takes_none_from_a_step():
+    assert run_ranks(2, evaluate_between_steps) == [[[0, 0], ["gradients"]]] * 2
+
+
+PLAIN = """
+class Plain:
+    def __init__(self, comm, find_unused_parameters=True):
+        self.link = comm
+    def attach(self, model):
+        for name, p in model.named_parameters():
+            self.link.broadcast(p.data, name)
+        self.settle()
+        return model
+    def finish(self): pass
+    def no_sync(self): pass
+    def detach(self): pass
+"""
+
+
+def attach_and_settle(comm, name):
+    model = Normed()
+    model.norm.running_mean += comm.rank
+    get_sync(name)(comm).attach(model)
+    return model.norm.running_mean.tolist()
+
+
+def test_a_plain_class_may_settle_while_it_attaches(tmp_path):
+    (tmp_path / "plain.py").write_text(PLAIN)
+    first, second = run_ranks(2, attach_and_settle, f"{tmp_path}/plain.py:Plain")
+    assert first == second == [0.0] * 5
 
 
 def settle_in_a_script(comm):

@@ -161,9 +161,8 @@ def _complete(own: Any, path: str) -> type[GradientSync]:
                 self.comm = comm
 
         def attach(self, model: nn.Module) -> nn.Module:
-            module = super().attach(model)
-            self._model = model
-            return module
+            self._model = model  # before its own, which may call `settle`
+            return super().attach(model)
 
     for name in ("__name__", "__qualname__", "__module__", "__doc__"):
         setattr(Own, name, getattr(own, name))

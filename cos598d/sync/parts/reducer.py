@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from cos598d.comm.communicator import Communicator
@@ -36,8 +37,13 @@ class Reducer:
         self._rows: list[Row] = []  # of this step
         self._expected: list[int] = []  # elements of the calls that are still to come in this step
         self._buckets: list[int] = []  # elements of each bucket
+        self._of_buffers: list[tuple[torch.dtype, int]] = []  # and the elements of each call that sends buffers
         self._listening = contextlib.ExitStack()
-        self._handle = ddp.register_forward_pre_hook(self._listen)
+        self._is_step = False  # a forward has come whose backward may follow
+        self._handles = [
+            ddp.register_forward_pre_hook(self._listen),
+            ddp.register_forward_hook(self._after_forward, always_call=True),
+        ]
 
     @property
     def bucket_bytes(self) -> int:
@@ -58,7 +64,7 @@ class Reducer:
         self._listening.close()
         for row in self._rows:
             self._comm.ledger.enter(row)
-        self._rows = []
+        self._rows, self._is_step = [], False
         self.steps += 1
 
     def catch_up(self, has_begun: bool) -> None:
@@ -101,7 +107,8 @@ class Reducer:
     def close(self) -> None:
         """Listen no more. The DDP, which somebody may hold, computes as before but does not average any more."""
         self._listening.close()
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
         self._ddp._remove_autograd_hooks()
         del self._ddp  # its buckets end with it
 
@@ -131,17 +138,23 @@ class Reducer:
         self._listening.enter_context(listening(_share))
         self._listening.callback(_listeners.remove, self)
         _listeners.append(self)
+        self._is_step = self._is_step or torch.is_grad_enabled()
         self._expect()
+
+    def _after_forward(self, *_: object) -> None:
+        if not self._is_step:  # it was an evaluation, and no backward follows
+            self._listening.close()
 
     def _expect(self) -> None:
         """Find the sizes of the calls that are to come. Within a call torch has locked its reducer."""
         if torch.is_grad_enabled() and (self.steps <= FIRST_STEPS or not self._buckets):
             self._ddp.reducer._rebuild_buckets()  # as the forward does next, if it is due
             self._buckets = [len(bucket.buffer()) for bucket in self._ddp.reducer._get_zeros_like_grad_buckets()]
-        of_buffers: dict[torch.dtype, int] = {}
-        for buffer in self._ddp.modules_buffers:
-            of_buffers[buffer.dtype] = of_buffers.get(buffer.dtype, 0) + buffer.numel()
-        self._expected = [*self._buckets, *of_buffers.values(), len(self._parameters)]
+        buffers, calls = self._ddp.modules_buffers, []
+        if buffers:  # torch sends those of one dtype together, up to this size
+            calls, _ = dist._compute_bucket_assignment_by_size(buffers, [self._ddp.broadcast_bucket_size])
+        self._of_buffers = [(buffers[call[0]].dtype, sum(buffers[place].numel() for place in call)) for call in calls]
+        self._expected = [*self._buckets, *(elements for _, elements in self._of_buffers), len(self._parameters)]
 
     def expects(self, elements: int) -> bool:
         """Whether a call of so many elements is still to come in this step; a hook's own calls have any size."""
@@ -157,8 +170,7 @@ class Reducer:
             self._expected.remove(call.tensors[0].numel())
         dtype, purpose = call.tensors[0].dtype, GRADIENTS
         if call.op == "broadcast":
-            elements = sum(buffer.numel() for buffer in self._ddp.modules_buffers if buffer.dtype == dtype)
-            if elements != call.tensors[0].numel():
+            if (dtype, call.tensors[0].numel()) not in self._of_buffers:
                 return  # how rank 0 has laid the buckets
             purpose, name = BUFFERS, f"buffers of {dtype_name(dtype)}"
         elif dtype == torch.int32:
