@@ -177,7 +177,7 @@ class DataParallel(nn.Module):
             handle.remove()
         # Its method, since nn.Module would take `call` itself for a part of the model, and prefix its names.
         self._call, self._layout = call.__call__, own_loop.GradientLayout(self.module)
-        self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._trained.values()]
+        self._handles = own_loop.watch_gradients(self._trained.values(), self._on_gradient)
 
     def _be_quiet(self, is_quiet: bool) -> None:
         if is_quiet and not self._is_quiet:

@@ -1,8 +1,10 @@
 """`cos598d.data_parallel` stands where torch's DDP stood in somebody's script, and does what DDP does there."""
 
+import gc
 import re
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -245,6 +247,21 @@ def test_it_does_what_a_script_may_ask_of_ddp(function):
 
 def test_it_averages_over_a_group_of_the_scripts_own():
     run_ranks(3, in_a_group_of_its_own)
+
+
+@pytest.mark.parametrize("sync", ["all_reduce", "bucketed", "ddp"])
+def test_a_model_that_a_script_drops_without_detach_is_freed(sync):
+    assert run_ranks(1, drop_a_model, sync) == [True]
+
+
+def drop_a_model(comm, sync):
+    model = nn.Linear(3, 2)
+    module = cos598d.data_parallel(model, sync=sync)
+    module(torch.ones(1, 3)).sum().backward()
+    left = [weakref.ref(model), weakref.ref(model.weight), weakref.ref(module)]
+    del model, module
+    gc.collect()
+    return all(reference() is None for reference in left)
 
 
 def test_without_a_process_group_a_sentence_says_what_to_call():

@@ -9,6 +9,7 @@ from torch import nn
 from cos598d.comm.calls import Pending
 from cos598d.sync.base import GradientSync
 from cos598d.sync.buckets import Named
+from cos598d.sync.parts.own_loop import watch_gradients
 
 
 class OverlappingSync(GradientSync):
@@ -40,7 +41,7 @@ class OverlappingSync(GradientSync):
         module = super().attach(model)
         self.units = self.make_units(self.parameters)
         self._place = {p: (unit, place) for unit, group in enumerate(self.units) for place, (_, p) in enumerate(group)}
-        self.hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for _, p in self.parameters]
+        self.hooks = watch_gradients([p for _, p in self.parameters], self._on_gradient)
         self.hooks += [p.register_hook(self._before_gradient(p)) for _, p in self.parameters]
         self._accumulating = False
         self.begin_step()

@@ -1,14 +1,15 @@
 """What a script with a loop of its own may do, and our training loop never does: see `cos598d.parallel`."""
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from cos598d.terminal.words import ranks_in_words
 
@@ -59,6 +60,23 @@ def will_get_gradients(parameters: Iterable[nn.Parameter]) -> bool:
     return False
 
 
+def watch_gradients(
+    parameters: Iterable[nn.Parameter], on_gradient: Callable[[nn.Parameter], None]
+) -> list[RemovableHandle]:
+    """Call the method `on_gradient` with each parameter whose gradient is complete, as long as its object lives.
+
+    Python's garbage collector does not see what torch keeps for these hooks. So a hook that held the object would keep
+    it, and a model that it holds, for ever: also where a script drops the model without `detach`.
+    """
+    method = weakref.WeakMethod(on_gradient)
+
+    def hook(parameter: nn.Parameter) -> None:
+        if call := method():
+            call(parameter)
+
+    return [p.register_post_accumulate_grad_hook(hook) for p in parameters]
+
+
 class GradientLayout:
     """The parameters and buffers of a model at one moment, and which parameters it trains."""
 
@@ -87,7 +105,7 @@ def _marks(model: nn.Module) -> list[tuple[int, bool]]:
 class _ScaledBackward:
     """In `running` as long as autograd holds it: while a backward runs whose loss was multiplied by `scale`."""
 
-    running: "WeakSet[_ScaledBackward]" = WeakSet()
+    running: "weakref.WeakSet[_ScaledBackward]" = weakref.WeakSet()
 
     def __init__(self, scale: float):
         self.scale = scale
