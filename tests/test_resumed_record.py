@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from recorded import EPOCH, begin, finish, host, iterate, left_alone, rows_of, s
 
 from cos598d.comm.ledger import Row
 from cos598d.errors import UserError
-from cos598d.measure import row_files, thinning
+from cos598d.measure import attempts, row_files, thinning
 from cos598d.measure.attempts import why
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import SILENT
@@ -240,6 +241,29 @@ def test_what_a_process_says_when_it_leaves_is_why_its_attempt_ended(tmp_path, m
     (attempt,) = json.loads((tmp_path / "some" / "live" / "attempts.json").read_text())["attempts"]
     assert (attempt["why"], attempt["to_iteration"]) == ("lost rank 2, which ended.", 2)
     assert not list((tmp_path / "none").iterdir())  # nothing was done there
+
+
+def test_what_a_process_says_counts_also_while_another_thread_writes_down_an_error(tmp_path, monkeypatch):
+    """The watchdog's thread ends the process while the main thread closes the record for a broken collective."""
+    monkeypatch.setattr(leaving, "_listeners", [])
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    ending = threading.Thread(target=leaving.exit_now, args=(1, "lost rank 2.", 1))
+    write = attempts.write_json
+
+    def write_slowly(path, value):
+        text = json.loads(json.dumps(value))
+        if value["attempts"][0]["why"] and not ending.ident:
+            ending.start()
+            ending.join(0.5)
+        write(path, text)
+
+    with pytest.raises(RuntimeError), RunRecord(tmp_path, 0) as record:  # noqa: PT012
+        iterate(record, 1, 2)
+        monkeypatch.setattr(attempts, "write_json", write_slowly)
+        raise RuntimeError("Read error: Connection reset by peer")
+    ending.join()
+    (attempt,) = json.loads((tmp_path / "live" / "attempts.json").read_text())["attempts"]
+    assert attempt["why"] == "lost rank 2."
 
 
 def test_a_run_that_did_nothing_leaves_nothing(tmp_path):

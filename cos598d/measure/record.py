@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import threading
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,6 +98,7 @@ class RunRecord:
     def __enter__(self) -> "RunRecord":
         self._staged = Staged()
         self._attempts: Attempts | None = None
+        self._ending = threading.Lock()  # the watchdog's thread may end the process while this one closes the record
         self._is_published = False
         try:
             with told(self.folder, NOTHING_DONE):
@@ -135,9 +137,9 @@ class RunRecord:
         self._staged.close()
         self._files.close()
         if self._attempts and not self._is_published:
-            if self._attempts.all[-1]["why"] is None:
-                self.ends(why(error))
-            with contextlib.suppress(OSError):  # a full disk is not what the run ended for
+            with self._ending, contextlib.suppress(OSError):  # a full disk is not what the run ended for
+                if self._attempts.all[-1]["why"] is None:
+                    self.ends(why(error))
                 self._attempts.write()
         if error is None:  # else the process is about to say what it ends for
             tell_no_more(self._ends_early)
@@ -158,9 +160,10 @@ class RunRecord:
     def _ends_early(self, sentence: str) -> None:
         """What this process says when it leaves tells more than the error of a collective that lost a rank."""
         if self._attempts and not self._is_published:
-            self.ends(" ".join(sentence.split()))
-            if (self.folder / LIVE / ATTEMPTS).exists():  # a folder in which nothing was done stays away
-                self._attempts.write()
+            with self._ending:
+                self.ends(" ".join(sentence.split()))
+                if (self.folder / LIVE / ATTEMPTS).exists():  # a folder in which nothing was done stays away
+                    self._attempts.write()
 
     def position(self) -> Position:
         """Where this rank's record is between two iterations (JSON), for `resume`."""
