@@ -49,6 +49,7 @@ setup(
         "filelock>=3.13",
         "psutil>=5.9",
         "requests>=2.31",
+        "urllib3>=2.2",
         "tomli>=2; python_version < '3.11'",
     ],
     extras_require={

@@ -27,6 +27,7 @@ class Mirror:
     break_after: list[int] = field(default_factory=list)  # bytes of the next answers, then the connection drops
     statuses: list[int] = field(default_factory=list)  # of the next answers
     stall_after: int | None = None
+    trickles: bool = False  # after a stall byte by byte, each sooner than a reader gives up
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     url: str = ""
 
@@ -64,7 +65,11 @@ def serving():
             self.wfile.write(content[start : None if stop is None else start + stop])
             if offered.stall_after is not None:
                 self.wfile.flush()
-                released.wait(30)
+                at = start + offered.stall_after
+                while not released.wait(0.05 if offered.trickles else 30) and offered.trickles:
+                    self.wfile.write(content[at : at + 1])
+                    self.wfile.flush()
+                    at += 1
 
         def log_message(self, *_):
             pass

@@ -250,8 +250,9 @@ def test_without_a_network_the_sentence_comes_in_time_and_names_the_ways_out(mon
     assert left_in(tmp_path) == []
 
 
-def test_a_stalled_download_does_not_hang_and_keeps_its_part(mirror, tmp_path):
-    mirror.stall_after = 40_000
+@pytest.mark.parametrize("trickles", [False, True])
+def test_a_stalled_download_does_not_hang_and_keeps_its_part(mirror, tmp_path, trickles):
+    mirror.stall_after, mirror.trickles = 40_000, trickles
     with pytest.raises(UserError, match="did not deliver"):
         fetch_tiny(mirror, tmp_path, timeout=0.2)
     (part,) = tmp_path.iterdir()

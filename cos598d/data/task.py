@@ -117,9 +117,9 @@ def check_file(file: Path, how_to_get: str) -> None:
         raise UserError(f"{file} {state}: {how_to_get}.")
 
 
-def digest_file(file: Path) -> tuple[str, int]:
-    """A digest of a file's bytes, and how many lines it has. Raises UserError if it cannot be read."""
-    digest, lines = hashlib.sha256(), 0
+def digest_file(file: Path, kind: str = "sha256") -> tuple[str, int]:
+    """A file's digest (sha256 or md5, hexadecimal), and how many lines it has. Raises UserError if it cannot be read."""
+    digest, lines = hashlib.new(kind, usedforsecurity=kind != "md5"), 0
     try:
         with open(file, "rb") as handle:
             while block := handle.read(1 << 20):

@@ -1,6 +1,5 @@
 """Does a folder hold a data set's files, whole? Counts examples and compares digests."""
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -11,6 +10,7 @@ from cos598d.data.fetch.catalogue import Dataset
 from cos598d.data.glue.read import FORMATS
 from cos598d.data.images.cifar10 import parse_batch
 from cos598d.data.images.mnist import parse_idx
+from cos598d.data.task import digest_file
 
 
 @dataclass
@@ -58,7 +58,7 @@ def look_at(dataset: Dataset, folder: Path, published: bool = False) -> Findings
             differs = f"in {part.name} {wrong_header}"
         elif part.size and size != part.size:
             differs = f"{part.name} has {size} bytes where {part.size} were expected"
-        elif expected and (digest := digest_of(path, kind)) != expected:
+        elif expected and (digest := digest_file(path, kind)[0]) != expected:
             differs = f"{part.name} has the {kind} {digest[:12]}... where {expected[:12]}... was expected"
         elif expected:
             found.digests["size and md5" if kind == "md5" else kind] += 1
@@ -103,12 +103,3 @@ def _wrong_header(dataset: Dataset, path: Path) -> str | None:
         return None
     with open(path, encoding="utf-8-sig") as lines:
         return form.wrong_header(lines.readline().rstrip("\r\n").split("\t"))
-
-
-def digest_of(path: Path, kind: str = "sha256") -> str:
-    """The file's digest, sha256 or md5, in hexadecimal."""
-    digest = hashlib.new(kind, usedforsecurity=kind != "md5")
-    with open(path, "rb") as handle:
-        while block := handle.read(1024 * 1024):
-            digest.update(block)
-    return digest.hexdigest()

@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 import filelock
 
 from cos598d.data.fetch.catalogue import CATALOGUE, Dataset, choose
-from cos598d.data.fetch.check import Findings, digest_of, look_at
+from cos598d.data.fetch.check import Findings, look_at
 from cos598d.data.fetch.transfer import Unreachable, fetch
 from cos598d.data.fetch.unpack import copy_files
+from cos598d.data.task import digest_file
 from cos598d.errors import ERROR, UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
@@ -102,7 +103,7 @@ def _fetch_and_install(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
-        published = all(digest_of(files[source.file_name]) == source.sha256 for source in dataset.sources)
+        published = all(digest_file(files[source.file_name])[0] == source.sha256 for source in dataset.sources)
         unpacked = dataset.unpack(files, staging)
         found = look_at(dataset, unpacked, published)
         if found.problems:

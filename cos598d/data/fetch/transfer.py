@@ -27,6 +27,7 @@ MOST_BYTES = 2 * 1024**3  # MNLI, the largest, is 0.3 GB; a server that sends wi
 _TRIES = 4
 _PROGRESS = 1024**2  # a try that brought more bytes than this was no failure
 _CHUNK = 32 * 1024
+_SLOWEST = 1024  # bytes a second: a server that sends fewer might take for ever
 
 
 class Unreachable(UserError):
@@ -41,8 +42,9 @@ def fetch(url: str, folder: Path, timeout: float, pause: float = 0.5, report: Ca
 
     The caller, who holds the folder's lock, checks it and deletes it. A finished part that was left over costs one
     request for its last byte. `timeout`: seconds to wait for the connection and the first answer together, and then
-    for each next piece. A connection that breaks is taken up again, after `pause` seconds and then twice as long each
-    time, until four tries in a row brought less than a megabyte each.
+    for each next piece. A connection that breaks, or brings less than 1 kB a second in so many seconds, is taken up
+    again, after `pause` seconds and then twice as long each time, until four tries in a row brought less than a
+    megabyte each.
     Raises Unreachable if there is no connection, UserError for any other refusal; what has arrived is kept.
     """
     name = url.rsplit("/", 1)[1]
@@ -72,7 +74,7 @@ def fetch(url: str, folder: Path, timeout: float, pause: float = 0.5, report: Ca
                 stale.unlink()
             if total is not None and total > MOST_BYTES:
                 raise UserError(f"{url} is {total} bytes long, more than the {MOST_BYTES} allowed")
-            if _receive(response, fresh, start, total, name):
+            if _receive(response, fresh, start, total, timeout):
                 return fresh
         arrived = fresh.stat().st_size
         failed = 1 if arrived - start > _PROGRESS else failed + 1
@@ -133,9 +135,10 @@ def _tag(response: requests.Response, url: str, total: int | None) -> str:
     return hashlib.sha256(f"{url}\n{version}\n{total}".encode()).hexdigest()[:8]
 
 
-def _receive(response: requests.Response, path: Path, start: int, total: int | None, name: str) -> bool:
-    """Write the answer's body from byte `start` on; whether it arrived to the end."""
-    arrived = start
+def _receive(response: requests.Response, path: Path, start: int, total: int | None, timeout: float) -> bool:
+    """Write the answer's body from byte `start` on; whether it arrived to the end, never too slowly for `timeout`."""
+    arrived, name = start, path.name.rsplit(".", 2)[0]
+    look_at, at_least = time.monotonic() + timeout, start + _SLOWEST * timeout
     with (
         open(path, "r+b" if start else "wb") as handle,
         tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=name, leave=False, disable=None) as bar,
@@ -144,7 +147,7 @@ def _receive(response: requests.Response, path: Path, start: int, total: int | N
         handle.truncate()
         while arrived <= MOST_BYTES:
             try:
-                chunk = response.raw.read(_CHUNK, decode_content=False)
+                chunk = response.raw.read1(_CHUNK, decode_content=False)
             except (urllib3.exceptions.HTTPError, OSError):
                 return False
             if not chunk:
@@ -152,6 +155,10 @@ def _receive(response: requests.Response, path: Path, start: int, total: int | N
             handle.write(chunk)
             arrived += len(chunk)
             bar.update(len(chunk))
+            if time.monotonic() > look_at:
+                if arrived < at_least:
+                    return False
+                look_at, at_least = time.monotonic() + timeout, arrived + _SLOWEST * timeout
     path.unlink()
     raise UserError(f"{response.url} goes on after {MOST_BYTES} bytes, more than is allowed")
 
