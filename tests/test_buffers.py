@@ -129,7 +129,7 @@ def test_ddps_broadcasts_of_large_buffers_are_in_the_ledger_call_by_call():
 def evaluate_between_steps(comm):
     sync = get_sync("ddp")(comm, find_unused_parameters=False)
     module = sync.attach(Normed())
-    listeners, rows = [], []
+    listeners = []
     batch = torch.randn(4, 6)
     for _ in range(2):
         module(batch).backward()

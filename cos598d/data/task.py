@@ -118,7 +118,7 @@ def check_file(file: Path, how_to_get: str) -> None:
 
 
 def digest_file(file: Path, kind: str = "sha256") -> tuple[str, int]:
-    """A file's digest (sha256 or md5, hexadecimal), and how many lines it has. Raises UserError if it cannot be read."""
+    """A file's digest (sha256 or md5, in hex), and how many lines it has. Raises UserError if it cannot be read."""
     digest, lines = hashlib.new(kind, usedforsecurity=kind != "md5"), 0
     try:
         with open(file, "rb") as handle:

@@ -55,10 +55,17 @@ def get_strategy(name: str) -> MakeStrategy:
     Raises UsageError as `class_of` does.
     """
     kind = class_of(name)
-    return kind if issubclass(kind, Strategy) else functools.partial(_replicated, kind)
+    if not issubclass(kind, Strategy):
+        return functools.partial(_replicated, Replicated, kind)
+    return functools.partial(_replicated, kind, kind.sync_kind) if issubclass(kind, Replicated) else kind
 
 
 def _replicated(
-    sync: type[GradientSync], comm: Communicator, find_unused_parameters: bool, options: SyncOptions, precision: str
+    strategy: type[Replicated],
+    sync: type[GradientSync],
+    comm: Communicator,
+    find_unused_parameters: bool,
+    options: SyncOptions,
+    precision: str,
 ) -> Strategy:
-    return Replicated(sync(comm, find_unused_parameters, options), precision, comm)
+    return strategy(sync(comm, find_unused_parameters, options), precision, comm)

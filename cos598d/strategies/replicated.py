@@ -34,7 +34,11 @@ class Replicated(Strategy):
     Cost a step: what the sync says. Memory for weights of S bytes: with AdamW 2 S of state on every rank, and whatever
     buffers the sync keeps (`GradientSync.buffers`); at the peak S of gradients beside them, or, where gradients move
     into the buffers as they come, the largest gradient alone.
+
+    sync_kind: the sync of a strategy that averages by one of its own; any other is given one.
     """
+
+    sync_kind: type[GradientSync]
 
     def __init__(self, sync: GradientSync, precision: str = "fp32", comm: Communicator | None = None):
         """`sync` is made, and not attached yet; `precision` is one of PRECISIONS.

@@ -5,13 +5,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError
 from cos598d.records.conventions import BY_COUNTERS
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync.none import NoSync
-from cos598d.sync.options import DEFAULTS, SyncOptions
 
 
 class DP(Replicated):
@@ -32,17 +30,8 @@ class DP(Replicated):
     out, is not the mean of its pieces' means.
     """
 
-    uses: tuple[str, ...] = ()
+    sync_kind = NoSync
     bytes_from = BY_COUNTERS
-
-    def __init__(
-        self,
-        comm: Communicator,
-        find_unused_parameters: bool = True,
-        options: SyncOptions = DEFAULTS,
-        precision: str = "fp32",
-    ):
-        super().__init__(NoSync(comm, find_unused_parameters, options), precision)
 
     @classmethod
     def check_config(cls, config: Any, world_size: int) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from cos598d.comm.communicator import Communicator
 from cos598d.comm.gloo import broadcast_bytes
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.comm.watched import watched
@@ -20,7 +19,6 @@ from cos598d.strategies.optimizers import decayed_and_plain
 from cos598d.strategies.replicated import Replicated
 from cos598d.strategies.state import OptimizerState, StateLayout, stepped_whole
 from cos598d.sync.ddp import DDP
-from cos598d.sync.options import DEFAULTS, SyncOptions
 
 
 class TorchZero1(Replicated):
@@ -43,17 +41,9 @@ class TorchZero1(Replicated):
     """
 
     optimizer: Any  # ZeroRedundancyOptimizer, whose `optim` is this rank's share of it
+    sync_kind = DDP
     uses = ("bucket_mb", "bucket_view")
     shards = ("optimizer",)
-
-    def __init__(
-        self,
-        comm: Communicator,
-        find_unused_parameters: bool = True,
-        options: SyncOptions = DEFAULTS,
-        precision: str = "fp32",
-    ):
-        super().__init__(DDP(comm, find_unused_parameters, options), precision)
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         module = super().attach(model, lambda named: _in_shards(make_optimizer(named)))

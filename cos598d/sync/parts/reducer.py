@@ -150,7 +150,8 @@ class Reducer:
         if torch.is_grad_enabled() and (self.steps <= FIRST_STEPS or not self._buckets):
             self._ddp.reducer._rebuild_buckets()  # as the forward does next, if it is due
             self._buckets = [len(bucket.buffer()) for bucket in self._ddp.reducer._get_zeros_like_grad_buckets()]
-        buffers, calls = self._ddp.modules_buffers, []
+        buffers: list[torch.Tensor] = self._ddp.modules_buffers
+        calls: list[list[int]] = []
         if buffers:  # torch sends those of one dtype together, up to this size
             calls, _ = dist._compute_bucket_assignment_by_size(buffers, [self._ddp.broadcast_bucket_size])
         self._of_buffers = [(buffers[call[0]].dtype, sum(buffers[place].numel() for place in call)) for call in calls]
