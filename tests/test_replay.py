@@ -56,12 +56,14 @@ def test_a_lesson_repeats_its_own_run_into_a_folder_of_its_own(run_here, tmp_pat
 
 def values(options):
     from cos598d.commands.flags import Parser
-    from cos598d.commands.replay import values_of
+    from cos598d.commands.replay import EarlierRun
+    from cos598d.commands.run_flags import run_values
     from cos598d.commands.train import add_options
 
     parser = Parser()
     add_options(parser)
-    return values_of(parser.parse_args(list(map(str, options))))
+    found = parser.parse_args(list(map(str, options)))
+    return EarlierRun.of(found.config).values(found.lesson, run_values(found))
 
 
 def test_places_are_not_repeated_and_flags_win(recorded):
@@ -123,13 +125,11 @@ def test_code_that_a_config_names_runs_only_where_the_user_names_it(recorded, tm
 
 
 def test_a_file_s_name_is_printed_as_text(recorded, tmp_path):
-    from argparse import Namespace
-
-    from cos598d.commands.replay import replay_words
+    from cos598d.commands.replay import EarlierRun
 
     file = tmp_path / "c\x1b[31mfg.json"
     file.write_text(recorded.read_text())
-    assert replay_words(Namespace(config=file), 2) == f"repeats {tmp_path}/c\\x1b[31mfg.json"
+    assert EarlierRun.of(file).words({}, 2) == f"repeats {tmp_path}/c\\x1b[31mfg.json"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cos598d.commands.flags import add_flags, check_output_file, to_words
+from cos598d.commands.flags import add_flags, check_output_file, given_flags, to_words
 from cos598d.commands.rank_flags import RankFlags, identity_from
 from cos598d.errors import UsageError, UserError
 from cos598d.fields import flag
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     # The ranks that are started here may run elsewhere.
     trace = {"trace": str(Path(options.trace).resolve()) if options.trace else None}
     plan = plan_from(vars(options) | trace)
-    identity = identity_from(options)
+    identity = identity_from(RankFlags(**given_flags(options, RankFlags)))
     if identity is not None and identity.source == "alone" and options.world_size is None:
         identity = None  # neither a launcher nor the user said how many ranks
     if options.memory and (identity is not None or plan.sweep):

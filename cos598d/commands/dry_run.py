@@ -1,13 +1,13 @@
 """The flags that tell what a run will come to without starting it, and what they print."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from cos598d.checkpoints.resume import is_ours, named_folder
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.terminal.printable import printable
-from cos598d.world.identity import Identity
 
 
 def add_dry_run(parser: argparse.ArgumentParser, what: str) -> None:
@@ -36,21 +36,17 @@ def check_dry_run(options: argparse.Namespace) -> None:
         )
 
 
-def print_forecast(options: argparse.Namespace, config: RunConfig, identity: Identity | None) -> int:
-    """Print what the run would come to, once for all ranks, and return 0. Raises UserError as `forecast` does."""
+def print_forecast(config: RunConfig, world_size: int, costs_from: Sequence[Path] | None) -> None:
+    """Print what the run would come to. Raises UserError as `forecast` does."""
     from cos598d.cost.forecast import forecast, forecast_lines
     from cos598d.cost.planned import Known
 
-    if identity is not None and not identity.speaks:
-        return 0
-    world_size = options.world_size if identity is None else identity.world_size
-    known = Known(costs_from=tuple(options.costs_from or ()))
+    known = Known(costs_from=tuple(costs_from or ()))
     lines = forecast_lines(config, world_size, forecast(config, world_size, timings=known))
     folder = named_folder(config)
     if folder is not None and not (config.overwrite_output_dir or is_ours(folder, config)) and _is_full(folder):
         lines.append(f"the run would be refused as it is: --output_dir {folder} is not empty")
     print(*map(printable, lines), sep="\n")
-    return 0
 
 
 def _is_full(folder: Path) -> bool:

@@ -1,11 +1,10 @@
 """The flags that say where a rank stands: how many there are, which one it is, where they meet."""
 
-import argparse
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from cos598d.config import RANKS
 from cos598d.errors import UsageError
-from cos598d.fields import flag, flags_of
+from cos598d.fields import check_flags, flag, flags_of
 from cos598d.world.identity import SILENCE_SECONDS, Identity, find_identity
 from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT
 
@@ -43,9 +42,11 @@ class StarterFlags:
     )
 
 
-def restarts_from(options: argparse.Namespace, identity: Identity | None) -> int:
-    """How often ranks that fail are to be started again. Raises UsageError where others have started this one."""
-    asked = options.max_restarts
+def restarts_from(asked: int | None, identity: Identity | None) -> int:
+    """How often ranks that fail are to be started again: as `asked` by --max_restarts, 0 by default.
+
+    Raises UsageError where others have started this rank.
+    """
     flags_of(StarterFlags)["max_restarts"].check("max_restarts", asked)
     if asked and identity is not None and identity.source != "local":
         raise UsageError(
@@ -55,8 +56,7 @@ def restarts_from(options: argparse.Namespace, identity: Identity | None) -> int
     return asked or 0
 
 
-def identity_from(options: argparse.Namespace) -> Identity | None:
+def identity_from(flags: RankFlags) -> Identity | None:
     """This process's place in the world, as `find_identity` says; None: the ranks are to be started here."""
-    for name, said in flags_of(RankFlags).items():
-        said.check(name, getattr(options, name))
-    return find_identity(*(getattr(options, name) for name in flags_of(RankFlags)))
+    check_flags(flags)
+    return find_identity(*astuple(flags))

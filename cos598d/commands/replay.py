@@ -1,14 +1,14 @@
 """`train --config`: the flags of an earlier run from its record, so that it is repeated."""
 
 import argparse
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
 from cos598d.commands.flags import to_words
-from cos598d.commands.rank_flags import identity_from
-from cos598d.commands.run_flags import run_values
+from cos598d.commands.rank_flags import RankFlags, identity_from
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.fields import LARGEST
@@ -37,50 +37,57 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def take_world_size(options: argparse.Namespace) -> None:
-    """Let the ranks be as many as in the file of --config, where neither the user nor a launcher says a number."""
-    if options.config is None or options.world_size is not None:
-        return
-    is_ours = options.local_rank not in (None, -1)
-    if not is_ours:
-        identity = identity_from(options)
-        is_ours = identity is not None and identity.source == "alone"
-    if is_ours:
-        options.world_size = read_config(options.config)[WORLD_SIZE]
+@dataclass(frozen=True)
+class EarlierRun:
+    """The run that --config names: its file, and the values in it; neither where the flag is not given."""
 
+    path: Path | None
+    found: Mapping[str, Any]
 
-def values_of(options: argparse.Namespace) -> dict[str, Any]:
-    """RunConfig's values: the lesson's and the user's flags and, below them, those of the file of --config.
+    @classmethod
+    def of(cls, path: Path | None) -> "EarlierRun":
+        """The run whose config.json this is. Raises UsageError as `read_config`."""
+        return cls(path, {} if path is None else read_config(path))
 
-    Raises UsageError where the file cannot be used, is of another lesson, or names code to run that the user does not.
-    """
-    given = run_values(options)
-    if options.config is None:
-        return options.lesson | given
-    found = read_config(options.config)
-    for name, value in options.lesson.items():
-        if found[name] != value:
+    def values(self, lesson: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """RunConfig's values: the lesson's and those that the user gave and, below them, those of the file.
+
+        Raises UsageError where the file is of another lesson, or names code to run that the user does not.
+        """
+        if self.path is None:
+            return {**lesson, **given}
+        for name, value in lesson.items():
+            if self.found[name] != value:
+                raise UsageError(
+                    f"--config {self.path} is of a run with --{name} {self.found[name]}, and this script's is {value}: "
+                    f"repeat it by cos598d train --config."
+                )
+        sync = self.found["sync"]
+        if "sync" not in given and is_own(sync):
             raise UsageError(
-                f"--config {options.config} is of a run with --{name} {found[name]}, and this script's is {value}: "
-                f"repeat it by cos598d train --config."
+                f"--config {self.path} is of a run with a sync from a file, {sync}, which is code: add "
+                f"--sync {sync} to run it, or another --sync."
             )
-    if "sync" not in given and is_own(found["sync"]):
-        raise UsageError(
-            f"--config {options.config} is of a run with a sync from a file, {found['sync']}, which is code: add "
-            f"--sync {found['sync']} to run it, or another --sync."
-        )
-    left_out = {*PLACES, WORLD_SIZE, *(EXCLUSIVE[name] for name in given if name in EXCLUSIVE)}
-    return {name: value for name, value in found.items() if name not in left_out} | given
+        left_out = {*PLACES, WORLD_SIZE, *(EXCLUSIVE[name] for name in given if name in EXCLUSIVE)}
+        return {name: value for name, value in self.found.items() if name not in left_out} | dict(given)
 
+    def ranks(self, flags: RankFlags) -> RankFlags:
+        """The `flags`, with as many ranks as the run had, where neither the user nor a launcher says a number."""
+        if self.path is None or flags.world_size is not None:
+            return flags
+        if flags.local_rank in (None, -1):
+            identity = identity_from(flags)
+            if identity is None or identity.source != "alone":
+                return flags
+        return replace(flags, world_size=self.found[WORLD_SIZE])
 
-def replay_words(options: argparse.Namespace, world_size: int) -> str:
-    """One line for the screen: what is repeated, and which flags given besides make it another run."""
-    found, given = read_config(options.config), run_values(options)
-    others = {name: value for name, value in given.items() if name not in PLACES and found[name] != value}
-    words = to_words(others, RunConfig)
-    if found[WORLD_SIZE] != world_size:
-        words += [f"--{WORLD_SIZE}", str(world_size)]
-    return printable(f"repeats {options.config}" + (f", but for {' '.join(words)}" if words else ""))
+    def words(self, given: Mapping[str, Any], world_size: int) -> str:
+        """One line for the screen: what is repeated, and which flags `given` besides make it another run."""
+        others = {name: value for name, value in given.items() if name not in PLACES and self.found[name] != value}
+        words = to_words(others, RunConfig)
+        if self.found[WORLD_SIZE] != world_size:
+            words += [f"--{WORLD_SIZE}", str(world_size)]
+        return printable(f"repeats {self.path}" + (f", but for {' '.join(words)}" if words else ""))
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cos598d.commands.flags import Parser, add_flags, given_flags
-from cos598d.commands.replay import values_of
+from cos598d.commands.replay import EarlierRun
+from cos598d.commands.run_flags import run_values
 from cos598d.config import config_from
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, flag
@@ -183,7 +184,8 @@ def _where_it_goes_on(words: Sequence[str], ranks: int) -> str:
         )
     if given.dry_run:
         raise UsageError("--dry_run starts nothing, which no job is needed for: give it to train here.")
-    config = config_from(values_of(given))
+    earlier = EarlierRun.of(given.config)
+    config = config_from(earlier.values(given.lesson, run_values(given)))
     # Whether there is a GPU is seen on the nodes.
     replace(config, backend="gloo").check(ranks)
     folder = "" if config.output_dir is not None else ' --output_dir "runs/job-$SLURM_JOB_ID"'

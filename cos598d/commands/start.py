@@ -1,6 +1,5 @@
 """The first lines of every program: a Ctrl-C while torch is still loading ends it, without a traceback."""
 
-import argparse
 import contextlib
 import os
 import signal
@@ -44,10 +43,10 @@ def ended(program: Callable[[], int]) -> int:
         return EXIT_CODE
 
 
-def guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+def guarded(run: Callable[..., int], *arguments: Any) -> int:
     """Run a command and return its exit code; an error that a user can cause is printed as its sentence."""
     try:
-        return run(options)
+        return run(*arguments)
     except UserError as error:
         print(f"{ERROR}{printable(error)}", file=sys.stderr)
         return error.exit_code

@@ -12,9 +12,10 @@ import torch
 from cos598d.checkpoints import AUTO, FOLDER, whole_in
 from cos598d.checkpoints.resume import named_folder
 from cos598d.commands.dry_run import add_dry_run, check_dry_run, print_forecast
-from cos598d.commands.rank_flags import identity_from, restarts_from
-from cos598d.commands.replay import add_replay, replay_words, take_world_size, values_of
-from cos598d.commands.run_flags import add_run_options
+from cos598d.commands.flags import given_flags
+from cos598d.commands.rank_flags import RankFlags, identity_from, restarts_from
+from cos598d.commands.replay import EarlierRun, add_replay
+from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.commands.start import ended, guarded
 from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.data import get_task
@@ -47,48 +48,53 @@ def add_options(
 
 def run(options: argparse.Namespace) -> int:
     """Be one rank, or start all of them here with the same words, and return the exit code."""
-    config = config_from(values_of(options))
-    take_world_size(options)
-    identity = identity_from(options)
+    given, earlier = run_values(options), EarlierRun.of(options.config)
+    config = config_from(earlier.values(options.lesson, given))
+    ranks = earlier.ranks(RankFlags(**given_flags(options, RankFlags)))
+    identity = identity_from(ranks)
     if options.single_process and (identity is None or identity.world_size > 1):
         raise UsageError(f"{config.label} is a single process: leave --world_size out, or run task2a, task2b or task3.")
-    max_restarts = restarts_from(options, identity)
+    max_restarts = restarts_from(options.max_restarts, identity)
     check_dry_run(options)
-    if options.config is not None and (identity is None or (identity.speaks and identity.source != "local")):
-        print(replay_words(options, options.world_size if identity is None else identity.world_size), flush=True)
+    world_size = identity.world_size if identity else ranks.world_size
+    assert world_size is not None  # ranks that are to be started here have a number
+    if earlier.path is not None and (identity is None or (identity.speaks and identity.source != "local")):
+        print(earlier.words(given, world_size), flush=True)
     if options.dry_run:
-        return print_forecast(options, config, identity)
+        if identity is None or identity.speaks:
+            print_forecast(config, world_size, options.costs_from)
+        return 0
     if identity is not None:
         return run_rank(config, identity)
-    config.check(options.world_size)
+    config.check(world_size)
     words = list(options.words)
     if not max_restarts:
         # Other code may read a rank's place when it is imported, as only a fresh interpreter does.
-        be_rank = _rank_in_a_fork(config, options) if is_our_own(config.sync) and may_fork() else None
-        return start_local_workers(options.world_size, options.master_port, words, be_rank=be_rank)
+        be_rank = _rank_in_a_fork(config, ranks) if is_our_own(config.sync) and may_fork() else None
+        return start_local_workers(world_size, ranks.master_port, words, be_rank=be_rank)
     folder = named_folder(config)
     if folder is None:  # each start would make a new one
-        folder = folder_name(config, options.world_size, f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
+        folder = folder_name(config, world_size, f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
         words += ["--output_dir", str(folder)]
     before = whole_in(folder / FOLDER)
     return start_local_workers(
-        options.world_size, options.master_port, words, max_restarts, lambda: _words_again(config, folder, before)
+        world_size, ranks.master_port, words, max_restarts, lambda: _words_again(config, folder, before)
     )
 
 
-def _rank_in_a_fork(config: RunConfig, options: argparse.Namespace) -> Callable[[], int]:
+def _rank_in_a_fork(config: RunConfig, ranks: RankFlags) -> Callable[[], int]:
     """What a fork of this process calls to be a rank as its environment says; what all ranks find is found here."""
     torch.set_num_threads(1)  # what is computed here must leave no threads behind
     found = find(config)
 
-    def be_rank(_: argparse.Namespace) -> int:
-        identity = identity_from(options)
+    def be_rank() -> int:
+        identity = identity_from(ranks)
         assert identity is not None  # the environment says it
         return run_rank(config, identity, found)
 
     @ends_with_its_reader
     def program() -> int:
-        return guarded(be_rank, options)
+        return guarded(be_rank)
 
     return lambda: ended(program)
 
