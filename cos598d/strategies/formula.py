@@ -14,7 +14,6 @@ from cos598d.comm.ledger import dtype_name, size_in_bytes
 from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import in_code
 from cos598d.sync.cost import Buffers, CollectiveCall, Step, Tensor
-from cos598d.sync.local_sgd import LocalSGD
 from cos598d.sync.options import DEFAULTS, SyncOptions
 
 MemoryBytes = Mapping[str, int]  # by category
@@ -175,13 +174,11 @@ def sent_by_replicas(job: TrainingSpec, sync: GradientSync, precision: str = "fp
 
 def _sent_by_averages(job: TrainingSpec, sync: GradientSync, step: Step, precision: str) -> TrafficEstimate:
     """Of a sync that averages weights: in the mean of the steps in which all of them are averaged once."""
-    whole, sent, steps = all_reduce_bytes(job.weights, job.ranks), None, step.options.sync_every
-    if isinstance(sync, LocalSGD):
-        steps = sync.round_steps(step.options)
-        sent = sum(each for travel in sync.averages(step) for each in sent_in_call(travel, job, step.options))
+    steps = sync.round_steps(step.options)
+    sent = sum(each for travel in sync.averages(step) for each in sent_in_call(travel, job, step.options))
     overflows = all_reduce_bytes(4, job.ranks) if precision == "fp16" else 0
-    rest = whole if steps > 1 else 0
-    return TrafficEstimate(round((whole if sent is None else sent) / steps), overflows, rest + settled(job), calls=1)
+    rest = all_reduce_bytes(job.weights, job.ranks) if steps > 1 else 0
+    return TrafficEstimate(round(sent / steps), overflows, rest + settled(job), calls=1)
 
 
 def _calls_whatever_is_touched(sync: GradientSync, step: Step) -> list[CollectiveCall] | None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from cos598d.records.conventions import BUFFERS
-from cos598d.sync.cost import NOTHING, Buffers, CollectiveCall, Cost, Sizes, Step, Tensor, cost_of
+from cos598d.sync.cost import ALL_REDUCE, NOTHING, Buffers, CollectiveCall, Cost, Sizes, Step, Tensor, cost_of
 from cos598d.sync.options import DEFAULTS, SyncOptions
 
 if TYPE_CHECKING:
@@ -93,6 +93,16 @@ class SyncFacts:
             return None
         cost = cost_of(calls, ranks, rank) if ranks > 1 else NOTHING
         return replace(cost, calls=None) if cls.chooses_calls else cost
+
+    @classmethod
+    def averages(cls, step: Step) -> list[CollectiveCall]:
+        """Of a sync that averages weights: the calls that average all of them once, as `calls` states a gradient's."""
+        return [CollectiveCall(ALL_REDUCE, step.tensors)]
+
+    @classmethod
+    def round_steps(cls, options: SyncOptions) -> int:
+        """Of a sync that averages weights: the steps in which all of them are averaged once."""
+        return options.sync_every
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:

@@ -8,7 +8,6 @@ from torch import nn
 from cos598d.records.kinds import COUNT, FLAG, Fields, expect
 from cos598d.sync.base import GradientSync
 from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
-from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.fragments import by_dtype
 
 OWN = Fields({"steps": COUNT, "replicas_equal": FLAG})
@@ -77,13 +76,7 @@ class LocalSGD(GradientSync):
         )
 
     @classmethod
-    def round_steps(cls, options: SyncOptions) -> int:
-        """The steps in which all weights are averaged once."""
-        return options.sync_every
-
-    @classmethod
     def averages(cls, step: Step) -> list[CollectiveCall]:
-        """The calls that average all weights once, as `calls` states a gradient's."""
         return [CollectiveCall(ALL_REDUCE, tensors) for tensors in by_dtype(step.tensors)]
 
     def _average_weights(self) -> None:
