@@ -8,9 +8,11 @@ import pytest
 from cos598d.commands.flags import Parser, add_flags, given_flags
 from cos598d.commands.flags import to_words as flag_words
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
-from cos598d.config import RunConfig, config_from, folder_name
+from cos598d.config import SYNC_FIELDS, RunConfig, config_from, folder_name
 from cos598d.errors import UsageError
-from cos598d.fields import Flag, check_flags, flag, flags_of
+from cos598d.fields import Flag, check_flags, defaults_of, flag, flags_of
+from cos598d.strategies import class_of, known_names
+from cos598d.sync.options import SyncOptions
 from cos598d.tools.audit.options import AuditFlags
 
 
@@ -198,3 +200,8 @@ def test_a_flag_without_a_group_stands_among_the_command_s_own():
     parser = Parser()
     add_flags(parser, AuditFlags)
     assert not [line for line in parser.format_help().splitlines() if line.strip() == ":"]
+
+
+def test_each_option_of_a_sync_has_an_effect_and_each_that_a_strategy_names_is_one():
+    used = {option for name in known_names() for option in class_of(name).uses}
+    assert set(SYNC_FIELDS) <= used <= set(defaults_of(SyncOptions))
