@@ -197,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=10.0,
         metavar="SECONDS",
-        help="give up when a host has not answered, or sends less than 1 kB a second, for this long (default: %(default)g)",
+        help="give up when a host does not answer, or sends less than 1 kB a second, for so long (default: %(default)g)",
     )
     return parser
 
