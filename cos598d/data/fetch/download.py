@@ -197,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=10.0,
         metavar="SECONDS",
-        help="give up when a host does not answer, or sends less than 1 kB a second, for so long (default: %(default)g)",
+        help="give up when a host is silent, or sends less than 1 kB a second, for so long (default: %(default)g)",
     )
     return parser
 
