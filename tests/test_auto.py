@@ -255,10 +255,12 @@ def test_one_rank_alone_has_nothing_to_average(run_here):
 
 @pytest.mark.parametrize("flags", [{"compress": "bf16"}, {"bucket_mb": 5.0}, {"sync_every": 2}])
 def test_a_sync_s_flag_is_refused(flags):
-    with pytest.raises(UsageError, match=f"--{next(iter(flags))} with --sync auto, which takes each as it comes"):
+    with pytest.raises(
+        UsageError, match=f"--{next(iter(flags))} cannot be combined with --sync auto, which uses the defaults"
+    ):
         RunConfig(sync="auto", **flags).check(2)
 
 
 def test_what_starts_no_ranks_cannot_choose():
-    with pytest.raises(UsageError, match="--dry_run starts no ranks by which --sync auto could choose"):
+    with pytest.raises(UsageError, match="--dry_run starts no ranks, so --sync auto cannot measure"):
         forecast(config_from({"task_name": "digits", "sync": "auto"}), 2)

@@ -132,12 +132,12 @@ def test_what_is_unfinished_damaged_or_not_there_is_refused_in_a_sentence(said, 
     )
     code, words = said("--assert_equal", whole, other)
     assert code == 1
-    assert "does not have the losses of summary.json beside it" in words
+    assert "does not have the losses of summary.json" in words
     cut = write_run(tmp_path / "cut")
     (cut / "iterations.rank1.jsonl").write_text('{"iteration": 1, "lo')
     code, words = said("--assert_equal", cut, whole)
     assert code == 1
-    assert "is not a whole JSON row: it is damaged" in words
+    assert "is damaged: not a complete JSON row" in words
     code, words = said("--assert_equal", whole, tmp_path / "nowhere")
     assert code == 1
     assert "does not exist" in words
@@ -148,8 +148,8 @@ def test_what_is_unfinished_damaged_or_not_there_is_refused_in_a_sentence(said, 
     [
         (["a", "--assert_equal"], "--assert_equal compares two runs, and 1 were given"),
         (["a", "b", "--assert_equal", "--markdown"], "--markdown is for the table"),
-        (["a", "b", "--assert_equal", "--within", "nan"], "--within nan: give a number of at least 0."),
-        (["a", "b", "--assert_equal", "--within", "-1"], "--within -1: give a number of at least 0."),
+        (["a", "b", "--assert_equal", "--within", "nan"], "--within nan is not valid. Give a number of at least 0."),
+        (["a", "b", "--assert_equal", "--within", "-1"], "--within -1 is not valid. Give a number of at least 0."),
         (["a", "b", "--assert_equal", "--of", "losses,bits"], "there is no part 'bits'"),
         (["a", "b", "--within", "1"], "--within is for --assert_equal"),
     ],

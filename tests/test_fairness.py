@@ -109,7 +109,9 @@ def test_runs_on_different_machines_are_said_to_be(tmp_path):
     ("name", "value"), [("precision", "bf16"), ("seed", 1), ("dropout", 0.1), ("sync", "ddp"), ("world_size", 4)]
 )
 def test_files_that_say_different_things_of_one_run_are_not_believed(tmp_path, name, value):
-    with pytest.raises(UserError, match=f"has {name} .* in one file and .* in its config.json: these files are not of"):
+    with pytest.raises(
+        UserError, match=f"has {name} .* in one file and .* in its config.json, so these files are not of"
+    ):
         load_run(run_like(tmp_path / "run", config={name: value}))
 
 

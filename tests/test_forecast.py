@@ -173,9 +173,9 @@ def test_a_lesson_s_script_forecasts_itself(timed, run_here, tmp_path):
     ("words", "sentence"),
     [
         (["--from", "bench"], "--from is for --dry_run"),
-        (["--dry_run", "--do_eval"], "--dry_run tells what a training will come to: add --do_train."),
+        (["--dry_run", "--do_eval"], "--dry_run predicts a training. Add --do_train."),
         (["--dry_run", "--from", "nowhere"], "nowhere"),
-        (["--dry_run", "--learning_rate", "-1"], "--learning_rate -1: give a number of at least 0."),
+        (["--dry_run", "--learning_rate", "-1"], "--learning_rate -1 is not valid. Give a number of at least 0."),
     ],
 )
 def test_bad_words_are_a_sentence(words, sentence, timed, capsys, monkeypatch, tmp_path):

@@ -113,7 +113,7 @@ def test_the_demo_runs_its_lessons_again_in_another_order(tmp_path, monkeypatch,
 
 def test_the_demo_refuses_no_repeats_in_a_sentence(tmp_path, capsys):
     assert cli.main(["demo", "--repeats", "0", "--runs_dir", str(tmp_path / "runs")]) == 2
-    assert capsys.readouterr().err == "error: --repeats 0: give a number of at least 1.\n"
+    assert capsys.readouterr().err == "error: --repeats 0 is not valid. Give a number of at least 1.\n"
     assert not (tmp_path / "runs").exists()
 
 

@@ -156,7 +156,7 @@ def test_a_damaged_bench_is_named_in_one_sentence(damage, rates, tmp_path):
     with pytest.raises(UserError) as error:
         report(tmp_path / "page.html", rates[0])
     assert "bench.json" in str(error.value)
-    assert str(error.value).count(". ") == 0
+    assert str(error.value).count(". ") == 1, "what is wrong, and what to do"
     assert not (tmp_path / "page.html").exists()
 
 

@@ -362,10 +362,10 @@ def test_a_sweep_s_folder_makes_its_page_in_every_form_and_stands_alone(tmp_path
         text = report(tmp_path / f"page.{form}", folder).read_text()
         assert "All combinations" in text
         assert "2 runs, of which 1 finished and 1 not finished" in text
-    with pytest.raises(UserError, match="give this folder only"):
+    with pytest.raises(UserError, match="Give only this folder"):
         report(tmp_path / "both.html", folder, tmp_path / "other")
     write(axes={f"axis{number}": ["1", "2"] for number in range(40)})
-    with pytest.raises(UserError, match=r"sweep\.json asks for more than 100,000 runs: it is damaged"):
+    with pytest.raises(UserError, match=r"sweep\.json asks for more than 100,000 runs, so it is damaged"):
         report(tmp_path / "forged.html", folder)
     write(flags={"nonsense": [1]}, axes={"nonsense": ["1"]})
     with pytest.raises(UserError, match=r"sweep\.json"):

@@ -68,7 +68,9 @@ def test_a_grid_becomes_records_a_table_and_a_page_and_a_second_call_only_shows_
     assert second.text[second.text.index("\n\n") :] == table
     other = sweep([*grid[:1], "batch=4,8"], SMALL)
     assert other.wait() == 2
-    assert "is a sweep with the axis batch 4, and 4,8 is asked for now: give the same words again" in other.text
+    assert (
+        "is a sweep with the axis batch 4, and this command asks for 4,8. Give the same arguments again" in other.text
+    )
 
 
 def test_a_run_that_fails_is_noted_and_the_rest_go_on(sweep, tmp_path):
@@ -144,7 +146,7 @@ def test_two_calls_do_not_work_in_one_folder(sweep, tmp_path):
     first.wait_for(r"\[1/1\]")
     second = sweep(["batch=4"], [*SMALL[:-1], "300"])
     assert second.wait() == 1
-    assert "is in use by another run: choose another folder" in second.text
+    assert "is in use by another run. Choose another folder" in second.text
     first.process.terminate()
     assert first.wait() == 143
 

@@ -84,7 +84,7 @@ def test_every_setting_is_run_and_tabulated_and_the_records_give_the_same_table_
         (("--batch_sizes", "0"), "--batch_sizes 0"),
         (("--precision", "fp8"), "--precision fp8"),
         (("--local_rank", "1"), "needs --world_size"),
-        (("--world_size", "3"), "give --hosts"),
+        (("--world_size", "3"), "Give --hosts instead"),
     ],
 )
 def test_a_word_that_cannot_work_is_refused_before_anything_runs(words, sentence, tmp_path, monkeypatch, capsys):

@@ -60,14 +60,14 @@ def run(options: argparse.Namespace) -> int:
         identity = None  # neither a launcher nor the user said how many ranks
     if options.memory and (identity is not None or plan.sweep):
         raise UsageError(
-            "--memory starts processes for each candidate by itself: "
-            "leave --sweep and other launchers out, and give --world_size 2 or more."
+            "--memory starts processes for each candidate by itself. "
+            "Leave --sweep and other launchers out, and give --world_size 2 or more."
         )
     if identity is None or identity.rank == 0:  # the others write nothing
         check_output_file("--json", options.json)
     folder = options.output or (None if options.json else Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}")
     if folder and (folder / FILE_NAME).exists():
-        raise UsageError(f"--output {folder} holds a {FILE_NAME} already: choose another folder.")
+        raise UsageError(f"--output {folder} already has a {FILE_NAME}. Choose another folder.")
     deliver = partial(_deliver, folder=folder, json_file=options.json)
     if identity is not None:
         from cos598d.tools.bench.rank import run_bench_rank
@@ -136,7 +136,8 @@ def _deliver(record: dict[str, Any], folder: Path | None, json_file: str | None)
         # What was measured is not lost with it.
         print(json.dumps(record, indent=2) if json_file == "-" else bench_table(record))
         raise UserError(
-            f"the record cannot be written to {error.filename} ({error.strerror}): it was printed instead; make room "
+            f"the results cannot be written to {error.filename} ({error.strerror}), so they were printed instead. "
+            "Make room "
             "there before you measure again."
         ) from None
     if json_file == "-":

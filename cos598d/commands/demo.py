@@ -105,7 +105,7 @@ def _run_all(runs_dir: Path, world_size: int, words: Sequence[str], repeats: int
             check=False,
         )
         if done.returncode:
-            raise UserError(f"{label} failed with exit code {done.returncode}; see its error above.")
+            raise UserError(f"{label} failed with exit code {done.returncode}. See its error above.")
     print()
 
 

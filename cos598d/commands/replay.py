@@ -61,12 +61,12 @@ def values_of(options: argparse.Namespace) -> dict[str, Any]:
     for name, value in options.lesson.items():
         if found[name] != value:
             raise UsageError(
-                f"--config {options.config} is of a run with --{name} {found[name]}, and this script's is {value}: "
-                f"repeat it by cos598d train --config."
+                f"--config {options.config} is of a run with --{name} {found[name]}, and this script's is {value}. "
+                f"Repeat it by cos598d train --config."
             )
     if "sync" not in given and is_own(found["sync"]):
         raise UsageError(
-            f"--config {options.config} is of a run with a sync from a file, {found['sync']}, which is code: add "
+            f"--config {options.config} is of a run whose sync is code in a file, {found['sync']}. Add "
             f"--sync {found['sync']} to run it, or another --sync."
         )
     left_out = {*PLACES, WORLD_SIZE, *(EXCLUSIVE[name] for name in given if name in EXCLUSIVE)}
@@ -92,7 +92,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         values = parse_json(read_plain(path, MOST_BYTES).decode("utf-8"))
     except OSError as error:
-        raise UsageError(f"--config {path} cannot be read: {error.strerror}.") from None
+        raise UsageError(
+            f"--config {path} cannot be read ({error.strerror}). Give the config.json of a run's folder."
+        ) from None
     except (ValueError, RecursionError) as error:
         reason = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else printable(error, 100).rstrip(".")
         raise _no_config(path, f"is no JSON ({reason})") from None
@@ -110,7 +112,8 @@ def read_config(path: Path) -> dict[str, Any]:
         values[name] = _of_kind(path, name, values[name], kind)
     if not RANKS.fits(values[WORLD_SIZE]):
         raise UsageError(
-            f"--config {path} has {WORLD_SIZE} {printable(values[WORLD_SIZE], 60)}: {RANKS.wanted} is expected."
+            f"--config {path} has {WORLD_SIZE} {printable(values[WORLD_SIZE], 60)}, where {RANKS.wanted} is "
+            "expected. Give a run's own file."
         )
     return values
 
@@ -125,15 +128,15 @@ def _of_kind(path: Path, name: str, value: Any, kind: Any) -> Any:
     if is_small and type(value) in ((int, float) if wanted is float else (wanted,)):
         return wanted(value)
     shown = "null" if value is None else printable(value, 60)
-    raise UsageError(f"--config {path} has {name} {shown}, where {WORDS[wanted]} is expected: give a run's own file.")
+    raise UsageError(f"--config {path} has {name} {shown}, where {WORDS[wanted]} is expected. Give a run's own file.")
 
 
 def _no_config(path: Path, what: str) -> UsageError:
-    return UsageError(f"--config {path} {what}: give the config.json of a run's folder.")
+    return UsageError(f"--config {path} {what}. Give the config.json of a run's folder.")
 
 
 def _other_version(path: Path, what: str) -> UsageError:
     return UsageError(
-        f"--config {path} {what}: it is of another version of this program, so repeat the run with that one, or name "
+        f"--config {path} {what}: it is of another version of this program. Repeat the run with that one, or name "
         "its flags."
     )

@@ -111,14 +111,14 @@ def _plans(words: str, epochs: Sequence[float], values: Mapping[str, Any], world
     """
     names = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     if not names:
-        raise UsageError(f"--strategies {words!r} names none: give one or more, separated by commas.")
+        raise UsageError(f"--strategies {words!r} has no name. Give one or more, separated by commas.")
     found: dict[str, PlannedRun] = {}
     for name in names:
         sync, options = ("none", {}) if name == BASELINE else read_candidate(name)
         class_of(sync)  # which there must be
         label = re.sub(r"[^\w.+=@-]", "-", name).lstrip("-.")
         if label in found:
-            raise UsageError(f"--strategies {name} would have the same folder as another one, {label}: leave one out.")
+            raise UsageError(f"--strategies {name} would use the same folder as {label}. Leave one of them out.")
         ranks = 1 if label in ONE_PROCESS else world_size
         own: dict[str, Any] = {"sync": sync, **options}
         found[label] = PlannedRun(label, ranks, 0, own, _refusal(sync, {**values, **own}, ranks))
@@ -148,7 +148,7 @@ def _number(word: str) -> float:
     except ValueError:
         epochs = 0.0
     if not 0 < epochs < 1e6:
-        raise UsageError(f"--epochs {word}: give numbers above 0, separated by commas.")
+        raise UsageError(f"--epochs {word} is not valid. Give numbers above 0, separated by commas.")
     return epochs
 
 

@@ -157,14 +157,14 @@ class _Asked:
             self.title = f"{options.experiment} with {model}: {EXPERIMENTS[options.experiment].words}"
         elif options.model or options.published:
             word = "--published" if options.published else f"--model {options.model}"
-            raise UsageError(f"{word} is for {', '.join(EXPERIMENTS)}: name one, or leave it out.")
+            raise UsageError(f"{word} is for {', '.join(EXPERIMENTS)}. Name one, or leave it out.")
         elif not self.grid:
             raise UsageError(
-                f"there is nothing to vary: give axes, as --grid batch=1,4 --grid setup=1x1,1x4, or one of "
+                f"there is nothing to vary. Give axes, as --grid batch=1,4 --grid setup=1x1,1x4, or one of "
                 f"{', '.join(EXPERIMENTS)}."
             )
         if options.rate is not None and RATE in self.grid:
-            raise UsageError(f"--rate {options.rate} and --grid {RATE} exclude each other: give one.")
+            raise UsageError(f"--rate {options.rate} and --grid {RATE} exclude each other. Give one.")
         self.flags, self.rate = flags, options.rate or DEFAULT_RATE
         parse_rate(self.rate)
 
@@ -215,27 +215,25 @@ def _shared_flags(words: Sequence[str]) -> dict[str, Any]:
         if words[: len(before)] == before:
             words = words[len(before) :]
     if words and not words[0].startswith("-"):
-        raise UsageError(f"a sweep runs only train, not {printable(words[0], 60)}: write -- train FLAGS.")
+        raise UsageError(f"a sweep runs only train, not {printable(words[0], 60)}. Write -- train FLAGS.")
     parser = Parser(prog="sweep -- train")
     train.add_options(parser)
     given = parser.parse_args(words)
     for name in (*flags_of(RankFlags), *flags_of(StarterFlags)):
         if getattr(given, name) is not None:
-            why = INSTEAD.get(name, "the sweep starts the ranks itself, so leave it out")
+            why = INSTEAD.get(name, "the sweep starts the ranks itself. Leave it out")
             raise UsageError(f"--{name} {getattr(given, name)}: {why}.")
     if given.config is not None:
-        raise UsageError(f"--config {given.config}: a sweep's runs share flags, so give those instead.")
+        raise UsageError(f"--config {given.config}: a sweep's runs share flags. Give those instead.")
     if given.dry_run:
-        raise UsageError("--dry_run stands before the --: it is the sweep's own.")
+        raise UsageError("--dry_run is the sweep's own flag. Write it before the --.")
     check_dry_run(given)
     values = run_values(given)
     if values.get("do_eval") and not values.get("do_train"):
-        raise UsageError(
-            "--do_eval alone trains nothing, and a sweep is of trainings: add --do_train, or leave it out."
-        )
+        raise UsageError("--do_eval without --do_train trains nothing. Add --do_train, or leave --do_eval out.")
     for name in values:
         if INSTEAD.get(name) == BY_ITSELF:
-            raise UsageError(f"--{name} behind --: {BY_ITSELF}, so leave it out.")
+            raise UsageError(f"--{name} after --: {BY_ITSELF}.")
     return values
 
 
@@ -244,10 +242,11 @@ def _folder(options: argparse.Namespace) -> Path:
         what = f"{options.experiment}-{options.model or MODEL}" if options.experiment else "sweep"
         return options.runs_dir or Path("runs") / f"{what}-{datetime.now():%Y%m%d-%H%M%S}"
     if options.runs_dir is not None:
-        raise UsageError(f"--name {options.name} and --runs_dir {options.runs_dir} exclude each other: give one.")
+        raise UsageError(f"--name {options.name} and --runs_dir {options.runs_dir} exclude each other. Give one.")
     if not NAME.fullmatch(options.name):
         raise UsageError(
-            f"--name {printable(options.name, 100)}: give up to 100 letters, digits and . _ - + = @, not beginning "
+            f"--name {printable(options.name, 100)} is not valid. Give up to 100 letters, digits and . _ - + = @, "
+            "not beginning "
             "with a dot or dash."
         )
     return Path("runs") / options.name

@@ -90,7 +90,7 @@ def _train_all(options: argparse.Namespace) -> list[Path]:
             words = to_words(values | own | {"label": folder.name, "save_model": False})
             exit_code = start([sys.executable, "-m", "cos598d", "train", *words])
             if exit_code:
-                raise UserError(f"{folder.name} ended with exit code {exit_code}; see its error above.")
+                raise UserError(f"{folder.name} ended with exit code {exit_code}. See its error above.")
             folders.append(folder)
     print()
     return folders
@@ -99,10 +99,10 @@ def _train_all(options: argparse.Namespace) -> list[Path]:
 def _ranks(options: argparse.Namespace) -> int:
     """How many ranks a run will have. Raises UsageError where the flags do not say it."""
     if options.local_rank is not None and options.world_size is None:
-        raise UsageError(f"--local_rank {options.local_rank} needs --world_size: how many ranks are there in all?")
+        raise UsageError(f"--local_rank {options.local_rank} needs --world_size. Give the number of ranks.")
     is_emulated = options.local_rank is None and not options.loopback
     if is_emulated and options.world_size not in (None, options.hosts):
-        raise UsageError(f"--world_size {options.world_size}: emulated hosts have a rank each, give --hosts.")
+        raise UsageError(f"--world_size {options.world_size}: emulated hosts have one rank each. Give --hosts instead.")
     return options.world_size or options.hosts
 
 
@@ -136,4 +136,4 @@ def _number(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise UsageError(f"--batch_sizes: {word!r} is not a number: give some like {BATCH_SIZES}.") from None
+        raise UsageError(f"--batch_sizes: {word!r} is not a number. Give some like {BATCH_SIZES}.") from None

@@ -51,7 +51,9 @@ def run(options: argparse.Namespace) -> int:
     take_world_size(options)
     identity = identity_from(options)
     if options.single_process and (identity is None or identity.world_size > 1):
-        raise UsageError(f"{config.label} is a single process: leave --world_size out, or run task2a, task2b or task3.")
+        raise UsageError(
+            f"{config.label} uses a single process. Leave --world_size out, or run task2a, task2b or task3."
+        )
     max_restarts = restarts_from(options, identity)
     check_dry_run(options)
     if options.config is not None and (identity is None or (identity.speaks and identity.source != "local")):

@@ -87,7 +87,7 @@ def fit(records: Sequence[BenchSeconds]) -> Fitted:
                 calls = arrange(plan_calls(rung, record, record.ranks, record.batch), record.compute, record.crowd)
                 seen.append(Observation(record, rung, calls))
     if not seen:
-        raise UserError("no record has a sync that sends something and can be modelled: bench more than one rank.")
+        raise UserError("no bench has a sync that sends something and can be modelled. Measure with 2 ranks or more.")
     rates = {record.link.rate for record in records}
     coded = list(dict.fromkeys(one.rung.label for one in seen if one.rung.options.get("compress")))
     space = _Space(coded, fits_efficiency=len(rates) > 1)

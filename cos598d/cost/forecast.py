@@ -88,9 +88,9 @@ def forecast(
     """
     config.check(world_size)
     if not config.do_train:
-        raise UsageError("--dry_run tells what a training will come to: add --do_train.")
+        raise UsageError("--dry_run predicts a training. Add --do_train.")
     if config.sync == AUTO_SYNC:
-        raise UsageError(f"--dry_run starts no ranks by which --sync {AUTO_SYNC} could choose: name a sync.")
+        raise UsageError(f"--dry_run starts no ranks, so --sync {AUTO_SYNC} cannot measure anything. Name a sync.")
     known = timings or Known()
     work = known.work(config)
     alone = Communicator(None, "gloo", torch.device("cpu"))

@@ -40,7 +40,7 @@ def answer_of(words: Sequence[str], failure: str, question: str = "") -> str:
             answer, errors = child.communicate(question, MOST_SECONDS)
             if child.returncode == 0:
                 return answer
-            said = (errors.strip() or "nothing was said").splitlines()[-1]
+            said = (errors.strip() or "it printed nothing").splitlines()[-1]
         except subprocess.TimeoutExpired:
             said = f"it did not end within {MOST_SECONDS} s"
         finally:

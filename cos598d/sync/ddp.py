@@ -94,23 +94,23 @@ class DDP(GradientSync):
         if options.compress is None:
             return
         if options.ddp_hook is not None:
-            raise UsageError(f"--compress and --ddp_hook {options.ddp_hook} exclude each other: give one.")
+            raise UsageError(f"--compress and --ddp_hook {options.ddp_hook} exclude each other. Give one.")
         if options.compress not in HOOKS:
             raise UsageError(
-                f"--compress {options.compress} with --sync ddp: torch's own hooks are {' and '.join(HOOKS)}; "
-                "choose one, or --sync bucketed, which takes every codec."
+                f"--compress {options.compress} with --sync ddp: torch's own hooks are {' and '.join(HOOKS)}. "
+                "Choose one, or --sync bucketed, which takes every codec."
             )
         if options.compress == "bf16" and backend != "nccl":
             raise UsageError(
-                f"--compress bf16 with --sync ddp: torch's hook is for nccl, and the backend is {backend}; "
-                "choose fp16, or --sync bucketed."
+                f"--compress bf16 with --sync ddp: torch's hook is for nccl, and the backend is {backend}. "
+                "Choose fp16, or --sync bucketed."
             )
 
     @classmethod
     def check_config(cls, config: Any, world_size: int) -> None:
         """Raise UsageError for a run's flags that only together mean something."""
         if config.sync_every != DEFAULTS.sync_every and config.ddp_hook != "post_localsgd":
-            raise UsageError("--sync_every with --sync ddp needs --ddp_hook post_localsgd: add it, or leave it out.")
+            raise UsageError("--sync_every with --sync ddp needs --ddp_hook post_localsgd. Add it, or leave it out.")
 
     def attach(self, model: nn.Module) -> nn.Module:
         super().attach(model)

@@ -265,14 +265,14 @@ def check_parameters(model: nn.Module, sync: str) -> None:
     dtypes = {dtype_name(p.dtype) for p in model.parameters()}
     if len(dtypes) > 1:
         raise UserError(
-            f"--sync {sync} needs parameters of one dtype, and this model has {' and '.join(sorted(dtypes))}: "
-            "choose another --sync."
+            f"--sync {sync} needs parameters of one dtype, and this model has {' and '.join(sorted(dtypes))}. "
+            "Choose another --sync."
         )
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
             raise UserError(
-                f"--sync {sync} cuts parameters along their first dimension, and {name} has none: "
-                "choose another --sync."
+                f"--sync {sync} cuts parameters along their first dimension, and {name} has none. "
+                "Choose another --sync."
             )
 
 

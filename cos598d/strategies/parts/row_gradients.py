@@ -230,8 +230,8 @@ class EmbeddingRows:
             self._comm.all_reduce(self._terms[0][1], self._name)
             if self._comm.rank == 0:
                 warnings.warn(
-                    f"{self._name} is used otherwise than by its embedding's forward, so that any row may have a "
-                    "gradient: all of them travel.",
+                    f"{self._name} is also used outside its embedding's forward, so any row may have a gradient. All "
+                    "rows are sent.",
                     stacklevel=2,
                 )
         if self._is_old:

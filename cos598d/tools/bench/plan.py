@@ -73,13 +73,15 @@ class BenchPlan:
         """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
         check_flags(self)
         if self.sweep and (self.sync or self.alone):
-            raise UsageError(f"--sweep {self.sweep} chooses its candidates itself: leave --sync and --alone out.")
+            raise UsageError(f"--sweep {self.sweep} chooses what it measures. Leave --sync and --alone out.")
         if self.sweep and world_size < 2:
-            raise UsageError(f"--sweep {self.sweep} measures what travels: give --world_size 2 or more.")
+            raise UsageError(f"--sweep {self.sweep} measures communication. Give --world_size 2 or more.")
         if self.trace and self.sweep:
-            raise UsageError(f"--trace is of candidates: leave --sweep {self.sweep} out, or --trace.")
+            raise UsageError(f"--trace is for syncs. Leave --sweep {self.sweep} out, or --trace.")
         if not self.largest_mb >= 2**-10:
-            raise UsageError(f"--largest_mb {self.largest_mb:g}: give at least {2**-10:g} MiB, the smallest message.")
+            raise UsageError(
+                f"--largest_mb {self.largest_mb:g} is not valid. Give at least {2**-10:g} MiB, the smallest message."
+            )
         RunConfig(backend=self.backend, no_cuda=self.no_cuda, threads=self.threads).check(world_size)
         self.candidates()
 
@@ -91,8 +93,8 @@ class BenchPlan:
         for candidate in found:
             if candidate.name in STRATEGIES and not self.step:
                 raise UsageError(
-                    f"--sync {candidate.label} makes the optimizer's step by itself: add --step, so that every "
-                    "candidate's step is measured."
+                    f"--sync {candidate.label} takes the optimizer's step itself. Add --step, so that every sync's "
+                    "step is measured."
                 )
         return found if self.alone else references(found, self.step)
 

@@ -87,7 +87,7 @@ def load_bench(path: Path, name: str) -> Bench:
             other_averages(found) is not None,
         )
     except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError) as error:
-        raise UserError(f"{file} is damaged ({type(error).__name__} {error}): measure again.") from None
+        raise UserError(f"{file} is damaged ({type(error).__name__} {error}). Measure again.") from None
 
 
 def _candidate(candidate: dict[str, Any], found: dict[str, Any]) -> CandidateSeconds:

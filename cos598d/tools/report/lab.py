@@ -88,7 +88,7 @@ def lab_page(folder: Path) -> str:
 def find_runs(folder: Path) -> list[tuple[Path, Summary]]:
     """The folders of the four tasks' runs in `folder`, with their summaries, in the tasks' order. Raises UserError."""
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder: give the one that the four tasks' runs are in.")
+        raise UserError(f"{folder} is not a folder. Give the one with the four tasks' runs.")
     patterns = ["/".join(["*"] * depth + [SUMMARY_FILE]) for depth in range(1, DEEPEST + 1)]
     places = sorted(place for pattern in patterns for place in folder.glob(pattern))
     found = [(place.parent, load_run(place.parent)) for place in places]
@@ -98,7 +98,7 @@ def find_runs(folder: Path) -> list[tuple[Path, Summary]]:
     missing = [task for task in TASKS if task not in {run["label"] for _, run in found}]
     if missing:
         raise UserError(
-            f"{folder} has no whole run of {listed(missing)}: run the task's script with --output_dir "
+            f"{folder} has no finished run of {listed(missing)}. Run the task's script with --output_dir "
             f"{folder / missing[0]}."
         )
     return sorted(found, key=lambda pair: TASKS.index(pair[1]["label"]))

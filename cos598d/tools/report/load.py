@@ -48,7 +48,7 @@ class AnotherRun(UserError):
     """A finished record is whole, and of another run than was asked for; `what` says so without what to do."""
 
     def __init__(self, what: str):
-        super().__init__(f"{what}; {REMEDY}.")
+        super().__init__(f"{what}. {REMEDY}.")
         self.what = what
 
 
@@ -118,7 +118,7 @@ def load_run_as(folder: Path, name: str, unfinished: bool = False) -> Run:
     summary, config, environment = _load(folder, unfinished)
     summary["run"] = name
     if "epochs" not in summary:
-        raise UserError(f"{folder / 'summary.json'} has no epochs: it is not the summary of a run of this version.")
+        raise UserError(f"{folder / 'summary.json'} has no epochs, so another version wrote it. {REMEDY}.")
     grows = "unfinished" in summary
     folder = (live_folder(folder) if grows else None) or folder
 
@@ -129,8 +129,8 @@ def load_run_as(folder: Path, name: str, unfinished: bool = False) -> Run:
     series = Series(folder / ITERATIONS.format(rank=0), calls, grows)
     if series.losses[: summary["iterations"]].tolist() != summary["losses"]:
         raise UserError(
-            f"{folder / ITERATIONS.format(rank=0)} does not have the losses of summary.json beside it: "
-            f"these files are not of one run; give the folder of a run that ended well."
+            f"{folder / ITERATIONS.format(rank=0)} does not have the losses of summary.json, so these files are not "
+            "of one run. Give the folder of a finished run."
         )
     ranks = range(summary["world_size"])
     for rank in ranks[1:]:
@@ -185,8 +185,8 @@ def _check_of_one_run(folder: Path, summary: Summary, config: Mapping[str, Any])
         if name in config and name in summary and config[name] != summary[name]:
             shown = [printable(value, 60) for value in (summary[name], config[name])]
             raise UserError(
-                f"{folder} has {name} {shown[0]} in one file and {shown[1]} in its config.json: "
-                "these files are not of one run; give the folder of a run that ended well."
+                f"{folder} has {name} {shown[0]} in one file and {shown[1]} in its config.json, so these files are "
+                "not of one run. Give the folder of a finished run."
             )
 
 
@@ -238,7 +238,7 @@ def load_entry_run(folder: Path, name: str, asked: Mapping[str, Any]) -> Run:
     if trained < MOST_OF * math.fsum(run.series.seconds):
         raise UserError(
             f"{folder} has epochs of {plain(trained)} s in summary.json and iterations of "
-            f"{plain(math.fsum(run.series.seconds))} s beside it: these files are not of one run; {REMEDY}."
+            f"{plain(math.fsum(run.series.seconds))} s in its rows, so these files are not of one run. {REMEDY}."
         )
     return run
 
@@ -258,7 +258,7 @@ def own_names(folders: Sequence[Path]) -> list[str]:
     folders = [folder.resolve() for folder in folders]
     for place, folder in enumerate(folders):
         if folder in folders[:place]:
-            raise UserError(f"{folder} is given twice: give each record once.")
+            raise UserError(f"{folder} is given twice. Give each folder once.")
     depth = 1
     while len({folder.parts[-depth:] for folder in folders}) < len(folders):
         depth += 1

@@ -21,12 +21,13 @@ def need(*packages: str) -> None:
             importlib.import_module(package)
         except ImportError:
             raise UserError(
-                f"a report needs {package}, which is not installed: pip install -e '.[report]' in the project's folder."
+                f"a report needs {package}, which is not installed. Run `pip install -e '.[report]'` in the "
+                "project's folder."
             ) from None
         except OSError:  # weasyprint loads pango when it is imported
             raise UserError(
-                "a PDF needs the pango library, which is not installed: apt-get install libpango-1.0-0 "
-                "libpangoft2-1.0-0, or write HTML and print it."
+                "a PDF needs the pango library, which is not installed. Run `apt-get install libpango-1.0-0 "
+                "libpangoft2-1.0-0`, or write HTML and print it."
             ) from None
 
 
