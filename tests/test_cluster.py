@@ -437,9 +437,13 @@ def test_when_a_host_is_cut_off_every_rank_ends_within_seconds_and_names_the_sam
     assert cluster("cut", str(lost + 1)).wait() == 0
     assert run.wait() == 1
     for rank in {0, 1, 2} - {lost}:
-        assert f"host{rank + 1}| error: rank {rank}: lost rank {lost}: it was killed, or its host is down" in run.text
+        assert (
+            f"host{rank + 1}| error: rank {rank}: lost connection to rank {lost}: it was killed, or its host is down"
+            in run.text
+        )
     assert (
-        f"host{lost + 1}| error: rank {lost}: lost rank {lost}, this one: its network interface eth0 has no" in run.text
+        f"host{lost + 1}| error: rank {lost}: lost connection to this rank, {lost}: its network interface eth0 has no"
+        in run.text
     )
 
 

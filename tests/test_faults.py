@@ -148,7 +148,7 @@ def test_a_rank_killed_while_others_wait_is_named_when_all_have_come(start, star
     ranks[1].stop()
     last = start("last", [script(TASK2B), *LONG, "--master_port", port, "--world_size", 3, "--local_rank", 2])
     for rank in (ranks[0], last):
-        ends_in_a_sentence(rank, "lost rank 1")
+        ends_in_a_sentence(rank, "lost connection to rank 1")
 
 
 def test_a_rank_interrupted_while_it_waits_can_be_started_again(start, start_ranks):
@@ -236,7 +236,7 @@ def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, p
     ranks[victim].process.send_signal(signal.SIGKILL)
     for rank in ranks:
         if rank is not ranks[victim]:
-            ends_in_a_sentence(rank, f"lost rank {victim}", exit_code=1)
+            ends_in_a_sentence(rank, f"lost connection to rank {victim}", exit_code=1)
     left_its_rows(tmp_path / "out", 5)
     (attempt,) = json.loads((tmp_path / "out" / "live" / "attempts.json").read_text())["attempts"]
     if victim:  # rank 0 writes it down
@@ -263,7 +263,7 @@ def test_a_killed_local_worker_is_named_and_the_starter_fails(start):
     program.wait_for("iteration 5:")
     os.kill(worker_of_rank(program.process.pid, 1), signal.SIGKILL)
     assert program.wait() > 0
-    assert "rank 0: lost rank 1" in program.text
+    assert "rank 0: lost connection to rank 1" in program.text
     assert "Traceback" not in program.text
 
 

@@ -196,7 +196,7 @@ def test_a_page_that_cannot_be_written_is_one_sentence(run, tmp_path):
     [
         ("nothing", "does not exist"),
         ("a file", "is a file"),
-        ("empty", "has neither summary.json nor bench.json: Give the folder of a run that ended well, or of a bench."),
+        ("empty", "has neither summary.json nor bench.json. Give the folder of a finished run, or of a bench."),
     ],
 )
 def test_what_is_no_record_is_told_by_what_it_is(name, words, tmp_path):

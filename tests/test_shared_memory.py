@@ -226,7 +226,7 @@ def test_a_killed_rank_is_named_and_its_memory_had_no_name_to_leave_behind(start
     ranks[0].process.send_signal(signal.SIGKILL)
     for rank in ranks[1:]:
         assert rank.wait() == 1, rank.text
-        assert "lost rank 0" in rank.text.strip().splitlines()[-1], rank.text
+        assert "lost connection to rank 0" in rank.text.strip().splitlines()[-1], rank.text
         assert "Traceback" not in rank.text, rank.text
 
 

@@ -175,7 +175,8 @@ def test_what_cannot_share_weights_is_refused_in_one_sentence_on_every_rank():
     first, second = run_ranks(2, refusals)
     assert first == second
     assert first[0] == (
-        "--sync shared_weights needs all ranks on one host, and rank 1 is on another host than rank 0. Choose --sync zero1."
+        "--sync shared_weights needs all ranks on one host, and rank 1 is on another host than rank 0. "
+        "Choose --sync zero1."
     )
     assert first[1].startswith("0 has a max_norm, so its forward changes weights, and all ranks share them")
     comm = Communicator(None, "gloo", torch.device("cpu"))

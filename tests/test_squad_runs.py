@@ -140,7 +140,7 @@ def test_files_are_found_by_folder_or_flag_and_odd_answers_are_said(folder, run_
         (["--model_type", "xlnet"], "--model_type xlnet cannot do squad: choose bert or distilbert."),
         (["--max_query_length", "93"], "--max_seq_length 96 leaves no room for text next to questions of 93"),
         (["--doc_stride", "0"], "--doc_stride 0 is not valid. Give a number of at least 1."),
-        (["--null_score_diff_threshold", "1"], "--null_score_diff_threshold is for SQuAD 2.0. Add --version_2_with_neg"),
+        (["--null_score_diff_threshold", "1"], "--null_score_diff_threshold is for SQuAD 2.0. Add --version_2"),
         (["--null_score_diff_threshold", "nan"], "--null_score_diff_threshold nan: give a number."),
     ],
 )  # fmt: skip

@@ -165,7 +165,7 @@ def test_a_rank_whose_terminal_is_gone_ends_all_the_same(world, tmp_path):
     os.kill(started[5], signal.SIGKILL)
     codes = ends(started)
     assert os.waitstatus_to_exitcode(codes[3]) == 1
-    assert "lost rank 5" in said(tmp_path, 0)
+    assert "lost connection to rank 5" in said(tmp_path, 0)
 
 
 @pytest.mark.parametrize(("stopped", "late"), [(5, 2), (0, 1)])

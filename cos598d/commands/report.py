@@ -133,8 +133,7 @@ def load_records(paths: Sequence[Path]) -> tuple[list[Run], list[Bench]]:
             benches.append(load_bench(folder, name))
         elif folder.is_dir() and not (folder / "summary.json").exists() and not live_folder(folder):
             raise UserError(
-                f"{folder} has neither summary.json nor {FILE_NAME}. "
-                "Give the folder of a run that ended well, or of a bench."
+                f"{folder} has neither summary.json nor {FILE_NAME}. Give the folder of a finished run, or of a bench."
             )
         else:
             runs.append(load_run_as(folder, name, unfinished=True))
