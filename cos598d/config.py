@@ -243,7 +243,7 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         total = self.total_batch_size(world_size)
         per_rank = f"{total // world_size}" + ("" if total % world_size == 0 else f" or {total // world_size + 1}")
         parts = f" in {self.gradient_accumulation_steps} parts" if self.gradient_accumulation_steps > 1 else ""
-        return f"{total} examples a step{parts}" + (f", {per_rank} on each rank" if world_size > 1 else "")
+        return f"{total} examples per step{parts}" + (f", {per_rank} on each rank" if world_size > 1 else "")
 
     def _check_label(self) -> None:
         """A label is a part of the name of the run's folder, and must not lead out of runs/."""

@@ -68,7 +68,7 @@ def test_what_was_counted_on_a_whole_host_s_loopback_is_in_no_table_of_a_run_s_b
 
 def test_the_page_has_the_word_and_names_no_formula_for_it(tmp_path):
     page = build_page([load_run_as(folder, folder.name) for folder in write_runs(tmp_path)])
-    (blocks,) = (section.blocks for section in page.sections if section.title == "Traffic predicted and counted")
+    (blocks,) = (section.blocks for section in page.sections if section.title == "Traffic, predicted and counted")
     tables = [block for block in blocks if isinstance(block, Table)]
     assert [row[-1] for row in tables[0].rows] == ["bytes from", "ledger", "counters"]
     predicted = {row[0]: row[2:5] for row in tables[1].rows}

@@ -228,7 +228,7 @@ def test_down_leaves_what_no_cluster_made_and_says_so(cluster, name, stranger):
     down = cluster("down")
     assert down.wait() == 0
     assert "removed 2 namespaces" in down.text
-    assert f"left alone, since no cluster of ours made them: {name}-host7" in down.text
+    assert f"warning: not removed, because no cluster of ours made them: {name}-host7" in down.text
     assert network.named_namespaces(name) == [f"{name}-host7"]
     assert program.poll() is None
 

@@ -45,7 +45,7 @@ def test_equal_records_are_equal_whatever_their_seconds(said, tmp_path):
     assert code == 0
     assert words == (
         "a and b are equal to the last bit: 5 losses, mean loss and acc of 2 epochs, "
-        "all iterations, calls and bytes an iteration."
+        "all iterations, calls and bytes per iteration."
     )
 
 
@@ -91,11 +91,11 @@ def test_where_nothing_is_told_by_purpose_means_are_compared_and_no_more_is_said
     code, words = said("--assert_equal", a, b, "--of", "totals")
     assert (code, words) == (
         0,
-        "a and b are equal to the last bit: all iterations, and of calls and bytes what the ledger knows: "
-        "not those of all_reduce.",
+        "a and b are equal to the last bit: all iterations, and calls and bytes in the communication log, which does "
+        "not have those of all_reduce.",
     )
     changed(b, "summary.json", lambda summary: summary.update(calls_per_iteration=77))
-    assert said("--assert_equal", a, b) == (1, "not equal: calls an iteration 2 in a and 77 in b, 75 apart.")
+    assert said("--assert_equal", a, b) == (1, "not equal: calls per iteration 2 in a and 77 in b, 75 apart.")
 
 
 def test_a_further_row_of_an_epoch_is_a_difference(said, tmp_path):

@@ -152,7 +152,7 @@ def test_the_command_starts_nothing_and_makes_no_folder(timed, monkeypatch, tmp_
     said = capsys.readouterr().out
     for word in ("nothing is started", "parameters: 534,410", "iterations: 345, 23 in an epoch", "seconds: "):
         assert word in said
-    assert "a rank sends in an iteration: 3,206,464, 3,206,464, 3,206,456, 3,206,456 bytes, rank by rank" in said
+    assert "sent per rank and iteration: 3,206,464, 3,206,464, 3,206,456, 3,206,456 bytes, rank by rank" in said
     assert "would write runs/train-digits-zero1-n4-WHEN/model: about 2.16 MB" in said
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "full").mkdir()

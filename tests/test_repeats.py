@@ -46,7 +46,7 @@ def test_a_run_alone_has_no_interval_of_what_is_exposed_and_is_told_whose_its_ow
     text = comparison([load_run(folder) for folder in folders[:3]])
     assert "0.500 (33%)" in text
     assert "(33%), 95 %" not in text
-    assert "95 %: of that mean, from the spread of one run's iterations; another run may lie outside it." in text
+    assert "95 %: of that mean, from the spread of one run's iterations. A repeat may be outside it." in text
     assert "without the first 2;" in text
 
 
@@ -124,7 +124,7 @@ def test_a_report_has_each_run_and_the_repeats_together(folders):
     from cos598d.tools.report.page import build_page
 
     page = build_page(*load_records(folders))
-    tables = next(section for section in page.sections if section.title == "Seconds an iteration").blocks
+    tables = next(section for section in page.sections if section.title == "Seconds per iteration").blocks
     each, together = (tables[place].rows for place in (0, 1))
     assert [row[0] for row in together[1:]] == ["task2b, 3 runs", "task3, 3 runs", "floor, 3 runs"]
     assert len(each) == 1 + len(folders)

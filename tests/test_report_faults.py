@@ -46,7 +46,7 @@ def test_a_gpu_s_gauges_stand_beside_the_host_s(tmp_path):
 
 def test_records_without_beginnings_have_no_timeline_and_say_so(tmp_path):
     page = build_page(*load_records([write_run(tmp_path / "old", old=True)]))
-    (line,) = next(section for section in page.sections if section.title == "One iteration in time").blocks
+    (line,) = next(section for section in page.sections if section.title == "Timeline of one iteration").blocks
     assert "records of old do not say when" in line
 
 

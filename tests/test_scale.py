@@ -253,7 +253,7 @@ def test_the_command_prints_tables_with_what_was_measured_in_brackets(made, caps
     rows = [line for line in text.splitlines() if line.startswith("flat ")]
     # Seconds, speed-up and efficiency.
     assert [row.count("[") for row in rows] == [1, 1, 1]
-    assert "examples a second of n hosts over those of one alone" in text
+    assert "examples per second of n hosts over those of one" in text
     assert "In [brackets] what was measured" in text
 
 

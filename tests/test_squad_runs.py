@@ -64,7 +64,7 @@ def test_the_first_lines_say_what_was_read(lessons):
     text = (lessons / "task1.0.txt").read_text()
     assert "task1: squad, sync none, 1 rank" in text
     assert "data: the bundled sample of SQuAD 1.1" in text
-    assert "16 examples a step" in text
+    assert "16 examples per step" in text
     assert "dev: 30 questions in " in text
     assert "train: 40 questions in " in text
 

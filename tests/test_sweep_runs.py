@@ -50,7 +50,9 @@ def test_a_grid_becomes_records_a_table_and_a_page_and_a_second_call_only_shows_
     assert sorted(line[2] for line in lines) == labels
     for _, of, _, words in lines:
         assert of == "2"
-        assert re.match(r"acc 0\.\d{4}, validation_loss \d\.\d{4}, loss \d\.\d{4}, \S+ s an epoch; \S+ s in all", words)
+        assert re.match(
+            r"acc 0\.\d{4}, validation_loss \d\.\d{4}, loss \d\.\d{4}, \S+ s per epoch; \S+ s in all", words
+        )
     assert re.search(r"about \S+ (s|min) left$", first.text, re.MULTILINE)
     assert "2 runs at a time share this machine" in first.text
     for label, ranks, batch in zip(labels, (1, 2), (4, 8), strict=True):
@@ -61,7 +63,7 @@ def test_a_grid_becomes_records_a_table_and_a_page_and_a_second_call_only_shows_
     assert (tmp_path / "sweep" / "table.md").read_text().startswith("|")
 
     table = first.text[first.text.index("\n\n") :]
-    assert "The runs were made up to 2 at a time" in table
+    assert "The runs were run up to 2 at a time" in table
     second = sweep(grid, SMALL)
     assert second.wait() == 0, second.text
     assert second.text.count("finished before: acc ") == 2

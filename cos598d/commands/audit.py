@@ -37,12 +37,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs=argparse.REMAINDER,
         metavar="SCRIPT [WORD ...]",
-        help="the script and its own words, as behind `python`; or the folder of an audit, to judge it again",
+        help="the script and its arguments, as after `python`; or the folder of an audit, to judge it again",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Audit a script, or judge a folder again, and return the exit code: the script's own, but for --strict, and for
+    """Audit a script, or judge a folder again, and return the exit code: the script's own, except for --strict, and for
     files for teachers, with which it is 0, 1 where something is wrong, or 2 where it could not be judged."""
     flags = AuditFlags(**given_flags(options, AuditFlags))
     check_flags(flags)
@@ -140,7 +140,7 @@ def _judged(folder: Path, strict: bool, code: int, grade: Grader | None = None) 
         print(f"{ERROR}{folder / VERDICT} cannot be written: {error.strerror}.", file=sys.stderr)
         return NOT_JUDGED if grade else code
     print(card(verdict, books))
-    print(f"no record for compare and report: {without}." if without else f"record: {folder}", flush=True)
+    print(f"no files for compare and report: {without}." if without else f"output: {folder}", flush=True)
     if grade:
         return grade(verdict, end)
     return _strict(verdict) if strict and not code else code

@@ -176,5 +176,5 @@ def _down(options: argparse.Namespace) -> int:
     count = Network(cluster, options.show).remove()
     print(f"removed {count} namespaces of {options.name}" if count else f"no cluster named {options.name} is up")
     if strangers := named_namespaces(options.name):
-        print(f"left alone, since no cluster of ours made them: {', '.join(strangers)}", file=sys.stderr)
+        print(f"warning: not removed, because no cluster of ours made them: {', '.join(strangers)}", file=sys.stderr)
     return 0

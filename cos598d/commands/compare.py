@@ -12,9 +12,7 @@ from cos598d.tools.report.table import comparison
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record; one that goes on, too"
-    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, which may still be running")
     parser.add_argument("--markdown", action="store_true", help="as Markdown tables")
     parser.add_argument(
         "--each", action="store_true", help="a row for each run (else runs of the same settings share one)"
@@ -28,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     section.add_argument(
         "--within", type=float, metavar="X", help="losses and metrics may differ by so much (default: not in a bit)"
     )
-    section.add_argument("--of", metavar="PART,PART", help=f"compare these alone (default: {','.join(PARTS)})")
+    section.add_argument("--of", metavar="PART,PART", help=f"compare only these (default: {','.join(PARTS)})")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -43,9 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=SECONDS, metavar="X", help="what a case may take at one size (default: 30)"
     )
     parser.add_argument("--cases", metavar="NAME,NAME", help="the cases to try (default: all)")
-    parser.add_argument("--short", action="store_true", help="a line for each engine instead of its card")
+    parser.add_argument("--short", action="store_true", help="a line for each engine instead of its report")
     parser.add_argument(
-        "--json", metavar="FILE", help="write the cards' results there as JSON too; -: print them instead of the cards"
+        "--json",
+        metavar="FILE",
+        help="also write the results to this file as JSON; -: print them instead of the reports",
     )
 
 

@@ -33,7 +33,7 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help="repeat the run whose config.json this is: its flags and --world_size, but for those given besides",
+        help="repeat the run whose config.json this is: its flags and --world_size, except for those also given",
     )
 
 
@@ -80,7 +80,7 @@ def replay_words(options: argparse.Namespace, world_size: int) -> str:
     words = to_words(others, RunConfig)
     if found[WORLD_SIZE] != world_size:
         words += [f"--{WORLD_SIZE}", str(world_size)]
-    return printable(f"repeats {options.config}" + (f", but for {' '.join(words)}" if words else ""))
+    return printable(f"repeats {options.config}" + (f", except for {' '.join(words)}" if words else ""))
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -101,11 +101,11 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise _no_config(path, "is no JSON object")
     if WORLD_SIZE not in values or "sync" not in values:
-        raise _no_config(path, f"says nothing of {'sync' if WORLD_SIZE in values else WORLD_SIZE}")
+        raise _no_config(path, f"has no {'sync' if WORLD_SIZE in values else WORLD_SIZE}")
     known = {one.name: one.type for one in fields(RunConfig)}
     for name in values:
         if name not in known and name != WORLD_SIZE:
-            raise _other_version(path, f"has the field {printable(name, 60)!r}, which this program does not know")
+            raise _other_version(path, f"has the field {printable(name, 60)!r}, which this version does not have")
     for name, kind in known.items():
         if name not in values:
             raise _other_version(path, f"lacks the field {name!r}")

@@ -28,13 +28,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="RUN",
-        help="folder of a run's record, of a bench's, of a sweep or of strategies",
+        help="folder of a run, a bench, a sweep or strategies",
     )
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
         metavar="FILE",
-        help="what to write: .html, .pdf, or .md with its plots in a folder beside it (default: report.html; with "
+        help="what to write: .html, .pdf, or .md with its plots in a folder next to it (default: report.html; with "
         "--lab, report.md)",
     )
     parser.add_argument(

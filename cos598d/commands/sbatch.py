@@ -47,12 +47,11 @@ class BatchFlags:
     account: str | None = flag(None, "who pays", group=JOB)
     job_name: str = flag("cos598d", "the job's name in the queue", group=JOB)
     output: str | None = flag(
-        None, "file for what is printed, in sbatch's words (default: the job's name and number)", group=JOB
+        None, "file for the output, as an sbatch file name pattern (default: the job's name and number)", group=JOB
     )
     signal_seconds: int = flag(
         60,
-        "seconds before the limit at which the ranks begin to stop (SLURM may be a minute early): long enough "
-        "for a step and a checkpoint",
+        "seconds before the time limit when ranks stop (SLURM may be a minute early)",
         group=LIFE,
         least=1,
         below=LAST_SECONDS + 1,
@@ -70,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "program",
         nargs=argparse.REMAINDER,
         metavar="-- train FLAGS",
-        help="what to run: train, or a lesson's script, with its flags",
+        help="what to run: train, or a task's script, with its flags",
     )
 
 

@@ -28,18 +28,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--to", type=int, metavar="N", help=f"the most hosts to predict (default: {LARGEST})")
     parser.add_argument(
-        "--rate", metavar="RATE", help="predict for links of this rate: 300mbit, or none (default: the first record's)"
+        "--rate", metavar="RATE", help="predict for links of this rate: 300mbit, or none (default: the first bench's)"
     )
     parser.add_argument(
-        "--delay", metavar="DELAY", help="predict for this delay between hosts: 10ms (default: the first record's)"
+        "--delay", metavar="DELAY", help="predict for this delay between hosts: 10ms (default: the first bench's)"
     )
-    parser.add_argument("--batch", type=int, metavar="N", help="examples on each host (default: the first record's)")
+    parser.add_argument("--batch", type=int, metavar="N", help="examples on each host (default: the first bench's)")
     parser.add_argument(
         "--predict",
         type=Path,
         nargs="+",
         metavar="RECORD",
-        help="instead: these records, predicted from the others, and each rung's largest miss",
+        help="instead: predict these benches from the others, with each sync's largest error",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="draw it too: FILE.svg, .png or .pdf")
     parser.add_argument("--json", metavar="FILE", help="write all numbers there too; -: print them, and no table")

@@ -38,7 +38,7 @@ NAME = re.compile(r"[\w+=@][\w.+=@-]{0,99}")
 # Who gives none of these gets no checkpoints but those of runs that are stopped; and these go when the run has ended.
 SAVING = ("save_steps", "save_epochs", "save_seconds")
 EPILOG = (
-    "Behind -- stand `train` and the flags that all runs share. An axis is a flag of train by its name, or batch "
+    "After -- come `train` and the flags that all runs share. An axis is a flag of train by its name, or batch "
     "(examples on each rank in each part of a step), setup (HOSTSxRANKS: 1x4 is four ranks of this host, 2x2 two ranks "
     "on each of two emulated hosts, for which root is needed), delay or rate (of the links between hosts)."
 )
@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     section.add_argument(
         "--model",
         choices=[*TASKS],
-        help=f"an experiment's model (default: {MODEL}); its task is {tasks}, unless the words behind -- say another",
+        help=f"an experiment's model (default: {MODEL}); its task is {tasks}, unless -- names another",
     )
     section.add_argument(
         "--published",
@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--runs_dir",
         type=Path,
         metavar="FOLDER",
-        help="folder for the records and the page; an earlier call's: go on there (default: a new one in runs/)",
+        help="folder for the runs and the page; that of an earlier call: continue it (default: a new one in runs/)",
     )
     section.add_argument("--parallel", type=int, metavar="K", help="runs at a time (default: 1; of an array job: all)")
     section.add_argument(
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     with claim_folder(path, overwrite=True, flag="--runs_dir"):
         folder = SweepFolder(path, asked.state())
         folder.write()
-        print(f"records: {path} (the same words with --runs_dir {path} go on there)", flush=True)
+        print(f"output: {path} (to continue, repeat the command with --runs_dir {path})", flush=True)
         for line in asked.before(combinations):
             print(printable(line), flush=True)
         making = Making(
@@ -196,9 +196,9 @@ class _Asked:
         found = self.remarks()
         if (self._parallel or 1) > 1:
             found.append(
-                f"{self._parallel} runs at a time share this machine: their seconds are not those of a run alone."
+                f"{self._parallel} runs at a time share this machine: their times are not those of a single run."
             )
-        refused = [f"{settings_words(one.settings)} is left out: {one.refused}" for one in combinations if one.refused]
+        refused = [f"{settings_words(one.settings)} is skipped: {one.refused}" for one in combinations if one.refused]
         return [*found, *dict.fromkeys(refused)]
 
 

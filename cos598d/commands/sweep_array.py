@@ -23,8 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sbatch",
         action="store_true",
-        help="only print a script for SLURM's sbatch: an array job with a task for each run; the same words without "
-        "this flag make the table when the job is done",
+        help="only print a script for SLURM's sbatch, with a task for each run (for the table, repeat without this flag)",
     )
     add_job_options(parser, but=OF_SETUPS)
 
@@ -78,8 +77,8 @@ def array_job(
 def say_where(path: object, tasks: int) -> None:
     """On standard error, beside the script on standard output: what it is for, and how its results are tabulated."""
     print(
-        f"an array job of {tasks} tasks, records in {path}: when it is done, the same words without --sbatch make the "
-        "table (and run here what is missing then).",
+        f"an array job of {tasks} tasks, with its runs in {path}. When it is done, repeat the command without "
+        "--sbatch for the table (missing runs are then run here).",
         file=sys.stderr,
     )
 

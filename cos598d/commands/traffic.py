@@ -36,9 +36,9 @@ DEFAULTS = {"sync": "all_reduce", "num_train_epochs": 1.0, "save_epochs": 0}
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`: its own, the emulated cluster's, and those of a run."""
     section = parser.add_argument_group("what")
-    section.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="only tabulate these records, run nothing")
+    section.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="only print the table of these runs")
     section.add_argument(
-        "--batch_sizes", default=BATCH_SIZES, metavar="N,N", help=f"examples a step (default: {BATCH_SIZES})"
+        "--batch_sizes", default=BATCH_SIZES, metavar="N,N", help=f"examples per step (default: {BATCH_SIZES})"
     )
     section.add_argument(
         "--precision",
@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"some of {', '.join(PRECISIONS)} (default: {PRECISION})",
     )
     section.add_argument(
-        "--runs_dir", type=Path, metavar="FOLDER", help="folder for the records (default: a new one in runs/)"
+        "--runs_dir", type=Path, metavar="FOLDER", help="folder for the runs (default: a new one in runs/)"
     )
     section.add_argument("--markdown", action="store_true", help="the table in Markdown")
     section.add_argument(
@@ -85,7 +85,7 @@ def _train_all(options: argparse.Namespace) -> list[Path]:
     with claim_folder(runs_dir, overwrite=False), _starter(options) as start:
         for place, (precision, size) in enumerate(settings, start=1):
             folder = (runs_dir / f"batch{size}-{precision}").resolve()
-            print(f"\n[{place}/{len(settings)}] {size} examples a step, {precision}", flush=True)
+            print(f"\n[{place}/{len(settings)}] {size} examples per step, {precision}", flush=True)
             own = {"total_train_batch_size": size, "precision": precision, "output_dir": folder, "do_train": True}
             words = to_words(values | own | {"label": folder.name, "save_model": False})
             exit_code = start([sys.executable, "-m", "cos598d", "train", *words])

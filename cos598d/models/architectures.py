@@ -198,7 +198,7 @@ def read_config(path: Path, model_type: str):
 def _check_types(path: Path, values: dict[str, Any], config: Any) -> None:
     """Raise UserError for a value of another type than the library's own configuration has under that name.
 
-    Names that it does not have are newer libraries' and stay, but for those of its methods, which they would replace.
+    Names that it does not have are from newer libraries and stay, except for those that would replace its methods.
     """
     for name, value in values.items():
         own = vars(config).get(name)

@@ -48,7 +48,7 @@ def delay_words(seconds: float) -> str:
 
 
 def quantity(value: Any) -> float | None:
-    """A number, or words such as "1gbit" (bits a second) and "10ms" (seconds), as a number; None for anything else."""
+    """A number, or words such as "1gbit" (bits per second) and "10ms" (seconds), as a number; else None."""
     if isinstance(value, int | float):
         return float(value)
     found = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", value.strip().lower()) if isinstance(value, str) else None

@@ -187,7 +187,7 @@ class DDP(GradientSync):
         return Buffers([travel.tensors for travel in travels], at_once=options.bucket_view)
 
     def hidden_bytes(self) -> int:
-        """The buckets, but for those of which gradients are views now."""
+        """The buckets, except for those of which gradients are views now."""
         if self._ddp is None:
             return 0
         shown = {place: size for place, size in self._places_of_gradients().items() if place in self._bucket_places}

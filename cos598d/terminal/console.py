@@ -79,7 +79,7 @@ def _to_standard_error(line: str) -> None:
 
 
 def _speed(training: dict[str, Any]) -> str:
-    """How long an epoch was trained, and how fast: of images a second there are as many as of examples."""
+    """How long an epoch was trained, and how fast: of images per second there are as many as of examples."""
     names = [name for name in ("images", "examples", "tokens") if training.get(f"{name}_per_second_wall") is not None]
     if not names:
         return ""

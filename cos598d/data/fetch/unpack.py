@@ -81,7 +81,7 @@ def unpack_tar(files: Mapping[str, Path], into: Path) -> Path:
 
 
 def _tar_member(opened: tarfile.TarFile, info: tarfile.TarInfo) -> _Member:
-    plain = info.isreg() and not info.issparse()  # a sparse file's size says nothing of what was read
+    plain = info.isreg() and not info.issparse()  # a sparse file's size has no what was read
     kind = stat.S_IFDIR if info.isdir() else stat.S_IFREG if plain else stat.S_IFLNK
     return _Member(info.name, info.size, kind, False, lambda: opened.extractfile(info))
 

@@ -181,7 +181,7 @@ class TorchFSDP(Engine):
         """This rank's rows of every parameter, frozen ones too."""
         found = []
         for name, parameter in self._module.named_parameters():
-            rows = -(-len(parameter) // self.comm.world_size)  # of each rank, but for the last ones
+            rows = -(-len(parameter) // self.comm.world_size)  # of each rank, except for the last ones
             first = min(self.comm.rank * rows, len(parameter))
             begin = first * (parameter.numel() // max(1, len(parameter)))
             found.append(Stepped(name, tuple(parameter.shape), begin, parameter))

@@ -103,7 +103,7 @@ class RowGradients(ShardedGradients):
             table.scale(factor)
 
     def shards(self) -> list[torch.Tensor]:
-        """As every sharded gradient's, but for tables, of which only some rows are anything."""
+        """As every sharded gradient's, except for tables, of which only some rows are anything."""
         return [self.shard(unit) for unit in self.units if unit not in self.tables and len(self.shard(unit))]
 
     def forget(self) -> None:

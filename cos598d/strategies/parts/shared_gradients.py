@@ -121,7 +121,7 @@ class SharedGradients(ShardedGradients):
             rows.scale(factor)
 
     def shards(self) -> list[torch.Tensor]:
-        """As every sharded gradient's, but for those of which only the marked rows are anything."""
+        """As every sharded gradient's, except for those of which only the marked rows are anything."""
         of_rows = {unit for unit in self._rows if unit not in self._reduced}
         return [self.shard(unit) for unit in self.units if unit not in of_rows and len(self.shard(unit))]
 

@@ -108,7 +108,7 @@ class Network:
         self.set_rate(host, cluster.rate)
 
     def set_rate(self, host: int, rate: float | None) -> None:
-        """Limit both directions of a host's link to `rate` bits a second, or to nothing."""
+        """Limit both directions of a host's link to `rate` bits per second, or to nothing."""
         for space, interface in self._ends(host):
             here = ("-n", space, "qdisc", "replace", "dev", interface)
             kinds = [row["kind"] for row in self._disciplines(space, interface) if row.get("root")]
@@ -185,7 +185,7 @@ class Network:
 
 
 def _bucket(rate: float) -> list[str]:
-    """tc's words for a token bucket of `rate` bits a second."""
+    """tc's words for a token bucket of `rate` bits per second."""
     queue = max(LEAST_QUEUE_BYTES, int(rate / 8 * QUEUE_SECONDS))
     return ["rate", f"{rate:.0f}bit", "burst", str(BURST_BYTES), "limit", str(queue)]
 

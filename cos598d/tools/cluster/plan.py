@@ -12,7 +12,7 @@ MOST_HOSTS = 64
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts 1 to `hosts`, each joined to one switch by a link of `rate` bits a second in each direction (None: no
+    """Hosts 1 to `hosts`, each joined to one switch by a link of `rate` bits per second in each direction (None: no
     limit). A packet from host to host takes `delay` seconds more than the links' rate makes it take.
     """
 

@@ -34,7 +34,7 @@ from cos598d.tools.report.series import Series, find_calls, read_calls
 Row = Mapping[str, Any]
 # What a run's summary, or setting, says as its config does.
 SAID_TWICE = ("label", "sync", "world_size", "precision", "seed", "dropout", "max_seq_length")
-# An epoch's seconds, by the wall, are no fewer than its iterations', by their clock, but for rounding.
+# An epoch's seconds, by the wall, are no fewer than its iterations', by their clock, except for rounding.
 MOST_OF = 0.99
 # What the table needs of a run, beyond what every record has.
 TABLE_TRAINING = Fields({"examples": SIZE, "wall_seconds": POSITIVE})
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def seconds(self) -> dict[str, Any]:
-        """Seconds an iteration: first, counted, mean, median, p90, interval_95."""
+        """Seconds per iteration: first, counted, mean, median, p90, interval_95."""
         return self.summary["seconds_per_iteration"]
 
     @property
@@ -208,7 +208,7 @@ def _work(summary: Summary, config: dict[str, Any], environment: dict[str, Any])
     found |= {word: config.get(name) for word, name in ALSO_OF_WORK}
     if config.get("max_train_examples", 1) is None:
         found["training examples"] = "all"
-    return found | {"steps": summary["iterations"], "examples an epoch": examples}
+    return found | {"steps": summary["iterations"], "examples per epoch": examples}
 
 
 def _schedule(summary: Summary, config: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import os
 from typing import Any
 from urllib.parse import quote
 
-from cos598d.errors import UserError
+from cos598d.errors import WARNING, UserError
 from cos598d.terminal.tables import as_markdown, markdown_text
 from cos598d.tools.report.blocks import Block, Figure, Page, Section, Table
 from cos598d.tools.report.svg import inline
@@ -66,7 +66,11 @@ def as_markdown_page(page: Page, folder: str) -> tuple[str, dict[str, str]]:
     """The page's Markdown, and the plots by their names in `folder`, which is to stand beside it."""
     parts, files = [f"# {markdown_text(page.title)}", markdown_text(page.lead)], {}
     answer = page.answer
-    head: list[Block] = [*answer.cautions, " ".join(answer.sentences), *([answer.figure] if answer.figure else [])]
+    head: list[Block] = [
+        *(f"{WARNING}{one}" for one in answer.cautions),
+        " ".join(answer.sentences),
+        *([answer.figure] if answer.figure else []),
+    ]
     for section in (Section("In short", head), *page.sections):
         parts.append(f"## {markdown_text(section.title)}")
         for block in section.blocks:

@@ -24,10 +24,10 @@ COLUMNS = (
     *("predicted MB", "counted MB", "difference", "other calls MB", "headers MB", "rest MB", BYTES_FROM),
 )
 LEGEND = (
-    "MB: 1,000,000 bytes, sent in the first epoch's training by rank (equal neighbours once), evaluation left out.\n"
-    "predicted: the gradients' calls by the ledger's formulas. counted: by the kernel.\n"
-    "difference = counted - predicted = other calls (the loss, what ranks agree on)\n"
-    f"+ headers ({HEADER_BYTES} bytes a packet, acknowledgements too; own sockets carry none)\n"
+    "MB: 1,000,000 bytes, sent in the first epoch's training by rank (equal neighbours once), without evaluation.\n"
+    "predicted: the gradients' calls, by the communication log's formulas. counted: by the kernel.\n"
+    "difference = counted - predicted = other calls (the loss, agreements of ranks)\n"
+    f"+ headers ({HEADER_BYTES} bytes per packet, acknowledgements too; own sockets carry none)\n"
     "+ rest (the backend's own messages, repeats).\n" + textwrap.fill(BYTES_NOTE, 118)
 )
 

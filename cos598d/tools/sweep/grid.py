@@ -87,7 +87,7 @@ def read_grid(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def read_value(name: str, word: str) -> Any:
-    """The value that a word of this axis stands for: a Setup, seconds, bits a second, or what the flag takes.
+    """The value that a word of this axis stands for: a Setup, seconds, bits per second, or what the flag takes.
 
     Raises UsageError for a word that is none.
     """

@@ -22,7 +22,7 @@ class Combination:
 
     settings    the axes' values in the user's words, in the axes' order; of links none where there is one host
     values      RunConfig's, those of all runs among them
-    delay       seconds from host to host; `rate`: bits a second of each link, None without a limit
+    delay       seconds from host to host; `rate`: bits per second of each link, None without a limit
     refused     why it cannot run, in a sentence; "" where it can
     """
 
