@@ -25,15 +25,15 @@ class CheckpointFlags:
     save_seconds: float | None = flag(
         None, "seconds from one checkpoint to the next, by rank 0's clock", group=GROUP, above=0
     )
-    keep: int = flag(2, "how many of the newest checkpoints are kept, beside the best one", group=GROUP, least=1)
+    keep: int = flag(2, "how many of the newest checkpoints to keep, in addition to the best", group=GROUP, least=1)
     resume: str | None = flag(
         None,
-        "go on from the newest whole checkpoint in --output_dir, if there is one (auto), or from a checkpoint's or "
+        "resume from the newest complete checkpoint in --output_dir, if there is one (auto), or from a checkpoint's or "
         "a run's folder",
         group=GROUP,
         metavar="auto|FOLDER",
     )
-    resume_anyway: bool = flag(False, "go on although flags have changed that make it another run", group=GROUP)
+    resume_anyway: bool = flag(False, "resume although flags have changed that make it another run", group=GROUP)
     max_seconds: float | None = flag(
         None,
         "after so many seconds finish the step, save, and leave with exit code 75: for a time limit",
