@@ -90,7 +90,7 @@ def test_early_stopping_goes_by_one_of_them_where_there_are_classes():
         if fits:
             config.check(1)
         else:
-            with pytest.raises(UserError, match="no metric 'f1_macro'"):
+            with pytest.raises(UserError, match="unknown metric 'f1_macro'"):
                 config.check(1)
 
 
@@ -111,7 +111,7 @@ def test_the_page_shows_each_class_and_which_are_taken_for_which(tmp_path):
         "Class by class",
         "a &lt;cat&gt;",
         "0.6667",
-        "taken for the column",
+        "classified as the column",
         "f1_macro after each epoch",
     ):
         assert words in text, words

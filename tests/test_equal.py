@@ -125,7 +125,7 @@ def test_what_is_unfinished_damaged_or_not_there_is_refused_in_a_sentence(said, 
     whole, unfinished = write_run(tmp_path / "whole"), write_unfinished(tmp_path / "unfinished")
     assert said("--assert_equal", whole, unfinished) == (
         1,
-        f"error: {unfinished} has no summary.json: give the folder of a run that ended well.",
+        f"error: {unfinished} has no summary.json: Give the folder of a finished run.",
     )
     other = changed(
         write_run(tmp_path / "rows"), "iterations.rank0.jsonl", lambda row: row.update(loss=row["loss"] + 1)
@@ -150,7 +150,7 @@ def test_what_is_unfinished_damaged_or_not_there_is_refused_in_a_sentence(said, 
         (["a", "b", "--assert_equal", "--markdown"], "--markdown is for the table"),
         (["a", "b", "--assert_equal", "--within", "nan"], "--within nan is not valid. Give a number of at least 0."),
         (["a", "b", "--assert_equal", "--within", "-1"], "--within -1 is not valid. Give a number of at least 0."),
-        (["a", "b", "--assert_equal", "--of", "losses,bits"], "there is no part 'bits'"),
+        (["a", "b", "--assert_equal", "--of", "losses,bits"], "unknown part 'bits'"),
         (["a", "b", "--within", "1"], "--within is for --assert_equal"),
     ],
 )

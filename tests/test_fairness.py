@@ -174,7 +174,7 @@ def test_runs_of_other_lengths_are_compared_where_their_learning_rates_are_the_s
         for epochs in (2, 5)
         for sync in ("ddp", "flat")
     ]
-    words = "its gradients are others"
+    words = "its gradients differ"
     assert (words in remark(*folders)) == (scheduler == "constant")
     if scheduler == "linear":
         table = comparison([load_run(folder) for folder in folders])

@@ -122,7 +122,7 @@ def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):
     found = forecast(config, 2, timings=known)
     assert "fitted to a short bench that was made here" in found.seconds_from
     assert found.seconds_per_epoch == pytest.approx(found.seconds_per_iteration * found.iterations_per_epoch)
-    assert "iterations of 2 ranks side by side were timed here" in found.seconds_from
+    assert "iterations of 2 ranks were timed here at once" in found.seconds_from
     times = next(value for value in known._found.values() if isinstance(value, Timed))
     names = {name for name, _ in known.work(config).model.named_parameters()}
     assert set(times.compute.arrivals) == names

@@ -56,7 +56,7 @@ def test_a_damaged_summary_is_told_alike_by_every_command_that_reads_it(damage, 
         assert code == 1
         assert line.startswith(f"{folder / 'summary.json'} is damaged: "), line
         assert words in line
-        assert line.endswith("; run again.")
+        assert line.endswith(". Run it again.")
 
 
 TEXTS = [

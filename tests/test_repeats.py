@@ -33,7 +33,7 @@ def folders(tmp_path):
 
 def test_repeats_are_one_row_and_exposed_seconds_have_the_interval_of_the_pairs(folders):
     text = comparison([load_run(folder) for folder in folders])
-    assert text.count("task2b, 3 runs") == 3  # a row in each table
+    assert text.count("\ntask2b, 3 runs") == 3  # a row in each table
     mean, spread = 0.5, 0.04
     low, high = (mean + sign * T_OF_2 * spread / 3**0.5 for sign in (-1, 1))
     assert f"0.500 (29%), 95 % {low:.3f} to {high:.3f}" in text

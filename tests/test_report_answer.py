@@ -44,7 +44,7 @@ def test_the_fastest_is_named_with_its_spread_and_by_how_much(tmp_path):
         run(tmp_path, "slow", 4.0, sync="flat"), run(tmp_path, "ddp", 2.0, sync="ddp"), run(tmp_path, "mid", 3.0)
     )
     assert words.startswith("ddp is the fastest of 3 with 2.00 s per iteration (95 % 1.90 to 2.10) on 4 ranks; ")
-    assert "; slow, the slowest, takes 2.00 times the seconds of ddp; each is one run" in words
+    assert "; slow, the slowest, takes 2.00 times the seconds of ddp; each was run once" in words
     assert "no run on as many ranks had sync none" in words
 
 
@@ -145,7 +145,7 @@ def test_a_bench_names_its_fastest_only_where_its_rounds_show_one(tmp_path):
     found = json.loads((bench / "bench.json").read_text())["summary"]
     first = min((label for label in found if label != "none"), key=lambda label: found[label]["seconds_median"])
     assert first in ("bucketed", "ddp")
-    assert f"In bench, {first} is the fastest of 4 candidates" in said(bench)
+    assert f"In bench, {first} is the fastest of 4 syncs" in said(bench)
     words = said(edit(bench / "bench.json", blur))
     assert "is the fastest of" not in words
     assert "none is clearly the fastest" in words
@@ -258,4 +258,4 @@ def test_what_a_library_sends_is_not_said_to_be_nothing(tmp_path):
     folder = change(run(tmp_path, "engine", 2.0, sync="none"), "summary", bytes_from="counters")
     text = report(tmp_path / "page.html", folder).read_text()
     assert "No gradient travels" not in text
-    assert "What travels is not in the record" in text
+    assert "The library does not report its calls" in text

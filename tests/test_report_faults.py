@@ -23,7 +23,7 @@ def run(tmp_path):
 
 def test_one_run_makes_a_page(run, tmp_path):
     text = report(tmp_path / "one.html", run).read_text()
-    assert "<title>cos598d report: one</title>" in text
+    assert "<title>cos598d report: one, " in text
 
 
 @pytest.mark.parametrize("seconds", [[], [1.0], [1.0, 2.0]])
@@ -47,7 +47,7 @@ def test_a_gpu_s_gauges_stand_beside_the_host_s(tmp_path):
 def test_records_without_beginnings_have_no_timeline_and_say_so(tmp_path):
     page = build_page(*load_records([write_run(tmp_path / "old", old=True)]))
     (line,) = next(section for section in page.sections if section.title == "Timeline of one iteration").blocks
-    assert "records of old do not say when" in line
+    assert "records of old have no times of phases" in line
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):

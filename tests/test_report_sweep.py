@@ -114,7 +114,7 @@ def test_what_happened_on_the_way_is_told_and_what_is_missing_is_not_counted(tmp
         "learning_rate 2e-5, seed 3, failed: rank 1 was lost.",
         "learning_rate 2e-5, seed 4, is not finished: it has not been run yet.",
     ]
-    assert as_html(found).count("learning_rate 2e-9 is left out: it is too small.") == 1
+    assert as_html(found).count("learning_rate 2e-9 is skipped: it is too small.") == 1
 
 
 def test_a_sweep_without_a_finished_run_has_a_page_that_says_so():

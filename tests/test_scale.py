@@ -282,7 +282,7 @@ def test_ranks_that_share_the_cores_otherwise_are_predicted_with_their_own_compu
     assert "none" not in {miss["sync"] for miss in found["misses"]}
     assert max(abs(miss["miss"]) for miss in found["misses"]) < 0.05
     assert main(["scale", *folders, "--predict", many]) == 0
-    assert "the compute is its own floor's" in capsys.readouterr().out
+    assert "compute is from its own baseline" in capsys.readouterr().out
 
 
 def test_what_cannot_be_modelled_is_left_out_and_said(made, capsys):
@@ -290,7 +290,7 @@ def test_what_cannot_be_modelled_is_left_out_and_said(made, capsys):
     change(folder, lambda found: found["candidates"][0].update(sync="mine.py:Sum"))
     assert main(["scale", str(folder), "--to", "4"]) == 0
     text = capsys.readouterr().out
-    assert "left out: flat, for it is not a sync of ours" in text
+    assert "left out: flat, for the calls of this sync are unknown" in text
     assert "left out: local_sgd, for it does not average gradients in every step" in text
     assert "left out: shared_memory, for it is for one host only" in text
     assert "\nall_reduce " in text
@@ -306,7 +306,7 @@ def test_what_cannot_be_modelled_is_left_out_and_said(made, capsys):
         (lambda found: found.pop("arrivals"), "without the arrival times of gradients"),
         (lambda found: found["summary"].pop("flat"), "is damaged (KeyError 'flat')"),
         (lambda found: found["environment"]["network"].update(hosts=2), "has 4 ranks on 2 hosts"),
-        (lambda found: found["setting"].update(tokens=128), "are not of the same work (tokens: 128 and 64)"),
+        (lambda found: found["setting"].update(tokens=128), "do not measure the same work (tokens: 128 and 64)"),
     ],
 )
 def test_a_record_that_cannot_be_used_is_refused_in_a_sentence(edit, sentence, made, capsys):
@@ -343,7 +343,7 @@ def test_files_that_are_none_are_refused_in_a_sentence(tmp_path, made, capsys, m
         (["--delay", "1"], "--delay 1"),
         (["--batch", "0"], "--batch 0"),
         (["-o", "scale.gif"], "ends in .svg, .png or .pdf"),
-        (["--predict", "other", "--rate", "1gbit"], "leave --rate out"),
+        (["--predict", "other", "--rate", "1gbit"], "Leave --rate out"),
     ],
 )
 def test_a_wrong_word_is_told_before_any_record_is_read(words, sentence, capsys):

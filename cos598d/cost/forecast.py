@@ -155,10 +155,10 @@ def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[
     lines = [
         f"{config.label}: {config.task_name}, sync {config.sync}, {ranks}; nothing is started (--dry_run)",
         f"parameters: {found.parameters:,}",
-        f"iterations: {found.iterations:,}, {found.iterations_per_epoch:,} in an epoch; "
+        f"iterations: {found.iterations:,}, {found.iterations_per_epoch:,} per epoch; "
         f"{config.describe_batch(world_size)}",
-        f"memory of a rank between two steps: {_held(found.memory, found.memory_unsaid)}",
-        f"memory of a rank at a step's peak: {_held(found.peak, found.memory_unsaid)}",
+        f"memory per rank between two steps: {_held(found.memory, found.memory_unsaid)}",
+        f"memory per rank at a step's peak: {_held(found.peak, found.memory_unsaid)}",
         f"sent per rank and iteration: {_sent(found.bytes_sent_per_iteration, found.bytes_unsaid)}",
         f"sent per rank and epoch, in total: {_sent(found.bytes_sent_per_epoch, found.bytes_unsaid)}",
         _seconds(found),

@@ -181,7 +181,7 @@ class DDP(GradientSync):
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         """torch's buckets: S in all, however it cuts them."""
         if options.ddp_hook in LATER:
-            return Buffers(unsaid="what torch's hook keeps is its own")
+            return Buffers(unsaid="the memory of torch's hook is not predicted")
         # Gradients come in the reverse order of their tensors; the hosts do not matter.
         travels = cls.calls(Step(tensors, options, [], tensors[::-1]))
         return Buffers([travel.tensors for travel in travels], at_once=options.bucket_view)

@@ -96,7 +96,7 @@ class Horovod(Engine):
             return held and {name: size for name, size in held.items() if name != "buckets"}
 
         found = replicated_memory(job, Buffers())
-        unsaid = "Horovod's thread keeps its buffer of up to 128 MiB to itself"
+        unsaid = "Horovod's own buffer of up to 128 MiB is not counted"
         return MemoryEstimate(seen(found.between_steps), seen(found.peak), unsaid)
 
     def step(self) -> bool:

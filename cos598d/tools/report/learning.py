@@ -21,7 +21,7 @@ MOST_POINTS = 300
 SPEEDS = {
     "seconds of training": ("training", "wall_seconds"),
     "seconds of evaluation": ("", "seconds_evaluation"),
-    **{f"{name} a second": ("training", f"{name}_per_second_wall") for name in ("examples", *COUNTED)},
+    **{f"{name} per second": ("training", f"{name}_per_second_wall") for name in ("examples", *COUNTED)},
 }
 
 

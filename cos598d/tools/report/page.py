@@ -77,8 +77,8 @@ def _lead(runs: Sequence[Run], benches: Sequence[Bench]) -> str:
             elif len(records) > 1:
                 count += " with the same settings"
             words.append(count)
-    data = listed(sorted({str(run.facts["data"]) for run in runs if run.facts.get("data")}))
-    on = f" Data: {data}." if data else ""
+    data = sorted({str(run.facts["data"]) for run in runs if run.facts.get("data")})
+    on = f" Data: {listed(data)}." if data else ""
     if len(runs) + len(benches) == 1:
         return f"One {'run' if runs else 'bench'}.{on}"
     return f"{'; '.join(words)}.{on}"
