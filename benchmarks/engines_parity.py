@@ -2,7 +2,7 @@
 
     GLUE_DIR=... python benchmarks/engines_parity.py --runs_dir runs/parity [--sync zero1,fabric] [a run's flags]
 
-RTE, MiniLM, 64 examples a step, no dropout, 40 iterations: --max_steps, --optimizer and all other flags of a run change
+RTE, MiniLM, 64 examples per step, no dropout, 40 iterations: flags of a run, such as --max_steps, change
 that for all alike. A run that stands in the folder already is not made again; one that fails is a row that says so. The
 table is printed and, with all digits, written to parity.json in the folder.
 """

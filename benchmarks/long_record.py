@@ -47,7 +47,7 @@ SETTING = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=100_000)
-    parser.add_argument("--tensors", type=int, default=200, help="collective calls an iteration")
+    parser.add_argument("--tensors", type=int, default=200, help="collective calls per iteration")
     parser.add_argument("--ranks", type=int, default=1, help="ranks whose rows are written, all by this process")
     parser.add_argument("--ledger", default=AUTO, help="as a run's")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave the record in this new folder")
@@ -90,7 +90,7 @@ def record(folder: Path, options: argparse.Namespace) -> None:
                 flush=True,
             )
     spent = time.perf_counter() - started
-    print(f"recording: {1000 * spent / options.iterations / options.ranks:.2f} ms an iteration and rank")
+    print(f"recording: {1000 * spent / options.iterations / options.ranks:.2f} ms per iteration and rank")
     shares = [one.share() for one in ranks]
     for one in ranks:
         one.complete()

@@ -26,7 +26,7 @@ from cos598d.world.network import interface_of
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tensors", type=int, default=201, help="collective calls an iteration (BERT-base: 201)")
+    parser.add_argument("--tensors", type=int, default=201, help="collective calls per iteration (BERT-base: 201)")
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--monitor_interval", type=float, default=1.0, help="as a run's; 0: no samples (default: 1)")
     options = parser.parse_args()
@@ -58,7 +58,7 @@ def main() -> None:
             record.iteration(facts, 1.0, dict.fromkeys(PHASES, 0.1))
             seconds.append(time.perf_counter() - started)
     median, worst = statistics.median(seconds), max(seconds)
-    print(f"{options.tensors} rows an iteration: median {1000 * median:.2f} ms, worst {1000 * worst:.2f} ms")
+    print(f"{options.tensors} rows per iteration: median {1000 * median:.2f} ms, worst {1000 * worst:.2f} ms")
     if wire:
         median, worst = statistics.median(wire), max(wire)
         print(f"of which a sample of the wire: median {1000 * median:.2f} ms, worst {1000 * worst:.2f} ms")

@@ -77,7 +77,10 @@ def leave(result: TrainResult, setup: TrainingSetup) -> int:
     """
     iteration = setup.record.iterations
     if result.saved is None:
-        raise UserError(f"{result.stopped} after iteration {iteration}, and nothing of it could be saved.")
+        raise UserError(
+            f"{result.stopped} after iteration {iteration}, and nothing of it could be saved. Make room in the run's "
+            "folder, then start again."
+        )
     lost = "" if result.saved == iteration else f", and saved as it was after iteration {result.saved}"
     how = how_to_go_on(setup.record.folder, setup.config)
     setup.console.say_last(f"{result.stopped} after iteration {iteration}{lost}: {how}.")

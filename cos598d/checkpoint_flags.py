@@ -25,15 +25,15 @@ class CheckpointFlags:
     save_seconds: float | None = flag(
         None, "seconds from one checkpoint to the next, by rank 0's clock", group=GROUP, above=0
     )
-    keep: int = flag(2, "how many of the newest checkpoints are kept, beside the best one", group=GROUP, least=1)
+    keep: int = flag(2, "how many of the newest checkpoints to keep, in addition to the best", group=GROUP, least=1)
     resume: str | None = flag(
         None,
-        "go on from the newest whole checkpoint in --output_dir, if there is one (auto), or from a checkpoint's or "
+        "resume from the newest complete checkpoint in --output_dir, if there is one (auto), or from a checkpoint's or "
         "a run's folder",
         group=GROUP,
         metavar="auto|FOLDER",
     )
-    resume_anyway: bool = flag(False, "go on although flags have changed that make it another run", group=GROUP)
+    resume_anyway: bool = flag(False, "resume although flags have changed that make it another run", group=GROUP)
     max_seconds: float | None = flag(
         None,
         "after so many seconds finish the step, save, and leave with exit code 75: for a time limit",
@@ -68,7 +68,7 @@ class CheckpointFlags:
         number, colon, metric = self.early_stopping.partition(":")
         if not number.isascii() or not number.isdigit() or int(number) < 1 or (colon and not metric):
             raise UsageError(
-                f"--early_stopping {self.early_stopping}: give a number of evaluations of at least 1, or "
+                f"--early_stopping {self.early_stopping} is not valid. Give a number of evaluations of at least 1, or "
                 f"that and a metric, as 3:{LOSS_METRIC}."
             )
         return int(number)
@@ -82,16 +82,16 @@ class CheckpointFlags:
         self.patience()
         if not do_train:
             for name in given(self, flags_of(CheckpointFlags)):
-                raise UsageError(f"--{name} is for training: leave it out, or add --do_train.")
+                raise UsageError(f"--{name} is for training. Leave it out, or add --do_train.")
         if self.resume == "auto" and output_dir is None:
-            raise UsageError("--resume auto looks in the run's folder: name it with --output_dir.")
+            raise UsageError("--resume auto looks in the run's folder. Give --output_dir.")
         if self.resume_anyway and self.resume is None:
-            raise UsageError("--resume_anyway means nothing without --resume: leave it out.")
+            raise UsageError("--resume_anyway has no effect without --resume. Leave it out, or add --resume.")
         for name in ("eval_steps", "early_stopping"):
             if getattr(self, name) is not None and not do_eval:
-                raise UsageError(f"--{name} {getattr(self, name)} needs evaluations: add --do_eval.")
+                raise UsageError(f"--{name} {getattr(self, name)} needs evaluations. Add --do_eval.")
         if self.metric() not in (LOSS_METRIC, *metrics):
             raise UsageError(
-                f"--early_stopping {self.early_stopping}: there is no metric {self.metric()!r}; the known ones are "
+                f"--early_stopping {self.early_stopping}: unknown metric {self.metric()!r}. Choose one of "
                 f"{', '.join((LOSS_METRIC, *metrics))}."
             )

@@ -192,31 +192,33 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         self._check_sync(world_size)
         able = task.model_types or (IMAGE_TYPES if task.image_form else TEXT_TYPES)
         if self.model_type not in able:
-            raise UsageError(f"--model_type {self.model_type} cannot do {task.name}: choose {' or '.join(able)}.")
+            raise UsageError(f"--model_type {self.model_type} cannot do {task.name}. Choose {' or '.join(able)}.")
         self._check_task_flags(task)
         metrics = (*task.metrics, *(MACRO if task.tells_classes else ()))
         self.check_life(self.do_train, self.do_eval, self.output_dir, metrics)
         LedgerRule.parse(self.ledger)
         for owner, kind in OPTIMIZERS.items():
             for name in given(self, kind.flags) if self.optimizer != owner else ():
-                raise UsageError(f"--{name} means nothing to --optimizer {self.optimizer}: leave it out.")
+                raise UsageError(f"--{name} has no effect with --optimizer {self.optimizer}. Leave it out.")
         if self.max_steps == 0 or self.max_steps < -1:
-            raise UsageError(f"--max_steps {self.max_steps}: give a number from 1, or -1 for whole epochs.")
+            raise UsageError(
+                f"--max_steps {self.max_steps} is not valid. Give a number from 1, or -1 for whole epochs."
+            )
         if self.total_train_batch_size is not None and self.per_gpu_train_batch_size is not None:
-            raise UsageError("--total_train_batch_size and --per_gpu_train_batch_size exclude each other: give one.")
+            raise UsageError("--total_train_batch_size and --per_gpu_train_batch_size exclude each other. Give one.")
         if self.sync == "none" and world_size > 1 and self.do_eval:
             raise UsageError(
-                f"--sync none on {world_size} ranks lets the replicas drift apart, so no model is left to evaluate: "
-                f"give --do_train alone, or another --sync."
+                f"--sync none on {world_size} ranks lets the replicas drift apart, so there is no model to evaluate. "
+                "Give only --do_train, or another --sync."
             )
         if self.sync == "none" and world_size > 1 and self.check_replicas:
             raise UsageError(
                 f"--check_replicas {self.check_replicas}: with --sync none on {world_size} ranks the replicas drift "
-                f"apart; leave it out, or give another --sync."
+                "apart. Leave it out, or give another --sync."
             )
         if self.backend == "nccl" and (self.no_cuda or not torch.cuda.is_available()):
             reason = "--no_cuda was given" if self.no_cuda else "this host has none that torch can use"
-            raise UsageError(f"--backend nccl needs a CUDA device, and {reason}: use --backend gloo.")
+            raise UsageError(f"--backend nccl needs a CUDA device, and {reason}. Use --backend gloo.")
 
     def task(self) -> Task:
         """The task, with what the flags say of it. Raises UsageError for an unknown one."""
@@ -241,13 +243,14 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         total = self.total_batch_size(world_size)
         per_rank = f"{total // world_size}" + ("" if total % world_size == 0 else f" or {total // world_size + 1}")
         parts = f" in {self.gradient_accumulation_steps} parts" if self.gradient_accumulation_steps > 1 else ""
-        return f"{total} examples a step{parts}" + (f", {per_rank} on each rank" if world_size > 1 else "")
+        return f"{total} examples per step{parts}" + (f", {per_rank} on each rank" if world_size > 1 else "")
 
     def _check_label(self) -> None:
         """A label is a part of the name of the run's folder, and must not lead out of runs/."""
         if not re.fullmatch(r"[\w+=@][\w.+=@ -]{0,99}", self.label):
             raise UsageError(
-                f"--label {printable(self.label, 100)}: give a name of up to 100 letters, digits and . _ - + = @, "
+                f"--label {printable(self.label, 100)} is not valid. Give a name of up to 100 letters, digits and . "
+                "_ - + = @, "
                 "not beginning with a dot or dash."
             )
 
@@ -255,13 +258,14 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         if self.sync == AUTO_SYNC:
             for name in given(self, SYNC_FIELDS):
                 raise UsageError(
-                    f"--{name} with --sync {AUTO_SYNC}, which takes each as it comes: leave it out, or name one."
+                    f"--{name} cannot be combined with --sync {AUTO_SYNC}, which uses the defaults. Leave it out, or "
+                    "name a sync."
                 )
             return
         sync = class_of(self.sync)
         for name in given(self, SYNC_FIELDS):
             if name not in getattr(sync, "uses", ()):
-                raise UsageError(f"--{name} means nothing to --sync {self.sync}: leave it out{or_choose(name)}.")
+                raise UsageError(f"--{name} has no effect with --sync {self.sync}. Leave it out{or_choose(name)}.")
         if self.compress is not None:
             get_codec(self.compress)
         if hasattr(sync, "check_options"):  # a sync of somebody's own need not have it
@@ -272,20 +276,21 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     def _check_task_flags(self, task: Task) -> None:
         for kind, whose in ((SquadOptions, "SQuAD's"), (ImageOptions, "for images")):
             for name in given(self, flags_of(kind)) if task.options_kind is not kind else ():
-                raise UsageError(f"--{name} is {whose}, and the task is {task.name}: leave it out.")
+                raise UsageError(f"--{name} is {whose}, and the task is {task.name}. Leave it out.")
         if task.image_form:
             for name in given(self, TEXT_FLAGS):
-                raise UsageError(f"--{name} is for texts, and the task is {task.name}: leave it out.")
+                raise UsageError(f"--{name} is for texts, and the task is {task.name}. Leave it out.")
         if task.options_kind is SquadOptions:
             self._check_squad()
 
     def _check_squad(self) -> None:
         if self.null_score_diff_threshold and not self.version_2_with_negative:
-            raise UsageError("--null_score_diff_threshold is SQuAD 2.0's: add --version_2_with_negative.")
+            raise UsageError("--null_score_diff_threshold is for SQuAD 2.0. Add --version_2_with_negative.")
         if self.max_seq_length < self.max_query_length + 4:
             raise UsageError(
-                f"--max_seq_length {self.max_seq_length} leaves no room for text beside questions of "
-                f"{self.max_query_length}: give at least {self.max_query_length + 4} or lower --max_query_length."
+                f"--max_seq_length {self.max_seq_length} leaves no room for text next to questions of "
+                f"{self.max_query_length} tokens. Give at least {self.max_query_length + 4} or lower "
+                "--max_query_length."
             )
 
 

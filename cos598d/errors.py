@@ -1,17 +1,18 @@
-"""The errors a user can cause, each of them one sentence."""
+"""The errors a user can cause: what is wrong, with the value, then a sentence with the fix."""
 
 import contextlib
 import re
 from collections.abc import Iterator
 
-# What every error begins with on standard error, before the rank where there are several.
+# What every error and every warning begins with on standard error, before the rank where there are several.
 ERROR = "error: "
+WARNING = "warning: "
 
 
 class UserError(Exception):
     """Something that the user gave cannot work.
 
-    The message is one sentence: what was wrong (with the value), what was expected, what to do.
+    The message is what was wrong (with the value) and what was expected, then a sentence with the fix.
     Every entry point prints it after ERROR, without a traceback, and exits with `exit_code`.
     """
 
@@ -19,7 +20,7 @@ class UserError(Exception):
 
 
 class UsageError(UserError):
-    """A word on the command line that cannot work, noticed before anything started."""
+    """An argument on the command line that cannot work, noticed before anything started."""
 
     exit_code = 2
 

@@ -46,13 +46,13 @@ class Flag:
         if value is None:
             return
         if isinstance(value, int) and abs(value) >= LARGEST:
-            raise UsageError(f"--{name} {Decimal(value):.2e}: give a whole number between -2^63 and 2^63.")
+            raise UsageError(f"--{name} {Decimal(value):.2e} is not valid. Give a whole number between -2^63 and 2^63.")
         if self.choices and value not in self.choices:
             near = did_you_mean(str(value), self.choices)
-            raise UsageError(f"--{name} {value}: the known ones are {', '.join(self.choices)}.{near}")
+            raise UsageError(f"unknown --{name} {value}.{near} Choose one of {', '.join(self.choices)}.")
         if isinstance(value, (int, float)) and not self._contains(value):
             shown = value if isinstance(value, int) else f"{value:g}"
-            raise UsageError(f"--{name} {shown}: give {self._wanted()}.")
+            raise UsageError(f"--{name} {shown} is not valid. Give {self._wanted()}.")
 
     def _contains(self, value: float) -> bool:
         is_enough = (self.least is None or self.least <= value) and (self.above is None or self.above < value)

@@ -61,8 +61,8 @@ def find_source(config: RunConfig, task: Task) -> ModelSource:
     )
     if source.longest_sequence and config.max_seq_length > source.longest_sequence:
         raise UsageError(
-            f"--max_seq_length {config.max_seq_length} is longer than this model can read: "
-            f"give at most {source.longest_sequence}."
+            f"--max_seq_length {config.max_seq_length} is more than this model can read. "
+            f"Give at most {source.longest_sequence}."
         )
     return source
 
@@ -81,8 +81,8 @@ def load_examples(
         if other != found[0]:
             raise UserError(
                 f"the {part} part of {task.name} differs: rank {rank} has {other[0]} examples and rank 0 has "
-                f"{found[0][0]}{', with other contents or another vocabulary' if other[0] == found[0][0] else ''}; "
-                f"give every rank the same data and model."
+                f"{found[0][0]}{', with other contents or another vocabulary' if other[0] == found[0][0] else ''}. "
+                f"Give every rank the same data and model."
             )
     for line in task.remarks(part, examples):
         console.say(line)

@@ -251,16 +251,16 @@ class DataParallel(nn.Module):
         which = functools.partial(own_loop.in_words, faults)
         if own_loop.CHANGED in faults and len(set(faults)) > 1:
             raise UserError(
-                f"the ranks' models differ: {which(own_loop.CHANGED)} changed its own since the step before, and not "
-                "every rank did. Change the model on every rank between the same two steps."
+                f"the ranks' models differ: {which(own_loop.CHANGED)} changed its model since the previous step, and "
+                "not every rank did. Change the model on every rank between the same two steps."
             )
         missing = next((fault for fault in faults if fault not in (None, own_loop.CUT_SHORT, own_loop.CHANGED)), None)
         if missing is not None:
             raise UserError(f"{which(missing)}: {missing}")
         if own_loop.CUT_SHORT in faults:
             warnings.warn(
-                f"{which(own_loop.CUT_SHORT)} left backward by an exception. So every rank leaves this step out, and "
-                "all of its gradients are None: go on with the next batch, with the same learning rate on every rank.",
+                f"{which(own_loop.CUT_SHORT)} left backward by an exception. Every rank skips this step, and all of "
+                "its gradients are None. Go on with the next batch, with the same learning rate on every rank.",
                 stacklevel=2,
             )
 
@@ -335,23 +335,26 @@ def data_parallel(
     """
     if not dist.is_initialized():
         raise UsageError(
-            "data_parallel needs an open process group: call torch.distributed.init_process_group('gloo') before it."
+            "data_parallel needs an open process group. Call torch.distributed.init_process_group('gloo') before it."
         )
     sync_class = get_sync(sync) if isinstance(sync, str) else sync
     name = sync if isinstance(sync, str) else sync.__name__
     if sync_class.averages_weights:
-        raise UsageError(f"{name} averages weights after the optimizer's step, and data_parallel averages gradients.")
+        raise UsageError(
+            f"{name} averages weights after the optimizer's step, and data_parallel averages gradients. Choose "
+            "another sync."
+        )
     for word, value, default in (("compress", compress, None), ("bucket_mb", bucket_mb, SyncOptions.bucket_mb)):
         if value != default and word not in sync_class.uses:
-            raise UsageError(f"{word} means nothing to {name}: leave it out{or_choose(word)}.")
+            raise UsageError(f"{word} has no effect with {name}. Leave it out{or_choose(word)}.")
     if gradient_as_bucket_view and not {"copies_gradients", "bucket_view"}.intersection(sync_class.uses):
-        raise UsageError(f"gradient_as_bucket_view means nothing to {name}, which has no buckets: leave it out.")
+        raise UsageError(f"gradient_as_bucket_view has no effect with {name}, which has no buckets. Leave it out.")
     if compress is not None:
         get_codec(compress)
     devices = {p.device for p in module.parameters()}
     if len(devices) != 1:
         raise UsageError(
-            f"data_parallel takes a model whose parameters are all on one device, and this one's are on "
+            f"data_parallel needs all parameters of a model on one device. Move them to one: they are on "
             f"{' and '.join(sorted(map(str, devices))) or 'none: it has no parameters'}."
         )
     comm = GroupCommunicator(process_group, devices.pop(), timeout_seconds)

@@ -49,7 +49,8 @@ def save_run_model(output: Path, model: torch.nn.Module, encoder: Any) -> None:
         reason = error.strerror if isinstance(error, OSError) else error.reason
         old = ", and the model there is still an earlier run's" if place.exists() else ""
         raise UserError(
-            f"the model cannot be saved as {place} ({reason}): make room there; the record in {output} is whole{old}."
+            f"the model cannot be saved as {place} ({reason}). The run's other files in {output} are complete{old}. "
+            "Make room there."
         ) from error
 
 

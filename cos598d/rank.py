@@ -156,7 +156,7 @@ def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]
             return f"a collective failed: {who} was silent for {int(late[1]) / 1000:g} s (stopped, or stuck?){end}.", 1
         return f"a collective failed: {one_line(error)}.", 1
     if isinstance(error, OSError) and error.strerror:  # a full disk, a folder that may not be written
-        return f"{error.strerror}: {error.filename or 'a file of the record'}.", 1
+        return f"{error.strerror}: {error.filename or 'a file of the run'}.", 1
     # A defect, ours or of a student's sync: where it is matters.
     traceback.print_exception(error)
     return f"{type(error).__name__}: {one_line(error)}.", 1

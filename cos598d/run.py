@@ -147,7 +147,7 @@ def _run(
         if comm.rank == 0 and saves_model:
             save_run_model(output, model, encoder)
         comm.exchange("the model is saved")
-    console.say(f"record: {output}")
+    console.say(f"output: {output}")
     return 0
 
 

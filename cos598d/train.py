@@ -168,13 +168,13 @@ def _check_replicas(
 def _check_loss(loss: float, iteration: int, learning_rate: float) -> None:
     if not math.isfinite(loss):
         raise UserError(
-            f"the loss of iteration {iteration} is {loss}, not a finite number: "
-            f"lower --learning_rate {learning_rate:g} or check the weights."
+            f"the loss of iteration {iteration} is {loss}, not a finite number. "
+            f"Lower --learning_rate {learning_rate:g} or check the weights."
         )
 
 
 def _check_weights(model: nn.Module, iteration: int, learning_rate: float) -> None:
     if not all(all_finite(parameter.detach()) for parameter in model.parameters()):
         raise UserError(
-            f"some weights are not finite numbers after iteration {iteration}: lower --learning_rate {learning_rate:g}."
+            f"some weights are not finite numbers after iteration {iteration}. Lower --learning_rate {learning_rate:g}."
         )

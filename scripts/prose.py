@@ -1,12 +1,15 @@
 """How plain the documents' English is: words per sentence, long sentences, colons, "you", and words to avoid.
 
     python scripts/prose.py                   # a table of every document
-    python scripts/prose.py --check README.md # exit with 1 for a long sentence or a word to avoid, with its line
+    python scripts/prose.py --check           # the linter: documents of CHECKED and the help of commands
+    python scripts/prose.py --check README.md # only this page
 
-Code, tables, headings and the targets of links are left out.
+The linter exits with 1 for a word to avoid, a document with too many long sentences, or a line that is too long. It
+prints the place of each. Code, tables, headings and the targets of links are not prose.
 """
 
 import argparse
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -14,7 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/*.md", "docs/lessons/*.md")
-MOST_WORDS, LONGEST_LINE = 30, 200  # of a sentence; of a line, since a paragraph has a line per sentence
+CHECKED = PAGES[:-1]  # by the linter; add a pattern here for more documents
+NO_HELP = ("learn", "check", "grade", "picture")  # commands whose help the linter leaves out
+MOST_WORDS, MOST_LONG = 30, 0.05  # words of a sentence, and the share of a document's sentences that may have more
+LONGEST_LINE = 360  # of prose, without links' targets: a line is a sentence or a short paragraph
 # What to write instead: see CONTRIBUTING.md.
 AVOID = {
     r"beside": "next to, compared with",
@@ -30,6 +36,12 @@ AVOID = {
     r"s an? (iteration|step|epoch)": "s per",
     r"MB an? (iteration|step|epoch|rank)": "MB per",
     r"in words of": "as",
+    r"(words|arguments|flags) behind": "arguments after",
+    r"behind (`?--|a flag|the flags?)": "after",
+    r"(page|table|record|flag|file|report|document|row|column|card|ledger)s? (says?|tells?|knows?|speaks?)": (
+        "shows, prints, lists; or name who does it"
+    ),
+    r"lies (in|on|at|below|above)": "is in",
     r"where there is none": "if there is none",
 }
 AVOIDED = {re.compile(rf"\b(?:{words})\b", re.IGNORECASE): instead for words, instead in AVOID.items()}
@@ -60,16 +72,50 @@ def words(sentence: str) -> int:
     return len(re.findall(r"[\w'/.%-]*\w[\w'/.%-]*", sentence))
 
 
-def faults(page: Path) -> list[str]:
-    """What breaks the rules on a page, each with its line."""
-    found = []
-    for line, sentence in sentences(page.read_text(encoding="utf-8")):
+def faults(name: str, text: str) -> list[str]:
+    """What breaks the rules in the Markdown `text` of the document `name`, each with its line."""
+    found, long = [], []
+    said = list(sentences(text))
+    for line, sentence in said:
         if (count := words(sentence)) > MOST_WORDS:
-            found.append(f"{page}:{line}: {count} words in a sentence: {sentence[:60]}...")
+            long.append(f"{name}:{line}: {count} words in a sentence: {sentence[:60]}...")
         for pattern, instead in AVOIDED.items():
             if match := pattern.search(sentence):
-                found.append(f"{page}:{line}: '{match[0]}': write {instead}: ...{sentence[: match.end()][-60:]}")
-    return found
+                found.append(f"{name}:{line}: '{match[0]}': write {instead}: ...{sentence[: match.end()][-60:]}")
+    return found + (long if len(long) > MOST_LONG * len(said) else [])
+
+
+def long_lines(name: str, text: str) -> Iterator[str]:
+    """The lines of prose that are too long; code, tables and pictures may have any length."""
+    is_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        is_code ^= line.startswith("```")
+        shown = re.sub(r"\]\([^)]*\)", "]", line)
+        if len(shown) > LONGEST_LINE and not is_code and not re.match(r"\s*(\||<)", line):
+            yield f"{name}:{number}: {len(shown)} characters in a line, which may have {LONGEST_LINE}"
+
+
+def help_texts() -> Iterator[tuple[str, str]]:
+    """The help of every command: its name, and a paragraph for each of its texts."""
+    from cos598d.commands import cli
+    from cos598d.commands.flags import Parser
+
+    for name, about in cli.COMMANDS.items():
+        if name not in NO_HELP:
+            parser = Parser(prog=name, description=about.meaning)
+            importlib.import_module(f"cos598d.commands.{name}").add_options(parser)
+            yield f"{name} --help", "\n\n".join(helps_of(parser))
+
+
+def helps_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The texts of a parser and of its commands."""
+    yield from filter(None, (parser.description, parser.epilog))
+    for action in parser._actions:
+        if action.help and action.help is not argparse.SUPPRESS:
+            yield action.help
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from helps_of(command)
 
 
 def table(pages: list[Path]) -> Iterator[str]:
@@ -91,13 +137,16 @@ def main() -> int:
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="documents (default: all)")
     parser.add_argument("--check", action="store_true", help="print what breaks the rules, and exit with 1")
     options = parser.parse_args()
+    patterns = CHECKED if options.check else PAGES
     pages = [page.resolve() for page in options.pages] or [
-        page for pattern in PAGES for page in sorted(ROOT.glob(pattern))
+        page for pattern in patterns for page in sorted(ROOT.glob(pattern))
     ]
     if not options.check:
         print(*table(pages), sep="\n")
         return 0
-    found = [fault for page in pages for fault in faults(page)]
+    texts = [(str(page), page.read_text(encoding="utf-8")) for page in pages]
+    found = [line for name, text in texts for line in (*faults(name, text), *long_lines(name, text))]
+    found += [] if options.pages else [fault for name, text in help_texts() for fault in faults(name, text)]
     print(*found, sep="\n", end="\n" if found else "")
     return int(bool(found))
 

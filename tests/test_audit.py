@@ -252,7 +252,7 @@ def test_between_hosts_a_book_travels_through_the_store(finished):
     ):
         forged = Store(store)
         forged[f"cos598d_audit/book/1{'/' if name else ''}{name}"] = value
-        with pytest.raises(UserError, match="did not come whole"):
+        with pytest.raises(UserError, match="did not arrive complete"):
             Counter(forged, 0).receive(1)
 
 
@@ -271,8 +271,8 @@ def test_every_finding_and_every_planted_fault_has_its_words():
         (["binary.py"], "is no Python"),
         (["--steps", "0", "right.py"], "--steps 0"),
         (["--output_dir", "right.py", "right.py"], "is a file"),
-        (["--master_port", "99", "right.py"], "add --world_size"),
-        (["empty"], "no books of an audit"),
+        (["--master_port", "99", "right.py"], "Add --world_size"),
+        (["empty"], "no results of an audit"),
     ],
 )
 def test_bad_words_are_a_sentence(words, says, tmp_path, monkeypatch, capsys):

@@ -116,7 +116,7 @@ def test_what_cannot_be_chosen_is_told_with_the_reason():
 def test_the_line_names_the_choice_and_the_two_runners_up():
     choice = Choice("ring", "4 ranks on 4 hosts", {"ring": 1.0, "flat": 1.25, "ddp": 1.5, "tree": 3.0}, {}, {})
     assert choice.sentence == (
-        "--sync auto: ring, 1 s an iteration predicted; then flat 1.25 s, ddp 1.5 s (4 ranks on 4 hosts)"
+        "--sync auto: ring, 1 s per iteration predicted; then flat 1.25 s, ddp 1.5 s (4 ranks on 4 hosts)"
     )
     assert replace(choice, predicted={}, why="for a reason").sentence == "--sync auto: ring, for a reason"
 
@@ -216,7 +216,7 @@ def test_rank_0_decides_for_all():
 def test_a_run_that_goes_on_keeps_its_choice_where_that_can_be():
     options = vars(RunConfig().sync_options())
     same = run_ranks(2, _choosing_ranks, [1.0, 1.0], {"sync": "tree", **options})
-    assert same == [["tree", "as the run that goes on had it", {}]] * 2
+    assert same == [["tree", "as in the run that is resumed", {}]] * 2
     for other in ({"sync": "local_sgd", **options}, {"sync": "tree", **options, "bucket_mb": 1.0}, {"sync": ["x"]}):
         assert run_ranks(2, _choosing_ranks, [1.0, 1.0], other)[0][2]
 
@@ -244,21 +244,23 @@ def test_a_run_prints_one_line_records_its_choice_and_has_the_losses_of_that_syn
     further = [word if word != 2 else 3 for word in words("--output_dir", "on", "--resume", "auto")]
     program = start("on", [*further, "--world_size", 2, "--resume", "auto/checkpoints", "--resume_anyway"])
     assert program.wait() == 0, program.text
-    assert f"--sync auto: {chosen['sync']}, as the run that goes on had it" in program.text
+    assert f"--sync auto: {chosen['sync']}, as in the run that is resumed" in program.text
 
 
 def test_one_rank_alone_has_nothing_to_average(run_here):
     code, said = run_here("cos598d/__main__.py", words("--output_dir", "out")[2:])
     assert code == 0, said
-    assert "--sync auto: none, since a rank that is alone has nothing to average" in said
+    assert "--sync auto: none, since a single rank has nothing to average" in said
 
 
 @pytest.mark.parametrize("flags", [{"compress": "bf16"}, {"bucket_mb": 5.0}, {"sync_every": 2}])
 def test_a_sync_s_flag_is_refused(flags):
-    with pytest.raises(UsageError, match=f"--{next(iter(flags))} with --sync auto, which takes each as it comes"):
+    with pytest.raises(
+        UsageError, match=f"--{next(iter(flags))} cannot be combined with --sync auto, which uses the defaults"
+    ):
         RunConfig(sync="auto", **flags).check(2)
 
 
 def test_what_starts_no_ranks_cannot_choose():
-    with pytest.raises(UsageError, match="--dry_run starts no ranks by which --sync auto could choose"):
+    with pytest.raises(UsageError, match="--dry_run starts no ranks, so --sync auto cannot measure"):
         forecast(config_from({"task_name": "digits", "sync": "auto"}), 2)

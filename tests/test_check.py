@@ -226,7 +226,7 @@ def test_new_writes_a_file_that_passes_once_it_is_filled(here, capsys):
     Path("my_sync.py").write_text(template[:start] + filled)
     assert check(capsys, *words)[0] == 0
     assert main(["new", "my_sync.py"]) == 2
-    assert "nothing is overwritten" in capsys.readouterr().err
+    assert "is not overwritten" in capsys.readouterr().err
     assert Path("my_sync.py").read_text() == template[:start] + filled
 
 
@@ -238,7 +238,7 @@ def test_new_writes_a_file_that_passes_once_it_is_filled(here, capsys):
         ("x = 1\nclass Mine(:\n", "mine.py:Mine", r"is not Python \(.*, line 2: class Mine\(:\)"),
         ("\0", "mine.py:Mine", r"mine\.py is not Python \(.*null bytes"),
         ("\nimport nosuch_module", "mine.py:Mine", "raises ModuleNotFoundError while being imported, at line 2"),
-        (OPENING + "class Other(AllReduce): pass", "mine.py:Mine", "has no class Mine: the file has Other"),
+        (OPENING + "class Other(AllReduce): pass", "mine.py:Mine", "has no class Mine. Choose Other"),
         (OPENING + "class Other(AllReduce): pass", "mine.py", r"give mine\.py:Other"),
         ("Mine = 3", "mine.py:Mine", "is a int, not a class"),
         ("class Mine:\n    def attach(self): pass", "mine.py:Mine", "lacks finish and no_sync and detach"),
@@ -261,7 +261,7 @@ def test_wrong_words_and_a_file_that_never_ends_loading_exit_with_2(here, capsys
     Path("slow.py").write_text("import time\nwhile True: time.sleep(0.01)\n")
     for words, says in (
         (["slow.py:Mine", "--seconds", "1"], "slow.py cannot be imported: still running after 1 s - slow.py line 2"),
-        (["nosuch"], "no such gradient sync"),
+        (["nosuch"], "unknown --sync"),
         (["ddp", "--world_sizes", "2,zwei"], "--world_sizes 2,zwei: give numbers"),
         (["ddp", "--claims", "is_fast"], "--claims is_fast: no such claim"),
     ):

@@ -246,7 +246,7 @@ def test_what_killed_saves_left_goes_at_the_next_start_and_nothing_else_does(tmp
 
 def test_of_two_runs_in_one_folder_the_second_is_told(tmp_path, comm):
     with open_checkpoints(tmp_path / "one", comm):
-        with pytest.raises(UserError, match="one is in use by another run: choose another --output_dir"):
+        with pytest.raises(UserError, match="one is in use by another run. Choose another --output_dir"):
             open_checkpoints(tmp_path / "one", comm)
         assert found_in(tmp_path / "one") == []
     open_checkpoints(tmp_path / "one", comm).__exit__()
@@ -288,8 +288,8 @@ def test_where_one_rank_s_disk_is_full_the_older_checkpoint_stands_and_rank_0_sa
     first, second = run_ranks(2, refuse_rank_1, str(tmp_path))
     (sentence,) = first[0]
     assert sentence == (
-        f"the checkpoint of iteration 2 cannot be written to {tmp_path} (rank 1: No space left on device): "
-        "make room there; the training goes on, and that of iteration 1 is whole."
+        f"the checkpoint of iteration 2 cannot be written to {tmp_path} (rank 1: No space left on device). "
+        "Training continues, and that of iteration 1 is whole. Make room there."
     )
     assert second[0] == []
     assert first[1:] == [["step-00000001"], ["step-00000001", "step-00000003"]]
@@ -326,7 +326,7 @@ def test_nothing_to_resume_from_is_none_for_auto_and_a_sentence_for_a_folder(tmp
     assert find("auto", tmp_path / "empty", comm) is None
     with pytest.raises(UserError, match="there is no such folder"):
         find(str(tmp_path / "none"), None, comm)
-    with pytest.raises(UserError, match="no whole checkpoint .manifest.json is missing."):
+    with pytest.raises(UserError, match="incomplete or damaged .manifest.json is missing."):
         find(str(tmp_path / "empty"), None, comm)
 
 
@@ -425,5 +425,5 @@ def test_random_states_go_on_where_they_were():
 
 @pytest.mark.parametrize("state", [torch.zeros(3), torch.zeros(3, dtype=torch.uint8), torch.zeros(())])
 def test_random_states_that_are_none_are_one_sentence(state):
-    with pytest.raises(UserError, match="random states cannot be taken up"):
+    with pytest.raises(UserError, match="random states cannot be restored"):
         load_random_states({"random_cpu": state}, torch.device("cpu"))

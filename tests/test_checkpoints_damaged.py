@@ -209,7 +209,9 @@ def test_what_is_damaged_is_named_and_the_checkpoint_before_is_taken(folder, dam
     strategy = Stateful(COMM)
     found.restore(strategy, COMM, SYNC)
     strategy.assert_loaded(Stateful(COMM, 3))
-    with pytest.raises(UserError, match=r"this is no whole checkpoint \(.*\): give another one, or auto\.$"):
+    with pytest.raises(
+        UserError, match=r"this checkpoint is incomplete or damaged \(.*\). Give another one, or auto\.$"
+    ):
         find(str(folder / NEWEST), None, COMM)
 
 
@@ -243,7 +245,7 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed_or_says_the_same(fold
 def test_if_none_is_whole_one_sentence_says_so(folder):
     for place in folder.iterdir():
         truncate(place / "training.json")
-    first = f"no whole checkpoint is left in {folder}: the checkpoint {folder / NEWEST} is damaged (training"
+    first = f"no usable checkpoint is left in {folder}: the checkpoint {folder / NEWEST} is damaged (training"
     with pytest.raises(UserError) as raised:
         find("auto", folder, COMM)
     assert str(raised.value).startswith(first)

@@ -190,7 +190,7 @@ def test_all_ranks_leave_by_exit_code_2_and_name_the_file_and_the_field(start_ra
     for rank, program in enumerate(start_ranks(TASK2B, 2, words)):
         assert program.wait() == 2, program.text
         assert f"rank {rank}: " in program.text
-        assert "step-00000004/rank1.json: what rank 1 remembered by itself does not fit this run (" in program.text
+        assert "step-00000004/rank1.json: the local state of rank 1 does not fit this run (" in program.text
         assert "Traceback" not in program.text
     shutil.rmtree(tmp_path / "again")
     forge(folder, "training.json", "training.position.stepped", "many")
@@ -230,7 +230,7 @@ def test_what_a_sync_remembers_is_held_to_its_form():
     said, _ = run_ranks(2, refusals)
     assert len(said) == len(OF_SYNCS)
     for sentence, (_, place, _) in zip(said, OF_SYNCS):
-        assert sentence.startswith("what rank 0 remembered by itself does not fit this run (ValueError: it")
+        assert sentence.startswith("the local state of rank 0 does not fit this run (ValueError: it")
         assert f" {place}" in sentence
 
 

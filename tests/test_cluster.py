@@ -228,7 +228,7 @@ def test_down_leaves_what_no_cluster_made_and_says_so(cluster, name, stranger):
     down = cluster("down")
     assert down.wait() == 0
     assert "removed 2 namespaces" in down.text
-    assert f"left alone, since no cluster of ours made them: {name}-host7" in down.text
+    assert f"warning: not removed, because no cluster of ours made them: {name}-host7" in down.text
     assert network.named_namespaces(name) == [f"{name}-host7"]
     assert program.poll() is None
 
@@ -321,7 +321,7 @@ def test_without_a_cluster_each_command_says_how_to_make_one(cluster):
     for words in (("ps",), ("exec", "1", "true"), ("slow", "1", "--rate", "1mbit"), ("cut", "1")):
         program = cluster(*words)
         assert program.wait() == 1
-        assert "is up: make one with" in program.text
+        assert "is up. Make one with" in program.text
 
 
 ECHO = """
@@ -437,9 +437,13 @@ def test_when_a_host_is_cut_off_every_rank_ends_within_seconds_and_names_the_sam
     assert cluster("cut", str(lost + 1)).wait() == 0
     assert run.wait() == 1
     for rank in {0, 1, 2} - {lost}:
-        assert f"host{rank + 1}| error: rank {rank}: lost rank {lost}, which ended without a word" in run.text
+        assert (
+            f"host{rank + 1}| error: rank {rank}: lost connection to rank {lost}: it was killed, or its host is down"
+            in run.text
+        )
     assert (
-        f"host{lost + 1}| error: rank {lost}: lost rank {lost}, this one: its network interface eth0 has no" in run.text
+        f"host{lost + 1}| error: rank {lost}: lost connection to this rank, {lost}: its network interface eth0 has no"
+        in run.text
     )
 
 

@@ -255,5 +255,5 @@ def refused(sync, word):
 )
 def test_a_sync_without_buckets_that_travel_is_refused_a_codec_and_told_which_take_one(sync):
     sentence = refused(sync, "bf16")
-    assert sentence.startswith(f"--compress means nothing to --sync {sync}: leave it out, or choose one of flat, ")
+    assert sentence.startswith(f"--compress has no effect with --sync {sync}. Leave it out, or choose one of flat, ")
     assert all(name in sentence for name in TAKERS)

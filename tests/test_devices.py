@@ -42,7 +42,7 @@ def test_nccl_is_refused_only_where_two_ranks_of_a_host_have_the_same_gpu():
     answers = run_ranks(2, stations_on, [of_its_own, both, one])
     assert [found[0] for found in answers] == [0, 0]  # each sees its own as its first: srun --gpus-per-task=1
     assert [found[1] for found in answers] == [0, 1]
-    sentence = "rank 1 has the same GPU as rank 0 (gpu-a), and nccl needs one for each rank: "
+    sentence = "rank 1 has the same GPU as rank 0 (gpu-a), and nccl needs one for each rank. "
     assert [found[2].startswith(sentence) for found in answers] == [True, True]
 
 

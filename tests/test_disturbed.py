@@ -84,14 +84,11 @@ def test_a_run_on_a_busy_machine_is_named_above_and_ranked_nowhere(tmp_path):
     page = build_page(*load_records([*quiet, busy, alone]))
     assert page.answer.cautions[0].startswith(words)
     assert page.answer.sentences[0].startswith("ddp is the fastest of 2 with 2.00 s")
-    assert page.answer.sentences[0].endswith("; not compared, for the machine was busy: busy.")
+    assert page.answer.sentences[0].endswith("; not compared, because the machine was busy: busy.")
     scaling = next(section for section in page.sections if section.title == "Scaling").blocks
     assert ({row[5] for row in scaling[0].rows[1:]}, len(scaling)) == ({DISTURBED}, 1)
     only = build_page(*load_records([busy, with_host(tmp_path / "too", 1.0, 0.3, sync="flat")]))
-    assert (
-        only.answer.sentences[0]
-        == "Which run is the fastest is not known, for the machine was busy during all of them."
-    )
+    assert only.answer.sentences[0] == "The fastest run is unknown: the machine was busy during all runs."
     assert "fastest of" not in report(tmp_path / "page.html", busy, alone).read_text()
 
 
@@ -130,8 +127,8 @@ def test_a_lab_s_ratios_and_a_bench_s_candidates_are_not_ranked_either(tmp_path)
     record["environment"] |= {"cores": CORES, "ranks_on_host": 4}
     record["host"] = [{"seconds": 10.0, "process_cpu_seconds": 2.0, "host_cpu_percent": 100.0}] * 4
     (path / "bench.json").write_text(json.dumps(record))
-    words = "the machine was busy: other programs took 60 % of its processors, so no candidate is the fastest here"
+    words = "the machine was busy: other programs took 60 % of its processors, so none is called the fastest"
     assert bench_table(record | {"setting": record["setting"] | {"rounds": 7, "attach": "once"}}).count(words) == 1
     found = answer_of(*load_records([path]))
     assert words in found.cautions[0]
-    assert found.sentences[0] == "Which candidate is the fastest in bench is not known, for the machine was busy."
+    assert found.sentences[0] == "The fastest sync in bench is unknown: the machine was busy."

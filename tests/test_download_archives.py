@@ -81,7 +81,7 @@ def misplaced() -> bytes:
     return changed(ARCHIVE, place, *(int.from_bytes(ARCHIVE[place : place + 4], "little") + 100).to_bytes(4, "little"))
 
 
-NOT_WHOLE = "is not a whole zip archive ("
+NOT_WHOLE = "is not a complete zip archive ("
 NO_NAME = "a name that the disk does not take ("
 OUTSIDE = ["../out.tsv", "/tmp/out.tsv", "Tiny/../../out.tsv", "..\\out.tsv", "C:\\out.tsv", "C:out.tsv", "\\\\h\\s\\o"]
 ENCRYPTED = zipped({"train.tsv": b"x"})
@@ -128,7 +128,7 @@ def test_an_archive_with_more_members_than_any_should_have_is_refused(mirror, tm
 # Tar archives
 
 CIFAR_TAR = tar_of(BATCHES)
-NOT_WHOLE_TAR = "is not a whole gzipped tar archive ("
+NOT_WHOLE_TAR = "is not a complete gzipped tar archive ("
 LINK = "a link or special file"
 TARS = {
     "../out": (tar_of(BATCHES, member("../out")), "which leads outside its folder"),

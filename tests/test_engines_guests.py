@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from worlds import run_ranks
 
-pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed: run make engines")
+pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed. Run make engines")
 
 # sync, codec, and how far its losses may be from DDP's
 SYNCS = {

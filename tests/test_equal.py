@@ -45,7 +45,7 @@ def test_equal_records_are_equal_whatever_their_seconds(said, tmp_path):
     assert code == 0
     assert words == (
         "a and b are equal to the last bit: 5 losses, mean loss and acc of 2 epochs, "
-        "all iterations, calls and bytes an iteration."
+        "all iterations, calls and bytes per iteration."
     )
 
 
@@ -91,11 +91,11 @@ def test_where_nothing_is_told_by_purpose_means_are_compared_and_no_more_is_said
     code, words = said("--assert_equal", a, b, "--of", "totals")
     assert (code, words) == (
         0,
-        "a and b are equal to the last bit: all iterations, and of calls and bytes what the ledger knows: "
-        "not those of all_reduce.",
+        "a and b are equal to the last bit: all iterations, and calls and bytes in the communication log, which does "
+        "not have those of all_reduce.",
     )
     changed(b, "summary.json", lambda summary: summary.update(calls_per_iteration=77))
-    assert said("--assert_equal", a, b) == (1, "not equal: calls an iteration 2 in a and 77 in b, 75 apart.")
+    assert said("--assert_equal", a, b) == (1, "not equal: calls per iteration 2 in a and 77 in b, 75 apart.")
 
 
 def test_a_further_row_of_an_epoch_is_a_difference(said, tmp_path):
@@ -125,19 +125,19 @@ def test_what_is_unfinished_damaged_or_not_there_is_refused_in_a_sentence(said, 
     whole, unfinished = write_run(tmp_path / "whole"), write_unfinished(tmp_path / "unfinished")
     assert said("--assert_equal", whole, unfinished) == (
         1,
-        f"error: {unfinished} has no summary.json: give the folder of a run that ended well.",
+        f"error: {unfinished} has no summary.json: Give the folder of a finished run.",
     )
     other = changed(
         write_run(tmp_path / "rows"), "iterations.rank0.jsonl", lambda row: row.update(loss=row["loss"] + 1)
     )
     code, words = said("--assert_equal", whole, other)
     assert code == 1
-    assert "does not have the losses of summary.json beside it" in words
+    assert "does not have the losses of summary.json" in words
     cut = write_run(tmp_path / "cut")
     (cut / "iterations.rank1.jsonl").write_text('{"iteration": 1, "lo')
     code, words = said("--assert_equal", cut, whole)
     assert code == 1
-    assert "is not a whole JSON row: it is damaged" in words
+    assert "is damaged: not a complete JSON row" in words
     code, words = said("--assert_equal", whole, tmp_path / "nowhere")
     assert code == 1
     assert "does not exist" in words
@@ -148,9 +148,9 @@ def test_what_is_unfinished_damaged_or_not_there_is_refused_in_a_sentence(said, 
     [
         (["a", "--assert_equal"], "--assert_equal compares two runs, and 1 were given"),
         (["a", "b", "--assert_equal", "--markdown"], "--markdown is for the table"),
-        (["a", "b", "--assert_equal", "--within", "nan"], "--within nan: give a number of at least 0."),
-        (["a", "b", "--assert_equal", "--within", "-1"], "--within -1: give a number of at least 0."),
-        (["a", "b", "--assert_equal", "--of", "losses,bits"], "there is no part 'bits'"),
+        (["a", "b", "--assert_equal", "--within", "nan"], "--within nan is not valid. Give a number of at least 0."),
+        (["a", "b", "--assert_equal", "--within", "-1"], "--within -1 is not valid. Give a number of at least 0."),
+        (["a", "b", "--assert_equal", "--of", "losses,bits"], "unknown part 'bits'"),
         (["a", "b", "--within", "1"], "--within is for --assert_equal"),
     ],
 )

@@ -56,13 +56,13 @@ LATER = [0.7, 0.69, 0.71, 0.70, 0.69, 0.68]  # from the second iteration on not 
 MISTAKES = {
     "a total batch that grows with the ranks": (
         {"batch": 64, "seconds": [1.0] * 3},
-        "examples a step 16 in baseline and 64 in ddp; steps 6 in baseline and 3 in ddp",
+        "examples per step 16 in baseline and 64 in ddp; steps 6 in baseline and 3 in ddp",
     ),
     "TF32 on one side only": ({"environment": {"tf32": True}}, "TF32 no in baseline and yes in ddp"),
-    "no sampler": ({"epochs": 4 * 96}, "examples an epoch 96 in baseline and 384 in ddp"),
+    "no sampler": ({"epochs": 4 * 96}, "examples per epoch 96 in baseline and 384 in ddp"),
     "an optimizer never wrapped, or backward called twice": (
         {"losses": LATER},
-        "the losses of ddp part from those of baseline (by 0.0300 in iteration 3), so its gradients are others",
+        "the losses of ddp part from those of baseline (by 0.0300 in iteration 3), so its gradients differ",
     ),
     "another precision": ({"summary": {"precision": "bf16"}}, "precision fp32 in baseline and bf16 in ddp"),
     "accumulation": (
@@ -109,7 +109,9 @@ def test_runs_on_different_machines_are_said_to_be(tmp_path):
     ("name", "value"), [("precision", "bf16"), ("seed", 1), ("dropout", 0.1), ("sync", "ddp"), ("world_size", 4)]
 )
 def test_files_that_say_different_things_of_one_run_are_not_believed(tmp_path, name, value):
-    with pytest.raises(UserError, match=f"has {name} .* in one file and .* in its config.json: these files are not of"):
+    with pytest.raises(
+        UserError, match=f"has {name} .* in one file and .* in its config.json, so these files are not of"
+    ):
         load_run(run_like(tmp_path / "run", config={name: value}))
 
 
@@ -118,7 +120,7 @@ def test_threads_are_compared_among_as_many_ranks(tmp_path):
         run_like(tmp_path / name, sync=sync, ranks=ranks, environment={"threads_per_rank": threads})
         for name, sync, ranks, threads in (("alone", "none", 1, 4), ("a", "ddp", 2, 2), ("b", "flat", 2, 1))
     ]
-    assert remark(*folders) == "not the same work: threads a rank 2 in a and 1 in b."
+    assert remark(*folders) == "not the same work: threads per rank 2 in a and 1 in b."
     assert remark(*folders[:2]) == ""
 
 
@@ -172,7 +174,7 @@ def test_runs_of_other_lengths_are_compared_where_their_learning_rates_are_the_s
         for epochs in (2, 5)
         for sync in ("ddp", "flat")
     ]
-    words = "its gradients are others"
+    words = "its gradients differ"
     assert (words in remark(*folders)) == (scheduler == "constant")
     if scheduler == "linear":
         table = comparison([load_run(folder) for folder in folders])
@@ -231,9 +233,9 @@ def test_it_stands_above_every_ratio_in_the_table_and_on_the_page(tmp_path, mark
 
     folders = [run_like(tmp_path / "a"), run_like(tmp_path / "b", sync="ddp", batch=32)]
     text = comparison([load_run(folder) for folder in folders], markdown)
-    assert text.index("not the same work: examples a step 16 in a and 32 in b") < text.index("first losses")
+    assert text.index("not the same work: examples per step 16 in a and 32 in b") < text.index("first losses")
     page = build_page(*load_records(folders))
-    assert page.answer.cautions == ["not the same work: examples a step 16 in a and 32 in b."]
+    assert page.answer.cautions == ["not the same work: examples per step 16 in a and 32 in b."]
 
 
 def test_a_run_says_whether_its_device_rounds_to_tf32(monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 from programs import ROOT, TINY, TINY_TRAINING, children_of, free_port, is_alive, script, wait_until, worker_of_rank
 
 from cos598d.world import watchdog
+from cos598d.world.exit import LOST_RANK
 
 LONG = (*TINY_TRAINING, "--max_steps", "100000")
 TASK2B = "task2b/run_glue.py"
@@ -33,7 +34,7 @@ def is_in_a_sentence(code, text, sentence, exit_code=None):
     ("words", "sentence"),
     [
         (["--task_name", "nosuch"], "nosuch"),
-        (["--sync", "nosuch"], "--sync nosuch: no such gradient sync; the known ones are none, gather_scatter"),
+        (["--sync", "nosuch"], "unknown --sync nosuch. Choose one of none, gather_scatter"),
         (["--max_steps", "many"], "argument --max_steps: invalid int value: 'many'"),
         (["--max_steps", "0"], "--max_steps 0"),
         (["--learning_rate", "nan"], "--learning_rate nan"),
@@ -41,7 +42,7 @@ def is_in_a_sentence(code, text, sentence, exit_code=None):
         (["--nosuch", "1"], "unrecognized arguments: --nosuch 1"),
         (["--total_train_batch_size", "8", "--per_gpu_train_batch_size", "2"], "exclude each other"),
         (["--fp16", "--precision", "bf16"], "--fp16 contradicts --precision bf16"),
-        (["--world_size", "2", "--local_rank", "2"], "rank 2 is outside the world"),
+        (["--world_size", "2", "--local_rank", "2"], "rank 2 does not exist"),
         (["--backend", "nccl", "--no_cuda"], "--backend nccl needs a CUDA device"),
         (["--sync", "none", "--world_size", "2", "--do_eval"], "drift apart"),
     ],
@@ -147,7 +148,7 @@ def test_a_rank_killed_while_others_wait_is_named_when_all_have_come(start, star
     ranks[1].stop()
     last = start("last", [script(TASK2B), *LONG, "--master_port", port, "--world_size", 3, "--local_rank", 2])
     for rank in (ranks[0], last):
-        ends_in_a_sentence(rank, "lost rank 1")
+        ends_in_a_sentence(rank, "lost connection to rank 1")
 
 
 def test_a_rank_interrupted_while_it_waits_can_be_started_again(start, start_ranks):
@@ -167,7 +168,7 @@ def test_a_rank_interrupted_while_it_waits_can_be_started_again(start, start_ran
 def test_an_address_that_is_not_rank_0_s_own_is_refused_by_rank_0(run_here):
     words = [*LONG, "--world_size", 2, "--local_rank", 0, "--master_ip"]
     is_in_a_sentence(*run_here(TASK2B, [*words, "192.0.2.1"]), "--master_ip 192.0.2.1 is not an address of this host")
-    is_in_a_sentence(*run_here(TASK2B, [*words, "no.such.host.invalid"]), "is not a host that this host knows")
+    is_in_a_sentence(*run_here(TASK2B, [*words, "no.such.host.invalid"]), "cannot be resolved on this machine")
 
 
 def test_another_model_on_one_rank_names_rank_and_parameter(run_here, start_ranks, tmp_path):
@@ -235,11 +236,11 @@ def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, p
     ranks[victim].process.send_signal(signal.SIGKILL)
     for rank in ranks:
         if rank is not ranks[victim]:
-            ends_in_a_sentence(rank, f"lost rank {victim}", exit_code=1)
+            ends_in_a_sentence(rank, f"lost connection to rank {victim}", exit_code=1)
     left_its_rows(tmp_path / "out", 5)
     (attempt,) = json.loads((tmp_path / "out" / "live" / "attempts.json").read_text())["attempts"]
     if victim:  # rank 0 writes it down
-        assert attempt["why"] == f"lost rank {victim}, which ended without a word (killed, or its host is gone)."
+        assert attempt["why"] == LOST_RANK.format(rank=victim)
         assert attempt["to_iteration"] >= 5
     else:
         assert attempt["why"] is None
@@ -262,7 +263,7 @@ def test_a_killed_local_worker_is_named_and_the_starter_fails(start):
     program.wait_for("iteration 5:")
     os.kill(worker_of_rank(program.process.pid, 1), signal.SIGKILL)
     assert program.wait() > 0
-    assert "rank 0: lost rank 1" in program.text
+    assert "rank 0: lost connection to rank 1" in program.text
     assert "Traceback" not in program.text
 
 
@@ -299,10 +300,15 @@ def test_the_scripts_say_nothing_but_their_own(start):
 @pytest.mark.parametrize(
     ("unheard", "linked", "interface", "named"),
     [
-        (True, False, "eth0", "lost rank 2, this one: its network interface eth0 has no link."),
-        (True, True, "eth0", "lost rank 0, "),  # nothing came, and it is not for want of a link here
-        (False, False, "eth0", "lost rank 0, "),  # word came that the peer is gone, so there is a way
-        (True, False, None, "lost rank 0, "),  # it could never be told whether there is a link
+        (
+            True,
+            False,
+            "eth0",
+            "lost connection to this rank, 2: its network interface eth0 has no link. Check that network.",
+        ),
+        (True, True, "eth0", "lost connection to rank 0: "),  # nothing came, and it is not for want of a link here
+        (False, False, "eth0", "lost connection to rank 0: "),  # word came that the peer is gone, so there is a way
+        (True, False, None, "lost connection to rank 0: "),  # it could never be told whether there is a link
     ],
 )
 def test_a_rank_names_itself_only_when_no_word_came_and_its_link_is_gone(

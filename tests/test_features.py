@@ -136,7 +136,9 @@ def test_pairs_lose_the_last_token_of_the_longer_and_of_the_second_when_equal():
 
 
 def test_a_length_without_room_for_text_is_refused(folder, encoder):
-    with pytest.raises(UserError, match=r"A sequence length of 3 holds no text .* at least 4 \(--max_seq_length\)"):
+    with pytest.raises(
+        UserError, match=r"A sequence length of 3 leaves no room for text .* at least 4 \(--max_seq_length\)"
+    ):
         get_task("rte").load("train", folder, encoder, 3)
 
 

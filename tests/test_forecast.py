@@ -122,7 +122,7 @@ def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):
     found = forecast(config, 2, timings=known)
     assert "fitted to a short bench that was made here" in found.seconds_from
     assert found.seconds_per_epoch == pytest.approx(found.seconds_per_iteration * found.iterations_per_epoch)
-    assert "iterations of 2 ranks side by side were timed here" in found.seconds_from
+    assert "iterations of 2 ranks were timed here at once" in found.seconds_from
     times = next(value for value in known._found.values() if isinstance(value, Timed))
     names = {name for name, _ in known.work(config).model.named_parameters()}
     assert set(times.compute.arrivals) == names
@@ -152,7 +152,7 @@ def test_the_command_starts_nothing_and_makes_no_folder(timed, monkeypatch, tmp_
     said = capsys.readouterr().out
     for word in ("nothing is started", "parameters: 534,410", "iterations: 345, 23 in an epoch", "seconds: "):
         assert word in said
-    assert "a rank sends in an iteration: 3,206,464, 3,206,464, 3,206,456, 3,206,456 bytes, rank by rank" in said
+    assert "sent per rank and iteration: 3,206,464, 3,206,464, 3,206,456, 3,206,456 bytes, rank by rank" in said
     assert "would write runs/train-digits-zero1-n4-WHEN/model: about 2.16 MB" in said
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "full").mkdir()
@@ -173,9 +173,9 @@ def test_a_lesson_s_script_forecasts_itself(timed, run_here, tmp_path):
     ("words", "sentence"),
     [
         (["--from", "bench"], "--from is for --dry_run"),
-        (["--dry_run", "--do_eval"], "--dry_run tells what a training will come to: add --do_train."),
+        (["--dry_run", "--do_eval"], "--dry_run predicts a training. Add --do_train."),
         (["--dry_run", "--from", "nowhere"], "nowhere"),
-        (["--dry_run", "--learning_rate", "-1"], "--learning_rate -1: give a number of at least 0."),
+        (["--dry_run", "--learning_rate", "-1"], "--learning_rate -1 is not valid. Give a number of at least 0."),
     ],
 )
 def test_bad_words_are_a_sentence(words, sentence, timed, capsys, monkeypatch, tmp_path):

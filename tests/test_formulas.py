@@ -155,4 +155,4 @@ def test_a_record_has_the_same_bytes_in_its_iterations_its_log_and_its_sums(tmp_
 @pytest.mark.parametrize("hook", ["powersgd", "post_localsgd"])
 def test_a_hook_that_changes_the_algorithm_later_is_not_stated(hook):
     strategy = strategy_of("ddp", ddp_hook=hook)
-    assert "only the step tells" in strategy.expected_sent(TrainingSpec(Uneven(), 2, 0, 2)).unsaid
+    assert "known only after a step" in strategy.expected_sent(TrainingSpec(Uneven(), 2, 0, 2)).unsaid

@@ -72,8 +72,8 @@ def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_who
     assert named[0] == "run/live/attempts.json", "the first"
     assert named[-1] == "run/summary.json", "the last that was written"
     for one, name in zip(small, named, strict=True):
-        has_begun = "this run's rows so far stay in run/live" in one["says"][0]
-        assert has_begun or "this run has left nothing in run, and" in one["says"][0]
+        has_begun = "This run's rows so far stay in run/live" in one["says"][0]
+        assert has_begun or "Nothing of this run is in run, and" in one["says"][0]
         assert has_begun == bool(one["live"]), (name, one)
 
     (sentence,) = without_model["says"]
@@ -94,7 +94,9 @@ def test_a_bench_whose_record_does_not_fit_is_printed_all_the_same(tmp_path, mon
     record["setting"] |= {"attach": "once"}
     # As a full disk refuses it.
     monkeypatch.setattr("cos598d.terminal.files.os.replace", no_room)
-    with pytest.raises(UserError, match=r"to .*out/bench.json \(No space left on device\): it was printed instead"):
+    with pytest.raises(
+        UserError, match=r"to .*out/bench.json \(No space left on device\), so they were printed instead"
+    ):
         _deliver(record, tmp_path / "out", None)
     assert "ratio to ddp" in capsys.readouterr().out
     assert list((tmp_path / "out").iterdir()) == []

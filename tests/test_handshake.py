@@ -101,7 +101,7 @@ def test_whoever_drips_is_dropped_as_soon_as_whoever_says_nothing(monkeypatch):
 def test_whoever_has_another_secret_or_run_cannot_join_object_or_end_the_run(other, servers):
     def come(port):
         stranger = identities(2, port, **other)[1]
-        with pytest.raises(UserError, match="has another secret or is of another run"):
+        with pytest.raises(UserError, match="has another secret or belongs to another run"):
             meet(stranger, 5, {})
         rendezvous.tell_failure(stranger, "\x1b[31mstop\x1b[0m")
 
@@ -160,7 +160,9 @@ def test_an_acceptor_without_descriptors_left_pauses_and_goes_on(monkeypatch):
         assert not acceptor._thread.is_alive()
 
 
-@pytest.mark.parametrize("stopped", [KeyboardInterrupt(), UserError("the program that started this worker is gone.")])
+@pytest.mark.parametrize(
+    "stopped", [KeyboardInterrupt(), UserError("the program that started this worker has ended. Start the run again.")]
+)
 def test_when_rank_0_is_stopped_in_the_meeting_those_who_came_hear_it(stopped, servers, monkeypatch):
     them = identities(3)
 
@@ -195,7 +197,7 @@ def test_a_rank_that_dies_in_the_meeting_may_come_again_and_is_lost_where_it_doe
             assert all(future.result(PATIENCE) for future in futures)
         else:
             for future in futures:
-                with pytest.raises(UserError, match="^lost rank 2, which ended without a word"):
+                with pytest.raises(UserError, match="^lost connection to rank 2"):
                     future.result(PATIENCE)
 
 

@@ -55,13 +55,13 @@ def test_torchrun_on_one_host_stays_on_loopback_whoever_serves_its_store():
 @pytest.mark.parametrize(
     ("words", "environ", "sentence"),
     [
-        ((4, 4), {}, "rank 4 is outside the world: with --world_size 4 the ranks are 0 to 3"),
+        ((4, 4), {}, "rank 4 does not exist with --world_size 4. Give a rank from 0 to 3"),
         ((None, 1), {}, "--local_rank 1 needs --world_size"),
         ((0, None), {}, "--world_size 0"),
         ((4, 0, None, 99999), {}, "--master_port 99999"),
         ((4,), {"RANK": "0", "WORLD_SIZE": "2"}, "contradicts torchrun, which started 2 ranks"),
         ((), {"RANK": "zero", "WORLD_SIZE": "2"}, "RANK='zero' is not a number"),
-        ((), MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "give rank 0's address .mpirun -x MASTER_ADDR"),
+        ((), MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "Give rank 0's address .mpirun -x MASTER_ADDR"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(words, environ, sentence):

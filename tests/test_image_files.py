@@ -202,10 +202,10 @@ def test_a_changed_image_is_read_anew_and_an_unchanged_one_from_the_cache(tmp_pa
 def test_every_broken_file_is_named_up_to_three(tmp_path):
     write_images(tmp_path / "images", ["train/a/1.png", "train/b/1.png", "val/a/1.png"])
     (tmp_path / "images/train/a/0\x1b.png").write_bytes(b"broken")
-    refused(tmp_path / "images", "train/a/0\\x1b.png is damaged, or none of JPEG", "mend or remove it")
+    refused(tmp_path / "images", "train/a/0\\x1b.png is damaged, or none of JPEG", "Mend or remove it")
     for number in range(4):
         (tmp_path / f"images/train/b/z{number}.png").write_bytes(png_of(20_000, 20_000))
-    refused(tmp_path / "images", "z0.png has more pixels than", "and 2 more", "mend or remove them")
+    refused(tmp_path / "images", "z0.png has more pixels than", "and 2 more", "Mend or remove them")
 
 
 def test_folders_that_say_no_classes_are_refused(tmp_path):

@@ -54,7 +54,7 @@ def test_the_first_lines_say_which_model_and_data(finished):
     text = (finished / "four.txt").read_text()
     assert "digits, sync bucketed, 4 ranks" in text
     assert "model: tiny vit, random weights, 0.5 M parameters; data: scikit-learn's digits" in text
-    assert "30 examples a step" in text
+    assert "30 examples per step" in text
 
 
 def test_without_a_word_embedding_sparse_rows_sends_what_bucketed_does(finished):

@@ -163,7 +163,7 @@ def test_a_task_of_images_brings_its_own_defaults():
         ({"task_name": "digits", "doc_stride": 5}, "--doc_stride is SQuAD's, and the task is digits"),
         ({"task_name": "digits", "max_seq_length": 64}, "--max_seq_length is for texts, and the task is digits"),
         ({"task_name": "digits", "do_lower_case": True}, "--do_lower_case is for texts"),
-        ({"task_name": "digits", "image_size": 3}, "--image_size 3: give a number of at least 4"),
+        ({"task_name": "digits", "image_size": 3}, "--image_size 3 is not valid. Give a number of at least 4"),
     ],
 )
 def test_flags_of_another_kind_of_task_are_refused(values, words):
@@ -173,7 +173,7 @@ def test_flags_of_another_kind_of_task_are_refused(values, words):
 
 
 def test_the_digits_are_in_no_folder_and_have_no_other_part():
-    with pytest.raises(UserError, match="leave --data_dir out"):
+    with pytest.raises(UserError, match="Leave --data_dir out"):
         get_task("digits").locate("somewhere")
     with pytest.raises(ValueError, match="has the parts train, dev"):
         get_task("digits").load("test", None, ImageEncoder(8, 1))

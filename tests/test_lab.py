@@ -61,7 +61,7 @@ def test_a_written_report_and_the_second_run_of_a_task_stay(lab, capsys):
     write_task(lab / "second" / "task3", "task3", words="other sentences")
     (lab.parent / "report.md").write_text("my answers")
     assert main(["report", "--lab", "lab"]) == 2
-    assert "report.md is there already, and nothing is overwritten" in capsys.readouterr().err
+    assert "report.md exists already and is not overwritten" in capsys.readouterr().err
     assert (lab.parent / "report.md").read_text() == "my answers"
     assert main(["report", "--lab", "lab", "-o", "again.md"]) == 0
     text = (lab.parent / "again.md").read_text()
@@ -77,7 +77,7 @@ def test_a_written_report_and_the_second_run_of_a_task_stay(lab, capsys):
         (["--lab", "lab", "lab/task1"], 2, "give one of the two"),
         ([], 2, "give one of the two"),
         (["--lab", "nosuch"], 1, "nosuch is no folder"),
-        (["--lab", "lab/task1"], 1, "has no whole run of task1, task2a, task2b and task3"),
+        (["--lab", "lab/task1"], 1, "has no finished run of task1, task2a, task2b and task3"),
     ],
 )
 def test_a_lab_that_cannot_be_reported_is_a_sentence(lab, capsys, words, code, says):
@@ -93,4 +93,4 @@ def test_a_missing_task_is_named_with_its_remedy(lab, capsys):
     (lab / "task2b" / "summary.json").unlink()
     assert main(["report", "--lab", "lab"]) == 1
     said = capsys.readouterr().err
-    assert said == "error: lab has no whole run of task2b: run the task's script with --output_dir lab/task2b.\n"
+    assert said == "error: lab has no finished run of task2b. Run the task's script with --output_dir lab/task2b.\n"

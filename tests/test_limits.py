@@ -89,7 +89,10 @@ def test_the_verdict_numbers_the_hosts_and_names_an_address_in_another_network_t
 
 def test_between_hosts_a_run_without_a_secret_says_so_in_one_line_of_rank_0(capsys):
     rendezvous._warn_of_strangers(Identity(0, 2, "192.0.2.1", 7000))
-    assert capsys.readouterr().err.count("rank 0: no --secret: whoever reaches 192.0.2.1:7000 can take part") == 1
+    assert (
+        capsys.readouterr().err.count("warning: rank 0: no --secret, so anyone who reaches 192.0.2.1:7000 can join")
+        == 1
+    )
     rendezvous._warn_of_strangers(Identity(0, 2, "192.0.2.1", 7000, secret=b"s" * 16))
     rendezvous._warn_of_strangers(Identity(0, 2, "127.0.0.1", 7000))
     assert capsys.readouterr().err == ""

@@ -47,7 +47,7 @@ def test_one_that_never_comes_and_one_with_another_secret_are_told_among_many(se
         f"ranks 62, 63 did not come to 127.0.0.1:{port} within 4 s (--timeout); "
         "1 came with another --secret or from another run."
     }
-    assert refused.startswith(f"rank 0 at 127.0.0.1:{port} has another secret or is of another run: ")
+    assert refused.startswith(f"rank 0 at 127.0.0.1:{port} has another secret or belongs to another run. ")
 
 
 def test_the_benchmark_of_ranks_says_what_phases_took_and_what_ranks_hold(start, tmp_path):

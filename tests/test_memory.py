@@ -180,29 +180,27 @@ def with_memory(folder, **changes):
 def test_the_table_has_formula_beside_counted_of_the_rank_that_holds_most_and_leaves_older_records_out(tmp_path):
     old = write_run(tmp_path / "old")
     rows = memory_rows([load_run(with_memory(tmp_path / "new")), load_run(old)])
-    assert rows[0][-3:] == ["in all", "counted is", "process's peak"], "no GPU, no column"
+    assert rows[0][-3:] == ["total", "off formula", "process's peak"], "no GPU, no column"
     assert rows[1] == ["new", "between steps", "4.000", "0.000", "8.000", "0.000", "12.000", "0.0%", "-"]
-    assert rows[2] == ["new", "by formula", "4.000", "0.000", "8.000", "0.000", "12.000", "", "-"]
-    assert rows[3] == ["new", "at a step's peak", "4.000", "5.000", "8.000", "0.000", "17.000", "+1.0%", "400.000"]
-    assert rows[4][1:7] == ["by formula", "4.000", "4.830", "8.000", "0.000", "16.830"]
+    assert rows[2] == ["new", "at a step's peak", "4.000", "5.000", "8.000", "0.000", "17.000", "+1.0%", "400.000"]
+    assert rows[3][1:7] == ["by formula", "4.000", "4.830", "8.000", "0.000", "16.830"], "only where it differs"
     assert {row[0] for row in rows[1:]} == {"new"}
     assert memory_rows([load_run(old)]) == []
     gpu = memory_rows([load_run(with_memory(tmp_path / "gpu", gpu_peak_bytes=[1e6, 2e6]))])
-    assert [row[-1] for row in gpu] == ["GPU's peak", "-", "-", "2.000", "-"]
+    assert [row[-1] for row in gpu] == ["GPU's peak", "-", "2.000", "-"]
 
 
 def test_where_a_formula_is_missing_the_table_says_so_and_why(tmp_path):
     run = load_run(with_memory(tmp_path / "new", expected_peak=[None, None], expected_unsaid=["it is its own"] * 2))
     rows = memory_rows([run])
-    assert rows[3][-2] == "-"
-    assert rows[4][1:7] == ["by formula", "-", "-", "-", "-", "-"]
+    assert [(row[1], row[-2]) for row in rows[1:]] == [("between steps", "0.0%"), ("at a step's peak", "-")]
     assert memory_note([run]).endswith("-: new: it is its own.")
     part = load_run(with_memory(tmp_path / "part", expected_peak=[None, {"parameters": 5_000_000}]))
-    assert memory_rows([part])[3][-2] == "-20.0%", "of what is stated"
+    assert memory_rows([part])[2][-2] == "-20.0%", "of what is stated"
     old = load_run(
         with_memory(tmp_path / "old", **dict.fromkeys(("expected_peak", "expected_between_steps"), [None, None]))
     )
-    assert [row[-2] for row in memory_rows([old])[1:]] == ["-", "", "-", ""]
+    assert [row[-2] for row in memory_rows([old])[1:]] == ["-", "-"]
 
 
 def test_memory_that_is_no_number_or_not_of_all_ranks_is_a_damaged_record(tmp_path):

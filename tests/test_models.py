@@ -322,10 +322,10 @@ def test_a_folder_lacking_a_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "not readable as JSON"),
-        ("[" * 100_000, "not readable as JSON"),
-        ('{"layer_norm_eps": NaN}', "not readable as JSON"),
-        ("\xff", "not readable as JSON"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"layer_norm_eps": NaN}', "not valid JSON"),
+        ("\xff", "not valid JSON"),
         ("[]", "a JSON list"),
         ("{}", "None for vocab_size"),
         ('{"model_type": "distilbert"}', "--model_type distilbert"),
@@ -369,7 +369,7 @@ def test_a_model_that_no_memory_holds_is_refused(tmp_path, monkeypatch):
     folder = model_folder(tmp_path)
     assert find_model(str(folder)).config.hidden_size == 64
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=100_000))
-    refused("GB, and this machine has 0.0001 GB of memory: choose a smaller model", name=folder)
+    refused("GB, and this machine has 0.0001 GB of memory. Choose a smaller model", name=folder)
 
 
 def test_newer_configurations_spell_the_vocabularys_size_alike(tmp_path):

@@ -192,7 +192,9 @@ def test_an_interface_that_vanishes_ends_the_sampling_once_and_not_the_run(tmp_p
         record.pause_training()
         sums, interface = RankSums(record.share()["sums"]), ["eth7", [0, 2]]
         record.publish()
-    assert kernel.lines == ["sampling stopped, and the run goes on: the interface eth7 is gone."]
+    assert kernel.lines == [
+        "sampling of CPU, memory and network stopped, and training continues: the interface eth7 is gone."
+    ]
     assert [row["counted_bytes_sent"] for row in rows_of(tmp_path / "iterations.rank0.jsonl")] == [100, None, None]
     assert rows_of(tmp_path / "wire.rank0.jsonl")[-1]["bytes_sent"] == 100
     assert epoch_traffic([sums], 1)["counted_bytes_sent"] == [None]
@@ -205,7 +207,9 @@ def test_counters_that_go_back_are_no_count(tmp_path, kernel):
         record.begin_training()
         kernel.counters = Counters()
         end_iteration(record, 1)
-    assert kernel.lines == ["sampling stopped, and the run goes on: the counters of eth7 went back."]
+    assert kernel.lines == [
+        "sampling of CPU, memory and network stopped, and training continues: the counters of eth7 went back."
+    ]
 
 
 @pytest.mark.parametrize("ends", ["well", "with an error", "with a failed sample"])
@@ -224,7 +228,11 @@ def test_the_thread_is_gone_when_the_record_is_closed(tmp_path, kernel, ends):
 
     with pytest.raises(KeyboardInterrupt):
         use(record_with_monitor(tmp_path, kernel, interval=0.01))
-    expected = ["sampling stopped, and the run goes on: RuntimeError."] if ends == "with a failed sample" else []
+    expected = (
+        ["sampling of CPU, memory and network stopped, and training continues: RuntimeError."]
+        if ends == "with a failed sample"
+        else []
+    )
     assert kernel.lines == expected
     assert not [thread for thread in threading.enumerate() if thread.name == "monitor"]
     left = {path.name for path in tmp_path.iterdir()}

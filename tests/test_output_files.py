@@ -34,4 +34,4 @@ def test_a_folder_where_a_file_is_meant_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.html").mkdir()
     assert cli.main(["report", str(write_run(tmp_path / "run")), "-o", "x.html"]) == 2
-    assert capsys.readouterr().err == "error: -o x.html is a folder: give a file's name.\n"
+    assert capsys.readouterr().err == "error: -o x.html is a folder. Give a file's name.\n"

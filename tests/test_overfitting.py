@@ -61,8 +61,8 @@ def said(folder):
     ("validation", "losses", "words"),
     [
         ([0.7, 0.6, 0.65, 0.8], None, "turns after epoch 2, while the training loss falls: from there on it overfits"),
-        ([0.693701, 0.693704, 0.6937], None, "hardly changes: a change of less than 1 % is taken for noise"),
-        ([0.6933, 0.6938, 0.6984], None, "hardly changes: a change of less than 1 % is taken for noise"),
+        ([0.693701, 0.693704, 0.6937], None, "hardly changes (less than 1 % counts as noise)"),
+        ([0.6933, 0.6938, 0.6984], None, "hardly changes (less than 1 % counts as noise)"),
         ([0.7, 0.6, 0.5], None, "is lowest at the end, after epoch 3: no overfitting is seen"),
         ([0.6, 0.7], [0.5] * 6 + [0.75] * 6, "turns after epoch 1; the training loss rises meanwhile"),
         ([0.6, 0.7], [0.5] * 6 + [0.499] * 6, "turns after epoch 1; the training loss hardly falls meanwhile"),

@@ -178,7 +178,7 @@ def test_a_loss_scale_below_1_ends_the_run_in_one_sentence_on_every_rank():
     answers = run_ranks(RANKS, overflow_under_each, [("bucketed", "topk"), ("local_sgd", None), ("ddp", None)])
     assert answers[0] == answers[1]
     for sentence, untouched in answers[0]:
-        assert sentence.startswith("the gradients of iteration 17 are not finite numbers in fp16")
+        assert sentence.startswith("the gradients of iteration 17 are not finite in fp16")
         assert "--precision bf16" in sentence
         assert untouched
 

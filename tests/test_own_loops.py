@@ -58,7 +58,7 @@ def assert_as(mine, theirs, what):
 
 def assert_equal_replicas(comm, module, what):
     digests = comm.exchange([p.double().abs().sum().item() for p in module.parameters()])
-    assert all(each == digests[0] for each in digests), f"{what}: the replicas differ"
+    assert all(each == digests[0] for each in digests), f"{what}: weights differ between ranks"
 
 
 def left_out(comm, name, **options):
@@ -227,7 +227,7 @@ def changed_on_one_rank(comm, name, **options):
             assert all(p.grad is None for p in mine.parameters())
         mine.zero_grad()
     assert [each is None for each in said] == [True, False, False, True, True], said
-    assert "rank 1 changed its own" in said[1]
+    assert "rank 1 changed its model" in said[1]
     assert all(each == said for each in comm.exchange(said))
     mine.module.head = nn.Linear(6, 3 + comm.rank)
     with pytest.raises(UserError, match=r"rank 1 has head.weight \(4, 6\) float32 where rank 0 has head.weight"):

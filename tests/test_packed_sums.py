@@ -176,7 +176,5 @@ def test_a_training_with_packed_gradients_is_to_the_last_bit_the_one_without(pre
 
 
 def test_messages_without_tags_are_refused():
-    with pytest.raises(
-        UsageError, match="--pack_gradients tells messages apart by tags, and those of the backend nccl"
-    ):
+    with pytest.raises(UsageError, match="--pack_gradients needs messages with tags, which the backend nccl"):
         SparseZero1.check_options(SyncOptions(pack_gradients=True), "nccl")

@@ -217,7 +217,7 @@ def takes_codecs_and_classes(comm):
         worst = (module.module.output.weight.grad - expected.output.weight.grad).abs().max()
         assert worst < 1e-2 * expected.output.weight.grad.abs().max()
     for arguments, words in (
-        (("no_such",), "no such gradient sync"),
+        (("no_such",), "unknown --sync"),
         (("local_sgd",), "averages weights after the optimizer's step"),
     ):
         with pytest.raises(UsageError, match=words):

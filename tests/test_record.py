@@ -190,7 +190,7 @@ def test_an_earlier_record_goes_only_when_the_new_one_has_all_but_its_names(refu
     rows = (tmp_path / "live" / "iterations.rank0.jsonl").read_text().splitlines()
     assert len(rows) == 3, "what it has done can be looked at all the same"
     assert ("and an earlier run's files are still there." in str(error.value)) == still
-    assert ("is incomplete, and the earlier run's is already gone" in str(error.value)) != still
+    assert ("are incomplete, and the earlier run's are already removed" in str(error.value)) != still
     assert not list(tmp_path.glob(".*"))
 
 
@@ -198,7 +198,7 @@ def test_a_folder_is_one_run_s_until_it_ends(tmp_path):
     folder = tmp_path / "run"
     with claim_folder(folder, overwrite=False):
         for overwrite in (False, True):
-            with pytest.raises(UserError, match="is in use by another run: choose another folder"):
+            with pytest.raises(UserError, match="is in use by another run. Choose another folder"):
                 claim_folder(folder, overwrite).__enter__()
         # The other ranks of the run that has claimed it only look.
         with claim_folder(folder, overwrite=False, locks=False):

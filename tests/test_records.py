@@ -56,7 +56,7 @@ def test_a_damaged_summary_is_told_alike_by_every_command_that_reads_it(damage, 
         assert code == 1
         assert line.startswith(f"{folder / 'summary.json'} is damaged: "), line
         assert words in line
-        assert line.endswith("; run again.")
+        assert line.endswith(". Run it again.")
 
 
 TEXTS = [
@@ -139,7 +139,7 @@ def test_a_record_that_has_not_all_that_traffic_shows_is_told(damage, tmp_path, 
     change(folder / "summary.json", damage)
     code, line = said(capsys, "traffic", folder)
     assert code == 1
-    assert line.startswith("run has not counted what travelled") or "how many packets" in line
+    assert line.startswith("run did not count its traffic") or "no count of packets" in line
 
 
 def test_rows_are_read_one_by_one_and_told_by_their_line(tmp_path):

@@ -33,7 +33,7 @@ def folders(tmp_path):
 
 def test_repeats_are_one_row_and_exposed_seconds_have_the_interval_of_the_pairs(folders):
     text = comparison([load_run(folder) for folder in folders])
-    assert text.count("task2b, 3 runs") == 3  # a row in each table
+    assert text.count("\ntask2b, 3 runs") == 3  # a row in each table
     mean, spread = 0.5, 0.04
     low, high = (mean + sign * T_OF_2 * spread / 3**0.5 for sign in (-1, 1))
     assert f"0.500 (29%), 95 % {low:.3f} to {high:.3f}" in text
@@ -46,7 +46,7 @@ def test_a_run_alone_has_no_interval_of_what_is_exposed_and_is_told_whose_its_ow
     text = comparison([load_run(folder) for folder in folders[:3]])
     assert "0.500 (33%)" in text
     assert "(33%), 95 %" not in text
-    assert "95 %: of that mean, from the spread of one run's iterations; another run may lie outside it." in text
+    assert "95 %: of that mean, from the spread of one run's iterations. A repeat may be outside it." in text
     assert "without the first 2;" in text
 
 
@@ -113,7 +113,7 @@ def test_the_demo_runs_its_lessons_again_in_another_order(tmp_path, monkeypatch,
 
 def test_the_demo_refuses_no_repeats_in_a_sentence(tmp_path, capsys):
     assert cli.main(["demo", "--repeats", "0", "--runs_dir", str(tmp_path / "runs")]) == 2
-    assert capsys.readouterr().err == "error: --repeats 0: give a number of at least 1.\n"
+    assert capsys.readouterr().err == "error: --repeats 0 is not valid. Give a number of at least 1.\n"
     assert not (tmp_path / "runs").exists()
 
 
@@ -124,7 +124,7 @@ def test_a_report_has_each_run_and_the_repeats_together(folders):
     from cos598d.tools.report.page import build_page
 
     page = build_page(*load_records(folders))
-    tables = next(section for section in page.sections if section.title == "Seconds an iteration").blocks
+    tables = next(section for section in page.sections if section.title == "Seconds per iteration").blocks
     each, together = (tables[place].rows for place in (0, 1))
     assert [row[0] for row in together[1:]] == ["task2b, 3 runs", "task3, 3 runs", "floor, 3 runs"]
     assert len(each) == 1 + len(folders)

@@ -64,7 +64,7 @@ def test_a_gradient_that_was_not_averaged_once_ends_the_run_and_is_named():
     answers = run_ranks(3, train_with_each, [0, 2, 1])
     assert answers[1] == answers[2] == answers[0]
     for (sentence, evaluated), told_after in zip(answers[0], (8, 4, 3), strict=True):
-        start = f"the replicas differ after iteration {told_after}: on rank 1 hidden.bias is off rank 0's"
+        start = f"weights differ between ranks after iteration {told_after}: on rank 1 hidden.bias is off rank 0's"
         assert sentence.startswith(start)
         assert "--check_replicas 1" in sentence
         assert evaluated == []
@@ -131,7 +131,7 @@ def test_last_bits_become_rank_0s():
 def test_more_than_last_bits_is_told_on_every_rank(offsets, words):
     answers = run_ranks(3, compare_tensors, offsets)
     assert {sentence for sentence, _ in answers} == {answers[0][0]}
-    assert answers[0][0].startswith("the replicas differ after iteration 5: ")
+    assert answers[0][0].startswith("weights differ between ranks after iteration 5: ")
     assert words in answers[0][0]
 
 

@@ -36,14 +36,14 @@ SECTIONS = (
     "Environment",
     "Evaluation by epoch",
     "The first losses",
-    "Seconds an iteration",
+    "Seconds per iteration",
     "Where an iteration's time goes",
-    "Loss against iteration and time",
-    "One iteration in time",
-    "Traffic predicted and counted",
-    "The wire in time",
+    "Loss by iteration and by time",
+    "Timeline of one iteration",
+    "Traffic, predicted and counted",
+    "Network traffic over time",
     "Scaling",
-    "Sweep: examples a step",
+    "Sweep: examples per step",
     "Sweep: rate",
     "Sweep: delay",
 )
@@ -177,7 +177,7 @@ def test_the_page_is_readable_by_machines_and_on_a_phone(text):
 
 def test_the_text_of_plots_is_text(text):
     words = "".join(re.findall(r"<text[^>]*>([^<]*)</text>", text))
-    assert "seconds an iteration" in words
+    assert "seconds per iteration" in words
     assert "speed-up over one rank" in words
 
 
@@ -230,7 +230,7 @@ def test_the_tables_for_the_screen_need_none_of_the_report_s_packages(runs):
 
 
 def test_predicted_and_counted_bytes_stand_side_by_side(page):
-    _, table, _ = blocks(page, "Traffic predicted and counted", Table)
+    _, table, _ = blocks(page, "Traffic, predicted and counted", Table)
     rows = [row[:5] for row in table.rows]
     assert rows[0] == ["run", "whose", "sent predicted", "sent counted", "off"]
     assert [EVIL, "rank 3", "2.000", "2.060", "+3.0%"] in rows
@@ -240,7 +240,7 @@ def test_predicted_and_counted_bytes_stand_side_by_side(page):
 
 
 def test_an_epoch_s_bytes_are_predicted_and_counted(page):
-    tables = [block.rows for block in blocks(page, "Traffic predicted and counted", Table)]
+    tables = [block.rows for block in blocks(page, "Traffic, predicted and counted", Table)]
     (epochs,) = (rows for rows in tables if rows[0][1] == "epoch")
     assert [EVIL, "1", "5", "10.000 x 4", "10.300 x 4", "+3.0%"] in epochs
     assert ["ddp", "2", "5", "40.000", "39.200", "-2.0%"] in epochs, "ranks of one interface count together"
@@ -251,9 +251,9 @@ def test_the_wire_in_time_is_bits_a_second_and_a_share_of_the_link_s_rate(tmp_pa
     fast = write_run(tmp_path / "fast", ranks=4, wire_share=1, network={"rate": "100mbit", "delay": "0"})
     own = build_page(*load_records([fast]))
     # 2 MB in half a second are 32 Mbit/s.
-    assert "32.0 Mbit/s sent on average (32 % of the link's" in captions(own, "The wire in time")
-    assert "16.0 Mbit/s received on average" in captions(own, "The wire in time")
-    (figure,) = blocks(own, "The wire in time", Figure)
+    assert "32.0 Mbit/s sent on average (32 % of the link's" in captions(own, "Network traffic over time")
+    assert "16.0 Mbit/s received on average" in captions(own, "Network traffic over time")
+    (figure,) = blocks(own, "Network traffic over time", Figure)
     assert "link's rate" not in figure.svg, "three times as much as was carried: out of the picture"
 
 
@@ -270,18 +270,18 @@ def test_a_pause_and_samples_without_time_between_them_are_no_rates(tmp_path):
     assert len(found.moments) == len(found.sent) + 1
     # 10 MB in 2.5 s and 1 kB in 2 s: 32 Mbit/s and next to nothing.
     assert mean_rate(found.moments, found.sent) == pytest.approx(8 * 10_001_000 / 4.5)
-    (figure,) = blocks(build_page(runs), "The wire in time", Figure)
+    (figure,) = blocks(build_page(runs), "Network traffic over time", Figure)
     assert "link's rate" in figure.svg
 
 
 def test_a_wire_that_carried_nothing_has_a_figure_and_no_warning(tmp_path, recwarn):
     floor = write_run(tmp_path / "floor", ranks=4, sync="none", wire_share=1)
-    assert "0 Mbit/s sent on average" in captions(build_page(*load_records([floor])), "The wire in time")
+    assert "0 Mbit/s sent on average" in captions(build_page(*load_records([floor])), "Network traffic over time")
     assert not [warning for warning in recwarn if "identical" in str(warning.message)]
 
 
 def test_exposed_communication_is_measured_against_the_floor_on_the_same_network(page):
-    table = blocks(page, "Seconds an iteration", Table)[0]
+    table = blocks(page, "Seconds per iteration", Table)[0]
     exposed = {row[0]: row[-1] for row in table.rows}
     assert exposed["ddp"] == "0.950 (39%)"
     assert exposed["slow"] == "-", "no floor was run over its links"
@@ -297,7 +297,7 @@ def test_scaling_is_given_against_the_one_rank_run(page):
 
 
 @pytest.mark.parametrize(
-    ("title", "ticks"), [("rate", {"100", "1000"}), ("delay", {"1", "10"}), ("examples a step", {"16", "32"})]
+    ("title", "ticks"), [("rate", {"100", "1000"}), ("delay", {"1", "10"}), ("examples per step", {"16", "32"})]
 )
 def test_sweeps_take_runs_that_differ_in_one_thing_alone(page, title, ticks):
     (figure,) = blocks(page, f"Sweep: {title}", Figure)
@@ -307,15 +307,15 @@ def test_sweeps_take_runs_that_differ_in_one_thing_alone(page, title, ticks):
 
 
 def test_a_timeline_tells_what_lies_beside_backward_and_what_after(page):
-    said = captions(page, "One iteration in time")
+    said = captions(page, "Timeline of one iteration")
     # Of 3 s: backward ends at 66 %; calls from 50 to 70 % and from 70 to 90 %.
     assert "3.00 s: backward ends at 1.98 s. 2 gradient calls: for 0.480 s" in said
     assert "for 0.720 s after it" in said
-    assert "2 gradient calls of torch's own: the record does not tell when." in said
+    assert "2 gradient calls of torch's own, whose times are not recorded." in said
 
 
 def test_the_runs_differences_are_said(page):
-    assert page.lead.startswith("11 runs that differ in sync, ranks, examples a step, rate, delay, data")
+    assert page.lead.startswith("11 runs that differ in sync, ranks, examples per step, rate, delay, data")
 
 
 def test_numbers_are_written_with_three_digits_that_count():

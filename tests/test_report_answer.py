@@ -43,16 +43,16 @@ def test_the_fastest_is_named_with_its_spread_and_by_how_much(tmp_path):
     words = said(
         run(tmp_path, "slow", 4.0, sync="flat"), run(tmp_path, "ddp", 2.0, sync="ddp"), run(tmp_path, "mid", 3.0)
     )
-    assert words.startswith("ddp is the fastest of 3 with 2.00 s an iteration (95 % 1.90 to 2.10) on 4 ranks; ")
-    assert "; slow, the slowest, takes 2.00 times the seconds of ddp; each is one run" in words
+    assert words.startswith("ddp is the fastest of 3 with 2.00 s per iteration (95 % 1.90 to 2.10) on 4 ranks; ")
+    assert "; slow, the slowest, takes 2.00 times the seconds of ddp; each was run once" in words
     assert "no run on as many ranks had sync none" in words
 
 
 def test_runs_whose_difference_is_within_the_spread_have_no_fastest(tmp_path):
     words = said(run(tmp_path, "a", 2.05), run(tmp_path, "b", 2.0, sync="ddp"), run(tmp_path, "c", 3.0, sync="flat"))
     assert "is the fastest of" not in words
-    assert "b and a take 2.00 to 2.05 s an iteration on 4 ranks, and the differences are within the spread" in words
-    assert "none of them is shown to be the fastest; c, the slowest, takes 1.50 times" in words
+    assert "b and a take 2.00 to 2.05 s per iteration on 4 ranks, and the differences are within the spread" in words
+    assert "none is clearly the fastest; c, the slowest, takes 1.50 times" in words
 
 
 def test_a_difference_is_judged_by_its_own_interval_and_not_by_whether_two_overlap(tmp_path):
@@ -67,7 +67,7 @@ def test_who_is_the_fastest_in_other_groups_is_said_too(tmp_path):
     short = [run(tmp_path, f"{s}-short", t, sync=s, batch=32) for s, t in (("ring", 3.0), ("tree", 2.0))]
     words = said(*short, *long)
     assert (
-        "These are the seconds of ddp-long and flat-long; of other settings are ring-short and tree-short, among which "
+        "This compares ddp-long and flat-long; other settings: ring-short and tree-short, among which "
         "tree-short has the fewest seconds of 2." in words
     )
 
@@ -75,7 +75,7 @@ def test_who_is_the_fastest_in_other_groups_is_said_too(tmp_path):
 def test_one_rank_that_is_faster_than_all_the_others_is_named(tmp_path):
     several = run(tmp_path, "a", 2.0), run(tmp_path, "b", 3.0, sync="ddp")
     alone = [write_run(tmp_path / name, ranks=1, seconds=[9.0, 9.0] + [s] * 3) for name, s in (("q", 1.0), ("s", 4.0))]
-    assert "One rank is faster than all of them, q (1.00 s an iteration)" in said(*several, alone[0])
+    assert "One rank is faster than all of them, q (1.00 s per iteration)" in said(*several, alone[0])
     assert "is faster than all" not in said(*several, alone[1])
 
 
@@ -116,19 +116,19 @@ def test_runs_of_other_settings_are_not_compared(tmp_path):
         run(tmp_path, "a", 2.0), run(tmp_path, "b", 3.0, sync="ddp"), run(tmp_path, "large", 1.0, sync="flat", batch=32)
     )
     assert words.startswith("a is the fastest of 2 ")
-    assert "These are the seconds of a and b; of other settings are large." in words
+    assert "This compares a and b; other settings: large." in words
 
 
 @pytest.mark.parametrize("seconds", [[], [1.0], [1.0, 2.0]])
 def test_runs_that_counted_no_iteration_say_nothing_of_speed(seconds, tmp_path):
     found = answer(write_run(tmp_path / "few", seconds=seconds))
-    assert found.sentences[0] == "No run counted an iteration, so the records say nothing of speed."
+    assert found.sentences[0] == "No run completed an iteration, so there is no speed to report."
     assert found.figure is None
 
 
 def test_one_rank_s_run_is_told_without_a_comparison(tmp_path):
     words = said(write_run(tmp_path / "one", ranks=1, sync="none", seconds=[2.0, 1, 1, 1]))
-    assert words.startswith("one takes 1.00 s an iteration")
+    assert words.startswith("one takes 1.00 s per iteration")
     assert "fastest" not in words
     assert "xposed" not in words
 
@@ -145,10 +145,10 @@ def test_a_bench_names_its_fastest_only_where_its_rounds_show_one(tmp_path):
     found = json.loads((bench / "bench.json").read_text())["summary"]
     first = min((label for label in found if label != "none"), key=lambda label: found[label]["seconds_median"])
     assert first in ("bucketed", "ddp")
-    assert f"In bench, {first} is the fastest of 4 candidates" in said(bench)
+    assert f"In bench, {first} is the fastest of 4 syncs" in said(bench)
     words = said(edit(bench / "bench.json", blur))
     assert "is the fastest of" not in words
-    assert "its rounds do not show which of them is the fastest" in words
+    assert "none is clearly the fastest" in words
 
 
 def test_a_candidate_that_does_other_work_is_a_caution_and_never_the_fastest(tmp_path):
@@ -215,13 +215,13 @@ def test_a_model_that_predicts_one_class_is_said_to(tmp_path):
         best = {"iteration": 3, "metric": "acc", "value": 0.7} | ({"evaluated": {"by_class": kept}} if kept else {})
         folder = run(tmp_path, name, 2.0, sync=name)
         found[name] = change(folder, "summary", best=best, epochs=[epoch | {"by_class": last}])
-    words = "only one class is predicted by a and c (the model that it kept): every example is taken for c1, so the"
+    words = "only one class is predicted by a and c (the model that it kept): every example is classified as c1, so the"
     assert any(caution.startswith(words) for caution in answer(*found.values()).cautions)
     assert words in comparison([load_run(folder) for folder in found.values()])
     assert not answer(found["b"], found["d"], found["e"]).cautions
     tables, figures = ([b for b in page_classes(found["a"]) if isinstance(b, kind)] for kind in (Table, Figure))
     assert [row[2] for row in tables[0].rows] == ["precision", "-", "0.7000"], "0 of 0 is no precision"
-    assert figures[0].caption == ["Every example is taken for c1."]
+    assert figures[0].caption == ["Every example is classified as c1."]
 
 
 def test_the_page_has_where_a_run_stopped_early_which_model_it_kept_and_where_its_ranks_were(tmp_path):
@@ -258,4 +258,4 @@ def test_what_a_library_sends_is_not_said_to_be_nothing(tmp_path):
     folder = change(run(tmp_path, "engine", 2.0, sync="none"), "summary", bytes_from="counters")
     text = report(tmp_path / "page.html", folder).read_text()
     assert "No gradient travels" not in text
-    assert "What travels is not in the record" in text
+    assert "The library does not report its calls" in text

@@ -23,7 +23,7 @@ def run(tmp_path):
 
 def test_one_run_makes_a_page(run, tmp_path):
     text = report(tmp_path / "one.html", run).read_text()
-    assert "<title>cos598d report: one</title>" in text
+    assert "<title>cos598d report: one, " in text
 
 
 @pytest.mark.parametrize("seconds", [[], [1.0], [1.0, 2.0]])
@@ -46,8 +46,8 @@ def test_a_gpu_s_gauges_stand_beside_the_host_s(tmp_path):
 
 def test_records_without_beginnings_have_no_timeline_and_say_so(tmp_path):
     page = build_page(*load_records([write_run(tmp_path / "old", old=True)]))
-    (line,) = next(section for section in page.sections if section.title == "One iteration in time").blocks
-    assert "records of old do not say when" in line
+    (line,) = next(section for section in page.sections if section.title == "Timeline of one iteration").blocks
+    assert "records of old have no times of phases" in line
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
@@ -145,7 +145,7 @@ def test_a_damaged_record_is_named_in_one_sentence(name, damage, tmp_path):
     with pytest.raises(UserError) as error:
         report(tmp_path / "report.html", folder)
     assert name in str(error.value)
-    assert str(error.value).count(". ") == 0
+    assert str(error.value).count(". ") == 1, "what is wrong, and what to do"
     assert not (tmp_path / "report.html").exists()
     if damage in (huge, many_values):
         assert "MiB" in str(error.value) or "more than 4000000 values" in str(error.value)
@@ -165,7 +165,7 @@ def test_a_missing_package_is_one_sentence_that_says_what_to_install(package, ru
 
     monkeypatch.setattr(importlib, "import_module", without)
     with pytest.raises(
-        UserError, match=rf"needs {package}, .*pip install -e '\.\[report\]' in the project's folder\.$"
+        UserError, match=rf"needs {package}, .*pip install -e '\.\[report\]'` in the project's folder\.$"
     ):
         report(tmp_path / "report.pdf", run)
 
@@ -181,7 +181,7 @@ def test_a_missing_pango_is_one_sentence(run, tmp_path, monkeypatch):
 
 
 def test_an_unknown_form_is_refused(run, tmp_path):
-    with pytest.raises(UsageError, match=r"must end in \.html, \.pdf or \.md"):
+    with pytest.raises(UsageError, match=r"ends in \.html, \.pdf or \.md"):
         report(tmp_path / "report.docx", run)
 
 
@@ -196,7 +196,7 @@ def test_a_page_that_cannot_be_written_is_one_sentence(run, tmp_path):
     [
         ("nothing", "does not exist"),
         ("a file", "is a file"),
-        ("empty", "has neither summary.json nor bench.json: give the folder of a run that ended well, or of a bench."),
+        ("empty", "has neither summary.json nor bench.json. Give the folder of a finished run, or of a bench."),
     ],
 )
 def test_what_is_no_record_is_told_by_what_it_is(name, words, tmp_path):
@@ -209,5 +209,5 @@ def test_what_is_no_record_is_told_by_what_it_is(name, words, tmp_path):
 def test_rows_of_another_run_than_the_summary_s_are_refused(run, tmp_path):
     other = write_run(tmp_path / "other", ranks=1, sync="none", losses=[0.5, 0.4, 0.3, 0.2, 0.1])
     (other / "iterations.rank0.jsonl").rename(run / "iterations.rank0.jsonl")
-    with pytest.raises(UserError, match=r"not have the losses of summary.json beside it: these files are not of one"):
+    with pytest.raises(UserError, match=r"not have the losses of summary.json, so these files are not of one"):
         load_records([run])

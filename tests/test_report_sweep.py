@@ -114,7 +114,7 @@ def test_what_happened_on_the_way_is_told_and_what_is_missing_is_not_counted(tmp
         "learning_rate 2e-5, seed 3, failed: rank 1 was lost.",
         "learning_rate 2e-5, seed 4, is not finished: it has not been run yet.",
     ]
-    assert as_html(found).count("learning_rate 2e-9 is left out: it is too small.") == 1
+    assert as_html(found).count("learning_rate 2e-9 is skipped: it is too small.") == 1
 
 
 def test_a_sweep_without_a_finished_run_has_a_page_that_says_so():
@@ -204,14 +204,14 @@ def test_the_page_has_each_figure_against_each_axis_and_then_the_table(page):
     assert titles == [
         "acc against each axis",
         "validation_loss against each axis",
-        "Seconds an epoch",
+        "Seconds per epoch",
         "Speed-up against setup 1x1",
         "Delay",
         "All combinations",
     ]
     figures = {section.title: [one for one in section.blocks if isinstance(one, Figure)] for section in page.sections}
     assert [len(figures[title]) for title in titles] == [2, 3, 2, 2, 2, 0]
-    assert "setup (hosts x ranks on each)" in figures["Seconds an epoch"][0].svg
+    assert "setup (hosts x ranks on each)" in figures["Seconds per epoch"][0].svg
     every = [page.answer.figure, *(figure for found in figures.values() for figure in found)]
     assert len({figure.name for figure in every}) == len(every)
     for figure in every:
@@ -223,9 +223,9 @@ def test_the_page_has_each_figure_against_each_axis_and_then_the_table(page):
 
 def test_the_usual_sections_follow_where_the_runs_are_few(grid, page):
     few = grid[:MOST_RUNS]
-    assert "One iteration in time" not in [section.title for section in page.sections]
+    assert "Timeline of one iteration" not in [section.title for section in page.sections]
     titles = [section.title for section in sweep_page(few, "few").sections]
-    assert titles.index("All combinations") < titles.index("The runs") < titles.index("One iteration in time")
+    assert titles.index("All combinations") < titles.index("The runs") < titles.index("Timeline of one iteration")
 
 
 def test_the_answer_is_what_the_records_say(grid, page):
@@ -240,7 +240,7 @@ def test_the_answer_is_what_the_records_say(grid, page):
         "2.62 (2.50 to 2.75 over 2 seeds)" in words
     )
     assert "2.00 times as fast with 1x2 and 0.667 to 2.00 times as fast with 2x1." in words
-    assert "From delay 0 to 10ms an epoch comes to 3.00 times the seconds" in words
+    assert "From delay 0 to 10ms, an epoch takes 3.00 times as long" in words
     assert page.lead.startswith("A sweep of batch (4, 16), setup (1x1, 1x2, 2x1) and delay (0, 10ms) with 2 seeds: 16 ")
 
 
@@ -293,8 +293,8 @@ def test_other_code_is_a_caution(tmp_path):
 def test_runs_side_by_side_are_a_caution(tmp_path):
     alone = [entry(tmp_path, {"batch": batch}) for batch in ("4", "16")]
     shared = [replace(one, parallel=3) for one in alone]
-    assert "The runs were made up to 3 at a time: their seconds are not those of a run alone." in warned(shared)
-    assert "1 of 2 runs were made up to 3 at a time" in warned([alone[0], shared[1]])
+    assert "The runs were run up to 3 at a time: their times are not those of a single run." in warned(shared)
+    assert "1 of 2 runs were run up to 3 at a time" in warned([alone[0], shared[1]])
     assert sweep_page(shared, "a sweep").answer.cautions == cautions(shared)
 
 
@@ -303,7 +303,7 @@ def test_losses_that_part_on_other_hosts_are_a_caution(tmp_path):
     entries = [entry(tmp_path, {"setup": setup}, losses=losses) for setup in ("1x2", "2x1")]
     assert warned(entries) == ""
     entries.append(entry(tmp_path, {"setup": "1x4"}, losses=[0.7, 0.6, 0.5, 0.45, 0.4]))
-    assert "so its gradients are others" in warned(entries)
+    assert "so its gradients differ" in warned(entries)
 
 
 def test_epochs_of_other_lengths_are_a_caution(tmp_path):
@@ -362,10 +362,10 @@ def test_a_sweep_s_folder_makes_its_page_in_every_form_and_stands_alone(tmp_path
         text = report(tmp_path / f"page.{form}", folder).read_text()
         assert "All combinations" in text
         assert "2 runs, of which 1 finished and 1 not finished" in text
-    with pytest.raises(UserError, match="give this folder only"):
+    with pytest.raises(UserError, match="Give only this folder"):
         report(tmp_path / "both.html", folder, tmp_path / "other")
     write(axes={f"axis{number}": ["1", "2"] for number in range(40)})
-    with pytest.raises(UserError, match=r"sweep\.json asks for more than 100,000 runs: it is damaged"):
+    with pytest.raises(UserError, match=r"sweep\.json asks for more than 100,000 runs, so it is damaged"):
         report(tmp_path / "forged.html", folder)
     write(flags={"nonsense": [1]}, axes={"nonsense": ["1"]})
     with pytest.raises(UserError, match=r"sweep\.json"):

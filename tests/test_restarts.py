@@ -104,4 +104,4 @@ def test_who_does_not_start_the_ranks_does_not_start_them_again(identity, capsys
     assert main(["train", *TINY_TRAINING, *identity, "--max_restarts", "1"]) == 2
     assert "--max_restarts 1 is for a command that starts the ranks itself" in capsys.readouterr().err
     assert main(["train", *TINY_TRAINING, "--world_size", "2", "--max_restarts", "-1"]) == 2
-    assert "--max_restarts -1: give a number of at least 0" in capsys.readouterr().err
+    assert "--max_restarts -1 is not valid. Give a number of at least 0" in capsys.readouterr().err

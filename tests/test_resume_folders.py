@@ -182,7 +182,7 @@ def test_a_run_s_folder_that_leads_elsewhere_is_refused_before_anything_is_done(
         claim_folder(tmp_path / "run", overwrite=True).__enter__()
     (tmp_path / "real" / name).unlink()
     (tmp_path / "real" / "summary.json").mkdir()
-    with pytest.raises(UserError, match=r"summary.json is a folder, and a run writes a file of that name: remove it"):
+    with pytest.raises(UserError, match=r"summary.json is a folder, where a run writes a file of that name. Remove it"):
         claim_folder(tmp_path / "run", overwrite=True).__enter__()
 
 
@@ -237,7 +237,7 @@ def test_what_a_stop_says_is_what_works(tmp_path):
 
 
 def test_a_job_that_comes_back_does_not_begin_anew():
-    with pytest.raises(UsageError, match=r"^--overwrite_output_dir: a job that comes back"):
+    with pytest.raises(UsageError, match=r"^--overwrite_output_dir: a requeued job"):
         _command(["train", "--do_train", "--overwrite_output_dir", "--output_dir", "out"], 2)
 
 
@@ -267,7 +267,7 @@ def test_a_finished_record_without_a_checkpoint_is_not_begun_again(finished, tmp
     (tmp_path / "summary.json").write_text("{}")
     (tmp_path / "iterations.rank0.jsonl").write_text("")
     assert not is_ours(tmp_path, config_of(finished))
-    with pytest.raises(UsageError, match="and a finished run stands there"):
+    with pytest.raises(UsageError, match="which has a finished run"):
         find_checkpoint(tmp_path, config_of(finished), {}, COMM, Lines(True))
     assert find_checkpoint(tmp_path, config_of(finished, overwrite_output_dir=True), {}, COMM, Lines(True)) is None
 
@@ -303,7 +303,5 @@ def test_evaluation_data_must_be_the_same_where_a_run_ends_by_them(finished, tmp
 def test_a_dead_run_s_folder_says_what_to_do(tmp_path):
     (tmp_path / "live").mkdir()
     (tmp_path / "live" / "attempts.json").write_text("{}")
-    with pytest.raises(
-        UserError, match="has a run that did not end well: go on with it by --resume auto, begin anew with"
-    ):
+    with pytest.raises(UserError, match="has an unfinished run. Resume it with --resume auto, start over with"):
         claim_folder(tmp_path, overwrite=False).__enter__()

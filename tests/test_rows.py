@@ -127,4 +127,4 @@ def test_a_rank_that_is_gone_at_any_point_of_a_step_ends_the_others(point):
     ends = run_world(2, die_at, point, seconds=90)
     assert ends[1].how == DIED
     assert ends[0].how not in (RETURNED, LATE), ends[0]
-    assert "lost rank 1, which ended without a word" in ends[0].output, ends[0]
+    assert "lost connection to rank 1" in ends[0].output, ends[0]

@@ -156,7 +156,7 @@ def test_compare_prints_a_table_from_the_records(lessons, monkeypatch):
         [*words, "nowhere"], check=False, cwd=lessons, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert missing.returncode == 1
-    assert missing.stderr.strip() == "error: nowhere does not exist: give the folder of a run that ended well."
+    assert missing.stderr.strip() == "error: nowhere does not exist. Give the folder of a finished run."
 
 
 def test_the_model_loads_into_a_bare_bert(lessons):

@@ -253,7 +253,7 @@ def test_the_command_prints_tables_with_what_was_measured_in_brackets(made, caps
     rows = [line for line in text.splitlines() if line.startswith("flat ")]
     # Seconds, speed-up and efficiency.
     assert [row.count("[") for row in rows] == [1, 1, 1]
-    assert "examples a second of n hosts over those of one alone" in text
+    assert "examples per second of n hosts over those of one" in text
     assert "In [brackets] what was measured" in text
 
 
@@ -282,7 +282,7 @@ def test_ranks_that_share_the_cores_otherwise_are_predicted_with_their_own_compu
     assert "none" not in {miss["sync"] for miss in found["misses"]}
     assert max(abs(miss["miss"]) for miss in found["misses"]) < 0.05
     assert main(["scale", *folders, "--predict", many]) == 0
-    assert "the compute is its own floor's" in capsys.readouterr().out
+    assert "compute is from its own baseline" in capsys.readouterr().out
 
 
 def test_what_cannot_be_modelled_is_left_out_and_said(made, capsys):
@@ -290,7 +290,7 @@ def test_what_cannot_be_modelled_is_left_out_and_said(made, capsys):
     change(folder, lambda found: found["candidates"][0].update(sync="mine.py:Sum"))
     assert main(["scale", str(folder), "--to", "4"]) == 0
     text = capsys.readouterr().out
-    assert "left out: flat, for it is not a sync of ours" in text
+    assert "left out: flat, for the calls of this sync are unknown" in text
     assert "left out: local_sgd, for it does not average gradients in every step" in text
     assert "left out: shared_memory, for it is for one host only" in text
     assert "\nall_reduce " in text
@@ -300,13 +300,13 @@ def test_what_cannot_be_modelled_is_left_out_and_said(made, capsys):
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
-        (lambda found: found.pop("candidates"), "is not a bench's record"),
+        (lambda found: found.pop("candidates"), "is not the result of a bench"),
         (lambda found: found.update(candidates=[]), "only a sweep of messages"),
-        (lambda found: found["candidates"].pop(-2), "has no floor, the sync none"),
-        (lambda found: found.pop("arrivals"), "does not say when gradients arrive"),
+        (lambda found: found["candidates"].pop(-2), "has no measurement without communication (sync none)"),
+        (lambda found: found.pop("arrivals"), "without the arrival times of gradients"),
         (lambda found: found["summary"].pop("flat"), "is damaged (KeyError 'flat')"),
         (lambda found: found["environment"]["network"].update(hosts=2), "has 4 ranks on 2 hosts"),
-        (lambda found: found["setting"].update(tokens=128), "are not of the same work (tokens: 128 and 64)"),
+        (lambda found: found["setting"].update(tokens=128), "do not measure the same work (tokens: 128 and 64)"),
     ],
 )
 def test_a_record_that_cannot_be_used_is_refused_in_a_sentence(edit, sentence, made, capsys):
@@ -322,7 +322,7 @@ def test_a_record_that_cannot_be_used_is_refused_in_a_sentence(edit, sentence, m
 def test_files_that_are_none_are_refused_in_a_sentence(tmp_path, made, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["scale"]) == 2
-    assert "runs/ here has no folder with a bench.json" in capsys.readouterr().err
+    assert "runs/ has no folder with a bench.json" in capsys.readouterr().err
     assert main(["scale", "nowhere"]) == 1
     assert "nowhere cannot be read" in capsys.readouterr().err
     (tmp_path / "torn.json").write_text("{")
@@ -330,20 +330,20 @@ def test_files_that_are_none_are_refused_in_a_sentence(tmp_path, made, capsys, m
     assert "torn.json is not JSON" in capsys.readouterr().err
     alone = made("alone", syncs="flat", ranks=1)
     assert main(["scale", str(alone)]) == 1
-    assert "bench more than one rank" in capsys.readouterr().err
+    assert "Measure with 2 ranks or more" in capsys.readouterr().err
     assert main(["scale", str(alone), "--predict", str(alone)]) == 2
-    assert "give other records too" in capsys.readouterr().err
+    assert "Give other benches too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--to", "1"], "--to 1: give a number of hosts"),
+        (["--to", "1"], "--to 1 is not valid. Give a number of hosts"),
         (["--rate", "fast"], "--rate fast"),
         (["--delay", "1"], "--delay 1"),
         (["--batch", "0"], "--batch 0"),
         (["-o", "scale.gif"], "ends in .svg, .png or .pdf"),
-        (["--predict", "other", "--rate", "1gbit"], "leave --rate out"),
+        (["--predict", "other", "--rate", "1gbit"], "Leave --rate out"),
     ],
 )
 def test_a_wrong_word_is_told_before_any_record_is_read(words, sentence, capsys):
@@ -366,7 +366,7 @@ def test_without_matplotlib_one_sentence_says_how_to_get_it(made, tmp_path, monk
     assert main(["scale", str(made("fast")), "-o", str(tmp_path / "scale.svg")]) == 1
     assert (
         capsys.readouterr().err
-        == "error: drawing needs matplotlib: pip install -e '.[report]' in the project's folder.\n"
+        == "error: drawing needs matplotlib. Run `pip install -e '.[report]'` in the project's folder.\n"
     )
 
 

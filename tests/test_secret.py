@@ -37,7 +37,9 @@ def test_a_secret_that_others_may_know_is_not_used(spoil, tmp_path, monkeypatch)
     else:
         spoil(file)
     if spoil == "owner":  # of neither place
-        with pytest.raises(UserError, match="kept neither as .*cache/secret-.* nor as .*: make such a folder writable"):
+        with pytest.raises(
+            UserError, match="cannot be saved as .*cache/secret-.* nor as .*. Make such a folder writable"
+        ):
             secret.find_secret(None, True, {})
     else:
         assert secret.find_secret(None, True, {}) not in (first, b"")
@@ -59,7 +61,7 @@ def test_a_secret_is_a_file_of_this_user_s_or_a_variable(tmp_path):
         with pytest.raises(UsageError, match=sentence):
             find_identity(2, 1, secret=words, environ=environ)
     file.chmod(0o640)
-    with pytest.raises(UsageError, match="can be read or written by other users: chmod 600"):
+    with pytest.raises(UsageError, match="can be read or written by other users. Run `chmod 600"):
         find_identity(2, 1, secret=str(file), environ={})
 
 
@@ -80,7 +82,7 @@ def test_where_no_folder_can_keep_a_secret_a_run_on_this_host_does_not_begin_ope
     monkeypatch.setattr(secret.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
     torchrun = {"RANK": "1", "WORLD_SIZE": "2"}
     for words, environ in (((2, 0), {}), ((2, 1), {}), ((), torchrun)):
-        with pytest.raises(UserError, match="a folder writable for this user alone, or give every rank the same COS"):
+        with pytest.raises(UserError, match="a folder writable for this user only, or give every rank the same COS"):
             find_identity(*words, environ=environ)
         assert find_identity(*words, environ=environ | {"COS598D_SECRET": "s" * 16}).secret == b"s" * 16
     assert find_identity(1, 0, environ={}).secret == b""

@@ -140,7 +140,7 @@ def test_what_cannot_share_memory_is_refused_in_one_sentence_on_every_rank():
     answers = run_ranks(3, refusals)
     assert answers[0] == answers[1] == answers[2]
     several_hosts, no_memfd, not_opened, no_space_left, too_large = answers[0]
-    assert "rank 2 is on another than rank 0: choose --sync hierarchical" in several_hosts
+    assert "rank 2 is on another host than rank 0. Choose --sync hierarchical" in several_hosts
     assert "rank 0: this system has no memfd_create" in no_memfd
     assert "rank 2: the memory of rank 0 cannot be opened (Permission denied)" in not_opened
     assert "MiB of memory (No space left on device): free memory" in no_space_left
@@ -226,7 +226,7 @@ def test_a_killed_rank_is_named_and_its_memory_had_no_name_to_leave_behind(start
     ranks[0].process.send_signal(signal.SIGKILL)
     for rank in ranks[1:]:
         assert rank.wait() == 1, rank.text
-        assert "lost rank 0" in rank.text.strip().splitlines()[-1], rank.text
+        assert "lost connection to rank 0" in rank.text.strip().splitlines()[-1], rank.text
         assert "Traceback" not in rank.text, rank.text
 
 

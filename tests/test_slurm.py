@@ -109,7 +109,7 @@ def test_a_rank_that_is_killed_is_started_again_within_its_job(submit, start, tm
     assert len(killed) == 1
     killed[0].send_signal(signal.SIGKILL)
     job.wait_until("COMPLETED")
-    assert "rank 0: lost rank 1, which ended without a word" in job.text
+    assert "rank 0: lost connection to rank 1" in job.text
     assert "the ranks ended with exit code 137: restart 1 of 1" in job.text
     assert f"srun, job {job.id}.1: rank 0 on n1, rank 1 on n2" in job.text
     assert load_run(tmp_path / "runs" / f"job-{job.id}")["losses"] == losses

@@ -152,7 +152,7 @@ def test_a_weight_that_is_also_read_as_it_is_travels_whole_and_rank_0_says_so():
         assert alike == found[0][1]
         assert sent[0] > whole
         assert sent[1:] == [whole] * 3
-        words = ["words.weight is used otherwise than by its embedding's forward, so that any row may have a gradient"]
+        words = ["words.weight is also used outside its embedding's forward, so any row may have a gradient"]
         assert [each.partition(":")[0] for each in said] == (words if rank == 0 else [])
 
 

@@ -32,7 +32,7 @@ def test_contexts_and_questions_are_read_in_order(tmp_path):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ([], r"the file has no list 'data'; SQuAD files hold"),
+        ([], r"the file has no list 'data'. Give a file of the form"),
         ({"data": {}}, r"the file has no list 'data'"),
         ({"data": ["x"]}, r"data\[0\] has no list 'paragraphs'"),
         ({"data": [{"paragraphs": [{"qas": []}]}]}, r"data\[0\]\.paragraphs\[0\] has no text 'context'"),
@@ -54,7 +54,7 @@ def test_contexts_and_questions_are_read_in_order(tmp_path):
         (squad_value((CONTEXT, [{**GOOD, "answers": ["Rain"]}])), r"answers\[0\] has no text 'text'"),
         (squad_value((CONTEXT, [question("\x1b[2J", "x")] * 2)), r"the id '\\\\x1b\[2J' stands twice"),
         (squad_value((CONTEXT, [GOOD]), (" \n", [question("r", "x")])), r"paragraphs\[1\] has an empty context and 1"),
-        (squad_value((CONTEXT, [GOOD, GOOD])), r"the id 'q' stands twice, at data\[0\]\.paragraphs\[0\]\.qas"),
+        (squad_value((CONTEXT, [GOOD, GOOD])), r"the id 'q' appears twice, at data\[0\]\.paragraphs\[0\]\.qas"),
         (squad_value((CONTEXT, [])), "holds no question"),
     ],
 )  # fmt: skip
@@ -110,9 +110,9 @@ def test_predictions_for_a_file_of_version_2_are_scored_by_its_rules(tmp_path):
     assert scores["best_exact_thresh"] == -1.0
     with pytest.raises(UserError, match=r"o\.json has no number for 1 questions, b: complete it"):
         score_file(data, predictions, written(odds, {"a": 1.0}))
-    with pytest.raises(UserError, match=r"the entry of 'b' is NaN, but it should map each question id to a number"):
+    with pytest.raises(UserError, match=r"the entry of 'b' is NaN. Map each question id to a number"):
         score_file(data, predictions, written(odds, {"a": 1.0, "b": float("nan")}))
-    with pytest.raises(UserError, match=r"the entry of 'a' is -1000+, but it should map each question id to a number"):
+    with pytest.raises(UserError, match=r"the entry of 'a' is -1000+. Map each question id to a number"):
         score_file(data, predictions, written(odds, {"a": -(10**400), "b": 1}))
 
 
@@ -120,8 +120,8 @@ def test_predictions_for_a_file_of_version_2_are_scored_by_its_rules(tmp_path):
     ("value", "words"),
     [
         ({"z": "x"}, r"p\.json answers none of the 2 questions of .*data\.json"),
-        (["x"], "p.json holds a JSON list: it should map each question id to an answer's text"),
-        ({"a": ["x"]}, r"the entry of 'a' is \[\"x\"\], but it should map"),
+        (["x"], "p.json is a JSON list. Map each question id to an answer's text"),
+        ({"a": ["x"]}, r"the entry of 'a' is \[\"x\"\]. Map"),
     ],
 )
 def test_predictions_of_another_form_or_for_other_questions_are_refused(tmp_path, data, value, words):
@@ -131,5 +131,5 @@ def test_predictions_of_another_form_or_for_other_questions_are_refused(tmp_path
 
 def test_null_odds_make_no_sense_for_version_1(tmp_path, data):
     predictions = written(tmp_path / "p.json", {"a": "x"})
-    with pytest.raises(UserError, match="is of SQuAD 1.1, which has no null odds"):
+    with pytest.raises(UserError, match="is SQuAD 1.1, which has no null odds"):
         score_file(data, predictions, predictions)

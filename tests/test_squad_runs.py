@@ -64,7 +64,7 @@ def test_the_first_lines_say_what_was_read(lessons):
     text = (lessons / "task1.0.txt").read_text()
     assert "task1: squad, sync none, 1 rank" in text
     assert "data: the bundled sample of SQuAD 1.1" in text
-    assert "16 examples a step" in text
+    assert "16 examples per step" in text
     assert "dev: 30 questions in " in text
     assert "train: 40 questions in " in text
 
@@ -131,16 +131,16 @@ def test_files_are_found_by_folder_or_flag_and_odd_answers_are_said(folder, run_
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--data_dir", "nowhere"], r"nowhere (--data_dir) is not a folder: name it with --train_file and --"),
-        (["--train_file", "none.json"], "none.json is missing: name it with --train_file, or a folder that holds"),
-        (["--train_file", "dev-v1.1.json"], "No file to evaluate on: name it with --predict_file, or a folder"),
-        (["--data_dir", ".", "--version_2_with_negative"], "train-v2.0.json is missing: name it with --train_file"),
-        (["--data_dir", ".", "--predict_file", "two.json"], "two.json is of SQuAD 2.0 (question 'i' has no answer): "),
+        (["--data_dir", "nowhere"], r"nowhere (--data_dir) is not a folder. Name it with --train_file and --"),
+        (["--train_file", "none.json"], "none.json is missing. Name it with --train_file, or a folder that holds"),
+        (["--train_file", "dev-v1.1.json"], "No file to evaluate on. Name it with --predict_file, or a folder"),
+        (["--data_dir", ".", "--version_2_with_negative"], "train-v2.0.json is missing. Name it with --train_file"),
+        (["--data_dir", ".", "--predict_file", "two.json"], "two.json is SQuAD 2.0 (question 'i' has no answer). "),
         (["--data_dir", ".", "--predict_file", "cut.json"], "cut.json is not JSON"),
         (["--model_type", "xlnet"], "--model_type xlnet cannot do squad: choose bert or distilbert."),
-        (["--max_query_length", "93"], "--max_seq_length 96 leaves no room for text beside questions of 93"),
-        (["--doc_stride", "0"], "--doc_stride 0: give a number of at least 1."),
-        (["--null_score_diff_threshold", "1"], "--null_score_diff_threshold is SQuAD 2.0's: add --version_2_with_neg"),
+        (["--max_query_length", "93"], "--max_seq_length 96 leaves no room for text next to questions of 93"),
+        (["--doc_stride", "0"], "--doc_stride 0 is not valid. Give a number of at least 1."),
+        (["--null_score_diff_threshold", "1"], "--null_score_diff_threshold is for SQuAD 2.0. Add --version_2"),
         (["--null_score_diff_threshold", "nan"], "--null_score_diff_threshold nan: give a number."),
     ],
 )  # fmt: skip

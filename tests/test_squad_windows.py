@@ -163,12 +163,12 @@ def test_a_long_question_is_cut_and_lengths_without_room_are_refused(encoder):
 
 
 def test_a_file_without_a_usable_question_is_refused(encoder):
-    with pytest.raises(UserError, match="holds no question whose answer stands where it should"):
+    with pytest.raises(UserError, match="holds no question whose answer is where answer_start points"):
         built(encoder, ("a b", [question("q", "who", [("b", 0)])]), training=True)
 
 
 def test_model_types_without_offsets_are_refused():
-    with pytest.raises(UserError, match="choose --model_type bert or distilbert"):
+    with pytest.raises(UserError, match="Choose --model_type bert or distilbert"):
         ToyEncoder(LAYOUTS["xlnet"]).encode_with_offsets(["a"])
 
 

@@ -44,7 +44,7 @@ def test_tensors_that_are_missing_are_named(state):
 
 
 def test_tensors_that_are_too_many_are_named(state):
-    assert "has the weights of other, which this model has not" in refusal(
+    assert "has the weights of other, which this model does not have" in refusal(
         alone(), [*state, FullTensor("weights", "other", torch.zeros(2))]
     )
     assert "has the weights of large twice" in refusal(alone(), [*state, *state])
@@ -56,7 +56,7 @@ def test_tensors_that_are_too_many_are_named(state):
 def test_another_model_and_another_optimizer_are_refused(state):
     longer = [FullTensor(w.kind, w.name, torch.zeros(9)) if w.name == "large" else w for w in state]
     assert "in the shape (9,), and this model has (1009,)" in refusal(alone(), longer)
-    assert "this run's optimizer keeps momentum_buffer: resume with the same --optimizer" in refusal(
+    assert "this run's optimizer keeps momentum_buffer. Resume with the same --optimizer" in refusal(
         alone("momentum"), state
     )
     assert "keeps nothing" in refusal(alone("sgd"), state)
@@ -102,5 +102,5 @@ def test_a_loss_scale_that_is_none_is_refused():
 
 def test_what_a_rank_remembered_is_refused_where_it_does_not_fit():
     for facts in ({}, {"sync": 3}, {"sync": {}, "scalars": []}):
-        with pytest.raises(UserError, match="what rank 0 remembered by itself does not fit this run"):
+        with pytest.raises(UserError, match="the local state of rank 0 does not fit this run"):
             alone().strategy.load_own_state(facts, {"weights/none": torch.zeros(1)})

@@ -43,18 +43,21 @@ def test_an_evaluation_without_the_metric_is_no_best():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"early_stopping": "0"}, "--early_stopping 0: give a number of evaluations of at least 1, or that and"),
-        ({"early_stopping": "x"}, "--early_stopping x: give a number"),
-        ({"early_stopping": "2:"}, "--early_stopping 2:: give a number"),
+        (
+            {"early_stopping": "0"},
+            "--early_stopping 0 is not valid. Give a number of evaluations of at least 1, or that and",
+        ),
+        ({"early_stopping": "x"}, "--early_stopping x is not valid. Give a number"),
+        ({"early_stopping": "2:"}, "--early_stopping 2: is not valid. Give a number"),
         (
             {"early_stopping": "2:f1"},
-            "no metric 'f1'; the known ones are validation_loss, acc, precision_macro, recall_macro, f1_macro.",
+            "unknown metric 'f1'. Choose one of validation_loss, acc, precision_macro, recall_macro, f1_macro.",
         ),
-        ({"early_stopping": "2", "do_eval": False}, "--early_stopping 2 needs evaluations: add --do_eval."),
+        ({"early_stopping": "2", "do_eval": False}, "--early_stopping 2 needs evaluations. Add --do_eval."),
         ({"eval_steps": 2, "do_eval": False}, "--eval_steps 2 needs evaluations"),
-        ({"eval_steps": 0}, "--eval_steps 0: give a number of at least 1."),
-        ({"log_every": 0}, "--log_every 0: give a number of at least 1."),
-        ({"lr_scheduler": "step"}, "--lr_scheduler step: the known ones are linear, constant, cosine."),
+        ({"eval_steps": 0}, "--eval_steps 0 is not valid. Give a number of at least 1."),
+        ({"log_every": 0}, "--log_every 0 is not valid. Give a number of at least 1."),
+        ({"lr_scheduler": "step"}, "unknown --lr_scheduler step. Choose one of linear, constant, cosine."),
     ],
     ids=str,
 )

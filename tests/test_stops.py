@@ -238,7 +238,7 @@ def test_two_runs_cannot_go_on_in_one_folder_at_once(start, tmp_path):
     first.wait_for("iteration 5:")
     second = start("second", words)
     assert second.wait() == 1
-    assert second.text.strip() == "error: --output_dir out is in use by another run: choose another folder."
+    assert second.text.strip() == "error: --output_dir out is in use by another run. Choose another folder."
     first.process.send_signal(signal.SIGTERM)
     assert first.wait() == 75, first.text
 
@@ -260,11 +260,11 @@ def test_a_run_in_a_folder_of_its_own_goes_on_by_that_folder(start, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--resume", "auto"], "--resume auto looks in the run's folder: name it with --output_dir."),
-        (["--resume_anyway"], "--resume_anyway means nothing without --resume: leave it out."),
-        (["--do_eval", "--save_steps", "5"], "--save_steps is for training: leave it out, or add --do_train."),
-        (["--max_seconds", "0"], "--max_seconds 0: give a number above 0."),
-        (["--keep", "0"], "--keep 0: give a number of at least 1."),
+        (["--resume", "auto"], "--resume auto looks in the run's folder. Give --output_dir."),
+        (["--resume_anyway"], "--resume_anyway has no effect without --resume. Leave it out, or add --resume."),
+        (["--do_eval", "--save_steps", "5"], "--save_steps is for training. Leave it out, or add --do_train."),
+        (["--max_seconds", "0"], "--max_seconds 0 is not valid. Give a number above 0."),
+        (["--keep", "0"], "--keep 0 is not valid. Give a number of at least 1."),
     ],
 )
 def test_flags_that_cannot_work_are_refused(run_here, words, sentence):

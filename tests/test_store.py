@@ -61,7 +61,7 @@ def test_a_rank_may_say_much_but_only_once_it_has_met_the_others():
         zero = pool.submit(meet, them[0], 1, {})
         one = pool.submit(meet, them[1], 1, {"sync": long})
         for future in (zero, one):
-            with pytest.raises(UserError, match="rank 0 is gone|did not come|lost rank 1"):
+            with pytest.raises(UserError, match="rank 0 is gone|did not come|lost connection to rank 1"):
                 future.result(60)
 
 
@@ -91,7 +91,7 @@ def test_ranks_that_give_nothing_are_named(come, words):
         meeting.store.seconds = meeting.seconds = 0.5
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(meetings[rank].exchange, 1) for rank in come]:
-            with pytest.raises(UserError, match=f"no word from {words} within 0.5 s"):
+            with pytest.raises(UserError, match=f"no answer from {words} within 0.5 s"):
                 future.result(30)
 
 

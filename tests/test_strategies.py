@@ -152,10 +152,10 @@ def test_a_folder_that_is_no_table_s_and_a_run_s_that_leads_elsewhere_are_refuse
     (again.folder / "zero2-e2").symlink_to(mine)
     text, code, started = again("baseline,zero2")
     assert (code, started) == (1, [])
-    assert "zero2-e2 is a link, where a run has a folder of its own: remove it" in text
+    assert "zero2-e2 is a link, where a run needs a folder of its own. Remove it" in text
     text, code, started = again("baseline", "--runs_dir", str(mine))
     assert (code, started) == (1, [])
-    assert "mine is not empty, and no table of strategies is in it: choose another folder." in text
+    assert "mine is not empty and has no table of strategies. Choose another folder." in text
     assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
 
 
@@ -261,16 +261,16 @@ def test_a_damaged_state_is_said_and_forgotten(again):
 @pytest.mark.parametrize(
     ("names", "words", "sentence"),
     [
-        ("baseline", ("--seed", "7"), "is a finished run with seed 42, and 7 is asked for now"),
+        ("baseline", ("--seed", "7"), "is a finished run with seed 42, and this command asks for 7"),
         # Of runs of earlier calls too: the table would show both.
         ("zero3", ("--precision", "bf16"), "baseline-e2 is a finished run with precision fp32, and bf16 is asked for"),
-        ("zero3", ("--world_size", "3"), "zero1-e2 is a finished run with world_size 2, and 3 is asked for now"),
+        ("zero3", ("--world_size", "3"), "zero1-e2 is a finished run with world_size 2, and this command asks for 3"),
         ("baseline,nonsense", (), "nonsense"),
-        ("zero1:nonsense=1", (), "there is no option 'nonsense'"),
+        ("zero1:nonsense=1", (), "unknown option 'nonsense'"),
         ("zero1:bucket_mb=x", (), "bucket_mb needs a number, not 'x'"),
         ("bucketed:compress=bf16,bucketed-compress=bf16", (), "bucketed-compress=bf16"),
         ("bucketed+bf16,bucketed@bf16", (), "bucketed@bf16"),
-        (",", (), "names none"),
+        (",", (), "has no name"),
         ("dp", (), "no strategy is left to run: with fewer than two GPUs"),
         ("none", (), "no strategy is left to run: --sync none on 2 ranks lets the replicas drift apart"),
     ],
@@ -295,7 +295,7 @@ def test_options_and_codecs_are_named_as_everywhere_and_so_are_syncs_of_one_s_ow
 def test_epochs_are_numbers_above_0(again, epochs):
     text, code, _ = again("baseline", "--epochs", epochs)
     assert code == 2
-    assert "give numbers above 0" in text
+    assert "Give numbers above 0" in text
 
 
 def test_an_engine_that_is_not_installed_is_left_out_with_what_to_type(again, monkeypatch):

@@ -37,7 +37,7 @@ def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, s
     ranks[1].wait_for("iteration 3:")
     started = [child for rank in ranks for child in children_of(rank.process.pid)]
     ranks[1].process.send_signal(signal.SIGKILL)
-    end_alike([ranks[0], ranks[2]], 1, "lost rank 1, which ended without a word")
+    end_alike([ranks[0], ranks[2]], 1, "lost connection to rank 1")
     wait_until(lambda: not any(is_alive(child) for child in started))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["live"]  # the rows so far
 
@@ -73,7 +73,7 @@ def test_a_rank_that_is_killed_while_a_fragment_travels_takes_the_others_with_it
         rank.wait_for("iteration 3:")
     started = [child for rank in others for child in children_of(rank.process.pid)]
     assert ranks[1].wait() == -signal.SIGKILL
-    end_alike(others, 1, "lost rank 1, which ended without a word")
+    end_alike(others, 1, "lost connection to rank 1")
     wait_until(lambda: not any(is_alive(child) for child in started))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["live"]
 
@@ -81,10 +81,10 @@ def test_a_rank_that_is_killed_while_a_fragment_travels_takes_the_others_with_it
 @pytest.mark.parametrize(
     ("sync", "said", "code", "sentence"),
     [
-        ("deepspeed", {"deepspeed": None}, 2, "--sync deepspeed needs DeepSpeed, which is not installed: run make eng"),
+        ("deepspeed", {"deepspeed": None}, 2, "--sync deepspeed needs DeepSpeed, which is not installed. Run make eng"),
         ("fabric", {"lightning": "2.4.9"}, 2, "--sync fabric needs Lightning Fabric 2.5 or newer, and 2.4.9 is inst"),
-        ("horovod", {"horovod": None}, 2, "--sync horovod needs Horovod, which is not installed: run make engines."),
-        ("horovod", {"horovod": "0.28.1"}, 1, "Horovod is installed, and cannot be imported (No module named"),
+        ("horovod", {"horovod": None}, 2, "--sync horovod needs Horovod, which is not installed. Run `make engines`."),
+        ("horovod", {"horovod": "0.28.1"}, 1, "Horovod is installed but cannot be imported (No module named"),
     ],
 )
 def test_an_engine_that_is_missing_too_old_or_broken_is_one_sentence_on_every_rank(
@@ -104,7 +104,7 @@ def test_every_rank_says_it(start_ranks):
     end_alike(
         start_ranks(SCRIPT, 2, words),
         2,
-        "--compress means nothing to --sync zero3: leave it out, or choose one of flat, ",
+        "--compress has no effect with --sync zero3. Leave it out, or choose one of flat, ",
     )
 
 

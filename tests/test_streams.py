@@ -64,7 +64,7 @@ def test_letters_that_a_stream_has_not_are_escaped(tmp_path):
 
 @pytest.mark.parametrize("label", ["../../../x", "/x", "", ".hidden", "--x", "a/b", "a\x1b", "a" * 101])
 def test_a_label_that_is_no_folder_s_name_is_refused(label):
-    with pytest.raises(UserError, match="give a name of up to 100 letters"):
+    with pytest.raises(UserError, match="Give a name of up to 100 letters"):
         RunConfig(label=label).check(1)
 
 

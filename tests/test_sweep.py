@@ -112,47 +112,50 @@ def test_what_cannot_run_is_left_out_where_its_values_can_run_elsewhere():
 
 REFUSED = [
     (["--grid", "bach=1,4"], "--grid bach: there is no such axis; batch is one."),
-    (["--grid", "batch"], "--grid batch: write an axis and its values"),
-    (["--grid", "batch="], "--grid batch=: an empty value is none"),
-    (["--grid", "batch=1,,4"], "an empty value is none"),
+    (["--grid", "batch"], "--grid batch has no value. Write an axis and its values"),
+    (["--grid", "batch="], "--grid batch=: a value is empty"),
+    (["--grid", "batch=1,,4"], "a value is empty"),
     (["--grid", "batch=1", "--grid", "batch=4"], "--grid batch is given twice"),
-    (["--grid", "learning_rate=1e-3,0.001"], "0.001 is there twice"),
-    (["--grid", "batch=0"], "--grid batch=0: give a whole number from 1 to 1,048,575"),
-    (["--grid", "batch=many"], "--grid batch=many: give a whole number"),
-    (["--grid", "learning_rate=nan"], "--grid learning_rate=nan: give a number"),
-    (["--grid", "learning_rate=fast"], "--grid learning_rate=fast: give a number"),
-    (["--grid", "augment=yes"], "--grid augment=yes: it is a switch, so give on or off"),
-    (["--grid", "optimizer=lion"], "--grid optimizer=lion: the known ones are adamw, sgd"),
-    (["--grid", "setup=4"], "--grid setup=4: give hosts and the ranks on each"),
+    (["--grid", "learning_rate=1e-3,0.001"], "0.001 appears twice"),
+    (["--grid", "batch=0"], "--grid batch=0 is not valid. Give a whole number from 1 to 1,048,575"),
+    (["--grid", "batch=many"], "--grid batch=many is not valid. Give a whole number"),
+    (["--grid", "learning_rate=nan"], "--grid learning_rate=nan is not valid. Give a number"),
+    (["--grid", "learning_rate=fast"], "--grid learning_rate=fast is not valid. Give a number"),
+    (["--grid", "augment=yes"], "--grid augment=yes: it is a switch. Give on or off"),
+    (["--grid", "optimizer=lion"], "unknown --grid optimizer=lion. Choose one of adamw, sgd"),
+    (["--grid", "setup=4"], "--grid setup=4 is not valid. Give hosts and the ranks on each"),
     (["--grid", "setup=0x2"], "--grid setup=0x2: give hosts"),
-    (["--grid", "setup=1x1", "--grid", "delay=10"], "--grid delay=10: give a time from 0 to 10s"),
+    (["--grid", "setup=1x1", "--grid", "delay=10"], "--grid delay=10 is not valid. Give a time from 0 to 10s"),
     (["--grid", "setup=1x4", "--grid", "delay=10ms"], "--grid delay=10ms would change nothing"),
     (["--grid", "rate=1gbit"], "--grid rate=1gbit would change nothing"),
-    (["--grid", "seed=1,2"], "--grid seed is no axis: give --seeds N"),
-    (["--grid", "world_size=1,2"], "--grid world_size is no axis: setup is the axis for it"),
-    (["--grid", "do_eval=on"], "--grid do_eval is no axis: every run of a sweep trains"),
-    (["--grid", "do_train=on,off"], "--grid do_train is no axis: every run of a sweep trains"),
-    (["--grid", "output_dir=a"], "--grid output_dir is no axis: the sweep sets it itself"),
-    (["--grid", "sync=ddp,nonsense"], "--grid sync=nonsense can run with nothing else here: --sync nonsense"),
+    (["--grid", "seed=1,2"], "--grid seed is not an axis: a sweep sets it. Give --seeds N"),
+    (["--grid", "world_size=1,2"], "--grid world_size is not an axis: a sweep sets it. Use the axis setup"),
+    (["--grid", "do_eval=on"], "--grid do_eval is not an axis: every run of a sweep trains"),
+    (["--grid", "do_train=on,off"], "--grid do_train is not an axis: every run of a sweep trains"),
+    (["--grid", "output_dir=a"], "--grid output_dir is not an axis: the sweep sets it itself"),
+    (
+        ["--grid", "sync=ddp,nonsense"],
+        "--grid sync=nonsense does not work with any other axis here: unknown --sync nonsense",
+    ),
     (["--grid", "batch=4", "--", "train", "--model_type", "bert"], "--model_type bert cannot do digits"),
-    (["--grid", "batch=4", "--", "train", "--total_train_batch_size", "8"], "--total_train_batch_size is given behind"),
-    (["--grid", "learning_rate=1", "--", "train", "--learning_rate", "2"], "--learning_rate is given behind -- and by"),
-    (["--grid", "batch=4", "--", "train", "--world_size", "2"], "--world_size 2: setup is the axis for it"),
+    (["--grid", "batch=4", "--", "train", "--total_train_batch_size", "8"], "--total_train_batch_size is given after"),
+    (["--grid", "learning_rate=1", "--", "train", "--learning_rate", "2"], "--learning_rate is given after -- and by"),
+    (["--grid", "batch=4", "--", "train", "--world_size", "2"], "--world_size 2: a sweep sets it. Use the axis setup"),
     (["--grid", "batch=4", "--", "train", "--local_rank", "0"], "--local_rank 0: the sweep starts the ranks itself"),
     (["--grid", "batch=4", "--", "train", "--output_dir", "x"], "--output_dir behind --: the sweep sets it itself"),
     (["--grid", "batch=4", "--", "train", "--config", "x.json"], "--config x.json: a sweep's runs share flags"),
-    (["--grid", "batch=4", "--", "train", "--do_eval"], "--do_eval alone trains nothing"),
-    (["--grid", "batch=4", "--", "train", "--dry_run"], "--dry_run stands before the --"),
+    (["--grid", "batch=4", "--", "train", "--do_eval"], "--do_eval without --do_train trains nothing"),
+    (["--grid", "batch=4", "--", "train", "--dry_run"], "Write it before the --"),
     (["--grid", "batch=4", "--", "bench", "--rounds", "2"], "a sweep runs train alone, not bench"),
-    (["--grid", "batch=4", "--seeds", "0"], "--seeds 0: give a number of at least 1"),
-    (["--grid", "batch=4", "--parallel", "0"], "--parallel 0: give a number of at least 1"),
-    (["--grid", "batch=4", "--rate", "fast"], "--rate fast: give a rate"),
+    (["--grid", "batch=4", "--seeds", "0"], "--seeds 0 is not valid. Give a number of at least 1"),
+    (["--grid", "batch=4", "--parallel", "0"], "--parallel 0 is not valid. Give a number of at least 1"),
+    (["--grid", "batch=4", "--rate", "fast"], "--rate fast is not valid. Give a rate"),
     (["--grid", "setup=2x1", "--grid", "rate=1gbit", "--rate", "none"], "--rate none and --grid rate exclude"),
     (["--grid", "batch=4", "--model", "vit"], "--model vit is for experiment1, experiment2, experiment3"),
     (["--grid", "batch=4", "--published"], "--published is for experiment1"),
-    (["--grid", "setup=65x1"], "--grid setup=65x1: at most 64 hosts are emulated"),
+    (["--grid", "setup=65x1"], "--grid setup=65x1: one machine emulates at most 64 hosts"),
     (["--grid", "batch=4", "--launch", "mpirun -np 4"], "it has no {command}"),
-    (["--grid", "batch=4", "--launch", "'{command}"], "no shell could read it"),
+    (["--grid", "batch=4", "--launch", "'{command}"], "a shell cannot parse it"),
     (["--grid", "batch=4", "--launch", "nowhere-at-all {command}"], "there is no program nowhere-at-all here"),
     (
         ["--grid", "setup=2x1", "--grid", "delay=1ms", "--launch", "env {command}"],
@@ -160,12 +163,12 @@ REFUSED = [
     ),
     (
         ["--grid", "setup=1x2,2x1", "--launch", "env N={world_size} {command}"],
-        "--grid setup=1x2,2x1 would change nothing: --launch starts both alike",
+        "--grid setup=1x2,2x1 would change nothing: --launch starts both in the same way",
     ),
-    (["--grid", "setup=1x2,1x4", "--launch", "env {command}"], "--launch starts both alike"),
-    (["--grid", "batch=4", "--name", "../up"], "--name ../up: give up to 100 letters"),
+    (["--grid", "setup=1x2,1x4", "--launch", "env {command}"], "--launch starts both in the same way"),
+    (["--grid", "batch=4", "--name", "../up"], "--name ../up is not valid. Give up to 100 letters"),
     (["--grid", "batch=4", "--name", "a", "--runs_dir", "b"], "--name a and --runs_dir b exclude each other"),
-    ([], "there is nothing to vary: give axes"),
+    ([], "there is nothing to vary. Give axes"),
 ]
 
 
@@ -295,13 +298,13 @@ def test_a_sweep_s_folder_goes_on_with_the_same_words_alone(tmp_path):
     assert [entry.outcome for entry in entries] == [BROKEN_OFF, "failed"]
     assert entries[0].settings == {"batch": "4"}
     for changes, words in (
-        ({"axes": {"batch": ["4"]}}, "the axis batch 4,16, and 4 is asked for now"),
-        ({"axes": {"setup": ["1x1"]}}, "the axes batch, and setup is asked for now"),
-        ({"seeds": [42, 43]}, "the seeds 42, and 42,43 is asked for now"),
-        ({"flags": {"task_name": "mnist"}}, "--task_name digits, and mnist is asked for now"),
-        ({"flags": DIGITS | {"threads": 1}}, "--threads none, and 1 is asked for now"),
-        ({"rate": "none"}, "--rate 1gbit, and none is asked for now"),
-        ({"launch": "env {command}"}, "--launch none, and env {command} is asked for now"),
+        ({"axes": {"batch": ["4"]}}, "the axis batch 4,16, and this command asks for 4"),
+        ({"axes": {"setup": ["1x1"]}}, "the axes batch, and this command asks for setup"),
+        ({"seeds": [42, 43]}, "the seeds 42, and this command asks for 42,43"),
+        ({"flags": {"task_name": "mnist"}}, "--task_name digits, and this command asks for mnist"),
+        ({"flags": DIGITS | {"threads": 1}}, "--threads none, and this command asks for 1"),
+        ({"rate": "none"}, "--rate 1gbit, and this command asks for none"),
+        ({"launch": "env {command}"}, "--launch none, and this command asks for env {command}"),
     ):
         with pytest.raises(UsageError, match="is a sweep with") as refused:
             SweepFolder(tmp_path, asked(**changes))
@@ -347,7 +350,7 @@ def test_what_cannot_be_written_is_one_sentence(file, tmp_path, monkeypatch, cap
     assert main(["sweep", "--grid", "batch=4", "--runs_dir", "runs", "--", "train", "--task_name", "digits"]) == 1
     said = capsys.readouterr().err
     assert f"{file} cannot be written (" in said
-    assert said.endswith("and start the same words again; what is finished stays.\n")
+    assert said.endswith("or check the folder's rights, and repeat the command.\n")
     assert len(said.splitlines()) == 1
 
 
@@ -365,7 +368,7 @@ def test_what_was_never_begun_and_what_cannot_run_say_so(tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "words"),
     [
-        ("notes.txt", "mine", "is not empty, and no sweep is in it: choose another folder"),
+        ("notes.txt", "mine", "is not empty and has no sweep. Choose another folder"),
         ("sweep.json", '{"axes": ', "sweep.json is not JSON"),
         ("sweep.json", "[]", "sweep.json is damaged"),
         ("sweep.json", json.dumps(asked() | {"combinations": {"x": {}}}), "it has no combinations.x.settings"),

@@ -83,16 +83,16 @@ def test_outside_of_an_array_the_script_says_so(printed, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--sbatch"], "--sbatch needs the folder of the sweep: give --name or --runs_dir"),
-        (["--time", "60"], "--time is for --sbatch: leave it out, or add that."),
+        (["--sbatch"], "--sbatch needs the folder of the sweep. Give --name or --runs_dir"),
+        (["--time", "60"], "--time is for --sbatch. Leave it out, or add that."),
         (
             ["--setup", "2x2"],
-            "--setup is for --sbatch: leave it out, or add that; the axis is written --grid setup=2x2.",
+            "--setup is for --sbatch. Leave it out, or add that; the axis is written --grid setup=2x2.",
         ),
-        (["--sbatch", "--name", "x", "--grid", "delay=1ms"], "--grid delay is of emulated hosts"),
+        (["--sbatch", "--name", "x", "--grid", "delay=1ms"], "--grid delay is for emulated hosts"),
         (["--sbatch", "--name", "x", "--launch", "env {command}"], "--launch and --sbatch exclude each other"),
         (["--sbatch", "--name", "x", "--time", "soon"], "--time soon: give minutes"),
-        (["--sbatch", "--name", "x", "--mem", "a b"], "--mem 'a b': give one word"),
+        (["--sbatch", "--name", "x", "--mem", "a b"], "--mem 'a b' is not one word. Give one"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(words, sentence, tmp_path, monkeypatch, capsys):

@@ -87,7 +87,7 @@ def test_a_record_of_other_hosts_or_links_is_not_the_run(setup, environment, lau
     assert found.outcome == (FAILED if words else FINISHED)
     assert words in found.said
     if words:
-        with pytest.raises(UserError, match="it stays as it is, so remove it, or give another --runs_dir"):
+        with pytest.raises(UserError, match="It was not changed. Remove it, or give another --runs_dir"):
             folder.look(one)
     else:
         assert folder.look(one)[0]
@@ -97,7 +97,7 @@ def test_a_finished_run_that_the_sweep_has_not_made_is_not_made_anew(tmp_path):
     (one,) = combinations("batch=4")
     folder = sweep_of(tmp_path)
     record(tmp_path, one, config={"learning_rate": 1.0, "per_gpu_train_batch_size": 8})
-    with pytest.raises(UserError, match="its per_gpu_train_batch_size is 8 and should be 4: it stays as it is"):
+    with pytest.raises(UserError, match="its per_gpu_train_batch_size is 8 and should be 4. It was not changed"):
         folder.look(one)
     # One that it has begun, and that has left another's record, is.
     folder.begin(one)
@@ -113,7 +113,7 @@ def test_a_run_s_folder_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "sweep" / one.label).symlink_to(tmp_path / "elsewhere")
     folder.begin(one)
-    with pytest.raises(UserError, match="is a link, where a run has a folder of its own: remove it"):
+    with pytest.raises(UserError, match="is a link, where a run needs a folder of its own. Remove it"):
         folder.look(one)
 
 

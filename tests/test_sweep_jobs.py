@@ -110,7 +110,7 @@ def test_a_log_that_is_no_file_of_its_own_is_one_sentence(what, tmp_path):
         job.log.parent.mkdir()
         make = {"a pipe": lambda _, log: os.mkfifo(log), "a link": os.symlink, "a hard link": os.link}[what]
         make(elsewhere / "job0.txt", job.log)
-    with pytest.raises(UserError, match="is a link, or no file to write: remove it"):
+    with pytest.raises(UserError, match="is a link, or not a file that can be written. Remove it"):
         run_jobs([job], 1, lambda job: None, lambda job, ended: None)
     assert (elsewhere / "job0.txt").read_text() == "mine"
 

@@ -50,7 +50,9 @@ def test_a_grid_becomes_records_a_table_and_a_page_and_a_second_call_only_shows_
     assert sorted(line[2] for line in lines) == labels
     for _, of, _, words in lines:
         assert of == "2"
-        assert re.match(r"acc 0\.\d{4}, validation_loss \d\.\d{4}, loss \d\.\d{4}, \S+ s an epoch; \S+ s in all", words)
+        assert re.match(
+            r"acc 0\.\d{4}, validation_loss \d\.\d{4}, loss \d\.\d{4}, \S+ s per epoch; \S+ s in all", words
+        )
     assert re.search(r"about \S+ (s|min) left$", first.text, re.MULTILINE)
     assert "2 runs at a time share this machine" in first.text
     for label, ranks, batch in zip(labels, (1, 2), (4, 8), strict=True):
@@ -61,14 +63,16 @@ def test_a_grid_becomes_records_a_table_and_a_page_and_a_second_call_only_shows_
     assert (tmp_path / "sweep" / "table.md").read_text().startswith("|")
 
     table = first.text[first.text.index("\n\n") :]
-    assert "The runs were made up to 2 at a time" in table
+    assert "The runs were run up to 2 at a time" in table
     second = sweep(grid, SMALL)
     assert second.wait() == 0, second.text
     assert second.text.count("finished before: acc ") == 2
     assert second.text[second.text.index("\n\n") :] == table
     other = sweep([*grid[:1], "batch=4,8"], SMALL)
     assert other.wait() == 2
-    assert "is a sweep with the axis batch 4, and 4,8 is asked for now: give the same words again" in other.text
+    assert (
+        "is a sweep with the axis batch 4, and this command asks for 4,8. Give the same arguments again" in other.text
+    )
 
 
 def test_a_run_that_fails_is_noted_and_the_rest_go_on(sweep, tmp_path):
@@ -144,7 +148,7 @@ def test_two_calls_do_not_work_in_one_folder(sweep, tmp_path):
     first.wait_for(r"\[1/1\]")
     second = sweep(["batch=4"], [*SMALL[:-1], "300"])
     assert second.wait() == 1
-    assert "is in use by another run: choose another folder" in second.text
+    assert "is in use by another run. Choose another folder" in second.text
     first.process.terminate()
     assert first.wait() == 143
 

@@ -126,6 +126,6 @@ def test_a_report_of_a_thinned_record_shows_a_typical_iteration_that_it_has_and_
     assert runs[0].typical["iteration"] == runs[2].typical["iteration"]
     assert runs[0].typical["iteration"] == 16, "the lower of the two in the middle, after two that warm up"
     text = report(tmp_path / "page.md", whole, some, none).read_text()
-    assert "Its calls are not in the record (--ledger totals)." in text
+    assert "Its calls were not kept (--ledger totals)." in text
     assert "| all | gradients | 76 |" in text
     assert "| every-4 | gradients | 76 |" in text, "and no less"

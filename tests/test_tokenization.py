@@ -243,7 +243,7 @@ def test_unusable_vocabularies_are_one_sentence_each(tmp_path):
         ("roberta", tmp_path / "void.txt", "is one file"),
         ("roberta", folder_of(tmp_path / "torn", vocab__json='{"<s', merges__txt=""), "is not a vocabulary"),
         ("xlnet", tmp_path / "empty", "There is no spiece.model in"),
-        ("xlm", folder_of(tmp_path / "list", vocab__json="[]", merges__txt=""), "holds no readable xlm vocabulary"),
+        ("xlm", folder_of(tmp_path / "list", vocab__json="[]", merges__txt=""), "has no readable xlm vocabulary"),
     ]
     for model_type, source, sentence in cases:
         with pytest.raises(UserError) as caught:

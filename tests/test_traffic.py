@@ -68,7 +68,7 @@ def test_every_setting_is_run_and_tabulated_and_the_records_give_the_same_table_
     words = ["--loopback", "--hosts", 2, *TINY[:4], "--max_steps", 2, "--batch_sizes", "8,4", "--runs_dir", "epochs"]
     run = start("traffic", ["-m", "cos598d", "traffic", *words])
     assert run.wait() == 0, run.text
-    assert "[2/2] 4 examples a step, fp32" in run.text
+    assert "[2/2] 4 examples per step, fp32" in run.text
     folders = [str(tmp_path / "epochs" / name) for name in ("batch8-fp32", "batch4-fp32")]
     assert main(["traffic", *folders]) == 0
     table = capsys.readouterr().out
@@ -84,7 +84,7 @@ def test_every_setting_is_run_and_tabulated_and_the_records_give_the_same_table_
         (("--batch_sizes", "0"), "--batch_sizes 0"),
         (("--precision", "fp8"), "--precision fp8"),
         (("--local_rank", "1"), "needs --world_size"),
-        (("--world_size", "3"), "give --hosts"),
+        (("--world_size", "3"), "Give --hosts instead"),
     ],
 )
 def test_a_word_that_cannot_work_is_refused_before_anything_runs(words, sentence, tmp_path, monkeypatch, capsys):

@@ -129,13 +129,13 @@ def test_a_processor_of_ones_own_uses_read_tsv_and_a_known_one_takes_its_lines(t
     lines = [["id"] * 6, ["1", "2", "3", "a", "b", "0"], ["torn", "line", "1"]]
     (example,) = utils_glue.QqpProcessor()._create_examples(lines, "dev")  # the course too passes QQP's torn lines over
     assert (example.guid, example.text_b) == ("dev-1", "b")
-    with pytest.raises(UserError, match="Row 3 of RTE has 3 columns: it needs 4"):
+    with pytest.raises(UserError, match="Row 3 of RTE has 3 columns. Give it 4"):
         utils_glue.RteProcessor()._create_examples([["header"], ["1", "a", "b", "entailment"], ["2", "a", "b"]], "dev")
 
 
 def test_labels_that_cannot_be_converted_are_named():
     bad = [utils_glue.InputExample("dev-3", "a", None, "maybe")]
-    with pytest.raises(UserError, match="Example dev-3 has the label 'maybe'"):
+    with pytest.raises(UserError, match="Example dev-3 has the unknown label 'maybe'"):
         utils_glue.convert_examples_to_features(bad, ["0", "1"], 8, Toy(), "classification")
     with pytest.raises(UserError, match="Example dev-3 has the score 'maybe'"):
         utils_glue.convert_examples_to_features(bad, [None], 8, Toy(), "regression")

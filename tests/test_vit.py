@@ -198,8 +198,8 @@ def test_a_configuration_that_makes_no_model_is_refused(tmp_path, changes, words
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "not readable as JSON"),
-        ("[]", "holds no JSON object"),
+        ("{", "not valid JSON"),
+        ("[]", "has no JSON object"),
         ('{"image_mean": [0.5]}', "[0.5] for image_mean, where 3 numbers are expected"),
         ('{"image_std": [1, 0, 1]}', "for image_std, where 3 numbers above 0 are expected"),
         ('{"image_std": [1, true, 1]}', "for image_std"),

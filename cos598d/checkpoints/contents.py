@@ -127,7 +127,8 @@ class OpenCheckpoint:
             return self._open[name].get_tensor(key)
         except (SafetensorError, OSError) as error:
             raise UserError(
-                f"{self._folder / name} cannot be read any more ({printable(first_line(error))}): was it removed?"
+                f"{self._folder / name} cannot be read any more ({printable(first_line(error))}). Check whether it "
+                "was removed, and resume from another checkpoint."
             ) from None
 
     @contextmanager

@@ -97,7 +97,7 @@ class Checkpoint:
         self._close()
         if missing:
             raise UsageError(
-                f"{self.path / MODEL} lacks {next(iter(missing))}, which this model has: remove {self.path}."
+                f"{self.path / MODEL} lacks {next(iter(missing))}, a parameter of this model. Remove {self.path}."
             )
 
     def _close(self) -> None:
@@ -196,7 +196,7 @@ def open_checkpoint(path: Path, forms: Forms = AS_GIVEN) -> Checkpoint:
 def _named(path: Path, forms: Forms) -> Checkpoint:
     """The checkpoint that the user named by a folder."""
     if not path.is_dir():
-        raise UserError(f"--resume {path}: there is no such folder: give a checkpoint's, a run's, or auto.")
+        raise UserError(f"--resume {path}: there is no such folder. Give a checkpoint's, a run's, or auto.")
     if (path / FOLDER).is_dir():
         path = path / FOLDER
     if not (path / MANIFEST).exists() and (newest := _newest(path, forms)):
@@ -204,7 +204,9 @@ def _named(path: Path, forms: Forms) -> Checkpoint:
     try:
         return open_checkpoint(path, forms)
     except Damaged as error:
-        raise UserError(f"--resume {path}: this is no whole checkpoint ({error}): give another one, or auto.") from None
+        raise UserError(
+            f"--resume {path}: this checkpoint is incomplete or damaged ({error}). Give another one, or auto."
+        ) from None
 
 
 def _newest(folder: Path | None, forms: Forms) -> Checkpoint | None:
@@ -225,7 +227,10 @@ def _newest(folder: Path | None, forms: Forms) -> Checkpoint | None:
         return found
     if remarks:
         others = f", and {len(remarks) - 1} more" if len(remarks) > 1 else ""
-        raise UserError(f"no whole checkpoint is left in {folder}: {remarks[0].removesuffix('.')}{others}.")
+        raise UserError(
+            f"no usable checkpoint is left in {folder}: {remarks[0].removesuffix('.')}{others}. Start over with "
+            "--overwrite_output_dir."
+        )
     return None
 
 

@@ -76,7 +76,7 @@ def say_if_finished(folder: Path, config: RunConfig, comm: Communicator, console
     if changes:
         raise UsageError(
             f"the run in {folder} is finished, and this is another one: {changes}. Choose another folder, or add "
-            "--resume_anyway to go on from its last checkpoint."
+            "--resume_anyway to continue from its last checkpoint."
         )
     if is_finished:
         console.say(f"the run in {folder} is finished: there is nothing to go on with.")
@@ -97,7 +97,7 @@ def find_checkpoint(
     if found is None:
         if comm.exchange((folder / SUMMARY).is_file() and not config.overwrite_output_dir)[0]:
             raise UsageError(
-                f"there is no checkpoint in {folder} to go on from, and a finished run stands there: choose another "
+                f"there is no checkpoint to resume from in {folder}, which has a finished run. Choose another "
                 "folder, or add --overwrite_output_dir."
             )
         console.say(f"there is no checkpoint in {folder}: the run begins at the beginning")
@@ -111,7 +111,7 @@ def find_checkpoint(
     ]
     if changes and not config.resume_anyway:
         raise UsageError(
-            f"this is not the run that was saved as {found.path}: {'; '.join(changes)}. Start it as it was "
+            f"this differs from the run that was saved as {found.path}: {'; '.join(changes)}. Start it as it was "
             "started then, or add --resume_anyway."
         )
     for change in changes:
@@ -144,8 +144,8 @@ def open_record(
             remove_all(folder / FOLDER)
         except OSError as error:
             raise UserError(
-                f"an earlier run's checkpoint cannot be removed ({error.filename}: {error.strerror}), and this run "
-                "would be taken for it: choose another --output_dir."
+                f"an earlier run's checkpoint cannot be removed ({error.filename}: {error.strerror}), and it would "
+                "be taken for one of this run. Choose another --output_dir."
             ) from None
     comm.exchange("what an earlier run has left is gone")
     return RunRecord(folder, rank, monitor, board, world_size=world_size, kept=kept)

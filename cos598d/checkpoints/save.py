@@ -104,7 +104,7 @@ class Checkpoints:
             try:
                 own_folder(self.folder)
                 if not self._lock.enter_context(locked(self.folder)):
-                    raise UserError(f"{self.folder} is in use by another run: choose another --output_dir.")
+                    raise UserError(f"{self.folder} is in use by another run. Choose another --output_dir.")
                 tidy(self.folder)
                 first["token"] = secrets.token_hex(8)
                 (self.folder / probe_name(first["token"])).mkdir()
@@ -220,8 +220,8 @@ class Checkpoints:
             writing.join(LONG_SECONDS)
             if writing.is_alive() and self._comm.rank == 0:
                 self._warn(
-                    f"the checkpoint of iteration {writing.iteration} is still being written to {self.folder}, and all "
-                    "ranks wait for it: is the disk slow, or does it not answer?"
+                    f"the checkpoint of iteration {writing.iteration} is still being written to {self.folder}, and "
+                    "all ranks wait for it. Check whether that disk is slow or does not answer."
                 )
             writing.join()
             if writing.defect is not None:
@@ -238,7 +238,7 @@ class Checkpoints:
             stands = "there is none yet" if self.newest is None else f"that of iteration {self.newest} is whole"
             self._warn(
                 f"the checkpoint of iteration {writing.iteration} cannot be written to {self.folder} "
-                f"({writing.reason}): make room there; the training goes on, and {stands}."
+                f"({writing.reason}). Training continues, and {stands}. Make room there."
             )
         if writing.remark:
             self._warn(writing.remark)

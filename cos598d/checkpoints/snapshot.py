@@ -153,5 +153,5 @@ def load_random_states(states: Mapping[str, torch.Tensor], device: torch.device)
             torch.cuda.set_rng_state(states[CUDA], device)
     except (RuntimeError, TypeError) as error:
         raise UserError(
-            f"the checkpoint's random states cannot be taken up ({first_line(error)}): resume from another checkpoint."
+            f"the checkpoint's random states cannot be restored ({first_line(error)}). Resume from another checkpoint."
         ) from None

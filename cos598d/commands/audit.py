@@ -37,18 +37,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs=argparse.REMAINDER,
         metavar="SCRIPT [WORD ...]",
-        help="the script and its own words, as behind `python`; or the folder of an audit, to judge it again",
+        help="the script and its arguments, as after `python`; or the folder of an audit, to judge it again",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Audit a script, or judge a folder again, and return the exit code: the script's own, but for --strict, and for
+    """Audit a script, or judge a folder again, and return the exit code: the script's own, except for --strict, and for
     files for teachers, with which it is 0, 1 where something is wrong, or 2 where it could not be judged."""
     flags = AuditFlags(**given_flags(options, AuditFlags))
     check_flags(flags)
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not words:
-        raise UsageError("audit needs a script: give it and its words, or the folder of an audit.")
+        raise UsageError("audit needs a script. Give it and its arguments, or the folder of an audit.")
     is_again = Path(words[0]).is_dir()
     grade = _grader(options, is_again or flags.world_size is not None)
     if is_again:
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         _check_folder(folder)
     if flags.world_size is None:
         if flags.master_port is not None:
-            raise UsageError("--master_port is for ranks that are started here: add --world_size, or leave it out.")
+            raise UsageError("--master_port is for ranks that are started here. Add --world_size, or leave it out.")
         return _as_rank(told, words[1:])
     script.load(told.script)
     remove_books(folder)
@@ -76,8 +76,8 @@ def _grader(options: argparse.Namespace, judges_here: bool) -> Grader | None:
         return None
     if not judges_here:
         raise UsageError(
-            "--gradescope and --classroom50 need --world_size, with which this process, where the script does not run, "
-            "judges: add it, or give the folder of an audit."
+            "--gradescope and --classroom50 need --world_size, so that the script does not run in the process that "
+            "judges it. Add it, or give the folder of an audit."
         )
     from cos598d.tools.grade.result_files import AuditResults  # loads torch, which is the script's to load
 
@@ -86,9 +86,9 @@ def _grader(options: argparse.Namespace, judges_here: bool) -> Grader | None:
 
 def _again(folder: Path, words: Sequence[str], flags: AuditFlags, grade: Grader | None) -> int:
     if words:
-        raise UsageError(f"{folder} is the folder of an audit, which takes no further words: leave {words[0]} out.")
+        raise UsageError(f"{folder} is the folder of an audit, which takes no further arguments. Leave {words[0]} out.")
     if not (folder / BOOKS).is_dir():
-        raise UsageError(f"{folder} has no books of an audit: give the folder of an audit, or a script.")
+        raise UsageError(f"{folder} has no results of an audit. Give the folder of an audit, or a script.")
     books, remarks = read_books(folder)
     verdict = judge(books, remarks)
     print(card(verdict, books))
@@ -113,7 +113,11 @@ def _as_rank(told: Told, words: Sequence[str]) -> int:
                 return code
             rank.collect()
         elif not rank.has_started_others():
-            why = "it never opened a process group" if code == 0 else f"it ended with {code} before its ranks had met"
+            why = (
+                "it never opened a process group"
+                if code == 0
+                else f"it ended with code {code} before its ranks had connected"
+            )
             print(f"{ERROR}nothing of {told.script} was audited: {why}.", file=sys.stderr)
             return code
         return _judged(Path(told.folder), told.strict, code)
@@ -136,7 +140,7 @@ def _judged(folder: Path, strict: bool, code: int, grade: Grader | None = None) 
         print(f"{ERROR}{folder / VERDICT} cannot be written: {error.strerror}.", file=sys.stderr)
         return NOT_JUDGED if grade else code
     print(card(verdict, books))
-    print(f"no record for compare and report: {without}." if without else f"record: {folder}", flush=True)
+    print(f"no files for compare and report: {without}." if without else f"output: {folder}", flush=True)
     if grade:
         return grade(verdict, end)
     return _strict(verdict) if strict and not code else code
@@ -152,10 +156,10 @@ def _strict(verdict: AuditVerdict) -> int:
 def _check_folder(folder: Path) -> None:
     """Raise UsageError where the folder has something else than an audit, which it would overwrite."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--output_dir {folder} is a file: give a folder.")
+        raise UsageError(f"--output_dir {folder} is a file. Give a folder.")
     if (folder / "summary.json").exists() and not (folder / VERDICT).exists():
-        raise UsageError(f"--output_dir {folder} has the record of a run: give another folder.")
+        raise UsageError(f"--output_dir {folder} has a run. Give another folder.")
     try:
         (folder / BOOKS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--output_dir {folder} cannot be made ({error.strerror}): give another.") from None
+        raise UsageError(f"--output_dir {folder} cannot be created ({error.strerror}). Give another folder.") from None

@@ -26,6 +26,6 @@ def run(options: argparse.Namespace) -> int:
     try:
         write_whole(options.output, content)
     except OSError as error:
-        raise UserError(f"{options.output} cannot be written: {error.strerror}.") from None
+        raise UserError(f"{options.output} cannot be written ({error.strerror}). Give another path.") from None
     print(f"wrote {options.output} ({len(content) / 1e6:.1f} MB): upload it as the assignment's autograder")
     return 0

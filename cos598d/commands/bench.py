@@ -17,7 +17,9 @@ from cos598d.fields import flag
 from cos598d.records.bench import FILE_NAME
 from cos598d.terminal.files import write_json
 from cos598d.tools.bench.plan import HOW, BenchPlan, plan_from
+from cos598d.tools.report.answer import fastest_in
 from cos598d.tools.report.bench_table import bench_table
+from cos598d.tools.report.benches import bench_of
 from cos598d.world.identity import Identity
 from cos598d.world.launch import start_local_workers
 
@@ -30,7 +32,7 @@ class MemoryFlag:
 
     memory: bool = flag(
         False,
-        "then each candidate's memory in processes of its own: what it holds by category, and the peak",
+        "then each sync's memory in separate processes: by category, and the peak",
         group=HOW,
     )
 
@@ -46,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"folder for {FILE_NAME} (default: a new one in runs/, unless --json is given)",
     )
     record.add_argument(
-        "--json", metavar="FILE", help="write the record to this file, or to standard output (-), in place of the table"
+        "--json", metavar="FILE", help="write the results to this file, or to standard output (-), instead of the table"
     )
 
 
@@ -60,14 +62,14 @@ def run(options: argparse.Namespace) -> int:
         identity = None  # neither a launcher nor the user said how many ranks
     if options.memory and (identity is not None or plan.sweep):
         raise UsageError(
-            "--memory starts processes for each candidate by itself: "
-            "leave --sweep and other launchers out, and give --world_size 2 or more."
+            "--memory starts processes for each candidate by itself. "
+            "Leave --sweep and other launchers out, and give --world_size 2 or more."
         )
     if identity is None or identity.rank == 0:  # the others write nothing
         check_output_file("--json", options.json)
     folder = options.output or (None if options.json else Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}")
     if folder and (folder / FILE_NAME).exists():
-        raise UsageError(f"--output {folder} holds a {FILE_NAME} already: choose another folder.")
+        raise UsageError(f"--output {folder} already has a {FILE_NAME}. Choose another folder.")
     deliver = partial(_deliver, folder=folder, json_file=options.json)
     if identity is not None:
         from cos598d.tools.bench.rank import run_bench_rank
@@ -134,12 +136,18 @@ def _deliver(record: dict[str, Any], folder: Path | None, json_file: str | None)
             write_json(json_file, record)
     except OSError as error:
         # What was measured is not lost with it.
-        print(json.dumps(record, indent=2) if json_file == "-" else bench_table(record))
+        print(json.dumps(record, indent=2) if json_file == "-" else _printed(record))
         raise UserError(
-            f"the record cannot be written to {error.filename} ({error.strerror}): it was printed instead; make room "
-            "there before you measure again."
+            f"the results cannot be written to {error.filename} ({error.strerror}), so they were printed instead. "
+            "Make room there before you measure again."
         ) from None
     if json_file == "-":
         print(json.dumps(record, indent=2))
     elif folder and not json_file:
-        print(f"{bench_table(record)}\n\nrecord: {folder / FILE_NAME}")
+        print(f"{_printed(record)}\n\noutput: {folder / FILE_NAME}")
+
+
+def _printed(record: dict[str, Any]) -> str:
+    """Which sync is the fastest, then all tables."""
+    bench = bench_of(record, "this bench", Path(FILE_NAME))
+    return f"{fastest_in(bench)}\n\n{bench_table(record)}" if bench.ranked else bench_table(record)

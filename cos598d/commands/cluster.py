@@ -89,18 +89,22 @@ def _words(options: argparse.Namespace, example: str) -> list[str]:
     """The program's words; the "--" before them is the shell user's way to end our own flags."""
     words = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not words:
-        raise UsageError(f"no program was given to run there: {example}")
+        raise UsageError(f"no program was given. Give one, for example {example}")
     if words[0] in ("python", "python3"):
         words = [sys.executable, *words[1:]]  # the one whose packages are installed, also under sudo
     if shutil.which(words[0]) is None:
-        raise UsageError(f"there is no program {words[0]} here: give the name of one in the PATH, or a path.")
+        raise UsageError(
+            f"there is no program {words[0]} on this machine. Give the name of one in the PATH, or a path."
+        )
     return words
 
 
 def _run(options: argparse.Namespace) -> int:
     cluster = cluster_from(options)
     if options.ranks_per_host < 1:
-        raise UsageError(f"--ranks_per_host {options.ranks_per_host}: a host has at least 1 rank.")
+        raise UsageError(
+            f"--ranks_per_host {options.ranks_per_host}: a host has at least 1 rank. Give a number from 1."
+        )
     words = _words(options, "write it after --, as in `cluster run -- python task2b/run_glue.py`.")
     with live_cluster(cluster, options.show):
         return run_on_hosts(cluster, words, options.ranks_per_host)
@@ -172,5 +176,5 @@ def _down(options: argparse.Namespace) -> int:
     count = Network(cluster, options.show).remove()
     print(f"removed {count} namespaces of {options.name}" if count else f"no cluster named {options.name} is up")
     if strangers := named_namespaces(options.name):
-        print(f"left alone, since no cluster of ours made them: {', '.join(strangers)}", file=sys.stderr)
+        print(f"warning: not removed, because no cluster of ours made them: {', '.join(strangers)}", file=sys.stderr)
     return 0

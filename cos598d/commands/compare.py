@@ -12,9 +12,7 @@ from cos598d.tools.report.table import comparison
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record; one that goes on, too"
-    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, which may still be running")
     parser.add_argument("--markdown", action="store_true", help="as Markdown tables")
     parser.add_argument(
         "--each", action="store_true", help="a row for each run (else runs of the same settings share one)"
@@ -28,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     section.add_argument(
         "--within", type=float, metavar="X", help="losses and metrics may differ by so much (default: not in a bit)"
     )
-    section.add_argument("--of", metavar="PART,PART", help=f"compare these alone (default: {','.join(PARTS)})")
+    section.add_argument("--of", metavar="PART,PART", help=f"compare only these (default: {','.join(PARTS)})")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,24 +35,24 @@ def run(options: argparse.Namespace) -> int:
         return _assert_equal(options)
     for name in ("within", "of"):
         if getattr(options, name) is not None:
-            raise UsageError(f"--{name} is for --assert_equal: add it, or leave --{name} out.")
+            raise UsageError(f"--{name} is for --assert_equal. Add it, or leave --{name} out.")
     print(comparison([load_run(folder, unfinished=True) for folder in options.runs], options.markdown, options.each))
     return 0
 
 
 def _assert_equal(options: argparse.Namespace) -> int:
     if len(options.runs) != 2:
-        raise UsageError(f"--assert_equal compares two runs, and {len(options.runs)} were given: give two.")
+        raise UsageError(f"--assert_equal compares two runs, and {len(options.runs)} were given. Give two.")
     for name in ("markdown", "each"):
         if getattr(options, name):
-            raise UsageError(f"--{name} is for the table: leave it out, or --assert_equal.")
+            raise UsageError(f"--{name} is for the table. Leave out --{name}, or --assert_equal.")
     within = 0.0 if options.within is None else options.within
     if not (math.isfinite(within) and within >= 0):
-        raise UsageError(f"--within {within:g}: give a number of at least 0.")
+        raise UsageError(f"--within {within:g} is not valid. Give a number of at least 0.")
     parts = PARTS if options.of is None else tuple(options.of.split(","))
     for part in parts:
         if part not in PARTS:
-            raise UsageError(f"--of {options.of}: there is no part {part!r}, the known ones are {', '.join(PARTS)}.")
+            raise UsageError(f"--of {options.of}: unknown part {part!r}. Choose from {', '.join(PARTS)}.")
     verdict = compare_equal(options.runs, within, parts)
     print(verdict.sentence)
     return 0 if verdict.is_equal else 1

@@ -47,7 +47,7 @@ NOT_HERE = frozenset(
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags, and those of a run, to `parser`."""
     parser.add_argument(
-        "--runs_dir", type=Path, metavar="FOLDER", help="folder for the records (default: a new one in runs/)"
+        "--runs_dir", type=Path, metavar="FOLDER", help="folder for the runs (default: a new one in runs/)"
     )
     parser.add_argument(
         "--repeats",
@@ -105,7 +105,7 @@ def _run_all(runs_dir: Path, world_size: int, words: Sequence[str], repeats: int
             check=False,
         )
         if done.returncode:
-            raise UserError(f"{label} failed with exit code {done.returncode}; see its error above.")
+            raise UserError(f"{label} failed with exit code {done.returncode}. See its error above.")
     print()
 
 

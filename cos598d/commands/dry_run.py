@@ -32,7 +32,7 @@ def check_dry_run(options: argparse.Namespace) -> None:
     """Raise UsageError for flags that mean nothing without --dry_run."""
     if options.costs_from and not options.dry_run:
         raise UsageError(
-            "--from is for --dry_run, which predicts seconds by what calls cost: leave one out, or add it."
+            "--from is for --dry_run, which uses it to predict seconds. Add --dry_run, or leave --from out."
         )
 
 

@@ -27,9 +27,9 @@ def check_output_file(flag: str, path: Path | str | None) -> None:
         return
     path = Path(path)
     if path.is_dir():
-        raise UsageError(f"{flag} {path} is a folder: give a file's name.")
+        raise UsageError(f"{flag} {path} is a folder. Give a file's name.")
     if not path.parent.is_dir():
-        raise UsageError(f"{flag} {path} cannot be written: there is no folder {path.parent}, so make it first.")
+        raise UsageError(f"{flag} {path} cannot be written: there is no folder {path.parent}. Make it first.")
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,11 +43,11 @@ class Parser(argparse.ArgumentParser):
         self._behind_dashes: str | None = None
 
     def ends_at_dashes(self, name: str) -> None:
-        """From here on the words behind the first `--` are no flags of this parser's: they become `name`, a list."""
+        """From here on arguments after the first `--` are not parsed: they become `name`, a list."""
         self._behind_dashes = name
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, without what stands behind `--` where `ends_at_dashes` says so."""
+        """As argparse's, without the arguments after `--` if `ends_at_dashes` was called."""
         if self._behind_dashes is None:
             return super().parse_known_args(args, namespace)
         words = list(sys.argv[1:] if args is None else args)
@@ -59,7 +59,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         kind, _, words = message.partition(": ")
         near = did_you_mean(words.split()[0], self._flags()) if kind == "unrecognized arguments" else ""
-        print(f"{ERROR}{printable(message)}{'.' if near else ''}{near} (--help lists what there is)", file=sys.stderr)
+        sentence = message if message.endswith(("?", ".")) else f"{message}."
+        print(f"{ERROR}{printable(sentence)}{near} See --help.", file=sys.stderr)
         sys.exit(2)
 
     def _flags(self) -> set[str]:

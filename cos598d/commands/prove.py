@@ -43,9 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=SECONDS, metavar="X", help="what a case may take at one size (default: 30)"
     )
     parser.add_argument("--cases", metavar="NAME,NAME", help="the cases to try (default: all)")
-    parser.add_argument("--short", action="store_true", help="a line for each engine instead of its card")
+    parser.add_argument("--short", action="store_true", help="a line for each engine instead of its report")
     parser.add_argument(
-        "--json", metavar="FILE", help="write the cards' results there as JSON too; -: print them instead of the cards"
+        "--json",
+        metavar="FILE",
+        help="also write the results to this file as JSON; -: print them instead of the reports",
     )
 
 
@@ -59,7 +61,10 @@ def run(options: argparse.Namespace) -> int:
     sizes = read_world_sizes(options.world_sizes)
     cases = CASES if options.cases is None else read_cases(options.cases)
     if not 0 < options.seconds < 10_000:
-        raise UsageError(f"--seconds {options.seconds:g}: give what a case may take, above 0 and below 10000.")
+        raise UsageError(
+            f"--seconds {options.seconds:g} is not valid. Give the seconds that a case may take, above 0 and below "
+            "10000."
+        )
     engines = parse_candidates(",".join(options.engines))
     say: Callable[[str], None] = (lambda _: None) if options.json == "-" else partial(print, flush=True)
     nonce = secrets.randbits(32)
@@ -86,7 +91,7 @@ def read_cases(text: str) -> list[Case]:
     known = {case.name: case for case in CASES}
     for name in text.split(","):
         if name not in known:
-            raise UsageError(f"--cases {name}: there is no such case; they are {', '.join(known)}.")
+            raise UsageError(f"--cases {name}: there is no such case. Choose from {', '.join(known)}.")
     return [known[name] for name in dict.fromkeys(text.split(","))]
 
 

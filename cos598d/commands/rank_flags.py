@@ -50,8 +50,8 @@ def restarts_from(asked: int | None, identity: Identity | None) -> int:
     flags_of(StarterFlags)["max_restarts"].check("max_restarts", asked)
     if asked and identity is not None and identity.source != "local":
         raise UsageError(
-            f"--max_restarts {asked} is for a command that starts the ranks itself, by --world_size N and no rank: "
-            f"leave it out, and let the ranks' launcher start them again."
+            f"--max_restarts {asked} is for a command that starts the ranks itself, by --world_size N and no rank. "
+            f"Leave it out, and let the ranks' launcher start them again."
         )
     return asked or 0
 

@@ -33,7 +33,7 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help="repeat the run whose config.json this is: its flags and --world_size, but for those given besides",
+        help="repeat the run whose config.json this is: its flags and --world_size, except for those also given",
     )
 
 
@@ -59,13 +59,13 @@ class EarlierRun:
         for name, value in lesson.items():
             if self.found[name] != value:
                 raise UsageError(
-                    f"--config {self.path} is of a run with --{name} {self.found[name]}, and this script's is {value}: "
-                    f"repeat it by cos598d train --config."
+                    f"--config {self.path} is of a run with --{name} {self.found[name]}, and this script's is {value}. "
+                    f"Repeat it by cos598d train --config."
                 )
         sync = self.found["sync"]
         if "sync" not in given and is_own(sync):
             raise UsageError(
-                f"--config {self.path} is of a run with a sync from a file, {sync}, which is code: add "
+                f"--config {self.path} is of a run whose sync is code in a file, {sync}. Add "
                 f"--sync {sync} to run it, or another --sync."
             )
         left_out = {*PLACES, WORLD_SIZE, *(EXCLUSIVE[name] for name in given if name in EXCLUSIVE)}
@@ -87,7 +87,7 @@ class EarlierRun:
         words = to_words(others, RunConfig)
         if self.found[WORLD_SIZE] != world_size:
             words += [f"--{WORLD_SIZE}", str(world_size)]
-        return printable(f"repeats {self.path}" + (f", but for {' '.join(words)}" if words else ""))
+        return printable(f"repeats {self.path}" + (f", except for {' '.join(words)}" if words else ""))
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -99,25 +99,28 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         values = parse_json(read_plain(path, MOST_BYTES).decode("utf-8"))
     except OSError as error:
-        raise UsageError(f"--config {path} cannot be read: {error.strerror}.") from None
+        raise UsageError(
+            f"--config {path} cannot be read ({error.strerror}). Give the config.json of a run's folder."
+        ) from None
     except (ValueError, RecursionError) as error:
         reason = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else printable(error, 100).rstrip(".")
         raise _no_config(path, f"is no JSON ({reason})") from None
     if not isinstance(values, dict):
         raise _no_config(path, "is no JSON object")
     if WORLD_SIZE not in values or "sync" not in values:
-        raise _no_config(path, f"says nothing of {'sync' if WORLD_SIZE in values else WORLD_SIZE}")
+        raise _no_config(path, f"has no {'sync' if WORLD_SIZE in values else WORLD_SIZE}")
     known = {one.name: one.type for one in fields(RunConfig)}
     for name in values:
         if name not in known and name != WORLD_SIZE:
-            raise _other_version(path, f"has the field {printable(name, 60)!r}, which this program does not know")
+            raise _other_version(path, f"has the field {printable(name, 60)!r}, which this version does not have")
     for name, kind in known.items():
         if name not in values:
             raise _other_version(path, f"lacks the field {name!r}")
         values[name] = _of_kind(path, name, values[name], kind)
     if not RANKS.fits(values[WORLD_SIZE]):
         raise UsageError(
-            f"--config {path} has {WORLD_SIZE} {printable(values[WORLD_SIZE], 60)}: {RANKS.wanted} is expected."
+            f"--config {path} has {WORLD_SIZE} {printable(values[WORLD_SIZE], 60)}, where {RANKS.wanted} is "
+            "expected. Give a run's own file."
         )
     return values
 
@@ -132,15 +135,15 @@ def _of_kind(path: Path, name: str, value: Any, kind: Any) -> Any:
     if is_small and type(value) in ((int, float) if wanted is float else (wanted,)):
         return wanted(value)
     shown = "null" if value is None else printable(value, 60)
-    raise UsageError(f"--config {path} has {name} {shown}, where {WORDS[wanted]} is expected: give a run's own file.")
+    raise UsageError(f"--config {path} has {name} {shown}, where {WORDS[wanted]} is expected. Give a run's own file.")
 
 
 def _no_config(path: Path, what: str) -> UsageError:
-    return UsageError(f"--config {path} {what}: give the config.json of a run's folder.")
+    return UsageError(f"--config {path} {what}. Give the config.json of a run's folder.")
 
 
 def _other_version(path: Path, what: str) -> UsageError:
     return UsageError(
-        f"--config {path} {what}: it is of another version of this program, so repeat the run with that one, or name "
+        f"--config {path} {what}: it is of another version of this program. Repeat the run with that one, or name "
         "its flags."
     )

@@ -28,13 +28,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="RUN",
-        help="folder of a run's record, of a bench's, of a sweep or of strategies",
+        help="folder of a run, a bench, a sweep or strategies",
     )
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
         metavar="FILE",
-        help="what to write: .html, .pdf, or .md with its plots in a folder beside it (default: report.html; with "
+        help="what to write: .html, .pdf, or .md with its plots in a folder next to it (default: report.html; with "
         "--lab, report.md)",
     )
     parser.add_argument(
@@ -48,12 +48,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the page and return 0. Raises UserError for a record that cannot be read, or a missing package."""
     if bool(options.runs) == (options.lab is not None):
-        raise UsageError("report needs folders of runs, or --lab and the folder of its four runs: give one of the two.")
+        raise UsageError("report needs folders of runs, or --lab and the folder of its four runs. Give one of the two.")
     if options.lab is not None:
         return _lab(options.lab, options.output or Path("report.md"))
     output = options.output or Path("report.html")
     if output.suffix not in FORMS:
-        raise UsageError(f"-o {output}: its name must end in {', '.join(FORMS[:-1])} or {FORMS[-1]}.")
+        raise UsageError(
+            f"-o {output}: unknown kind of file. Give a name that ends in {', '.join(FORMS[:-1])} or {FORMS[-1]}."
+        )
     check_output_file("-o", output)
     need("jinja2", "matplotlib", *(["weasyprint"] if output.suffix == ".pdf" else []))
     page = _page_of(options.runs)
@@ -67,8 +69,8 @@ def run(options: argparse.Namespace) -> int:
             write_whole(output, html if output.suffix == ".html" else as_pdf(html))
     except OSError as error:
         raise UserError(
-            f"-o {output}: {error.filename or output} cannot be written ({error.strerror}): make room there or choose "
-            "another place; an earlier page still is as it was."
+            f"-o {output}: {error.filename or output} cannot be written ({error.strerror}), and an earlier page is "
+            "unchanged. Make room there, or choose another path."
         ) from None
     print(f"wrote {output}", file=sys.stderr)
     return 0
@@ -77,15 +79,15 @@ def run(options: argparse.Namespace) -> int:
 def _lab(folder: Path, output: Path) -> int:
     """Write the lab's report and return 0; over nothing that is there, since somebody may have written in it."""
     if output.suffix != ".md":
-        raise UsageError(f"-o {output}: a lab's report is Markdown, so its name must end in .md.")
+        raise UsageError(f"-o {output}: a lab's report is Markdown. Give a name that ends in .md.")
     check_output_file("-o", output)
     if output.exists():
-        raise UsageError(f"-o {output} is there already, and nothing is overwritten: give another name.")
+        raise UsageError(f"-o {output} exists already and is not overwritten. Give another name.")
     text = lab_page(folder)
     try:
         write_whole(output, text)
     except OSError as error:
-        raise UserError(f"-o {output} cannot be written: {error.strerror}.") from None
+        raise UserError(f"-o {output} cannot be written ({error.strerror}). Choose another path.") from None
     print(f"wrote {output}", file=sys.stderr)
     return 0
 
@@ -99,7 +101,9 @@ def _page_of(paths: Sequence[Path]) -> Page:
         return build_page(*load_records(paths))
     (path, *others) = [*tables, *(path for path in paths if path not in tables)]
     if others:
-        raise UserError(f"{path} has all runs of a sweep or of strategies, which are one page: give this folder only.")
+        raise UserError(
+            f"{path} is a sweep or a table of strategies, which has a page of its own. Give only this folder."
+        )
     return _sweep_page(path) if (path / SWEEP).is_file() else _strategies_page(path)
 
 
@@ -129,8 +133,7 @@ def load_records(paths: Sequence[Path]) -> tuple[list[Run], list[Bench]]:
             benches.append(load_bench(folder, name))
         elif folder.is_dir() and not (folder / "summary.json").exists() and not live_folder(folder):
             raise UserError(
-                f"{folder} has neither summary.json nor {FILE_NAME}: "
-                "give the folder of a run that ended well, or of a bench."
+                f"{folder} has neither summary.json nor {FILE_NAME}. Give the folder of a finished run, or of a bench."
             )
         else:
             runs.append(load_run_as(folder, name, unfinished=True))

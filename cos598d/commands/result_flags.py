@@ -50,7 +50,7 @@ def wants_files(options: argparse.Namespace) -> bool:
         check_output_file(f"--{name}", getattr(options, name))
     is_wanted = any(getattr(options, name) is not None for name in FILES)
     if options.assignment is not None and not is_wanted:
-        raise UsageError("--assignment has the points for --gradescope or --classroom50: give one of them too.")
+        raise UsageError("--assignment has the points for --gradescope or --classroom50. Add one of them.")
     return is_wanted
 
 
@@ -61,7 +61,9 @@ def read_world_sizes(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or not 1 <= sizes[0] <= sizes[-1] <= MOST_RANKS:
-        raise UsageError(f"--world_sizes {text}: give numbers from 1 to {MOST_RANKS} with commas between, as 2,3,4.")
+        raise UsageError(
+            f"--world_sizes {text} is not valid. Give numbers from 1 to {MOST_RANKS} with commas between, as 2,3,4."
+        )
     return sizes
 
 
@@ -73,4 +75,4 @@ def give_result(place: str | None, result: dict[str, Any]) -> None:
         try:
             write_json(place, result)
         except OSError as error:
-            raise UserError(f"--json {place} cannot be written: {error.strerror}.") from None
+            raise UserError(f"--json {place} cannot be written ({error.strerror}). Give another path.") from None

@@ -33,7 +33,7 @@ def run_values(options: argparse.Namespace) -> dict[str, Any]:
     values = given_flags(options, RunConfig)
     if getattr(options, "fp16", None):
         if values.get("precision", "fp16") != "fp16":
-            raise UsageError(f"--fp16 contradicts --precision {values['precision']}: give one.")
+            raise UsageError(f"--fp16 contradicts --precision {values['precision']}. Give only one.")
         values["precision"] = "fp16"
     return values
 

@@ -48,12 +48,11 @@ class BatchFlags:
     account: str | None = flag(None, "who pays", group=JOB)
     job_name: str = flag("cos598d", "the job's name in the queue", group=JOB)
     output: str | None = flag(
-        None, "file for what is printed, in sbatch's words (default: the job's name and number)", group=JOB
+        None, "file for the output, as an sbatch file name pattern (default: the job's name and number)", group=JOB
     )
     signal_seconds: int = flag(
         60,
-        "seconds before the limit at which the ranks begin to stop (SLURM may be a minute early): long enough "
-        "for a step and a checkpoint",
+        "seconds before the time limit when ranks stop (SLURM may be a minute early)",
         group=LIFE,
         least=1,
         below=LAST_SECONDS + 1,
@@ -71,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "program",
         nargs=argparse.REMAINDER,
         metavar="-- train FLAGS",
-        help="what to run: train, or a lesson's script, with its flags",
+        help="what to run: train, or a task's script, with its flags",
     )
 
 
@@ -111,10 +110,13 @@ def job_flags(options: argparse.Namespace, **shape: int) -> BatchFlags:
     for word in options.option:
         _check_word("--option", word)
         if not word.startswith("-"):
-            raise UsageError(f"--option {word}: give a flag of sbatch's own, such as --option=--constraint=a100.")
+            raise UsageError(
+                f"--option {word} is not valid. Give a flag of sbatch's own, such as --option=--constraint=a100."
+            )
     if asked.time is not None and not TIME.fullmatch(asked.time):
         raise UsageError(
-            f"--time {printable(asked.time)}: give minutes, or HH:MM:SS, or DAYS-HH:MM:SS, such as 01:00:00."
+            f"--time {printable(asked.time)} is not valid. Give minutes, or HH:MM:SS, or DAYS-HH:MM:SS, such as "
+            "01:00:00."
         )
     for line in options.setup:
         check_plain("--setup", line)
@@ -123,13 +125,17 @@ def job_flags(options: argparse.Namespace, **shape: int) -> BatchFlags:
 
 def _check_word(name: str, word: str | None) -> None:
     if word is not None and not WORD.fullmatch(word):
-        raise UsageError(f"{name} {printable(word, 100)!r}: give one word, without spaces, quotes, # and backslashes.")
+        raise UsageError(
+            f"{name} {printable(word, 100)!r} is not one word. Give one, without spaces, quotes, # and backslashes."
+        )
 
 
 def check_plain(name: str, text: str) -> None:
     """Raise UsageError where `text`, which `name` gives, is not one line that shows as it is."""
     if printable(text, sys.maxsize) != text:
-        raise UsageError(f"{name} {printable(text, 100)}: give one line of text, without control characters.")
+        raise UsageError(
+            f"{name} {printable(text, 100)} is not one line. Give one of text, without control characters."
+        )
 
 
 def _command(words: Sequence[str], ranks: int) -> str:
@@ -140,7 +146,9 @@ def _command(words: Sequence[str], ranks: int) -> str:
     words = words[1:] if words[:1] == ["-m"] else words
     words = words[1:] if words[:1] == ["cos598d"] else words
     if not words:
-        raise UsageError("no training was given: write it after --, as in `sbatch --nodes 4 -- train --sync ddp`.")
+        raise UsageError(
+            "no training was given. Write it after --, for example `sbatch --nodes 4 -- train --sync ddp`."
+        )
     for word in words:
         check_plain("a word after --,", word)
     if words[0] == "train":
@@ -149,8 +157,7 @@ def _command(words: Sequence[str], ranks: int) -> str:
         program = [words[0]]
     else:
         raise UsageError(
-            f"sbatch cannot start {words[0]}: give train, or a lesson's script such as task2b/run_glue.py, "
-            f"and its flags."
+            f"sbatch cannot start {words[0]}. Give train, or a task's script such as task2b/run_glue.py, and its flags."
         )
     quoted = shlex.join([sys.executable, *program, *words[1:]])
     return f"{quoted}{_where_it_goes_on(words, ranks)}"
@@ -169,21 +176,21 @@ def _where_it_goes_on(words: Sequence[str], ranks: int) -> str:
     given = parser.parse_args(words[1:])
     for name in PLACES:
         if getattr(given, name) is not None:
-            raise UsageError(f"--{name} {getattr(given, name)}: a job's ranks know it from srun, so leave it out.")
+            raise UsageError(f"--{name} {getattr(given, name)}: a job's ranks get it from srun. Leave it out.")
     if given.world_size not in (None, ranks):
-        raise UsageError(f"--world_size {given.world_size}: the job has {ranks} ranks, so leave it out.")
+        raise UsageError(f"--world_size {given.world_size}: the job has {ranks} ranks. Leave it out.")
     if given.resume not in (None, "auto"):
         raise UsageError(
-            f"--resume {given.resume}: a job that comes back from the queue would begin there again; "
-            f"give the run's folder as --output_dir, and leave --resume out."
+            f"--resume {given.resume}: a requeued job would start there again. "
+            f"Give the run's folder as --output_dir, and leave --resume out."
         )
     if given.overwrite_output_dir:
         raise UsageError(
-            "--overwrite_output_dir: a job that comes back from the queue would begin again; remove the folder, or "
+            "--overwrite_output_dir: a requeued job would start over. Remove the folder, or "
             "name another one, and leave it out."
         )
     if given.dry_run:
-        raise UsageError("--dry_run starts nothing, which no job is needed for: give it to train here.")
+        raise UsageError("--dry_run starts nothing, so it needs no job. Run `cos598d train --dry_run` here.")
     earlier = EarlierRun.of(given.config)
     config = config_from(earlier.values(given.lesson, run_values(given)))
     # Whether there is a GPU is seen on the nodes.

@@ -28,18 +28,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--to", type=int, metavar="N", help=f"the most hosts to predict (default: {LARGEST})")
     parser.add_argument(
-        "--rate", metavar="RATE", help="predict for links of this rate: 300mbit, or none (default: the first record's)"
+        "--rate", metavar="RATE", help="predict for links of this rate: 300mbit, or none (default: the first bench's)"
     )
     parser.add_argument(
-        "--delay", metavar="DELAY", help="predict for this delay between hosts: 10ms (default: the first record's)"
+        "--delay", metavar="DELAY", help="predict for this delay between hosts: 10ms (default: the first bench's)"
     )
-    parser.add_argument("--batch", type=int, metavar="N", help="examples on each host (default: the first record's)")
+    parser.add_argument("--batch", type=int, metavar="N", help="examples on each host (default: the first bench's)")
     parser.add_argument(
         "--predict",
         type=Path,
         nargs="+",
         metavar="RECORD",
-        help="instead: these records, predicted from the others, and each rung's largest miss",
+        help="instead: predict these benches from the others, with each sync's largest error",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="draw it too: FILE.svg, .png or .pdf")
     parser.add_argument("--json", metavar="FILE", help="write all numbers there too; -: print them, and no table")
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     options.records = options.records or sorted(path.parent for path in Path("runs").glob(f"*/{FILE_NAME}"))
     if not options.records:
-        raise UsageError(f"runs/ here has no folder with a {FILE_NAME}: give the folders of one or more benches.")
+        raise UsageError(f"runs/ has no folder with a {FILE_NAME}. Give the folders of one or more benches.")
     if options.predict is not None:
         text, found = _predict_records(options)
     else:
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             write_json(options.json, found)
         except OSError as error:
-            raise UserError(f"the numbers cannot be written to {options.json}: {error.strerror}.") from None
+            raise UserError(f"--json {options.json} cannot be written ({error.strerror}). Give another path.") from None
     print(json.dumps(found, indent=2) if options.json == "-" else text)
     return 0
 
@@ -68,14 +68,14 @@ def _check(options: argparse.Namespace) -> None:
     check_output_file("-o", options.output)
     check_output_file("--json", options.json)
     if options.to is not None and not 2 <= options.to <= MOST_HOSTS:
-        raise UsageError(f"--to {options.to}: give a number of hosts from 2 to {MOST_HOSTS}.")
+        raise UsageError(f"--to {options.to} is not valid. Give a number of hosts from 2 to {MOST_HOSTS}.")
     check_at_least_one("--batch", options.batch)
     if options.output and options.output.suffix[1:].lower() not in ("svg", "png", "pdf"):
-        raise UsageError(f"-o {options.output}: give a file's name that ends in .svg, .png or .pdf.")
+        raise UsageError(f"-o {options.output} is not valid. Give a file's name that ends in .svg, .png or .pdf.")
     if options.predict is not None:
         for name in ("to", "rate", "delay", "batch", "output"):
             if getattr(options, name) is not None:
-                raise UsageError(f"--predict takes the hosts, links and batch of its records: leave --{name} out.")
+                raise UsageError(f"--predict takes the hosts, links and batch of its benches. Leave --{name} out.")
 
 
 def _predict_hosts(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -110,7 +110,7 @@ def _predict_records(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     held_out = {path.resolve(): path for path in options.predict}
     others = [path for path in options.records if path.resolve() not in held_out]
     if not others:
-        raise UsageError(f"--predict {' '.join(map(str, options.predict))}: give other records too, to predict from.")
+        raise UsageError(f"--predict {' '.join(map(str, options.predict))}. Give other benches too, to predict from.")
     records = load_records([*others, *held_out.values()])
     fitted = fit(records[: len(others)])
     text, facts, of_all = [describe_fit(fitted)], [], {}

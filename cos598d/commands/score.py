@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 
+from cos598d.errors import WARNING
 from cos598d.terminal.printable import printable
 
 
@@ -29,6 +30,6 @@ def run(options: argparse.Namespace) -> int:
 
     scores, remarks = score_file(options.data, options.predictions, options.null_odds)
     for remark in remarks:
-        print(printable(remark), file=sys.stderr)
+        print(f"{WARNING}{printable(remark)}", file=sys.stderr)
     print(json.dumps(scores, indent=2))
     return 0

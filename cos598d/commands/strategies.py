@@ -19,7 +19,7 @@ from cos598d.checkpoint_flags import GROUP as LIFE
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
 from cos598d.commands.strategies_folder import ONE_PROCESS, PlannedRun, TableFolder
 from cos598d.config import SYNC_FIELDS, config_from
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import WARNING, UsageError, UserError
 from cos598d.measure.claim import claim_folder
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
 from cos598d.strategies import class_of
@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--runs_dir",
         type=Path,
         metavar="FOLDER",
-        help="folder for the records and the page; an earlier call's: go on there (default: a new one in runs/)",
+        help="folder for the runs and the page; that of an earlier call: continue it (default: a new one in runs/)",
     )
     parser.add_argument("--epochs", default="2", metavar="E,...", help="train for so many epochs each (default: 2)")
     parser.add_argument(
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"how earlier calls' runs ended is not known: {folder.damage}", flush=True)
         for sentence in dict.fromkeys(f"{plan.label} is left out: {plan.refused}" for plan in plans if plan.refused):
             print(printable(sentence), flush=True)
-        print(f"records: {path} (the same flags with --runs_dir {path} go on there)", flush=True)
+        print(f"output: {path} (to continue, repeat the command with --runs_dir {path})", flush=True)
         count, place, failed = sum(not plan.refused for plan in plans), 0, 0
         for plan in plans:
             if plan.refused:
@@ -111,14 +111,14 @@ def _plans(words: str, epochs: Sequence[float], values: Mapping[str, Any], world
     """
     names = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     if not names:
-        raise UsageError(f"--strategies {words!r} names none: give one or more, separated by commas.")
+        raise UsageError(f"--strategies {words!r} has no name. Give one or more, separated by commas.")
     found: dict[str, PlannedRun] = {}
     for name in names:
         sync, options = ("none", {}) if name == BASELINE else read_candidate(name)
         class_of(sync)  # which there must be
         label = re.sub(r"[^\w.+=@-]", "-", name).lstrip("-.")
         if label in found:
-            raise UsageError(f"--strategies {name} would have the same folder as another one, {label}: leave one out.")
+            raise UsageError(f"--strategies {name} would use the same folder as {label}. Leave one of them out.")
         ranks = 1 if label in ONE_PROCESS else world_size
         own: dict[str, Any] = {"sync": sync, **options}
         found[label] = PlannedRun(label, ranks, 0, own, _refusal(sync, {**values, **own}, ranks))
@@ -148,7 +148,7 @@ def _number(word: str) -> float:
     except ValueError:
         epochs = 0.0
     if not 0 < epochs < 1e6:
-        raise UsageError(f"--epochs {word}: give numbers above 0, separated by commas.")
+        raise UsageError(f"--epochs {word} is not valid. Give numbers above 0, separated by commas.")
     return epochs
 
 
@@ -179,6 +179,7 @@ def _is_made(folder: TableFolder, plan: PlannedRun, values: Mapping[str, Any], h
 def _show(path: Path, entries: Sequence[StrategyResult]) -> None:
     """Print the table; write it in Markdown, and the page of all runs, which begins with it."""
     rows, remarks, absent = strategies_rows(entries), cautions(entries), left_out(entries)
+    remarks = [f"{WARNING}{remark}" for remark in remarks]
     parts = [*map(printable, remarks), as_text(rows, numbers=True), textwrap.fill(TABLE_NOTE, 118)]
     print("", "\n\n".join([*parts, *map(printable, absent)]), "", sep="\n")
     words = [*map(markdown_text, remarks), as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *absent])]

@@ -56,7 +56,7 @@ class TableFolder(RunsFolder):
         except FileNotFoundError:
             if any(path.iterdir()):
                 raise UserError(
-                    f"--runs_dir {path} is not empty, and no table of strategies is in it: choose another folder."
+                    f"--runs_dir {path} is not empty and has no table of strategies. Choose another folder."
                 ) from None
         except (UserError, OSError) as error:
             self.damage = str(error) if isinstance(error, UserError) else f"{error.filename}: {error.strerror}"
@@ -76,8 +76,8 @@ class TableFolder(RunsFolder):
             for name, value in {**asked, "world_size": 1 if label in ONE_PROCESS else ranks}.items():
                 if name in found and found[name] != value:
                     raise UsageError(
-                        f"{self.path / place} is a finished run with {name} {printable(found[name], 60)}, and {value} "
-                        "is asked for now: give the same flags again, or another --runs_dir."
+                        f"{self.path / place} is a finished run with {name} {printable(found[name], 60)}, and this "
+                        f"command asks for {value}. Give the same flags again, or another --runs_dir."
                     )
 
     def finished_run(self, plan: PlannedRun) -> Run | None:

@@ -38,7 +38,7 @@ NAME = re.compile(r"[\w+=@][\w.+=@-]{0,99}")
 # Who gives none of these gets no checkpoints but those of runs that are stopped; and these go when the run has ended.
 SAVING = ("save_steps", "save_epochs", "save_seconds")
 EPILOG = (
-    "Behind -- stand `train` and the flags that all runs share. An axis is a flag of train by its name, or batch "
+    "After -- come `train` and the flags that all runs share. An axis is a flag of train by its name, or batch "
     "(examples on each rank in each part of a step), setup (HOSTSxRANKS: 1x4 is four ranks of this host, 2x2 two ranks "
     "on each of two emulated hosts, for which root is needed), delay or rate (of the links between hosts)."
 )
@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     section.add_argument(
         "--model",
         choices=[*TASKS],
-        help=f"an experiment's model (default: {MODEL}); its task is {tasks}, unless the words behind -- say another",
+        help=f"an experiment's model (default: {MODEL}); its task is {tasks}, unless -- names another",
     )
     section.add_argument(
         "--published",
@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--runs_dir",
         type=Path,
         metavar="FOLDER",
-        help="folder for the records and the page; an earlier call's: go on there (default: a new one in runs/)",
+        help="folder for the runs and the page; that of an earlier call: continue it (default: a new one in runs/)",
     )
     section.add_argument("--parallel", type=int, metavar="K", help="runs at a time (default: 1; of an array job: all)")
     section.add_argument(
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     with claim_folder(path, overwrite=True, flag="--runs_dir"):
         folder = SweepFolder(path, asked.state())
         folder.write()
-        print(f"records: {path} (the same words with --runs_dir {path} go on there)", flush=True)
+        print(f"output: {path} (to continue, repeat the command with --runs_dir {path})", flush=True)
         for line in asked.before(combinations):
             print(printable(line), flush=True)
         making = Making(
@@ -157,14 +157,14 @@ class _Asked:
             self.title = f"{options.experiment} with {model}: {EXPERIMENTS[options.experiment].words}"
         elif options.model or options.published:
             word = "--published" if options.published else f"--model {options.model}"
-            raise UsageError(f"{word} is for {', '.join(EXPERIMENTS)}: name one, or leave it out.")
+            raise UsageError(f"{word} is for {', '.join(EXPERIMENTS)}. Name one, or leave it out.")
         elif not self.grid:
             raise UsageError(
-                f"there is nothing to vary: give axes, as --grid batch=1,4 --grid setup=1x1,1x4, or one of "
+                f"there is nothing to vary. Give axes, as --grid batch=1,4 --grid setup=1x1,1x4, or one of "
                 f"{', '.join(EXPERIMENTS)}."
             )
         if options.rate is not None and RATE in self.grid:
-            raise UsageError(f"--rate {options.rate} and --grid {RATE} exclude each other: give one.")
+            raise UsageError(f"--rate {options.rate} and --grid {RATE} exclude each other. Give one.")
         self.flags, self.rate = flags, options.rate or DEFAULT_RATE
         parse_rate(self.rate)
 
@@ -196,9 +196,9 @@ class _Asked:
         found = self.remarks()
         if (self._parallel or 1) > 1:
             found.append(
-                f"{self._parallel} runs at a time share this machine: their seconds are not those of a run alone."
+                f"{self._parallel} runs at a time share this machine: their times are not those of a single run."
             )
-        refused = [f"{settings_words(one.settings)} is left out: {one.refused}" for one in combinations if one.refused]
+        refused = [f"{settings_words(one.settings)} is skipped: {one.refused}" for one in combinations if one.refused]
         return [*found, *dict.fromkeys(refused)]
 
 
@@ -215,27 +215,25 @@ def _shared_flags(words: Sequence[str]) -> dict[str, Any]:
         if words[: len(before)] == before:
             words = words[len(before) :]
     if words and not words[0].startswith("-"):
-        raise UsageError(f"a sweep runs only train, not {printable(words[0], 60)}: write -- train FLAGS.")
+        raise UsageError(f"a sweep runs only train, not {printable(words[0], 60)}. Write -- train FLAGS.")
     parser = Parser(prog="sweep -- train")
     train.add_options(parser)
     given = parser.parse_args(words)
     for name in (*flags_of(RankFlags), *flags_of(StarterFlags)):
         if getattr(given, name) is not None:
-            why = INSTEAD.get(name, "the sweep starts the ranks itself, so leave it out")
+            why = INSTEAD.get(name, "the sweep starts the ranks itself. Leave it out")
             raise UsageError(f"--{name} {getattr(given, name)}: {why}.")
     if given.config is not None:
-        raise UsageError(f"--config {given.config}: a sweep's runs share flags, so give those instead.")
+        raise UsageError(f"--config {given.config}: a sweep's runs share flags. Give those instead.")
     if given.dry_run:
-        raise UsageError("--dry_run stands before the --: it is the sweep's own.")
+        raise UsageError("--dry_run is the sweep's own flag. Write it before the --.")
     check_dry_run(given)
     values = run_values(given)
     if values.get("do_eval") and not values.get("do_train"):
-        raise UsageError(
-            "--do_eval alone trains nothing, and a sweep is of trainings: add --do_train, or leave it out."
-        )
+        raise UsageError("--do_eval without --do_train trains nothing. Add --do_train, or leave --do_eval out.")
     for name in values:
         if INSTEAD.get(name) == BY_ITSELF:
-            raise UsageError(f"--{name} behind --: {BY_ITSELF}, so leave it out.")
+            raise UsageError(f"--{name} after --: {BY_ITSELF}.")
     return values
 
 
@@ -244,10 +242,11 @@ def _folder(options: argparse.Namespace) -> Path:
         what = f"{options.experiment}-{options.model or MODEL}" if options.experiment else "sweep"
         return options.runs_dir or Path("runs") / f"{what}-{datetime.now():%Y%m%d-%H%M%S}"
     if options.runs_dir is not None:
-        raise UsageError(f"--name {options.name} and --runs_dir {options.runs_dir} exclude each other: give one.")
+        raise UsageError(f"--name {options.name} and --runs_dir {options.runs_dir} exclude each other. Give one.")
     if not NAME.fullmatch(options.name):
         raise UsageError(
-            f"--name {printable(options.name, 100)}: give up to 100 letters, digits and . _ - + = @, not beginning "
+            f"--name {printable(options.name, 100)} is not valid. Give up to 100 letters, digits and . _ - + = @, "
+            "not beginning "
             "with a dot or dash."
         )
     return Path("runs") / options.name

@@ -23,8 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sbatch",
         action="store_true",
-        help="only print a script for SLURM's sbatch: an array job with a task for each run; the same words without "
-        "this flag make the table when the job is done",
+        help="only print a script for SLURM's sbatch: a task for each run (for the table, repeat without this flag)",
     )
     add_job_options(parser, but=OF_SETUPS)
 
@@ -34,17 +33,17 @@ def check_given(options: argparse.Namespace, axes: Collection[str]) -> None:
     if not options.sbatch:
         for name in (*given_flags(options, BatchFlags), *(name for name in WORDS if getattr(options, name))):
             meant = "; the axis is written --grid setup=2x2" if name == "setup" else ""
-            raise UsageError(f"--{name} is for --sbatch: leave it out, or add that{meant}.")
+            raise UsageError(f"--{name} is for --sbatch. Leave it out, or add that{meant}.")
         return
     if options.dry_run:
-        raise UsageError("--dry_run and --sbatch exclude each other: neither starts anything, so give one.")
+        raise UsageError("--dry_run and --sbatch exclude each other: neither starts anything. Give only one.")
     if options.launch is not None:
-        raise UsageError("--launch and --sbatch exclude each other: a job's ranks are started by srun.")
+        raise UsageError("--launch and --sbatch exclude each other: srun starts a job's ranks. Leave --launch out.")
     if options.name is None and options.runs_dir is None:
-        raise UsageError("--sbatch needs the folder of the sweep: give --name or --runs_dir, and later the same again.")
+        raise UsageError("--sbatch needs the folder of the sweep. Give --name or --runs_dir, and later the same again.")
     for name in LINKS:
         if name in axes:
-            raise UsageError(f"--grid {name} is of emulated hosts, and a job has none: leave it out.")
+            raise UsageError(f"--grid {name} is for emulated hosts, which a job does not have. Leave it out.")
 
 
 def array_job(
@@ -52,10 +51,10 @@ def array_job(
 ) -> str:
     """The script, with a task for each combination. `words_of`: the words of `train` that make its run."""
     if not combinations:
-        raise UserError("all runs of this sweep are finished: the same words without --sbatch make the table.")
+        raise UserError("all runs of this sweep are finished. For the table, repeat the command without --sbatch.")
     if len(combinations) > MOST_TASKS:
         raise UserError(
-            f"the sweep has {len(combinations)} runs, and an array job {MOST_TASKS} at most: split the grid."
+            f"the sweep has {len(combinations)} runs, and an array job {MOST_TASKS} at most. Split the grid."
         )
     shape = {
         "nodes": max(one.setup.hosts for one in combinations),
@@ -78,8 +77,8 @@ def array_job(
 def say_where(path: object, tasks: int) -> None:
     """On standard error, beside the script on standard output: what it is for, and how its results are tabulated."""
     print(
-        f"an array job of {tasks} tasks, records in {path}: when it is done, the same words without --sbatch make the "
-        "table (and run here what is missing then).",
+        f"an array job of {tasks} tasks, with its runs in {path}. When it is done, repeat the command without "
+        "--sbatch for the table (missing runs are then run here).",
         file=sys.stderr,
     )
 

@@ -36,9 +36,9 @@ DEFAULTS = {"sync": "all_reduce", "num_train_epochs": 1.0, "save_epochs": 0}
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`: its own, the emulated cluster's, and those of a run."""
     section = parser.add_argument_group("what")
-    section.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="only tabulate these records, run nothing")
+    section.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="only print the table of these runs")
     section.add_argument(
-        "--batch_sizes", default=BATCH_SIZES, metavar="N,N", help=f"examples a step (default: {BATCH_SIZES})"
+        "--batch_sizes", default=BATCH_SIZES, metavar="N,N", help=f"examples per step (default: {BATCH_SIZES})"
     )
     section.add_argument(
         "--precision",
@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"some of {', '.join(PRECISIONS)} (default: {PRECISION})",
     )
     section.add_argument(
-        "--runs_dir", type=Path, metavar="FOLDER", help="folder for the records (default: a new one in runs/)"
+        "--runs_dir", type=Path, metavar="FOLDER", help="folder for the runs (default: a new one in runs/)"
     )
     section.add_argument("--markdown", action="store_true", help="the table in Markdown")
     section.add_argument(
@@ -85,12 +85,12 @@ def _train_all(options: argparse.Namespace) -> list[Path]:
     with claim_folder(runs_dir, overwrite=False), _starter(options) as start:
         for place, (precision, size) in enumerate(settings, start=1):
             folder = (runs_dir / f"batch{size}-{precision}").resolve()
-            print(f"\n[{place}/{len(settings)}] {size} examples a step, {precision}", flush=True)
+            print(f"\n[{place}/{len(settings)}] {size} examples per step, {precision}", flush=True)
             own = {"total_train_batch_size": size, "precision": precision, "output_dir": folder, "do_train": True}
             words = to_words(values | own | {"label": folder.name, "save_model": False})
             exit_code = start([sys.executable, "-m", "cos598d", "train", *words])
             if exit_code:
-                raise UserError(f"{folder.name} ended with exit code {exit_code}; see its error above.")
+                raise UserError(f"{folder.name} ended with exit code {exit_code}. See its error above.")
             folders.append(folder)
     print()
     return folders
@@ -99,10 +99,10 @@ def _train_all(options: argparse.Namespace) -> list[Path]:
 def _ranks(options: argparse.Namespace) -> int:
     """How many ranks a run will have. Raises UsageError where the flags do not say it."""
     if options.local_rank is not None and options.world_size is None:
-        raise UsageError(f"--local_rank {options.local_rank} needs --world_size: how many ranks are there in all?")
+        raise UsageError(f"--local_rank {options.local_rank} needs --world_size. Give the number of ranks.")
     is_emulated = options.local_rank is None and not options.loopback
     if is_emulated and options.world_size not in (None, options.hosts):
-        raise UsageError(f"--world_size {options.world_size}: emulated hosts have a rank each, give --hosts.")
+        raise UsageError(f"--world_size {options.world_size}: emulated hosts have one rank each. Give --hosts instead.")
     return options.world_size or options.hosts
 
 
@@ -136,4 +136,4 @@ def _number(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise UsageError(f"--batch_sizes: {word!r} is not a number: give some like {BATCH_SIZES}.") from None
+        raise UsageError(f"--batch_sizes: {word!r} is not a number. Give some like {BATCH_SIZES}.") from None

@@ -53,7 +53,9 @@ def run(options: argparse.Namespace) -> int:
     ranks = earlier.ranks(RankFlags(**given_flags(options, RankFlags)))
     identity = identity_from(ranks)
     if options.single_process and (identity is None or identity.world_size > 1):
-        raise UsageError(f"{config.label} is a single process: leave --world_size out, or run task2a, task2b or task3.")
+        raise UsageError(
+            f"{config.label} uses a single process. Leave --world_size out, or run task2a, task2b or task3."
+        )
     max_restarts = restarts_from(options.max_restarts, identity)
     check_dry_run(options)
     world_size = identity.world_size if identity else ranks.world_size

@@ -62,13 +62,14 @@ def load_records(paths: Sequence[Path]) -> list[BenchSeconds]:
         for name in SAME_WORK:
             if record.work[name] != records[0].work[name]:
                 raise UserError(
-                    f"{record.name} and {records[0].name} are not of the same work ({name}: {record.work[name]} and "
-                    f"{records[0].work[name]}): give records that differ only in rate, delay, batch and ranks."
+                    f"{record.name} and {records[0].name} do not measure the same work ({name}: {record.work[name]} "
+                    "and "
+                    f"{records[0].work[name]}). Give benches that differ only in rate, delay, batch and ranks."
                 )
         if {record.offload, records[0].offload} == {"on", "off"}:
             raise UserError(
-                f"{record.name} and {records[0].name} differ in --offload, which the model does not know: "
-                "give records with the same."
+                f"{record.name} and {records[0].name} differ in --offload, which the cost model ignores. Give "
+                "benches with the same."
             )
     return records
 
@@ -77,16 +78,16 @@ def load_record(path: Path) -> BenchSeconds:
     """The record in a folder of the bench, or in a JSON file. Raises UserError where there is none to be used."""
     file, found = read_record(path)
     if not found["candidates"]:
-        raise UserError(f"{file} has no candidates, only a sweep of messages: measure with `bench --sync`.")
+        raise UserError(f"{file} has no syncs, only a sweep of messages. Measure with `bench --sync`.")
     labels = [candidate.get("label") for candidate in found["candidates"]]
     if FLOOR not in labels:
-        raise UserError(f"{file} has no floor, the sync {FLOOR}: measure without --alone.")
+        raise UserError(f"{file} has no measurement without communication (sync {FLOOR}). Measure without --alone.")
     if "arrivals" not in found:
-        raise UserError(f"{file} does not say when gradients arrive: it is of an older version, measure again.")
+        raise UserError(f"{file} is of an older version, without the arrival times of gradients. Measure again.")
     try:
         return _record(str(path), found)
     except (KeyError, TypeError, IndexError, AttributeError, statistics.StatisticsError) as error:
-        raise UserError(f"{file} is damaged ({type(error).__name__} {error}): measure again.") from None
+        raise UserError(f"{file} is damaged ({type(error).__name__} {error}). Measure again.") from None
 
 
 def _record(name: str, found: dict[str, Any]) -> BenchSeconds:
@@ -95,7 +96,8 @@ def _record(name: str, found: dict[str, Any]) -> BenchSeconds:
     ranks, network = setting["world_size"], environment["network"]
     if network and network["hosts"] != ranks:
         raise UserError(
-            f"{name} has {ranks} ranks on {network['hosts']} hosts: the model is of one rank on each, measure so."
+            f"{name} has {ranks} ranks on {network['hosts']} hosts: the cost model needs one rank per host. Measure "
+            "with one rank on each host."
         )
     # An emulated cluster's hosts share this machine's cores.
     together = ranks if network else environment["ranks_on_host"]

@@ -18,10 +18,10 @@ from cos598d.sync.options import SyncOptions
 def reason_left_out(rung: Rung) -> str | None:
     """Why the model cannot say what `rung` costs; None where it can."""
     if rung.sync not in SYNCS:
-        return "it is not a sync of ours, whose calls are known"
+        return "the calls of this sync are unknown"
     codec = rung.options.get("compress")
     if codec and codec.partition(":")[0] not in CODECS:
-        return "its codec is not one of ours, whose calls are known"
+        return "the calls of this compression are unknown"
     return get_sync(rung.sync).not_modelled
 
 

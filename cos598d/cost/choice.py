@@ -73,7 +73,7 @@ RUNNERS_UP = 2
 class Choice:
     """What was chosen, the same on every rank.
 
-    predicted: seconds an iteration by candidate, quickest first; empty where nothing was measured. why: in words, what
+    predicted: seconds per iteration by candidate, quickest first; empty where nothing was measured. why: in words, what
     that rests on, or why nothing was. left_out: by name why not.
     """
 
@@ -90,7 +90,7 @@ class Choice:
             return f"--sync auto: {self.sync}, {self.why}"
         others = [f"{name} {seconds:.3g} s" for name, seconds in self.predicted.items() if name != self.sync]
         then = f"; then {', '.join(others[:RUNNERS_UP])}" if others else ""
-        return f"--sync auto: {self.sync}, {self.predicted[self.sync]:.3g} s an iteration predicted{then} ({self.why})"
+        return f"--sync auto: {self.sync}, {self.predicted[self.sync]:.3g} s per iteration predicted{then} ({self.why})"
 
     def as_record(self) -> dict[str, Any]:
         """For the run's record, JSON."""
@@ -111,15 +111,15 @@ def choose(
     """
     hosts = host_groups(comm)
     if comm.world_size == 1:
-        return _default(FLOOR, "since a rank that is alone has nothing to average")
+        return _default(FLOOR, "since a single rank has nothing to average")
     if comm.backend != "gloo" or comm.device.type != "cpu":
         return _default(
-            DDP, f"since calls are measured over gloo between CPUs alone, not {comm.backend} on {comm.device.type}"
+            DDP, f"since calls are measured only over gloo between CPUs, not {comm.backend} on {comm.device.type}"
         )
     shares_memory = _can_share(comm, hosts, sum(p.nbytes for p in model.parameters()))
     names, left_out = candidates(config, hosts, shares_memory)
     if before is not None and _fits(before, names, config):
-        return _default(before["sync"], "as the run that goes on had it")
+        return _default(before["sync"], "as in the run that is resumed")
     computed = time_compute(config, comm, model, examples)
     crowd = max(comm.exchange(max(1.0, torch.get_num_threads() * len(_mine(hosts, comm.rank)) / count_cores())))
     probe = measure(comm, hosts, crowd)
@@ -143,7 +143,7 @@ def predict(
     probe: Probe,
     crowd: float,
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Seconds an iteration of each candidate, and of those about which nothing can be said the reason."""
+    """Seconds per iteration of each candidate, and of those about which nothing can be said the reason."""
     states, ranks = (states_per_weight(config), counter_bytes(config)), sum(map(len, hosts))
     clips, touched = bool(config.max_grad_norm), computed.touched
     job = TrainingSpec(without_values(model), ranks, 0, *states, clips=clips, hosts=hosts, touched=touched)

@@ -60,7 +60,7 @@ class Fitted:
         return computes_by_batch({size: _typical(found) for size, found in of_batch.items()}, batch)
 
     def predict(self, label: str, hosts: int, link: Link, batch: int, on: BenchSeconds | None = None) -> float:
-        """Seconds an iteration of the rung `label`; `on`: with the compute of that record and as many ranks a core."""
+        """Seconds per iteration of the rung `label`; `on`: with the compute of that record and as many ranks a core."""
         rung, record = self.rungs[label]
         compute, crowd = (on.compute, on.crowd) if on else (self.compute(batch)[0], self.base[0].crowd)
         calls, costs = arrange(plan_calls(rung, record, hosts, batch), compute, crowd), self.costs.crowded(crowd)
@@ -87,7 +87,7 @@ def fit(records: Sequence[BenchSeconds]) -> Fitted:
                 calls = arrange(plan_calls(rung, record, record.ranks, record.batch), record.compute, record.crowd)
                 seen.append(Observation(record, rung, calls))
     if not seen:
-        raise UserError("no record has a sync that sends something and can be modelled: bench more than one rank.")
+        raise UserError("no bench has a sync that sends something and can be modelled. Measure with 2 ranks or more.")
     rates = {record.link.rate for record in records}
     coded = list(dict.fromkeys(one.rung.label for one in seen if one.rung.options.get("compress")))
     space = _Space(coded, fits_efficiency=len(rates) > 1)
@@ -144,5 +144,5 @@ def _remarks(records: Sequence[BenchSeconds], rates: set[float | None]) -> list[
     if len({record.batch for record in records}) == 1:
         remarks.append("one batch only: at others all of the compute is taken to grow with the examples")
     if len({record.ranks for record in records}) == 1:
-        remarks.append(f"measured on {records[0].ranks} hosts only: at other numbers it is the formulas that speak")
+        remarks.append(f"measured on {records[0].ranks} hosts only; other numbers are from the formulas")
     return remarks

@@ -81,16 +81,16 @@ def forecast(
 ) -> Forecast:
     """What the run of these flags on `world_size` ranks, spread evenly over `hosts`, will come to.
 
-    `rate` (bits a second; None: no limit) and `delay` (seconds from host to host) are the links'. `timings` keeps what
+    `rate` (bits per second, None: no limit) and `delay` (seconds, host to host) are the links'. `timings` keeps what
     was found out and timed, so that several forecasts share it. Nothing is started and no folder of a run is made; the
     training data are read as the run reads them, into the same cache.
     Raises UserError, as the run itself would, for flags, data and a model that cannot work.
     """
     config.check(world_size)
     if not config.do_train:
-        raise UsageError("--dry_run tells what a training will come to: add --do_train.")
+        raise UsageError("--dry_run predicts a training. Add --do_train.")
     if config.sync == AUTO_SYNC:
-        raise UsageError(f"--dry_run starts no ranks by which --sync {AUTO_SYNC} could choose: name a sync.")
+        raise UsageError(f"--dry_run starts no ranks, so --sync {AUTO_SYNC} cannot measure anything. Name a sync.")
     known = timings or Known()
     work = known.work(config)
     alone = Communicator(None, "gloo", torch.device("cpu"))
@@ -155,12 +155,12 @@ def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[
     lines = [
         f"{config.label}: {config.task_name}, sync {config.sync}, {ranks}; nothing is started (--dry_run)",
         f"parameters: {found.parameters:,}",
-        f"iterations: {found.iterations:,}, {found.iterations_per_epoch:,} in an epoch; "
+        f"iterations: {found.iterations:,}, {found.iterations_per_epoch:,} per epoch; "
         f"{config.describe_batch(world_size)}",
-        f"memory of a rank between two steps: {_held(found.memory, found.memory_unsaid)}",
-        f"memory of a rank at a step's peak: {_held(found.peak, found.memory_unsaid)}",
-        f"a rank sends in an iteration: {_sent(found.bytes_sent_per_iteration, found.bytes_unsaid)}",
-        f"a rank sends in an epoch, all in all: {_sent(found.bytes_sent_per_epoch, found.bytes_unsaid)}",
+        f"memory per rank between two steps: {_held(found.memory, found.memory_unsaid)}",
+        f"memory per rank at a step's peak: {_held(found.peak, found.memory_unsaid)}",
+        f"sent per rank and iteration: {_sent(found.bytes_sent_per_iteration, found.bytes_unsaid)}",
+        f"sent per rank and epoch, in total: {_sent(found.bytes_sent_per_epoch, found.bytes_unsaid)}",
         _seconds(found),
     ]
     lines += [f"would write {path}: about {_size(size)}" for path, size in found.writes]
@@ -169,9 +169,9 @@ def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[
 
 def _held(held: Mapping[str, int], unsaid: str) -> str:
     if not held:
-        return f"not known: {unsaid or 'this strategy does not say'}"
+        return f"not known: {unsaid or 'this strategy predicts nothing'}"
     parts = ", ".join(f"{name} {_size(size)}" for name, size in held.items())
-    return f"{_size(sum(held.values()))} ({parts}){f'; {unsaid}' if unsaid else ''}, and what a pass computes beside"
+    return f"{_size(sum(held.values()))} ({parts}){f'; {unsaid}' if unsaid else ''}, and activations of a pass"
 
 
 def _sent(by_rank: Sequence[int], unsaid: str) -> str:
@@ -187,8 +187,8 @@ def _seconds(found: Forecast) -> str:
     if found.seconds_per_iteration is None or found.seconds_per_epoch is None or found.seconds is None:
         return f"seconds: not known, {found.seconds_from}"
     return (
-        f"seconds: {found.seconds_per_iteration:.3g} an iteration, {found.seconds_per_epoch:.3g} an epoch, "
-        f"{found.seconds:.3g} in all, without evaluation and checkpoints; {found.seconds_from}"
+        f"seconds: {found.seconds_per_iteration:.3g} per iteration, {found.seconds_per_epoch:.3g} per epoch, "
+        f"{found.seconds:.3g} in total, without evaluation and checkpoints; {found.seconds_from}"
     )
 
 

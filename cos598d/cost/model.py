@@ -1,4 +1,4 @@
-"""Seconds an iteration from what is computed, what is called and what the link carries. Pure functions.
+"""Seconds per iteration from what is computed, what is called and what the link carries. Pure functions.
 
 A call of s steps, of which b bytes pass the busiest link one after another, m bytes are moved by a processor and k
 bytes are read or written in memory that ranks share, takes
@@ -43,7 +43,7 @@ from cos598d.sync.cost import Load
 
 @dataclass(frozen=True)
 class Link:
-    """A host's link to the others: bits a second each way (None: no limit known) and seconds from host to host."""
+    """A host's link to the others: bits per second each way (None: no limit known) and seconds from host to host."""
 
     rate: float | None = None
     delay: float = 0.0

@@ -22,7 +22,7 @@ def draw(points: Sequence[Prediction], path: Path, title: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("drawing needs matplotlib: pip install -e '.[report]' in the project's folder.") from None
+        raise UserError("drawing needs matplotlib. Run `pip install -e '.[report]'` in the project's folder.") from None
     figure = Figure(figsize=(12, 5), layout="constrained")
     FigureCanvasAgg(figure)
     speed, share = figure.subplots(1, 2)
@@ -57,4 +57,4 @@ def draw(points: Sequence[Prediction], path: Path, title: str) -> None:
         with whole_file(path, "wb") as file:
             figure.savefig(file, format=path.suffix[1:].lower())
     except OSError as error:
-        raise UserError(f"the drawing cannot be written to {path}: {error.strerror}.") from None
+        raise UserError(f"the drawing cannot be written to {path} ({error.strerror}). Give another path.") from None

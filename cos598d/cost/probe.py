@@ -36,7 +36,7 @@ LINK_SHARE = 0.2
 class Probe:
     """What was found, the same on every rank.
 
-    rate: bits a second of a host's link, when a rank sends to one other; None where none is seen. spread: how many
+    rate: bits per second of a host's link, when a rank sends to one other; None where none is seen. spread: how many
     times longer the same bytes of a rank take when it sends to all others at once, at least 1: connections share a
     link, and of the ranks of a host all send over it, where one of them has a neighbour elsewhere. 1 without a link.
     """

@@ -15,7 +15,7 @@ from cos598d.terminal.tables import as_text
 class Prediction:
     """A rung on some hosts; `measured_seconds`, and the speed-up by it, are None where it is extrapolated.
 
-    speed_up     examples a second of all hosts over those of one host alone: n t(1) / t(n), each host with a batch of
+    speed_up     examples per second of all hosts over those of one host alone: n t(1) / t(n), each host with a batch of
                  its own (weak scaling); that of a measurement is against what was measured without a sync
     efficiency   speed_up / n
     """
@@ -89,9 +89,9 @@ def misses(fitted: Fitted, record: BenchSeconds) -> list[Miss]:
 GOAL = 0.15  # a miss beyond this is stated
 
 LEGEND = (
-    "speed-up: examples a second of n hosts over those of one alone, n t(1) / t(n): every host has a batch of its own\n"
+    "speed-up: examples per second of n hosts over those of one, n t(1) / t(n): every host has its own batch\n"
     "(weak scaling). efficiency: speed-up / n. In [brackets] what was measured; the rest the model extrapolates.\n"
-    "A host is taken to compute as fast as one of those that were measured, however many there are."
+    "Every host is assumed to compute as fast as one that was measured."
 )
 
 
@@ -110,7 +110,7 @@ def describe_fit(fitted: Fitted) -> str:
         lines += ["", as_text(rows, numbers=True), ""]
     lines += fitted.remarks
     if costs.efficiency > 1:
-        lines.append("a link cannot give more than its rate: too little travels here for the seconds to tell its speed")
+        lines.append("a link cannot exceed its rate: too little is sent here to measure its speed")
     lines += [f"left out: {label}, for {reason}" for label, reason in fitted.left_out.items()]
     return "\n".join(lines)
 
@@ -119,7 +119,7 @@ def scale_table(points: Sequence[Prediction], link: Link, batch: int) -> str:
     """Seconds, speed-up and efficiency of every rung by the number of hosts, and what the words mean."""
     parts = [f"hosts with links of {link.words}, batch {batch} on each"]
     for title, cell in (
-        ("seconds an iteration", lambda p: _pair(p.seconds, p.measured_seconds, "{:.3f}")),
+        ("seconds per iteration", lambda p: _pair(p.seconds, p.measured_seconds, "{:.3f}")),
         ("speed-up", lambda p: _pair(p.speed_up, p.measured_speed_up, "{:.2f}")),
         ("efficiency", lambda p: _pair(p.efficiency, _share(p), "{:.0%}")),
     ):
@@ -139,14 +139,14 @@ def miss_table(found: Sequence[Miss], name: str, words: str, unknown: Sequence[s
     ]
     large = [f"{miss.sync} ({miss.miss:+.1%})" for miss in found if abs(miss.miss) > GOAL]
     verdict = f"missed by more than {GOAL:.0%}: {', '.join(large)}" if large else f"every miss is within {GOAL:.0%}"
-    lines = [f"{name}: {words}, as the others predict it", as_text(rows, numbers=True), verdict]
+    lines = [f"{name}: {words}, predicted from the others", as_text(rows, numbers=True), verdict]
     if own_compute:
         lines.append(
-            "its ranks share the cores otherwise than those of the others, so each computes at another speed: "
-            "the compute is its own floor's, and the communication what is predicted"
+            "its ranks share the cores differently, so they compute at another speed: compute is from its own "
+            "baseline, and only communication is predicted"
         )
     if unknown:
-        lines.append(f"not predicted, since no other record has them: {', '.join(unknown)}")
+        lines.append(f"not predicted, since no other bench has them: {', '.join(unknown)}")
     return "\n\n".join(lines)
 
 

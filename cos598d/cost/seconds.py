@@ -40,7 +40,7 @@ def answer_of(words: Sequence[str], failure: str, question: str = "") -> str:
             answer, errors = child.communicate(question, MOST_SECONDS)
             if child.returncode == 0:
                 return answer
-            said = (errors.strip() or "nothing was said").splitlines()[-1]
+            said = (errors.strip() or "it printed nothing").splitlines()[-1]
         except subprocess.TimeoutExpired:
             said = f"it did not end within {MOST_SECONDS} s"
         finally:
@@ -111,7 +111,7 @@ def predict_seconds(
     if not known.times:
         return Seconds(None, None, "nothing was timed, as asked")
     if torch.cuda.is_available() and not config.no_cuda:
-        return Seconds(None, None, "only a CPU is timed here, and the run would be on a GPU: --no_cuda keeps it off")
+        return Seconds(None, None, "only CPUs are timed here, and the run would use a GPU (see --no_cuda)")
     timed = known.once(
         ("timed", known.work_key(config), *(getattr(config, name) for name in OF_COMPUTE), job.ranks)
         + (strategy.equal_passes, "optimizer" in strategy.shards),
@@ -121,18 +121,18 @@ def predict_seconds(
     compute = _compute(timed, steps, job, job.ranks / processes)
     cores = count_cores()
     said = (
-        f"by the model of cost: {timed.counted} iterations of {_count(processes, 'rank')} side by side were timed here "
+        f"from the cost model: {timed.counted} iterations of {_count(processes, 'rank')} were timed here at once "
         f"on {_count(cores, 'core')}, without communication"
     )
     crowd = max(1.0, job.ranks * timed.threads / cores)
     if timed.share * max(1.0, processes * timed.threads / cores) < BUSY:
-        said += " (while other programs took the cores: too long, so ask again when they are done)"
+        said += " (other programs were using the CPU, so this is an overestimate; try again on an idle machine)"
     if known.costs_from or job.ranks > 1:  # one rank's have no use for them, but they may be no benches
         costs = known.once(("costs", known.costs_from, processes), lambda: costs_of(known.costs_from, processes))
     if job.ranks == 1:
-        return _of_all(compute.seconds, steps, f"{said}, which one rank has none of")
+        return _of_all(compute.seconds, steps, f"{said}, which one rank does not need")
     if sent.unsaid:
-        return Seconds(None, None, f"none: {sent.unsaid}")
+        return Seconds(None, None, f"{sent.unsaid}")
     calls, overlaps = planned_calls(strategy, job, sent)
     arranged = arrange(calls, compute, crowd)
     label = f"{config.sync}+{config.compress}" if config.compress else config.sync  # as benches call it
@@ -166,7 +166,7 @@ def _time(config: RunConfig, strategy: Strategy, ranks: int) -> Timed:
     )
     said = answer_of(
         ["-m", "cos598d.cost.timed"],
-        "the compute of this run could not be timed here",
+        "the computation of this run could not be timed here",
         json.dumps(asdict(question)),
     )
     return Timed.read(said)

@@ -95,7 +95,7 @@ def answer(question: TimingRequest) -> Timed:
         for process in ranks:
             process.join(30)
     except EOFError:
-        raise RuntimeError("the ranks that were to be timed ended without an answer") from None
+        raise RuntimeError("the ranks that were being timed ended without a result") from None
     finally:
         for process in ranks:
             process.kill()

@@ -14,7 +14,7 @@ from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 
 # Bytes of a row, as rows of real runs have them: of an iteration, of a call, and of what is sampled every second.
 ITERATION_BYTES, CALL_BYTES, SAMPLE_BYTES = 1100, 330, 500
-FILES_BYTES = 20_000  # config, environment and summary, but for its losses
+FILES_BYTES = 20_000  # config, environment and summary, except for its losses
 LOSS_BYTES = 22
 TENSOR_BYTES = 300  # what a file of weights says of each tensor beside its values
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 VARIABLE = "AG_NEWS_DIR"
 _FILES = {"train": "train.csv", "dev": "test.csv"}
-_HOW_TO_GET = f"name with --data_dir or {VARIABLE} the folder of AG News' train.csv and test.csv, or of test.csv alone"
+_HOW_TO_GET = (
+    f"Set --data_dir or {VARIABLE} to the folder of AG News' train.csv and test.csv (test.csv is enough to evaluate)"
+)
 
 
 class Item(NamedTuple):
@@ -49,7 +51,7 @@ class AgNewsTask(Task):
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Path, str]:
         named = data_dir or environ.get(VARIABLE)
         if not named or not (Path(named) / _FILES["dev"]).is_file():
-            raise UserError(f"{'No AG News' if not named else f'{named} has no test.csv'}: {_HOW_TO_GET}.")
+            raise UserError(f"{'No AG News' if not named else f'{named} has no test.csv'}. {_HOW_TO_GET}.")
         return Path(named), data_dir or VARIABLE
 
     def check(self, location: Path, parts: Sequence[str] | None = None) -> None:
@@ -78,7 +80,7 @@ class AgNewsTask(Task):
 
             items = list(read_items(file))
             if not items:
-                raise UserError(f"{file} has no rows: {_HOW_TO_GET}.")
+                raise UserError(f"{file} has no rows. {_HOW_TO_GET}.")
             places = np.arange(len(items)) if is_divided else split([item.label for item in items], part)
             seen = tqdm(places, f"{self.name} {part}: features", unit=" rows", delay=2, disable=None, leave=False)
             chosen = (items[place] for place in seen)
@@ -111,12 +113,12 @@ def read_items(file: Path) -> Iterator[Item]:
                     raise _wrong(file, rows.line_num, f"unknown class {printable(repr(row[0]), 60)}, not 1, 2, 3 or 4")
                 yield Item(int(row[0]) - 1, row[1].replace("\\", " "), row[2].replace("\\", " "))
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): make it readable.") from error
+        raise UserError(f"{file} cannot be read ({error.strerror}). Make it readable.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 (byte {error.object[error.start]:#04x}): save it as UTF-8.") from error
+        raise UserError(f"{file} is not UTF-8 (byte {error.object[error.start]:#04x}). Save it as UTF-8.") from error
     except csv.Error as error:
         raise _wrong(file, rows.line_num, str(error)) from error
 
 
 def _wrong(file: Path, line: int, what: str) -> UserError:
-    return UserError(f"{file}, line {line}: {what}: mend that line, or fetch the file anew.")
+    return UserError(f"{file}, line {line}: {what}. Fix that line, or download the file again.")

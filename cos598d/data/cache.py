@@ -44,11 +44,11 @@ def cached_arrays(
                 kept = _read(file)
     except OSError as error:
         raise UserError(
-            f"{kind.capitalize()} cannot be kept in {file.parent} ({error.strerror or error}): "
-            "set COS598D_CACHE to a folder that can be written."
+            f"{kind.capitalize()} cannot be kept in {file.parent} ({error.strerror or error}). "
+            "Set COS598D_CACHE to a folder that can be written."
         ) from error
     if kept is None:
-        raise UserError(f"What was written to {file} cannot be read back: check that disk, or set COS598D_CACHE.")
+        raise UserError(f"What was written to {file} cannot be read back. Check that disk, or set COS598D_CACHE.")
     return kept
 
 

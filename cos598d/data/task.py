@@ -114,7 +114,7 @@ def check_file(file: Path, how_to_get: str) -> None:
     """Raise UserError unless there is something in `file`."""
     if not file.is_file() or file.stat().st_size == 0:
         state = "is empty" if file.is_file() else "is missing"
-        raise UserError(f"{file} {state}: {how_to_get}.")
+        raise UserError(f"{file} {state}. {how_to_get}.")
 
 
 def digest_file(file: Path, kind: str = "sha256") -> tuple[str, int]:
@@ -126,5 +126,5 @@ def digest_file(file: Path, kind: str = "sha256") -> tuple[str, int]:
                 digest.update(block)
                 lines += block.count(b"\n")
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): make it readable.") from error
+        raise UserError(f"{file} cannot be read ({error.strerror}). Make it readable.") from error
     return digest.hexdigest(), lines

@@ -39,6 +39,6 @@ def get_task(name: str, options: TaskOptions = _STANDARD) -> Task:
     if known in _GLUE:
         return _GLUE[known]
     if known not in _OTHERS:
-        raise UsageError(f"unknown task {name!r}: choose one of {', '.join(TASK_NAMES)}.")
+        raise UsageError(f"unknown task {name!r}. Choose one of {', '.join(TASK_NAMES)}.")
     module, class_name = _OTHERS[known].split(":")
     return getattr(importlib.import_module(module), class_name)(options)

@@ -28,9 +28,9 @@ FACTS = (ATTEMPTS, SETTING, CONFIG_FILE, ENVIRONMENT_FILE)
 PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 
 # What stands in the folder: at the begin, before an earlier run's files are removed, and after that.
-NOTHING_DONE = "this run has left nothing in {folder}, and an earlier run's files are still there."
-OLD_STANDS = "this run's rows so far stay in {folder}/live, and an earlier run's files are still there."
-OLD_IS_GONE = "the record in {folder} is incomplete, and the earlier run's is already gone."
+NOTHING_DONE = "Nothing of this run is in {folder}, and an earlier run's files are still there."
+OLD_STANDS = "This run's rows so far stay in {folder}/live, and an earlier run's files are still there."
+OLD_IS_GONE = "The files in {folder} are incomplete, and the earlier run's are already removed."
 
 
 @contextlib.contextmanager
@@ -40,8 +40,8 @@ def told(folder: Path, remains: str = OLD_STANDS) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{error.filename} cannot be written ({error.strerror}): make room there or choose another "
-            f"--output_dir; {remains.format(folder=folder)}"
+            f"{error.filename} cannot be written ({error.strerror}). {remains.format(folder=folder)} Make room "
+            "there, or choose another --output_dir."
         ) from None
 
 
@@ -75,13 +75,14 @@ def check_places(folder: Path) -> None:
         if place.is_symlink() or (place.exists() and not place.is_dir()):
             what = "a link" if place.is_symlink() else "no folder"
             raise UserError(
-                f"{place} is {what}, and a run writes and deletes in a folder of its own there: remove it, or choose "
+                f"{place} is {what}, where a run writes and deletes files in a folder of its own. Remove it, or choose "
                 "another --output_dir."
             )
     for place in folder.iterdir():
         if place.is_dir() and is_named(place.name, ("summary.json", *FACTS, *ALL_ROWS, *PREDICTION_FILES)):
             raise UserError(
-                f"{place} is a folder, and a run writes a file of that name: remove it, or choose another --output_dir."
+                f"{place} is a folder, where a run writes a file of that name. Remove it, or choose another "
+                "--output_dir."
             )
 
 
@@ -93,23 +94,23 @@ def claim_folder(folder: Path, overwrite: bool, locks: bool = True, flag: str = 
     `locks` it is only looked at: of a run's ranks, the first claims it for all. `flag` is what names it.
     """
     if folder.is_file():
-        raise UserError(f"{flag} {folder} is a file: give a folder.")
+        raise UserError(f"{flag} {folder} is a file. Give a folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{flag} {folder} cannot be made: {error.strerror}.") from None
+        raise UserError(f"{flag} {folder} cannot be created ({error.strerror}). Give another folder.") from None
     if flag == "--output_dir":
         check_places(folder)
     with contextlib.ExitStack() as claim:
         if locks and not claim.enter_context(locked(folder)):
-            raise UserError(f"{flag} {folder} is in use by another run: choose another folder.")
+            raise UserError(f"{flag} {folder} is in use by another run. Choose another folder.")
         # Only now, when nobody else can have looked meanwhile.
         if not overwrite and flag == "--output_dir" and was_left(folder):
             raise UserError(
-                f"{flag} {folder} has a run that did not end well: go on with it by --resume auto, begin anew with "
+                f"{flag} {folder} has an unfinished run. Resume it with --resume auto, start over with "
                 "--overwrite_output_dir, or choose another folder."
             )
         if not overwrite and any(folder.iterdir()):
             remedy = " or add --overwrite_output_dir" if flag == "--output_dir" else ""
-            raise UserError(f"{flag} {folder} is not empty: choose another folder{remedy}.")
+            raise UserError(f"{flag} {folder} is not empty. Choose another folder{remedy}.")
         yield

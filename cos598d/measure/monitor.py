@@ -164,7 +164,7 @@ class Monitor:
             except Exception as error:  # whatever a counter or gauge may raise: no sample is worth a run
                 self._stopping.set()
                 reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        self._warn(f"sampling stopped, and the run goes on: {reason}.")
+        self._warn(f"sampling of CPU, memory and network stopped, and training continues: {reason}.")
         return None
 
     def _watch(self) -> None:
@@ -246,6 +246,6 @@ def _tells_utilization(device: torch.device, warn: Callable[[str], None]) -> boo
     except ModuleNotFoundError:
         return False
     except Exception as error:  # NVML's own errors, which torch does not name: MIG, no permission
-        warn(f"the record goes without the GPU's utilization: {' '.join(str(error).split()).rstrip('.')}.")
+        warn(f"the GPU's utilization is not recorded: {' '.join(str(error).split()).rstrip('.')}.")
         return False
     return True

@@ -20,7 +20,8 @@ def check_tensorboard() -> None:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"--tensorboard needs the package tensorboard ({error}): pip install '.[tensorboard]', or leave it out."
+            f"--tensorboard needs the package tensorboard ({error}). Run `pip install '.[tensorboard]'`, or leave "
+            "the flag out."
         ) from None
 
 

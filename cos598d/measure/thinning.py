@@ -26,7 +26,7 @@ class LedgerRule:
             return cls(text)
         found = re.fullmatch(rf"({FIRST}|{EVERY}):([1-9]\d{{0,17}})", text, re.ASCII)
         if not found:
-            raise UsageError(f"--ledger {text}: give {FORMS}, with a whole number N of at least 1.")
+            raise UsageError(f"--ledger {text} is not valid. Give {FORMS}, with a whole number N of at least 1.")
         return cls(found[1], int(found[2]))
 
     def keeps(self, iteration: int) -> bool:

@@ -138,8 +138,8 @@ def model_class(model_type: str, head: str) -> type[torch.nn.Module]:
     if found is None:
         *others, last = (name for name, one in of_types.items() if one is not None)
         raise UserError(
-            f"there is no {model_type} model for {head.replace('_', ' ')}: "
-            f"choose --model_type {' or '.join([*filter(None, [', '.join(others)]), last])}."
+            f"there is no {model_type} model for {head.replace('_', ' ')}. "
+            f"Choose --model_type {' or '.join([*filter(None, [', '.join(others)]), last])}."
         )
     return found
 
@@ -161,19 +161,19 @@ def read_config(path: Path, model_type: str):
     try:
         values = read_json(path)
     except FileNotFoundError as error:
-        raise UserError(f"there is no {path}: give a folder that holds a model's config.json.") from error
+        raise UserError(f"there is no {path}. Give a folder that holds a model's config.json.") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not readable as JSON ({error}): give a model's config.json.") from error
+        raise UserError(f"{path} is not valid JSON ({error}). Give a model's config.json.") from error
     if not isinstance(values, dict):
-        raise UserError(f"{path} holds a JSON {type(values).__name__}, not an object: give a model's config.json.")
+        raise UserError(f"{path} holds a JSON {type(values).__name__}, not an object. Give a model's config.json.")
     named = values.get("model_type", model_type)
     if named != model_type:
         known = (
-            f"pass --model_type {named}"
+            f"Pass --model_type {named}"
             if named in list(ARCHITECTURES)
-            else f"choose one of {', '.join(ARCHITECTURES)}"
+            else f"Choose one of {', '.join(ARCHITECTURES)}"
         )
-        raise UserError(f"{path} describes a model of type {printable(repr(named), 60)}, not {model_type!r}: {known}.")
+        raise UserError(f"{path} describes a model of type {printable(repr(named), 60)}, not {model_type!r}. {known}.")
     for names in ARCHITECTURES[model_type].sizes:
         value = next((values[name] for name in names.split("|") if name in values), None)
         if type(value) is not int or value < 1:
@@ -189,8 +189,8 @@ def read_config(path: Path, model_type: str):
             setattr(config, name, value)
     if getattr(config, "sinusoidal_pos_embds", False) or getattr(config, "sinusoidal_embeddings", False):
         raise UserError(
-            f"{path} asks for sinusoidal position embeddings, which pytorch-transformers cannot build on this torch: "
-            "choose a model with learned ones."
+            f"{path} asks for sinusoidal position embeddings, which pytorch-transformers cannot build on this torch. "
+            "Choose a model with learned ones."
         )
     return config
 
@@ -198,7 +198,7 @@ def read_config(path: Path, model_type: str):
 def _check_types(path: Path, values: dict[str, Any], config: Any) -> None:
     """Raise UserError for a value of another type than the library's own configuration has under that name.
 
-    Names that it does not have are newer libraries' and stay, but for those of its methods, which they would replace.
+    Names that it does not have are from newer libraries and stay, except for those that would replace its methods.
     """
     for name, value in values.items():
         own = vars(config).get(name)
@@ -218,8 +218,8 @@ def _wrong(path: Path, name: str, value: Any, wanted: str) -> UserError:
         "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else printable(repr(value), 60)
     )
     return UserError(
-        f"{path} gives {shown} for {printable(name, 60)}, where {wanted}: "
-        "give the config.json that belongs to the model."
+        f"{path} gives {shown} for {printable(name, 60)}, where {wanted}. "
+        "Give the config.json that belongs to the model."
     )
 
 
@@ -242,8 +242,8 @@ def vocabulary_length(model_type: str, source: Path | Sequence[str]) -> int:
     for file in files if source.is_dir() else ():
         if not (source / file).is_file():
             raise UserError(
-                f"{source} holds no {file}, which a {model_type} tokenizer reads: "
-                f"give --tokenizer_name a folder with {' and '.join(files)}."
+                f"{source} holds no {file}, which a {model_type} tokenizer reads. "
+                f"Give --tokenizer_name a folder with {' and '.join(files)}."
             )
     path = source / files[0] if source.is_dir() else source
     # Tokens that were given to a saved tokenizer beyond its vocabulary; pytorch-transformers writes {} for none.
@@ -260,7 +260,7 @@ def vocabulary_length(model_type: str, source: Path | Sequence[str]) -> int:
             return max(sum(1 for _ in lines), extra)
     except (OSError, ValueError, AttributeError, TypeError, RuntimeError) as error:
         raise UserError(
-            f"{path} is not readable as a {model_type} vocabulary ({error}): give --tokenizer_name another."
+            f"{path} is not readable as a {model_type} vocabulary ({error}). Give --tokenizer_name another."
         ) from error
 
 

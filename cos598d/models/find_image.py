@@ -56,8 +56,8 @@ def find_vit(
         config = read_config(folder / "config.json", model_type)
     if form and form.is_asked_for and form.size != config.image_size:
         raise UserError(
-            f"--image_size {form.size}: the model {name} reads images of {config.image_size} pixels a side: "
-            "leave --image_size out, and images are brought to that."
+            f"--image_size {form.size}: the model {name} reads images of {config.image_size} x {config.image_size} "
+            "pixels. Leave --image_size out, and images are scaled to that."
         )
     return FoundVit(config, weights, _read_encoder(folder, config), description, config_file)
 
@@ -66,8 +66,8 @@ def _shape(name: str, form: ImageForm) -> ViTConfig:
     patch = patch_of(form.size) if name == "vit-tiny" else ViTConfig.patch_size
     if not 1 <= form.size // patch <= MOST_PATCHES or form.size % patch:
         raise UserError(
-            f"images of {form.size} pixels a side are not cut into whole patches of {patch} for {name}, at most "
-            f"{MOST_PATCHES} a side: give --image_size a multiple of 16, or of 4 or 8 for vit-tiny."
+            f"{name} needs images of at most {MOST_PATCHES} patches of {patch} pixels per side, and {form.size} "
+            "pixels are not. Give --image_size a multiple of 16, or of 4 or 8 for vit-tiny."
         )
     sizes = TINY if name == "vit-tiny" else {}
     images = {"image_size": form.size, "patch_size": patch, "num_channels": form.channels}
@@ -93,18 +93,16 @@ def _read_encoder(folder: Path | None, config: ViTConfig) -> ImageEncoder:
     """
     channels = config.num_channels
     if channels not in (1, 3):
-        raise UserError(f"the model reads images of {channels} channels: choose one for 3 (coloured) or 1 (grey).")
+        raise UserError(f"the model reads images of {channels} channels. Choose one for 3 (coloured) or 1 (grey).")
     path = folder / PROCESSOR_FILE if folder else None
     if path is None or not path.is_file():
         return ImageEncoder(config.image_size, channels)
     try:
         values = read_json(path)
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path} is not readable as JSON ({error}): give the file that belongs to the model."
-        ) from error
+        raise UserError(f"{path} is not valid JSON ({error}). Give the file that belongs to the model.") from error
     if not isinstance(values, dict):
-        raise UserError(f"{path} holds no JSON object: give the file that belongs to the model.")
+        raise UserError(f"{path} has no JSON object. Give the file that belongs to the model.")
     if values.get("do_normalize") is False:
         return ImageEncoder(config.image_size, channels, (0.0,) * channels, (1.0,) * channels)
     scales = []
@@ -113,7 +111,7 @@ def _read_encoder(folder: Path | None, config: ViTConfig) -> ImageEncoder:
         if not isinstance(value, list) or len(value) != channels or not all(_is_above(one, least) for one in value):
             raise UserError(
                 f"{path} gives {printable(repr(value), 60)} for {key}, where {channels} numbers"
-                f"{' above 0' if key == 'image_std' else ''} are expected: give the file that belongs to the model."
+                f"{' above 0' if key == 'image_std' else ''} are expected. Give the file that belongs to the model."
             )
         scales.append(value)
     return ImageEncoder(config.image_size, channels, *scales)

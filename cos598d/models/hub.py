@@ -13,7 +13,7 @@ from cos598d.errors import UserError, first_line
 
 REACH_SECONDS = 10.0  # a hub that has not answered a first question by then counts as unreachable
 WAYS_OUT = (
-    "give --model_name_or_path a local folder, minilm or tiny (vit-tiny for images), or set HF_HOME to a filled cache "
+    "Give --model_name_or_path a local folder, minilm or tiny (vit-tiny for images), or set HF_HOME to a filled cache "
     "of the hub."
 )
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[A-Za-z0-9][\w./-]*)?", re.ASCII)
@@ -100,8 +100,8 @@ def _ask(name: str, file: str) -> None:
     """
     if constants.HF_HUB_OFFLINE:
         raise HubUnreachable(
-            f"{name} is not a folder here, and HF_HUB_OFFLINE is set while the hub's cache lacks files of it: "
-            f"unset HF_HUB_OFFLINE, or {WAYS_OUT}"
+            f"{name} is not a folder here, and HF_HUB_OFFLINE is set while the hub's cache lacks files of it. "
+            f"Unset HF_HUB_OFFLINE. {WAYS_OUT}"
         )
     model, revision = _split(name)
     caught: list[Exception] = []
@@ -122,7 +122,7 @@ def _ask(name: str, file: str) -> None:
     if isinstance(error, errors.EntryNotFoundError):
         return  # the model is there; what a missing file means is for the download to say
     raise _refusal(name, error) or HubUnreachable(
-        f"{name} is not a folder here, and the model hub at {constants.ENDPOINT} cannot be reached ({_reason(error)}): "
+        f"{name} is not a folder here, and the model hub at {constants.ENDPOINT} cannot be reached ({_reason(error)}). "
         f"{WAYS_OUT}"
     ) from error
 
@@ -144,14 +144,14 @@ def _download(name: str, groups: Sequence[tuple[str, ...]], needed: int, cache_d
                 continue
             except Exception as error:  # whatever the network and the disk come up with, the user needs one sentence
                 raise _refusal(name, error) or UserError(
-                    f"the download of {file} of {name} from the model hub broke off ({_reason(error)}): "
-                    f"start again, or {WAYS_OUT}"
+                    f"the download of {file} of {name} from the model hub broke off ({_reason(error)}). "
+                    f"Start again. {WAYS_OUT}"
                 ) from error
             folder = Path(path).parent
             break
         else:
             if index < needed:
-                raise UserError(f"the hub's model {name} has no {' or '.join(group)}: choose another, or {WAYS_OUT}")
+                raise UserError(f"the hub's model {name} has no {' or '.join(group)}. Choose another model. {WAYS_OUT}")
     if folder is None:
         raise ValueError("no group of files is needed: there is nothing to download")
     return folder
@@ -160,15 +160,15 @@ def _download(name: str, groups: Sequence[tuple[str, ...]], needed: int, cache_d
 def _refusal(name: str, error: BaseException) -> UserError | None:
     """The sentence for a hub that did answer, and whose answer was no."""
     if isinstance(error, errors.GatedRepoError):
-        return UserError(f"the hub's model {name} is gated: ask for access there and set HF_TOKEN, or {WAYS_OUT}")
+        return UserError(f"the hub's model {name} is gated. Ask for access there and set HF_TOKEN. {WAYS_OUT}")
     if isinstance(error, errors.RevisionNotFoundError) and "@" in name:
         model, revision = _split(name)
         return UserError(
-            f"the hub's model {model} has no revision {revision}: give a branch, a tag or a commit's whole hash, or "
+            f"the hub's model {model} has no revision {revision}. Give a branch, a tag or a commit's full hash. "
             f"{WAYS_OUT}"
         )
     if isinstance(error, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError)):
-        return UserError(f"{name} is neither a folder here nor a model that the hub shows you: {WAYS_OUT}")
+        return UserError(f"{name} is neither a folder here nor a model that the hub shows you. {WAYS_OUT}")
     return None
 
 

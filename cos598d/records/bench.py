@@ -23,7 +23,7 @@ from cos598d.records.run import ENVIRONMENT, HELD, MOMENTS, RANKS, memory_of
 from cos598d.records.schema import check, read
 
 FILE_NAME = "bench.json"
-REMEDY = "measure again"
+REMEDY = "Measure again"
 
 SETTING = Fields(
     {},
@@ -111,8 +111,8 @@ def read_record(path: Path) -> tuple[Path, dict[str, Any]]:
     try:
         found = read(file, Fields(), REMEDY)
     except OSError:
-        raise UserError(f"{file} cannot be read: give a folder that `bench --output` has written.") from None
+        raise UserError(f"{file} cannot be read. Give a folder that `bench --output` has written.") from None
     if "candidates" not in found or "setting" not in found:
-        raise UserError(f"{file} is not a bench's record: give a folder that `bench --output` has written.")
+        raise UserError(f"{file} is not the result of a bench. Give a folder that `bench --output` has written.")
     check(found, BENCH, file, REMEDY)
     return file, found

@@ -7,7 +7,7 @@ from typing import Any
 OF_RUNS = (
     ("sync", "summary", "sync"),
     ("ranks", "summary", "world_size"),
-    ("examples a step", "summary", "total_train_batch_size"),
+    ("examples per step", "summary", "total_train_batch_size"),
     ("rate", "network", "rate"),
     ("delay", "network", "delay"),
     ("offload", "network", "offload"),
@@ -31,13 +31,13 @@ OF_RUNS = (
     ("device", "environment", "device"),
     ("processor", "environment", "processor"),
     ("cores", "environment", "cores"),
-    ("threads a rank", "environment", "threads_per_rank"),
-    ("ranks on a machine", "environment", "ranks_on_host"),
+    ("threads per rank", "environment", "threads_per_rank"),
+    ("ranks per machine", "environment", "ranks_on_host"),
 )
 # Of those what makes the work of two runs the same, whatever their syncs and the ground under them.
 OF_WORK = frozenset(
-    ("examples a step", "task", "model", "data", "longest sequence", "dropout", "precision", "TF32", "seed")
-    + ("optimizer", "learning rate", "momentum", "gradient accumulation", "threads a rank")
+    ("examples per step", "task", "model", "data", "longest sequence", "dropout", "precision", "TF32", "seed")
+    + ("optimizer", "learning rate", "momentum", "gradient accumulation", "threads per rank")
 )
 # And of a run's flags what makes its work another without having a place among its settings on the page.
 ALSO_OF_WORK = (
@@ -51,7 +51,7 @@ ALSO_OF_WORK = (
     ("longest question", "max_query_length"),
 )
 # Of all that work what does not change the loss of an iteration.
-NOT_OF_A_STEP = frozenset(("steps", "threads a rank", "TF32", "examples an epoch", "gradient accumulation"))
+NOT_OF_A_STEP = frozenset(("steps", "threads per rank", "TF32", "examples per epoch", "gradient accumulation"))
 # What the seconds of two runs are of, beside their work.
 GROUND = ("processor", "cores", "device")
 # And by which code they were made, beside the versions of packages.
@@ -71,8 +71,8 @@ OF_BENCHES = (
     ("device", "environment", "device"),
     ("processor", "environment", "processor"),
     ("cores", "environment", "cores"),
-    ("threads a rank", "setting", "threads_per_rank"),
-    ("ranks on a machine", "environment", "ranks_on_host"),
+    ("threads per rank", "setting", "threads_per_rank"),
+    ("ranks per machine", "environment", "ranks_on_host"),
     ("seconds are", "setting", "seconds_of"),
     ("rounds", "setting", "rounds"),
 )

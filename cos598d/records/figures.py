@@ -205,7 +205,7 @@ def _is_counted(sums: Sums) -> bool:
 
 
 def wire_figures(ranks: Sequence[RankSums], interfaces: Sequence[Sequence[Any] | None]) -> dict[str, Any] | None:
-    """The summary's "wire": means an iteration by rank, None for a rank that has not counted; None where none has.
+    """The summary's "wire": means per iteration by rank, None for a rank that has not counted; None where none has.
 
     `interfaces` are the name and the ranks of what each rank has counted on. `interface` and `shared_by_ranks` are
     those of the first that has; `ranks_by_interface` says for all who counts together: each list's counted bytes, which

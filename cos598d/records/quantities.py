@@ -16,7 +16,9 @@ def parse_rate(words: str) -> float | None:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", words.lower())
     rate = float(match[1]) * BITS[match[2]] if match else 0.0
     if not 1e4 <= rate <= 1e12:
-        raise UsageError(f"--rate {words}: give a rate from 10kbit to 1000gbit like 1gbit or 100mbit, or none.")
+        raise UsageError(
+            f"--rate {words} is not valid. Give a rate from 10kbit to 1000gbit like 1gbit or 100mbit, or none."
+        )
     return rate
 
 
@@ -25,7 +27,7 @@ def parse_delay(words: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", words.lower()) if words != "0" else None
     seconds = float(match[1]) * SECONDS[match[2]] if match else 0.0
     if (words != "0" and not match) or seconds > 10:
-        raise UsageError(f"--delay {words}: give a time from 0 to 10s like 10ms or 500us.")
+        raise UsageError(f"--delay {words} is not valid. Give a time from 0 to 10s like 10ms or 500us.")
     return seconds
 
 
@@ -46,7 +48,7 @@ def delay_words(seconds: float) -> str:
 
 
 def quantity(value: Any) -> float | None:
-    """A number, or words such as "1gbit" (bits a second) and "10ms" (seconds), as a number; None for anything else."""
+    """A number, or words such as "1gbit" (bits per second) and "10ms" (seconds), as a number; else None."""
     if isinstance(value, int | float):
         return float(value)
     found = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", value.strip().lower()) if isinstance(value, str) else None

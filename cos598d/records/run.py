@@ -33,7 +33,7 @@ _NEW_PHASE = f"seconds_{CHECKPOINT}"
 
 # A run's summary.json, as `summary_of` checks it, and what `tools/report/load` adds to it.
 Summary = dict[str, Any]
-REMEDY = "run again"
+REMEDY = "Run it again"
 
 # More ranks than that have never met; each has files of its own, which are looked for.
 RANKS = Number("a number of ranks from 1 to 65536", is_whole=True, least=1, most=65536)
@@ -210,7 +210,7 @@ def read_summary(folder: Path) -> Summary:
     summary = read_object(path, Fields({"world_size": RANKS}))
     if summary is None:
         lack = "has no summary.json" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {lack}: give the folder of a run that ended well.")
+        raise UserError(f"{folder} {lack}. Give the folder of a finished run.")
     check(summary, summary_of(summary["world_size"]), path, REMEDY)
     summary["phases"].setdefault(_NEW_PHASE, 0.0)
     return summary
@@ -223,7 +223,7 @@ def read_object(path: Path, kind: ValueKind) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}). Make it readable.") from None
 
 
 def read_table(path: Path, kind: ValueKind, is_needed: bool = True, grows: bool = False) -> Iterator[Mapping[str, Any]]:
@@ -240,9 +240,9 @@ def reading(path: Path, is_needed: bool = True) -> Iterator[None]:
         yield
     except FileNotFoundError:
         if is_needed:
-            raise UserError(f"{path} is missing: give the folder of a run that ended well.") from None
+            raise UserError(f"{path} is missing. Give the folder of a finished run.") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}). Make it readable.") from None
 
 
 def summary_of(world_size: int) -> ValueKind:

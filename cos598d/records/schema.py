@@ -20,7 +20,7 @@ def read(path: Path, kind: ValueKind, remedy: str, most: int = MOST_BYTES) -> An
     try:
         return _checked(read_plain(path, most).decode("utf-8"), kind, str(path), remedy)
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not JSON, for it is no UTF-8: it is damaged, {remedy}.") from None
+        raise UserError(f"{path} is damaged: not UTF-8. {remedy}.") from None
 
 
 def read_rows(path: Path, kind: ValueKind, remedy: str, grows: bool = False) -> Iterator[Any]:
@@ -39,17 +39,17 @@ def read_rows(path: Path, kind: ValueKind, remedy: str, grows: bool = False) -> 
                     raise not_whole(path, number, remedy)
                 yield parse_row(line, kind, path, remedy, number)
     except UnicodeDecodeError:
-        raise UserError(f"{path} is no UTF-8 text: it is damaged, {remedy}.") from None
+        raise UserError(f"{path} is damaged: not UTF-8 text. {remedy}.") from None
 
 
 def not_whole(path: Path, line: int, remedy: str) -> UserError:
     """What to say of a last line that does not end."""
-    return UserError(f"{path}, line {line} is not a whole JSON row: it is damaged, {remedy}.")
+    return UserError(f"{path}, line {line} is damaged: not a complete JSON row. {remedy}.")
 
 
 def too_long(path: Path, line: int, remedy: str) -> UserError:
     """What to say of a line that no row of ours has the length of."""
-    return UserError(f"{path}, line {line} has more than {MOST_ROW >> 20} MiB: it is damaged, {remedy}.")
+    return UserError(f"{path}, line {line} has more than {MOST_ROW >> 20} MiB: it is damaged. {remedy}.")
 
 
 def parse_row(text: str, kind: ValueKind, path: Path, remedy: str, line: int) -> Any:
@@ -60,7 +60,7 @@ def parse_row(text: str, kind: ValueKind, path: Path, remedy: str, line: int) ->
 def check(value: Any, kind: ValueKind, where: str | Path, remedy: str) -> None:
     """Raise UserError where a value of the file `where` is not of this kind."""
     if (wrong := fault(value, kind)) is not None:
-        raise UserError(f"{printable(where)} is damaged: {wrong}; {remedy}.")
+        raise UserError(f"{printable(where)} is damaged: {wrong}. {remedy}.")
 
 
 def is_as_read(found: Any, value: Any) -> bool:
@@ -73,9 +73,9 @@ def _checked(text: str, kind: ValueKind, where: str, remedy: str) -> Any:
         value = parse_json(text)
     except ValueError as error:
         reason = printable(error, 100).rstrip(".")
-        raise UserError(f"{where} is not JSON ({reason}): it is damaged, {remedy}.") from None
+        raise UserError(f"{where} is not JSON ({reason}): it is damaged. {remedy}.") from None
     if text.count("[") + text.count("{") > DEEPEST and is_too_deep(value):  # with fewer it cannot be so deep
-        raise UserError(f"{where} is nested more than {DEEPEST} deep: it is damaged, {remedy}.")
+        raise UserError(f"{where} is nested more than {DEEPEST} deep: it is damaged. {remedy}.")
     if "\\" in text or not text.replace("\n", "").isprintable():
         value = _shown(value)
     check(value, kind, where, remedy)

@@ -39,7 +39,7 @@ def read_unfinished(live: Path) -> Summary:
     """
     setting = read_object(live / SETTING, SETTING_FILE)
     if setting is None:
-        raise UserError(f"{live / SETTING} is missing: the run has not begun, or has just ended; look again.")
+        raise UserError(f"{live / SETTING} is missing: the run has not started yet, or has just ended. Look again.")
     attempts = (read_object(live / ATTEMPTS, ATTEMPTS_FILE) or {"attempts": []})["attempts"]
     ranks = [RankSums() for _ in range(setting["world_size"])]
     losses, seconds = array("d"), array("d")

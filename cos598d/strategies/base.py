@@ -177,14 +177,12 @@ class Strategy:
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         """What `memory` should come to by formula on `job.rank` of `job.ranks`, with this strategy's options, from the
         second step on and with every parameter used. May be asked without `attach`."""
-        return MemoryEstimate(unsaid="this strategy does not say what it holds")
+        return MemoryEstimate(unsaid="this strategy predicts no memory")
 
     def expected_sent(self, job: TrainingSpec) -> TrafficEstimate:
         """What `job.rank` of `job.ranks` should send in a step by formula, with this strategy's options, from the
         second step on and with every parameter used. May be asked without `attach`."""
-        return (
-            TrafficEstimate() if job.ranks == 1 else TrafficEstimate(unsaid="this strategy does not say what it sends")
-        )
+        return TrafficEstimate() if job.ranks == 1 else TrafficEstimate(unsaid="this strategy predicts no bytes")
 
     def state(self) -> Iterator[ShardSlice]:
         """What any strategy on any number of ranks can go on from: weights, buffers, and what the optimizer remembers.

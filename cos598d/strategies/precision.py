@@ -67,8 +67,8 @@ class LossScale:
             self.value *= 2
         if self.value < 1:
             raise UserError(
-                f"the gradients of iteration {step} are not finite numbers in fp16, even with losses that are scaled "
-                f"by no more than 1: choose --precision bf16 or fp32, or lower --learning_rate."
+                f"the gradients of iteration {step} are not finite in fp16, even with a loss scale of 1. Choose "
+                "--precision bf16 or fp32, or lower --learning_rate."
             )
 
     def state(self) -> dict[str, Any]:
@@ -82,7 +82,8 @@ class LossScale:
         value, good_steps = state["loss_scale"], state.get("good_steps")
         if not (isinstance(value, float) and isinstance(good_steps, int) and 1 <= value < math.inf and good_steps >= 0):
             raise UserError(
-                f"the saved loss scale is {value!r} after {good_steps!r} good steps, and it has to be a number from 1: "
-                "resume from another checkpoint."
+                f"the saved loss scale is {value!r} after {good_steps!r} good steps, where a number from 1 is "
+                "expected. "
+                "Resume from another checkpoint."
             )
         self.value, self._good_steps = value, good_steps

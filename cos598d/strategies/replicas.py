@@ -37,8 +37,8 @@ def check_replicas(comm: Communicator, tensors: Iterable[tuple[str, torch.Tensor
             by = "a value that is not finite" if worst is None else f"up to {worst:.1e} of its largest value"
             more = f" (and {len(far) - 1} more)" if len(far) > 1 else ""
             raise UserError(
-                f"the replicas differ after iteration {step}: on rank {rank} {differing[far[0]][0]}{more} is off "
-                f"rank 0's by {by}; check the sync, or train with --check_replicas 1 to learn when they part."
+                f"weights differ between ranks after iteration {step}: rank {rank}'s {differing[far[0]][0]}{more} is "
+                f"off rank 0's by {by}. Check the sync, or find the first step with --check_replicas 1."
             )
 
 

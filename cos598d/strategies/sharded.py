@@ -41,7 +41,7 @@ class Sharded(Strategy):
         """Raise TypeError for a strategy that does not say all of it, when its file is imported."""
         for part in ("units_of", "hold", "stepped"):
             if getattr(cls, part) is getattr(Sharded, part):
-                raise TypeError(f"the strategy {cls.__name__} has no {part}: write it, as `Sharded` says.")
+                raise TypeError(f"the strategy {cls.__name__} has no {part}. Write it, as `Sharded` describes.")
 
     @abstractmethod
     def units_of(self, model: nn.Module, parameters: Sequence[Named], ranks: int) -> list[Unit]:

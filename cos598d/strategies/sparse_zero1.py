@@ -67,8 +67,8 @@ class SparseZero1(Zero1):
     def check_options(cls, options: SyncOptions, backend: str) -> None:
         if options.pack_gradients and backend != "gloo":
             raise UsageError(
-                f"--pack_gradients tells messages apart by tags, and those of the backend {backend} have none: "
-                "leave it out, or give --backend gloo."
+                f"--pack_gradients needs messages with tags, which the backend {backend} does not have. "
+                "Leave it out, or give --backend gloo."
             )
 
     def units_of(self, model: nn.Module, parameters: Sequence[Named], ranks: int) -> list[Unit]:

@@ -110,7 +110,7 @@ class OptimizerState:
         if tuple(whole.tensor.shape) != each.shape or whole.tensor.dtype != each.parameter.dtype:
             raise UserError(
                 f"{whole.source} has {_called(whole.kind, whole.name)} as {dtype_name(whole.tensor.dtype)} in the "
-                f"shape {tuple(whole.tensor.shape)}, which does not fit its weights: resume from another checkpoint."
+                f"shape {tuple(whole.tensor.shape)}, which does not fit its weights. Resume from another checkpoint."
             )
         values = torch.empty_like(each.parameter, requires_grad=False)
         local(values).copy_(each.part_of(whole.tensor))
@@ -153,7 +153,9 @@ class StateLayout:
         for whole in wholes:
             self._check(whole, kinds)
             if whole.name in found[whole.kind]:
-                raise UserError(f"{whole.source} has {_called(whole.kind, whole.name)} twice: take another one.")
+                raise UserError(
+                    f"{whole.source} has {_called(whole.kind, whole.name)} twice. Resume from another checkpoint."
+                )
             found[whole.kind].add(whole.name)
             yield whole
         needed = [(kind, name) for kind in (WEIGHTS, BUFFERS) for name in self._forms[kind]]
@@ -163,7 +165,7 @@ class StateLayout:
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise UserError(
-                f"the saved state lacks {_called(*missing[0])}{more}: resume with the model and the optimizer that it "
+                f"the saved state lacks {_called(*missing[0])}{more}. Resume with the model and the optimizer that it "
                 "was saved with."
             )
 
@@ -173,25 +175,26 @@ class StateLayout:
         if is_of_optimizer and whole.kind not in kinds:
             raise UserError(
                 f"{whole.source} has {called}, and this run's optimizer keeps "
-                f"{' and '.join(kinds) or 'nothing'}: resume with the same --optimizer."
+                f"{' and '.join(kinds) or 'nothing'}. Resume with the same --optimizer."
             )
         forms = self._forms[WEIGHTS if is_of_optimizer else whole.kind]
         if whole.name not in forms or (is_of_optimizer and whole.name not in self._trained):
             raise UserError(
-                f"{whole.source} has {called}, which this model has not: resume with the model that it was saved from."
+                f"{whole.source} has {called}, which this model does not have. Resume with the model that it was "
+                "saved from."
             )
         is_number = is_of_optimizer and kinds[whole.kind]
         wanted, expected = forms[whole.name]
         if shape != (() if is_number else wanted):
             raise UserError(
                 f"{whole.source} has {called} in the shape {shape}, and this model has "
-                f"{'one number' if is_number else wanted}: resume with the model that it was saved from."
+                f"{'one number' if is_number else wanted}. Resume with the model that it was saved from."
             )
         # How often something was stepped is a number of any kind; all else must be what the kernels compute with.
         if dtype.is_complex or dtype == torch.bool if is_number else dtype != expected:
             raise UserError(
                 f"{whole.source} has {called} as {dtype_name(dtype)}, and this model has "
-                f"{'a number' if is_number else dtype_name(expected)}: resume with the model that it was saved from."
+                f"{'a number' if is_number else dtype_name(expected)}. Resume with the model that it was saved from."
             )
 
     def _kinds(self) -> dict[str, bool]:
@@ -225,7 +228,7 @@ def put_into_model(model: nn.Module, whole: FullTensor) -> bool:
     if place is None or place.shape != given.shape or place.is_floating_point() != given.is_floating_point():
         raise UserError(
             f"{whole.source} has {_called(whole.kind, whole.name)} as {dtype_name(given.dtype)} in the shape "
-            f"{tuple(given.shape)}, which does not fit this model: resume with the model that it was saved from."
+            f"{tuple(given.shape)}, which does not fit this model. Resume with the model that it was saved from."
         )
     with torch.no_grad():
         place.copy_(whole.tensor)
@@ -251,11 +254,11 @@ def own_state_of(rank: int) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"what rank {rank} remembered by itself does not fit this run: {error}") from None
+        raise UserError(f"the local state of rank {rank} does not fit this run: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(
-            f"what rank {rank} remembered by itself does not fit this run ({type(error).__name__}: "
-            f"{first_line(error)}): resume from another checkpoint."
+            f"the local state of rank {rank} does not fit this run ({type(error).__name__}: "
+            f"{first_line(error)}). Resume from another checkpoint."
         ) from error
 
 

@@ -94,7 +94,7 @@ class Zero1(Sharded):
             for name, p in unit.parameters:
                 if self._gradients.is_used_here(p):
                     raise UserError(
-                        f"{name} was read before its layer's forward, while its new values were on their way: read "
+                        f"{name} was read before its layer's forward, while its new values were still arriving. Read "
                         f"weights in the forward of the module that holds them, and call that module."
                     )
 

@@ -37,7 +37,7 @@ class Zero3(Sharded):
     and stay until backward has their gradients. Frozen ones stay whole on every rank.
 
     A layer's weights are read by its own forward alone; elsewhere they are NaN. Every rank calls the same layers in the
-    same order, as often as the others, in evaluation too, but for what happens after `settle` or in `whole`. Over gloo
+    same order, as often as the others, in evaluation too, except after `settle` or in `whole`. Over gloo
     ranks that do not would wait for each other for ever: within seconds they find out for which layers, and end
     (`DeadlockDetector`). Over nccl, whose messages have no tags, they take one layer's weights for another's of its
     size: `finish` finds it out before anything is stepped. Layers of different sizes are left to nccl's timeout.

@@ -36,8 +36,8 @@ def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:
     if is_own(name):
         return load_own(name)
     raise UsageError(
-        f"--sync {name}: no such gradient sync; the known ones are {', '.join([*SYNCS, *also])}, auto, and your own as "
-        f"FILE.py:CLASS.{did_you_mean(name, [*SYNCS, *also])}"
+        f"unknown --sync {name}.{did_you_mean(name, [*SYNCS, *also])} Choose one of {', '.join([*SYNCS, *also])}, "
+        "auto, or your own as FILE.py:CLASS."
     )
 
 

@@ -46,8 +46,8 @@ def check_models(comm: "Communicator", model: nn.Module) -> None:
         return f"{name} {tuple(shape)} {dtype}{'' if trainable else ' frozen'}{' sparse' if is_sparse else ''}"
 
     raise UserError(
-        f"the ranks' models differ: rank {rank} has {describe(theirs)} where rank 0 has {describe(first)}; "
-        f"start every rank with the same model."
+        f"the ranks' models differ: rank {rank} has {describe(theirs)} where rank 0 has {describe(first)}. "
+        f"Start every rank with the same model."
     )
 
 

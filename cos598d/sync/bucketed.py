@@ -72,7 +72,7 @@ class Bucketed(WithCodec, OverlappingSync):
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         if options.compress:
-            return Buffers(unsaid="what a codec keeps is its own")
+            return Buffers(unsaid="the memory of the compression is not predicted")
         return Buffers(in_buckets(tensors, options), at_once=True)
 
     def detach(self) -> None:

@@ -56,7 +56,8 @@ class Bucket:
             self.views[place].zero_()
         elif gradient.is_sparse:
             raise UserError(
-                f"{self.parameters[place][0]} has a sparse gradient, and travels in a bucket. Choose --sync all_reduce "
+                f"{self.parameters[place][0]} has a sparse gradient, which cannot be in a bucket. Choose --sync "
+                "all_reduce "
                 "or overlap, or compute it without sparse=True."
             )
         else:

@@ -94,23 +94,23 @@ class DDP(GradientSync):
         if options.compress is None:
             return
         if options.ddp_hook is not None:
-            raise UsageError(f"--compress and --ddp_hook {options.ddp_hook} exclude each other: give one.")
+            raise UsageError(f"--compress and --ddp_hook {options.ddp_hook} exclude each other. Give one.")
         if options.compress not in HOOKS:
             raise UsageError(
-                f"--compress {options.compress} with --sync ddp: torch's own hooks are {' and '.join(HOOKS)}; "
-                "choose one, or --sync bucketed, which takes every codec."
+                f"--compress {options.compress} with --sync ddp: torch's own hooks are {' and '.join(HOOKS)}. "
+                "Choose one, or --sync bucketed, which takes every codec."
             )
         if options.compress == "bf16" and backend != "nccl":
             raise UsageError(
-                f"--compress bf16 with --sync ddp: torch's hook is for nccl, and the backend is {backend}; "
-                "choose fp16, or --sync bucketed."
+                f"--compress bf16 with --sync ddp: torch's hook is for nccl, and the backend is {backend}. "
+                "Choose fp16, or --sync bucketed."
             )
 
     @classmethod
     def check_config(cls, config: Any, world_size: int) -> None:
         """Raise UsageError for a run's flags that only together mean something."""
         if config.sync_every != DEFAULTS.sync_every and config.ddp_hook != "post_localsgd":
-            raise UsageError("--sync_every with --sync ddp needs --ddp_hook post_localsgd: add it, or leave it out.")
+            raise UsageError("--sync_every with --sync ddp needs --ddp_hook post_localsgd. Add it, or leave it out.")
 
     def attach(self, model: nn.Module) -> nn.Module:
         super().attach(model)
@@ -181,13 +181,13 @@ class DDP(GradientSync):
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         """torch's buckets: S in all, however it cuts them."""
         if options.ddp_hook in LATER:
-            return Buffers(unsaid="what torch's hook keeps is its own")
+            return Buffers(unsaid="the memory of torch's hook is not predicted")
         # Gradients come in the reverse order of their tensors; the hosts do not matter.
         travels = cls.calls(Step(tensors, options, [], tensors[::-1]))
         return Buffers([travel.tensors for travel in travels], at_once=options.bucket_view)
 
     def hidden_bytes(self) -> int:
-        """The buckets, but for those of which gradients are views now."""
+        """The buckets, except for those of which gradients are views now."""
         if self._ddp is None:
             return 0
         shown = {place: size for place, size in self._places_of_gradients().items() if place in self._bucket_places}

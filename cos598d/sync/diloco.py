@@ -104,7 +104,7 @@ class DiLoCo(LocalSGD):
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
-        return Buffers(unsaid="a fragment that is under way takes memory of its own")
+        return Buffers(unsaid="a fragment that is being sent takes more memory")
 
     def detach(self) -> None:
         self._drop()

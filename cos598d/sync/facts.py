@@ -107,7 +107,7 @@ class SyncFacts:
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         """What it keeps in memory from step to step, for trainable tensors in the model's order, all of them used."""
-        return Buffers() if cls.keeps_nothing else Buffers(unsaid="this sync does not say what it keeps")
+        return Buffers() if cls.keeps_nothing else Buffers(unsaid="this sync predicts no memory")
 
     def hidden_bytes(self) -> int:
         """Of what it keeps now, the bytes that a library has in its name, and that no tensor here shows."""

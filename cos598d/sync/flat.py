@@ -55,7 +55,7 @@ class Flat(WithCodec):
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         if options.compress:
-            return Buffers(unsaid="what a codec keeps is its own")
+            return Buffers(unsaid="the memory of the compression is not predicted")
         return Buffers(in_buckets(tensors))
 
     def detach(self) -> None:

@@ -45,19 +45,19 @@ def load_own(name: str) -> type[GradientSync]:
     path, _, class_name = name.rpartition(":") if ":" in name else (name, "", "")
     module = load_file(Path(path), path)
     alike = [each.__name__ for each in vars(module).values() if _is_alike(each, module)]
-    known = f"the file has {' and '.join(alike)}" if alike else "and no other class there looks like one"
+    known = f"Choose {' or '.join(alike)}" if alike else "Write one: no class there is a gradient sync"
     if not class_name:
-        raise UsageError(f"{path} alone names no gradient sync: give {path}:{alike[0] if alike else 'CLASS'}.")
+        raise UsageError(f"{path} names no class. Give {path}:{alike[0] if alike else 'CLASS'}.")
     found = getattr(module, class_name, None)
     if found is None:
-        raise UsageError(f"{path} has no class {class_name}: {known}.")
+        raise UsageError(f"{path} has no class {class_name}. {known}.")
     if not isinstance(found, type):
-        raise UsageError(f"{class_name} in {path} is a {type(found).__name__}, not a class: {known}.")
+        raise UsageError(f"{class_name} in {path} is a {type(found).__name__}, not a class. {known}.")
     missing = [method for method in CONTRACT if not callable(getattr(found, method, None))]
     if missing:
         raise UsageError(
-            f"{class_name} in {path} lacks {' and '.join(missing)}: a gradient sync has {', '.join(CONTRACT)}; "
-            f"inherit them from cos598d.sync.base.GradientSync or write them."
+            f"{class_name} in {path} lacks {' and '.join(missing)}: a gradient sync has {', '.join(CONTRACT)}. "
+            "Inherit them from cos598d.sync.base.GradientSync or write them."
         )
     return _complete(found, path)
 
@@ -65,15 +65,15 @@ def load_own(name: str) -> type[GradientSync]:
 def write_template(path: Path) -> None:
     """Write a starting file at `path`. Raises UsageError if it is no .py file, exists or cannot be written."""
     if not path.name.endswith(SUFFIXES):
-        raise UsageError(f"{path} is not the name of a Python file: give one that ends in .py.")
+        raise UsageError(f"{path} is not the name of a Python file. Give one that ends in .py.")
     text = (files("cos598d.sync") / TEMPLATE).read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as output:
             output.write(text.replace("FILE.py", path.name))
     except FileExistsError:
-        raise UsageError(f"{path} exists already, and nothing is overwritten: give another name.") from None
+        raise UsageError(f"{path} exists already and is not overwritten. Give another name.") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
+        raise UsageError(f"{path} cannot be written ({error.strerror}). Give another path.") from None
 
 
 def _compiled(module: ModuleType, source: bytes, path: str) -> CodeType:
@@ -86,12 +86,14 @@ def load_file(path: Path, shown: str, compiled: Callable[[ModuleType, bytes, str
     `compiled(module, source, path)` is the code that runs, and may give the module names before.
     """
     if not path.name.endswith(SUFFIXES):
-        raise UsageError(f"{shown} is not a Python file: give FILE.py:CLASS.")
+        raise UsageError(f"{shown} is not a Python file. Give FILE.py:CLASS.")
     try:
         source = read_plain(path)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise UsageError(f"{shown}: {reason}; the path of FILE.py:CLASS starts at {Path.cwd()}.") from None
+        raise UsageError(
+            f"{shown}: {reason}. Give the path of FILE.py:CLASS relative to {Path.cwd()}, or in full."
+        ) from None
     path = path.resolve()
     if (path, source) in _modules:
         return _modules[path, source]
@@ -105,7 +107,7 @@ def load_file(path: Path, shown: str, compiled: Callable[[ModuleType, bytes, str
         exec(compiled(module, source, str(path)), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
-        raise UsageError(f"{shown} {_explain(error, path)}.") from error
+        raise UsageError(f"{shown} {_explain(error, path)}. Fix that file.") from error
     _modules[path, source] = module
     return module
 
@@ -138,7 +140,7 @@ def _complete(own: Any, path: str) -> type[GradientSync]:
         signature.bind(None, find_unused_parameters=True)
     except TypeError as error:
         raise UsageError(
-            f"{own.__name__} in {path} cannot be made from (comm, find_unused_parameters): {error}; let its __init__ "
+            f"{own.__name__} in {path} cannot be made from (comm, find_unused_parameters): {error}. Let its __init__ "
             f"take both, and pass them to GradientSync's."
         ) from None
     try:

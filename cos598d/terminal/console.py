@@ -1,4 +1,4 @@
-"""What a rank prints while it works: a few lines and a progress bar; ranks that share a terminal leave it to rank 0."""
+"""What a rank prints during training: a few lines and a progress bar; of ranks with one terminal only rank 0."""
 
 import contextlib
 import sys
@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from cos598d.errors import WARNING
 from cos598d.terminal.printable import printable
 from cos598d.terminal.streams import OutputLost
 
@@ -31,12 +32,11 @@ class Console:
     def say_last(self, line: str) -> None:
         """Print on standard error why the program ends, where this rank speaks."""
         if self._speaks:
-            self.warn(f"{self._prefix}{line}")
+            _to_standard_error(f"{self._prefix}{line}")
 
     def warn(self, line: str) -> None:
-        """Print one line on standard error, whether this rank speaks or not."""
-        tqdm.write(printable(line), file=sys.stderr)
-        sys.stderr.flush()
+        """Print a warning on standard error, whether this rank prints its progress or not."""
+        _to_standard_error(f"{WARNING}{line}")
 
     @contextlib.contextmanager
     def progress(
@@ -73,8 +73,13 @@ class Console:
         self.say(f"after iteration {facts['iteration']}: {_figures(facts)}")
 
 
+def _to_standard_error(line: str) -> None:
+    tqdm.write(printable(line), file=sys.stderr)
+    sys.stderr.flush()
+
+
 def _speed(training: dict[str, Any]) -> str:
-    """How long an epoch was trained, and how fast: of images a second there are as many as of examples."""
+    """How long an epoch was trained, and how fast: of images per second there are as many as of examples."""
     names = [name for name in ("images", "examples", "tokens") if training.get(f"{name}_per_second_wall") is not None]
     if not names:
         return ""

@@ -276,6 +276,4 @@ def cache_folder() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cos598d"
     except RuntimeError:  # no HOME, and a user that the system does not know, as in some containers
-        raise UserError(
-            "this user has no home folder: set COS598D_CACHE to a folder for what can be made again."
-        ) from None
+        raise UserError("this user has no home folder. Set COS598D_CACHE to a folder for caches.") from None

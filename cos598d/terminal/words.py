@@ -25,6 +25,9 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ " Did you mean 'ring'?", to put after a sentence; "" where no known word looks like `word`."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" Did you mean '{near[0]}'?" if near else ""
+    """ " Did you mean 'ring'?", to put after a sentence; "" if no known word looks like `word`. Flags' dashes are
+    not compared, since all flags have them.
+    """
+    names = {name.lstrip("-"): name for name in known}
+    near = difflib.get_close_matches(word.lstrip("-"), list(names), n=1, cutoff=0.6)
+    return f" Did you mean '{names[near[0]]}'?" if near else ""

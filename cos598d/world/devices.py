@@ -81,8 +81,8 @@ def check_gpus_differ(gpus: Sequence[str], hosts: Sequence[Hashable]) -> None:
         other = first.setdefault(place, rank)
         if other != rank:
             raise UserError(
-                f"rank {rank} has the same GPU as rank {other} ({place[1]}), and nccl needs one for each rank: "
-                f"start as many ranks on a host as it has GPUs, or use --backend gloo."
+                f"rank {rank} has the same GPU as rank {other} ({place[1]}), and nccl needs one for each rank. "
+                f"Start as many ranks on a host as it has GPUs, or use --backend gloo."
             )
 
 
@@ -95,7 +95,7 @@ def check_threads(threads: int | None) -> None:
     """Raise UsageError for more threads than a rank on this host can use: OpenMP ends a process that asks for them."""
     most = max(MOST_THREADS, THREADS_A_CORE * count_cores())
     if threads is not None and threads > most:
-        raise UsageError(f"--threads {threads}: this host has {count_cores()} cores, so give at most {most}.")
+        raise UsageError(f"--threads {threads}: this host has {count_cores()} cores. Give at most {most}.")
 
 
 def choose_threads(threads: int | None, ranks_on_host: int) -> int:

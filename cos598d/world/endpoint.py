@@ -100,7 +100,8 @@ def find_rank_0(identity: Identity, seconds: float, deadline: float, say: Callab
             raise _unknown_host(identity.master_ip) from None
         except AuthenticationError:
             wrong = UserError(
-                f"rank 0 at {identity.endpoint} has another secret or is of another run: start all ranks as the same "
+                f"rank 0 at {identity.endpoint} has another secret or belongs to another run. Start all ranks as the "
+                "same "
                 f"user or with the same --secret, and give each run a --master_port of its own."
             )
         except ProtocolError:
@@ -116,7 +117,7 @@ def find_rank_0(identity: Identity, seconds: float, deadline: float, say: Callab
             raise wrong
         if now > deadline:
             raise UserError(
-                f"rank 0 is missing: nothing answered at {identity.endpoint} within {seconds:g} s; start it there "
+                f"rank 0 is missing: nothing answered at {identity.endpoint} within {seconds:g} s. Start it there "
                 f"(--local_rank 0) or correct --master_ip and --master_port."
             )
         if not said and now - started > TELL_SECONDS:
@@ -127,14 +128,14 @@ def find_rank_0(identity: Identity, seconds: float, deadline: float, say: Callab
 
 def _unknown_host(ip: str) -> UserError:
     return UserError(
-        f"--master_ip {ip} is not a host that this host knows: give the address of rank 0's host, "
+        f"--master_ip {ip} cannot be resolved on this machine. Give the address of rank 0's host, "
         f"the same on every rank (or MASTER_ADDR, under a launcher)."
     )
 
 
 def _not_rank_0(identity: Identity) -> UserError:
     return UserError(
-        f"what answers at {identity.endpoint} is not rank 0 of this run: choose another --master_port, "
+        f"something other than rank 0 of this run answers at {identity.endpoint}. Choose another --master_port, "
         f"the same on every rank."
     )
 
@@ -157,8 +158,8 @@ def _agents_store(identity: Identity) -> Store:
     thread.join(GREETING_SECONDS)
     if not opened:
         raise UserError(
-            f"no store of torchrun's answers at {identity.endpoint}: choose another --master_port; or, where hosts "
-            f"come and go, export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun."
+            f"no store of torchrun's answers at {identity.endpoint}. Choose another --master_port, or for elastic "
+            "runs export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun."
         )
     return PrefixStore("cos598d", opened[0])
 
@@ -171,7 +172,9 @@ def _published_port(identity: Identity, agent: Store) -> int | None:
         port, proof = json.loads(agent.get("port"))
         return port if hmac.compare_digest(proof, _proof(identity, port)) else None
     except DistError:
-        raise UserError(f"torchrun's agent at {identity.endpoint} is gone.") from None
+        raise UserError(
+            f"lost connection to torchrun's agent at {identity.endpoint}. Check whether torchrun still runs there."
+        ) from None
     except (ValueError, TypeError, RecursionError):
         return None
 

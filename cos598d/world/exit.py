@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator
 from cos598d.errors import ERROR
 from cos598d.terminal.files import remove_unfinished
 
-LOST_RANK = "lost rank {rank}, which ended without a word (killed, or its host is gone)."
+LOST_RANK = (
+    "lost connection to rank {rank}: it was killed, or its host is down. "
+    "Look at that rank's host, then start the run again."
+)
 STAY_SECONDS = 2.0  # how long the first process with a sentence keeps it, for those that fail a little later
 NEWS_SECONDS = 0.2
 

@@ -40,17 +40,18 @@ class Identity:
 
     def __post_init__(self):
         if self.world_size < 1:
-            raise UsageError(f"--world_size {self.world_size}: a world has at least 1 rank.")
+            raise UsageError(f"--world_size {self.world_size}: a world has at least 1 rank. Give a number from 1.")
         if not 0 <= self.rank < self.world_size:
             raise UsageError(
-                f"rank {self.rank} is outside the world: with --world_size {self.world_size} "
-                f"the ranks are 0 to {self.world_size - 1}."
+                f"rank {self.rank} does not exist with --world_size {self.world_size}. Give a rank from 0 to "
+                f"{self.world_size - 1}."
             )
         if not 0 < self.master_port < 65536:
-            raise UsageError(f"--master_port {self.master_port} is not a port: give a number from 1 to 65535.")
+            raise UsageError(f"--master_port {self.master_port} is not a port. Give a number from 1 to 65535.")
         if self.silence_seconds < SHORTEST_SILENCE:
             raise UsageError(
-                f"--silence_seconds {self.silence_seconds}: give a whole number of at least {SHORTEST_SILENCE}."
+                f"--silence_seconds {self.silence_seconds} is not valid. Give a whole number of at least "
+                f"{SHORTEST_SILENCE}."
             )
 
     @property
@@ -102,7 +103,7 @@ def _find_place(
     ip, port = master_ip or DEFAULT_IP, master_port or DEFAULT_PORT
     if rank is not None and rank != -1:  # -1 is the course's word for none
         if world_size is None:
-            raise UsageError(f"--local_rank {rank} needs --world_size: how many ranks are there in all?")
+            raise UsageError(f"--local_rank {rank} needs --world_size. Give the number of ranks.")
         return Identity(rank, world_size, ip, port)
     for name, read in (("torchrun", _from_torchrun), ("srun", _from_slurm), ("mpirun", _from_mpi)):
         found = read(environ)
@@ -110,8 +111,8 @@ def _find_place(
             continue  # an interactive step of one task does not launch several ranks
         if world_size is not None and world_size != found.world_size:
             raise UsageError(
-                f"--world_size {world_size} contradicts {name}, which started {found.world_size} ranks: "
-                f"leave the flag out or start {world_size}."
+                f"--world_size {world_size} contradicts {name}, which started {found.world_size} ranks. "
+                f"Leave the flag out or start {world_size}."
             )
         if not found.store_is_served:
             found = replace(found, master_ip=master_ip or found.master_ip, master_port=master_port or found.master_port)
@@ -127,9 +128,14 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
     try:
         return int(environ[name] if default is None else environ.get(name, default))
     except KeyError:
-        raise UsageError(f"the environment has no {name}, which this launcher should set.") from None
+        raise UsageError(
+            f"the environment has no {name}, which this launcher should set. Start the ranks with the launcher "
+            "again, or without it."
+        ) from None
     except ValueError:
-        raise UsageError(f"the environment's {name}={environ[name]!r} is not a number.") from None
+        raise UsageError(
+            f"the environment's {name}={environ[name]!r} is not a number. Set it to one, or unset it."
+        ) from None
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Identity | None:
@@ -202,7 +208,7 @@ def _from_mpi(environ: Mapping[str, str]) -> Identity | None:
         several_hosts = local_size in environ and _number(environ, local_size) != world_size
         if several_hosts and "MASTER_ADDR" not in environ:
             raise UsageError(
-                "mpirun started ranks on several hosts: give rank 0's address (mpirun -x MASTER_ADDR=...)."
+                "mpirun started ranks on several hosts. Give rank 0's address (mpirun -x MASTER_ADDR=...)."
             )
         return Identity(
             _number(environ, rank),
@@ -220,4 +226,4 @@ def check_launcher() -> None:
     """Raise UserError if this process is a worker whose launcher, our own or torchrun's agent, is gone."""
     launcher = int(os.environ.get(LAUNCHER_PID) or (PARENT_PID if TORCHRUN in os.environ else 0))
     if launcher and os.getppid() != launcher:
-        raise UserError("the program that started this worker is gone.")
+        raise UserError("the program that started this worker has ended. Start the run again.")

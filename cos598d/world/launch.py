@@ -136,8 +136,8 @@ def _start(
                     )
             except OSError as error:
                 raise UserError(
-                    f"rank {rank} of {world_size} cannot be started on this host ({error.strerror}): "
-                    f"start fewer ranks, or raise its limits of processes and memory (ulimit -u, -v)."
+                    f"rank {rank} of {world_size} cannot be started on this host ({error.strerror}). "
+                    f"Start fewer ranks, or raise its limits of processes and memory (ulimit -u, -v)."
                 ) from None
             listener.close()  # rank 0 has it now, and is about to listen
 

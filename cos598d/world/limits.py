@@ -45,8 +45,8 @@ def _allow(more: int, who: str) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise UserError(
-            f"{who} needs {needed} open files, and this process may have {hard} (ulimit -Hn): "
-            f"raise that limit on its host, or start fewer ranks."
+            f"{who} needs {needed} open files, and this process may have {hard} (ulimit -Hn). "
+            f"Raise that limit on its host, or start fewer ranks."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

@@ -103,7 +103,10 @@ class Meeting:
         except StoreTimeout:
             ranks = range(self.identity.world_size)
             missing = [rank for rank in ranks if not self.store.check([f"{name}/{rank}"])] or [0]
-            raise UserError(f"no word from {ranks_in_words(missing)} within {self.seconds:g} s.") from None
+            raise UserError(
+                f"no answer from {ranks_in_words(missing)} within {self.seconds:g} s. Check whether they run, or "
+                "raise --timeout."
+            ) from None
 
     def _poll(self, keys: list[str]) -> None:
         """Wait for keys of a store of torch's, which itself looks seldom, and lets no signal through meanwhile."""

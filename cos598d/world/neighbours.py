@@ -73,6 +73,9 @@ def _connect_parent(meeting: Meeting, parent: int) -> Connection:
     try:
         connection = connect((address, port), key, meeting.identity.rank, CONNECT_SECONDS, LARGEST_MESSAGE)
     except OSError as error:
-        raise UserError(f"rank {parent}'s watchdog at {address}:{port} cannot be reached: {error}.") from None
+        raise UserError(
+            f"rank {parent}'s watchdog at {address}:{port} cannot be reached ({error}). Open that address between "
+            "the hosts."
+        ) from None
     connection.rank = parent
     return connection

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.distributed import DistError
 
-from cos598d.errors import UserError
+from cos598d.errors import WARNING, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.words import ranks_in_words
 from cos598d.world.connection import make_key
@@ -126,8 +126,8 @@ def _ask(identity: Identity, seconds: float, deadline: float, mine: dict) -> tup
     try:
         answer, _ = store.arrive(mine, seconds + PATIENCE_SECONDS)
     except DistError as error:
-        gone = "left" if isinstance(error, StoreTimeout) else "is gone from"
-        raise UserError(f"rank 0 {gone} {identity.endpoint} without a word.") from None
+        gone = "does not answer" if isinstance(error, StoreTimeout) else "closed the connection"
+        raise UserError(f"rank 0 {gone} at {identity.endpoint}. See its own error, and start the run again.") from None
     return store, Admission(*answer)
 
 
@@ -142,10 +142,11 @@ def _own_address(local: str, elsewhere: str) -> str:
 
 def _warn_of_strangers(identity: Identity) -> None:
     if not identity.secret and not is_loopback(identity.listening_ip):
-        _say(
-            identity,
-            f"no --secret: whoever reaches {identity.endpoint} can take part in this run; on a network that others "
-            f"use, give every rank the same --secret FILE.",
+        print(
+            f"{WARNING}rank {identity.rank}: no --secret, so anyone who reaches {identity.endpoint} can join this run. "
+            "On a network that others use, give every rank the same --secret FILE.",
+            file=sys.stderr,
+            flush=True,
         )
 
 

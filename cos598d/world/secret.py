@@ -41,20 +41,20 @@ def _read(path: Path) -> bytes:
         with open(path, "rb", opener=_open) as handle:
             found = os.fstat(handle.fileno()).st_mode
             if not stat.S_ISREG(found):
-                raise UsageError(f"--secret {path} is not a regular file: give a file with the secret.")
+                raise UsageError(f"--secret {path} is not a regular file. Give a file with the secret.")
             if found & 0o077:
-                raise UsageError(f"--secret {path} can be read or written by other users: chmod 600 {path}.")
+                raise UsageError(f"--secret {path} can be read or written by other users. Run `chmod 600 {path}`.")
             return handle.read(LARGEST)
     except OSError as error:
-        raise UsageError(f"--secret {path} cannot be read ({error.strerror}): give a file with the secret.") from None
+        raise UsageError(f"--secret {path} cannot be read ({error.strerror}). Give a file with the secret.") from None
 
 
 def _checked(secret: bytes, name: str) -> bytes:
     secret = secret.strip()
     if len(secret) < SHORTEST:
         raise UsageError(
-            f"{name} has {len(secret)} characters, and a secret needs at least {SHORTEST}: "
-            f"make one with `openssl rand -hex 32`."
+            f"{name} has {len(secret)} characters, and a secret needs at least {SHORTEST}. "
+            f"Make one with `openssl rand -hex 32`."
         )
     return secret
 
@@ -76,8 +76,8 @@ def _this_users() -> bytes:
             return secret
     places = " nor as ".join(map(str, tried)) or "a file in the home folder nor in TMPDIR"
     raise UserError(
-        f"the secret that keeps this host's other users out of the run can be kept neither as {places}: make such a "
-        f"folder writable for this user alone, or give every rank the same COS598D_SECRET or --secret FILE."
+        f"the secret that keeps other users of this host out of the run cannot be saved as {places}. Make such a "
+        "folder writable for this user only, or give every rank the same COS598D_SECRET or --secret FILE."
     )
 
 

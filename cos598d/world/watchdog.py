@@ -32,7 +32,7 @@ from cos598d.world.neighbours import connect_neighbours, parent_of
 from cos598d.world.network import has_link, interface_with_link
 
 # The others say that they lost this rank, so it says so too, with the reason that it alone can see.
-CUT_OFF = "lost rank {rank}, this one: its network interface {interface} has no link."
+CUT_OFF = "lost connection to this rank, {rank}: its network interface {interface} has no link. Check that network."
 # How a connection ends when nothing comes from the neighbour's host; where the neighbour is gone, its host says so.
 UNHEARD = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN))
 PROBES = 3  # of TCP's keepalive, unanswered, before a host counts as silent

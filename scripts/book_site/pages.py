@@ -23,7 +23,7 @@ SECTIONS = {
     "Learn": ("docs/course.md", "docs/lessons/", "docs/lab.md", "docs/reading.md", "docs/glossary.md"),
     "Do": ("docs/training.md", "docs/checkpoints.md", "docs/tasks.md", "docs/launchers.md", "docs/hosts.md", "*"),
     "Look up": ("docs/syncs.md", "docs/zero.md", "docs/engines.md", "docs/run-folder.md", "docs/troubleshooting.md"),
-    "Understand": ("docs/measuring.md", "docs/cost.md", *MEASUREMENTS, "docs/images.md"),
+    "Understand": ("docs/compared.md", "docs/measuring.md", "docs/cost.md", *MEASUREMENTS, "docs/images.md"),
     "The project": ("CONTRIBUTING.md", "SECURITY.md"),
 }
 PICTURES = (".svg", ".png", ".jpg")

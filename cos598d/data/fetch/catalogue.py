@@ -212,10 +212,10 @@ def choose(tasks: str, catalogue: Mapping[str, Dataset] = CATALOGUE) -> list[Dat
         if not word:
             continue
         if _plain(word) not in known:
-            raise UsageError(f'--tasks names "{word}", which is not one of {", ".join(catalogue)} or all.')
+            raise UsageError(f'--tasks has the unknown name "{word}". Choose from {", ".join(catalogue)} and all.')
         chosen |= {name: catalogue[name] for name in known[_plain(word)]}
     if not chosen:
-        raise UsageError(f"--tasks names nothing; give one or more of {', '.join(catalogue)}, or all.")
+        raise UsageError(f"--tasks is empty. Give one or more of {', '.join(catalogue)}, or all.")
     return list(chosen.values())
 
 

@@ -66,8 +66,8 @@ def obtain(
                     return
     except OSError as error:
         raise UserError(
-            f"{dataset.name} cannot be put into {data_dir} ({error.strerror or error}); "
-            "make room there, permit writing there, or give another --data_dir."
+            f"{dataset.name} cannot be put into {data_dir} ({error.strerror or error}). "
+            "Make room there, permit writing there, or give another --data_dir."
         ) from error
     report(f"{dataset.name}: already there ({_described(found)}).")
 
@@ -97,7 +97,7 @@ def _fetch_and_install(
             report(f"{dataset.name}: fetching {url}{size}")
             files[source.file_name] = fetch(url, data_dir, timeout, report=report)
     except UserError as error:
-        raise UserError(f"{dataset.name}: {error}; {_ways_out(dataset, target, error)}.") from error
+        raise UserError(f"{dataset.name}: {error}. {_ways_out(dataset, target, error)}.") from error
 
     staging = data_dir / f".{dataset.folder}.unpacking"
     shutil.rmtree(staging, ignore_errors=True)
@@ -108,7 +108,7 @@ def _fetch_and_install(
         found = look_at(dataset, unpacked, published)
         if found.problems:
             problems = " and ".join(found.problems.values())
-            raise UserError(f"{dataset.name}: of what was fetched, {problems}; {_ways_out(dataset, target)}.")
+            raise UserError(f"{dataset.name}: in the downloaded files, {problems}. {_ways_out(dataset, target)}.")
         aside = _install(unpacked, target, present)
     except UserError:
         for path in files.values():  # complete but wrong: to resume it would bring the same again
@@ -154,7 +154,7 @@ def _described(found: Findings) -> str:
 
 def _ways_out(dataset: Dataset, target: Path, error: UserError | None = None) -> str:
     needed = " and ".join(part.name for part in dataset.parts if not part.optional)
-    ways = ["try again later", "name a mirror with --base_url", f"copy {needed} into {target} by hand"]
+    ways = ["Try again later", "name a mirror with --base_url", f"copy {needed} into {target} by hand"]
     if isinstance(error, Unreachable) and dataset.variable == "GLUE_DIR":
         ways.append("train on the bundled RTE sample, which is taken where GLUE_DIR is not set")
     if isinstance(error, Unreachable) and dataset.variable == "IMAGE_DIR":
@@ -209,7 +209,7 @@ def _mirror(address: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise UsageError(f'--base_url is "{address}"; expected an address such as http://host/folder.')
+        raise UsageError(f'--base_url "{address}" is not an address. Give one such as http://host/folder.')
     return address.rstrip("/")
 
 

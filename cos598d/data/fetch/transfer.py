@@ -67,7 +67,7 @@ def fetch(url: str, folder: Path, timeout: float, pause: float = 0.5, report: Ca
             fresh = folder / f"{name}.{_tag(response, url, total)}.part"
             if response.status_code != 200 and (fresh != part or start != begin):
                 if part is None:
-                    raise UserError(f"{host} answered {response.status_code} to a request for the whole of {url}")
+                    raise UserError(f"{host} answered {response.status_code} to a request for all of {url}")
                 part.unlink()  # the server's file is another one now, or this is not the range that was asked for
                 continue
             for stale in set(folder.glob(f"{name}.*.part")) - {fresh}:
@@ -81,7 +81,7 @@ def fetch(url: str, folder: Path, timeout: float, pause: float = 0.5, report: Ca
         if total is None:  # no length: nothing says where a rest would begin, so there is nothing to resume
             fresh.unlink()
         report(f"{name}: the connection to {host} broke after {arrived} bytes.")
-    raise UserError(f"{host} did not deliver the whole of {url} in {failed} tries (what came is kept)")
+    raise UserError(f"{host} did not deliver all of {url} in {failed} tries (what arrived is kept)")
 
 
 def _answer(url: str, begin: int | None, timeout: float) -> requests.Response:
@@ -160,7 +160,7 @@ def _receive(response: requests.Response, path: Path, start: int, total: int | N
                     return False
                 look_at, at_least = time.monotonic() + timeout, arrived + _SLOWEST * timeout
     path.unlink()
-    raise UserError(f"{response.url} goes on after {MOST_BYTES} bytes, more than is allowed")
+    raise UserError(f"{response.url} is longer than the {MOST_BYTES} bytes allowed")
 
 
 def _cause(error: BaseException) -> str:

@@ -81,7 +81,7 @@ def unpack_tar(files: Mapping[str, Path], into: Path) -> Path:
 
 
 def _tar_member(opened: tarfile.TarFile, info: tarfile.TarInfo) -> _Member:
-    plain = info.isreg() and not info.issparse()  # a sparse file's size says nothing of what was read
+    plain = info.isreg() and not info.issparse()  # a sparse file's size has no what was read
     kind = stat.S_IFDIR if info.isdir() else stat.S_IFREG if plain else stat.S_IFLNK
     return _Member(info.name, info.size, kind, False, lambda: opened.extractfile(info))
 
@@ -118,13 +118,17 @@ def _table(path: Path, name: str) -> list[list[str]]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"{name} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
+        raise UserError(
+            f"{name} is not UTF-8 text ({error.reason} at byte {error.start}). Download it again."
+        ) from error
     rows = [line.split("\t") for line in lines if line]
     for number, row in enumerate(rows, start=1):
         if len(row) != 5:
-            raise UserError(f"{name} has {len(row)} columns in line {number} where five were expected.")
+            raise UserError(
+                f"{name} has {len(row)} columns in line {number} where five were expected. Download it again."
+            )
     if not rows:
-        raise UserError(f"{name} is empty.")
+        raise UserError(f"{name} is empty. Download it again.")
     return rows
 
 
@@ -133,12 +137,15 @@ def _take(members: Iterable[_Member], name: str, archive_bytes: int, into: Path)
     total, allowed = 0, _allowed_bytes(archive_bytes)
     for count, member in enumerate(members, start=1):
         if count > MOST_MEMBERS:
-            raise UserError(f"{name} holds more than the {MOST_MEMBERS} members that were expected; not unpacked.")
+            raise UserError(
+                f"{name} holds more than the {MOST_MEMBERS} members that were expected, so it was not unpacked. Use "
+                "another mirror."
+            )
         total += member.size
         if total > allowed:
             raise UserError(
-                f"{name} of {archive_bytes} bytes would unpack to {total} or more, and {allowed} are allowed; "
-                "not unpacked."
+                f"{name} of {archive_bytes} bytes would unpack to {total} or more, and {allowed} are allowed, so it "
+                "was not unpacked. Use another mirror."
             )
         windows = PureWindowsPath(member.name)  # takes both kinds of slashes, and knows drive letters
         if windows.anchor or ".." in windows.parts or "\0" in member.name or not windows.parts:
@@ -169,7 +176,10 @@ def _allowed_bytes(archive_bytes: int) -> int:
 
 
 def _refused(name: str, member: _Member, why: str) -> UserError:
-    return UserError(f'{name} holds "{printable(member.name, 100)}", {why}; nothing of it was kept.')
+    return UserError(
+        f'{name} holds "{printable(member.name, 100)}", {why}. Nothing of it was kept. '
+        "Download it again, or use another mirror."
+    )
 
 
 def _added_by_a_mac(path: PurePosixPath) -> bool:
@@ -194,7 +204,9 @@ class _Bounded(io.BufferedIOBase):
         found = self._file.read(most if count is None or count < 0 else min(count, most))
         self._left -= len(found)
         if self._left < 0:
-            raise UserError(f"{self._name} unpacks to more than is allowed; not unpacked.")
+            raise UserError(
+                f"{self._name} unpacks to more than is allowed, so it was not unpacked. Use another mirror."
+            )
         return found
 
 
@@ -212,4 +224,4 @@ def _refusing_damage(name: str, archive: Path, kind: str) -> Iterator[None]:
             is_page = handle.read(512).lstrip().startswith(b"<")
         page = "it is a web page, perhaps the login page of this network" if is_page else ""
         why = page or printable(error, 200).rstrip(".") or type(error).__name__
-        raise UserError(f"{name} is not a whole {kind} ({why}).") from error
+        raise UserError(f"{name} is not a complete {kind} ({why}). Download it again.") from error

@@ -96,7 +96,7 @@ class _GlueProcessor(DataProcessor):
                 examples.append(_example(row, set_type))
             elif not self.form.broken_lines:
                 raise UserError(
-                    f"Row {line} of {self.form.folder} has {len(cells)} columns: it needs {self.form.width}."
+                    f"Row {line} of {self.form.folder} has {len(cells)} columns. Give it {self.form.width}."
                 )
         return examples
 
@@ -199,7 +199,7 @@ def convert_examples_to_features(
 
 def _class_id(example: InputExample, label_list: Sequence[str | None]) -> int:
     if example.label not in label_list:
-        raise UserError(f"Example {example.guid} has the label {example.label!r}, which is not in {label_list}.")
+        raise UserError(f"Example {example.guid} has the unknown label {example.label!r}. Use one of {label_list}.")
     return list(label_list).index(example.label)
 
 
@@ -207,4 +207,6 @@ def _score(example: InputExample, label_list: Sequence[str | None]) -> float:
     try:
         return float(example.label or "")
     except ValueError as error:
-        raise UserError(f"Example {example.guid} has the score {example.label!r}, which is not a number.") from error
+        raise UserError(
+            f"Example {example.guid} has the score {example.label!r}, which is not a number. Give a number."
+        ) from error

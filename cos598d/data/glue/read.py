@@ -95,14 +95,16 @@ class Format:
                 return self.labels.index(row.label)
             known = ", ".join(self.labels)
             label = printable(row.label, _SHOWN)
-            raise UserError(f"{file}, line {row.line}: unknown label {label!r}, {self.folder} has {known}.")
+            raise UserError(
+                f"{file}, line {row.line}: unknown label {label!r}. Use one of the labels of {self.folder}: {known}."
+            )
         try:
             score = float(row.label)
         except ValueError:
             score = math.nan
         if not math.isfinite(score):
             shown = printable(row.label, _SHOWN)
-            raise UserError(f"{file}, line {row.line}: the score {shown!r} is not a number: correct that line.")
+            raise UserError(f"{file}, line {row.line}: the score {shown!r} is not a number. Correct that line.")
         return score
 
 
@@ -152,8 +154,8 @@ def read_lines(file: Path | str) -> Iterator[tuple[int, str]]:
             for number, raw in enumerate(lines, start=1):
                 if len(raw) > MOST_LINE_BYTES:
                     raise UserError(
-                        f"{file}, line {number}: more than {MOST_LINE_BYTES:,} bytes without a line end, where a line "
-                        "should be one example: mend that line, or give a TSV file."
+                        f"{file}, line {number}: more than {MOST_LINE_BYTES:,} bytes without a line end, where a "
+                        "line should be one example. Fix that line, or give a TSV file."
                     )
                 if number == 1:
                     raw = raw.removeprefix(_BOM)
@@ -161,11 +163,11 @@ def read_lines(file: Path | str) -> Iterator[tuple[int, str]]:
                     yield number, raw.decode("utf-8").rstrip("\r\n")
                 except UnicodeDecodeError as error:
                     raise UserError(
-                        f"{file}, line {number}: byte {error.object[error.start]:#04x} is not UTF-8: "
-                        "save the file as UTF-8."
+                        f"{file}, line {number}: byte {error.object[error.start]:#04x} is not UTF-8. "
+                        "Save the file as UTF-8."
                     ) from error
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): give the folder that holds it.") from error
+        raise UserError(f"{file} cannot be read ({error.strerror}). Give the folder that has it.") from error
 
 
 def read_rows(file: Path | str, task: Format) -> Iterator[GlueRow]:
@@ -187,7 +189,7 @@ def read_rows(file: Path | str, task: Format) -> Iterator[GlueRow]:
             if wrong := task.wrong_header(cells):
                 fetch = fetch_command(task.folder)
                 raise UserError(
-                    f"{file}, line {line}: {wrong}: give the file with that first line, or fetch it anew ({fetch})."
+                    f"{file}, line {line}: {wrong}. Give the file with that first line, or download it again ({fetch})."
                 )
             if task.label < 0:
                 columns = len(cells)  # the label is last: a row that lost it would show another's
@@ -205,12 +207,12 @@ def read_rows(file: Path | str, task: Format) -> Iterator[GlueRow]:
     if first_broken and broken > task.broken_lines * rows:
         raise _too_few(file, *first_broken, columns, task)
     if not rows:
-        raise UserError(f"{file} has no rows: fetch it anew ({fetch_command(task.folder)}).")
+        raise UserError(f"{file} has no rows. Download it again ({fetch_command(task.folder)}).")
 
 
 def _too_few(file: Path | str, line: int, found: int, columns: int, task: Format) -> UserError:
     has = f"{found} column{'s' * (found != 1)}"
     return UserError(
-        f"{file}, line {line}: {has} where {task.folder} needs {columns}, separated by tabs: "
-        f"mend that line, or fetch the file anew ({fetch_command(task.folder)})."
+        f"{file}, line {line}: {has} where {task.folder} needs {columns}, separated by tabs. Fix that line, or "
+        f"download the file again ({fetch_command(task.folder)})."
     )

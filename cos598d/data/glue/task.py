@@ -43,23 +43,23 @@ class GlueTask(Task):
                 if any((folder / f"{part}.tsv").is_file() for part in form.parts):
                     return folder, str(folder)
             problem = "holds neither train.tsv nor " + form.folder if Path(data_dir).is_dir() else "is not a folder"
-            raise UserError(f"The data folder {data_dir} {problem}: {self._how_to_get()}.")
+            raise UserError(f"The data folder {data_dir} {problem}. {self._how_to_get()}.")
         glue_dir = environ.get("GLUE_DIR")
         if glue_dir:
             folder = Path(glue_dir) / form.folder
             if not folder.is_dir():
-                raise UserError(f"GLUE_DIR is {glue_dir}, which has no folder {form.folder}: {self._how_to_get()}.")
+                raise UserError(f"GLUE_DIR is {glue_dir}, which has no folder {form.folder}. {self._how_to_get()}.")
             return folder, f"GLUE_DIR/{form.folder}"
         if form.has_sample:
             return None, "the bundled sample"
-        raise UserError(f"No data for {form.folder}: {self._how_to_get()}.")
+        raise UserError(f"No data for {form.folder}. {self._how_to_get()}.")
 
     def check(self, location: Path | None, parts: Sequence[str] | None = None) -> None:
         if location is None:
             self._refuse_without_sample()
             return
         if not location.is_dir():
-            raise UserError(f"There is no folder {location}: give the one that holds {self.form.folder}'s train.tsv.")
+            raise UserError(f"There is no folder {location}. Give the one that holds {self.form.folder}'s train.tsv.")
         for part in self.form.parts if parts is None else parts:
             check_file(location / f"{part}.tsv", self._how_to_get())
 
@@ -111,13 +111,13 @@ class GlueTask(Task):
 
     def _how_to_get(self) -> str:
         return (
-            "name its folder with --data_dir or the folder above with GLUE_DIR, or fetch it with "
+            "Set --data_dir to its folder or GLUE_DIR to the folder above, or download it with "
             f"{fetch_command(self.form.folder)}"
         )
 
     def _refuse_without_sample(self) -> None:
         if not self.form.has_sample:
-            raise UserError(f"{self.form.folder} has no bundled sample: {self._how_to_get()}.")
+            raise UserError(f"{self.form.folder} has no bundled sample. {self._how_to_get()}.")
 
     def _sample_rows(self, part: str) -> Iterator[glue.GlueRow]:
         from cos598d.data.samples import rte_sample

@@ -50,12 +50,12 @@ class Cifar10Task(ImageFolderTask):
                 found = find_classes(open_store(path))
                 if unknown := set(found.classes) - set(_CLASSES):
                     raise UserError(
-                        f"{path} has a class {printable(min(unknown), 100)}, which CIFAR-10 has not: give its images, "
+                        f"{path} has a class {printable(min(unknown), 100)}, which CIFAR-10 has not. Give its images, "
                         "or --task_name image_folder."
                     )
                 return FoundImages(found.store, _CLASSES, found.parts), words
         raise UserError(
-            f"{named or 'Nothing that was named'} holds no images of CIFAR-10: name with --data_dir or {VARIABLE} the "
+            f"{named or 'Nothing that was named'} holds no images of CIFAR-10. Name with --data_dir or {VARIABLE} the "
             "folder cifar-10-batches-py, or a folder or a zip archive of images with one folder for each class; or "
             f"fetch it with {fetch_command('CIFAR10')}."
         )
@@ -70,11 +70,11 @@ class Cifar10Task(ImageFolderTask):
 
 def _read(file: Path) -> tuple[np.ndarray, np.ndarray]:
     if not file.is_file():
-        raise UserError(f"{file} is missing: put it there, or fetch it with {fetch_command('CIFAR10')}.")
+        raise UserError(f"{file} is missing. Put it there, or fetch it with {fetch_command('CIFAR10')}.")
     try:
         return parse_batch(file)
     except ValueError as error:
-        raise UserError(f"{file} cannot be read as a batch of CIFAR-10 ({error}): fetch it again.") from error
+        raise UserError(f"{file} cannot be read as a batch of CIFAR-10 ({error}). Fetch it again.") from error
 
 
 def parse_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:

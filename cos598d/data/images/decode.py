@@ -26,7 +26,7 @@ def check_pillow() -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise UsageError(f"image files need the package Pillow ({error}): pip install '.[images]'.") from None
+        raise UsageError(f"image files need the package Pillow ({error}). Run `pip install '.[images]'`.") from None
 
 
 def decode(content: bytes) -> np.ndarray:

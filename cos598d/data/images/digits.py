@@ -25,7 +25,7 @@ class DigitsTask(ImageTask):
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[None, str]:
         if data_dir:
-            raise UserError(f"The digits are scikit-learn's own, not in {data_dir}: leave --data_dir out.")
+            raise UserError(f"The digits are scikit-learn's own, not in {data_dir}. Leave --data_dir out.")
         return None, "scikit-learn's digits"
 
     def source(self, part: str, location: None) -> ImagesInMemory:

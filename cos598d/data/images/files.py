@@ -51,12 +51,12 @@ class Folder(ImageStore):
             linked = [one for one in folders if (Path(folder) / one).is_symlink()]
             if linked:
                 raise UserError(
-                    f"{Path(folder) / linked[0]} is a link to a folder, which is not followed: put the images there."
+                    f"{Path(folder) / linked[0]} is a link to a folder, which is not followed. Put the images there."
                 )
             inside = Path(folder).relative_to(path)
             found += [(inside / one).as_posix() for one in files if _is_image(one)]
             if len(found) > MOST_FILES:
-                raise UserError(f"{path} holds more than {MOST_FILES:,} images: give a folder with fewer.")
+                raise UserError(f"{path} holds more than {MOST_FILES:,} images. Give a folder with fewer.")
         self.files = sorted(found)
 
     def read(self, file: str) -> bytes:
@@ -85,7 +85,7 @@ class Archive(ImageStore):
         try:
             self._archive = zipfile.ZipFile(path)
         except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-            raise UserError(f"{path} cannot be read as a zip archive ({error}): fetch it again.") from error
+            raise UserError(f"{path} cannot be read as a zip archive ({error}). Fetch it again.") from error
         self._members = {}
         for member in self._archive.infolist():
             parts = PurePosixPath(member.filename).parts
@@ -93,13 +93,13 @@ class Archive(ImageStore):
                 continue
             if member.filename.startswith("/") or ".." in parts or "\\" in member.filename:
                 raise UserError(
-                    f"{path} holds {printable(repr(member.filename), 100)}, a path that leads out of the archive: "
-                    "give one whose paths stay inside."
+                    f"{path} holds {printable(repr(member.filename), 100)}, a path that leads out of the archive. "
+                    "Give one whose paths stay inside."
                 )
             if parts[0] != "__MACOSX" and not any(part.startswith(".") for part in parts):
                 self._members["/".join(parts)] = member
         if len(self._members) > MOST_FILES:
-            raise UserError(f"{path} holds more than {MOST_FILES:,} images: give an archive with fewer.")
+            raise UserError(f"{path} holds more than {MOST_FILES:,} images. Give an archive with fewer.")
         self.files = sorted(self._members)
         self._lock = threading.Lock()
 
@@ -168,7 +168,7 @@ class ImageFiles(ImageSource):
         if refused:
             more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
             raise UserError(
-                f"{printable(self._store.name, 200)}: {'; '.join(refused[:_NAMED])}{more}: mend or remove "
+                f"{printable(self._store.name, 200)}: {'; '.join(refused[:_NAMED])}{more}. Mend or remove "
                 f"{'them' if len(refused) > 1 else 'it'}."
             )
         return found

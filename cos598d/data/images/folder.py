@@ -51,7 +51,7 @@ class ImageFolderTask(ImageTask):
             self.classes, self.num_labels = found.classes, len(found.classes)
             return found, words
         raise UserError(
-            f"No images: name with --data_dir or {VARIABLE} a folder, or a zip archive, that has one folder of images "
+            f"No images. Name with --data_dir or {VARIABLE} a folder, or a zip archive, that has one folder of images "
             "for each class."
         )
 
@@ -82,7 +82,7 @@ def find_classes(store: ImageStore) -> FoundImages:
         classes = folders[1:] if has_parts else folders
         if not classes:
             raise UserError(
-                f"{printable(store.name, 200)}: {printable(file, 100)} lies in no folder of a class: put every image "
+                f"{printable(store.name, 200)}: {printable(file, 100)} lies in no folder of a class. Put every image "
                 "into one that is called as its class."
             )
         by_part[part][classes[0]].append(file)
@@ -91,13 +91,13 @@ def find_classes(store: ImageStore) -> FoundImages:
     if not 2 <= len(names) <= MOST_CLASSES:
         counted = f"one class ({printable(names[0], 100)})" if len(names) == 1 else f"{len(names) or 'no'} classes"
         raise UserError(
-            f"{printable(store.name, 200)} has images of {counted}: give a folder with one folder of images for each "
+            f"{printable(store.name, 200)} has images of {counted}. Give a folder with one folder of images for each "
             "of two classes or more."
         )
     if has_parts and (only := sorted(classes_of.get("dev", set()) - classes_of.get("train", set()))):
         raise UserError(
             f"{printable(store.name, 200)}: the class {printable(only[0], 100)} has images to evaluate on and none to "
-            "train on: put some there."
+            "train on. Put some there."
         )
     return FoundImages(store, tuple(names), {part: dict(found) for part, found in by_part.items()})
 

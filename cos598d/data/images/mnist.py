@@ -38,7 +38,7 @@ class MnistTask(ImageTask):
             if _file(folder, "t10k", "images") is not None:
                 return folder, words
         raise UserError(
-            f"No MNIST in {data_dir or environ.get(VARIABLE) or 'any folder that was named'}: name with --data_dir or "
+            f"No MNIST in {data_dir or environ.get(VARIABLE) or 'any folder that was named'}. Name with --data_dir or "
             f"{VARIABLE} the folder of t10k-images-idx3-ubyte and the other three files, with or without .gz, or fetch "
             f"them with {fetch_command('MNIST')}."
         )
@@ -49,7 +49,7 @@ class MnistTask(ImageTask):
         images, labels = (_read(location, stem, kind) for kind in _KINDS)
         if len(images) != len(labels) or labels.max() >= self.num_labels:
             problem = "one is above 9" if len(images) == len(labels) else f"{len(labels)} for {len(images)} images"
-            raise UserError(f"The labels of {stem} in {location} do not fit ({problem}): fetch both files again.")
+            raise UserError(f"The labels of {stem} in {location} do not fit ({problem}). Fetch both files again.")
         places = np.arange(len(labels)) if has_both else split(labels, part)
         return ImagesInMemory(images[places][..., None], labels[places])
 
@@ -62,11 +62,11 @@ def _file(folder: Path, stem: str, kind: str) -> Path | None:
 def _read(folder: Path, stem: str, kind: str) -> np.ndarray:
     file = _file(folder, stem, kind)
     if file is None:
-        raise UserError(f"{folder} has no {stem}-{kind}-idx{_KINDS[kind]}-ubyte, with or without .gz: put it there.")
+        raise UserError(f"{folder} has no {stem}-{kind}-idx{_KINDS[kind]}-ubyte, with or without .gz. Put it there.")
     try:
         return parse_idx(file, _KINDS[kind])
     except ValueError as error:
-        raise UserError(f"{file} cannot be read as an IDX file ({error}): fetch it again.") from error
+        raise UserError(f"{file} cannot be read as an IDX file ({error}). Fetch it again.") from error
 
 
 def parse_idx(path: Path, dimensions: int) -> np.ndarray:

@@ -125,7 +125,7 @@ def candidates(data_dir: str | None, environ: Mapping[str, str], names: Sequence
         return
     place = Path(named)
     if not place.exists():
-        raise UserError(f"There is no {named} ({'--data_dir' if data_dir else VARIABLE}): give the images' folder.")
+        raise UserError(f"There is no {named} ({'--data_dir' if data_dir else VARIABLE}). Give the images' folder.")
     for name in names:
         said = named if data_dir else VARIABLE
         yield place / name, f"{said}/{name}" if name else said

@@ -10,7 +10,7 @@ from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.reading import read_plain
 
-_FORM = 'SQuAD files hold {"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}'
+_FORM = 'Give a file of the form {"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}'
 
 
 class GoldAnswer(NamedTuple):
@@ -57,11 +57,11 @@ def read_json(file: Path, wanted: str) -> Any:
     try:
         return json.loads(read_plain(file, MOST_BYTES))
     except FileNotFoundError:
-        raise UserError(f"There is no file {file}: give {wanted}.") from None
+        raise UserError(f"There is no file {file}. Give {wanted}.") from None
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): make it readable.") from error
+        raise UserError(f"{file} cannot be read ({error.strerror}). Make it readable.") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not JSON ({' '.join(str(error).split())}): give {wanted}, whole.") from error
+        raise UserError(f"{file} is not JSON ({' '.join(str(error).split())}). Give {wanted}, complete.") from error
 
 
 def parse_squad(value: Any, name: str) -> Squad:
@@ -73,20 +73,20 @@ def parse_squad(value: Any, name: str) -> Squad:
         context = _get(paragraph, "context", str, place, name)
         items = _get(paragraph, "qas", list, place, name)
         if items and not context.strip():
-            raise UserError(f"{name}: {place} has an empty context and {len(items)} questions: mend that paragraph.")
+            raise UserError(f"{name}: {place} has an empty context and {len(items)} questions. Fix that paragraph.")
         contexts.append(context)
         for number, item in enumerate(items):
             where = f"{place}.qas[{number}]"
             question = _question(item, len(contexts) - 1, where, name)
             if question.identity in seen:
                 raise UserError(
-                    f"{name}: the id {printable(question.identity)!r} stands twice, at {seen[question.identity]} and "
-                    f"{where}: give every question its own."
+                    f"{name}: the id {printable(question.identity)!r} appears twice, at {seen[question.identity]} and "
+                    f"{where}. Give every question its own id."
                 )
             seen[question.identity] = where
             questions.append(question)
     if not questions:
-        raise UserError(f"{name} holds no question: {_FORM}.")
+        raise UserError(f"{name} has no question. {_FORM}.")
     return Squad(name, contexts, questions)
 
 
@@ -119,7 +119,7 @@ def _get(holder: Any, key: str, kind: type, where: str, name: str) -> Any:
     found = holder.get(key) if isinstance(holder, dict) else None
     if type(found) is not kind:  # not isinstance: True is an int there
         instead = f" but {_shown(found)}" if isinstance(holder, dict) and key in holder else ""
-        raise UserError(f"{name} is not in SQuAD's form: {where} has no {_KINDS[kind]} {key!r}{instead}; {_FORM}.")
+        raise UserError(f"{name} is not in SQuAD's form: {where} has no {_KINDS[kind]} {key!r}{instead}. {_FORM}.")
     return found
 
 

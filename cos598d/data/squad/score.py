@@ -164,7 +164,7 @@ def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> 
     strange = [identity for identity in answers if identity not in known]
     if len(missing) == len(known):
         raise UserError(
-            f"{predictions} answers none of the {len(known):,} questions of {data}: give the file that belongs to it."
+            f"{predictions} answers none of the {len(known):,} questions of {data}. Give the file that belongs to it."
         )
     remarks = []
     if missing:
@@ -174,25 +174,25 @@ def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> 
         remarks.append(f"{len(strange):,} predictions are for other questions and are left aside: {_list(strange)}")
     if not squad.has_impossible:
         if null_odds:
-            raise UserError(f"{data} is of SQuAD 1.1, which has no null odds: leave --null_odds out.")
+            raise UserError(f"{data} is SQuAD 1.1, which has no null odds. Leave --null_odds out.")
         return score_version_1(squad.questions, answers), remarks
     odds = None
     if null_odds:
         odds = _read(null_odds, "a number", _is_number)
         if without := [identity for identity in known if identity not in odds]:
-            raise UserError(f"{null_odds} has no number for {len(without):,} questions, {_list(without)}: complete it.")
+            raise UserError(f"{null_odds} has no number for {len(without):,} questions, {_list(without)}. Complete it.")
     return score_version_2(squad.questions, answers, odds), remarks
 
 
 def _read(file: Path, words: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
     """The file's entries by question id, each of which `fits` the form that `words` name."""
     value = read_json(file, f"a file that maps each question id to {words}")
-    form = f'it should map each question id to {words}: {{"ID": ...}}'
+    form = f'Map each question id to {words}: {{"ID": ...}}'
     if not isinstance(value, dict):
-        raise UserError(f"{file} holds a JSON {type(value).__name__}: {form}.")
+        raise UserError(f"{file} is a JSON {type(value).__name__}. {form}.")
     for identity, entry in value.items():
         if not fits(entry):
-            raise UserError(f"{file}: the entry of {identity!r} is {json.dumps(entry)[:60]}, but {form}.")
+            raise UserError(f"{file}: the entry of {identity!r} is {json.dumps(entry)[:60]}. {form}.")
     return value
 
 

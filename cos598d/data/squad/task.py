@@ -62,7 +62,7 @@ class SquadTask(Task):
         folder = data_dir or environ.get(_FOLDER)
         if folder and not Path(folder).is_dir():
             raise UserError(
-                f"{folder} ({'--data_dir' if data_dir else _FOLDER}) is not a folder: {self._how_to_get()}."
+                f"{folder} ({'--data_dir' if data_dir else _FOLDER}) is not a folder. {self._how_to_get()}."
             )
         files = {}
         for part, name in _FLAGS.items():
@@ -82,7 +82,7 @@ class SquadTask(Task):
         for part in _FLAGS if parts is None else parts:
             if part not in location:
                 raise UserError(
-                    f"No file to {'train' if part == 'train' else 'evaluate'} on: {self._how_to_get(part)}."
+                    f"No file to {'train' if part == 'train' else 'evaluate'} on. {self._how_to_get(part)}."
                 )
             check_file(location[part], self._how_to_get(part))
 
@@ -113,8 +113,8 @@ class SquadTask(Task):
         if squad.has_impossible and not self.options.version_2_with_negative:
             first = next(question for question in squad.questions if question.impossible)
             raise UserError(
-                f"{squad.name} is of SQuAD 2.0 (question {first.identity!r} has no answer): "
-                "add --version_2_with_negative, or give a file of 1.1."
+                f"{squad.name} is SQuAD 2.0 (question {first.identity!r} has no answer). "
+                "Add --version_2_with_negative, or give a file of 1.1."
             )
         chosen = spread(len(squad.questions), limit)
         options = WindowOptions(max_seq_length, self.options.max_query_length, self.options.doc_stride)
@@ -176,8 +176,8 @@ class SquadTask(Task):
     def _how_to_get(self, part: str = "") -> str:
         flags = f"--{_FLAGS[part]}" if part else " and ".join(f"--{flag}" for flag in _FLAGS.values())
         return (
-            f"name it with {flags}, or a folder that holds {part or 'train'}-v{self.version}.json with --data_dir or "
-            f"{_FOLDER}, or fetch it with {fetch_command(f'SQuAD{self.version}')}"
+            f"Name it with {flags}, or a folder that has {part or 'train'}-v{self.version}.json with --data_dir or "
+            f"{_FOLDER}, or download it with {fetch_command(f'SQuAD{self.version}')}"
         )
 
 

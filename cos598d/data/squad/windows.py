@@ -123,7 +123,7 @@ class _Builder:
         if len(self._tokens) + tokens > MOST_TOKENS:
             raise UserError(
                 f"{self._name}: up to question {printable(question.identity)!r}, whose context has "
-                f"{len(encoded.ids):,} tokens, the windows hold more than {MOST_TOKENS:,} tokens: cut long contexts "
+                f"{len(encoded.ids):,} tokens, the windows hold more than {MOST_TOKENS:,} tokens. Cut long contexts "
                 "up, raise --doc_stride, or take fewer questions."
             )
         firsts, lengths, best_from, best_to = _spans(len(encoded.ids), room, self._options.doc_stride)
@@ -149,7 +149,9 @@ class _Builder:
     def features(self) -> Features:
         """Raises UserError where there is no window."""
         if not self._rows:
-            raise UserError(f"{self._name} holds no question whose answer stands where it should: check the file.")
+            raise UserError(
+                f"{self._name} holds no question whose answer is where answer_start points. Check the file."
+            )
         columns = np.array(self._rows, dtype=np.int32).reshape(-1, len(self._COLUMNS) + 4).T
         lengths, splits, starts, ends = columns[len(self._COLUMNS) :]
         extra = {name: np.ascontiguousarray(columns[place]) for place, name in enumerate(self._COLUMNS)}
@@ -175,7 +177,7 @@ def _check_room(options: WindowOptions) -> None:
     if room < 1:
         raise UserError(
             f"A question of {options.max_query_length} tokens and its 3 special tokens leave no room for text in "
-            f"{options.max_seq_length}: raise --max_seq_length or lower --max_query_length."
+            f"{options.max_seq_length}. Raise --max_seq_length or lower --max_query_length."
         )
 
 

@@ -28,14 +28,16 @@ class ByteLevelEncoder(WordEncoder):
             vocabulary = {str(token): int(place) for token, place in parse_json(vocabulary_text).items()}
         except (ValueError, TypeError, AttributeError) as error:
             file = folder / "vocab.json"
-            raise UserError(f"{file} is not a vocabulary ({error}): it should map tokens to ids in JSON.") from error
+            raise UserError(
+                f"{file} is not a vocabulary ({error}). Give a JSON file that maps tokens to ids."
+            ) from error
         try:
             merges = [(first, second) for first, second in map(str.split, merges_text.split("\n")[1:-1])]
             model = models.BPE(vocabulary, merges, unk_token="<unk>")
         except Exception as error:  # the library raises nothing more specific
             raise UserError(
-                f"{folder / 'merges.txt'} does not fit vocab.json beside it ({error}): "
-                "give a folder whose two files belong together."
+                f"{folder / 'merges.txt'} does not fit the vocab.json next to it ({error}). "
+                "Give a folder whose two files belong together."
             ) from error
         super().__init__(
             _SPECIALS, vocabulary, lambda word: [token.id for token in model.tokenize(visible_bytes(word))]

@@ -113,7 +113,7 @@ _WIDTHS = {lower_case: _Widths(lower_case) for lower_case in (False, True)}
 def bert_word_sources(text: str, lower_case: bool) -> np.ndarray:
     """For each character of `bert_words(text, lower_case)`, the place in `text` of the one it comes from.
 
-    int32. Every step takes characters one by one, but for the Greek final sigma and the order of combining
+    int32. Every step takes characters one by one, except for the Greek final sigma and the order of combining
     marks, which change no lengths: so the lengths alone tell.
     """
     widths = np.fromiter(map(_WIDTHS[lower_case].__getitem__, text), np.int32, len(text))

@@ -65,8 +65,8 @@ class TextEncoder(Encoder):
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
         """As `encode_many`, with each token's place in its text. Raises UserError where an encoder does not have it."""
         raise UserError(
-            "Only BERT's and DistilBERT's vocabularies without added tokens say where in a text a token stands, "
-            "which SQuAD needs: choose --model_type bert or distilbert."
+            "SQuAD needs the positions of tokens in the text, which only BERT's and DistilBERT's vocabularies "
+            "without added tokens give. Choose --model_type bert or distilbert."
         )
 
 
@@ -83,8 +83,8 @@ class WordEncoder(TextEncoder):
         for token in (unknown, separator, padding, classification):
             if token not in vocabulary:
                 raise UserError(
-                    f"The vocabulary of {len(vocabulary)} entries has no {token}: "
-                    "give the one that belongs to the model (--tokenizer_name)."
+                    f"The vocabulary of {len(vocabulary)} entries has no {token}. "
+                    "Give the one that belongs to the model (--tokenizer_name)."
                 )
         self.cls_id, self.sep_id, self.pad_id = (vocabulary[t] for t in (classification, separator, padding))
         self.vocab_size = max(vocabulary.values()) + 1
@@ -142,7 +142,7 @@ def digest_of(*parts: str) -> str:
 def must_exist(file: Path) -> None:
     """Raise UserError unless there is such a file."""
     if not file.is_file():
-        raise UserError(f"There is no {file.name} in {file.parent}: give the folder of the model's vocabulary.")
+        raise UserError(f"There is no {file.name} in {file.parent}. Give the folder of the model's vocabulary.")
 
 
 def read_text(file: Path) -> str:
@@ -151,4 +151,4 @@ def read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")  # universal newlines, as pytorch-transformers reads it
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read as UTF-8 text ({error}): give a vocabulary file.") from error
+        raise UserError(f"{file} cannot be read as UTF-8 text ({error}). Give a vocabulary file.") from error

@@ -49,8 +49,8 @@ class Layout:
         room = max_length - specials
         if room < 1:
             raise UserError(
-                f"A sequence length of {max_length} holds no text beside its {specials} special tokens: "
-                f"give at least {specials + 1} (--max_seq_length)."
+                f"A sequence length of {max_length} leaves no room for text next to its {specials} special tokens. "
+                f"Give at least {specials + 1} (--max_seq_length)."
             )
         if second is None:
             body = [*first[:room], sep]

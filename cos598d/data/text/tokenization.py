@@ -25,24 +25,24 @@ def load_encoder(model_type: str, source: Path | Sequence[str], lower_case: bool
     """
     layout = LAYOUTS.get(model_type)
     if layout is None:
-        raise UserError(f"Unknown model type {model_type!r}: choose one of {', '.join(LAYOUTS)}.")
+        raise UserError(f"Unknown model type {model_type!r}. Choose one of {', '.join(LAYOUTS)}.")
     if not isinstance(source, str | os.PathLike):
         if model_type not in ("bert", "distilbert"):
-            raise UserError(f"A list of word pieces cannot be a vocabulary for {model_type}: give a folder.")
+            raise UserError(f"A list of word pieces cannot be a vocabulary for {model_type}. Give a folder.")
         return WordPieceEncoder(source, lower_case, layout)
     source, wanted = Path(source), " and ".join(FILES[model_type])
     if not source.exists():
-        raise UserError(f"There is no vocabulary at {source}: give a folder that holds {wanted}.")
+        raise UserError(f"There is no vocabulary at {source}. Give a folder that holds {wanted}.")
     if model_type in ("xlm", "xlnet") or _has_added_tokens(source):
         return LibraryEncoder(model_type, source, lower_case, layout)
     if model_type == "roberta":
         if not source.is_dir():
-            raise UserError(f"{source} is one file: give the folder that holds {wanted}.")
+            raise UserError(f"{source} is one file. Give the folder that holds {wanted}.")
         return ByteLevelEncoder(source, layout)
     file = source / "vocab.txt" if source.is_dir() else source
     pieces = read_text(file).removesuffix("\n").split("\n")
     if pieces == [""]:
-        raise UserError(f"{file} is empty: it should hold one word piece a line.")
+        raise UserError(f"{file} is empty. Give a file with one word piece per line.")
     return WordPieceEncoder(pieces, lower_case, layout)
 
 
@@ -54,7 +54,7 @@ def _has_added_tokens(source: Path) -> bool:
     except FileNotFoundError:
         return False
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read ({error}): correct or remove it.") from error
+        raise UserError(f"{file} cannot be read ({error}). Correct or remove it.") from error
 
 
 class LibraryEncoder(TextEncoder):
@@ -72,7 +72,9 @@ class LibraryEncoder(TextEncoder):
             self._tokenizer = tokenizer_class.from_pretrained(str(source.resolve()), do_lower_case=lower_case)
         except Exception as error:  # whatever a damaged file makes json, sentencepiece or the class raise
             reason = " ".join(str(error).split())
-            raise UserError(f"{source} holds no readable {model_type} vocabulary: {reason}.") from error
+            raise UserError(
+                f"{source} has no readable {model_type} vocabulary ({reason}). Give a folder that has one."
+            ) from error
         tokens = (self._tokenizer.cls_token, self._tokenizer.sep_token, self._tokenizer.pad_token)
         self.cls_id, self.sep_id, self.pad_id = self._tokenizer.convert_tokens_to_ids(tokens)
         self.vocab_size = len(self._tokenizer)

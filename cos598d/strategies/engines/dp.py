@@ -38,8 +38,8 @@ class DP(Replicated):
         """Raise UsageError for more ranks than one."""
         if world_size > 1:
             raise UsageError(
-                f"--sync dp is one process with all of its GPUs, and {world_size} ranks were asked for: "
-                "give --world_size 1, or choose --sync ddp."
+                f"--sync dp uses one process with all of its GPUs, not {world_size} ranks. "
+                "Give --world_size 1, or choose --sync ddp."
             )
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:

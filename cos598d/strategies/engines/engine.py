@@ -38,8 +38,8 @@ class Engine(Strategy):
         """Raise UsageError for a run, with this RunConfig, that this engine cannot make, before the ranks meet."""
         if config.precision not in cls.precisions:
             raise UsageError(
-                f"--precision {config.precision} with --sync {config.sync}: "
-                f"choose {' or '.join(cls.precisions)}, or another --sync."
+                f"--precision {config.precision} does not work with --sync {config.sync}. Choose "
+                f"{' or '.join(cls.precisions)}, or another --sync."
             )
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
@@ -52,7 +52,7 @@ class Engine(Strategy):
         except ImportError as error:  # such as one that was built beside another torch
             reason = printable(first_line(error)).rstrip(".")
             raise UserError(
-                f"{type(self).__name__} is installed, and cannot be imported ({reason}): run make engines."
+                f"{type(self).__name__} is installed but cannot be imported ({reason}). Run `make engines`."
             ) from error
 
         def forward(**inputs: torch.Tensor) -> tuple:
@@ -151,9 +151,9 @@ def need(package: str, title: str, least: str, sync: str) -> None:
     try:
         found = version(package)
     except PackageNotFoundError:
-        raise UsageError(f"--sync {sync} needs {title}, which is not installed: run make engines.") from None
+        raise UsageError(f"--sync {sync} needs {title}, which is not installed. Run `make engines`.") from None
     if _numbers(found) < _numbers(least):
-        raise UsageError(f"--sync {sync} needs {title} {least} or newer, and {found} is installed: run make engines.")
+        raise UsageError(f"--sync {sync} needs {title} {least} or newer, and {found} is installed. Run `make engines`.")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ class Fabric(TorchFSDP):
         super(TorchFSDP, cls).check_config(config, world_size)
         need("lightning", "Lightning Fabric", "2.5", config.sync)
         if config.reshard != DEFAULTS.reshard and config.fabric_strategy == "ddp":
-            raise UsageError("--reshard means nothing to --fabric_strategy ddp: leave it out, or choose fsdp2.")
+            raise UsageError("--reshard has no effect with --fabric_strategy ddp. Leave it out, or choose fsdp2.")
 
     @property
     def replicas_equal(self) -> bool:

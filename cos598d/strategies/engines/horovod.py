@@ -59,9 +59,9 @@ class Horovod(Engine):
         super().check_config(config, world_size)
         need("horovod", "Horovod", "0.28", config.sync)
         if config.compress not in (None, "fp16"):
-            raise UsageError(f"--compress {config.compress} with --sync horovod: Horovod knows fp16; choose that.")
+            raise UsageError(f"--compress {config.compress} does not work with --sync horovod. Choose fp16.")
         if torch.cuda.is_available() and not config.no_cuda:
-            raise UsageError("--sync horovod is built here without CUDA: add --no_cuda, or choose another --sync.")
+            raise UsageError("Horovod is built without CUDA here. Add --no_cuda, or choose another --sync.")
 
     def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         import horovod.torch as hvd
@@ -96,7 +96,7 @@ class Horovod(Engine):
             return held and {name: size for name, size in held.items() if name != "buckets"}
 
         found = replicated_memory(job, Buffers())
-        unsaid = "Horovod's thread keeps its buffer of up to 128 MiB to itself"
+        unsaid = "Horovod's own buffer of up to 128 MiB is not counted"
         return MemoryEstimate(seen(found.between_steps), seen(found.peak), unsaid)
 
     def step(self) -> bool:
@@ -117,8 +117,8 @@ def _check_names(comm: Communicator) -> None:
     for rank, (_, address) in enumerate(found):
         if not address or is_loopback(address):
             raise UserError(
-                f"--sync horovod meets where hosts' names lead, and the name of rank {rank}'s host stands there for "
-                f"{address or 'no address'}: give it the host's own address in /etc/hosts, or choose another --sync."
+                f"--sync horovod connects to hosts by name, and the name of rank {rank}'s host resolves to "
+                f"{address or 'no address'}. Give it the host's own address in /etc/hosts, or choose another --sync."
             )
 
 

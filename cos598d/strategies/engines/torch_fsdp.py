@@ -181,7 +181,7 @@ class TorchFSDP(Engine):
         """This rank's rows of every parameter, frozen ones too."""
         found = []
         for name, parameter in self._module.named_parameters():
-            rows = -(-len(parameter) // self.comm.world_size)  # of each rank, but for the last ones
+            rows = -(-len(parameter) // self.comm.world_size)  # of each rank, except for the last ones
             first = min(self.comm.rank * rows, len(parameter))
             begin = first * (parameter.numel() // max(1, len(parameter)))
             found.append(Stepped(name, tuple(parameter.shape), begin, parameter))
@@ -265,14 +265,14 @@ def check_parameters(model: nn.Module, sync: str) -> None:
     dtypes = {dtype_name(p.dtype) for p in model.parameters()}
     if len(dtypes) > 1:
         raise UserError(
-            f"--sync {sync} needs parameters of one dtype, and this model has {' and '.join(sorted(dtypes))}: "
-            "choose another --sync."
+            f"--sync {sync} needs parameters of one dtype, and this model has {' and '.join(sorted(dtypes))}. "
+            "Choose another --sync."
         )
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
             raise UserError(
-                f"--sync {sync} cuts parameters along their first dimension, and {name} has none: "
-                "choose another --sync."
+                f"--sync {sync} cuts parameters along their first dimension, and {name} has none. "
+                "Choose another --sync."
             )
 
 

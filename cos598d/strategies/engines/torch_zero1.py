@@ -33,7 +33,7 @@ class TorchZero1(Replicated):
     Cost for S bytes of gradients and weights on n ranks: what `ddp` costs, 2(n-1)/n S, and n broadcasts of S in all.
     gloo's are trees: a rank receives S less its own share, and ranks near a root send on what they receive, up to
     ceil(log2 n) S/n for each root. The textbook's (`zero1`): a reduce-scatter and an all-gather, together 2(n-1)/n S.
-    Memory: S of weights, S of gradients (and S of DDP's buckets, but for --bucket_view), with AdamW about 2 S/n of
+    Memory: S of weights, S of gradients (and S of DDP's buckets, except for --bucket_view), with AdamW about 2 S/n of
     state: as even as whole parameters can be dealt out.
     Choose it where the optimizer's state is what does not fit and torch is all there may be.
 

@@ -103,7 +103,7 @@ class RowGradients(ShardedGradients):
             table.scale(factor)
 
     def shards(self) -> list[torch.Tensor]:
-        """As every sharded gradient's, but for tables, of which only some rows are anything."""
+        """As every sharded gradient's, except for tables, of which only some rows are anything."""
         return [self.shard(unit) for unit in self.units if unit not in self.tables and len(self.shard(unit))]
 
     def forget(self) -> None:
@@ -230,8 +230,8 @@ class EmbeddingRows:
             self._comm.all_reduce(self._terms[0][1], self._name)
             if self._comm.rank == 0:
                 warnings.warn(
-                    f"{self._name} is used otherwise than by its embedding's forward, so that any row may have a "
-                    "gradient: all of them travel.",
+                    f"{self._name} is also used outside its embedding's forward, so any row may have a gradient. All "
+                    "rows are sent.",
                     stacklevel=2,
                 )
         if self._is_old:

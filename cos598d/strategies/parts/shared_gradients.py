@@ -121,7 +121,7 @@ class SharedGradients(ShardedGradients):
             rows.scale(factor)
 
     def shards(self) -> list[torch.Tensor]:
-        """As every sharded gradient's, but for those of which only the marked rows are anything."""
+        """As every sharded gradient's, except for those of which only the marked rows are anything."""
         of_rows = {unit for unit in self._rows if unit not in self._reduced}
         return [self.shard(unit) for unit in self.units if unit not in of_rows and len(self.shard(unit))]
 
@@ -232,6 +232,6 @@ def _check_forward_changes_nothing(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise UserError(
-                f"{name} has a max_norm, so that its forward changes weights, which all ranks share under --sync "
-                f"{NAME}: choose --sync zero1."
+                f"{name} has a max_norm, so its forward changes weights, and all ranks share them under --sync "
+                f"{NAME}. Choose --sync zero1."
             )

@@ -75,8 +75,8 @@ class ShardedWeights:
         orders, _ = self._comm.all_gather(order, "order of the layers", purpose=AGREEMENT)
         if len({int(each) for each in orders}) > 1:
             raise UserError(
-                "the ranks did not call the same layers in the same order, and so took weights of one for those of "
-                "another: call them alike on all ranks, or choose --sync zero1."
+                "the ranks did not call the same layers in the same order, so they mixed up weights of different "
+                "layers. Call layers in the same order on all ranks, or choose --sync zero1."
             )
 
     def gather_all(self) -> None:

@@ -26,7 +26,7 @@ def get_codec(word: str) -> tuple[type[Codec], float]:
     """
     name, _, number = word.partition(":")
     if name not in CODECS:
-        raise UsageError(f"--compress {word}: no such codec; the known ones are {', '.join(CODECS)}.")
+        raise UsageError(f"--compress {word}: unknown compression. Choose from {', '.join(CODECS)}.")
     module, class_name = CODECS[name].split(":")
     codec = getattr(importlib.import_module(module), class_name)
     if not number:
@@ -36,9 +36,9 @@ def get_codec(word: str) -> tuple[type[Codec], float]:
     except ValueError:
         value = float("nan")
     if codec.number_words is None:
-        raise UsageError(f"--compress {word}: {name} takes no number.")
+        raise UsageError(f"--compress {word}: {name} takes no number. Leave the number out.")
     if not codec.takes(value):
-        raise UsageError(f"--compress {word}: {name} takes {codec.number_words}.")
+        raise UsageError(f"--compress {word}: the number of {name} is not valid. Give {codec.number_words}.")
     return codec, value
 
 

@@ -112,8 +112,8 @@ class Segments:
             if now > deadline:
                 names = ranks_in_words(late)
                 raise UserError(
-                    f"{names} did not {stage} {self._names[i]} within {self._timeout:g} s: "
-                    f"see what it is doing, or give a longer --timeout."
+                    f"{names} did not {stage} {self._names[i]} within {self._timeout:g} s. "
+                    f"See what it is doing, or give a longer --timeout."
                 )
             time.sleep(pause)
             pause = min(1.3 * pause, LONGEST_PAUSE_SECONDS)
@@ -134,8 +134,8 @@ def check_on_host(model: nn.Module, name: str) -> None:
     for parameter, p in model.named_parameters():
         if p.device.type != "cpu":
             raise UserError(
-                f"--sync {name} is for tensors in the host's memory, and {parameter} is on {p.device}: "
-                f"choose --sync ddp, or --no_cuda."
+                f"--sync {name} needs tensors in the host's memory, and {parameter} is on {p.device}. "
+                f"Choose --sync ddp, or --no_cuda."
             )
 
 
@@ -145,8 +145,8 @@ def find_one_host(comm: Communicator, name: str, instead: str) -> list[list[int]
     groups = hosts.host_groups(comm)
     if len(groups) > 1:
         raise UserError(
-            f"--sync {name} is for ranks of one host, and rank {groups[1][0]} is on another than "
-            f"rank 0: choose --sync {instead}."
+            f"--sync {name} needs all ranks on one host, and rank {groups[1][0]} is on another host than rank 0. "
+            f"Choose --sync {instead}."
         )
     return groups
 
@@ -169,11 +169,11 @@ def _open_shared(comm: Communicator, members: list[int], size: int) -> int | Non
             _claim(file, size)
             place = [os.getpid(), file]
         except AttributeError:
-            problem = "this system has no memfd_create, which is Linux's: choose --sync bucketed"
+            problem = "this system has no memfd_create, which only Linux has. Choose --sync bucketed"
         except OSError as error:
             problem = (
-                f"the ranks of its host cannot share {size / 2**20:.0f} MiB of memory ({error.strerror}): "
-                f"free memory, or choose --sync bucketed"
+                f"the ranks of its host cannot share {size / 2**20:.0f} MiB of memory ({error.strerror}). "
+                f"Free memory, or choose --sync bucketed"
             )
     place = comm.exchange(place)[members[0]]
     if file is None and place:
@@ -181,8 +181,8 @@ def _open_shared(comm: Communicator, members: list[int], size: int) -> int | Non
             file = os.open(f"/proc/{place[0]}/fd/{place[1]}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             problem = (
-                f"the memory of rank {members[0]} cannot be opened ({error.strerror}): "
-                f"start all ranks as one user in one container, or choose --sync bucketed"
+                f"the memory of rank {members[0]} cannot be opened ({error.strerror}). "
+                f"Start all ranks as one user in one container, or choose --sync bucketed"
             )
     for rank, other in enumerate(comm.exchange(problem)):
         if other:

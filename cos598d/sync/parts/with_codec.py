@@ -35,8 +35,8 @@ class WithCodec(GradientSync):
         odd = next((name for name, p in self.parameters if p.is_complex()), None) if self.options.compress else None
         if odd is not None:
             raise UserError(
-                f"{odd} has complex numbers, which --compress {self.options.compress} has no form for. "
-                "Leave compress out for this model."
+                f"{odd} has complex numbers, which --compress {self.options.compress} cannot compress. Leave "
+                "compress out for this model."
             )
         self.codec = make_codec(self.options.compress, self.comm, self.sum_up, self.codec_ranks())
         return module

@@ -31,7 +31,7 @@ from cos598d.tools.audit.sketch import SIZE
 FORMAT = "cos598d audit 2"
 BOOKS, BOOK = "books", "rank{rank}.json"
 RUNNING, ENDED = "running", "ended"
-REMEDY = "audit the script again"
+REMEDY = "Audit the script again"
 MOST_BYTES = 256 << 20
 
 Book = dict[str, Any]
@@ -176,8 +176,8 @@ def read_book(path: Path, rank: int) -> Book:
     """The book of `rank` in a file. Raises UserError for one that is damaged, forged or another rank's; OSError as
     `open`."""
     if path.stat().st_size > MOST_BYTES:
-        raise UserError(f"{path} has more than {MOST_BYTES >> 20} MB: it is no book of an audit, {REMEDY}.")
+        raise UserError(f"{path} has more than {MOST_BYTES >> 20} MB, so it is no result of an audit. {REMEDY}.")
     book = read(path, BOOK_KIND, REMEDY, MOST_BYTES)
     if book["rank"] != rank or rank >= book["world_size"]:
-        raise UserError(f"{path} is the book of rank {book['rank']} of {book['world_size']}: it is damaged, {REMEDY}.")
+        raise UserError(f"{path} is damaged: it is for rank {book['rank']} of {book['world_size']}. {REMEDY}.")
     return book

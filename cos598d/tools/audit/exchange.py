@@ -76,7 +76,7 @@ class Counter:
         said = self.ask(f"book/{rank}")
         if said is None:
             return None
-        wrong = UserError(f"the book of rank {rank} did not come whole through the store: audit the script again.")
+        wrong = UserError(f"the results of rank {rank} did not arrive complete. Audit the script again.")
         try:
             about = parse_json(said.decode())
         except ValueError:
@@ -149,5 +149,5 @@ def read_books(folder: Path) -> tuple[list[Book], list[str]]:
     if not books:
         if remarks:
             raise UserError(remarks[0])
-        raise UserError(f"{folder} has no book of a rank: give the folder of an audit, or a script.")
+        raise UserError(f"{folder} has no results of a rank. Give the folder of an audit, or a script.")
     return books, remarks

@@ -44,7 +44,7 @@ def write_record(folder: Path, books: Sequence[Book]) -> str:
     try:
         write_together(files)
     except OSError as error:
-        raise UserError(f"{error.filename or folder} cannot be written ({error.strerror}): make room there.") from None
+        raise UserError(f"{error.filename or folder} cannot be written ({error.strerror}). Make room there.") from None
     return ""
 
 

@@ -19,17 +19,17 @@ _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
 def load(path: str) -> CodeType:
     """The code of a script. Raises UsageError where there is none, or none of Python."""
     if not os.path.exists(path):
-        raise UsageError(f"{path} does not exist: give the script to audit, or the folder of an audit.")
+        raise UsageError(f"{path} does not exist. Give the script to audit, or the folder of an audit.")
     if not os.path.isfile(path):
-        raise UsageError(f"{path} is no file: give the script to audit.")
+        raise UsageError(f"{path} is not a file. Give the script to audit.")
     try:
         return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}): give the script to audit.") from None
+        raise UsageError(f"{path} cannot be read ({error.strerror}). Give the script to audit.") from None
     except (SyntaxError, ValueError) as error:
         line = f" at line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         said = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise UsageError(f"{path} is no Python ({printable(said, 100)}{line}): give a script in Python.") from None
+        raise UsageError(f"{path} is not Python ({printable(said, 100)}{line}). Give a script in Python.") from None
 
 
 def run(code: CodeType, path: str, words: Sequence[str]) -> tuple[int, str]:

@@ -68,7 +68,7 @@ def _port(asked: int | None) -> int:
         try:
             probe.bind((DEFAULT_IP, asked or 0))
         except OSError as error:
-            raise UsageError(f"--master_port {asked} cannot be used ({error.strerror}): give another.") from None
+            raise UsageError(f"--master_port {asked} cannot be used ({error.strerror}). Give another.") from None
         return probe.getsockname()[1]
 
 

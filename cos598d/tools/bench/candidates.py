@@ -57,19 +57,17 @@ def read_candidate(word: str) -> tuple[str, dict[str, Any]]:
         option, _, value = parts.pop().partition("=")
         if option in SWITCHES:
             if value:
-                raise UsageError(f"--sync {word}: {option} takes no value, write {':'.join([*parts, option])}.")
+                raise UsageError(f"--sync {word}: {option} takes no value. Write {':'.join([*parts, option])}.")
             values[option] = True
             continue
         if option not in SYNC_FIELDS:
-            raise UsageError(
-                f"--sync {word}: there is no option {option!r}; the known ones are {', '.join(SYNC_FIELDS)}."
-            )
+            raise UsageError(f"--sync {word}: unknown option {option!r}. Choose from {', '.join(SYNC_FIELDS)}.")
         values[option] = _value(word, option, value)
     name = ":".join(parts)
     before, _, codec = name.rpartition("+")
     if before and codec.partition(":")[0].isidentifier():  # else the "+" belongs to a file's path
         if "compress" in values:
-            raise UsageError(f"--sync {word} names two codecs: give one.")
+            raise UsageError(f"--sync {word} has two compressions. Give one.")
         name, values["compress"] = before, codec
     return name, values
 
@@ -78,7 +76,7 @@ def parse_candidates(words: str | None, backend: str = "gloo") -> list[Candidate
     """The candidates that `words`, separated by commas, name; each once. None: every registered sync."""
     named = list(SYNCS) if words is None else [word.strip() for word in words.split(",") if word.strip()]
     if not named:
-        raise UsageError(f"--sync {words!r} names no sync: give one or more, separated by commas.")
+        raise UsageError(f"--sync {words!r} names no sync. Give one or more, separated by commas.")
     return [parse_candidate(word, backend) for word in dict.fromkeys(named)]
 
 
@@ -104,4 +102,4 @@ def _value(word: str, option: str, text: str) -> float | int | str:
         return type(default)(text)
     except ValueError:
         kind = "whole number" if isinstance(default, int) else "number"
-        raise UsageError(f"--sync {word}: {option} needs a {kind}, not {text!r}.") from None
+        raise UsageError(f"--sync {word}: {option} {text!r} is not valid. Give a {kind}.") from None

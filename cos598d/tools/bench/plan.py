@@ -20,7 +20,7 @@ class BenchPlan:
 
     sync: str | None = flag(
         None,
-        "candidates, separated by commas: NAME, FILE.py:Class, NAME+CODEC, NAME:bucket_mb=5, ddp:bucket_view, "
+        "syncs, separated by commas: NAME, FILE.py:Class, NAME+CODEC, NAME:bucket_mb=5, ddp:bucket_view, "
         "ddp+fp16 (default: every registered sync); none and ddp always run too",
         group=WHAT,
     )
@@ -30,7 +30,7 @@ class BenchPlan:
         group=WHAT,
         choices=("bucket_mb", "message_size"),
     )
-    alone: bool = flag(False, "these candidates alone, without none and ddp", group=WHAT)
+    alone: bool = flag(False, "only these syncs, without none and ddp", group=WHAT)
     step: bool = flag(False, "an iteration includes clipping and AdamW (with learning rate 0)", group=WHAT)
     model: str = flag(
         "minilm",
@@ -39,18 +39,18 @@ class BenchPlan:
         metavar="MODEL",
         is_local=True,
     )
-    batch: int = flag(4, "examples on each rank in an iteration", group=WHAT, least=1)
+    batch: int = flag(4, "examples per rank and iteration", group=WHAT, least=1)
     precision: str = flag(
         "fp32",
-        "one of {choices}: every candidate's forward and backward, the floor's too, as `train --precision` has them",
+        "one of {choices}: precision of forward and backward, as in `train --precision`",
         group=WHAT,
         choices=("fp32", "bf16"),  # fp16's loss scale is no work of the bench's
     )
     tokens: int = flag(64, "tokens of every example: cut or padded to it", group=WHAT, least=8)
-    rounds: int = flag(10, "rounds, each with every candidate once", group=HOW, least=1)
+    rounds: int = flag(10, "rounds, each with every sync once", group=HOW, least=1)
     attach: str = flag(
         "auto",
-        "one of {choices}: candidates stay attached, or each for its turn, as memory allows",
+        "one of {choices}: keep all syncs attached, or attach each for its turn",
         group=HOW,
         choices=("auto", "once", "turns"),
     )
@@ -58,7 +58,7 @@ class BenchPlan:
     seed: int = flag(42, "for new weights and the order within rounds", group=HOW, least=0)
     trace: str | None = flag(
         None,
-        "then one iteration of each candidate under torch's profiler: traces of every rank go there",
+        "afterwards, profile one iteration of each sync and write the traces to FOLDER",
         group=HOW,
         metavar="FOLDER",
         is_local=True,
@@ -73,13 +73,15 @@ class BenchPlan:
         """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
         check_flags(self)
         if self.sweep and (self.sync or self.alone):
-            raise UsageError(f"--sweep {self.sweep} chooses its candidates itself: leave --sync and --alone out.")
+            raise UsageError(f"--sweep {self.sweep} chooses what it measures. Leave --sync and --alone out.")
         if self.sweep and world_size < 2:
-            raise UsageError(f"--sweep {self.sweep} measures what travels: give --world_size 2 or more.")
+            raise UsageError(f"--sweep {self.sweep} measures communication. Give --world_size 2 or more.")
         if self.trace and self.sweep:
-            raise UsageError(f"--trace is of candidates: leave --sweep {self.sweep} out, or --trace.")
+            raise UsageError(f"--trace is for syncs. Leave --sweep {self.sweep} out, or --trace.")
         if not self.largest_mb >= 2**-10:
-            raise UsageError(f"--largest_mb {self.largest_mb:g}: give at least {2**-10:g} MiB, the smallest message.")
+            raise UsageError(
+                f"--largest_mb {self.largest_mb:g} is not valid. Give at least {2**-10:g} MiB, the smallest message."
+            )
         RunConfig(backend=self.backend, no_cuda=self.no_cuda, threads=self.threads).check(world_size)
         self.candidates()
 
@@ -91,8 +93,8 @@ class BenchPlan:
         for candidate in found:
             if candidate.name in STRATEGIES and not self.step:
                 raise UsageError(
-                    f"--sync {candidate.label} makes the optimizer's step by itself: add --step, so that every "
-                    "candidate's step is measured."
+                    f"--sync {candidate.label} takes the optimizer's step itself. Add --step, so that every sync's "
+                    "step is measured."
                 )
         return found if self.alone else references(found, self.step)
 

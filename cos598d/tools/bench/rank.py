@@ -46,7 +46,7 @@ def _find_model(plan: BenchPlan) -> ModelSource:
         source = find_model(plan.model)
     if source.longest_sequence and plan.tokens > source.longest_sequence:
         raise UsageError(
-            f"--tokens {plan.tokens} is more than this model's positions: give at most {source.longest_sequence}."
+            f"--tokens {plan.tokens} is more than this model's positions. Give at most {source.longest_sequence}."
         )
     return source
 

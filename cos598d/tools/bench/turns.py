@@ -83,7 +83,7 @@ class Turn:
         self._model.zero_grad(set_to_none=True)
         expected = Replicated(self._sync, comm=self._comm).expected_memory(self._job)
         if self._is_sparse:
-            expected = MemoryEstimate(unsaid="how many rows a sparse gradient has only a batch tells")
+            expected = MemoryEstimate(unsaid="the rows of a sparse gradient depend on the batch's words")
         return {"between_steps": self._memory(), "peak": peak.held, **expected.as_record()}
 
     def _memory(self) -> dict[str, int]:

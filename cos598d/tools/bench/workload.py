@@ -104,7 +104,7 @@ class Stepper:
         self._max_grad_norm = config.max_grad_norm
         self._parameters = list(model.parameters())
         self._optimizer = make_optimizer(model.named_parameters(), config)
-        # torch's fused AdamW takes no sparse gradients, and it moves all rows, by momentum: zeros, but for some rows.
+        # torch's fused AdamW takes no sparse gradients, and it moves all rows, by momentum: mostly zeros.
         self._dense: dict[nn.Parameter, torch.Tensor] = {}
 
     def clip(self, replica: nn.Module) -> None:

@@ -16,11 +16,15 @@ from cos598d.tools.check.diagnosis import Symptom
 from cos598d.tools.check.evidence import BadEvidence, Evidence
 from cos598d.tools.check.notes import Unlike, read_trace, unlike
 from cos598d.tools.check.spawn import DIED, LATE, RAISED, RETURNED, RankEnd, StackFrame
-from cos598d.world.exit import LOST_RANK
 
 PASSED, FAILED, DID_NOT_END, CRASHED = "passed", "failed", "did not end", "crashed"
 # What a rank says when it ends only because another one did.
-CONSEQUENCES = (LOST_RANK.split("{")[0], "stopped because rank", "no word from rank", "is gone.")
+CONSEQUENCES = (
+    "lost connection to ",
+    "stopped because rank",
+    "no answer from rank",
+    "the program that started this worker has ended",
+)
 LAST_LINES = 3
 # Where Python, packages and this program are: lines of their files may be shown.
 INSTALLED = (

@@ -87,7 +87,7 @@ def start_switch(network: Network, stays: bool) -> subprocess.Popen | None:
     assert switch.stdout is not None  # a pipe, as asked for above
     with switch.stdout as output:
         if output.readline().strip() != READY:
-            raise UserError("the switch that delays packets did not start; the reason stands above.")
+            raise UserError("the switch that delays packets did not start. See its error above.")
     return switch
 
 

@@ -78,12 +78,12 @@ class Network:
         name = self.cluster.name
         if read_mark(space).get("name") == name:
             return UserError(
-                f"a cluster named {name} is up already: "
-                f"end it with `cos598d cluster down --name {name}`, or choose another --name."
+                f"a cluster named {name} is up already. "
+                f"End it with `cos598d cluster down --name {name}`, or choose another --name."
             )
         return UserError(
-            f"there is a network namespace {space} that no cluster of ours made: "
-            f"choose another --name, or remove it with `ip netns delete {space}` if nobody needs it."
+            f"there is a network namespace {space} that no cluster of ours made. "
+            f"Choose another --name, or remove it with `ip netns delete {space}` if nobody needs it."
         )
 
     def _add_host(self, host: int) -> None:
@@ -108,7 +108,7 @@ class Network:
         self.set_rate(host, cluster.rate)
 
     def set_rate(self, host: int, rate: float | None) -> None:
-        """Limit both directions of a host's link to `rate` bits a second, or to nothing."""
+        """Limit both directions of a host's link to `rate` bits per second, or to nothing."""
         for space, interface in self._ends(host):
             here = ("-n", space, "qdisc", "replace", "dev", interface)
             kinds = [row["kind"] for row in self._disciplines(space, interface) if row.get("root")]
@@ -185,7 +185,7 @@ class Network:
 
 
 def _bucket(rate: float) -> list[str]:
-    """tc's words for a token bucket of `rate` bits a second."""
+    """tc's words for a token bucket of `rate` bits per second."""
     queue = max(LEAST_QUEUE_BYTES, int(rate / 8 * QUEUE_SECONDS))
     return ["rate", f"{rate:.0f}bit", "burst", str(BURST_BYTES), "limit", str(queue)]
 
@@ -199,14 +199,14 @@ def load(name: str) -> Cluster:
     check_rights()
     switch = Cluster(name=name).switch
     if switch not in namespaces():
-        raise UserError(f"no cluster named {name} is up: make one with `cos598d cluster up --name {name}`.")
+        raise UserError(f"no cluster named {name} is up. Make one with `cos598d cluster up --name {name}`.")
     mark = read_mark(switch)
     try:
         mark.pop("made")
         return Cluster(**mark)
     except (KeyError, TypeError, UsageError):
         raise UserError(
-            f"there is a network namespace {switch} that no cluster of ours made: give the --name of one that is up."
+            f"there is a network namespace {switch} that no cluster of ours made. Give the --name of one that is up."
         ) from None
 
 
@@ -269,17 +269,20 @@ def check_rights() -> None:
     """Raise UserError where no cluster can be made: not Linux, no `ip` and `tc`, not root."""
     if not sys.platform.startswith("linux"):
         raise UserError(
-            "an emulated cluster needs Linux's network namespaces: use Linux, or a virtual machine with it."
+            "an emulated cluster needs Linux's network namespaces. Use Linux, or a virtual machine with it."
         )
     for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("setpriv", "util-linux"), ("unshare", "util-linux")):
         if not shutil.which(tool):
-            raise UserError(f"an emulated cluster needs the command {tool}: install {package}.")
+            raise UserError(f"an emulated cluster needs the command {tool}. Install {package}.")
     if os.geteuid() != 0:
-        raise UserError("an emulated cluster needs root's rights to make network namespaces: run this with sudo.")
+        raise UserError("an emulated cluster needs root's rights to make network namespaces. Run this with sudo.")
 
 
 def _output(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"`{' '.join(words)}` failed: {printable(' '.join(done.stderr.split())) or 'no reason given'}.")
+        raise UserError(
+            f"`{' '.join(words)}` failed: {printable(' '.join(done.stderr.split())) or 'no reason given'}. Fix what "
+            "it names, then try again."
+        )
     return done.stdout

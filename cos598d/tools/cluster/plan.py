@@ -12,7 +12,7 @@ MOST_HOSTS = 64
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts 1 to `hosts`, each joined to one switch by a link of `rate` bits a second in each direction (None: no
+    """Hosts 1 to `hosts`, each joined to one switch by a link of `rate` bits per second in each direction (None: no
     limit). A packet from host to host takes `delay` seconds more than the links' rate makes it take.
     """
 
@@ -24,9 +24,11 @@ class Cluster:
 
     def __post_init__(self):
         if not 1 <= self.hosts <= MOST_HOSTS:
-            raise UsageError(f"--hosts {self.hosts}: give a number of hosts from 1 to {MOST_HOSTS}.")
+            raise UsageError(f"--hosts {self.hosts} is not valid. Give a number of hosts from 1 to {MOST_HOSTS}.")
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.]{0,23}", self.name):
-            raise UsageError(f"--name {self.name!r}: give a letter, then at most 23 letters, digits, '_' or '.'.")
+            raise UsageError(
+                f"--name {self.name!r} is not valid. Give a letter, then at most 23 letters, digits, '_' or '.'."
+            )
 
     @property
     def switch(self) -> str:
@@ -49,7 +51,7 @@ class Cluster:
     def check_host(self, host: int) -> None:
         """Raise UsageError if there is no such host."""
         if host not in self.numbers:
-            raise UsageError(f"host {host} is not in this cluster: give a host from 1 to {self.hosts}.")
+            raise UsageError(f"host {host} is not in this cluster. Give a host from 1 to {self.hosts}.")
 
 
 def address(host: int) -> str:

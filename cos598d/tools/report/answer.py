@@ -59,7 +59,7 @@ def _together(runs: Sequence[Run]) -> list[Run]:
 def _of_runs(runs: Sequence[Run], group: Sequence[Run]) -> list[str]:
     """Who is the fastest of the group; who else was run; what is exposed; and how far losses are apart."""
     if not group:
-        return ["No run counted an iteration, so the records say nothing of speed.", *_losses(runs, runs[0])]
+        return ["No run completed an iteration, so there is no speed to report.", *_losses(runs, runs[0])]
     ranked = ranked_runs(group)
     found = [_who(ranked), _others(runs, group), _faster_alone(runs, ranked[0]), _exposed(ranked, group)]
     return [*filter(None, found), *_losses(runs, ranked[0])]
@@ -69,7 +69,7 @@ def _who(ranked: Sequence[Run]) -> str:
     """The fastest of the runs that were not disturbed, if their spread shows one."""
     quiet = [run for run in ranked if not is_disturbed(run.summary)]
     if not quiet and len(ranked) > 1:
-        return "Which run is the fastest is not known, for the machine was busy during all of them."
+        return "The fastest run is unknown: the machine was busy during all runs."
     first = ranked[0]
     near = [run for run in quiet if run is first or not are_apart(run.summary, first.summary)]
     if len(quiet) <= 1:
@@ -78,19 +78,21 @@ def _who(ranked: Sequence[Run]) -> str:
         words = f"{first.name} is the fastest of {len(quiet)} with {_seconds(first)}"
     else:
         ends = dict.fromkeys([plain(near[0].seconds["mean"]), plain(near[-1].seconds["mean"])])
-        words = f"{names_of([run.name for run in near], 'run')} take {' to '.join(ends)} s an iteration {_ranks(first)}"
+        words = (
+            f"{names_of([run.name for run in near], 'run')} take {' to '.join(ends)} s per iteration {_ranks(first)}"
+        )
         words += f"{', and the differences are within the spread' if len(ends) > 1 else ''}: "
-        words += "none of them is shown to be the fastest"
+        words += "none is clearly the fastest"
     if len(near) < len(quiet):
         last = [run for run in quiet if run not in near][-1]
         ratio = plain(last.seconds["mean"] / first.seconds["mean"])
         which = ", the slowest," if last is quiet[-1] else ""
         words += f"; {last.name}{which} takes {ratio} times the seconds of {first.name}"
         if all(len(members(run.summary)) == 1 for run in ranked):
-            words += "; each is one run, and the next may differ by more than the iterations of one do"
+            words += "; each was run once, and a repeat may differ more"
     disturbed = [run.name for run in ranked if run not in quiet]
     if quiet and disturbed:
-        words += f"; not compared, for the machine was busy: {names_of(disturbed, 'run')}"
+        words += f"; not compared, because the machine was busy: {names_of(disturbed, 'run')}"
     return f"{words}."
 
 
@@ -106,10 +108,10 @@ def _others(runs: Sequence[Run], group: Sequence[Run]) -> str:
         if {run.name for run in other} != {run.name for run in group} and len(quiet) > 1:
             near = [run.name for run in quiet[1:] if not are_apart(run.summary, quiet[0].summary)]
             words = f"{quiet[0].name} has the fewest seconds of {len(quiet)}"
-            found.append(words + (f", and {names_of(near, 'run')} cannot be told from it" if near else ""))
+            found.append(words + (f", and {names_of(near, 'run')} may be as fast" if near else ""))
     names, rest = (names_of(some, "run", MOST_NAMES) for some in ([run.name for run in group], others))
     among = f", among which {'; '.join(found)}" if found else ""
-    return f"These are the seconds of {names}; of other settings are {rest}{among}."
+    return f"This compares {names}; other settings: {rest}{among}."
 
 
 def _faster_alone(runs: Sequence[Run], fastest: Run) -> str:
@@ -117,7 +119,7 @@ def _faster_alone(runs: Sequence[Run], fastest: Run) -> str:
     if fastest.summary["world_size"] == 1 or is_disturbed(fastest.summary):
         return ""
     faster = [
-        f"{base.name} ({seconds(base.seconds['mean'])} an iteration)"
+        f"{base.name} ({seconds(base.seconds['mean'])} per iteration)"
         for base, series in scaling(runs)
         if any(run.name == fastest.name for run in series)
         and base.seconds["mean"] < fastest.seconds["mean"]
@@ -158,7 +160,7 @@ def _losses(runs: Sequence[Run], like: Run) -> list[str]:
     group = next((found for found in of_one_setting(trained) if any(run.name == first for run in found)), [])
     if len(group) > 1:
         names = names_of([run.name for run in group], "run")
-        return [f"In the same iteration the losses of {names} are {losses_apart(group)}."]
+        return [f"In the same iteration, the losses of {names} are {losses_apart(group)}."]
     if not group:
         return []
     losses = group[0].summary["losses"]
@@ -172,7 +174,7 @@ def _seconds(run: Run) -> str:
     interval, count = run.seconds["interval_95"], len(members(run.summary))
     words = f"95 % {plain(interval[0])} to {plain(interval[1])}" if interval else "one iteration counted"
     words += f" over {count} repeats" if count > 1 else ""
-    return f"{seconds(run.seconds['mean'])} an iteration ({words}) {_ranks(run)}"
+    return f"{seconds(run.seconds['mean'])} per iteration ({words}) {_ranks(run)}"
 
 
 def _ranks(run: Run) -> str:
@@ -183,8 +185,8 @@ def _of_benches(benches: Sequence[Bench]) -> list[str]:
     """Who is the fastest in each, what is exposed, and whether the candidates' averages agree."""
     found = [bench for bench in benches if bench.ranked]
     if not found:
-        return ["No bench compared two candidates." if len(benches) > 1 else "The bench compared no candidates."]
-    sentences = [f"{_who_in(bench)}." for bench in found[:MOST_BENCHES]]
+        return ["No bench compared two syncs." if len(benches) > 1 else "The bench compared no syncs."]
+    sentences = [fastest_in(bench) for bench in found[:MOST_BENCHES]]
     shares = [
         f"{percent(max(0.0, one.exposed / one.seconds))} of {one.label}'s seconds in {bench.name}"
         for bench in found[:MOST_BENCHES]
@@ -194,30 +196,35 @@ def _of_benches(benches: Sequence[Bench]) -> list[str]:
     if shares:
         sentences.append(f"By the medians, exposed communication is {listed(shares)}.")
     elif not all(bench.is_disturbed for bench in found):
-        sentences.append(f"Exposed communication is not known, for {FLOOR} was not measured.")
+        sentences.append(f"Exposed communication is unknown, because sync {FLOOR} was not measured.")
     if all(bench.has_norms and all(one.is_same_work for one in bench.candidates) for bench in found):
         sentences.append(f"The norm of every averaged gradient is {DDP}'s to within {percent(NORM_TOLERANCE)}.")
     return sentences
 
 
+def fastest_in(bench: Bench) -> str:
+    """Which sync is the fastest of a bench that compared some, and how that compares with DDP."""
+    return f"{_who_in(bench)}."
+
+
 def _who_in(bench: Bench) -> str:
     first, *others = bench.ranked
     if bench.is_disturbed and others:
-        return f"Which candidate is the fastest in {bench.name} is not known, for the machine was busy"
+        return f"The fastest sync in {bench.name} is unknown: the machine was busy"
     if not others:
-        return f"In {bench.name}, {first.label} takes {seconds(first.seconds)} an iteration"
+        return f"In {bench.name}, {first.label} takes {seconds(first.seconds)} per iteration"
     near = [one for one in others if not _have_gap(one, first)]
     ratio = f"{plain(first.ratio)} times {DDP}'s" if first.ratio is not None else ""
     if ratio and first.interval:
         ratio += f" (95 % {plain(first.interval[0])} to {plain(first.interval[1])})"
     elif ratio:
-        ratio += " (by the median: too few rounds for an interval)"
+        ratio += " (by the median; too few rounds for a confidence interval)"
     if not near:
-        words = f"In {bench.name}, {first.label} is the fastest of {len(others) + 1} candidates with "
-        return f"{words}{seconds(first.seconds)} an iteration{f', {ratio}' if ratio else ''}"
-    names = names_of([first.label, *(one.label for one in near)], "candidate")
-    words = f"In {bench.name}, {names} take {plain(first.seconds)} to {seconds(near[-1].seconds)} an iteration, and "
-    return f"{words}its rounds do not show which of them is the fastest"
+        words = f"In {bench.name}, {first.label} is the fastest of {len(others) + 1} syncs with "
+        return f"{words}{seconds(first.seconds)} per iteration{f', {ratio}' if ratio else ''}"
+    names = names_of([first.label, *(one.label for one in near)], "sync")
+    words = f"In {bench.name}, {names} take {plain(first.seconds)} to {seconds(near[-1].seconds)} per iteration, and "
+    return f"{words}none is clearly the fastest"
 
 
 def _have_gap(one: CandidateSeconds, other: CandidateSeconds) -> bool:

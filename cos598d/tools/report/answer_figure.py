@@ -35,7 +35,7 @@ class Panel(NamedTuple):
 
 
 def ranked_runs(group: Sequence[Run]) -> list[Run]:
-    """From the fastest to the slowest, disturbed ones last; the floor only where there is nothing else."""
+    """From the fastest to the slowest, disturbed ones last; a run without communication only if it is the only one."""
     found = [run for run in group if not is_floor(run.summary)] or list(group)
     return sorted(found, key=lambda run: (is_disturbed(run.summary), run.seconds["mean"]))
 
@@ -50,8 +50,8 @@ def answer_figure(group: Sequence[Run], benches: Sequence[Bench]) -> Figure | No
         return None
     spreads = [word for word, is_there in (("the mean's 95 %", group), ("a bench's quartiles", drawn)) if is_there]
     caption = [
-        f"The black line: {' and '.join(spreads)}. At the right: times the seconds of the fastest, unless the run"
-        " was disturbed, and the megabytes that leave the rank that sends most."
+        f"Black line: {' and '.join(spreads)}. On the right: the time relative to the fastest (not if the machine "
+        "was busy), and the MB that the busiest rank sends."
     ]
     shown = {lane.name for lane in panels[0].bars}
     if absent := [run.name for run in group if run.name not in shown]:
@@ -71,7 +71,7 @@ def _run_panel(group: Sequence[Run], most: int, is_split_at_floor: bool) -> Pane
         parts = [(phase, one.summary["phases"][f"seconds_{phase}"] or 0.0) for phase in PHASES]
         if is_split_at_floor or not any(length for _, length in parts):
             parts = _split_at_floor(mean, floor.seconds["mean"] if floor else None)
-        words = "the floor" if one is floor else f"{plain(mean / fastest.seconds['mean'])} x" if fastest else ""
+        words = "no communication" if one is floor else f"{plain(mean / fastest.seconds['mean'])} x" if fastest else ""
         words = DISTURBED if is_disturbed(one.summary) else words
         sent = max(one.summary["bytes_sent_per_iteration"], default=0)
         bars.append(LabelledBar(name, parts, tuple(interval) if interval else None, words + _sent_words(sent)))
@@ -84,7 +84,7 @@ def _bench_panel(bench: Bench, most: int) -> Panel:
     bars = []
     for label in [*_lanes_of([one.label for one in ranked], most), *([FLOOR] if floor else [])]:
         one = shown[label]
-        words = "the floor" if one is floor or not ranked else f"{plain(one.seconds / ranked[0].seconds)} x"
+        words = "no communication" if one is floor or not ranked else f"{plain(one.seconds / ranked[0].seconds)} x"
         words = DISTURBED if bench.is_disturbed else words
         parts = _split_at_floor(one.seconds, floor.seconds if floor else None)
         bars.append(LabelledBar(label, parts, one.quartiles, words + _sent_words(one.bytes_sent)))
@@ -96,7 +96,7 @@ def _sent_words(sent: float | None) -> str:
 
 
 def _split_at_floor(length: float, floor: float | None) -> list[tuple[str, float]]:
-    """The parts of a bar: what the floor takes, and what is exposed; whole where no floor was measured."""
+    """The parts of a bar: an iteration without communication, and what is exposed; one part if only one is known."""
     if floor is None:
         return [(WHOLE, length)]
     return [(WITHOUT_SYNC, min(length, floor)), (EXPOSED, max(0.0, length - floor))]
@@ -132,8 +132,8 @@ def _figure(panels: Sequence[Panel]) -> str:
             lanes(axes, [shortened(lane.name, 32) for lane in panel.bars], -0.34)
             if panel.title:
                 axes.set_title(shortened(panel.title), loc="left")
-        axes_of[-1].set_xlabel("seconds an iteration")
+        axes_of[-1].set_xlabel("seconds per iteration")
         legend_below(figure, [patch(*ALL_LOOKS[word]) for word in words], words)
 
-    label = f"seconds an iteration of {listed([lane.name for panel in panels for lane in panel.bars])}"
+    label = f"seconds per iteration of {listed([lane.name for panel in panels for lane in panel.bars])}"
     return draw("answer", label, 45 + sum(36 * count + 22 for count in counts), paint)

@@ -7,8 +7,8 @@ from cos598d.tools.report.blocks import Table
 from cos598d.tools.report.load import Run, is_number
 
 NOTE = (
-    "Attempts, UTC. Lost are iterations that a later attempt did again, from the checkpoint that it went on from; what "
-    "the record says of an iteration is what its last attempt did."
+    "Attempts to finish the run, with times in UTC. Lost iterations were repeated by a later attempt, from its "
+    "checkpoint. Each iteration's figures are those of its last attempt."
 )
 
 

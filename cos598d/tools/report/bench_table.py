@@ -3,6 +3,7 @@
 import textwrap
 from typing import Any
 
+from cos598d.errors import WARNING
 from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR, FLOORS, SPARSE_FLOOR
 from cos598d.records.summary import SLOWEST
 from cos598d.terminal.printable import printable
@@ -16,8 +17,7 @@ from cos598d.tools.report.numbers import percent
 # Norms of averaged gradients that differ by more are not those of the same average. Lossy codecs come closer.
 NORM_TOLERANCE = 0.02
 SPARSE_FLOOR_NOTE = (
-    f"{SPARSE_FLOOR}: as {FLOOR}, but of a large embedding backward computes the gradient of the rows that were looked "
-    "up alone."
+    f"{SPARSE_FLOOR}: as {FLOOR}, but backward computes only the used rows of a large embedding's gradient."
 )
 
 
@@ -26,8 +26,8 @@ def legend(record: dict[str, Any]) -> str:
     lines = (
         f"seconds: {seconds_of(record)}; median (quartiles) over the rounds.\n"
         "Ratios: the median of those within each round, and its 95 % interval (order statistics; - below 6 rounds).\n"
-        "exposed: median less that of sync none; its 95 % is of the differences within each round.\n"
-        "MB: 1,000,000 bytes, sent in the last iteration by the rank that sends most, from the ledger."
+        "exposed: the median minus that of sync none; its 95 % is from the differences within each round.\n"
+        "MB: 1,000,000 bytes, sent in the last iteration by the rank that sends most, from the communication log."
     )
     return f"{lines}\n{SPARSE_FLOOR_NOTE}" if has_sparse_floor(record) else lines
 
@@ -44,7 +44,8 @@ def seconds_of(record: dict[str, Any]) -> str:
 
 def bench_table(record: dict[str, Any]) -> str:
     """All that was measured: the candidates, what the sweeps found, and what to be wary of."""
-    parts = [setting_words(record), *filter(None, [disturbance(record)])]
+    warning = disturbance(record)
+    parts = [setting_words(record), *([f"{WARNING}{warning}."] if warning else [])]
     if "message_size" in record:
         found = record["message_size"]
         parts.append(f"{as_text(message_rows(found), numbers=True)}\n{message_fit(found)}")
@@ -54,7 +55,7 @@ def bench_table(record: dict[str, Any]) -> str:
         parts.append(f"{as_text(memory_rows(record), numbers=True)}\n{textwrap.fill(memory_note(record), 118)}")
     if "bucket_mb" in record:
         parts.append(f"{as_text(capacity_rows(record), numbers=True)}\n{best_capacity(record)}")
-    parts += [remark for remark in remarks(record) if remark not in parts]
+    parts += [f"{WARNING}{remark}." for remark in remarks(record) if remark != warning]
     return "\n\n".join(parts)
 
 
@@ -89,8 +90,8 @@ def setting_words(record: dict[str, Any]) -> str:
     how = "all attached at once" if setting["attach"] == "once" else "attached in turns"
     return (
         f"{setting['model']}, gradient of {setting['gradient_bytes'] / 1e6:.1f} MB; {line}\n"
-        f"an iteration: {setting['batch']} x {setting['tokens']} tokens on each rank, {work}; "
-        f"candidates {how}, in another order each round"
+        f"an iteration: {setting['batch']} x {setting['tokens']} tokens on each rank, {work}; syncs {how}, in a "
+        "different order in each round"
     )
 
 
@@ -132,7 +133,7 @@ def memory_rows(record: dict[str, Any]) -> list[list[str]]:
 
 def memory_note(record: dict[str, Any]) -> str:
     """What those rows say, and why a formula is missing."""
-    sentences = [COUNTED_NOTE, "The optimizer's state is there with --step alone."]
+    sentences = [COUNTED_NOTE, "The optimizer's state exists only with --step."]
     return " ".join([*sentences, *(f"{reason}." for reason in unsaid(record["memory"]))])
 
 
@@ -202,8 +203,8 @@ def disturbance(record: dict[str, Any]) -> str:
     if not share:
         return ""
     return (
-        f"the machine was busy: other programs took {percent(share)} of its processors, so no candidate is the fastest "
-        "here. Measure again while nothing else runs"
+        f"the machine was busy: other programs took {percent(share)} of its processors, so none is called the "
+        "fastest. Measure again on an idle machine"
     )
 
 
@@ -214,7 +215,7 @@ def remarks(record: dict[str, Any]) -> list[str]:
     found += [f"bytes are assumed: {ASSUMED_BYTES}"] if record.get("bytes_are_assumed") else []
     unseen = [candidate["label"] for candidate in record.get("candidates", []) if not is_in_ledger(candidate)]
     if unseen:
-        found.append(f"not in the ledger, since a library tells nobody what it sends: the bytes of {', '.join(unseen)}")
+        found.append(f"bytes unknown, because the library does not report its calls: {', '.join(unseen)}")
     found += [printable(line) for line in record.get("remarks", [])]
     odd = other_averages(record)
     return found + ([f"not ddp's average of the same batch, so not the same work: {', '.join(odd)}"] if odd else [])

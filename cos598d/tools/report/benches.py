@@ -21,7 +21,7 @@ from cos598d.tools.report.svg import draw, legend_below, line_style, shortened, 
 
 SWEPT = ("examples on each rank", "rate", "delay")
 # Told apart by their place too, the floor first; hatches would make a browser's PDF large.
-WITHOUT_SYNC, EXPOSED, WHOLE = "without any sync", "exposed communication", "whole, floor not measured"
+WITHOUT_SYNC, EXPOSED, WHOLE = "without any sync", "exposed communication", "total (sync none was not measured)"
 SPLIT_LOOKS = {WITHOUT_SYNC: SKY, EXPOSED: VERMILLION, WHOLE: GREY}
 # Ticks of a ratio: where all are near 1, and where they are not.
 NEAR, FAR = (
@@ -71,6 +71,11 @@ class Bench:
 def load_bench(path: Path, name: str) -> Bench:
     """The bench in a folder or its file. Raises UserError naming the file that cannot be read."""
     file, found = read_record(path)
+    return bench_of(found, name, file)
+
+
+def bench_of(found: dict[str, Any], name: str, file: Path) -> Bench:
+    """The bench of a record that is, or is to be, in `file`. Raises UserError naming it if something is missing."""
     try:
         environment = found["environment"]
         # Before there were others, a bench computed in fp32.
@@ -87,7 +92,7 @@ def load_bench(path: Path, name: str) -> Bench:
             other_averages(found) is not None,
         )
     except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError) as error:
-        raise UserError(f"{file} is damaged ({type(error).__name__} {error}): measure again.") from None
+        raise UserError(f"{file} is damaged ({type(error).__name__} {error}). Measure again.") from None
 
 
 def _candidate(candidate: dict[str, Any], found: dict[str, Any]) -> CandidateSeconds:
@@ -140,9 +145,9 @@ def _side_by_side(benches: Sequence[Bench]) -> list[Block]:
     found: list[Block] = []
     if different:
         rows = [[bench.name, *(words_of(bench.facts[word]) for word in different)] for bench in benches]
-        found.append(Table("The benches, and what they differ in.", [["bench", *different], *rows]))
+        found.append(Table("The benches and their differences.", [["bench", *different], *rows]))
     common = [["setting", "value"], *([word, words_of(fact)] for word, fact in alike.items())]
-    found.append(Table("What they have in common." if different else "The bench's setting.", common))
+    found.append(Table("Settings that all benches share." if different else "The bench's setting.", common))
     found += figures(("ladder", _ladder_figure(benches), _ladder_caption(benches)))
     for bench in benches:
         found += [Table(f"{bench.name}. {note}", rows) for note, rows in bench.tables]
@@ -174,7 +179,7 @@ def _precisions(before: Bench, after: Bench) -> Table:
         if other is not None:
             cells = [plain(other.seconds), plain(one.seconds), plain(one.seconds / other.seconds)]
             rows.append([one.label, *cells, plain_or_none(other.ratio), plain_or_none(one.ratio)])
-    note = f"{listed([before.name, after.name])}, which differ in their precision alone: median seconds in "
+    note = f"{listed([before.name, after.name])}, which differ only in precision: median seconds in "
     note += f"{words[0]} and in {words[1]}, and how many times the first the second are. Each ratio to {DDP} is to "
     return Table(f"{note}{DDP} in the same precision.", rows)
 
@@ -192,12 +197,12 @@ def _ladder_figure(benches: Sequence[Bench]) -> str | None:
         panels = figure.subplots(len(benches), 1, squeeze=False, height_ratios=[count + 1 for count in counts])
         for axes, bench in zip(panels[:, 0], benches, strict=True):
             _paint_bench(axes, bench)
-        panels[-1, 0].set_xlabel("seconds an iteration; times DDP's at the end")
+        panels[-1, 0].set_xlabel("seconds per iteration; times DDP's at the end")
         has_floor = {bench.candidate(FLOOR) is not None for bench in benches}
         words = [word for word in SPLIT_LOOKS if (word != WHOLE) in has_floor]
         legend_below(figure, [Patch(facecolor=SPLIT_LOOKS[word]) for word in words], words)
 
-    label = f"seconds an iteration of every candidate of {listed([bench.name for bench in benches])}"
+    label = f"seconds per iteration of every sync of {listed([bench.name for bench in benches])}"
     return draw("ladder", label, sum(40 + 17 * count for count in counts) + 20, paint)
 
 
@@ -243,7 +248,7 @@ def _sweep_figure(word: str, series: Sequence[Sequence[Bench]], name: str) -> st
             handles += axes.plot(values, ratios, **line_style(place))
         swept_axis(axes, sorted({value for _, values, _ in lines for value in values}))
         axes.set_xlabel(UNITS[word][0])
-        axes.set_title("times DDP's seconds an iteration", loc="left")
+        axes.set_title("times DDP's seconds per iteration", loc="left")
         axes.set_yscale("log", base=2)
         low, high = axes.get_ylim()
         ticks = [tick for tick in (NEAR if high < 4 * low else FAR) if low <= tick <= high]

@@ -57,7 +57,7 @@ class Page:
 def headline_of(cautions: list[str], sentences: list[str], figure: Figure | None, least: int = 1) -> Headline:
     """A headline of MOST_SENTENCES, cautions among them.
 
-    Of the cautions none is left out; of the other sentences the last ones, but for the `least`.
+    Of the cautions none is left out; of the other sentences the last ones, except for the `least`.
     """
     return Headline(cautions, sentences[: max(least, MOST_SENTENCES - len(cautions))], figure)
 

@@ -9,10 +9,9 @@ from cos598d.records.run import Summary
 
 BYTES_FROM = "bytes from"  # the column of every table of bytes
 BYTES_NOTE = (
-    "Bytes from: the ledger, which has an entry for every call, by its formula; or the kernel's counters alone, where "
-    "a library tells nobody what it sends. Counters are of the interface that leads to the other hosts, with packet "
-    "headers. Where all ranks share a host they are of each rank's own sockets, without headers. A count of a whole "
-    "host's loopback, as older records have it, is left out: all programs of the host send there."
+    "Bytes from: the communication log (ledger), which has every call with its formula, or only the kernel's "
+    "counters if a library does not report its calls. The counters are those of the interface to the other hosts, "
+    "with packet headers, or on one host those of each rank's sockets, without headers."
 )
 
 

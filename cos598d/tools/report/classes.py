@@ -1,6 +1,6 @@
 """Classes: how well each is found after the last epoch, which are taken for which, and models that predict only one.
 
-Where every example is taken for one class, the accuracy is that class's share, and no skill.
+Where every example is classified as one class, the accuracy is that class's share, and no skill.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def one_class_remark(runs: Sequence[Summary]) -> str:
         if only:
             found.setdefault(only, []).append(run["run"] + (" (the model that it kept)" if kept else ""))
     return " ".join(
-        f"only one class is predicted by {names_of(names, 'run', MOST_NAMES)}: every example is taken for "
+        f"only one class is predicted by {names_of(names, 'run', MOST_NAMES)}: every example is classified as "
         f"{name}, so the accuracy, {share}, is that class's share of the examples."
         for (name, share), names in found.items()
     )
@@ -91,11 +91,11 @@ def classes_blocks(runs: Sequence[Run]) -> list[Block]:
         head = ["class", "examples", "precision", "recall", "F1"]
         blocks.append(Table(f"{when}: each class by itself.{note}", [head, *rows]))
         name, only = f"classes{number}", only_class(last)
-        caption = f"Every example is taken for {only[0]}." if only else "The scores of each class by itself."
+        caption = f"Every example is classified as {only[0]}." if only else "The scores of each class by itself."
         blocks += figures((name, _figure(when, found, name), [caption]))
         if confusion := last.get("confusion"):
             counted = [[row[0], *(str(n) if n else "" for n in counts)] for row, counts in zip(rows, confusion)]
-            note = f"{when}: examples of the row's class that were taken for the column's."
+            note = f"{when}: examples of the row's class that were classified as the column's."
             blocks.append(Table(note, [["", *(row[0] for row in rows)], *counted]))
     return blocks
 

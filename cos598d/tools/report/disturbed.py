@@ -81,7 +81,7 @@ def disturbance_remark(runs: Sequence[Summary], what: str = "run") -> str:
     names = names_of([member["run"] for member in found], what, MOST_NAMES)
     return (
         f"the machine was busy: other programs took {' to '.join(much)} of its processors during {names}, so these "
-        "seconds are not compared. Run again while nothing else runs."
+        "times are not compared. Run again on an idle machine."
     )
 
 

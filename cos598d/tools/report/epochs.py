@@ -35,7 +35,7 @@ def cut_note(runs: Sequence[Run]) -> str:
     """A sentence on epochs that were cut, with a blank before it; "" where all are whole."""
     if not any(is_cut(epoch, run.summary) for run in runs for epoch in run.summary["epochs"]):
         return ""
-    return " Cut: the training ended within that epoch, so the figures by epoch leave it out."
+    return " Cut: training ended during that epoch, so averages over epochs leave it out."
 
 
 def cut_remark(runs: Sequence[Run]) -> str:
@@ -44,7 +44,8 @@ def cut_remark(runs: Sequence[Run]) -> str:
     if not names:
         return ""
     return (
-        f"no epoch is whole in {names_of(names, 'run')}: what is called an epoch's seconds there is of fewer examples."
+        f"no epoch is complete in {names_of(names, 'run')}: what is called an epoch's seconds there is of fewer "
+        "examples."
     )
 
 

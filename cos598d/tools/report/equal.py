@@ -97,7 +97,7 @@ def _by_name(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _totals(run: Run) -> dict[str, Any]:
-    """All calls of the run by their purpose; where none is told of, means an iteration of those that synchronize."""
+    """All calls of the run by their purpose; where none is told of, means per iteration of those that synchronize."""
     summary = run.summary
     found: dict[str, Any] = {"iterations": summary["iterations"]}
     for purpose, totals in _by_purpose(run).items():
@@ -106,7 +106,7 @@ def _totals(run: Run) -> dict[str, Any]:
             for name, value in totals.items()
         }
     if len(found) == 1:
-        found |= {f"{name} an iteration": summary[f"{name}_per_iteration"] for name in MEANS}
+        found |= {f"{name} per iteration": summary[f"{name}_per_iteration"] for name in MEANS}
     return found
 
 
@@ -126,8 +126,8 @@ def _compared(first: Run, second: Run, part: str) -> str:
     untold = next((run for run in (first, second) if not is_in_ledger(run.summary)), None)
     if untold is not None:
         sync = printable(untold.summary["sync"], 60)
-        return f"all iterations, and of calls and bytes what the ledger knows: not those of {sync}"
-    return f"all iterations, calls and bytes{'' if _by_purpose(first) else ' an iteration'}"
+        return f"all iterations, and calls and bytes in the communication log, which does not have those of {sync}"
+    return f"all iterations, calls and bytes{'' if _by_purpose(first) else ' per iteration'}"
 
 
 def _ground(run: Run) -> dict[str, Any]:
@@ -135,7 +135,12 @@ def _ground(run: Run) -> dict[str, Any]:
     flags = {f"--{name}": value for name, value in run.config.items() if name not in PLACES}
     examples = [row.get("training", {}).get("examples") for row in run.summary["epochs"]]
     versions = run.environment.get("versions")
-    names = {"model": "model", "data": "data", "parameters": "parameters", "total_train_batch_size": "examples a step"}
+    names = {
+        "model": "model",
+        "data": "data",
+        "parameters": "parameters",
+        "total_train_batch_size": "examples per step",
+    }
     return (
         flags
         | {words: run.summary.get(name) for name, words in names.items()}

@@ -9,7 +9,7 @@ from cos598d.terminal.words import listed
 from cos598d.tools.report.numbers import names_of, plain, words_of
 from cos598d.tools.report.references import drifts, has_all_rows
 
-BATCH, STEPS, THREADS = "examples a step", "steps", "threads a rank"
+BATCH, STEPS, THREADS = "examples per step", "steps", "threads per rank"
 # In how many iterations losses are compared, and how far they may be apart there, as a share of the loss.
 COMPARED = 20
 LOSSES_APART = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
@@ -108,7 +108,7 @@ def _other_gradients(runs: Sequence[Summary]) -> list[str]:
             apart = _parting(run, usual)
             if apart:
                 words = f"the losses of {run['run']} part from those of {usual['run']}"
-                found.append(f"{words} (by {plain(apart[1])} in iteration {apart[0]}), so its gradients are others")
+                found.append(f"{words} (by {plain(apart[1])} in iteration {apart[0]}), so its gradients differ")
     return found
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from cos598d.errors import UserError
+from cos598d.errors import WARNING, UserError
 from cos598d.records.conventions import NOT_METRICS, PHASES
 from cos598d.records.run import Summary
 from cos598d.terminal.tables import as_markdown, markdown_text
@@ -58,15 +58,15 @@ def lab_page(folder: Path) -> str:
         "The tables are made from the runs' records. Write below each question.",
         "## The runs",
         as_markdown(_setting_rows(summaries)),
-        *(markdown_text(remark) for remark in remarks if remark),
+        *(markdown_text(f"{WARNING}{remark}") for remark in remarks if remark),
         "> *Your hosts, and how they are joined:*",
         "## Losses",
         as_markdown(losses_rows(summaries)),
         *_questions("losses"),
-        "## Seconds an iteration",
+        "## Seconds per iteration",
         as_markdown(_seconds_rows(runs)),
-        "The first iteration stands apart; the other figures are means over the rest, on rank 0. DDP's calls run "
-        "beside backward, and have no phase of their own.",
+        "The first iteration has its own column. The other figures are means over the rest, on rank 0. DDP's calls "
+        "run during backward and have no phase of their own.",
         *_questions("seconds"),
         "## Bytes",
         as_markdown(traffic_rows(summaries)),
@@ -88,7 +88,7 @@ def lab_page(folder: Path) -> str:
 def find_runs(folder: Path) -> list[tuple[Path, Summary]]:
     """The folders of the four tasks' runs in `folder`, with their summaries, in the tasks' order. Raises UserError."""
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder: give the one that the four tasks' runs are in.")
+        raise UserError(f"{folder} is not a folder. Give the one with the four tasks' runs.")
     patterns = ["/".join(["*"] * depth + [SUMMARY_FILE]) for depth in range(1, DEEPEST + 1)]
     places = sorted(place for pattern in patterns for place in folder.glob(pattern))
     found = [(place.parent, load_run(place.parent)) for place in places]
@@ -98,14 +98,14 @@ def find_runs(folder: Path) -> list[tuple[Path, Summary]]:
     missing = [task for task in TASKS if task not in {run["label"] for _, run in found}]
     if missing:
         raise UserError(
-            f"{folder} has no whole run of {listed(missing)}: run the task's script with --output_dir "
+            f"{folder} has no finished run of {listed(missing)}. Run the task's script with --output_dir "
             f"{folder / missing[0]}."
         )
     return sorted(found, key=lambda pair: TASKS.index(pair[1]["label"]))
 
 
 def _setting_rows(runs: Sequence[Summary]) -> list[list[str]]:
-    rows = [["run", "sync", "ranks", "task", "model", "examples a step", "precision", "link", "processor"]]
+    rows = [["run", "sync", "ranks", "task", "model", "examples per step", "precision", "link", "processor"]]
     for run in runs:
         network = run["network"] or {}
         link = ", ".join(str(network[name]) for name in ("rate", "delay") if network.get(name)) or "-"

@@ -21,7 +21,7 @@ MOST_POINTS = 300
 SPEEDS = {
     "seconds of training": ("training", "wall_seconds"),
     "seconds of evaluation": ("", "seconds_evaluation"),
-    **{f"{name} a second": ("training", f"{name}_per_second_wall") for name in ("examples", *COUNTED)},
+    **{f"{name} per second": ("training", f"{name}_per_second_wall") for name in ("examples", *COUNTED)},
 }
 
 
@@ -63,7 +63,7 @@ def speed_blocks(runs: Sequence[Run]) -> list[Block]:
                 rows.append([run.name, number_in_words(epoch, run.summary), *cells])
     used = [place for place in range(len(rows[0])) if any(row[place] != "-" for row in rows[1:])]
     if 1 < len(rows) <= MOST_EPOCHS:
-        note = f"By the wall, evaluation apart from training; tokens are counted without padding.{cut_note(runs)}"
+        note = f"Wall-clock time; evaluation is separate from training. Tokens exclude padding.{cut_note(runs)}"
         blocks.append(Table(note, [[row[place] for place in used] for row in rows]))
     for number, speed in enumerate(SPEEDS):
         svg = _epochs_figure(runs, speed, f"speed{number}", begins_at_zero=True)

@@ -34,7 +34,7 @@ from cos598d.tools.report.series import Series, find_calls, read_calls
 Row = Mapping[str, Any]
 # What a run's summary, or setting, says as its config does.
 SAID_TWICE = ("label", "sync", "world_size", "precision", "seed", "dropout", "max_seq_length")
-# An epoch's seconds, by the wall, are no fewer than its iterations', by their clock, but for rounding.
+# An epoch's seconds, by the wall, are no fewer than its iterations', by their clock, except for rounding.
 MOST_OF = 0.99
 # What the table needs of a run, beyond what every record has.
 TABLE_TRAINING = Fields({"examples": SIZE, "wall_seconds": POSITIVE})
@@ -48,7 +48,7 @@ class AnotherRun(UserError):
     """A finished record is whole, and of another run than was asked for; `what` says so without what to do."""
 
     def __init__(self, what: str):
-        super().__init__(f"{what}; {REMEDY}.")
+        super().__init__(f"{what}. {REMEDY}.")
         self.what = what
 
 
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def seconds(self) -> dict[str, Any]:
-        """Seconds an iteration: first, counted, mean, median, p90, interval_95."""
+        """Seconds per iteration: first, counted, mean, median, p90, interval_95."""
         return self.summary["seconds_per_iteration"]
 
     @property
@@ -118,7 +118,7 @@ def load_run_as(folder: Path, name: str, unfinished: bool = False) -> Run:
     summary, config, environment = _load(folder, unfinished)
     summary["run"] = name
     if "epochs" not in summary:
-        raise UserError(f"{folder / 'summary.json'} has no epochs: it is not the summary of a run of this version.")
+        raise UserError(f"{folder / 'summary.json'} has no epochs, so another version wrote it. {REMEDY}.")
     grows = "unfinished" in summary
     folder = (live_folder(folder) if grows else None) or folder
 
@@ -129,8 +129,8 @@ def load_run_as(folder: Path, name: str, unfinished: bool = False) -> Run:
     series = Series(folder / ITERATIONS.format(rank=0), calls, grows)
     if series.losses[: summary["iterations"]].tolist() != summary["losses"]:
         raise UserError(
-            f"{folder / ITERATIONS.format(rank=0)} does not have the losses of summary.json beside it: "
-            f"these files are not of one run; give the folder of a run that ended well."
+            f"{folder / ITERATIONS.format(rank=0)} does not have the losses of summary.json, so these files are not "
+            "of one run. Give the folder of a finished run."
         )
     ranks = range(summary["world_size"])
     for rank in ranks[1:]:
@@ -185,8 +185,8 @@ def _check_of_one_run(folder: Path, summary: Summary, config: Mapping[str, Any])
         if name in config and name in summary and config[name] != summary[name]:
             shown = [printable(value, 60) for value in (summary[name], config[name])]
             raise UserError(
-                f"{folder} has {name} {shown[0]} in one file and {shown[1]} in its config.json: "
-                "these files are not of one run; give the folder of a run that ended well."
+                f"{folder} has {name} {shown[0]} in one file and {shown[1]} in its config.json, so these files are "
+                "not of one run. Give the folder of a finished run."
             )
 
 
@@ -208,7 +208,7 @@ def _work(summary: Summary, config: dict[str, Any], environment: dict[str, Any])
     found |= {word: config.get(name) for word, name in ALSO_OF_WORK}
     if config.get("max_train_examples", 1) is None:
         found["training examples"] = "all"
-    return found | {"steps": summary["iterations"], "examples an epoch": examples}
+    return found | {"steps": summary["iterations"], "examples per epoch": examples}
 
 
 def _schedule(summary: Summary, config: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def load_entry_run(folder: Path, name: str, asked: Mapping[str, Any]) -> Run:
     if trained < MOST_OF * math.fsum(run.series.seconds):
         raise UserError(
             f"{folder} has epochs of {plain(trained)} s in summary.json and iterations of "
-            f"{plain(math.fsum(run.series.seconds))} s beside it: these files are not of one run; {REMEDY}."
+            f"{plain(math.fsum(run.series.seconds))} s in its rows, so these files are not of one run. {REMEDY}."
         )
     return run
 
@@ -258,7 +258,7 @@ def own_names(folders: Sequence[Path]) -> list[str]:
     folders = [folder.resolve() for folder in folders]
     for place, folder in enumerate(folders):
         if folder in folders[:place]:
-            raise UserError(f"{folder} is given twice: give each record once.")
+            raise UserError(f"{folder} is given twice. Give each folder once.")
     depth = 1
     while len({folder.parts[-depth:] for folder in folders}) < len(folders):
         depth += 1

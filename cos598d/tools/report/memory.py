@@ -8,16 +8,16 @@ from cos598d.tools.report.numbers import megabytes
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "buckets")
 WORDS = {"between_steps": "between steps", "peak": "at a step's peak"}
-HELD_HEAD = ("held", *CATEGORIES, "in all", "counted is")
+HELD_HEAD = ("held", *CATEGORIES, "total", "off formula")
 COUNTED_NOTE = (
-    "Held: MB of tensors on the rank that holds most, in one step of the warm-up. By formula: what its strategy says "
-    "of that rank beforehand, for steps that use every parameter. Counted is so much more or less, in all."
+    "MB of tensors on the rank that holds most, counted in one step of the warm-up. Off formula: how far the total is "
+    "from what the strategy predicts for that rank, if a step uses every parameter. What it predicts has a row of its "
+    "own only if it differs."
 )
 
 
 def memory_rows(runs: Sequence[Summary]) -> list[list[str]]:
-    """A head and, for each run whose record says it, the rows of `held_rows`; nothing where none does, as older ones do
-    not."""
+    """A head and, for each run that counted its memory, the rows of `held_rows`; nothing if none did."""
     known = [run for run in runs if set(MOMENTS) <= set(run.get("memory") or {})]
     has_gpu = any(None not in run["memory"]["gpu_peak_bytes"] for run in known)
     rows = []
@@ -34,14 +34,14 @@ def memory_rows(runs: Sequence[Summary]) -> list[list[str]]:
 
 
 def memory_note(runs: Sequence[Summary]) -> str:
-    """What those rows say, and why a formula is missing."""
+    """What those rows mean, and why a formula is missing."""
     reasons = unsaid({run["run"]: run["memory"] for run in runs if run.get("memory")})
-    sentences = [COUNTED_NOTE, "What a library keeps to itself is in the process's peak alone."]
+    sentences = [COUNTED_NOTE, "Memory inside a library counts only in the process's peak."]
     return " ".join([*sentences, *(f"{reason}." for reason in reasons)])
 
 
 def held_rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """The columns of HELD_HEAD, for each moment what is counted and what a formula says; none where nothing is."""
+    """The columns of HELD_HEAD: for each moment a row of what is counted, and one of the formula if that differs."""
     rows = []
     for moment, words in WORDS.items():
         rank = fullest(found[moment])
@@ -50,7 +50,8 @@ def held_rows(found: Mapping[str, Any]) -> list[list[str]]:
             continue
         expected = (found.get(EXPECTED[moment]) or {rank: None})[rank]
         rows.append([words, *_cells(held), _apart(held, expected)])
-        rows.append(["by formula", *(_cells(expected) if expected else ["-"] * (len(CATEGORIES) + 1)), ""])
+        if expected and _cells(expected) != _cells(held):
+            rows.append(["by formula", *_cells(expected), ""])
     return rows
 
 

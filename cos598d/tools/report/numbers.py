@@ -47,9 +47,11 @@ def mb_by_rank(values: Sequence[float], digits: int = 3) -> str:
 
 
 def words_of(value: Any) -> str:
-    """A value of a setting, for a cell of a table."""
+    """A value of a setting, for a cell of a table; of a list, its values with commas between them."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(words_of, value)) or "-"
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 

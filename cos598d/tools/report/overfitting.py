@@ -68,7 +68,7 @@ class Course:
         """Whether the validation loss turns by more than noise, and whether the model overfits from there on."""
         best, last = self.best, self.points[-1]
         if self.is_flat:
-            return "the validation loss hardly changes: a change of less than 1 % is taken for noise"
+            return "the validation loss hardly changes (less than 1 % counts as noise)"
         if best is last:
             return f"the validation loss is lowest at the end, {best.when}: no overfitting is seen"
         if last.validation - best.validation <= self.noise:

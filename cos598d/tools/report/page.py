@@ -24,7 +24,7 @@ from cos598d.tools.report.wire import wire_blocks
 
 
 def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
-    """Everything that the records of these runs and benches have to show."""
+    """Everything that these runs and benches have recorded."""
     sections = [
         Section("The runs", [*_runs(runs), *endings(runs), *attempts(runs)]),
         *bench_sections(benches),
@@ -34,13 +34,13 @@ def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
         Section("Class by class", classes_blocks(runs)),
         Section("Training and validation loss", overfitting_blocks(runs)),
         Section("The first losses", first_losses(runs)),
-        Section("Seconds an iteration", seconds_blocks(runs)),
+        Section("Seconds per iteration", seconds_blocks(runs)),
         Section("Where an iteration's time goes", phases_blocks(runs)),
         Section("Memory", _memory(runs)),
-        Section("Loss against iteration and time", loss_blocks(runs)),
-        Section("One iteration in time", timeline_blocks(runs)),
-        Section("Traffic predicted and counted", traffic_blocks(runs)),
-        Section("The wire in time", wire_blocks(runs)),
+        Section("Loss by iteration and by time", loss_blocks(runs)),
+        Section("Timeline of one iteration", timeline_blocks(runs)),
+        Section("Traffic, predicted and counted", traffic_blocks(runs)),
+        Section("Network traffic over time", wire_blocks(runs)),
         Section("Scaling", scaling_blocks(runs)),
         *sweep_sections(runs),
     ]
@@ -48,11 +48,20 @@ def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
     counts = [number_of(len(found), word) for found, word in ((runs, "run"), (benches, "bench")) if found]
     title = records[0].name if len(records) == 1 else " and ".join(counts)
     return Page(
-        f"cos598d report: {title}",
+        f"cos598d report: {title}{_subject(records)}",
         _lead(runs, benches),
         answer_of(runs, benches),
         [section for section in sections if section.blocks],
     )
+
+
+def _subject(records: Sequence[Run | Bench]) -> str:
+    """ ", MiniLM-L6 on rte": the model and the task, where all records have the same."""
+    models = {str(one.facts.get("model") or "").partition(",")[0] for one in records}
+    tasks = {str(one.facts.get("task") or "") for one in records}
+    words = [*models] if len(models) == 1 and models != {""} else []
+    words += [f"on {task}" for task in tasks] if len(tasks) == 1 and tasks != {""} else []
+    return f", {' '.join(words)}" if words else ""
 
 
 def _lead(runs: Sequence[Run], benches: Sequence[Bench]) -> str:
@@ -66,29 +75,31 @@ def _lead(runs: Sequence[Run], benches: Sequence[Bench]) -> str:
             if different:
                 count += f" that differ in {listed(different)}"
             elif len(records) > 1:
-                count += " of one setting"
+                count += " with the same settings"
             words.append(count)
+    data = sorted({str(run.facts["data"]) for run in runs if run.facts.get("data")})
+    on = f" Data: {listed(data)}." if data else ""
     if len(runs) + len(benches) == 1:
-        return f"One {'run' if runs else 'bench'}, from its record alone."
-    return f"{'; '.join(words)}. From their records alone."
+        return f"One {'run' if runs else 'bench'}.{on}"
+    return f"{'; '.join(words)}.{on}"
 
 
 def _runs(runs: Sequence[Run]) -> list[Table]:
     if not runs:
         return []
     found = [run.facts for run in runs]
-    different = list(dict.fromkeys(["sync", "ranks", "examples a step", *differences(runs)]))
+    different = list(dict.fromkeys(["sync", "ranks", "examples per step", *differences(runs)]))
     alike = [word for word in found[0] if word not in different and found[0][word] is not None]
     rows = [["run", "iterations", *different]]
     for run, facts in zip(runs, found, strict=True):
         cells = {word: words_of(facts[word]) for word in different}
         if run.series.examples and (least := min(run.series.examples)) < max(run.series.examples):
-            cells["examples a step"] += f" (an epoch's last: {least})"
+            cells["examples per step"] += f" (an epoch's last: {least})"
         rows.append([run.name, str(run.summary["iterations"]), *cells.values()])
     return [
-        Table("The runs, and what they differ in." if len(runs) > 1 else "The run.", rows),
+        Table("The runs and their differences." if len(runs) > 1 else "The run.", rows),
         Table(
-            "Its setting." if len(runs) == 1 else "What they have in common.",
+            "Its settings." if len(runs) == 1 else "Settings that all runs share.",
             [["setting", "value"], *([word, words_of(found[0][word])] for word in alike)],
         ),
     ]
@@ -102,11 +113,11 @@ def _environment(runs: Sequence[Run | Bench]) -> list[Block]:
     tables: list[Block] = []
     if alike:
         rows = [["fact", "value"], *([name, found[0][name]] for name in alike)]
-        tables.append(Table("The same for all." if len(runs) > 1 else "What it ran on.", rows))
+        tables.append(Table("The same for all runs." if len(runs) > 1 else "What it ran on.", rows))
     if different:
-        rows = [["record", *different]]
+        rows = [["run", *different]]
         rows += [[run.name, *(facts.get(name, "-") for name in different)] for run, facts in zip(runs, found)]
-        tables.append(Table("Not the same for all.", rows))
+        tables.append(Table("Different between runs.", rows))
     return tables
 
 
@@ -121,7 +132,7 @@ def _flat(environment: dict[str, Any], above: str = "") -> dict[str, str]:
             found[f"{above}{name.removesuffix('_bytes')} MB"] = f"{value / 1e6:,.0f}"
         else:
             # Emulated hosts are one machine.
-            word = "ranks on a machine" if name == "ranks_on_host" else f"{above}{name}".replace("_", " ")
+            word = "ranks per machine" if name == "ranks_on_host" else f"{above}{name}".replace("_", " ")
             found[word] = words_of(value)
     return found
 

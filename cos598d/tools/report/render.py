@@ -5,7 +5,7 @@ import os
 from typing import Any
 from urllib.parse import quote
 
-from cos598d.errors import UserError
+from cos598d.errors import WARNING, UserError
 from cos598d.terminal.tables import as_markdown, markdown_text
 from cos598d.tools.report.blocks import Block, Figure, Page, Section, Table
 from cos598d.tools.report.svg import inline
@@ -21,12 +21,13 @@ def need(*packages: str) -> None:
             importlib.import_module(package)
         except ImportError:
             raise UserError(
-                f"a report needs {package}, which is not installed: pip install -e '.[report]' in the project's folder."
+                f"a report needs {package}, which is not installed. Run `pip install -e '.[report]'` in the "
+                "project's folder."
             ) from None
         except OSError:  # weasyprint loads pango when it is imported
             raise UserError(
-                "a PDF needs the pango library, which is not installed: apt-get install libpango-1.0-0 "
-                "libpangoft2-1.0-0, or write HTML and print it."
+                "a PDF needs the pango library, which is not installed. Run `apt-get install libpango-1.0-0 "
+                "libpangoft2-1.0-0`, or write HTML and print it."
             ) from None
 
 
@@ -65,7 +66,11 @@ def as_markdown_page(page: Page, folder: str) -> tuple[str, dict[str, str]]:
     """The page's Markdown, and the plots by their names in `folder`, which is to stand beside it."""
     parts, files = [f"# {markdown_text(page.title)}", markdown_text(page.lead)], {}
     answer = page.answer
-    head: list[Block] = [*answer.cautions, " ".join(answer.sentences), *([answer.figure] if answer.figure else [])]
+    head: list[Block] = [
+        *(f"{WARNING}{one}" for one in answer.cautions),
+        " ".join(answer.sentences),
+        *([answer.figure] if answer.figure else []),
+    ]
     for section in (Section("In short", head), *page.sections):
         parts.append(f"## {markdown_text(section.title)}")
         for block in section.blocks:

@@ -12,7 +12,7 @@ from cos598d.tools.report.references import are_apart
 from cos598d.tools.report.settings import UNITS, differences, in_series, scaling, value_in
 from cos598d.tools.report.svg import draw, legend_below, line_style, swept_axis
 
-SWEPT = ("examples a step", "rate", "delay")
+SWEPT = ("examples per step", "rate", "delay")
 SCALING_NOTE = (
     "Speed-up: the one-rank run's mean seconds over this run's, same global batch, without the first iterations, "
     "which the table of `strategies` has. Efficiency: speed-up divided by "
@@ -51,7 +51,7 @@ def _caption(series: Sequence[tuple[Run, list[Run]]]) -> list[str]:
     if near:
         sentences.append(f"Not shown to differ from one rank, for the spread is as large: {listed(near)}.")
     if any(base.seconds["mean"] / run.seconds["mean"] > run.summary["world_size"] for base, run in pairs):
-        sentences.append("More than n times with n ranks is not explained by more ranks alone.")
+        sentences.append("More ranks do not explain a speed-up of more than n times with n ranks.")
     if len({str(run.environment.get("threads_per_rank")) for pair in pairs for run in pair}) > 1:
         sentences.append("The ranks have not all the same number of threads.")
     hosts = [run.environment.get("ranks_on_host") for _, run in pairs]
@@ -65,7 +65,7 @@ def sweep_sections(runs: Sequence[Run]) -> list[Section]:
     counted = [
         run for run in runs if run.seconds["mean"] and run.summary["world_size"] > 1 and not is_disturbed(run.summary)
     ]
-    caption = ["Bars: the mean's 95 %. Where those of two points overlap, these runs may not tell them apart."]
+    caption = ["Bars: the mean's 95 %. Points whose bars overlap may not differ."]
     found = []
     for word, series in in_series(counted, SWEPT).items():
         name = f"sweep-{word.partition(' ')[0]}"
@@ -76,7 +76,7 @@ def sweep_sections(runs: Sequence[Run]) -> list[Section]:
 def _series_name(series: Sequence[Run], all_series: Sequence[Sequence[Run]]) -> str:
     """The sync, and what else tells this series from the others of its figure."""
     own, found = series[0].facts, [one[0].facts for one in all_series]
-    varies = set(differences(series)) | {"sync", "ranks", "threads a rank", "ranks on a machine"}
+    varies = set(differences(series)) | {"sync", "ranks", "threads per rank", "ranks per machine"}
     words = [word for word in own if word not in varies and any(one[word] != own[word] for one in found)]
     return ", ".join([own["sync"], *(f"{word} {own[word]}" for word in words if own[word] is not None)])
 
@@ -103,7 +103,7 @@ def _scaling_figure(series: Sequence[tuple[Run, list[Run]]]) -> str:
 
 
 def _sweep_figure(word: str, series: Sequence[list[Run]], name: str) -> str:
-    """Seconds an iteration, with their 95 % intervals, against the setting `word`, a line for each series."""
+    """Seconds per iteration, with their 95 % intervals, against the setting `word`, a line for each series."""
 
     def paint(figure):
         axes = figure.subplots()
@@ -115,9 +115,9 @@ def _sweep_figure(word: str, series: Sequence[list[Run]], name: str) -> str:
             handles.append(axes.errorbar(values, means, yerr=below, capsize=3, **line_style(place)))
         swept_axis(axes, sorted({value_in(run, word) for runs in series for run in runs}))
         axes.set_xlabel(UNITS[word][0])
-        axes.set_title("seconds an iteration", loc="left")
+        axes.set_title("seconds per iteration", loc="left")
         axes.set_ylim(bottom=0)
         legend_below(figure, handles, [_series_name(runs, series) for runs in series])
 
-    label = f"seconds an iteration against {word} of {listed([runs[0].summary['sync'] for runs in series])}"
+    label = f"seconds per iteration against {word} of {listed([runs[0].summary['sync'] for runs in series])}"
     return draw(name, label, 220, paint)

@@ -30,14 +30,14 @@ CALLS_INSIDE = {DDP: "backward", "torch_fsdp": "forward and backward"}
 
 
 def seconds_blocks(runs: Sequence[Run]) -> list[Block]:
-    """Each run's seconds an iteration and their spread, examples a second, and what repeats say together."""
+    """Each run's seconds per iteration and their spread, examples per second, and what repeats say together."""
     runs = [run for run in runs if run.summary["losses"]]
     if not runs:
         return []
     summaries = [run.summary for run in runs]
     note = (
-        f"Rank 0's seconds without {warm_up_words(summaries)}; the first is given apart. "
-        "95 %: of this one run's mean, from its own iterations: another run of the same may lie outside it. "
+        f"Rank 0, without {warm_up_words(summaries)}; the first is in its own column. "
+        "95 %: the confidence interval of this run's mean, from its own iterations. A repeat may be outside it. "
         "Exposed: the median less that of sync none."
     )
     if any(len(set(run.series.examples)) > 1 for run in runs):
@@ -52,7 +52,7 @@ def seconds_blocks(runs: Sequence[Run]) -> list[Block]:
         note = "Runs of the same settings together. 95 %: from run to run (Student's t), of the mean of their means; "
         note += "of ratios and exposed seconds as they are within each repeat. Median: the mean of their medians."
         blocks.append(Table(note, with_columns(repeated, ["run", *SPREAD, *AGAINST])))
-    caption = ["A dot is an iteration. Two runs whose means differ by less than their spread are not shown to differ."]
+    caption = ["A dot is an iteration. Means that differ by less than their spread may not differ."]
     return [*blocks, *figures(("seconds", _seconds_figure(runs), caption))]
 
 
@@ -65,10 +65,10 @@ def phases_blocks(runs: Sequence[Run]) -> list[Block]:
     rows = with_columns(time_cells(summaries), ["run", *phases_of(summaries)])
     blocks: list[Block] = [Table("Seconds of each phase: the mean over iterations and ranks.", rows)]
     blocks += figures(
-        ("phases", _phases_figure(counted), ["The phases of an iteration, end to end.", *_inside(counted)])
+        ("phases", _phases_figure(counted), ["The phases of an iteration, one after another.", *_inside(counted)])
     )
     has_gpu = any("gpu_utilization_percent" in row for run in runs for rows in run.host for row in rows)
-    head = ["run", "processor seconds an iteration", "host's processors busy", *(["GPU busy"] if has_gpu else [])]
+    head = ["run", "processor seconds per iteration", "host's processors busy", *(["GPU busy"] if has_gpu else [])]
     hosts = [_host_row(run, has_gpu) for run in runs if any(run.host)]
     note = "Processor seconds: of all that a process did, evaluation too, divided "
     note += "by its iterations; the mean over the ranks. Busy: the mean over ranks and time"
@@ -121,7 +121,7 @@ def _seconds_figure(runs: Sequence[Run]) -> str | None:
                 axes.plot(interval, [place, place], "-", color="black", marker="|", markersize=7)
             axes.plot([statistics.fmean(found)], [place], MARKERS[place % len(MARKERS)], color=colour, markersize=6)
         lanes(axes, [run.name for run in runs], -0.42)
-        axes.set_xlabel("seconds an iteration")
+        axes.set_xlabel("seconds per iteration")
         handles = [
             Line2D([], [], color="black", marker="|", markersize=7),
             Line2D([], [], color=BLUE, marker="o", linestyle=""),
@@ -129,7 +129,7 @@ def _seconds_figure(runs: Sequence[Run]) -> str | None:
         ]
         legend_below(figure, handles, ["mean's 95 %", "mean", "an iteration"])
 
-    return draw("seconds", f"seconds an iteration of {listed([run.name for run in runs])}", 50 + 42 * len(runs), paint)
+    return draw("seconds", f"seconds per iteration of {listed([run.name for run in runs])}", 50 + 42 * len(runs), paint)
 
 
 def _phases_figure(runs: Sequence[Run]) -> str | None:
@@ -147,7 +147,7 @@ def _phases_figure(runs: Sequence[Run]) -> str | None:
                 bar(axes, PHASE_LOOKS[phase], left, length, place, 0.36)
                 left += length
         lanes(axes, [run.name for run in runs], -0.34)
-        axes.set_xlabel("seconds an iteration, mean over the ranks")
+        axes.set_xlabel("seconds per iteration, mean over the ranks")
         shown = phases_of([run.summary for run in runs])
         legend_below(figure, [patch(*PHASE_LOOKS[phase]) for phase in shown], list(shown))
 

@@ -111,8 +111,8 @@ def read_calls(path: Path, stretches: Sequence[Stretch]) -> list[Row]:
         for stretch in stretches:
             if stretch.end - stretch.begin > MOST_BYTES:
                 raise UserError(
-                    f"{path}, line {stretch.line} begins an iteration of more than {MOST_BYTES >> 20} MiB: "
-                    f"it is damaged, {REMEDY}."
+                    f"{path}, line {stretch.line} begins an iteration of more than {MOST_BYTES >> 20} MiB, so it is "
+                    f"damaged. {REMEDY}."
                 )
             rows.seek(stretch.begin)
             text = rows.read(stretch.end - stretch.begin).decode("utf-8", "replace")

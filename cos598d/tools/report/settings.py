@@ -9,10 +9,10 @@ from cos598d.tools.report.load import Run
 from cos598d.tools.report.references import same_setting
 
 # What need not be alike in runs of other numbers of ranks: a rank alone has other threads, and no network.
-OF_THE_RANKS = frozenset(("ranks", "threads a rank", "ranks on a machine", "rate", "delay", "offload"))
+OF_THE_RANKS = frozenset(("ranks", "threads per rank", "ranks per machine", "rate", "delay", "offload"))
 # What an axis of a swept setting counts, and how much of it is 1.
 UNITS = {
-    "examples a step": ("examples a step", 1),
+    "examples per step": ("examples per step", 1),
     "examples on each rank": ("examples on each rank", 1),
     "rate": ("Mbit/s", 1e6),
     "delay": ("delay in ms", 1e-3),
@@ -82,7 +82,7 @@ def scaling(runs: Sequence[Run]) -> list[tuple[Run, list[Run]]]:
                 base = next((one for one in alone if same_setting(run.summary, one.summary)), alone[0])
                 found.setdefault(base.name, (base, []))[1].append(run)
     # Runs over other links, or of another cast on the hosts, are series of their own.
-    ranks = frozenset(("ranks", "threads a rank", "ranks on a machine"))
+    ranks = frozenset(("ranks", "threads per rank", "ranks per machine"))
     return [
         (base, sorted(series, key=lambda run: run.summary["world_size"]))
         for base, of_base in found.values()

@@ -31,16 +31,15 @@ from cos598d.tools.report.numbers import names_of, plain
 BASELINE = "baseline"
 ALL_GPUS = "dp"  # the strategy of one process that computes on all of them
 TABLE_NOTE = (
-    "Seconds: training and evaluation of all epochs, by the wall; start, data and model are not in them. s/epoch and "
-    "examples/s: training alone, of runs of several epochs without the first, whose first iterations are slow; one run "
-    "each, and a second run may differ. Speed-up: "
-    "the baseline's s/epoch over this one's. Efficiency: speed-up divided by how many times the baseline's processors "
-    "were at hand: on CPUs the threads of all ranks, but no more than the cores of their machines; on GPUs one a "
-    "rank. Peak MB: the most memory that a process has held, of the rank that held most, and summed over the ranks; "
-    "libraries, evaluation and pages that ranks share are in it. Sent: by the rank that sends most, from the ledger; "
-    "where a library tells nobody what it sends, the mean over the ranks by the kernel's counters: of own sockets, "
-    "which have no other program's bytes, or of an interface between hosts. Training loss: of the last whole epoch. "
-    "Validation loss and metrics: at the end."
+    "Seconds: the wall-clock time of training and evaluation in all epochs, without start, data and model. s/epoch "
+    "and examples/s: training only, without the first epoch if there are several, since its first iterations are "
+    "slow. Each was run once, and a repeat may differ. Speed-up: the baseline's s/epoch divided by this one's. "
+    "Efficiency: the speed-up divided by the processors, as a multiple of the baseline's. On CPUs these are the "
+    "threads of all ranks, at most the cores of their machines; on GPUs one per rank. Peak MB: the most memory that "
+    "a process held, for the largest rank and summed over ranks. It includes libraries, evaluation and shared pages. "
+    "Sent: by the rank that sends most, from the communication log, or the mean over the ranks by the kernel's "
+    "counters if a library does not report its calls. Training loss: of the last complete epoch. Validation loss and "
+    "metrics: at the end."
 )
 # Processes of one thread may use cores better than one process with several; much more means a slow baseline.
 ABOVE_ALL = 1.05
@@ -171,8 +170,8 @@ def _above_all_remark(entries: Sequence[StrategyResult]) -> str:
     if not found:
         return ""
     return (
-        f"the efficiency of {names_of(found, 'run')} is above 100 %, which more processors alone do not explain: run "
-        "it and the baseline again before you conclude anything from that."
+        f"the efficiency of {names_of(found, 'run')} is above 100 %, which more processors do not explain. Repeat it "
+        "and the baseline before you conclude anything from it."
     )
 
 

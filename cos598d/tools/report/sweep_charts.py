@@ -166,7 +166,7 @@ def seeds_words(points: Sequence[Point]) -> str:
         return CHANCE
     count = str(counts[-1]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     words = f"Points and bars: the mean, the least and the most of {count} seeds."
-    return f"{words} Where two bars overlap, the seeds do not tell the two apart."
+    return f"{words} Bars that overlap may not differ."
 
 
 def _beside_every_link(points: Sequence[Point]) -> list[Point]:

@@ -22,7 +22,7 @@ BATCH, SETUP, DELAY, RATE = "batch", "setup", "delay", "rate"
 LINKS = (DELAY, RATE)
 ALONE = "1x1"  # the set-up of one process
 # Figures of a run besides its metrics. SECONDS are known only of runs that were not disturbed.
-LOSS, TRAINING_LOSS, SECONDS, ALL_SECONDS = "validation_loss", "training loss", "seconds an epoch", "s/epoch"
+LOSS, TRAINING_LOSS, SECONDS, ALL_SECONDS = "validation_loss", "training loss", "seconds per epoch", "s/epoch"
 SPEED_UP, SENT = "speed-up", "sent MB/it"
 # The long table's own columns. An axis is a flag, in small letters.
 ENTRY, SEED, METRIC, VALUE = "Entry", "Seed", "Metric", "Value"
@@ -171,7 +171,7 @@ def varying(axes: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def number_behind(word: str) -> float | None:
-    """The number that a value is: of "2e-5", "10ms" (seconds), "1gbit" (bits a second); None of a word."""
+    """The number that a value is: of "2e-5", "10ms" (seconds), "1gbit" (bits per second); None of a word."""
     try:
         number = float(word)
     except ValueError:

@@ -36,7 +36,7 @@ MOST_RUNS = 12
 ON_ONE_MACHINE = (
     "Ranks on one machine, those of emulated hosts too, share its cores: this is not the speed-up of more machines."
 )
-GROWING = "A batch is the examples on each rank: more ranks make a step's batch larger, and an epoch's steps fewer."
+GROWING = "The batch is per rank: with more ranks, a step has more examples and an epoch has fewer steps."
 MOST_TIED = 4  # combinations of the same result that are named
 
 
@@ -59,7 +59,7 @@ def sweep_page(entries: Sequence[SweepEntry], title: str) -> Page:
             Section(f"{metric.title} against each axis", charts(used if number else own, metric, f"sweep{number}"))
             for number, metric in enumerate(metrics)
         ),
-        Section("Seconds an epoch", charts(by_setup, seconds, "sweep-seconds")),
+        Section("Seconds per epoch", charts(by_setup, seconds, "sweep-seconds")),
         Section(
             "Speed-up against setup 1x1", _speed_up(entries, charts(by_setup, Measure(SPEED_UP), "sweep-speed-up"))
         ),
@@ -98,7 +98,7 @@ def _lead(entries: Sequence[SweepEntry], axes: Mapping[str, Sequence[str]]) -> s
     done = ", all finished" if counts[FINISHED] == len(entries) else f", of which {listed(ended)}"
     words = listed([f"{axis} ({', '.join(words)})" for axis, words in axes.items()])
     seeds = number_of(len({entry.seed for entry in entries}), "seed")
-    return f"A sweep of {words} with {seeds}: {number_of(len(entries), 'run')}{done}. From their records alone."
+    return f"A sweep of {words} with {seeds}: {number_of(len(entries), 'run')}{done}."
 
 
 def sentences(entries: Sequence[SweepEntry]) -> list[str]:
@@ -109,7 +109,7 @@ def sentences(entries: Sequence[SweepEntry]) -> list[str]:
     metrics, seconds = metric_measures(table), points_of(table, Measure(SECONDS))
     found = [_ends(table, measure, varying(axes)) for measure in [*metrics[:1], Measure(SECONDS)]]
     if not seconds:
-        found[-1] = "Which combination is the fastest is not known, for the machine was busy during all of them."
+        found[-1] = "The fastest combination is unknown: the machine was busy during all runs."
     ratios: dict[str, list[float]] = {}
     for point in points_of(table, Measure(SPEED_UP)):
         ratios.setdefault(point.settings[SETUP], []).append(point.mean)
@@ -121,9 +121,7 @@ def sentences(entries: Sequence[SweepEntry]) -> list[str]:
         ends = [axes[DELAY][0], axes[DELAY][-1]]
         whole = [line for line in lines if [line[0].settings[DELAY], line[-1].settings[DELAY]] == ends]
         changes = _from_to([line[-1].mean / line[0].mean for line in whole]) if whole else ""
-        found += (
-            [f"From {DELAY} {ends[0]} to {ends[1]} an epoch comes to {changes} times the seconds."] if whole else []
-        )
+        found += [f"From {DELAY} {ends[0]} to {ends[1]}, an epoch takes {changes} times as long."] if whole else []
     combinations = {tuple(entry.settings.items()) for entry in entries}
     if sum(bool(entry.run) for entry in entries) <= len(combinations) and len(combinations) > 1:
         found.append(CHANCE)

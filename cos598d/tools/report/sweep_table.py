@@ -29,20 +29,21 @@ from cos598d.tools.report.sweep_entries import (
 )
 
 TABLE_NOTE = (
-    "Figures are means over the seeds, the least and the most of them in brackets. Metrics and losses: of the last "
-    "epoch; training loss: of the last whole one. s/epoch: a whole epoch's training by the wall, evaluation left out. "
+    "Figures are means over the seeds, with the smallest and largest in brackets. Metrics and losses: of the last "
+    "epoch; training loss: of the last complete one. s/epoch: the wall-clock time of a complete epoch's training, "
+    "without evaluation. "
     "Speed-up: the seconds of setup 1x1 with the same other settings over these, seed by seed. Sent: by the rank that "
-    "sends most, by the ledger; or the mean over the ranks, by the kernel's counters, where a library tells nobody "
-    "what it sends. Epochs: those that were trained."
+    "sends most, by the communication log, or the mean over the ranks by the kernel's counters if a library does not "
+    "report its calls. Epochs: those that were trained."
 )
 # What an axis changes beside the setting that it is.
-_SIZE, _EXAMPLES = ("examples a step",), ("training examples", "examples an epoch")
+_SIZE, _EXAMPLES = ("examples per step",), ("training examples", "examples per epoch")
 ALSO_CHANGES = {
     BATCH: _SIZE,
-    SETUP: (*_SIZE, "threads a rank"),
+    SETUP: (*_SIZE, "threads per rank"),
     "gradient_accumulation_steps": _SIZE,
     "max_train_examples": _EXAMPLES,
-    "threads": ("threads a rank",),
+    "threads": ("threads per rank",),
     "data_dir": ("data", *_EXAMPLES),
     "task_name": ("task", "data", "model", *_EXAMPLES),
     **dict.fromkeys(("model_name_or_path", "model_type", "config_name", "image_size"), ("model",)),
@@ -113,7 +114,7 @@ def cautions(entries: Sequence[SweepEntry]) -> list[str]:
 
 def left_out(entries: Sequence[SweepEntry]) -> list[str]:
     """Why there is no run of a combination that cannot run, a sentence each."""
-    found = (f"{entry.words} is left out: {entry.said}" for entry in entries if entry.outcome == LEFT_OUT)
+    found = (f"{entry.words} is skipped: {entry.said}" for entry in entries if entry.outcome == LEFT_OUT)
     return list(dict.fromkeys(found))
 
 
@@ -167,4 +168,4 @@ def _parallel_remark(finished: Sequence[SweepEntry]) -> str:
     if not shared:
         return ""
     who = "The runs" if len(shared) == len(finished) else f"{len(shared)} of {len(finished)} runs"
-    return f"{who} were made up to {max(shared)} at a time: their seconds are not those of a run alone."
+    return f"{who} were run up to {max(shared)} at a time: their times are not those of a single run."

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from statistics import fmean
 
+from cos598d.errors import WARNING
 from cos598d.records.conventions import ASSUMED_BYTES, CHECKPOINT, FLOOR, PHASES, WARM_UP
 from cos598d.records.run import Summary
 from cos598d.terminal.printable import printable
@@ -41,9 +42,7 @@ FIRST_LOSSES = 3
 # The columns of `time_cells`. The last ones of a table are the phases.
 SPREAD, AGAINST = ("s/it", "95 %", "median"), ("ratio to ddp", "exposed s")
 SLOW_ONES = ("90th percentile", "first")
-SPEED_NOTE = (
-    "examples/s: by the clocks of rank 0's iterations, and by the wall, with recording between them; no warm-up."
-)
+SPEED_NOTE = "examples/s: by rank 0's iterations, and by wall-clock time, which includes recording. No warm-up."
 
 
 def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = False) -> str:
@@ -57,7 +56,7 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
     runs = runs if each else in_groups(runs)
     parts = [losses_rows(runs), time_rows(runs), speed_rows(runs), traffic_rows(runs), memory_rows(runs)]
     text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts if part)
-    said = "\n".join(markdown_text(remark) if markdown else remark for remark in remarks_on(runs))
+    said = "\n".join(markdown_text(line) if markdown else line for line in [*_warnings(runs), *_answers(runs)])
     return "\n\n".join(part for part in (_setting(runs), said, text, legend(runs)) if part)
 
 
@@ -70,9 +69,18 @@ def brief(runs: Sequence[Summary]) -> str:
         sent = mb_by_rank(run["bytes_sent_per_iteration"], 1) if is_in_ledger(run) else "-"
         difference = _difference(run, alone_of(runs, run))
         rows.append([run["run"], run["sync"], str(run["world_size"]), seconds, sent, difference])
+    return "\n\n".join([as_text(rows), "\n".join(map(printable, [*_warnings(runs), *_answers(runs)]))])
+
+
+def _warnings(runs: Sequence[Summary]) -> list[str]:
+    return [f"{WARNING}{remark}" for remark in remarks_on(runs)]
+
+
+def _answers(runs: Sequence[Summary]) -> list[str]:
+    """Which was the fastest, what was sent, and did all learn the same, as far as the runs show it."""
     averaging = [run for run in runs if run["world_size"] > 1 and run["sync"] != FLOOR]
-    answers = filter(None, [_fastest_words(averaging), _sent_words(averaging), _same_losses_words(runs, averaging)])
-    return "\n\n".join([as_text(rows), "\n".join(map(printable, [*remarks_on(runs), *answers]))])
+    words = [_fastest_words(averaging), _sent_words(averaging), _same_losses_words(runs, averaging)]
+    return [sentence for sentence in words if sentence]
 
 
 def _fastest_words(runs: Sequence[Summary]) -> str:
@@ -133,7 +141,7 @@ def losses_rows(runs: Sequence[Summary]) -> list[list[str]]:
 
 
 def time_cells(runs: Sequence[Summary]) -> list[dict[str, str]]:
-    """For each run the cells of SPREAD, SLOW_ONES, AGAINST and PHASES, by column: seconds an iteration with their
+    """For each run the cells of SPREAD, SLOW_ONES, AGAINST and PHASES, by column: seconds per iteration with their
     spread, how they compare, and what the phases take.
 
     Ratios and exposed seconds have an interval where there are repeats of the run and of what it is compared with.
@@ -201,18 +209,19 @@ def legend(runs: Sequence[Summary]) -> str:
     """What the columns say."""
     intervals = []
     if any("repeats" not in run for run in runs):
-        intervals.append("of that mean, from the spread of one run's iterations; another run may lie outside it.")
+        intervals.append("of that mean, from the spread of one run's iterations. A repeat may be outside it.")
     if any("repeats" in run for run in runs):
         intervals.append(
             "where there are several runs of the same settings, from run to run (Student's t): of the mean of their\n"
             "means, and of ratios and exposed seconds taken within each repeat."
         )
     return (
-        f"s/it: mean seconds an iteration without {warm_up_words(runs)}; phases: the mean over the ranks.\n"
+        f"s/it: mean seconds per iteration without {warm_up_words(runs)}; phases: the mean over the ranks.\n"
         f"95 %: {' And '.join(intervals)}\n"
-        "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent, received: by formula.\n"
-        "counted: what the kernel saw leave by the interface, with headers and all else that the host sent there;\n"
-        "where all ranks share a host, by each rank's own sockets, without headers.\n"
+        "exposed s: the median minus that of sync none on as many ranks. MB: 1,000,000 bytes; sent, received: by "
+        "formula.\n"
+        "counted: everything that the kernel sent through the interface, with headers and other programs' bytes;\n"
+        "on one host, only each rank's own sockets, without headers.\n"
         + textwrap.fill(BYTES_NOTE, 118)
         + (f"\n{SPEED_NOTE}" if speed_rows(runs) else "")
         + (f"\n{textwrap.fill(memory_note(runs), 118)}" if memory_rows(runs) else "")
@@ -239,7 +248,7 @@ def _setting(runs: Sequence[Summary]) -> str:
         ("task", ""),
         ("model", ""),
         ("data", ""),
-        ("total_train_batch_size", " examples a step"),
+        ("total_train_batch_size", " examples per step"),
         ("dropout", " dropout"),
         ("precision", ""),
     ):

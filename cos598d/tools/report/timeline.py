@@ -65,7 +65,9 @@ def timeline_blocks(runs: Sequence[Run]) -> list[Block]:
             blocks.append(Figure(name, _figure(one, name, until), [_caption(one)]))
     without = [run.name for run in runs if found[run.name] is None and run.summary["losses"]]
     if without:
-        blocks.append(f"The records of {', '.join(without)} do not say when phases began: they are older.")
+        blocks.append(
+            f"The records of {', '.join(without)} have no times of phases, since an older version wrote them."
+        )
     return blocks
 
 
@@ -120,16 +122,18 @@ def _caption(timeline: Timeline) -> str:
         if timeline.of_weights:
             sentences.append(f"{number_of(timeline.of_weights, 'call')} that gathered weights: not counted here.")
         if before > 0:
-            sentences.append("A call beside backward is drawn until it was waited for: it may have been done sooner.")
+            sentences.append(
+                "A call during backward is drawn until something waits for it, so it may have ended earlier."
+            )
     if timeline.untimed:
         words = number_of(timeline.untimed, "gradient call")
-        sentences.append(f"{words} of torch's own: the record does not tell when.")
+        sentences.append(f"{words} of torch's own, whose times are not recorded.")
     if timeline.kept:
-        sentences.append(f"Its calls are not in the record (--ledger {timeline.kept}).")
+        sentences.append(f"Its calls were not kept (--ledger {timeline.kept}).")
     elif not timeline.is_told:
-        sentences.append("What travels is not in the record, for a library does not tell.")
+        sentences.append("The library does not report its calls, so they are not drawn.")
     elif not timeline.calls and not timeline.untimed:
-        sentences.append("No gradient travels.")
+        sentences.append("No gradient is sent.")
     return " ".join(sentences)
 
 
@@ -156,7 +160,7 @@ def _figure(timeline: Timeline, name: str, until: float) -> str:
                 labels[y] = shortened(tensor, 12)
         if timeline.untimed and not calls:
             axes.broken_barh([(0, timeline.seconds)], (0.6, 0.8), facecolor="none", edgecolor=DARK_GREY, linestyle=":")
-            untimed = f" {number_of(timeline.untimed, 'call')}, times not told"
+            untimed = f" {number_of(timeline.untimed, 'call')}, times not recorded"
             axes.text(0, 1, untimed, ha="left", va="center")
         axes.set_yticks(list(labels), list(labels.values()))
         axes.set_ylim(0.6 + (max(1, len(calls) * lane) if calls or timeline.untimed else 0), -0.6)

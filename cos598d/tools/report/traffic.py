@@ -15,13 +15,13 @@ from cos598d.tools.report.svg import draw, lanes, legend_below
 from cos598d.tools.report.table import assumed_bytes, traffic_rows
 
 TRAFFIC_NOTE = (
-    "Calls that carry gradients or, where a strategy shards, parameters: the mean of all iterations, by the "
-    "algorithms' formulas. Counted is all that travels while training, the loss and weights "
-    f"gathered for an evaluation too. MB: 1,000,000 bytes. {BYTES_NOTE}"
+    "Calls that send gradients or (if a strategy shards them) parameters: the mean over all iterations, by the "
+    "algorithms' formulas. Counted: everything sent during training, also the loss and weights gathered for an "
+    f"evaluation. MB: 1,000,000 bytes. {BYTES_NOTE}"
 )
 PURPOSE_NOTE = (
-    "All calls of the run by what they were for: calls and payload of rank 0. They are sums over every call; what part "
-    "of all calls has a row of its own is up to --ledger."
+    "All calls of the run by purpose; calls and payload are rank 0's. Sums include every call. --ledger decides how "
+    "many calls have a row of their own."
 )
 WAYS = ("sent", "received")
 LEAST_BYTES = 1e5  # of less, such as the loss's few bytes, headers are the most
@@ -61,14 +61,14 @@ def traffic_blocks(runs: Sequence[Run]) -> list[Block]:
         for predicted, seen in (one.sent, one.received):
             rows[-1] += [megabytes(predicted) if one.is_predicted else "-", megabytes(seen)]
             rows[-1] += [f"{seen / predicted - 1:+.1%}" if predicted else "-"]
-    blocks.append(Table("MB an iteration, predicted and counted by the kernel.", rows))
+    blocks.append(Table("MB per iteration, predicted and counted by the kernel.", rows))
     if epochs := epoch_rows(runs):
         blocks.append(Table("MB sent in an epoch's training, all calls, predicted and counted.", epochs))
     has_headers = any(one.has_headers for one in counted)
     where = "crossed the interface, with packet headers" if has_headers else "a rank's own sockets carried"
-    caption = [f"Predicted is what the ledger has by formula; counted is all that {where}."]
+    caption = [f"Predicted: the communication log's formulas. Counted: everything that {where}."]
     if any(one.is_shared_in_part for one in counted):
-        caption.append("Ranks of one host share an interface, and what they say to each other does not cross it.")
+        caption.append("Ranks of one host share an interface. What they send to each other does not pass through it.")
     return [*blocks, *figures(("traffic", _figure(counted), caption))]
 
 
@@ -180,7 +180,7 @@ def _figure(traffic: Sequence[Traffic]) -> str:
             for lengths, below, look in bars.values()
         ]
         lanes(axes, names, -0.25)
-        axes.set_xlabel("MB sent an iteration")
+        axes.set_xlabel("MB sent per iteration")
         legend_below(figure, handles, list(bars))
 
-    return draw("traffic", "bytes sent an iteration, predicted and counted", 50 + 36 * len(groups), paint)
+    return draw("traffic", "bytes sent per iteration, predicted and counted", 50 + 36 * len(groups), paint)

@@ -24,10 +24,10 @@ COLUMNS = (
     *("predicted MB", "counted MB", "difference", "other calls MB", "headers MB", "rest MB", BYTES_FROM),
 )
 LEGEND = (
-    "MB: 1,000,000 bytes, sent in the first epoch's training by rank (equal neighbours once), evaluation left out.\n"
-    "predicted: the gradients' calls by the ledger's formulas. counted: by the kernel.\n"
-    "difference = counted - predicted = other calls (the loss, what ranks agree on)\n"
-    f"+ headers ({HEADER_BYTES} bytes a packet, acknowledgements too; own sockets carry none)\n"
+    "MB: 1,000,000 bytes, sent in the first epoch's training by rank (equal neighbours once), without evaluation.\n"
+    "predicted: the gradients' calls, by the communication log's formulas. counted: by the kernel.\n"
+    "difference = counted - predicted = other calls (the loss, agreements of ranks)\n"
+    f"+ headers ({HEADER_BYTES} bytes per packet, acknowledgements too; own sockets carry none)\n"
     "+ rest (the backend's own messages, repeats).\n" + textwrap.fill(BYTES_NOTE, 118)
 )
 
@@ -49,10 +49,10 @@ def _row(run: Summary) -> list[str]:
         or not all(epoch.get(f"{how}_bytes_sent") for how in ("predicted", "counted"))
     ):
         raise UserError(
-            f"{run['run']} has not counted what travelled: run it on 2 ranks or more, with a --monitor_interval over 0."
+            f"{run['run']} did not count its traffic. Run it on 2 ranks or more, with a --monitor_interval over 0."
         )
     if None in [wire["packets_sent_per_iteration"][ranks[0]] for ranks in wire["ranks_by_interface"]]:
-        raise UserError(f"{run['run']} does not say how many packets an interface carried: run it again.")
+        raise UserError(f"{run['run']} has no count of packets. Run it again.")
     gradients, everything, counted, headers = [], [], [], []
     for ranks in wire["ranks_by_interface"]:  # those of one interface are counted together
         gradients.append(iterations * sum(run["bytes_sent_per_iteration"][rank] for rank in ranks))
@@ -61,7 +61,7 @@ def _row(run: Summary) -> list[str]:
         packets = 0 if is_by_sockets(wire) else wire["packets_sent_per_iteration"][ranks[0]]
         headers.append(iterations * HEADER_BYTES * packets)
     if None in counted:
-        raise UserError(f"{run['run']} stopped counting before its epoch's end: run it again.")
+        raise UserError(f"{run['run']} stopped counting before its epoch's end. Run it again.")
     rest = [c - e - h for c, e, h in zip(counted, everything, headers, strict=True)]
     other = [e - g for e, g in zip(everything, gradients, strict=True)]
     difference = sum(counted) / sum(gradients) - 1 if sum(gradients) else None

@@ -1,4 +1,4 @@
-"""The wire in time: what rank 0's samples say of the bits that passed between one and the next."""
+"""Network traffic over time: what rank 0's samples say of the bits that passed between one and the next."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,5 +119,5 @@ def _figure(found: Sequence[Throughput]) -> str:
         handles = [panels[0].plot([], [], color=colour, linestyle=style)[0] for colour, style in looks]
         legend_below(figure, handles, words)
 
-    label = f"bits a second of rank 0 of {listed([one.run for one in found])}"
+    label = f"bits per second of rank 0 of {listed([one.run for one in found])}"
     return draw("wire", label, 30 + 95 * len(found), paint)

@@ -25,8 +25,8 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{error.filename or folder} cannot be written ({error.strerror}): make room, or look at the folder's "
-            "rights, and start the same words again; what is finished stays."
+            f"{error.filename or folder} cannot be written ({error.strerror}). Finished runs are kept. Make room, or "
+            "check the folder's rights, and repeat the command."
         ) from None
 
 
@@ -55,7 +55,7 @@ class RunsFolder:
         """Raise UserError where the folder of the run of that name leads elsewhere."""
         if (self.path / place).is_symlink():
             raise UserError(
-                f"{self.path / place} is a link, where a run has a folder of its own: remove it, {OTHER_FOLDER}."
+                f"{self.path / place} is a link, where a run needs a folder of its own. Remove it, {OTHER_FOLDER}."
             )
 
     def finished(self, place: str, asked: Mapping[str, Any]) -> Run | None:

@@ -43,7 +43,7 @@ def forecast_words(combinations: Sequence[Combination], parallel: int, costs_fro
     if total:
         at_a_time = f", {parallel} at a time if the cores are there for each" if parallel > 1 else ""
         notes.append(
-            f"About {seconds_words(total / parallel)} of training in all{at_a_time}, without start and evaluation."
+            f"About {seconds_words(total / parallel)} of training in total{at_a_time}, without start and evaluation."
         )
     return "\n\n".join([as_text(rows, numbers=True), *map(printable, notes)])
 

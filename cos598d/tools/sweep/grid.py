@@ -15,13 +15,13 @@ from cos598d.tools.report.sweep_entries import BATCH, DELAY, LINKS, RATE, SETUP
 
 # The flag that this axis is another word for.
 BATCH_FLAG = "per_gpu_train_batch_size"
-BY_ITSELF = "the sweep sets it itself"
-OF_TRAININGS = "every run of a sweep trains; give --do_train behind --, for all runs, to leave the evaluations out"
+BY_ITSELF = "the sweep sets it itself. Leave it out"
+OF_TRAININGS = "every run of a sweep trains. To skip the evaluations, give only --do_train after --"
 # Flags that a sweep sets, and what is there in their place.
 INSTEAD = {
-    "seed": "give --seeds N, and the first of them as --seed behind --",
-    "world_size": f"{SETUP} is the axis for it, as {SETUP}=1x1,1x4,2x2",
-    BATCH_FLAG: f"{BATCH} is the axis for it, as {BATCH}=1,4,16",
+    "seed": "a sweep sets it. Give --seeds N, and the first seed as --seed after --",
+    "world_size": f"a sweep sets it. Use the axis {SETUP}, as {SETUP}=1x1,1x4,2x2",
+    BATCH_FLAG: f"a sweep sets it. Use the axis {BATCH}, as {BATCH}=1,4,16",
     "do_train": OF_TRAININGS,
     "do_eval": OF_TRAININGS,
 } | dict.fromkeys(("label", "output_dir", "overwrite_output_dir", "save_model", "resume", "resume_anyway"), BY_ITSELF)
@@ -49,7 +49,8 @@ class Setup:
         found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", word, re.ASCII)
         if not found:
             raise UsageError(
-                f"--grid {SETUP}={printable(word, 40)}: give hosts and the ranks on each, as 1x4 (four ranks of this "
+                f"--grid {SETUP}={printable(word, 40)} is not valid. Give hosts and the ranks on each, as 1x4 (four "
+                "ranks of this "
                 "host) or 2x2 (two ranks on each of two hosts)."
             )
         return cls(int(found[1]), int(found[2]))
@@ -65,26 +66,28 @@ def read_grid(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
         name, equals, values = words.partition("=")
         name = name.strip().replace("-", "_")
         if not equals:
-            raise UsageError(f"--grid {printable(words, 100)}: write an axis and its values, as {BATCH}=1,4,16.")
+            raise UsageError(
+                f"--grid {printable(words, 100)} has no value. Write an axis and its values, as {BATCH}=1,4,16."
+            )
         _check_name(name)
         if name in grid:
-            raise UsageError(f"--grid {name} is given twice: write all of its values behind one.")
+            raise UsageError(f"--grid {name} is given twice. Write all of its values in one.")
         grid[name] = tuple(word.strip() for word in values.split(","))
         if "" in grid[name]:
             raise UsageError(
-                f"--grid {printable(words, 100)}: an empty value is none; write one or more, separated by commas."
+                f"--grid {printable(words, 100)}: a value is empty. Write one or more, separated by commas."
             )
         read: list[Any] = []
         for word in grid[name]:
             value = read_value(name, word)
             if value in read:
-                raise UsageError(f"--grid {printable(words, 100)}: {word} is there twice, so leave one out.")
+                raise UsageError(f"--grid {printable(words, 100)}: {word} appears twice. Leave one out.")
             read.append(value)
     return grid
 
 
 def read_value(name: str, word: str) -> Any:
-    """The value that a word of this axis stands for: a Setup, seconds, bits a second, or what the flag takes.
+    """The value that a word of this axis stands for: a Setup, seconds, bits per second, or what the flag takes.
 
     Raises UsageError for a word that is none.
     """
@@ -101,7 +104,7 @@ def read_value(name: str, word: str) -> Any:
 def _of_flag(name: str, said: Flag, word: str) -> Any:
     if said.kind is bool:
         if word not in SWITCH:
-            raise UsageError(f"--{name} {printable(word, 40)}: it is a switch, so give {' or '.join(SWITCH)}.")
+            raise UsageError(f"--{name} {printable(word, 40)}: it is a switch. Give {' or '.join(SWITCH)}.")
         return SWITCH[word]
     if said.none is not None and word == said.none:
         return None
@@ -109,14 +112,14 @@ def _of_flag(name: str, said: Flag, word: str) -> Any:
         value = said.kind(word)
     except ValueError:
         kind = "a whole number" if said.kind is int else "a number"
-        raise UsageError(f"--{name} {printable(word, 40)}: give {kind}.") from None
+        raise UsageError(f"--{name} {printable(word, 40)} is not valid. Give {kind}.") from None
     said.check(name, value)
     return value
 
 
 def _check_name(name: str) -> None:
     if name in INSTEAD:
-        raise UsageError(f"--grid {name} is no axis: {INSTEAD[name]}.")
+        raise UsageError(f"--grid {name} is not an axis: {INSTEAD[name]}.")
     known = [BATCH, SETUP, *LINKS, *flags_of(RunConfig)]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)

@@ -99,7 +99,7 @@ class Making:
             try:
                 found = self._folder.run_of(one)
             except UserError as error:
-                return self._failed(one, FAILED, f"it left a record that is none: {error}")
+                return self._failed(one, FAILED, f"its files are not valid: {error}")
             if found:
                 # Of one that went on, only the last of its attempts was timed.
                 is_whole = len(found.summary.get("attempts", [])) < 2
@@ -112,7 +112,7 @@ class Making:
         if ended.is_asked:
             return self._failed(one, BROKEN_OFF, "it was broken off.")
         if ended.code == GOES_ON:
-            return self._failed(one, BROKEN_OFF, "it stopped before its end: started again, the sweep goes on with it.")
+            return self._failed(one, BROKEN_OFF, "it stopped early. Repeat the command to resume it.")
         said = ended.last or "it said nothing."
         return self._failed(one, FAILED, f"it failed with exit code {ended.code}: {said}")
 

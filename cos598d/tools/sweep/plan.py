@@ -22,7 +22,7 @@ class Combination:
 
     settings    the axes' values in the user's words, in the axes' order; of links none where there is one host
     values      RunConfig's, those of all runs among them
-    delay       seconds from host to host; `rate`: bits a second of each link, None without a limit
+    delay       seconds from host to host; `rate`: bits per second of each link, None without a limit
     refused     why it cannot run, in a sentence; "" where it can
     """
 
@@ -113,7 +113,7 @@ def _check_links(grid: Mapping[str, Sequence[str]]) -> None:
     for name in LINKS:
         if name in grid and all(Setup.parse(word).hosts == 1 for word in grid.get(SETUP, (DEFAULT_SETUP,))):
             raise UsageError(
-                f"--grid {name}={','.join(grid[name])} would change nothing: no set-up has several hosts; add one, as "
+                f"--grid {name}={','.join(grid[name])} would change nothing: no set-up has several hosts. Add one, as "
                 f"--grid {SETUP}=2x2, or leave {name} out."
             )
 
@@ -124,7 +124,7 @@ def _check_once(grid: Mapping[str, Sequence[str]], flags: Mapping[str, Any]) -> 
         others = (BATCH_FLAG, "total_train_batch_size") if name == BATCH else (name,)
         for flag in others:
             if flag in flags:
-                raise UsageError(f"--{flag} is given behind -- and by --grid {name}: leave one of them out.")
+                raise UsageError(f"--{flag} is given after -- and by --grid {name}. Leave one of them out.")
 
 
 def _check_refused(grid: Mapping[str, Sequence[str]], combinations: Sequence[Combination]) -> None:
@@ -135,4 +135,4 @@ def _check_refused(grid: Mapping[str, Sequence[str]], combinations: Sequence[Com
         for word in words:
             mine = [one for one in combinations if one.settings.get(name) == word]
             if mine and all(one.refused for one in mine):
-                raise UsageError(f"--grid {name}={word} can run with nothing else here: {mine[0].refused}")
+                raise UsageError(f"--grid {name}={word} does not work with any other axis here: {mine[0].refused}")

@@ -41,30 +41,37 @@ def check_launch(launch: str | None, combinations: Sequence[Combination]) -> Non
     if launch is None:
         for one in combinations:
             if one.setup.hosts > MOST_HOSTS:
-                raise UsageError(f"--grid setup={one.setup}: at most {MOST_HOSTS} hosts are emulated on one machine.")
+                raise UsageError(
+                    f"--grid setup={one.setup}: one machine emulates at most {MOST_HOSTS} hosts. Give fewer."
+                )
         return
     try:
         words = shlex.split(launch)
     except ValueError as error:
-        raise UsageError(f"--launch {printable(launch, 100)}: no shell could read it ({error}).") from None
+        raise UsageError(
+            f"--launch {printable(launch, 100)}: a shell cannot parse it ({error}). Check its quotes."
+        ) from None
     if not any(COMMAND in word for word in words):
         raise UsageError(
-            f"--launch {printable(launch, 100)}: it has no {COMMAND}, which stands for the training; write it as "
+            f"--launch {printable(launch, 100)}: it has no {COMMAND}, the place of the training. Write it as "
             "'mpirun -np {world_size} {command}'."
         )
     if words[0] != COMMAND and shutil.which(words[0]) is None:
-        raise UsageError(f"--launch {printable(launch, 100)}: there is no program {printable(words[0], 60)} here.")
+        raise UsageError(
+            f"--launch {printable(launch, 100)}: there is no program {printable(words[0], 60)} on this machine. "
+            "Install it, or give its path."
+        )
     for name in LINKS:
         if f"{{{name}}}" not in launch and any(name in one.settings for one in combinations):
             raise UsageError(
-                f"--grid {name} would change nothing: --launch has no {{{name}}}; put it there, or leave the axis out."
+                f"--grid {name} would change nothing: --launch has no {{{name}}}. Put it there, or leave the axis out."
             )
     shapes: dict[str, Setup] = {}
     for one in combinations:
         other = shapes.setdefault(_with(launch, _of_setup(one.setup)), one.setup)
         if other != one.setup:
             raise UsageError(
-                f"--grid {SETUP}={other},{one.setup} would change nothing: --launch starts both alike; put "
+                f"--grid {SETUP}={other},{one.setup} would change nothing: --launch starts both in the same way. Put "
                 f"{listed([*_of_setup(one.setup)])} there, as far as your launcher needs them."
             )
 

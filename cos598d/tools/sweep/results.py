@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cos598d.checkpoint_flags import LOSS_METRIC
 from cos598d.data import get_task
+from cos598d.errors import WARNING
 from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
@@ -14,7 +15,7 @@ from cos598d.tools.report.epochs import epoch_seconds
 from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.render import as_html
 from cos598d.tools.report.sweep_entries import SweepEntry
-from cos598d.tools.report.sweep_page import sweep_page
+from cos598d.tools.report.sweep_page import sentences, sweep_page
 from cos598d.tools.report.sweep_table import TABLE_NOTE, sweep_rows, unlike
 from cos598d.tools.sweep.folder import writing
 
@@ -26,7 +27,7 @@ def result_words(run: Run) -> str:
     last = run.summary["epochs"][-1]
     names = [*get_task(run.config["task_name"]).metrics, LOSS_METRIC, "loss"]
     shown = [f"{name} {last[name]:.4f}" for name in names if is_number(last.get(name))]
-    return ", ".join([*shown, f"{epoch_seconds(run):.3g} s an epoch"])
+    return ", ".join([*shown, f"{epoch_seconds(run):.3g} s per epoch"])
 
 
 def settings_words(settings: Mapping[str, str]) -> str:
@@ -35,16 +36,17 @@ def settings_words(settings: Mapping[str, str]) -> str:
 
 
 def show(path: Path, entries: Sequence[SweepEntry], title: str, remarks: Sequence[str]) -> None:
-    """Print the table; write it in Markdown, and the page, which begins with what the runs say."""
+    """Print the table; write it in Markdown, and the page, which begin with the answer."""
     absent = list(dict.fromkeys(_why_not(entry) for entry in entries if entry.run is None))
     if not any(entry.run for entry in entries):
         print("", *map(printable, absent), sep="\n")
         return
     rows = sweep_rows(entries)
-    notes = [*remarks, *unlike(entries), *absent]
-    parts = [as_text(rows, numbers=True), textwrap.fill(TABLE_NOTE, 118), *map(printable, notes)]
+    notes = [*(f"{WARNING}{one}" for one in [*remarks, *unlike(entries)]), *absent]
+    answer = " ".join(sentences(entries))
+    parts = [printable(answer), as_text(rows, numbers=True), textwrap.fill(TABLE_NOTE, 118), *map(printable, notes)]
     print("", "\n\n".join(parts), "", sep="\n")
-    words = [as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *notes])]
+    words = [markdown_text(answer), as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *notes])]
     page = as_html(sweep_page(entries, title))
     with writing(path):
         write_whole(path / TABLE, "\n\n".join(words) + "\n")

@@ -18,7 +18,7 @@ from cos598d.tools.sweep.ground import check_ground
 from cos598d.tools.sweep.plan import Combination, combine
 
 STATE, LOGS = "sweep.json", "logs"
-REMEDY = "so give another --runs_dir"
+REMEDY = "Give another --runs_dir"
 ROW = Fields(
     {"settings": MapOf(TEXT), "seed": COUNT, "seconds": OrNone(NOT_NEGATIVE), **ENDED}, {"parallel": OrNone(SIZE)}
 )
@@ -37,14 +37,14 @@ LONGEST_SHOWN = 100  # characters of a value in a sentence
 
 def read_sweep(path: Path) -> list[SweepEntry]:
     """The entries of the sweep in a folder, by its state alone. Raises UserError for a state that is damaged."""
-    remedy = "start the sweep again"
+    remedy = "Start the sweep again"
     found = read(path / STATE, KIND, remedy)
     if math.prod([len(found["seeds"]), *map(len, found["axes"].values())]) > MOST_RUNS:
-        raise UserError(f"{path / STATE} asks for more than {MOST_RUNS:,} runs: it is damaged, {remedy}.")
+        raise UserError(f"{path / STATE} asks for more than {MOST_RUNS:,} runs, so it is damaged. {remedy}.")
     try:
         combinations = combine(found["axes"], found["flags"], found["seeds"], found["rate"])
     except (UsageError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{path / STATE} is of no sweep that can be ({printable(error, 200)}): {remedy}.") from None
+        raise UserError(f"{path / STATE} is not a possible sweep ({printable(error, 200)}). {remedy}.") from None
     return SweepFolder(path, found).entries(combinations)
 
 
@@ -61,9 +61,7 @@ class SweepFolder(RunsFolder):
             found = read(path / STATE, KIND, REMEDY)
         except FileNotFoundError:
             if any(path.iterdir()):
-                raise UserError(
-                    f"--runs_dir {path} is not empty, and no sweep is in it: choose another folder."
-                ) from None
+                raise UserError(f"--runs_dir {path} is not empty and has no sweep. Choose another folder.") from None
             return
         self._check_same(found)
         self.rows = found["combinations"]
@@ -104,7 +102,7 @@ class SweepFolder(RunsFolder):
             return self.run_of(one), ""
         except AnotherRun as error:
             if not self.said(one.label):
-                raise UserError(f"{error.what}: it stays as it is, so remove it, {OTHER_FOLDER}.") from None
+                raise UserError(f"{error.what}. It was not changed. Remove it, {OTHER_FOLDER}.") from None
             return None, str(error)
         except UserError as error:
             return None, str(error)
@@ -146,8 +144,8 @@ class SweepFolder(RunsFolder):
         for name, before, now in _differences(found, self._asked):
             was, is_now = _apart(before, now)
             raise UsageError(
-                f"{self.path} is a sweep with {name} {was}, and {is_now} is asked for now: give the same words again, "
-                f"{OTHER_FOLDER}."
+                f"{self.path} is a sweep with {name} {was}, and this command asks for {is_now}. Give the same "
+                f"arguments again, {OTHER_FOLDER}."
             )
 
 
