@@ -230,7 +230,7 @@ def test_classroom_50_wants_its_runner_and_whole_points(monkeypatch, tmp_path):
         ResultFiles(assignment(ONE), None, tmp_path / "result.json")
     for name, value in RUNNER.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match="takes whole points, and a claim gives 2.5"):
+    with pytest.raises(UsageError, match="takes only whole points, but a test gives 2.5"):
         ResultFiles(assignment(ONE.replace("lets_go = 1", "lets_go = 2.5")), None, tmp_path / "result.json")
     monkeypatch.setenv("SUBMISSION_TAG", "main")
     with pytest.raises(UsageError, match="begin with submit/"):

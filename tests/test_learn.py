@@ -317,11 +317,11 @@ def test_of_a_page_with_blanks_left_nothing_is_said_to_have_failed(tmp_path):
 
 def test_what_is_said_of_a_number_of_ranks_counts_what_is_tried_on_others():
     assert told.world(1, 1, 2, {}) == "1 rank: 1 of 2 checks passed"
-    assert told.world(2, 3, 3, {}) == "2 ranks: all 3 checks passed"
-    assert told.world(2, 0, 1, {}) == "2 ranks: the check FAILED"
+    assert told.world(2, 3, 3, {}) == "2 ranks: 3 of 3 checks passed"
+    assert told.world(2, 0, 1, {}) == "2 ranks: 0 of 1 check passed"
     said = told.world(3, 1, 1, {"one_ring_each": (4, 2), "again": (2, 4), "alone": (1,)})
     others = "2 more checks run only on 2 and 4 ranks; 1 more check runs only on 1 rank"
-    assert said == f"3 ranks: the check passed; {others}"
+    assert said == f"3 ranks: 1 of 1 check passed ({others})"
 
 
 def test_what_a_check_begins_with_is_said_at_once(tmp_path, monkeypatch):

@@ -169,7 +169,7 @@ def test_a_refusal_that_cases_have_in_common_is_said_once():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["bucketed", "--cases", "bytes"], "--cases bytes: there is no such case; they are same start, gradients"),
+        (["bucketed", "--cases", "bytes"], "--cases bytes: there is no such case. The cases are same start, gradients"),
         (["zero4"], "zero4"),
         (["zero1:compress=fp16"], "--compress means nothing to --sync zero1"),
         (["zero1", "--seconds", "0"], "--seconds 0"),

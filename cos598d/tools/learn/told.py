@@ -20,11 +20,12 @@ def begins(name: str, sizes: Sequence[int]) -> str:
 def world(size: int, held: int, tried: int, left_out: Mapping[str, Sequence[int]]) -> str:
     """How many checks passed on `size` ranks; and how many that are `left_out` there run on other numbers of ranks."""
     others = Counter(_ranks(sorted(sizes)) for sizes in left_out.values())
-    elsewhere = (
+    elsewhere = "; ".join(
         f"{number_of(number, 'more check')} run{'' if number > 1 else 's'} only on {on}"
         for on, number in others.items()
     )
-    return f"{_ranks([size])}: {'; '.join([_passed(held, tried), *elsewhere])}"
+    here = f"{_ranks([size])}: {held} of {number_of(tried, 'check')} passed"
+    return f"{here} ({elsewhere})" if elsewhere else here
 
 
 def verdict(result: dict[str, Any], lesson: Lesson) -> str:

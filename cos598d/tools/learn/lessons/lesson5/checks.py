@@ -70,7 +70,7 @@ def _watched(on: OnLesson, tensor: torch.Tensor) -> _Watch:
 
 @Claim
 def sums(on: OnLesson) -> None:
-    """Afterwards the tensor is the sum over all ranks, on every rank: with 1 to 1009 elements, and with float16."""
+    """Afterwards the tensor is the sum over all ranks, on every rank: of 1 to 1009 elements, also of float16."""
     found = {}
     for length in LENGTHS:
         found[_name(length)] = _tensor(on.nonce, on.rank, length)
