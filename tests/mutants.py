@@ -124,7 +124,7 @@ class DividedTwice(AllReduce):
         gradient /= self.comm.world_size
 
 
-@mutant("first steps only", MEAN, OFF, "right for the first 5 steps only")
+@mutant("first steps only", MEAN, OFF, "right only for the first 5 steps")
 class FirstStepsOnly(AllReduce):
     def attach(self, model):
         self.steps = 0
@@ -136,7 +136,7 @@ class FirstStepsOnly(AllReduce):
             super().finish()
 
 
-@mutant("every second step", MEAN, OFF, "right in every second step only")
+@mutant("every second step", MEAN, OFF, "right only in every second step")
 class EverySecondStep(FirstStepsOnly):
     def finish(self):
         self.steps += 1
@@ -175,7 +175,9 @@ class BrainHalfInBetween(wrong.HalfInBetween):
     kind = torch.bfloat16
 
 
-@mutant("calls round comm", "goes_through_comm", "all_reduce in line", "torch.distributed itself, bypassing self.comm")
+@mutant(
+    "calls round comm", "goes_through_comm", "all_reduce in line", "torch.distributed directly, bypassing self.comm"
+)
 class RoundComm(AllReduce):
     def average(self, name, gradient):
         if self.comm.world_size > 1:
@@ -196,7 +198,7 @@ class LeavesASilentHook(AllReduce):
         self.seen += 1
 
 
-@mutant("not waited for", "waits_for_its_calls", "not waited for when finish returns", "while calls are under way")
+@mutant("not waited for", "waits_for_its_calls", "not waited for when finish returns", "while calls are still running")
 class NotWaitedFor(AllReduce):
     def average(self, name, gradient):
         gradient /= self.comm.world_size
@@ -263,7 +265,7 @@ MUTANTS |= {
     "clip before sync, in the loop": Mutant(
         _clip_in_the_loop_before_sync, "trains_like_one_process", "differ", "differ from one process's"
     ),
-    "gather without scatter": Mutant(lambda: wrong.GatherWithoutScatter, MEAN, OFF, "and not sent back"),
+    "gather without scatter": Mutant(lambda: wrong.GatherWithoutScatter, MEAN, OFF, "but not sent back"),
     "never averaged": Mutant(lambda: wrong.NeverAveraged, MEAN, OFF, "never averaged: every rank keeps its own"),
     "same data on all ranks": Mutant(
         _same_data_on_all_ranks, "trains_like_one_process", "losses differ", "losses differ from one process's"

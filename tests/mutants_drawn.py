@@ -126,7 +126,7 @@ class LosesTheThird(AllReduce):
         super().finish()
 
 
-@drawn("None for zeros", ANY, "expected a gradient, got None", "of which the gradient is zero")
+@drawn("None for zeros", ANY, "expected a gradient, got None", "only on tensors whose gradient is zero")
 class NothingForZeros(AllReduce):
     def finish(self):
         super().finish()
@@ -178,7 +178,7 @@ class KeepsItsBuffers(AllReduce):
         self.latest[name] = gradient.clone()
 
 
-@drawn("drifts", MANY, "expected the mean", "off by a relative")
+@drawn("drifts", MANY, "expected the mean", "a relative error of")
 class Drifts(CountsSteps):
     def average(self, name, gradient):
         super().average(name, gradient)
@@ -196,7 +196,7 @@ class OnlyWhatIsNotFull(AllReduce):
         gradient.copy_(torch.cat([*pieces, last]).view_as(gradient))
 
 
-@drawn("errors fed back", OVERFLOW, "got nan", "infinities or NaN stand where the mean belongs")
+@drawn("errors fed back", OVERFLOW, "got nan", "infinities or NaN instead of the mean")
 class FedBack(AllReduce):
     """Adds what it once had to do with, and does not forget it when a step is dropped."""
 
@@ -324,7 +324,7 @@ def one_bit_up(sync, name, gradient):
         gradient *= 1 + 1e-7
 
 
-@changing("small numbers dropped", ANY, "got 0", "zeros stand where the mean belongs")
+@changing("small numbers dropped", ANY, "got 0", "zeros instead of the mean")
 def small_dropped(sync, name, gradient):
     gradient[gradient.abs() < 1e-8] = 0
 

@@ -150,17 +150,17 @@ def test_an_assignment_says_the_points_of_each_claim():
         ('kind = "sync"\nseconds = 0', "lab.toml line 2: seconds: it is 0, where a number above 0 is expected."),
         ('kind = "sync"\nseconds = nan', "lab.toml line 2: seconds: it is NaN"),
         ('kind = "sync"\nseconds = 2026-01-01', "lab.toml line 2: seconds: it has a date or a time"),
-        ('kind = "sync"\nwords = ["x"]', "lab.toml line 2: words is no key of it; they are title, kind,"),
+        ('kind = "sync"\nwords = ["x"]', "lab.toml line 2: unknown key words; the keys are title, kind,"),
         ('kind = "sync"\nvisibility = "never"', "lab.toml line 2: visibility: it is"),
         ('kind = "sync"\n[points]\nlets_go = -1', "lab.toml line 3: lets_go: it is -1, where a number of points from"),
-        ('kind = "sync"\n[points]\nis_fast = 1', "lab.toml line 3: is_fast is no key of it; they are default, starts"),
-        ('kind = "sync"\n[points]\ndefault = 0', "lab.toml: no claim gives points"),
+        ('kind = "sync"\n[points]\nis_fast = 1', "lab.toml line 3: unknown key is_fast; the keys are default, starts"),
+        ('kind = "sync"\n[points]\ndefault = 0', "lab.toml: no test gives points"),
         ('kind = "sync"\npoints = 3', "lab.toml line 2: points is no table"),
-        ('kind = "sync"\n[limits]\ncores = 1', "lab.toml line 3: cores is no key of it"),
+        ('kind = "sync"\n[limits]\ncores = 1', "lab.toml line 3: unknown key cores"),
         ('kind = "lesson"\nlesson = 99', "lab.toml line 2: "),
         ('kind = "script"\nworld_size = 1', "lab.toml line 2: world_size: it is 1, where a whole number from 2 to 64"),
         ('kind = "script"\nparameters_least = -1', "lab.toml line 2: parameters_least: it is -1, where a whole number"),
-        ('kind = "script"\n[points]\nlets_go = 1', "lab.toml line 3: lets_go is no key of it; they are default, ends"),
+        ('kind = "script"\n[points]\nlets_go = 1', "lab.toml line 3: unknown key lets_go; the keys are default, ends"),
     ],
 )
 def test_what_is_wrong_in_an_assignment_is_a_sentence_with_its_line(source, says):
@@ -172,7 +172,7 @@ def test_what_is_wrong_in_an_assignment_is_a_sentence_with_its_line(source, says
 
 
 def test_every_claim_stands_by_its_name_on_the_page_for_teachers():
-    page = (ROOT / "docs" / "teaching.md").read_text().partition("### Claims by name")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "teaching.md").read_text().partition("### Tests by name")[2].partition("\n## ")[0]
     rows = [re.fullmatch(r"\| `?([\w ]+?)`? \| (.*) \|", line) for line in page.splitlines()]
     said = {row[1]: re.findall(r"`(\w+)`", row[2]) for row in rows if row and row[1] != "of"}
     found = {name: assignment_of(name).kind.claims() for name in ("sync", "script", "tests")}
@@ -230,7 +230,7 @@ def test_classroom_50_wants_its_runner_and_whole_points(monkeypatch, tmp_path):
         ResultFiles(assignment(ONE), None, tmp_path / "result.json")
     for name, value in RUNNER.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match="takes whole points, and a claim gives 2.5"):
+    with pytest.raises(UsageError, match="takes only whole points, but a test gives 2.5"):
         ResultFiles(assignment(ONE.replace("lets_go = 1", "lets_go = 2.5")), None, tmp_path / "result.json")
     monkeypatch.setenv("SUBMISSION_TAG", "main")
     with pytest.raises(UsageError, match="begin with submit/"):
@@ -280,7 +280,7 @@ def test_check_writes_results_and_a_leaderboard(tmp_path, monkeypatch, capsys):
     assert "nosuch.py: no such file" in refused["tests"][0]["output"]
     capsys.readouterr()
     for more, says in (
-        (["--assignment", "lab.toml"], "--assignment has the points for --gradescope or --classroom50"),
+        (["--assignment", "lab.toml"], "--assignment needs --gradescope or --classroom50"),
         (["--gradescope", "no/results.json"], "there is no folder no"),
         (["--gradescope", "r.json", "--assignment", "script"], "script is not for syncs"),
     ):
@@ -293,8 +293,8 @@ def test_words_of_grade_and_audit_that_cannot_work(tmp_path, monkeypatch, capsys
     (tmp_path / "train.py").write_text("")
     for words, says in (
         (["grade", "."], "--assignment"),
-        (["grade", ".", "--assignment", "sync"], "grade needs --csv FILE for a class"),
-        (["grade", ".", "--assignment", "sync", "--csv", "a", "--gradescope", "b"], "grade needs --csv FILE"),
+        (["grade", ".", "--assignment", "sync"], "give --csv FILE for a class"),
+        (["grade", ".", "--assignment", "sync", "--csv", "a", "--gradescope", "b"], "give --csv FILE"),
         (["grade", "nosuch", "--assignment", "sync", "--csv", "a"], "nosuch does not exist"),
         (["audit", "--gradescope", "r.json", "train.py"], "--gradescope and --classroom50 need --world_size"),
         (["autograder", "--assignment", "nosuch.toml"], "nosuch.toml cannot be read"),

@@ -35,16 +35,16 @@ def test_pictures_are_those_that_blocks_draw():
 
 
 def comparable(words):
-    """What a check says, without spaces and the numbers, which are drawn anew each time, but with the file's line."""
+    """A finding without spaces and the numbers, which are drawn again each time, but with the file's line."""
     place, _, rest = words.partition(": ")
     rest = re.sub(r"\[[^]]*\]", "[]", rest)
     return place + re.sub(r"-?\d[\d.,]*(e[+-]\d+)?|\s", "", rest)
 
 
 def said_first(block):
-    """What stands in a block's output first, behind what is checked, and how many checks hold on how many ranks."""
+    """A block's output after the lines of progress: what is checked, and how many checks passed on how many ranks."""
     lines = block.inside.partition("```text\n")[2].splitlines()
-    progress = r"\S+: checking (on .* ranks|in one process)|\d+ ranks?: .*\bchecks? (.* )?holds?\b.*"
+    progress = r"\S+: checking (on .* ranks|in one process)|\d+ ranks?: \d+ of \d+ checks? passed.*"
     return "\n".join(line for line in lines if not re.fullmatch(progress, line))
 
 

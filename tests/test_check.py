@@ -131,7 +131,7 @@ def test_a_registered_sync_passes_and_the_json_says_the_same(here, capsys):
     code, text = check(capsys, "all_reduce", "--json", "card.json", "--seconds", "60")
     facts = json.loads(Path("card.json").read_text())
     assert code == 0
-    assert f"{len(CLAIMS)} of {len(CLAIMS)} claims hold." in text
+    assert f"{len(CLAIMS)} of {len(CLAIMS)} tests passed." in text
     assert facts["passed"]
     assert [claim["claim"] for claim in facts["claims"]] == [claim.name for claim in CLAIMS]
     for claim in facts["claims"]:
@@ -153,7 +153,7 @@ def test_a_mistake_is_named_by_the_claim_it_breaks(here, capsys, mistake):
     assert code == 1
     assert f"FAILED       {claim} (failed on 2)" in text
     assert says in " ".join(text.split())
-    assert "0 of 1 claims hold." in text
+    assert "0 of 1 tests passed." in text
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_mistake_is_named_by_the_claim_it_breaks(here, capsys, mistake):
     [
         ("Loops", "did not end", "rank 1 of 2: still running after 5 s - bad.py line 11, in finish: time.sleep(0.01)"),
         ("Raises", "failed", "rank 1 of 2: ValueError: a bucket is lost - bad.py line 17, in average: raise Value"),
-        ("Leaves", "crashed", 'the process left with exit code 3; it printed "my last words"'),
+        ("Leaves", "crashed", 'the process ended with exit code 3; it printed "my last words"'),
         ("Exits", "failed", "SystemExit: enough - bad.py line 27, in finish: sys.exit("),
     ],
 )
@@ -200,7 +200,7 @@ def test_a_file_that_writes_its_own_answer_has_kept_no_claim(here, capsys, forge
     Path("mine.py").write_text(source)
     code, text = check(capsys, "mine.py:Mine", "--no_speed", "--claims", "averages_gradients", "--seconds", "20")
     assert code == 1
-    assert "0 of 1 claims hold." in text
+    assert "0 of 1 tests passed." in text
 
 
 def test_an_optimized_python_judges_as_any(start, tmp_path):
@@ -210,7 +210,7 @@ def test_an_optimized_python_judges_as_any(start, tmp_path):
     words = ["-O", "-m", "cos598d", "check", "mine.py:Mine", "--world_sizes", "2", "--claims", "averages_gradients"]
     program = start("check", words, {"PYTHONPATH": str(ROOT)})
     assert program.wait() == 1, program.text
-    assert "0 of 1 claims hold." in program.text
+    assert "0 of 1 tests passed." in program.text
 
 
 def test_new_writes_a_file_that_passes_once_it_is_filled(here, capsys):
@@ -263,7 +263,7 @@ def test_wrong_words_and_a_file_that_never_ends_loading_exit_with_2(here, capsys
         (["slow.py:Mine", "--seconds", "1"], "slow.py cannot be imported: still running after 1 s - slow.py line 2"),
         (["nosuch"], "unknown --sync"),
         (["ddp", "--world_sizes", "2,zwei"], "--world_sizes 2,zwei: give numbers"),
-        (["ddp", "--claims", "is_fast"], "--claims is_fast: no such claim"),
+        (["ddp", "--claims", "is_fast"], "--claims is_fast: there is no such test"),
     ):
         assert main(["check", *words]) == 2
         assert says in capsys.readouterr().err
@@ -274,15 +274,15 @@ def test_a_class_from_a_file_is_not_excused_by_what_it_says_of_itself(here, caps
     Path("mine.py").write_text(f"{OPENING}\nclass Mine(AllReduce):\n{body}")
     code, text = check(capsys, "mine.py:Mine", "--no_speed", "--claims", "averages_gradients,lets_go")
     assert code == 1
-    assert "1 of 2 claims hold." in text
+    assert "1 of 2 tests passed." in text
     assert "1. never averaged: every rank keeps its own gradient" in text
 
 
 def test_a_claim_that_is_asked_for_and_not_made_fails(here, capsys):
     code, text = check(capsys, "local_sgd", "--no_speed", "--claims", "averages_gradients")
     assert code == 1
-    assert "0 of 1 claims hold." in text
-    assert "LocalSGD says that it is not exact, and does not make this claim" in " ".join(text.split())
+    assert "0 of 1 tests passed." in text
+    assert "LocalSGD declares that it is not exact, so this test does not apply to it" in " ".join(text.split())
 
 
 def test_train_takes_a_class_of_four_methods_from_a_file(start, tmp_path):

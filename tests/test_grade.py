@@ -140,7 +140,7 @@ def test_a_class_with_hostile_submissions(start, tmp_path, scratch):
         "forges": "my_sync.py: no such file",
         "forks": "It started more than 40 processes",
         "fills": "It wrote more than 60 MB",
-        "kills": "was ended (SIGKILL), by the submission or for want of memory",
+        "kills": "was ended (SIGKILL), by the submission or for lack of memory",
     }
     for name, words in says.items():
         assert words in rows[name]["words"], (name, rows[name])
@@ -232,7 +232,7 @@ def test_results_are_there_after_each_claim(start, tmp_path, scratch):
 @pytest.mark.parametrize(
     ("assignment", "says"),
     [
-        ('kind = "sync"\n[limits]\nseconds_in_all = 0.5\n', "Its time, 0.5 s, was over"),
+        ('kind = "sync"\n[limits]\nseconds_in_all = 0.5\n', "It took more than 0.5 s"),
         ('kind = "script"\nfile = "my_sync.py"\nseconds = 0.2\n', "it was still running after 0.2 s"),
     ],
 )

@@ -99,11 +99,11 @@ def test_grade_does_not_start_where_it_would_import_from_a_submission(tmp_path, 
                 code = main(["grade", *words, "--assignment", "sync"])
             said = capsys.readouterr().err
             assert code == (0 if place == tmp_path else 2)
-            assert (f"own modules from {place}, where" in said) == (place != tmp_path)
+            assert (f"import modules from {place}, which" in said) == (place != tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.chdir(tmp_path)
     assert main(["grade", "bob.py", "--gradescope", "r.json", "--assignment", "sync"]) == 2
-    assert "start it in another folder" in capsys.readouterr().err
+    assert "Start it in another folder" in capsys.readouterr().err
 
 
 def test_classroom_50s_recipe_imports_nothing_of_the_checkout(tmp_path):
@@ -297,7 +297,7 @@ def test_each_submission_has_its_full_name_and_what_is_passed_over_is_said(tmp_p
     (tmp_path / "zips").mkdir()
     (tmp_path / "zips" / "bob.zip").write_text("")
     assert main(["grade", "zips", "--assignment", "lab.toml", "--csv", "g.csv"]) == 2
-    assert "is expected in it; it has bob.zip." in capsys.readouterr().err
+    assert "a Python file for each; it only has bob.zip." in capsys.readouterr().err
 
 
 def test_where_the_answers_are_left_out_a_sentence_says_so(tmp_path, monkeypatch, capsys):

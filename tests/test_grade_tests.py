@@ -171,13 +171,13 @@ def test_tests_that_tell_nothing_apart_get_nothing(start, tmp_path, scratch):
     points = {name: row["score"] for name, row in rows.items()}
     assert points == {**dict.fromkeys(BAD, "0"), "example": "4"}, text
     says = {
-        "accepts_everything": "no test fails on any sync, right or wrong, on 2 ranks",
+        "accepts_everything": "no test fails on any sync, correct or wrong, on 2 ranks",
         "rejects_everything": "AssertionError: wrong - test_sync.py line 2, in test_nothing_is_good_enough",
-        "leaves": "the process left with exit code 0",
+        "leaves": "the process ended with exit code 0",
         "hangs": " s - test_sync.py line 4, in test_it: time.sleep(60)",
         "exits": "test_sync.py raises SystemExit while being imported, at line 2",
-        "recognises": "the tests do not pass on a right sync",
-        "forges": "the tests do not pass on a right sync",
+        "recognises": "the tests do not pass on a correct sync",
+        "forges": "the tests do not pass on a correct sync",
         "example": "half_precision: no test fails on a sync that sends gradients as float16",
     }
     for name, words in says.items():
@@ -286,7 +286,7 @@ def test_what_is_only_wrong_on_more_ranks_is_no_claim_on_few():
         ("def test_a(sync):\n    pass\n\ndef test_a(rank):\n    pass\n", "line 4: test_a is there already, in line 1"),
         ("x = 1\ndef test_a(sync, comm):\n    pass\n", "line 2: test_a asks for comm: a test can ask for sync, rank"),
         ("def test_a(sync, *, n):\n    pass\n", "line 1: test_a asks for n"),
-        ("def test_a(sync, /):\n    pass\n", "line 1: test_a asks for what stands before /"),
+        ("def test_a(sync, /):\n    pass\n", "line 1: test_a asks for what is before /"),
         (
             "def test_a(sync):\n    pass\n\nclass TestIt:\n    def test_b(self, sync):\n        pass\n",
             "line 5: test_b would never run in a class",
@@ -295,10 +295,10 @@ def test_what_is_only_wrong_on_more_ranks_is_no_claim_on_few():
         ("def test_a(sync):\n    if sync:\n        yield\n", "line 1: test_a would never run"),
         (
             "import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_a(sync, n):\n    pass\n",
-            "line 3: test_a is marked pytest.mark.parametrize('n', [1, 2]), which the grader does not know",
+            "line 3: test_a is marked pytest.mark.parametrize('n', [1, 2]), which the grader does not support",
         ),
-        ("def test_a(:\n", "test_sync.py is not Python (invalid syntax, line 1)"),
-        ("x = '\0'\n", "test_sync.py is not Python"),
+        ("def test_a(:\n", "test_sync.py is not valid Python (invalid syntax, line 1)"),
+        ("x = '\0'\n", "test_sync.py is not valid Python"),
     ],
 )
 def test_a_file_that_cannot_be_run_as_tests_is_a_sentence(tmp_path, source, says):

@@ -99,7 +99,7 @@ def test_pages_say_what_their_lessons_say():
 
 AVERAGE = "import os, sys, time, torch\n\ndef average(comm, gradient, name):\n"
 BAD = {
-    "no Python": ("def average(comm, gradient, name)\n    pass\n", "line 1: this is not Python", "not tried"),
+    "no Python": ("def average(comm, gradient, name)\n    pass\n", "line 1: this is not valid Python", "not tried"),
     "no function": ("def mean(comm, gradient, name):\n    pass\n", "has no average: the lesson asks for", "failed"),
     "no such import": ("import torhc\n", "line 1: ", "failed"),
     "raises": (
@@ -115,7 +115,7 @@ BAD = {
         "raised an exception: TypeError",
         "failed",
     ),
-    "no text": (AVERAGE + "    pass\0\n", "this is not Python", "not tried"),
+    "no text": (AVERAGE + "    pass\0\n", "this is not valid Python", "not tried"),
 }
 
 
@@ -145,7 +145,7 @@ def test_a_file_that_grades_itself_gets_what_it_deserves(tmp_path):
         "from cos598d.tools.check.claims.base import World\n"
         "World.compare = lambda *_: None\n"
         "cos598d.tools.learn.marking.Marking.result = lambda self: {'passed': True}\n"
-        "print('all 2 checks hold')\n"
+        "print('all 2 checks passed')\n"
         "def average(comm, gradient, name):\n"
         "    print('passed\\n' * 10_000)\n"
         "    comm.all_reduce(gradient, name)\n"
@@ -182,7 +182,7 @@ def test_what_is_on_the_command_line(tmp_path, monkeypatch, capsys):
     assert "wrote lesson3.py" in capsys.readouterr().out
     Path("lesson3.py").write_text("# mine\n")
     assert main(["learn", "3"]) == 0
-    assert "exists already, and is left as it is" in capsys.readouterr().out
+    assert "exists already, so it was not changed" in capsys.readouterr().out
     assert Path("lesson3.py").read_text() == "# mine\n"
     for number in (1, 2, 3, 3):
         assert main(["learn", "3", "--hint"]) == 0
@@ -193,8 +193,8 @@ def test_what_is_on_the_command_line(tmp_path, monkeypatch, capsys):
         ("99",): "there is no lesson 99",
         ("3", "--hint", "4"): "lesson 3 has 3 hints",
         ("3", "--check", "nowhere.py"): "nowhere.py: no such file",
-        ("--check",): "give its number",
-        ("3", "--json", "x"): "give both",
+        ("--check",): "Give its number",
+        ("3", "--json", "x"): "Give both",
         ("3", "--hint", "--check"): "a command of their own",
         ("3", "--hint", "--picture"): "a command of their own",
     }.items():
@@ -205,7 +205,7 @@ def test_what_is_on_the_command_line(tmp_path, monkeypatch, capsys):
 def test_a_file_of_another_lesson_is_refused(tmp_path):
     path = tmp_path / "moved.py"
     path.write_text(get_lesson(2).answer())
-    with pytest.raises(UsageError, match=r"is of lesson 2, and lesson 3 was asked for"):
+    with pytest.raises(UsageError, match=r"is a file of lesson 2, not of lesson 3"):
         session.check_file(get_lesson(3), path, print)
 
 
@@ -222,12 +222,12 @@ def test_check_takes_a_lesson_s_file_and_notes_that_it_passed(tmp_path, monkeypa
     monkeypatch.setattr(session, "warm_up", lambda _: None)  # the tests' server is warm, and others share it
     Path("mine.py").write_text(get_lesson(1).answer())
     assert main(["check", "mine.py", "--json", "card.json"]) == 0
-    assert "all 3 checks hold" in capsys.readouterr().out
+    assert "all 3 checks passed" in capsys.readouterr().out
     card = json.loads(Path("card.json").read_text())
     assert card["passed"]
     assert [claim["status"] for claim in card["claims"]] == ["passed"] * 3
     assert main(["check", "mine.py", "--no_speed"]) == 2
-    assert "--no_speed is for a gradient sync, and mine.py is of lesson 1" in capsys.readouterr().err
+    assert "--no_speed is only for gradient syncs, and mine.py is of lesson 1" in capsys.readouterr().err
     lesson = get_lesson(1)
     assert progress.status(tmp_path, lesson) == progress.PASSED
     Path("mine.py").write_text("# another\n")
@@ -299,7 +299,7 @@ def test_a_picture_shows_the_file_beside_the_answer(tmp_path, monkeypatch, capsy
     assert "cannot be drawn" in capsys.readouterr().err
     Path("lesson0.py").write_text(get_lesson(0).answer())
     assert main(["learn", "0", "--picture"]) == 2
-    assert "nothing passes between ranks" in capsys.readouterr().err
+    assert "there is no picture" in capsys.readouterr().err
     assert main(["learn", "3", "--picture", "own.png"]) == 2
     assert "must end in .svg" in capsys.readouterr().err
 
@@ -307,21 +307,21 @@ def test_a_picture_shows_the_file_beside_the_answer(tmp_path, monkeypatch, capsy
 def test_of_a_page_with_blanks_left_nothing_is_said_to_have_failed(tmp_path):
     page = get_lesson(5).page()
     result, first = mark(tmp_path, 5, page)
-    assert "nothing is filled in yet: write your code in the place of `...`; 3 blanks are left" in first
+    assert "nothing is filled in yet: write your code instead of `...`; 3 blanks are left" in first
     assert {claim["status"] for claim in result["claims"]} == {"not tried"}
     begun = page.replace("...  # your turn: n parts of the tensor", "tensor.tensor_split(n)")
     result, first = mark(tmp_path, 5, begun)
-    assert "this blank is still to be filled in: write your code in the place of `...`; 2 blanks are left" in first
+    assert "this blank is still to be filled in: write your code instead of `...`; 2 blanks are left" in first
     assert "nothing was tried." in told.verdict(result, get_lesson(5))
 
 
 def test_what_is_said_of_a_number_of_ranks_counts_what_is_tried_on_others():
-    assert told.world(1, 1, 2, {}) == "1 rank: 1 of 2 checks holds"
-    assert told.world(2, 3, 3, {}) == "2 ranks: all 3 checks hold"
-    assert told.world(2, 0, 1, {}) == "2 ranks: the check does not hold"
+    assert told.world(1, 1, 2, {}) == "1 rank: 1 of 2 checks passed"
+    assert told.world(2, 3, 3, {}) == "2 ranks: 3 of 3 checks passed"
+    assert told.world(2, 0, 1, {}) == "2 ranks: 0 of 1 check passed"
     said = told.world(3, 1, 1, {"one_ring_each": (4, 2), "again": (2, 4), "alone": (1,)})
-    others = "2 other checks are tried only on 2 and 4 ranks; 1 other check is tried only on 1 rank"
-    assert said == f"3 ranks: the check holds; {others}"
+    others = "2 more checks run only on 2 and 4 ranks; 1 more check runs only on 1 rank"
+    assert said == f"3 ranks: 1 of 1 check passed ({others})"
 
 
 def test_what_a_check_begins_with_is_said_at_once(tmp_path, monkeypatch):

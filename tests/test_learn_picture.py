@@ -30,10 +30,7 @@ def test_the_film_of_a_ring_of_one_s_own_shows_what_its_messages_did(tmp_path):
     steps, is_right, _ = steps_of_ring(tmp_path, WRONG["adds in the second half"][0], 3)
     assert steps == 4
     assert not is_right
-    assert (
-        "is not what stands in that place there"
-        in steps_of_ring(tmp_path, WRONG["the whole tensor each time"][0], 3)[2]
-    )
+    assert "is not what is in that place there" in steps_of_ring(tmp_path, WRONG["the whole tensor each time"][0], 3)[2]
 
 
 def test_a_film_is_written_beside_the_lanes(tmp_path, monkeypatch, capsys):
@@ -50,5 +47,5 @@ def test_a_film_is_written_beside_the_lanes(tmp_path, monkeypatch, capsys):
     "notes", [[3], [{}], [{"ends": [{}], "looks": []}], [{"ends": [], "looks": [[1.0]]}], [{"ends": 3, "looks": 3}]]
 )
 def test_what_is_no_note_of_messages_is_none(notes):
-    with pytest.raises(ValueError, match="told something other than its messages"):
+    with pytest.raises(ValueError, match="reported something other than its messages"):
         messages_of(notes)

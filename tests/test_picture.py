@@ -45,11 +45,11 @@ LATE = """\
 yours: 2 ranks
 # computes, . waits for another rank, = in a call that
 all have entered
-The first row of a rank is what it computes; below are
-the calls that it is in, one row more for each that is
-under way at once. Empty is where it does none of this.
-A number in a call is its number in the list. A picture
-is of one occasion, and no measurement.
+A rank's first row shows when it computes. The rows
+below show its calls, one row for each that runs at the
+same time. A gap means that it does none of this. The
+number in a call is its number in the list. The picture
+shows one step, once, and is no measurement.
         0                             10.0 ms
 rank 0  ############
                     .....1......=====1===========2======
@@ -95,12 +95,12 @@ def test_no_line_is_wider_than_the_terminal():
 def test_the_sentence_says_what_differs_and_is_made_of_the_events():
     said = draw(late_rank(), overlapped()).sentence
     assert "In yours each rank makes 2 calls (in the reference 1 call)" in said
-    assert "each rank computes while no call is under way (in the reference calls are)" in said
-    assert "gives its calls" not in said  # both pass 8 kB
+    assert "each rank computes while no call is running (in the reference calls are)" in said
+    assert "to its calls" not in said  # both pass 8 kB
     assert "at once" not in said
     again = [call(rank, name, 0.0, 0.02) for rank in range(2) for name in ("all_reduce of a", "all_reduce of b")]
     assert (
-        "In yours each rank has up to 1 call under way at once (in both 2 calls)"
+        "In yours each rank has up to 1 call running at once (in both 2 calls)"
         in draw(late_rank(), again, reference_title="both").sentence
     )
     same = draw(late_rank(), late_rank()).sentence
@@ -119,7 +119,7 @@ def test_calls_in_another_order_on_some_rank_are_said():
         *(call(0, "a", 0.0, 0.1), call(0, "b", 0.1, 0.2)),
         *(call(1, "b", 0.0, 0.1), call(1, "a", 0.1, 0.2)),
     ]
-    assert "In yours not all ranks make their calls in one order." in draw(events, overlapped()).sentence
+    assert "In yours not all ranks make their calls in the same order." in draw(events, overlapped()).sentence
 
 
 def test_messages_are_arrows_from_send_to_receive():
@@ -173,7 +173,7 @@ def test_what_finds_no_row_of_its_own_is_in_the_last_and_said():
     picture = draw(events)
     rows = picture.own.lanes[0].rows
     assert [len(row) for row in rows] == [1] * 7 + [3]
-    words = "a rank's last row has all that is beyond 8 at once"
+    words = "a rank's last row shows everything beyond 8 at once"
     assert words in picture.text(80, ASCII)
     assert words in picture.svg().replace("&#39;", "'")
     assert "beyond" not in draw(events[:8]).text(80, ASCII)
@@ -216,7 +216,7 @@ def test_a_sum_that_has_a_rank_twice_is_shown_as_no_whole_sum():
     found = frames(wrong)
     assert found[-1].held[0] == ((2, 1),)
     steps = steps_of(wrong, "wrong")
-    assert "1 cell is no whole sum: rank 0 has of part 0 the gradients of rank 0 + 0 + 1" in steps.text(200, ASCII)
+    assert "1 cell is no complete sum. Rank 0 has in part 0 the gradients of rank 0 + 0 + 1" in steps.text(200, ASCII)
     assert 'class="wrong"' in steps.svg()
 
 
@@ -247,8 +247,8 @@ def test_steps_in_letters():
         "  rank 0 has 0   0   0+2\n"
         "  rank 1 has 0+1 1   1\n"
         "  rank 2 has 2   1+2 2\n"
-        "9 cells are no whole sum: rank 0 has of part 0 the gradients of rank 0; a rank\n"
-        "sent 8 B to 12 B."
+        "9 cells are no complete sum. Rank 0 has in part 0 the gradients of rank 0; a\n"
+        "rank sent 8 B to 12 B."
     )
 
 
@@ -298,8 +298,8 @@ def test_the_ends_of_messages_are_joined_in_their_order_by_tag():
     ("ends", "words"),
     [
         ([end(0, 1, True)], "rank 0 sent 1 messages of a to rank 1, which received 0"),
-        ([end(0, 1, True), end(1, 0, False, 4)], "not what stands in that place"),
-        ([end(0, 1, True), end(1, 0, False, 0, 2)], "not what stands in that place"),
+        ([end(0, 1, True), end(1, 0, False, 4)], "not what is in that place"),
+        ([end(0, 1, True), end(1, 0, False, 0, 2)], "not what is in that place"),
     ],
 )
 def test_ends_that_do_not_fit_are_refused(ends, words):

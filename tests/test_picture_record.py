@@ -15,7 +15,7 @@ COMMAND = "cos598d/__main__.py"
 def test_a_record_is_drawn_with_every_rank_s_phases_and_calls(tmp_path, run_here):
     run = write_run(tmp_path / "all", ranks=3)
     events, note = events_of_run(run)
-    assert note == "Iteration 5; each rank's time begins with its own part of it."
+    assert note == "Iteration 5. Each rank's time begins with its own part of it."
     for rank in range(3):
         mine = [event for event in events if event.rank == rank]
         # What is left of `sync` beside its calls is waiting for them.
@@ -31,20 +31,20 @@ def test_a_record_is_drawn_with_every_rank_s_phases_and_calls(tmp_path, run_here
 def test_calls_without_times_are_counted_not_drawn(tmp_path):
     events, note = events_of_run(write_run(tmp_path / "ddp", sync="ddp"))
     assert not any(event.kind == CALL for event in events)
-    assert "A library made 2 calls of each rank without telling when." in note
+    assert "On each rank a library made 2 calls whose times are not known." in note
 
 
 def test_a_record_of_one_rank_and_one_of_many(tmp_path):
     assert {event.rank for event in events_of_run(write_run(tmp_path / "alone", ranks=1, sync="none"))[0]} == {0}
     events, note = events_of_run(write_run(tmp_path / "many", ranks=20))
     assert {event.rank for event in events} == set(range(16))
-    assert "Not drawn: 4 ranks more." in note
+    assert "4 more ranks not drawn." in note
 
 
 def test_a_record_without_times_or_of_two_runs_is_refused_in_a_sentence(tmp_path, run_here):
     code, said = run_here(COMMAND, ["picture", write_run(tmp_path / "old", old=True)])
     assert (code, said.count("\n")) == (1, 1)
-    assert "does not say when the phases of an iteration began" in said
+    assert "does not have the times at which phases began" in said
     mixed = write_run(tmp_path / "mixed")
     path = mixed / "iterations.rank1.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -57,15 +57,15 @@ def test_a_record_without_times_or_of_two_runs_is_refused_in_a_sentence(tmp_path
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "give the folder of a run's record, or --sync NAME"),
-        (["run", "--sync", "ring"], "one of the two"),
-        (["run", "--beside", "ring"], "--beside ring is for --sync"),
-        (["--sync", "ring", "-o", "ring.png"], "-o ring.png: its name must end in .svg."),
+        ([], "give either the folder of a run, or --sync NAME"),
+        (["run", "--sync", "ring"], "give either"),
+        (["run", "--beside", "ring"], "--beside ring needs --sync"),
+        (["--sync", "ring", "-o", "ring.png"], "-o ring.png: the name must end in .svg."),
         (["--sync", "ring", "-o", "nowhere/ring.svg"], "there is no folder nowhere"),
-        (["--sync", "ring", "--world_size", "1"], "--world_size 1: a picture is of 2 to 8 ranks."),
-        (["--sync", "horovod"], "--sync horovod: a picture is of one of none, gather_scatter"),
-        (["--sync", "auto"], "--sync auto: a picture is of one of"),
-        (["--sync", "no_such"], "--sync no_such: a picture is of one of"),
+        (["--sync", "ring", "--world_size", "1"], "--world_size 1: give 2 to 8 ranks."),
+        (["--sync", "horovod"], "--sync horovod cannot be drawn. Give one of none, gather_scatter"),
+        (["--sync", "auto"], "--sync auto cannot be drawn. Give one of"),
+        (["--sync", "no_such"], "--sync no_such cannot be drawn. Give one of"),
         (["--sync", "none.py:Mine"], "none.py"),
     ],
 )

@@ -110,7 +110,7 @@ def test_check_proves_a_strategy(capsys):
     (result,) = json.loads(capsys.readouterr().out)["engines"]
     assert [each["case"] for each in result["cases"]] == [case.name for case in CASES]
     assert main(["check", "zero1", *words, "--no_speed"]) == 2
-    assert "--no_speed is for a gradient sync, and zero1 is a strategy: leave it out." in capsys.readouterr().err
+    assert "--no_speed is only for gradient syncs, and zero1 is a strategy. Remove it." in capsys.readouterr().err
 
 
 def test_card_and_exit_code(tmp_path, capsys):
@@ -119,12 +119,12 @@ def test_card_and_exit_code(tmp_path, capsys):
     assert main(words) == 1
     printed = capsys.readouterr().out
     assert "WRONG on 2 ranks: gradients" in printed
-    assert "none: 0 of 1 claims hold; wrong: gradients." in printed
+    assert "none: 0 of 1 tests passed; wrong: gradients." in printed
     assert "(w0 - w1) / learning rate" in printed
     (result,) = json.loads(file.read_text())["engines"]
     assert [each["status"] for each in result["cases"][0]["outcomes"]] == [KEPT, WRONG]
     assert main(["prove", "ddp", "--world_sizes", "1", "--cases", "gradients", "--short"]) == 0
-    assert "ddp: 1 of 1 claims hold." in capsys.readouterr().out
+    assert "ddp: 1 of 1 tests passed." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("other", [NOT_CLAIMED, REFUSED, WRONG, FAILED])
@@ -134,14 +134,14 @@ def test_a_claim_is_kept_where_it_is_kept_on_every_number_of_ranks(other, monkey
 
     monkeypatch.setattr(prove_command, "prove", on)
     assert main(["prove", "ddp", "--world_sizes", "1,2", "--cases", "gradients", "--short"]) == 1
-    assert f"ddp: 0 of {int(other != NOT_CLAIMED)} claims hold" in capsys.readouterr().out
+    assert f"ddp: 0 of {int(other != NOT_CLAIMED)} tests passed" in capsys.readouterr().out
 
 
 def test_a_refused_claim_is_not_a_kept_one():
     outcomes = [{"world_size": 2, "status": REFUSED, "largest": 0.0, "says": "no."}]
     result = {"engine": "x", "world_sizes": [2]}
     result["cases"] = [{"case": "bf16", "says": "under bf16", "status": REFUSED, "outcomes": outcomes}]
-    assert "refused on 2 ranks: bf16 (under bf16)\n  no.\nx: 0 of 1 claims hold; refused: bf16." in card.engine_card(
+    assert "refused on 2 ranks: bf16 (under bf16)\n  no.\nx: 0 of 1 tests passed; refused: bf16." in card.engine_card(
         result
     )
 
@@ -158,7 +158,7 @@ def test_a_refusal_that_cases_have_in_common_is_said_once():
     everywhere = card_of(*(case(name, *alone) for name in "abc"))
     assert everywhere.count("one process.") == 1
     assert everywhere.endswith(
-        "refused on 2 and 4 ranks: all 3 cases\n  one process.\nx: 0 of 3 claims hold; refused: all 3 cases."
+        "refused on 2 and 4 ranks: all 3 cases\n  one process.\nx: 0 of 3 tests passed; refused: all 3 cases."
     )
     some = card_of(
         case("a", *alone), case("b", *alone), case("c", (1, KEPT, ""), (2, REFUSED, "another."), (4, KEPT, ""))
@@ -169,7 +169,7 @@ def test_a_refusal_that_cases_have_in_common_is_said_once():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["bucketed", "--cases", "bytes"], "--cases bytes: there is no such case. Choose from same start, gradients"),
+        (["bucketed", "--cases", "bytes"], "--cases bytes: there is no such case. The cases are same start, gradients"),
         (["zero4"], "zero4"),
         (["zero1:compress=fp16"], "--compress has no effect with --sync zero1"),
         (["zero1", "--seconds", "0"], "--seconds 0"),

@@ -13,7 +13,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
     add_needed_assignment(parser)
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("autograder.zip"), metavar="FILE", help="default: autograder.zip"
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("autograder.zip"),
+        metavar="FILE",
+        help="write the zip there (default: autograder.zip)",
     )
 
 

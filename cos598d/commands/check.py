@@ -1,6 +1,7 @@
-"""`cos598d check`: does a gradient sync keep every claim? Then its cost and speed.
+"""`cos598d check`: does a gradient sync pass every test? Then its cost and speed.
 
-Each claim is tried in fresh processes. A strategy is proved as by `prove`, a lesson's file is checked as by `learn`.
+Each test (a claim, in the code) runs in new processes. A strategy is proved as by `prove`, a lesson's file is checked
+as by `learn`.
 """
 
 import argparse
@@ -41,29 +42,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, a registered sync or strategy, or a lesson's file")
     parser.add_argument("--world_sizes", metavar="N,N", help="ranks to try (default: 1,2,3,4)")
     parser.add_argument(
-        "--seconds", type=float, metavar="X", help="what a claim may take at one world size (default: 20)"
+        "--seconds", type=float, metavar="X", help="time limit of a test on one number of ranks (default: 20)"
     )
-    parser.add_argument("--claims", metavar="NAME,NAME", help="the claims to try (default: all)")
-    parser.add_argument("--nonce", type=int, metavar="N", help="repeat the draws of a card that printed this number")
-    parser.add_argument("--no_speed", action="store_true", help="measure no seconds")
+    parser.add_argument("--claims", metavar="NAME,NAME", help="tests to run, by name (default: all)")
+    parser.add_argument("--nonce", type=int, metavar="N", help="repeat the draws of a report that printed this number")
+    parser.add_argument("--no_speed", action="store_true", help="do not measure the speed")
     parser.add_argument(
-        "--json", metavar="FILE", help="write the card's result there as JSON too; -: print them instead of the card"
+        "--json", metavar="FILE", help="also write the result as JSON; -: print it instead of the report"
     )
     add_assignment(parser)
     add_result_files(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check the sync on each number of ranks; return 0 when all claims hold, 1 when one does not.
+    """Check the sync on each number of ranks; return 0 if all tests passed, 1 if one did not.
 
-    A class from a file must keep all claims that are tried, whatever it says of itself; a registered sync those that
-    it makes. Prints a card that begins with what is wrong, or the same result as JSON. Raises UsageError for words
-    that cannot work, and for a file that cannot be loaded.
+    A class from a file must pass all tests that run, whatever it declares; a registered sync those that apply to it.
+    Prints a report that begins with what is wrong, or the same result as JSON. Raises UsageError for arguments that
+    cannot work, and for a file that cannot be loaded.
     """
     lesson = _lesson_of(options.sync)
     if lesson is not None:
         if wants_files(options):
-            raise UsageError(f"{options.sync} is a lesson's: grade it, with an assignment of the kind lesson.")
+            raise UsageError(f"{options.sync} is a file of a lesson. Use grade, with an assignment of the kind lesson.")
         _refuse(options, f"is of lesson {lesson}", "world_sizes", "seconds", "claims", "nonce", "no_speed")
         return learn.check(get_lesson(lesson), Path(options.sync), options.json)
     if options.sync.partition(":")[0] in STRATEGIES:
@@ -79,9 +80,9 @@ def run(options: argparse.Namespace) -> int:
         sizes = read_world_sizes(options.world_sizes)
     seconds = options.seconds if options.seconds is not None else results.seconds if results else SECONDS
     if not 0 < seconds < 10_000:
-        raise UsageError(f"--seconds {seconds:g}: give the seconds that a claim may take, above 0 and below 10000.")
+        raise UsageError(f"--seconds {seconds:g}: give the time limit of a test, above 0 and below 10000.")
     if options.nonce is not None and not 0 <= options.nonce < 1 << NONCE_BITS:
-        raise UsageError(f"--nonce {options.nonce}: give the number that a card printed.")
+        raise UsageError(f"--nonce {options.nonce}: give the number that a report printed.")
     say: Callable[[str], None] = (lambda _: None) if options.json == "-" else partial(print, flush=True)
     with exits_on_sigterm():
         try:
@@ -99,7 +100,7 @@ def _refuse(options: argparse.Namespace, what: str, *names: str) -> None:
     """Raise UsageError where one of these flags is given, which are for gradient syncs."""
     for name in names:
         if getattr(options, name) not in (None, False):
-            raise UsageError(f"--{name} is for a gradient sync, and {options.sync} {what}: leave it out.")
+            raise UsageError(f"--{name} is only for gradient syncs, and {options.sync} {what}. Remove it.")
 
 
 def _results_of(options: argparse.Namespace, wanted: Sequence[str] | None) -> "CheckResults | None":
@@ -126,7 +127,7 @@ def read_claims(text: str) -> list[str]:
     known = [claim.name for claim in CLAIMS]
     for name in text.split(","):
         if name not in known:
-            raise UsageError(f"--claims {name}: no such claim; they are {', '.join(known)}.")
+            raise UsageError(f"--claims {name}: there is no such test. The tests are {', '.join(known)}.")
     return text.split(",")
 
 
@@ -150,7 +151,7 @@ def _check(
     say(card.head(name, sizes))
     by_claim: list[tuple[Claim, list[ClaimOutcome]]] = []
     for place, claim in enumerate(tried):
-        card.progress(f"claim {place + 1} of {len(tried)}: {claim.name}")
+        card.progress(f"test {place + 1} of {len(tried)}: {claim.name}")
         by_claim.append((claim, trial.outcomes(claim, sizes)))
         if results:
             results.add(*by_claim[-1], trial.file)
@@ -172,7 +173,7 @@ def _measure(
 ) -> dict[str, Any]:
     """Cost and speed at one world size, each a dict; None where there is nothing to measure, with the reason."""
     if size == 1:
-        return {"cost": None, "speed": None, "not_measured": "one rank has nobody to send to"}
+        return {"cost": None, "speed": None, "not_measured": "one rank has no other rank to send to"}
     mean = next((each for each in claims if each["claim"] == "averages_gradients"), None)
     if mean and mean["status"] in (CRASHED, DID_NOT_END):
         return {"cost": None, "speed": None, "not_measured": f"averages_gradients {mean['status']}"}

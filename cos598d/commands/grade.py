@@ -12,6 +12,7 @@ from cos598d.commands.result_flags import add_needed_assignment, add_result_file
 from cos598d.errors import UsageError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
+from cos598d.terminal.words import number_of
 from cos598d.tools.grade.scored import NOT_JUDGED, PASSED, exit_code, most, number, total
 
 if TYPE_CHECKING:  # assignments need torch, which takes seconds, and flags that are refused do not
@@ -27,16 +28,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "folder",
         type=Path,
         metavar="FOLDER",
-        help="a class's folder, in which each folder or Python file is a submission; with --gradescope or "
-        "--classroom50 one submission",
+        help="a class's folder with one folder or Python file per submission; with --gradescope or --classroom50 "
+        "one submission",
     )
     add_needed_assignment(parser)
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="the class's table, written after each submission")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the class's table there, after each submission")
     add_result_files(parser)
     parser.add_argument(
         "--as_root",
         action="store_true",
-        help="let submissions run as root where they cannot run as nobody (default: refuse)",
+        help="let submissions run as root if they cannot run as nobody (default: refuse)",
     )
 
 
@@ -44,11 +45,11 @@ def run(options: argparse.Namespace) -> int:
     """Grade, and return 0, 1 where a submission is wrong, 2 where one could not be judged; of a class only 0 and 2."""
     is_one = options.gradescope is not None or options.classroom50 is not None
     if is_one == (options.csv is not None):
-        raise UsageError("grade needs --csv FILE for a class, or --gradescope or --classroom50 for one submission.")
+        raise UsageError("give --csv FILE for a class, or --gradescope or --classroom50 for one submission.")
     for flag in ("csv", "gradescope", "classroom50"):
         check_output_file(f"--{flag}", getattr(options, flag))
     if not options.folder.exists():
-        raise UsageError(f"{options.folder} does not exist: give a class's folder, or a submission.")
+        raise UsageError(f"{options.folder} does not exist. Give a class's folder, or a submission.")
     _check_imports(options.folder)
     from cos598d.tools.grade.assignment import assignment_of
 
@@ -64,8 +65,8 @@ def _check_imports(folder: Path) -> None:
     for entry in {Path(each).resolve() for each in sys.path}:
         if entry == place or (is_folder and place in entry.parents):
             raise UsageError(
-                f"grade would take its own modules from {printable(entry, 200)}, where submissions are: "
-                "start it in another folder."
+                f"grade would import modules from {printable(entry, 200)}, which contains submissions. "
+                "Start it in another folder."
             )
 
 
@@ -80,11 +81,11 @@ def _one(options: argparse.Namespace, assignment: "Assignment") -> int:
         end = grader.grade(options.folder, results.add)
     remark = "\n".join(part for part in (end.remark, end.printed and f"It printed:\n{end.printed}") if part)
     scored = results.finish(end.otherwise, remark)
+    print(f"{number(total(scored))} of {number(most(scored))} points.")
     for each in scored:
         print(f"{each.status:12}{each.name} ({number(each.points)} of {number(each.most)})")
         if not each.passed:
             print(f"{'':12}{printable(' '.join(each.words.split()), 300)}")
-    print(f"{number(total(scored))} of {number(most(scored))} points.")
     return exit_code(scored)
 
 
@@ -101,10 +102,11 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
         print(line.rstrip(), flush=True)
 
     points = assignment.points
-    print(f"{printable(assignment.title, 200)}: {number(sum(points.values()))} points for {len(points)} claims")
+    tests = number_of(len(points), "test")
+    print(f"{printable(assignment.title, 200)}: {number(sum(points.values()))} points for {tests}")
     submissions, passed_over = submissions_in(options.folder)
     if passed_over:
-        print(f"passed over, as submissions are folders and .py files, without . or _ in front: {names(passed_over)}")
+        print(f"skipped, because submissions are folders and .py files without a leading . or _: {names(passed_over)}")
     with grading(assignment, options.as_root) as grader:
         if grader.remark:
             print(grader.remark)
@@ -112,5 +114,5 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
     seconds = time.monotonic() - began
     times = [one.seconds for one in graded]
     mean = f"{seconds / len(graded):.1f} s each ({min(times):.1f} to {max(times):.1f})"
-    print(f"{len(graded)} submissions in {seconds:.0f} s, {mean}: {options.csv}")
+    print(f"{number_of(len(graded), 'submission')} in {seconds:.0f} s, {mean}: wrote {options.csv}")
     return NOT_JUDGED if any(exit_code(each.scored) == NOT_JUDGED for each in graded) else PASSED

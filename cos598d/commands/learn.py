@@ -1,4 +1,4 @@
-"""`cos598d learn`: the course. Lists its lessons, hands out a lesson's page, tells hints, checks a file."""
+"""`cos598d learn`: the course. Lists its lessons, writes a lesson's page, prints hints, checks a file."""
 
 import argparse
 import sys
@@ -19,17 +19,17 @@ NEXT, OWN = 0, Path()  # a flag that was given without its word
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument("lesson", type=int, nargs="?", metavar="N", help="the lesson's number (default: list all)")
+    parser.add_argument("lesson", type=int, nargs="?", metavar="N", help="number of the lesson (default: list all)")
     parser.add_argument(
         "--check",
         type=Path,
         nargs="?",
         const=OWN,
         metavar="FILE",
-        help="check the lesson's file (default: lessonN.py of this folder)",
+        help="check a lesson's file (default: lessonN.py in this folder)",
     )
     parser.add_argument(
-        "--hint", type=int, nargs="?", const=NEXT, metavar="K", help="tell hint K (default: one more each time)"
+        "--hint", type=int, nargs="?", const=NEXT, metavar="K", help="print hint K (default: one more each time)"
     )
     parser.add_argument(
         "--picture",
@@ -37,11 +37,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=OWN,
         metavar="FILE.svg",
-        help="draw what the file does in a step on 4 ranks, beside what the answer does; into FILE.svg too, and "
-        "the messages of a ring of your own into FILE-steps.svg",
+        help="draw a step of the file on 4 ranks, next to the answer's; also into FILE.svg, and the messages of your "
+        "ring into FILE-steps.svg",
     )
     parser.add_argument(
-        "--json", metavar="FILE", help="with --check: write the result there as JSON too; -: print it instead"
+        "--json", metavar="FILE", help="with --check: also write the result as JSON; -: print it instead"
     )
 
 
@@ -51,18 +51,16 @@ def run(options: argparse.Namespace) -> int:
     Raises UsageError for words that cannot work and for a file that is not there, which could not be judged.
     """
     if options.json and options.check is None:
-        raise UsageError("--json says where the result of --check goes: give both.")
+        raise UsageError("--json needs --check, whose result it writes. Give both.")
     if options.lesson is None:
         if any(each is not None for each in (options.check, options.hint, options.picture)):
-            raise UsageError(
-                "--check, --hint and --picture are of one lesson: give its number, as in `learn 3 --check`."
-            )
+            raise UsageError("--check, --hint and --picture need a lesson. Give its number, as in `learn 3 --check`.")
         print(session.overview(Path()))
         return 0
     lesson = get_lesson(options.lesson)
     if options.hint is not None:
         if options.check is not None or options.picture is not None:
-            raise UsageError("--hint tells a hint and no more: give --check and --picture in a command of their own.")
+            raise UsageError("--hint only prints a hint. Give --check and --picture in a command of their own.")
         print(session.hint(Path(), lesson, options.hint or None))
         return 0
     path = Path(lesson.file_name) if options.check in (None, OWN) else options.check
@@ -75,13 +73,13 @@ def run(options: argparse.Namespace) -> int:
         return code
     is_new = session.write_page(path, lesson)
     print(session.question(lesson))
-    print(f"\nwrote {path}: fill it in." if is_new else f"\n{path} exists already, and is left as it is.")
+    print(f"\nwrote {path}: fill it in." if is_new else f"\n{path} exists already, so it was not changed.")
     return 0
 
 
 def _check_picture(output: Path) -> None:
     if output != OWN and output.suffix != ".svg":
-        raise UsageError(f"--picture {output}: its name must end in .svg.")
+        raise UsageError(f"--picture {output}: the name must end in .svg.")
     check_output_file("--picture", None if output == OWN else output)
 
 
@@ -112,7 +110,7 @@ def _draw(lesson: Lesson, path: Path, output: Path) -> None:
 
 
 def check(lesson: Lesson, path: Path, json_file: str | None) -> int:
-    """Check a lesson's file and say, or write, what came of it; 0 if it passes, else 1. Raises UsageError."""
+    """Check a lesson's file and print, or write, the result; 0 if it passes, else 1. Raises UsageError."""
     check_output_file("--json", json_file)
     say: Callable[[str], None] = (lambda _: None) if json_file == "-" else partial(print, flush=True)
     with exits_on_sigterm():

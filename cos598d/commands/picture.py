@@ -16,18 +16,16 @@ FORM = ".svg"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument("record", nargs="?", type=Path, metavar="RECORD", help="folder of a run's record")
-    parser.add_argument(
-        "--sync", metavar="NAME", help="in place of a record, a small run under this sync: FILE.py:CLASS too"
-    )
-    parser.add_argument("--beside", metavar="NAME", help="a sync whose lanes are drawn beside those of --sync")
+    parser.add_argument("record", nargs="?", type=Path, metavar="RECORD", help="folder of a run")
+    parser.add_argument("--sync", metavar="NAME", help="draw a small run with this sync (or FILE.py:CLASS) instead")
+    parser.add_argument("--beside", metavar="NAME", help="draw this sync's lanes next to those of --sync")
     parser.add_argument("--world_size", type=int, default=4, metavar="N", help="ranks of the small run (default: 4)")
-    parser.add_argument("--lanes", action="store_true", help="draw lanes into the file, also where messages have steps")
+    parser.add_argument("--lanes", action="store_true", help="write lanes even if the messages have steps")
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
         metavar="FILE.svg",
-        help="drawing to write: the messages step by step where there are some, else lanes",
+        help="write a drawing: the messages step by step if there are any, else lanes",
     )
 
 
@@ -55,11 +53,11 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     """Raise UsageError for words that do not fit together."""
     if (options.record is None) == (options.sync is None):
-        raise UsageError("give the folder of a run's record, or --sync NAME for a small run: one of the two.")
+        raise UsageError("give either the folder of a run, or --sync NAME for a small run.")
     if options.record is not None and options.beside is not None:
-        raise UsageError(f"--beside {options.beside} is for --sync: a record is drawn by itself.")
+        raise UsageError(f"--beside {options.beside} needs --sync. A run's folder is drawn by itself.")
     if options.output is not None and options.output.suffix != FORM:
-        raise UsageError(f"-o {options.output}: its name must end in {FORM}.")
+        raise UsageError(f"-o {options.output}: the name must end in {FORM}.")
     check_output_file("-o", options.output)
 
 

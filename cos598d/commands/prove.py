@@ -40,14 +40,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--world_sizes", default=SIZES, metavar="N,N", help="ranks to try (default: 1,2,4)")
     parser.add_argument(
-        "--seconds", type=float, default=SECONDS, metavar="X", help="what a case may take at one size (default: 30)"
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        metavar="X",
+        help="time limit of a case on one number of ranks (default: 30)",
     )
-    parser.add_argument("--cases", metavar="NAME,NAME", help="the cases to try (default: all)")
-    parser.add_argument("--short", action="store_true", help="a line for each engine instead of its report")
+    parser.add_argument("--cases", metavar="NAME,NAME", help="cases to run, by name (default: all)")
+    parser.add_argument("--short", action="store_true", help="print one line per engine instead of its report")
     parser.add_argument(
-        "--json",
-        metavar="FILE",
-        help="also write the results to this file as JSON; -: print them instead of the reports",
+        "--json", metavar="FILE", help="also write the results as JSON; -: print them instead of the reports"
     )
 
 
@@ -91,7 +93,7 @@ def read_cases(text: str) -> list[Case]:
     known = {case.name: case for case in CASES}
     for name in text.split(","):
         if name not in known:
-            raise UsageError(f"--cases {name}: there is no such case. Choose from {', '.join(known)}.")
+            raise UsageError(f"--cases {name}: there is no such case. The cases are {', '.join(known)}.")
     return [known[name] for name in dict.fromkeys(text.split(","))]
 
 

@@ -17,10 +17,10 @@ def add_result_files(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the files."""
     group = parser.add_argument_group("for teachers")
     group.add_argument(
-        "--gradescope", type=Path, metavar="FILE", help="write Gradescope's results.json there, after each claim"
+        "--gradescope", type=Path, metavar="FILE", help="write Gradescope's results.json there, after each test"
     )
     group.add_argument(
-        "--classroom50", type=Path, metavar="FILE", help="write Classroom 50's result.json there, after each claim"
+        "--classroom50", type=Path, metavar="FILE", help="write Classroom 50's result.json there, after each test"
     )
 
 
@@ -30,7 +30,7 @@ def add_needed_assignment(parser: argparse.ArgumentParser) -> None:
         "--assignment",
         required=True,
         metavar="FILE.toml",
-        help="the assignment; or sync, script, lesson or tests, with its defaults",
+        help="the assignment's file; or sync, script, lesson or tests, for the defaults",
     )
 
 
@@ -39,7 +39,7 @@ def add_assignment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--assignment",
         metavar="FILE.toml",
-        help="with --gradescope or --classroom50: points, visibility and what is tried (default: a point a claim)",
+        help="points, visibility and tests for --gradescope or --classroom50 (default: 1 point per test)",
     )
 
 
@@ -50,7 +50,7 @@ def wants_files(options: argparse.Namespace) -> bool:
         check_output_file(f"--{name}", getattr(options, name))
     is_wanted = any(getattr(options, name) is not None for name in FILES)
     if options.assignment is not None and not is_wanted:
-        raise UsageError("--assignment has the points for --gradescope or --classroom50. Add one of them.")
+        raise UsageError("--assignment needs --gradescope or --classroom50. Give one of them too.")
     return is_wanted
 
 

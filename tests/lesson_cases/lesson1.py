@@ -36,7 +36,7 @@ WRONG = {"right for one process alone": (of_the_book("lesson1.py.txt"), "order d
     "drawn with doubles": ([(NUMBERS, DOUBLES), (SHUFFLE, "")], "expected every number from 0 to 52 once"),
     "the remainder is dropped": ([(SHARE, CUT.format(size="len(batch) // world_size"))], "are in no rank's share"),
     "the whole batch for all": ([(SHARE, "    return batch\n")], "is in the shares of ranks 0 and 1"),
-    "places instead of examples": ([(SHARE, "    return list(range(rank, len(batch), world_size))\n")], "it has examples, not places"),
+    "places instead of examples": ([(SHARE, "    return list(range(rank, len(batch), world_size))\n")], "return examples, not their indices"),
     "rounded up": ([(SHARE, CUT.format(size="-(-len(batch) // world_size)"))], "they may differ by one at most", (4,)),
     "no weight": ([(WEIGHT, "    return 1.0\n")], "every rank counts the same"),
     "weight for a sum": ([(WEIGHT, "    return len(share) / len(batch)\n")], "right if the ranks' gradients were added up"),

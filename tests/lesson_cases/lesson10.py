@@ -22,15 +22,15 @@ WRONG = all_wrong(10, {
     "rows_summed": ([("values / comm.world_size", "values")], "the gradient is the sum over 3 ranks"),
     "rows_that_all_looked_up": ([("ReduceOp.MAX", "ReduceOp.MIN")], "any rank has looked up"),
     "own_rows_alone": ([(MASK, "")], "rank 0 is in comm.all_reduce of rows"),
-    "all_rows": ([(SEND, '    comm.all_reduce(gradient, "rows")\n    gradient /= comm.world_size\n')], "all rows travel"),
+    "all_rows": ([(SEND, '    comm.all_reduce(gradient, "rows")\n    gradient /= comm.world_size\n')], "all rows are sent"),
     "eight_bytes_a_row": ([("dtype=torch.uint8", "dtype=torch.int64")], "takes 8 bytes, and one is enough"),
     "rows_not_put_back": ([("    gradient[rows] = values / comm.world_size\n", "    values /= comm.world_size\n")], "still its own"),
     "own_rows_put_back": (
         [("    gradient[rows] = values / comm.world_size\n", "    mine = torch.isin(rows, ids)\n    gradient[rows[mine]] = values[mine] / comm.world_size\n")],
         "is zero on rank",
     ),
-    "no_feedback": ([("            gradient += self.held_back[name]\n", "            pass\n")], "never comes"),
-    "sent_and_held_back": ([("        self.held_back[name][places] = 0\n", "")], "comes again"),
+    "no_feedback": ([("            gradient += self.held_back[name]\n", "            pass\n")], "is never sent"),
+    "sent_and_held_back": ([("        self.held_back[name][places] = 0\n", "")], "is sent again"),
     "one_for_all_names": (
         [("if name in self.held_back", "if self.held_back"), ("self.held_back[name]\n", 'self.held_back["all"]\n'), (KEEP, KEEP.replace("[name]", '["all"]'))],
         "all names share",
@@ -40,11 +40,11 @@ WRONG = all_wrong(10, {
     "places_of_eight_bytes": ([("places.int()", "places")], "a place as int64 takes 8"),
     "zeros_travel": (
         [(EXCHANGE, "        gradient -= self.held_back[name]\n        self.comm.all_reduce(gradient, name)\n        gradient /= self.comm.world_size\n")],
-        "all elements travel, zeros too",
+        "all elements are sent, zeros too",
     ),
     "a_little_off": ([("gradient[rows] = values / comm.world_size", "gradient[rows] = values / comm.world_size * (1 + 2e-5)")], "in its first element on rank"),
     "assigned_not_added": ([("gradient[places.long()] += values", "gradient[places.long()] = values")], "only one of them is left: add what comes in"),
-    "not_zeroed_first": ([("        gradient.zero_()\n", "")], "left below what comes in: set it to zero first"),
+    "not_zeroed_first": ([("        gradient.zero_()\n", "")], "is added to the rank's own gradient: set that to zero first"),
     "divided_by_senders": (
         [("        gradient /= self.comm.world_size\n", "        count = torch.zeros_like(gradient)\n        for places in by_rank_places:\n            count[places.long()] += 1\n        gradient /= count.clamp(min=1)\n")],
         "divided by the number of ranks that sent it",
@@ -56,9 +56,9 @@ WRONG = all_wrong(10, {
     "held_without_a_copy": ([("self.held_back[name] = gradient.clone()", "self.held_back[name] = gradient")], "was overwritten by the average: keep a copy"),
     "rounded": ([("max(1, int(self.share * len(gradient)))", "max(1, round(self.share * len(gradient)))")], "k is rounded"),
     "rounded_up": ([("max(1, int(self.share * len(gradient)))", "-int(-self.share * len(gradient) // 1)")], "k is rounded"),
-    "nothing_of_small_ones": ([("max(1, int(self.share * len(gradient)))", "int(self.share * len(gradient))")], "nothing of a small tensor travels"),
+    "nothing_of_small_ones": ([("max(1, int(self.share * len(gradient)))", "int(self.share * len(gradient))")], "nothing of a small tensor is sent"),
     "places_of_two_bytes": ([("places.int()", "places.short().view(torch.float16)"), ("places.long()", "places.view(torch.int16).long()")], "does not fit into 16 bits"),
-    "less_the_average": ([(KEEP, "        whole = gradient.clone()\n"), (EXCHANGE, EXCHANGE + "        self.held_back[name] = whole - gradient\n")], "what arrived was taken off"),
+    "less_the_average": ([(KEEP, "        whole = gradient.clone()\n"), (EXCHANGE, EXCHANGE + "        self.held_back[name] = whole - gradient\n")], "what arrived was subtracted"),
 })  # fmt: skip
 
 # Rows agreed on by gathered ids, of which ranks have different numbers; values and places in one call.

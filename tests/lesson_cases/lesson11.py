@@ -34,7 +34,7 @@ WRONG = all_wrong(11, {
         [("self.part = cut(torch.cat([p.data.flatten() for p in self.parameters]), comm)", "self.part = torch.cat([p.data.flatten() for p in self.parameters])"),
          ("self.part.grad = cut(gradient, self.comm)", "self.part.grad = gradient"),
          ("self.comm.all_gather(self.part, ", "self.comm.all_gather(cut(self.part, self.comm), ")],
-        "give make_optimizer this rank's part alone",
+        "give make_optimizer only this rank's part",
     ),
     "summed": ([("        gradient /= self.comm.world_size\n", "")], "by the sum of 3 ranks' gradients"),
     "own_gradient": ([('        self.comm.all_reduce(gradient, "gradients")\n        gradient /= self.comm.world_size\n', "")], "moved by"),
@@ -49,7 +49,7 @@ WRONG = all_wrong(11, {
         [(OPTIMIZER, "        self.make_optimizer = make_optimizer\n"), ("        self.optimizer.step()\n        self.part.grad = None\n", "        self.make_optimizer([self.part]).step()\n        self.part.grad = None\n")],
         "is there one optimizer for all steps?",
     ),
-    "whole_weights_kept": ([("        self.elements = [", "        self.layers = layers\n        self.elements = [")], "when the constructor has returned"),
+    "whole_weights_kept": ([("        self.elements = [", "        self.layers = layers\n        self.elements = [")], "after the constructor has returned"),
     "no_checkpoint": ([(CHECKPOINT, "return gather_and_run(self.parts[number], inputs)")], "backward has to gather them once more"),
     "copies_in_numpy": (
         [("        self.elements = [", "        self.layers = [weights.clone().numpy() for weights in layers]\n        self.state = [[weights * 2, weights * 3] for weights in self.layers]\n        self.elements = [")],
@@ -59,9 +59,9 @@ WRONG = all_wrong(11, {
     "an_optimizer_beside": (
         [(OPTIMIZER, OPTIMIZER + "        self.flat = torch.cat([p.data.flatten() for p in self.parameters])\n        self.whole = torch.optim.AdamW([self.flat])\n"),
          (PART, PART + "        self.flat.grad = gradient\n        self.whole.step()\n")],
-        "give make_optimizer this rank's part alone",
+        "give make_optimizer only this rank's part",
     ),
-    "part_is_a_view": ([(CUT, CUT.replace(".clone()", "").replace("    padded = ", "    if flat.numel() % comm.world_size == 0:\n        return flat.view(comm.world_size, elements)[comm.rank]\n    padded = "))], "a slice keeps all that it is a slice of"),
+    "part_is_a_view": ([(CUT, CUT.replace(".clone()", "").replace("    padded = ", "    if flat.numel() % comm.world_size == 0:\n        return flat.view(comm.world_size, elements)[comm.rank]\n    padded = "))], "a slice keeps the tensor that it is a slice of"),
     "parts_gradient_not_averaged": ([(BACKWARD, "        part = cut(gradient, ctx.comm)\n")], "moved by"),
     "parts_gradient_summed": ([("cut(gradient, ctx.comm) / ctx.comm.world_size", "cut(gradient, ctx.comm)")], "by the sum of 3 ranks' gradients"),
 })  # fmt: skip

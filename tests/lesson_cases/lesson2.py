@@ -14,9 +14,9 @@ MARKED = "    comm.scatter(gradient, parts, name)  #!\n"
 COPIED = "    if copies is not None:\n        gradient.copy_(torch.stack(copies).mean(dim=0))\n"
 ALL_SCATTER = "    comm.scatter(gradient, [mean] * comm.world_size, name)"
 
-WRONG = {"only rank 0 gathers": (of_the_book("lesson2.py.txt"), "rank 1 never comes")} | all_wrong(2, {
+WRONG = {"only rank 0 gathers": (of_the_book("lesson2.py.txt"), "rank 1 never makes that call")} | all_wrong(2, {
     "not sent back": (
-        [(BODY, GATHER.replace("\n", "  #!\n") + COPIED)], "only rank 0 has the average, rank 1 still has its own gradient",
+        [(BODY, GATHER.replace("\n", "  #!\n") + COPIED)], "only rank 0 has the average, and rank 1 still has its own gradient",
     ),
     "summed": ([("mean(dim=0)", "sum(dim=0)"), (SCATTER, MARKED)], "is the sum over 2 ranks, not their average"),
     "scatters what it gathered": ([(PARTS, ""), (SCATTER, MARKED.replace("parts", "copies"))], "keeps its own gradient"),
@@ -36,7 +36,7 @@ WRONG = {"only rank 0 gathers": (of_the_book("lesson2.py.txt"), "rank 1 never co
         "keeps its own gradient",
     ),
     "a broadcast in its place": (
-        [(PARTS + SCATTER, COPIED + "    comm.broadcast(gradient, name)  #!\n")], "by a scatter; other calls go other ways", (4,),
+        [(PARTS + SCATTER, COPIED + "    comm.broadcast(gradient, name)  #!\n")], "by a scatter; other calls take other paths", (4,),
     ),
     "an all-reduce in its place": (
         [(BODY, "    comm.all_reduce(gradient, name)  #!\n    gradient /= comm.world_size\n")], "expected (n-1) S", (4,),

@@ -94,26 +94,26 @@ def all_reduce(comm, tensor):
 
 WRONG = {
     "by the library, with messages for nothing": (BY_LIBRARY, "is called: the sum has to be made of messages"),
-    "by the library's own class, with messages for nothing": (OWN_CLASS, "has the sum, and its messages did not bring it"),
-    "the whole tensor each time": (WHOLE, "the whole tensor travels each time"),
-    "straight to their owners": (STRAIGHT, "expected one neighbour"),
-    "through rank 0": (THROUGH_RANK_0, "the whole tensor travels each time"),
+    "by the library's own class, with messages for nothing": (OWN_CLASS, "has the sum, but not from its messages"),
+    "the whole tensor each time": (WHOLE, "the whole tensor is sent each time"),
+    "straight to their owners": (STRAIGHT, "expected only one neighbour"),
+    "through rank 0": (THROUGH_RANK_0, "the whole tensor is sent each time"),
     "by the library": ("def all_reduce(comm, tensor):\n    comm.all_reduce(tensor)\n", "the sum has to be made of messages"),
-    "the whole tensor, all send first": (of_the_book("lesson5-deadlock.py.txt"), "all send and nobody receives"),
+    "the whole tensor, all send first": (of_the_book("lesson5-deadlock.py.txt"), "all send and none receives"),
 } | all_wrong(5, {
     "another part goes out in the second half": ([(HAND_ROUND, HAND_ROUND.replace("rank - step", "rank - step - 1").replace("rank + 1 - step", "rank - step"))], "the first half was right"),
     "stops before the end of the second half": ([(HAND_ROUND, HAND_ROUND.replace("range(n - 1)", "range(n - 2)"))], "the first half was right"),
-    "another part goes out than comes in": ([("pass_on(comm.rank - step, landing)", "pass_on(comm.rank - step + 1, landing)")], "both ends of a message must have one length"),
-    "all send first": ([(SEND, "        comm.send(parts[outgoing % n], right)  #!\n        comm.recv(incoming, left)\n")], "all send and nobody receives"),
-    "only collects": ([(HAND_ROUND, "")], "each rank has the sum of one part alone"),
+    "another part goes out than comes in": ([("pass_on(comm.rank - step, landing)", "pass_on(comm.rank - step + 1, landing)")], "both ends of a message must have the same length"),
+    "all send first": ([(SEND, "        comm.send(parts[outgoing % n], right)  #!\n        comm.recv(incoming, left)\n")], "all send and none receives"),
+    "only collects": ([(HAND_ROUND, "")], "each rank has the sum of only one part"),
     "replaces in the first half": ([("mine += landing", "mine.copy_(landing)")], "own: in the first half what comes in is added"),
-    "adds in the second half": ([(HAND_ROUND, HALF + ADDS)], "in the second half what comes in replaces what stands there"),
+    "adds in the second half": ([(HAND_ROUND, HALF + ADDS)], "in the second half what comes in replaces what is there"),
     "the remainder is lost": ([(PARTS, NO_REMAINDER)], "remainder"),
-    "lands in float32": ([("torch.empty_like(mine)", "torch.empty(len(mine))")], "must land in a tensor of the same dtype"),
+    "lands in float32": ([("torch.empty_like(mine)", "torch.empty(len(mine))")], "receive into a tensor of the same dtype"),
     "an average": ([(HAND_ROUND, HAND_ROUND + "    tensor /= n\n")], "is the average over 3 ranks: an all-reduce is the sum"),
     "one step too many": ([(HAND_ROUND, HAND_ROUND.replace("range(n - 1)", "range(n)"))], "each half has n-1 steps"),
     "no modulo": ([("(comm.rank + 1) % n, (comm.rank - 1) % n", "comm.rank + 1, comm.rank - 1")], "ValueError: rank"),
-    "not waited for": ([(COLLECT, COLLECT.replace("pass_on(comm.rank - step, landing)", "comm.isend(parts[(comm.rank - step) % n], right)\n        comm.recv(landing, left)"))], "what nobody waits for may never arrive"),
+    "not waited for": ([(COLLECT, COLLECT.replace("pass_on(comm.rank - step, landing)", "comm.isend(parts[(comm.rank - step) % n], right)\n        comm.recv(landing, left)"))], "it may never arrive"),
 })  # fmt: skip
 
 RIGHT = {

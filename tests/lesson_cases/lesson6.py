@@ -28,10 +28,10 @@ IN_FINISH = (
 WRONG = all_wrong(6, {
     "divides while the call is under way": (
         [(BEGIN, BEGIN.replace("\n", "  #!\n") + "            following.grad /= self.comm.world_size\n"), (DIVIDE, "            pass\n")],
-        "was changed while the call was under way: wait for the call first",
+        "was changed before the call had ended: wait for the call first",
     ),
     # In one line, for it may be stopped in either.
-    "an endless loop when all is begun": ([(WAIT, "            while call: pass  #!\n")], "rank 0 came to no end"),
+    "an endless loop when all is begun": ([(WAIT, "            while call: pass  #!\n")], "rank 0 did not end"),
     "calls for nothing while backward runs": ([(CALL, CALL.replace("grad,", "grad.clone(),")), FOR_NOTHING], "bytes of calls"),
     "small calls for nothing while backward runs": ([(CALL, CALL.replace("grad,", "grad[:1].clone(),")), FOR_NOTHING], "bytes of gradients"),
     "in the order of arrival": (AS_THEY_COME, "every rank must make the same calls in the same order"),
@@ -46,10 +46,10 @@ WRONG = all_wrong(6, {
     "never waits": ([(WAIT, "            pass\n")], "is never waited for"),
     "takes the weight for its gradient": ([("all_reduce(following.grad,", "all_reduce(following.data,")], "was changed: only its gradient may change"),
     "divides in the hook": (
-        [("        self.ready.add(parameter)\n", "        parameter.grad /= self.comm.world_size\n        self.ready.add(parameter)\n")], "divide once",
+        [("        self.ready.add(parameter)\n", "        parameter.grad /= self.comm.world_size\n        self.ready.add(parameter)\n")], "divide only once",
     ),
     "never divides": ([(DIVIDE, "            pass\n")], "is the sum over 2 ranks, not their average"),
-    "forgets to begin again": ([(DIVIDE + "        self.begin()\n", DIVIDE)], "right for the first 1 step only"),
+    "forgets to begin again": ([(DIVIDE + "        self.begin()\n", DIVIDE)], "right only for the first 1 step"),
     "one name for all hooks": (FIRST_NAME, "comm.all_reduce was given None, expected a tensor"),
 })  # fmt: skip
 

@@ -33,8 +33,8 @@ AT_ONCE = [
 WRONG = all_wrong(7, {
     "frozen ones too": ([("            if not parameter.requires_grad:\n                continue\n", "")], "RuntimeError"),
     "one bucket a gradient": ([(FULL, "if True:")], "one call for each bucket, not for each gradient"),
-    "one bucket for all": ([(FULL, "if parameter.dtype != dtype:")], "open another bucket where the next does not fit"),
-    "unused ones are waited for": ([(REST + ENDS, ENDS)], "did not use a parameter, other ranks did"),
+    "one bucket for all": ([(FULL, "if parameter.dtype != dtype:")], "open another bucket if the next gradient does not fit"),
+    "unused ones are waited for": ([(REST + ENDS, ENDS)], "did not use a parameter that other ranks used"),
     "unused ones are left out": (
         [(ZEROS, "            pass\n"), ("parameter.grad.flatten() for parameter in self.buckets[number]]", "parameter.grad.flatten() for parameter in self.buckets[number] if parameter.grad is not None]")],
         "every rank must make the same calls in the same order",

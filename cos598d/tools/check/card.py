@@ -1,4 +1,4 @@
-"""The card of a check as text, from its result alone."""
+"""The report of a check as text, made only from its result."""
 
 import os
 import sys
@@ -20,34 +20,28 @@ def head(name: str, sizes: Sequence[int]) -> str:
 
 
 def progress(text: str) -> None:
-    """What is being tried, on one line of a terminal that the next one replaces."""
+    """The test that runs now, on one line of a terminal that the next one replaces."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def results(result: dict[str, Any], own_file: str) -> str:
-    """What is wrong, each cause once; then claim by claim; then how many hold."""
+    """How many tests passed; what is wrong, each cause once; then test by test; then how to repeat it."""
     causes = result["diagnosis"]
-    lines = []
-    if causes:
-        number = sum(len(cause["claims"]) for cause in causes)
-        lines.append(
-            f"{number} claim{'s do' if number > 1 else ' does'} not hold, for {number_of(len(causes), 'reason')}:"
-        )
+    lines = [summary(result)]
     for place, cause in enumerate(causes, 1):
         lines.append(textwrap.fill(f"{place}. {cause['cause']}", WIDTH, subsequent_indent="   "))
         lines.append(textwrap.fill(", ".join(cause["claims"]), WIDTH, initial_indent="   ", subsequent_indent="   "))
-    if causes:
-        lines.append("")
+    lines.append("")
     for each in result["claims"]:
         number = next((i for i, cause in enumerate(causes, 1) if each["claim"] in cause["claims"]), 0)
         is_first = bool(number) and causes[number - 1]["claims"][0] == each["claim"]
         lines.append(claim(each, own_file, number, in_full=is_first or not number))
-    return "\n".join([*lines, verdict(result)])
+    return "\n".join([*lines, *_remarks(result)])
 
 
 def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool = True) -> str:
-    """A claim's status; where it does not hold everywhere, what it says and, `in_full`, what each rank found.
+    """A test's status; if it failed somewhere, what it tests and, `in_full`, what each rank found.
 
     `cause` is the number of its reason, if it has one.
     """
@@ -59,7 +53,7 @@ def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool =
         by_status.setdefault(outcome["status"], []).append(outcome["world_size"])
     sizes = "; ".join(f"{each} on {listed(found)}" for each, found in by_status.items())
     why = f", reason {cause}" if cause else ""
-    lines = [f"{status.upper():{STATUS_WIDTH}}{result['claim']} ({sizes}){why}", _indented(f"claim: {result['says']}")]
+    lines = [f"{status.upper():{STATUS_WIDTH}}{result['claim']} ({sizes}){why}", _indented(f"test: {result['says']}")]
     if not in_full:
         return "\n".join(lines)
     told = set()
@@ -88,21 +82,30 @@ def report(found: dict[str, Any], own_file: str, with_rank: bool = True) -> str:
     return f"rank {found['rank']}: {words}" if with_rank else words
 
 
-def verdict(result: dict[str, Any]) -> str:
-    """How many claims hold, and which are not made."""
-    held = sum(claim["status"] == "passed" for claim in result["claims"])
-    lines = [f"\n{held} of {len(result['claims'])} claims hold."]
-    if held < len(result["claims"]):
-        lines.append(f"Models, data and steps were drawn by --nonce {result['nonce']}, which repeats them.")
+def summary(result: dict[str, Any]) -> str:
+    """How many tests passed, and for how many reasons the others failed."""
+    passed, count, causes = _passed(result), len(result["claims"]), len(result["diagnosis"])
+    why = f" {count - passed} failed, for {number_of(causes, 'reason')}:" if causes else ""
+    return f"{passed} of {count} tests passed.{why}"
+
+
+def _passed(result: dict[str, Any]) -> int:
+    return sum(claim["status"] == "passed" for claim in result["claims"])
+
+
+def _remarks(result: dict[str, Any]) -> list[str]:
+    """How to repeat a failed check, and which tests do not apply."""
+    lines = []
+    if _passed(result) < len(result["claims"]):
+        lines.append(f"\nRepeat with the same models, data and steps: --nonce {result['nonce']}.")
     if result["not_claimed"] and not result["exact"]:
-        lines.append(
-            f"{result['class']} says that it is not exact, and does not claim {listed(result['not_claimed'])}."
-        )
-    return "\n".join(lines)
+        tests = listed(result["not_claimed"])
+        lines.append(f"\n{result['class']} declares that it is not exact, so these tests do not apply: {tests}.")
+    return lines
 
 
 def measures(result: dict[str, Any]) -> str:
-    """Calls and bytes beside the nearest formula, and the seconds of a step beside the other syncs'."""
+    """Calls and bytes, compared with the nearest formula, and the seconds of a step, compared with other syncs."""
     lines: list[str] = []
     if cost := result["cost"]:
         lines += _cost(cost)
@@ -124,10 +127,9 @@ def _cost(cost: dict[str, Any]) -> list[str]:
     for each in cost["ranks"]:
         rows.append([str(each["rank"]), *_numbers(each["made"]), *_numbers(each["formula"])])
     size = f"{cost['tensors']} tensors, {cost['gradient_bytes'] / 1e6:.2f} MB"
-    what = f"\nOne step of {size}, on {cost['world_size']} ranks"
-    near = "it costs just what the formula of" if cost["is_equal"] else "the nearest formula is that of"
+    near = "Its cost is exactly that of the formula of" if cost["is_equal"] else "The nearest formula is that of"
     return [
-        f"{what}; {near} {cost['nearest']}{' says' if cost['is_equal'] else ''}:",
+        f"\nOne step of {size}, on {cost['world_size']} ranks. {near} {cost['nearest']}:",
         as_text(rows, numbers=True),
     ]
 
@@ -137,7 +139,7 @@ def _numbers(cost: dict[str, int]) -> list[str]:
 
 
 def _speed(name: str, speed: dict[str, Any]) -> list[str]:
-    rows = [["sync", "ms a step", "quartiles", "this one's ratio to it", "quartiles"]]
+    rows = [["sync", "ms per step", "quartiles", "ratio to it", "quartiles"]]
     for each, seconds in speed["seconds"].items():
         ratio = speed["ratio_to"].get(each)
         rows.append(
@@ -145,7 +147,7 @@ def _speed(name: str, speed: dict[str, Any]) -> list[str]:
             + ([f"{ratio['median']:.2f}", _spread(ratio, 1)] if ratio else ["", ""])
         )
     return [
-        f"\nSeconds of a step on {speed['world_size']} ranks, in {speed['rounds']} rounds of one step each:",
+        f"\nTime of a step on {speed['world_size']} ranks, in {speed['rounds']} rounds of one step each:",
         as_text(rows, numbers=True),
     ]
 

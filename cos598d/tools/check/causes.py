@@ -13,8 +13,8 @@ TRAINS = "trains_like_one_process"
 STARTS, SHARES = "starts_from_rank_0", "averages_gradients_that_share_memory"
 AVERAGES = "averages_gradients"  # as in training, ranks start from other weights and buffers, which `attach` may leave
 IN_ONE_MEMORY = (
-    "wrong only where autograd keeps the gradients of two parameters in one memory: what is written into one's .grad "
-    "changes the other's; give .grad a new tensor instead"
+    "wrong only if autograd keeps the gradients of two parameters in one memory: writing into one's .grad changes the "
+    "other's; give .grad a new tensor instead"
 )
 
 

@@ -49,7 +49,7 @@ class ClaimOutcome:
     @classmethod
     def not_made(cls, world_size: int, class_name: str) -> "ClaimOutcome":
         """Of a claim that was asked for, and which the sync does not make."""
-        message = f"{class_name} says that it is not exact, and does not make this claim"
+        message = f"{class_name} declares that it is not exact, so this test does not apply to it"
         return cls(world_size, FAILED, [_claim_report(0, message)], message)
 
 
@@ -157,7 +157,7 @@ def _code(frame: StackFrame, own_file: str) -> str:
 
 def _exit_words(exit_code: int | None) -> str:
     if exit_code is None or exit_code >= 0:
-        return f"the process left with exit code {exit_code}"
+        return f"the process ended with exit code {exit_code}"
     return f"the process was ended by {signal_name(-exit_code)}"
 
 

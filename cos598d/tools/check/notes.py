@@ -1,4 +1,4 @@
-"""What every rank notes of its calls before it makes them, and what the notes of ranks that did not end tell."""
+"""What every rank notes of its calls before it makes them, and what the notes of ranks that did not end show."""
 
 import itertools
 import json
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cos598d.terminal.printable import printable
+from cos598d.terminal.words import number_of
 
 BEGIN, END, WAITS, RAISED, CHECK, CHANGED = "begin", "end", "waits", "raised", "check", "changed"
 MEET, MET, THREADS = "meet", "met", "threads"
@@ -184,10 +185,10 @@ def misfit(traces: Sequence[CallTrace], check: str, file: str) -> Unlike | None:
             sends = [each for each in traces[peer].of(check) if (each.op, each.peer) == ("send", rank)]
             for come, out in zip(receives, sends):
                 if (come.dtype, math.prod(come.shape)) != (out.dtype, math.prod(out.shape)):
-                    words = f"rank {peer} is in {out.words(file)}, and rank {rank} receives it in {come.words(file)}"
-                    why = "what comes in must land in a tensor of the same dtype (torch.empty_like)"
+                    words = f"rank {peer} sends by {out.words(file)}, and rank {rank} receives it by {come.words(file)}"
+                    why = "receive into a tensor of the same dtype (torch.empty_like)"
                     if come.dtype == out.dtype:
-                        why = "both ends of a message must have one length, so be of one part"
+                        why = "both ends of a message must have the same length, so be the same part"
                     return Unlike(rank, come.line, f"{words}: {why}")
     return None
 
@@ -203,14 +204,17 @@ def standstill(traces: Sequence[CallTrace], file: str) -> Unlike | None:
         if len(sends) > 1:  # of one alone the rank may be about to wait
             words = f"rank {rank} began {sends[0].words(file)} and did not wait for it"
             return Unlike(
-                rank, sends[0].line, f"{words}: what nobody waits for may never arrive, so keep it and wait()"
+                rank, sends[0].line, f"{words}: it may never arrive, so keep what isend returns, and call its wait()"
             )
     if len(waiting) < len(traces):
         away = next(rank for rank, call in stuck if call is None)
         rank, call = waiting[0]
-        return Unlike(rank, call.line, f"rank {rank} waits in {call.words(file)}, and rank {away} never comes")
+        return Unlike(
+            rank, call.line, f"rank {rank} waits in {call.words(file)}, and rank {away} never makes that call"
+        )
     told = " while ".join(f"rank {rank} waits in {call.words(file)}" for rank, call in waiting[:2])
-    more = f" and {len(waiting) - 2} more wait too" if len(waiting) > 2 else ""
+    others = number_of(len(waiting) - 2, "other rank")
+    more = f" and {others} wait{'s' if len(waiting) == 3 else ''} too" if len(waiting) > 2 else ""
     kinds = {call.op for _, call in waiting}
-    why = {"send": "all send and nobody receives", "receive": "nobody sends"}.get("".join(kinds), "no two fit")
-    return Unlike(waiting[0][0], waiting[0][1].line, f"{told}{more}: {why}, so they wait for ever")
+    why = {"send": "all send and none receives", "receive": "none sends"}.get("".join(kinds), "no two calls match")
+    return Unlike(waiting[0][0], waiting[0][1].line, f"{told}{more}: {why}, so they wait forever")

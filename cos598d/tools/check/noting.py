@@ -25,7 +25,7 @@ NO_OPTIONS: Mapping[str, Any] = {}
 class NotingCommunicator(Communicator):
     """A communicator that does the same, and notes in a file which calls begin, are waited for and end.
 
-    So the judge can tell which calls met, also where ranks wait for each other for ever or are ended by the library.
+    So the judge knows which calls met, even if ranks wait for each other forever or are ended by the library.
     A call without a name gets a number.
     """
 
@@ -81,7 +81,7 @@ class NotingCommunicator(Communicator):
         """Note that a call begins. Raises TypeError for what is no tensor."""
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
-                f"comm.{op} was given {tensor!r:.40}, expected a tensor; has that parameter a gradient yet?"
+                f"comm.{op} was given {tensor!r:.40}, expected a tensor. Does that parameter have a gradient yet?"
             )
         self._number += 1
         self._collectives += op in COLLECTIVES  # counted alike on all ranks, whatever messages they exchange

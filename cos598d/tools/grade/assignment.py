@@ -81,7 +81,7 @@ def _points(table: TomlTable, kind: AssignmentKind) -> dict[str, float]:
             points[name] = float(found)
     table.end((DEFAULT, *known))
     if not points:
-        raise table.error("points", "no claim gives points: give one of them more than 0")
+        raise table.error("points", "no test gives points: give one of them more than 0")
     return points
 
 

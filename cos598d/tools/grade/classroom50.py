@@ -56,7 +56,9 @@ class SubmissionRef:
             raise UsageError(f"ASSIGNMENT_TYPE is {printable(kind, 60)}, where one of {', '.join(TYPES)} belongs.")
         broken = next((each for each in points if each != int(each)), None)
         if broken is not None:
-            raise UsageError(f"Classroom 50 takes whole points, and a claim gives {number(broken)}: make it whole.")
+            raise UsageError(
+                f"Classroom 50 takes only whole points, but a test gives {number(broken)}. Give a whole number."
+            )
         return cls(fields | {"assignment_type": kind})
 
 

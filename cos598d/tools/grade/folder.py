@@ -47,7 +47,7 @@ def submissions_in(folder: Path) -> tuple[list[Path], list[str]]:
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
-        raise UsageError(f"{folder} cannot be read ({error.strerror}): give the folder of a class.") from None
+        raise UsageError(f"{folder} cannot be read ({error.strerror}). Give the folder of a class.") from None
     found = [
         entry
         for entry in entries
@@ -55,8 +55,8 @@ def submissions_in(folder: Path) -> tuple[list[Path], list[str]]:
     ]
     passed_over = [entry.name for entry in entries if entry not in found]
     if not found:
-        there = f"; it has {names(passed_over)}" if passed_over else ""
-        raise UsageError(f"{folder} has no submission: a folder or a Python file for each is expected in it{there}.")
+        there = f"; it only has {names(passed_over)}" if passed_over else ""
+        raise UsageError(f"{folder} has no submission. It must have a folder or a Python file for each{there}.")
     return found, passed_over
 
 

@@ -79,7 +79,7 @@ class CheckResults:
             wanted = list(assignment.points)
         points = {name: each for name, each in assignment.points.items() if wanted is None or name in wanted}
         if not points:
-            raise UsageError("none of the claims to try gives points: let --claims name one that does.")
+            raise UsageError("none of the tests in --claims gives points. Name one that does.")
         self.sizes, self.seconds, self.wanted = list(assignment.kind.world_sizes), assignment.kind.seconds, wanted
         self._files = ResultFiles(replace(assignment, points=points), options.gradescope, options.classroom50)
 
@@ -100,7 +100,7 @@ class CheckResults:
             rows.append(("ms a step", result["speed"]["seconds"][result["sync"]]["median"] * 1e3, "asc"))
             ratios = result["speed"]["ratio_to"].items()
             rows += [(f"ratio to {other}", ratio["median"], "asc") for other, ratio in ratios]
-        words = f"{result['class']} does not make this claim"
+        words = f"this test does not apply to {result['class']}"
         self._files.finish(Judged("", False, words), leaderboard=rows)
 
 

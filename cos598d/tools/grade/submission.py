@@ -60,14 +60,14 @@ class Grader:
         self._user, self.remark = user_for(needed_by(assignment))
         if self.remark and not as_root:
             raise UsageError(
-                f"{self.remark} Let {NOBODY} read it, or give --as_root where a container has nothing to lose."
+                f"{self.remark} Let {NOBODY} read it, or give --as_root in a container with nothing to lose."
             )
         hidden = assignment.kind.hides
         why = what_stops(hidden) if hidden else ""
         if why:
             raise UsageError(
                 f"Submissions could read the answers in {', '.join(map(str, hidden))}, since {why}. "
-                "Delete these folders, which grading does not need, or grade where mount namespaces are allowed."
+                "Delete these folders, which grading does not need, or grade on a machine that allows mount namespaces."
             )
 
     def grade(self, source: Path, tell: Callable[[Judged], None]) -> SubmissionEnd:
@@ -212,19 +212,20 @@ class _Judgement:
                 return ""
             now = time.monotonic()
             if now - began > self._limits.seconds_in_all:
-                return f"Its time, {self._limits.seconds_in_all:g} s, was over: what was left gives no points."
+                most_seconds = f"{self._limits.seconds_in_all:g} s"
+                return f"It took more than {most_seconds} and was ended. The remaining tests give no points."
             if now - looked > LOOK_SECONDS:
                 processes = self._tree.processes()
                 self._tree.reap(processes)
                 looked = time.monotonic()
                 if len(self._tree.own(processes)) > self._limits.processes:
                     most = self._limits.processes
-                    return f"It started more than {most} processes: it was ended, and what was left gives no points."
+                    return f"It started more than {most} processes and was ended. The remaining tests give no points."
             if now - weighed > WEIGH_SECONDS:
                 megabytes, most = megabytes_in(self._scratch), self._limits.disk_mb
                 weighed = time.monotonic()
                 if megabytes > most:
-                    return f"It wrote more than {most} MB: it was ended, and what was left gives no points."
+                    return f"It wrote more than {most} MB and was ended. The remaining tests give no points."
         return ""
 
     def _hear(self, data: bytes) -> bool:
@@ -251,11 +252,11 @@ class _Judgement:
         if self._is_over:
             return ""
         if self._error:
-            return f"The grader itself failed ({printable(self._error, 300)}): what was left could not be judged."
+            return f"The grader itself failed ({printable(self._error, 300)}). The remaining tests could not be judged."
         how = f"exit code {exit_code}" if exit_code is None or exit_code >= 0 else signal_name(-exit_code)
         return (
-            f"The process that judged it was ended ({how}), by the submission or for want of memory: what was left "
-            f"could not be judged, and gives no points."
+            f"The process that judged it was ended ({how}), by the submission or for lack of memory. The remaining "
+            "tests could not be judged, and give no points."
         )
 
 

@@ -58,7 +58,7 @@ class TomlTable:
         try:
             wrong = fault(value, kind)
         except TypeError:  # TOML has dates, which no key takes
-            wrong = f"it has a date or a time, where {kind.wanted} is expected"
+            wrong = f"it has a date or a time instead of {kind.wanted}"
         if wrong is not None:
             raise self.error(key, f"{key}: {wrong}")
         return value
@@ -78,7 +78,7 @@ class TomlTable:
         """Raise UsageError where a key is left that nobody takes; `known` are those that would be taken."""
         if self._left:
             key = next(iter(self._left))
-            raise self.error(key, f"{printable(key, 100)} is no key of it; they are {', '.join(known)}")
+            raise self.error(key, f"unknown key {printable(key, 100)}; the keys are {', '.join(known)}")
 
     def error(self, key: str, words: str) -> UsageError:
         """An error at `key`, in a sentence with the file and the line."""

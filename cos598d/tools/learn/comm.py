@@ -60,7 +60,9 @@ class LessonCommunicator(NotingCommunicator):
     ) -> None:
         if (parts is None) == (self.rank == root) and self.world_size > 1:
             has = "gave no parts" if parts is None else "gave parts"
-            raise ValueError(f"rank {self.rank} {has} to scatter: the root (rank {root}) gives them, the others None")
+            raise ValueError(
+                f"rank {self.rank} {has} to scatter: the root (rank {root}) gives them, all others give None"
+            )
         super().scatter(tensor, parts, name, root=root, **more)
 
     def isend(self, tensor: torch.Tensor, to: int, name: str = "") -> Pending:

@@ -121,7 +121,7 @@ class Marking:
             return CheckVerdict(check, size, FAILED, [Mistake(world.findings[0].message, self._begins(check))])
         called = next((str(calls[0]) for calls in direct if calls), "")
         if called and not self.lesson.load_checks().calls_torch:
-            words = f"torch.distributed is called itself ({printable(called)}): every call goes through comm"
+            words = f"torch.distributed is called directly ({printable(called)}): make every call through comm"
             verdict.mistakes.append(Mistake(words, _line_in(called)))
         odd = self._odd(traces, check, is_over=True) if world.findings else None
         # Of several ranks the first says enough, and more than what comes of it in the gradients.
@@ -136,7 +136,7 @@ class Marking:
             words = f"comm.{other_way.op} is called: the sum has to be made of {wanted}"
             verdict.mistakes.append(Mistake(words, other_way.line))
         elif changed:
-            words = f"the tensor of {changed.words(self.name)} was changed while the call was under way"
+            words = f"the tensor of {changed.words(self.name)} was changed before the call had ended"
             verdict.mistakes.append(Mistake(f"{words}: wait for the call first, then divide", changed.line))
         elif left:
             words = f"{left.words(self.name)} is never waited for: keep what it returns, and call its wait()"
@@ -212,7 +212,7 @@ class Marking:
                 words = (
                     f"{words.partition(':')[0]}: line {again[0]} computes a new tensor and calls it {again[1]}, which "
                 )
-                words += f"leaves the one that was given as it is; change that in place ({again[1]} /= ...)"
+                words += f"does not change the one that was given; change that in place ({again[1]} /= ...)"
             mistakes = [*mistakes, Mistake(printable(words), line, printable(detail))]
         return mistakes
 
@@ -271,7 +271,7 @@ def _stops(verdict: CheckVerdict) -> bool:
 
 
 def _ended(kind: str) -> str:
-    return {"time": "came to no end", "crash": "ended early", "exception": "raised an exception"}[kind]
+    return {"time": "did not end", "crash": "ended early", "exception": "raised an exception"}[kind]
 
 
 def _line_in(words: str) -> int:

@@ -10,7 +10,7 @@ from cos598d.terminal.reading import read_json, read_plain
 from cos598d.tools.learn.lessons import Lesson
 
 PLACE = Path(".cos598d") / "lessons.json"
-PASSED, CHANGED, BEGUN, NOT_BEGUN = "done", "done, changed since", "begun", ""
+PASSED, CHANGED, BEGUN, NOT_BEGUN = "done", "done, changed since", "started", ""
 
 
 def status(folder: Path, lesson: Lesson) -> str:

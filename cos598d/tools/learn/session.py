@@ -1,4 +1,4 @@
-"""What `learn` does for a student: lists lessons, hands out a page, tells a hint, checks a file. Torch comes late."""
+"""What `learn` does for a student: lists lessons, writes a page, prints a hint, checks a file. Torch loads late."""
 
 import secrets
 import tempfile
@@ -40,11 +40,11 @@ def question(lesson: Lesson) -> str:
     """What the lesson asks, and how to go on."""
     command = f"cos598d learn {lesson.number}"
     wanted = "\n".join(f"    {form}" for form in lesson.contract.values())
-    picture = f"\n{command} --picture    draws a step of it on 4 ranks, beside the answer" if lesson.has_picture else ""
+    picture = f"\n{command} --picture    draws a step on 4 ranks, next to the answer" if lesson.has_picture else ""
     return (
         f"Lesson {lesson.number}: {lesson.title} (about {lesson.minutes} minutes)\n\n{lesson.question}\n\n"
         f"Your file has to define\n{wanted}\n\n"
-        f"{command} --check      checks it\n{command} --hint       tells a hint, one more each time{picture}"
+        f"{command} --check      checks it\n{command} --hint       prints a hint, one more each time{picture}"
     )
 
 
@@ -91,7 +91,7 @@ def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: in
 
 
 def picture_of(lesson: Lesson, path: Path) -> "tuple[Picture, StepFrames | None]":
-    """What the file does in one step on 4 ranks, beside what the answer does; and the steps of its messages, if any.
+    """What the file does in one step on 4 ranks, next to what the answer does; and the steps of its messages, if any.
 
     Raises UsageError for a lesson in which nothing is to be seen, and UserError where the file comes to no end, or the
     answer is left out.
@@ -102,7 +102,7 @@ def picture_of(lesson: Lesson, path: Path) -> "tuple[Picture, StepFrames | None]
 
     own = record_file(lesson, path)
     if not own or not own.events:
-        raise UserError(f"{path} cannot be drawn, since it comes to no good end: --check says why.")
+        raise UserError(f"{path} cannot be drawn, because it fails. Run --check to see why.")
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.py"
         answer.write_text(lesson.answer(), encoding="utf-8")
@@ -124,7 +124,7 @@ def record_file(lesson: Lesson, path: Path, size: int = RANKS) -> "Recorded | No
     from cos598d.tools.learn.marking import Marking
 
     if lesson.load_checks().record is None:
-        raise UsageError(f"--picture: in lesson {lesson.number} nothing passes between ranks that could be drawn.")
+        raise UsageError(f"--picture: in lesson {lesson.number} the ranks send nothing, so there is no picture.")
     return Marking(lesson, path, source, secrets.randbits(32)).record(size)
 
 

@@ -39,15 +39,15 @@ def read_file(path: Path, lesson: "Lesson | None" = None) -> bytes:
         reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         fetch = f"cos598d learn {lesson.number}" if lesson else "cos598d learn"
         raise UsageError(
-            f"{path}: {reason}; name your file behind --check if it is elsewhere, or have a fresh one from `{fetch}`."
+            f"{path}: {reason}. Give your file's path after --check, or write a new file with `{fetch}`."
         ) from None
     if len(source) > MOST_BYTES:
-        raise UsageError(f"{path} has {len(source)} bytes, and a lesson's file has at most {MOST_BYTES}.")
+        raise UsageError(f"{path} has {len(source)} bytes. A lesson's file may have at most {MOST_BYTES}.")
     found = number_of(source)
     if lesson and found is not None and found != lesson.number:
         raise UsageError(
-            f"{path} says that it is of lesson {found}, and lesson {lesson.number} was asked for: "
-            f"`cos598d learn {found} --check {path}` checks it."
+            f"{path} is a file of lesson {found}, not of lesson {lesson.number}. "
+            f"Check it with `cos598d learn {found} --check {path}`."
         )
     return source
 
@@ -64,9 +64,9 @@ def first_mistake(source: bytes, path: Path, page: str) -> Mistake | None:
         ast.parse(source, str(path))
     except SyntaxError as error:
         text = f": `{printable(error.text.strip())}`" if error.text and error.text.strip() else ""
-        return Mistake(f"this is not Python ({error.msg}){text}", error.lineno or 0)
+        return Mistake(f"this is not valid Python ({error.msg}){text}", error.lineno or 0)
     except (ValueError, RecursionError, MemoryError) as error:
-        return Mistake(f"this is not Python ({error or 'nested too deeply'})")
+        return Mistake(f"this is not valid Python ({error or 'nested too deeply'})")
     lines = enumerate(source.decode(errors="replace").splitlines(), 1)
     blanks = [line for line, text in lines if BLANK.search(text)]
     if not blanks:
@@ -74,7 +74,7 @@ def first_mistake(source: bytes, path: Path, page: str) -> Mistake | None:
     is_untouched = len(blanks) >= len(BLANK.findall(page))
     what = "nothing is filled in yet" if is_untouched else "this blank is still to be filled in"
     more = f"; {len(blanks)} blanks are left" if len(blanks) > 1 else ""
-    return Mistake(f"{what}: write your code in the place of `...`{more}", blanks[0])
+    return Mistake(f"{what}: write your code instead of `...`{more}", blanks[0])
 
 
 def line_of(source: bytes, name: str) -> int:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cos598d.terminal.words import listed
+from cos598d.terminal.words import listed, number_of
 from cos598d.tools.learn.lessons import Lesson
 
 WIDTH = 118
@@ -13,17 +13,19 @@ STATUS_WIDTH = 13
 
 
 def begins(name: str, sizes: Sequence[int]) -> str:
-    """What is said at once: the file, and the numbers of ranks that it is checked on, in their order."""
+    """The first line, printed at once: the file, and the numbers of ranks that it is checked on, in their order."""
     return f"{name}: checking {'in one process' if tuple(sizes) == (1,) else f'on {_ranks(sizes)}'}"
 
 
 def world(size: int, held: int, tried: int, left_out: Mapping[str, Sequence[int]]) -> str:
-    """How many checks hold on `size` ranks; and how many that are `left_out` there are tried on others."""
+    """How many checks passed on `size` ranks; and how many that are `left_out` there run on other numbers of ranks."""
     others = Counter(_ranks(sorted(sizes)) for sizes in left_out.values())
-    elsewhere = (
-        f"; {number} other check{'s are' if number > 1 else ' is'} tried only on {on}" for on, number in others.items()
+    elsewhere = "; ".join(
+        f"{number_of(number, 'more check')} run{'' if number > 1 else 's'} only on {on}"
+        for on, number in others.items()
     )
-    return f"{_ranks([size])}: {_hold(held, tried)}{''.join(elsewhere)}"
+    here = f"{_ranks([size])}: {held} of {number_of(tried, 'check')} passed"
+    return f"{here} ({elsewhere})" if elsewhere else here
 
 
 def verdict(result: dict[str, Any], lesson: Lesson) -> str:
@@ -32,7 +34,7 @@ def verdict(result: dict[str, Any], lesson: Lesson) -> str:
     causes = result["diagnosis"]
     if result["passed"]:
         claims = "\n".join(_claim(each) for each in result["claims"])
-        return f"{title}: {_hold(len(result['claims']), len(result['claims']))}.\n\n{claims}\n\n{after(lesson)}"
+        return f"{title}: {_passed(len(result['claims']), len(result['claims']))}.\n\n{claims}\n\n{after(lesson)}"
     lines = []
     for cause in causes:
         lines.append(textwrap.fill(cause["cause"], WIDTH, subsequent_indent="  ", break_long_words=False))
@@ -57,14 +59,14 @@ def _held(result: dict[str, Any]) -> str:
     statuses = [claim["status"] for claim in result["claims"]]
     if set(statuses) == {"not tried"}:
         return "nothing was tried."
-    return f"{_hold(statuses.count('passed'), len(statuses))}."
+    return f"{_passed(statuses.count('passed'), len(statuses))}."
 
 
-def _hold(held: int, tried: int) -> str:
-    """ "the check holds", "all 3 checks hold", "1 of 3 checks holds"."""
+def _passed(held: int, tried: int) -> str:
+    """ "the check passed", "all 3 checks passed", "1 of 3 checks passed"."""
     if tried == 1:
-        return "the check holds" if held else "the check does not hold"
-    return f"{'all' if held == tried else f'{held} of'} {tried} checks {'holds' if held == 1 else 'hold'}"
+        return "the check passed" if held else "the check FAILED"
+    return f"{'all' if held == tried else f'{held} of'} {tried} checks passed"
 
 
 def _claim(claim: dict[str, Any]) -> str:

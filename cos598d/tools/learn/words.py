@@ -1,4 +1,4 @@
-"""Wrong gradients in a student's words: what they are instead of the mean, with a number expected and the one found."""
+"""Wrong gradients in a student's words: what they are instead of the mean, with a number expected and one found."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,15 @@ from cos598d.tools.check.diagnosis import Symptom, sentence
 # By kind of symptom; the others have the words of `cos598d check`. `sum`: the mean times n.
 PLAIN = {
     "sum": "rank {rank}'s gradient is the sum over {n} ranks, not their average: divide by n, the number of ranks",
-    "twice": "rank {rank}'s gradient is the average divided by n once more, so off by 1/{n}: divide once",
-    "local": "rank {rank} keeps its own gradient, not the average: what you computed must end up in the gradient "
-    "itself (in place, as gradient.copy_(...) or gradient /= n); a new tensor under the same name changes nothing "
-    "outside",
-    "not sent back": "only rank {right:.0f} has the average, rank {rank} still has its own gradient: it was gathered "
-    "or reduced there, and not sent back",
-    "broadcast": "rank {rank} has a copy of one rank's own gradient, not the average: it was sent, and not added up",
-    "divided alone": "rank {rank} has its own gradient times {factor:.4g}: it was divided, and never added to the "
+    "twice": "rank {rank}'s gradient is the average divided by n a second time, so off by 1/{n}: divide only once",
+    "local": "rank {rank} keeps its own gradient, not the average: put your result into the gradient itself (in place, "
+    "with gradient.copy_(...) or gradient /= n); a new tensor with the same name changes nothing outside",
+    "not sent back": "only rank {right:.0f} has the average, and rank {rank} still has its own gradient: the gradients "
+    "were gathered or reduced there, and the average was not sent back",
+    "broadcast": "rank {rank} has a copy of one rank's own gradient, not the average: it was sent, but not added up",
+    "divided alone": "rank {rank} has its own gradient times {factor:.4g}: it was divided, but never added to the "
     "others'",
-    "zero": "rank {rank}'s gradient is zero where the average belongs",
+    "zero": "rank {rank}'s gradient is zero instead of the average",
     "stale": "rank {rank} has the average of the step before: each step must average its own gradients",
 }
 

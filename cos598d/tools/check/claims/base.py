@@ -75,7 +75,7 @@ class OnRank:
         sync = self.sync(**options)
         module = sync.attach(model)
         if not callable(module):
-            raise NotAsAgreed(f"attach returned {module!r} and should return the module to call in the model's place")
+            raise NotAsAgreed(f"attach returned {module!r}, but should return the module to call instead of the model")
         return sync, module
 
     def buckets(self) -> Iterator[tuple[str, SyncOptions]]:

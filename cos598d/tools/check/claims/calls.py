@@ -1,4 +1,4 @@
-"""Claims about the calls that a sync makes: through the communicator alone, in one order, and waited for."""
+"""Claims about the calls that a sync makes: only through the communicator, in one order, and waited for."""
 
 from cos598d.records.conventions import GRADIENTS
 from cos598d.tools.check.claims.base import FEW_STEPS, Claim, OnRank, World, first_few, moment_of
@@ -6,7 +6,7 @@ from cos598d.tools.check.claims.base import FEW_STEPS, Claim, OnRank, World, fir
 
 @Claim
 def waits_for_its_calls(on: OnRank) -> None:
-    """When finish returns, no call is under way: each that was started has been waited for."""
+    """When finish returns, no call is still running: each that was started has been waited for."""
     model = on.model()
     sync, module = on.attached(model)
     on.comm.not_waited_for()
@@ -25,15 +25,15 @@ def _(world: World) -> None:
                 not calls,
                 f"{len(calls)} calls are not waited for when finish returns: {', '.join(map(str, calls[:3]))}",
                 rank,
-                "finish returns while calls are under way: a call that is started with async_op must be waited for",
+                "finish returns while calls are still running: wait for each call that you start with async_op",
             )
 
 
 @Claim
 def goes_through_comm(on: OnRank) -> None:
-    """Ranks reach each other only through self.comm, and all of the gradients' bytes travel there.
+    """Ranks reach each other only through self.comm, and send all of the gradients' bytes there.
 
-    self.comm counts what travels. None calls torch.distributed.
+    self.comm counts what is sent. None calls torch.distributed.
     """
     model = on.model()
     sync, module = on.attached(model)
@@ -49,10 +49,10 @@ def _(world: World) -> None:
     gradient = sum(each.numel() * each.element_size() for each in mean.values() if each is not None)
     for rank, payload in enumerate(world.reported("payload", int)):
         direct = world.evidence[rank].reported("", "direct calls", list)
-        cause = "it calls torch.distributed itself, bypassing self.comm" if direct else ""
+        cause = "it calls torch.distributed directly, bypassing self.comm" if direct else ""
         world.require(not direct, f"torch.distributed is called, bypassing self.comm: {first_few(direct)}", rank, cause)
         if world.size > 1 and not direct:
-            message = f"{payload} bytes travelled through self.comm for {gradient} bytes of gradients"
+            message = f"{payload} bytes were sent through self.comm for {gradient} bytes of gradients"
             world.require(payload >= gradient, message, rank)
 
 

@@ -1,4 +1,4 @@
-"""Claims about whatever a model or a training may bring, drawn anew in each check: tensors, steps, overflow, state."""
+"""Claims about whatever a model or a training may bring, drawn again in each check: tensors, steps, overflow, state."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ class _BrokenOff(Exception):
 
 @Claim
 def averages_any_tensors(on: OnRank) -> None:
-    """Tensors of any size, shape, dtype and values are averaged, on the last bit that their dtype has.
+    """Tensors of any size, shape, dtype and values are averaged, to the last bit of their dtype.
 
     Of none to four dimensions, of one to three million elements, at round numbers, fewer than ranks; zeros too.
     Those of half precision, or not contiguous, may be refused on every rank by an exception: the loop makes none.
@@ -49,14 +49,14 @@ def _(world: World) -> None:
         if draw.may_refuse and all(refused):
             continue
         for rank, words in enumerate(refused):
-            world.require(not words, f"{draw.label}: refused on some ranks only: {words}", rank)
+            world.require(not words, f"{draw.label}: refused on only some ranks: {words}", rank)
         if not any(refused):
             hold(world, draw)
 
 
 @Claim
 def averages_many_steps(on: OnRank) -> None:
-    """Over up to 40 steps, each of 1 to 4 backward passes, with and without no_sync and scale, nothing drifts.
+    """Over up to 40 steps, each of 1 to 4 backward passes, with and without no_sync and scale, gradients do not drift.
 
     Then over as many steps, each of which leaves out other tensors on some ranks or on all.
     """
@@ -79,7 +79,7 @@ def _(world: World) -> None:
 
 @Claim
 def passes_overflow_on(on: OnRank) -> None:
-    """Where one rank's gradient is infinite or NaN, every rank's is, and all learn of it; the next step is clean."""
+    """If one rank's gradient is infinite or NaN, every rank's is, and all know it; the next step is clean."""
     draw = _overflowing(on.nonce, on.world_size)
     driven = Driven(on, draw)
     for step in draw.steps:
@@ -103,7 +103,7 @@ def _(world: World) -> None:
 
 @Claim
 def goes_on_from_its_state(on: OnRank) -> None:
-    """A new sync that has taken over a model and the old one's own_state averages as the old one."""
+    """A new sync that takes over a model and the old sync's own_state averages as the old one did."""
     Driven(on, _left(on.nonce, on.world_size)).run()
 
 

@@ -53,7 +53,7 @@ def _(world: World) -> None:
 
 @Claim
 def needs_no_agreement(on: OnRank) -> None:
-    """Made with find_unused_parameters=False it averages all the same, and makes no call to agree on what was used."""
+    """With find_unused_parameters=False it still averages, and makes no call to agree on what was used."""
     model = on.model(ALL_USED)
     sync, module = on.attached(model, find_unused_parameters=False)
     ledger = on.fresh_ledger()
@@ -67,12 +67,12 @@ def _(world: World) -> None:
     for step in range(FEW_STEPS):
         world.gradients_are(moment_of("", step), world.local([step], shape=ALL_USED), step=step, shape=ALL_USED)
     for rank, calls in enumerate(world.reported("calls to agree", int)):
-        world.require(calls == 0, f"{calls} calls to agree on what is known", rank)
+        world.require(calls == 0, f"{calls} calls to agree on which parameters were used, although all were", rank)
 
 
 @Claim
 def leaves_frozen_weights_alone(on: OnRank) -> None:
-    """A frozen weight gets no gradient and does not travel; a weight used in two places travels once."""
+    """A frozen weight gets no gradient and is not sent; a weight used in two places is sent once."""
     # The same tensors are to be trained in both; only one ties them, and only the other has much that is frozen.
     for name, shape in (("tied", SMALL), ("with more frozen", MORE_FROZEN)):
         model = on.model(shape)
@@ -93,10 +93,10 @@ def _(world: World) -> None:
                 world.require(gradient is None, f"the frozen {name} has a gradient", rank)
     tied, more = (world.reported(f"payload, {name}", int) for name in ("tied", "with more frozen"))
     for rank, (once, other) in enumerate(zip(tied, more, strict=True)):
-        why = "frozen weights travel" if other > once else "a weight that is used in two places travels twice"
+        why = "frozen weights are sent" if other > once else "a weight that is used in two places is sent twice"
         world.require(
             once == other,
-            f"{once} bytes travelled of a model with a tied weight, {other} of one with the same to train and more "
+            f"{once} bytes were sent of a model with a tied weight, {other} of one with the same to train and more "
             f"that is frozen: {why}",
             rank,
             why,
@@ -105,7 +105,7 @@ def _(world: World) -> None:
 
 @Claim
 def averages_gradients_that_share_memory(on: OnRank) -> None:
-    """Where autograd keeps the gradients of two parameters in one memory, and needs it further down, each is right."""
+    """If autograd keeps two parameters' gradients in one memory, and needs it later in backward, each is right."""
     for label, options in on.buckets():
         model = on.model(SHARING)
         sync, module = on.attached(model, options=options)
@@ -138,7 +138,7 @@ def _used(label: str, step: int, users: set[int]) -> str:
 
 @Claim
 def accumulates(on: OnRank) -> None:
-    """Within no_sync nothing travels; the next finish leaves the mean of the gradients summed over the step's parts."""
+    """Within no_sync nothing is sent; the next finish gives the mean of the gradients summed over micro-batches."""
     for label, options in on.buckets():
         model = on.model()
         sync, module = on.attached(model, options=options)
@@ -164,7 +164,7 @@ def _(world: World) -> None:
 
 @Claim
 def accumulates_without_no_sync(on: OnRank) -> None:
-    """Two backward passes in a step, with no no_sync around the first, leave the mean of their sum as well."""
+    """Two backward passes in a step, without no_sync around the first, give the mean of their sum as well."""
     for label, options in on.buckets():
         model = on.model()
         sync, module = on.attached(model, options=options)

@@ -131,8 +131,8 @@ def _(world: World) -> None:
 
 @Claim
 def keeps_models_apart(on: OnRank) -> None:
-    """Two syncs average two models at once, each its own; one that is detached leaves the other alone, and can take a
-    model over again."""
+    """Two syncs average two models at once, each its own; detaching one does not affect the other, and it can take over
+    a model again."""
     one, other, third = _three(on.nonce, on.world_size)
     first, second = Driven(on, one), Driven(on, other)
     for mine, its in zip(one.steps, other.steps, strict=True):

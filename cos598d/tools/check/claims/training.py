@@ -57,7 +57,7 @@ def _(world: World) -> None:
         weights = world.handed_in(training.name, expected)
         for rank, losses in enumerate(world.reported(f"losses, {training.name}", list)):
             numbers = len(losses) == len(expected_losses) and all(isinstance(loss, float) for loss in losses)
-            world.require(numbers, f"{len(losses)} losses where {len(expected_losses)} belong", rank)
+            world.require(numbers, f"{len(losses)} losses instead of {len(expected_losses)}", rank)
             worst = max(abs(a - b) for a, b in zip(losses, expected_losses)) if numbers else 0.0
             bound = TRAINING_TOLERANCE * max(expected_losses)
             world.require(worst < bound, f"losses differ from one process's by {worst:.1e} ({training.name})", rank)

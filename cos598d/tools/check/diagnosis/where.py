@@ -24,7 +24,7 @@ def tensors_of(comparison: Comparison) -> str:
     if not good or not bad:
         return ""
     if not any(right[name].any() for name in bad):
-        return "on those of which the gradient is zero"
+        return "only on tensors whose gradient is zero"
     sizes = [right[name].numel() for name in bad], [right[name].numel() for name in good]
 
     def is_of(name: str, kind: torch.dtype) -> bool:
@@ -33,9 +33,9 @@ def tensors_of(comparison: Comparison) -> str:
 
     tellings: dict[str, Callable[[str], bool]] = {
         "biases": lambda name: name.endswith("bias"),
-        "all but biases": lambda name: not name.endswith("bias"),
+        "all except biases": lambda name: not name.endswith("bias"),
         **{f"those of {str(kind)[6:]}": functools.partial(is_of, kind=kind) for kind in KINDS},
-        "all but those of float64": lambda name: not is_of(name, torch.float64),
+        "all except those of float64": lambda name: not is_of(name, torch.float64),
         "vectors": lambda name: right[name].dim() == 1,
         "matrices": lambda name: right[name].dim() > 1,
         f"those of {min(sizes[0])} elements and more": lambda name: right[name].numel() > max(sizes[1]),
@@ -43,14 +43,14 @@ def tensors_of(comparison: Comparison) -> str:
     }
     for words, tells in tellings.items():
         if all(tells(name) for name in bad) and not any(tells(name) for name in good) and len(bad) > 1:
-            return f"on some tensors only: wrong on {words}"
+            return f"only on some tensors: wrong on {words}"
     names = list(right)
     if bad == names[-len(bad) :] and len(bad) > 1:
-        return f"on some tensors only: wrong from {bad[0]} on, which is the last {len(bad)} of {len(names)} in order"
+        return f"only on some tensors: wrong from {bad[0]} on, the last {len(bad)} of {len(names)} in order"
     if bad == names[: len(bad)] and len(bad) > 1:
-        return f"on some tensors only: wrong up to {bad[-1]}, which is the first {len(bad)} of {len(names)} in order"
+        return f"only on some tensors: wrong up to {bad[-1]}, the first {len(bad)} of {len(names)} in order"
     shown = ", ".join(bad[:MOST_NAMES]) + (f" and {len(bad) - MOST_NAMES} more" if len(bad) > MOST_NAMES else "")
-    return f"on some tensors only: wrong on {shown}, right on {len(good)} others"
+    return f"only on some tensors: wrong on {shown}, right on {len(good)} others"
 
 
 def elements_of(comparison: Comparison) -> str:
@@ -94,7 +94,7 @@ def steps_of(comparisons: Sequence[Comparison]) -> str:
         if len({is_wrong for _, is_wrong in facts}) == 2 and all(
             told.get(words, False) == wrong for told, wrong in facts
         ):
-            return f"wrong in steps {words} only"
+            return f"wrong only in steps {words}"
     runs: dict[str, list[Comparison]] = {}
     for each in comparisons:
         runs.setdefault(each.run, []).append(each)
@@ -107,16 +107,16 @@ def steps_of(comparisons: Sequence[Comparison]) -> str:
         return ""
     first = wrong.index(True)
     if all(wrong[first:]):
-        return f"right for the first {number_of(first, 'step')} only, wrong from then on"
+        return f"right only for the first {number_of(first, 'step')}, wrong after that"
     if not any(wrong[wrong.index(False) :]):
-        return f"wrong in the first {wrong.index(False)} steps only"
+        return f"wrong only in the first {wrong.index(False)} steps"
     bad = [step for step, is_wrong in enumerate(wrong) if is_wrong]
     if len(bad) > 1 and len({b - a for a, b in zip(bad, bad[1:])}) == 1 and bad[1] - bad[0] > 2:
-        return f"wrong in every {_nth(bad[1] - bad[0])} step only"
+        return f"wrong only in every {_nth(bad[1] - bad[0])} step"
     right = [step for step, is_wrong in enumerate(wrong) if not is_wrong]
     gaps = {b - a for a, b in zip(right, right[1:])}
     if len(gaps) == 1 and len(right) < len(wrong):
-        return f"right in every {_nth(gaps.pop())} step only" if gaps != {1} else ""
+        return f"right only in every {_nth(gaps.pop())} step" if gaps != {1} else ""
     return f"wrong in {sum(wrong)} of {len(wrong)} steps"
 
 

@@ -1,4 +1,4 @@
-"""The card of a proof as text, from its result alone."""
+"""The report of a proof as text, made only from its result."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,9 +10,10 @@ from cos598d.tools.check.card import WIDTH
 from cos598d.tools.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED
 
 HOW = (
-    "A number is the largest difference from one process on the whole batch, of its tensor's largest value. Gradients "
-    "are (w0 - w1) / learning rate of one plain SGD step, so that of an engine that hides or shards them all of it is "
-    "compared; then come weights and losses after three steps of SGD and of AdamW. Up to {tolerances} counts as equal."
+    "A number is the largest difference from one process on the whole batch, relative to its tensor's largest value. "
+    "Gradients are (w0 - w1) / learning rate of one plain SGD step, so they can be compared even if an engine hides or "
+    "shards them. Then come weights and losses after three steps of SGD and of AdamW. Up to {tolerances} counts as "
+    "equal."
 )
 
 
@@ -22,18 +23,18 @@ def engine_card(result: dict[str, Any]) -> str:
     rows = [["case", *(number_of(size, "rank") for size in sizes)]]
     for case in result["cases"]:
         rows.append([case["case"], *(_cell(each) for each in case["outcomes"])])
-    lines = [f"{result['engine']} beside one process on the whole batch\n", as_text(rows), ""]
+    lines = [f"{result['engine']} compared with one process on the whole batch\n", as_text(rows), ""]
     return "\n".join([*lines, *_troubles(result["cases"]), summary(result)])
 
 
 def summary(result: dict[str, Any]) -> str:
-    """How many claims hold, and the names of the others."""
+    """How many tests passed, and the names of the others."""
     by_status: dict[str, list[str]] = {}
     for case in result["cases"]:
         by_status.setdefault(case["status"], []).append(case["case"])
     made = len(result["cases"]) - len(by_status.pop(NOT_CLAIMED, []))
     held = len(by_status.pop(KEPT, []))
-    words = [f"{result['engine']}: {held} of {made} claims hold"]
+    words = [f"{result['engine']}: {held} of {made} tests passed"]
     words += [f"{status}: {_named(names, result['cases'])}" for status, names in by_status.items()]
     return "; ".join(words) + "."
 

@@ -37,7 +37,7 @@ def prove(
             verdicts[case.name] = _judged(case, evidence)
         left = left[len(done) :]
         if left:  # the first of these is what ended the world
-            words = card.report(reports[0], "") if reports else "the ranks ended without a word"
+            words = card.report(reports[0], "") if reports else "the ranks ended without an error message"
             verdicts[left[0].name] = CaseVerdict(status if status != PASSED else FAILED, words)
             left = left[1:]
         elif status != PASSED:

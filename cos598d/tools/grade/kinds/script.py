@@ -101,7 +101,7 @@ def score(
 def _trouble(verdict: AuditVerdict | None, kind: ScriptKind, world_size: int | None) -> str:
     """Why it did not train as it should; "" where it did."""
     if verdict is None:
-        return "nothing was seen of it: it opened no process group, or was over before its first step"
+        return "the audit saw nothing of it: it opened no process group, or ended before its first step"
     seen = verdict.seen
     asked = world_size or seen.world_size
     if (seen.ranks, seen.world_size) != (asked, asked):
@@ -115,7 +115,7 @@ def _trouble(verdict: AuditVerdict | None, kind: ScriptKind, world_size: int | N
         why = f"its loss {found} at the end, and should be below {kind.loss_below:g}"
     else:
         return ""
-    return f"{why}: nothing can be said of its faults"
+    return f"{why}, so its faults cannot be judged"
 
 
 def _of_faults(verdict: AuditVerdict, name: str) -> Judged:

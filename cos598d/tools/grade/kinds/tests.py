@@ -80,9 +80,11 @@ class TestsKind(AssignmentKind):
         for name in claims:
             if name == ACCEPTS:
                 on = f"on {listed(self.world_sizes)} ranks"
-                words = f"all tests pass on {len(RIGHT) + DRAWN} right syncs, {on}"
+                words = f"all tests pass on {len(RIGHT) + DRAWN} correct syncs, {on}"
                 if not rejected:
-                    words = f"no test fails on any sync, right or wrong, {on}: tests that reject nothing accept nothing"
+                    words = (
+                        f"no test fails on any sync, correct or wrong, {on}: tests that reject nothing accept nothing"
+                    )
                 yield Judged(name, bool(rejected), words)
             else:
                 yield Judged(name, ends[name].is_rejected, _of_wrong(WRONG[name], ends[name]))
@@ -123,12 +125,12 @@ class TestRunEnd:
 
 def _of_wrongly_rejected(claims: Sequence[str], subject: Subject, end: TestRunEnd) -> Iterator[Judged]:
     """Of tests that do not pass on a right sync: none of the claims holds."""
-    why = f"the tests do not pass on a right sync, which {subject.words}"
+    why = f"the tests do not pass on a correct sync, which {subject.words}"
     for name in claims:
         if name == ACCEPTS:
             yield Judged(name, False, f"{why}: {end.words}")
         else:
-            yield Judged(name, False, f"{why}: so it says nothing that they fail on a wrong one")
+            yield Judged(name, False, f"{why}; so it proves nothing if they fail on a wrong one")
 
 
 def _of_wrong(subject: Subject, end: TestRunEnd) -> str:

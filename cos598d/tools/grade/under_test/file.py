@@ -34,9 +34,9 @@ def read_tests(path: Path) -> list[StudentTest]:
     try:
         body = ast.parse(source).body
     except SyntaxError as error:
-        raise UsageError(f"{path.name} is not Python ({error.msg}, line {error.lineno}).") from None
+        raise UsageError(f"{path.name} is not valid Python ({error.msg}, line {error.lineno}).") from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise UsageError(f"{path.name} is not Python ({error or 'nested too deeply'}).") from None
+        raise UsageError(f"{path.name} is not valid Python ({error or 'nested too deeply'}).") from None
     found: dict[str, StudentTest] = {}
     for node in body:
         _check_runs(node, path.name)
@@ -67,8 +67,8 @@ def _check_runs(node: ast.stmt, file: str) -> None:
         marked = next((mark for mark in marks if mark.startswith(("pytest.", "mark.", "unittest."))), None)
         if marked is not None:
             raise UsageError(
-                f"{_place(node, file)} is marked {printable(marked, 60)}, which the grader does not know: write a loop "
-                "for several values, and raise unittest.SkipTest to skip."
+                f"{_place(node, file)} is marked {printable(marked, 60)}, which the grader does not support: write a "
+                "loop for several values, and raise unittest.SkipTest to skip."
             )
         if isinstance(node, ast.AsyncFunctionDef) or any(map(_yields, node.body)):
             raise UsageError(f"{_place(node, file)} would never run: write it without async and yield.")
@@ -98,7 +98,7 @@ def _arguments(node: ast.FunctionDef, file: str) -> tuple[str, ...]:
     needed += [each for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
     unknown = next((each.arg for each in needed if each.arg not in GIVEN), None)
     if unknown is not None or given.posonlyargs:
-        what = printable(unknown or "what stands before /", 60)
+        what = printable(unknown or "what is before /", 60)
         raise UsageError(
             f"{file} line {node.lineno}: {printable(node.name, 60)} asks for {what}: a test can ask for "
             f"{', '.join(GIVEN[:-1])} and {GIVEN[-1]}, by these names."

@@ -50,7 +50,7 @@ def _loss(module: nn.Module, nonce: int, rank: int, step: int) -> torch.Tensor:
 
 @Claim
 def one_order(on: OnLesson) -> None:
-    """Where gradients arrive in another order on each rank, calls still come in one order, and the means are right."""
+    """If gradients arrive in another order on each rank, calls still come in one order, and the means are right."""
     model = _branches(on.nonce)
     sync, module = on.attached(model)
     for step in range(STEPS):
@@ -119,7 +119,7 @@ def chain_inputs(nonce: int, rank: int, step: int) -> torch.Tensor:
 
 @Claim
 def begins_during_backward(on: OnLesson) -> None:
-    """Each call begins soon after its gradients are there, while backward goes on; none is waited for before finish."""
+    """Each call begins soon after its gradients are there, while backward runs; none is waited for before finish()."""
     model = chain(on.nonce)
 
     def keep(step: int) -> None:
@@ -156,7 +156,7 @@ def _judge_recorded(world: World) -> None:
         for rank, found in enumerate(world.handed_in(moment_of("", step), like)):
             for name, total in right.items():
                 if not _is_multiple(found[name], total):
-                    words = f"rank {rank} has no average of {name} after the step whose calls are looked at"
+                    words = f"rank {rank} has no average of {name} after the step whose calls are checked"
                     world.find(rank, f"{words}: what begins while backward runs must be what is averaged")
                     return
 
@@ -180,14 +180,14 @@ def _judge_events(world: World, rank: int, events: Sequence[Event], ended: float
         rank,
     )
     moved, soon = (sum(event.bytes for event in events) for events in (calls, early))
-    words = f"rank {rank} makes {moved} bytes of calls for {size} bytes of gradients, of which {soon} are begun before "
+    words = f"rank {rank} makes {moved} bytes of calls for {size} bytes of gradients, and begins {soon} of them before "
     words += "backward ends: expected most of them, and each gradient in one call"
     world.require(moved <= MOST_MOVED * size and 2 * soon >= size, words, rank)
     waited = [event for event in events if event.kind in (CALL, WAIT) and event.end < ended]
     name = waited[0].name if waited else ""
     world.require(
         not waited,
-        f"rank {rank} waits for {name} while backward runs, so backward stands still: begin it with async_op=True in "
+        f"rank {rank} waits for {name} while backward runs, so backward stops: begin it with async_op=True in "
         "the hook, and wait in finish()",
         rank,
     )
@@ -201,6 +201,6 @@ def _judge_events(world: World, rank: int, events: Sequence[Event], ended: float
             world.find(
                 rank,
                 f"{words}, expected about {due}: begin each call as soon as its gradients are there, in the order in "
-                "which backward comes to them, from the last layer to the first",
+                "which backward reaches them, from the last layer to the first",
             )
             return

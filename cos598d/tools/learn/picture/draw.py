@@ -92,7 +92,7 @@ def wrapped(paragraphs: Sequence[str], width: int) -> list[str]:
     return [textwrap.fill(words, max(width, 40)) for words in paragraphs if words]
 
 
-OF_MEMORY = "Nothing is sent: a message here is a rank's reading of what another has written into shared memory."
+OF_MEMORY = "Nothing is sent. A message here means that a rank reads what another has written into shared memory."
 
 
 @dataclass(frozen=True)

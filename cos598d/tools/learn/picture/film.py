@@ -118,7 +118,7 @@ def film(
     body = [arrowhead(name), *drawn]
     for words in (
         note,
-        "A cell is a part of the gradient as a rank has it: a stripe for every rank whose own is in it.",
+        "A cell is a part of the gradient as a rank has it, with a stripe for every rank whose gradient is in it.",
     ):
         drawn, y = lines(words, MARGIN, y, class_="faint")
         body += drawn
@@ -139,7 +139,7 @@ def caption(frame: StepFrame, steps: int, medium: str = "message") -> str:
     sizes = {move.bytes for move in frame.moves}
     each = f"of {size(max(sizes))}" if len({size(each) for each in sizes}) == 1 else f"of up to {size(max(sizes))}"
     adds = sum(move.adds for move in frame.moves)
-    done = "added up" if adds == len(frame.moves) else "taken as they are" if not adds else "some of them added up"
+    done = "added up" if adds == len(frame.moves) else "copied" if not adds else "some of them added up"
     return f"Step {frame.step} of {steps}: {number_of(len(frame.moves), medium)} {each}, {done}."
 
 
@@ -156,11 +156,11 @@ def ending(first: Held, frames: Sequence[StepFrame], medium: str = "message") ->
     amount = most if least == most else f"{least} to {most}"
     words = f"a rank sent {amount}" if medium == "message" else f"others read {amount} of what a rank wrote"
     if not unlike:
-        return f"Every rank has the whole sum of every part; {words}."
+        return f"Every rank has the complete sum of every part; {words}."
     rank, chunk = unlike[0]
     return (
-        f"{number_of(len(unlike), 'cell')} {'is' if len(unlike) == 1 else 'are'} no whole sum: rank {rank} has of part "
-        f"{chunk} the gradients of rank {counted(held[rank][chunk], ' + ')}; {words}."
+        f"{number_of(len(unlike), 'cell')} {'is' if len(unlike) == 1 else 'are'} no complete sum. Rank {rank} has in "
+        f"part {chunk} the gradients of rank {counted(held[rank][chunk], ' + ')}; {words}."
     )
 
 

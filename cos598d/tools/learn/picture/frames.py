@@ -114,7 +114,7 @@ def _steps(messages: Sequence[Message]) -> list[int]:
         if after == steps:
             return steps
         steps = after
-    raise ValueError("the messages wait for each other in a circle: their moments are not of one clock")
+    raise ValueError("the messages wait for each other in a circle, so their times are not of one clock")
 
 
 def _precedes(earlier: Message, message: Message) -> bool:

@@ -59,7 +59,7 @@ def lanes_svg(name: str, parts: Sequence[TimelinePart], sentence: str = "") -> s
         body += drawn
     drawn, y = _legend(parts, y + 4)
     body += drawn
-    title = " beside ".join(part.title for part in parts)
+    title = " and ".join(part.title for part in parts)
     described = [
         f"{name_of(part.title, 60)}: {number_of(len(part.line.lanes), 'rank')}. "
         + " ".join(f"{meeting.number}: {of_meeting(meeting)}." for meeting in part.line.meetings[:MOST_CALLS])

@@ -84,7 +84,7 @@ def join_ends(ends: Iterable[MessageEnd]) -> list[Message]:
 def _message(out: MessageEnd, come: MessageEnd) -> Message:
     if out.begin is None or out.elements != come.elements or come.begin not in (None, out.begin):
         raise ValueError(
-            f"what rank {out.rank} sent of {out.tensor} to rank {come.rank} is not what stands in that place there"
+            f"what rank {out.rank} sent of {out.tensor} to rank {come.rank} is not what is in that place there"
         )
     return Message(
         tensor=out.tensor,

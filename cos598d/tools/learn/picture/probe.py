@@ -73,7 +73,7 @@ def messages_of(notes: Sequence[Any]) -> list[Message]:
         seen = [_seen(each["looks"]) for each in notes]
         return [_as_seen(message, seen) for message in join_ends(ends)]
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError):
-        raise ValueError("a rank told something other than its messages") from None
+        raise ValueError("a rank reported something other than its messages") from None
 
 
 def _seen(looks: Sequence[Any]) -> Looks:
@@ -92,7 +92,7 @@ def _as_seen(message: Message, seen: Sequence[Looks]) -> Message:
             return replace(message, adds=True)
     where = f"elements {message.begin} to {message.end - 1}"
     raise ValueError(
-        f"what rank {message.sender} sent of {where} to rank {message.receiver} was neither added to what stood there "
+        f"what rank {message.sender} sent of {where} to rank {message.receiver} was neither added to what was there "
         "nor put in its place"
     )
 

@@ -22,7 +22,7 @@ def events_of_run(folder: Path) -> tuple[list[Event], str]:
     """
     run = load_run_as(folder, folder.resolve().name)
     if run.typical is None or not run.typical.get("spans_seconds"):
-        raise UserError(f"{folder} does not say when the phases of an iteration began: give the record of a newer run.")
+        raise UserError(f"{folder} does not have the times at which phases began. Give the folder of a newer run.")
     iteration, ranks = run.typical["iteration"], run.summary["world_size"]
     events: list[Event] = []
     untimed = 0
@@ -36,11 +36,11 @@ def events_of_run(folder: Path) -> tuple[list[Event], str]:
                 events.append(_call(rank, call))
             else:
                 untimed += rank == 0
-    note = f"Iteration {iteration}; each rank's time begins with its own part of it."
+    note = f"Iteration {iteration}. Each rank's time begins with its own part of it."
     if untimed:
-        note += f" A library made {number_of(untimed, 'call')} of each rank without telling when."
+        note += f" On each rank a library made {number_of(untimed, 'call')} whose times are not known."
     if ranks > MOST_RANKS:
-        note += f" Not drawn: {number_of(ranks - MOST_RANKS, 'rank')} more."
+        note += f" {number_of(ranks - MOST_RANKS, 'more rank')} not drawn."
     return events, note
 
 
@@ -48,7 +48,7 @@ def _row(path: Path, iteration: int) -> Row:
     for row in read_table(path, ITERATION):
         if row["iteration"] == iteration:
             return row
-    raise UserError(f"{path} has no iteration {iteration}, which rank 0 has: these files are not of one run.")
+    raise UserError(f"{path} has no iteration {iteration}, which rank 0 has. These files are not from one run.")
 
 
 def _computed(rank: int, row: Row) -> list[Event]:

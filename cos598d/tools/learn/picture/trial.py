@@ -66,10 +66,10 @@ def run_trial(name: str, world_size: int) -> PictureTrial:
     Raises UsageError for a sync that cannot be drawn, and UserError with what went wrong on a rank.
     """
     if not 2 <= world_size <= MOST_RANKS:
-        raise UsageError(f"--world_size {world_size}: a picture is of 2 to {MOST_RANKS} ranks.")
+        raise UsageError(f"--world_size {world_size}: give 2 to {MOST_RANKS} ranks.")
     if name == AUTO_SYNC or not (is_own(name) or is_our_own(name)):
         drawn = ", ".join(each for each in (*SYNCS, *STRATEGIES) if is_our_own(each))
-        raise UsageError(f"--sync {name}: a picture is of one of {drawn}, or of your own as FILE.py:CLASS.")
+        raise UsageError(f"--sync {name} cannot be drawn. Give one of {drawn}, or your own as FILE.py:CLASS.")
     ends = run_world(world_size, observe, name, seconds=SECONDS, timeout=SECONDS + 30)
     return _trial(name, [_answer(name, ends, end) for end in ends])
 
@@ -194,9 +194,7 @@ def _when(end: MessageEnd) -> tuple[float, float]:
     return end.started, end.ended
 
 
-OF_SHARDS = (
-    "First gradients are added up, each part at the rank that steps it; then the weights that come of it go to all."
-)
+OF_SHARDS = "First gradients are added up, each part at the rank that steps it. Then the new weights go to all ranks."
 
 
 def draw_sync(name: str, world_size: int, beside: str | None = None) -> tuple[Picture, StepFrames | None]:
@@ -230,7 +228,7 @@ def _note(trial: PictureTrial) -> str:
     """What the lanes do not show: the bytes of the ledger, and calls of which nobody knows when they were."""
     least, most = size(min(trial.sent)), size(max(trial.sent))
     sent = most if least == most else f"{least} to {most}"
-    note = f"By the ledger a rank sent {sent} in this step."
+    note = f"By the communication log a rank sent {sent} in this step."
     if trial.untimed:
-        note += f" A library made {number_of(trial.untimed, 'call')} of each rank without telling when."
+        note += f" On each rank a library made {number_of(trial.untimed, 'call')} whose times are not known."
     return note

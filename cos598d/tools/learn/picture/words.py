@@ -1,4 +1,4 @@
-"""What a picture says: sizes and times in few letters, and in a sentence how one timeline differs from another."""
+"""A picture's words: sizes and times in few letters, and in a sentence how one timeline differs from another."""
 
 from collections.abc import Callable, Sequence
 
@@ -39,7 +39,7 @@ def of_meeting(meeting: DrawnCollective) -> str:
     words = f"{name_of(meeting.name)}, {size(meeting.bytes)}"
     if meeting.missing:
         here = ranks_named(sorted(meeting.entered))
-        return f"{words}: {here} waited, and {ranks_named(meeting.missing)} never came"
+        return f"{words}: {here} waited, and {ranks_named(meeting.missing)} never made this call"
     if not meeting.longest_wait:
         return words
     return f"{words}: rank {meeting.last} came last, {time(meeting.longest_wait)} after rank {meeting.first}"
@@ -47,14 +47,14 @@ def of_meeting(meeting: DrawnCollective) -> str:
 
 def left_out(line: RankTimelines) -> list[str]:
     """What of a timeline cannot be seen in its lanes, a line each."""
-    words = [f"{number_of(line.left_out, 'rank')} more not drawn"] if line.left_out else []
+    words = [f"{number_of(line.left_out, 'more rank')} not drawn"] if line.left_out else []
     if any(lane.is_crowded for lane in line.lanes):
-        words.append(f"a rank's last row has all that is beyond {MOST_ROWS} at once")
+        words.append(f"a rank's last row shows everything beyond {MOST_ROWS} at once")
     return words
 
 
 def reading(parts: Sequence[RankTimelines]) -> str:
-    """How lanes are read: what a rank's rows are, what empty space means, and what the numbers on calls are."""
+    """How to read lanes: what a rank's rows are, what a gap means, and what the numbers on calls are."""
     numbered = any(line.meetings for line in parts)
     others = any(
         bar.kind == MESSAGE or not bar.number
@@ -63,16 +63,14 @@ def reading(parts: Sequence[RankTimelines]) -> str:
         for row in lane.rows
         for bar in row
     )
-    words = "The first row of a rank is what it computes"
+    words = "A rank's first row shows when it computes."
     if numbered or others:
-        kinds = " and ".join(
-            [*(["the calls that it is in"] if numbered else []), *(["its messages"] if others else [])]
-        )
-        words += f"; below are {kinds}, one row more for each that is under way at once"
-    words += ". Empty is where it does none of this."
+        kinds = " and ".join([*(["calls"] if numbered else []), *(["messages"] if others else [])])
+        words += f" The rows below show its {kinds}, one row for each that runs at the same time."
+    words += " A gap means that it does none of this."
     if numbered:
-        words += " A number in a call is its number in the list."
-    return f"{words} A picture is of one occasion, and no measurement."
+        words += " The number in a call is its number in the list."
+    return f"{words} The picture shows one step, once, and is no measurement."
 
 
 def differences(own: RankTimelines, other: RankTimelines, mine: str = "yours", its: str = "the reference") -> str:
@@ -91,7 +89,7 @@ def differences(own: RankTimelines, other: RankTimelines, mine: str = "yours", i
             lambda count: number_of(count, "call"),
         ),
         (
-            "{who} gives its calls {value}",
+            "{who} passes {value} to its calls",
             lambda line: [sum(_made(line, rank)) for rank in line.ranks],
             size,
         ),
@@ -106,12 +104,12 @@ def differences(own: RankTimelines, other: RankTimelines, mine: str = "yours", i
             size,
         ),
         (
-            "{who} has up to {value} under way at once",
+            "{who} has up to {value} running at once",
             lambda line: [sum(any(bar.number for bar in row) for row in lane.rows) for lane in line.lanes],
             lambda count: number_of(count, "call"),
         ),
         (  # beside how many is a matter of chance
-            "{who} computes while {value} under way",
+            "{who} computes while {value} running",
             lambda line: [int(any(map(computed_beside, line.lanes)))] * len(line.lanes),
             lambda is_any: "calls are" if is_any else "no call is",
         ),
@@ -133,14 +131,14 @@ def differences(own: RankTimelines, other: RankTimelines, mine: str = "yours", i
     if clauses:
         sentences.append(f"In {name_of(mine)} {'; '.join(clauses)}.")
     sentences += [
-        f"In {name_of(whose)} not all ranks make their calls in one order."
+        f"In {name_of(whose)} not all ranks make their calls in the same order."
         for line, whose in ((own, mine), (other, its))
         if not _is_one_order(line)
     ]
     if not sentences:
         sentences.append(
             f"In {name_of(mine)} and in {name_of(its)} the ranks make as many calls with as many bytes, "
-            "and as many of them beside computing."
+            "and as many of them while they compute."
         )
     return " ".join(sentences)
 

@@ -1,4 +1,4 @@
-"""Lesson 0: the losses and the weights of a few steps, beside the right ones and those of the usual mistakes."""
+"""Lesson 0: the losses and the weights of a few steps, compared with the right ones and those of the usual mistakes."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def _(world: World) -> None:
         told = "the losses are right, and the weights after the last step are not"
     else:
         told = f"expected a loss of {right[place]:.6g} in step {place}, got {found[place]:.6g}"
-    world.find(0, why or "the losses are not those of the reference, and the numbers do not say why", told)
+    world.find(0, why or "the losses are not those of the reference, and no known mistake explains them", told)
 
 
 # What is left out, or done elsewhere, with the words for it.
@@ -59,14 +59,14 @@ MISTAKES = {
     "zeroed before the step": "the weights never change: .grad is emptied between backward and optimizer.step()",
     "never clipped": "the gradients are not clipped: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm) "
     "belongs between backward and optimizer.step()",
-    "clipped too late": "the gradients are clipped after optimizer.step(), which has used them by then: clip before it",
+    "clipped too late": "the gradients are clipped after optimizer.step(), which has already used them: clip before it",
     "scaled to the norm": "gradients whose norm is below max_norm are scaled up to it: clipping only makes them "
     "smaller, by min(1, max_norm / norm)",
-    "clipped by value": "each element of the gradients is clamped to max_norm, expected: their norm is "
+    "clipped by value": "each element of the gradients is clamped to max_norm: clip their norm instead "
     "(clip_grad_norm_, not clip_grad_value_)",
-    "clipped one by one": "each parameter's gradient is clipped by itself, expected: the norm of all of them together",
+    "clipped one by one": "each parameter's gradient is clipped by itself: clip by the norm of all of them together",
     "stepped before backward": "optimizer.step() comes before backward, so it uses the gradients of the step before",
-    "loss after the step": "the loss returned is computed after optimizer.step(), expected: the one before it",
+    "loss after the step": "the loss returned is computed after optimizer.step(): return the one before it",
     "never stepped": "the weights never change: optimizer.step() is missing",
     "stepped twice": "the weights move twice in every step: optimizer.step() is called twice",
 }

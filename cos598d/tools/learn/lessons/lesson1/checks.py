@@ -22,7 +22,7 @@ MOST_ALIKE = 13  # of the 52 pairs of neighbours; in a random order it is one or
 
 @Claim
 def one_order(on: OnLesson) -> None:
-    """order() is a shuffling of all examples: the same on every rank, again the same, and another in each epoch."""
+    """order() shuffles all examples: the same on every rank and when called again, and another order in each epoch."""
     for number in range(2):
         # As in real programs: what each rank's own generators gave before differs.
         for generator in (random.seed, np.random.seed, torch.manual_seed):
@@ -68,7 +68,7 @@ def _judge_ranks(world: World, by_rank: list[list[int]], before: list[int]) -> N
             world.find(rank, _alike("order differs from rank to rank"), told)
     if by_rank[0] != before:
         told = f"expected {before[:5]}... as before, got {by_rank[0][:5]}..."
-        world.find(0, _alike("order gives something else when it is called again"), told)
+        world.find(0, _alike("order gives another result when it is called again"), told)
 
 
 def _judge_draws(world: World, seeds: Sequence[int], drawn: Mapping[tuple[int, int], list[int]]) -> None:
@@ -78,7 +78,7 @@ def _judge_draws(world: World, seeds: Sequence[int], drawn: Mapping[tuple[int, i
     world.require(not same, f"{which} the same order: expected another one for each epoch")
     alike = next((epoch for epoch in range(EPOCHS) if _resemble(*(drawn[seed, epoch] for seed in seeds))), None)
     words = f"the seeds {seeds[0]} and {seeds[1]} give the same order in epoch {alike}"
-    world.require(alike is None, f"{words}: expected an order drawn from the seed and the epoch, both of them")
+    world.require(alike is None, f"{words}: expected an order that depends on both the seed and the epoch")
 
 
 def _resemble(order: list[int], other: list[int]) -> bool:
@@ -92,8 +92,8 @@ def _seeds(nonce: int) -> tuple[int, int]:
 
 def _alike(what: str) -> str:
     return (
-        f"{what}: the ranks then train on each other's examples; draw it from a generator made of seed and epoch "
-        "alone, without hash() of a text, which differs from process to process"
+        f"{what}: the ranks then train on each other's examples; draw it from a generator that depends only on seed "
+        "and epoch, without hash() of a text, which differs from process to process"
     )
 
 
@@ -128,7 +128,7 @@ def _judge_shares(world: World, size: int, shares: list[list[int]]) -> None:
         world.find(owners[-1], f"{words}: each belongs to one rank", told)
     elif lost:
         words = f"{len(lost)} of {size} examples are in no rank's share on {world.size} ranks"
-        world.find(0, f"{words}: the remainder is to be shared out too", told)
+        world.find(0, f"{words}: share out the remainder too", told)
     elif max(sizes) - min(sizes) > 1:
         words = f"the shares of {size} examples on {world.size} ranks have sizes {sizes}"
         world.find(0, f"{words}: they may differ by one at most, since all wait for the largest", told)
@@ -178,7 +178,7 @@ def _why(weights: list[float], shares: list[list[int]], size: int, n: int) -> st
         return all(abs(w - rule(len(s))) < 1e-9 for w, s in zip(weights, shares, strict=True))
 
     if are(lambda k: 1):
-        return "every rank counts the same, also one with fewer examples, or none"
+        return "every rank counts the same, even one with fewer examples, or none"
     if are(lambda k: k / size):
         return "right if the ranks' gradients were added up, but they are averaged, which divides by n once more"
     if are(lambda k: k):
@@ -193,7 +193,7 @@ def _why(weights: list[float], shares: list[list[int]], size: int, n: int) -> st
 def _strange(batch: list[int], shares: list[list[int]]) -> str:
     """Which number of a share is no example of the batch, in words; "" if none is."""
     strange = next((each for share in shares for each in share if each not in batch), None)
-    words = f"share gives {printable(strange, 40)}, which is not in the batch: it has examples, not places"
+    words = f"share gives {printable(strange, 40)}, which is not in the batch: return examples, not their indices"
     return "" if strange is None else words
 
 

@@ -52,7 +52,7 @@ def wrong_rows(found: torch.Tensor | None, own: Sequence[torch.Tensor], ids: Seq
     total = torch.stack(list(own)).sum(dim=0)
     right = total / size
     if found is None:
-        return f"rank {rank}'s gradient is gone"
+        return f"rank {rank}'s gradient is missing"
     if near(found, right):
         return ""
     if not found.isfinite().all():
@@ -72,10 +72,10 @@ def wrong_rows(found: torch.Tensor | None, own: Sequence[torch.Tensor], ids: Seq
         kind, f"{found[row][0]:.4g} in its first element"
     )
     expected = f"{total[row][0] / size:.4g} in its first element" if not kind else f"the average over {size}"
-    who = f"rank {users[0]} alone" if len(users) == 1 else f"ranks {', '.join(users)}"
+    who = f"only rank {users[0]}" if len(users) == 1 else f"ranks {', '.join(users)}"
     return (
-        f"row {row}, which {who} looked up, is {what} on rank {rank} and should be {expected}: what travels are the "
-        "rows that any rank has looked up, and every rank takes all of them"
+        f"row {row}, which {who} looked up, is {what} on rank {rank} and should be {expected}: send the rows that "
+        "any rank has looked up, and let every rank put back all of them"
     )
 
 
@@ -102,7 +102,7 @@ def _(world: World) -> None:
             world.require(sent > 0 or world.size == 1, f"rank {rank} sent nothing through comm", rank)
             why = f"{used} of {WORDS} words were looked up"
             if sent >= dense:
-                why += "; all rows travel"
+                why += "; all rows are sent"
             elif sent > most and sent - most <= share * 7 * WORDS + 2:
                 over = 1 + round((sent - most) / (share * WORDS))
                 why += f"; to agree on a word takes {over} bytes, and one is enough: uint8"

@@ -21,7 +21,7 @@ BAND = 0.5  # of what leaving error feedback out costs
 
 @Claim
 def feeds_back(on: OnLesson) -> None:
-    """Each step leaves the average of every rank's largest elements; what is held back comes later, and comes once."""
+    """Each step gives the average of every rank's largest elements; what is held back is sent later, and only once."""
     codec = on.student.TopK(on.comm, SHARE)
     for step in range(STEPS):
         for name in NAMES:
@@ -32,7 +32,7 @@ def feeds_back(on: OnLesson) -> None:
 
 @Claim
 def takes_any_size(on: OnLesson) -> None:
-    """Of 5 elements one travels; of 40,001 elements 5,000, whose places need more than 16 bits."""
+    """Of 5 elements one is sent; of 40,001 elements 5,000 are, whose places need more than 16 bits."""
     for elements in ODD_SIZES:
         gradient = _odd_gradient(on.nonce, elements, on.rank)
         on.student.TopK(on.comm, SHARE).average("any", gradient)
@@ -53,13 +53,13 @@ def _(world: World) -> None:
 
 def _why_odd(found: torch.Tensor | None, right: torch.Tensor, own: Sequence[torch.Tensor], rank: int) -> str:
     if found is None:
-        return "the gradient is gone"
+        return "the gradient is missing"
     for way in MISTAKES:
         if near(found, Simulation(SHARE, way).average("any", own)[rank]):
             return way.words
     if len(right) > 1 << 15 and not found[1 << 15 :].any():
         return "nothing arrives at places above 32,767: send a place as int32, since it does not fit into 16 bits"
-    return f"the average is wrong; of each rank's elements the {count_of(SHARE, len(right), RIGHT):,} largest travel"
+    return f"the average is wrong; send the {count_of(SHARE, len(right), RIGHT):,} largest of each rank's elements"
 
 
 def _odd(elements: int) -> str:
@@ -133,14 +133,14 @@ def wrong_steps(
     own = gradients[step][name][rank]
     value = found[step][name]
     if value is None:
-        return f"{where}: the gradient is gone"
+        return f"{where}: the gradient is missing"
     if not value.isfinite().all():
         return f"{where}: the average is not finite"
     if step == 0 and near(value, own):
         return f"{where}: the gradient is still the rank's own: change `gradient` itself, in place"
     if step == 0 and near(value, torch.stack(list(gradients[step][name])).mean(dim=0)):
         belong = count_of(SHARE, len(own), RIGHT)
-        return f"{where}: the whole average arrived, and only {belong} elements of each rank's belong there"
+        return f"{where}: the complete average arrived, but only {belong} elements of each rank belong there"
     for mistake in MISTAKES:
         made = simulate(gradients, mistake, rank)
         if all(_same(found, made, place) for place in _moments()):
@@ -169,11 +169,11 @@ def _(world: World) -> None:
         for name in NAMES:
             for rank, sent in enumerate(world.reported(moment(name, step), int)):
                 world.require(sent > 0 or world.size == 1, f"rank {rank} sent nothing of {name} through comm", rank)
-                why = f"the {count} largest of {ELEMENTS} elements, 4 bytes each and 4 for its place"
+                why = f"the {count} largest of {ELEMENTS} elements, 4 bytes each and 4 for each place"
                 if sent == (world.size - 1) * 12 * count:
                     why += "; a place as int64 takes 8, send it as int32"
                 elif sent >= round(2 * (world.size - 1) / world.size * 4 * ELEMENTS):
-                    why += "; all elements travel, zeros too"
+                    why += "; all elements are sent, zeros too"
                 message = f"rank {rank} sent {sent:,} bytes of {name} and should send at most {most:,}: {why}"
                 world.require(sent <= most, message, rank)
 

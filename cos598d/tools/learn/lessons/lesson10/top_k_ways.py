@@ -23,22 +23,27 @@ class TopKVariant:
 
 RIGHT = TopKVariant("")
 MISTAKES = (
-    TopKVariant("what was held back never comes: add it to the next step's gradient of this name", held="nothing"),
+    TopKVariant("what was held back is never sent: add it to the next step's gradient of this name", held="nothing"),
     TopKVariant("it is the sum over the ranks and should be their average: divide by n", divides=False),
     TopKVariant("the largest were taken with their sign: take the largest absolute values", signed=True),
-    TopKVariant("what was sent is held back as well, and comes again: set it to zero in what is held back", held="all"),
     TopKVariant(
-        "what earlier steps held back is lost: hold back the rest of gradient and held back together", held="new"
+        "what was sent is held back as well, and is sent again: set it to zero in what is held back", held="all"
     ),
-    TopKVariant("what arrived was taken off what is held back, and not what this rank sent", held="less the average"),
+    TopKVariant(
+        "what earlier steps held back is lost: hold back the rest of the gradient plus what was held back", held="new"
+    ),
+    TopKVariant(
+        "what arrived was subtracted from what is held back, instead of what this rank sent", held="less the average"
+    ),
     TopKVariant("all names share what is held back: keep it by name", by_name=False),
     TopKVariant(
-        "where two ranks sent an element only one of them is left: add what comes in, gradient[places] += values",
+        "if two ranks sent an element, only one of them is left: add what comes in, gradient[places] += values",
         joins="replaces",
     ),
-    TopKVariant("the rank's own gradient is left below what comes in: set it to zero first", joins="on its own"),
+    TopKVariant("what comes in is added to the rank's own gradient: set that to zero first", joins="on its own"),
     TopKVariant(
-        "an element is divided by the number of ranks that sent it: divide by n, since who did not send it counts as 0",
+        "an element is divided by the number of ranks that sent it: divide by n, since a rank that did not send it "
+        "counts as 0",
         joins="by senders",
     ),
     TopKVariant(
@@ -48,13 +53,13 @@ MISTAKES = (
         "what is held back was overwritten by the average: keep a copy (clone) before `gradient` changes",
         held="the result",
     ),
-    TopKVariant("k is rounded, and is to be cut off: max(1, int(share * elements))", rounded_up=True),
-    TopKVariant("nothing of a small tensor travels: k is max(1, int(share * elements))", least=0),
+    TopKVariant("k is rounded, but should be cut off: max(1, int(share * elements))", rounded_up=True),
+    TopKVariant("nothing of a small tensor is sent: k is max(1, int(share * elements))", least=0),
 )
 
 
 def count_of(share: float, elements: int, way: TopKVariant) -> int:
-    """How many of a tensor's elements travel."""
+    """How many of a tensor's elements are sent."""
     return max(way.least, math.ceil(share * elements) if way.rounded_up else int(share * elements))
 
 

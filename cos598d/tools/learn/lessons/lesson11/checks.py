@@ -64,10 +64,10 @@ def _(world: World) -> None:
             for rank, found in enumerate(world.handed_in(label(kind, step), like)):
                 frozen = [n for n in like if n not in names and not near(found[n], right[0][n])]
                 world.require(
-                    not frozen, f"{where}: {' and '.join(frozen)} does not train, and has changed on rank {rank}", rank
+                    not frozen, f"{where}: {' and '.join(frozen)} does not train, but has changed on rank {rank}", rank
                 )
                 missing = [name for name in names if found[name] is None]
-                world.require(not missing, f"{where}: {' and '.join(missing)} is gone on rank {rank}", rank)
+                world.require(not missing, f"{where}: {' and '.join(missing)} is missing on rank {rank}", rank)
                 if missing:
                     continue
                 before, after = _flat(right[step], names), _flat(right[step + 1], names)
@@ -77,7 +77,7 @@ def _(world: World) -> None:
                 world.require(not words, f"{where}, on rank {rank}: {words}", rank)
                 left = f"the parameter {by_rank[rank][0]} still has a .grad" if by_rank[rank] else ""
                 world.require(
-                    not left, f"{where}, on rank {rank}: {left}, which the next is added to: set it to None", rank
+                    not left, f"{where}, on rank {rank}: {left}, to which backward adds the next: set it to None", rank
                 )
             if world.findings:
                 return
@@ -85,7 +85,7 @@ def _(world: World) -> None:
 
 @Claim
 def zero1_shares_the_state(on: OnLesson) -> None:
-    """A rank's optimizers hold at most 1.25 / n of AdamW's state, and all ranks' together all of it."""
+    """A rank's optimizers hold at most 1.25 / n of AdamW's state, and those of all ranks together hold all of it."""
     make, held = Optimizers(ADAMW), []
     train(on, ADAMW, make, lambda step, model: held.append(make.state_bytes()))
     on.report("made", len(make.made))
@@ -104,14 +104,14 @@ def _(world: World) -> None:
         for rank, size in enumerate(held):
             words = f"rank {rank} of {world.size} holds {size:,} bytes of the optimizer's state after step {step + 1}, "
             words += f"{'all of it' if size >= whole else f'of {whole:,}'}, and should hold at most {most:,.0f}"
-            world.require(size <= most, f"{words}: give make_optimizer this rank's part alone", rank)
+            world.require(size <= most, f"{words}: give make_optimizer only this rank's part", rank)
         words = f"after step {step + 1} all ranks together hold {sum(held):,} bytes of the optimizer's state"
         world.require(sum(held) >= whole, f"{words}, and {whole:,} are needed", 0)
 
 
 @Claim
 def zero1_sends(on: OnLesson) -> None:
-    """In a step of Zero1 a rank sends at most 3(n-1)/n S bytes, an all-reduce's and an all-gather's."""
+    """In a step of Zero1 a rank sends at most 3(n-1)/n S bytes: an all-reduce and an all-gather."""
     sent: list[int] = []
     make = Optimizers(ADAMW)
     train(on, ADAMW, make, lambda step, model: sent.append(sum(row.bytes_sent for row in on.comm.ledger.rows)))

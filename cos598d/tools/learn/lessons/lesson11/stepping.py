@@ -81,7 +81,7 @@ def _of_gradients(
             part = "the weights have" if bool(off.all()) else f"{int(off.sum())} of {len(off)} weights have"
             return f"{part} moved by {whose}, not by the average over the ranks"
         if near(moved[off], rate / len(own) * gradient[off], 1e-3):
-            return f"weights have moved by rank {other}'s gradient, divided by n, and the others' never added"
+            return f"weights have moved by rank {other}'s gradient, divided by n, and the others' were never added"
     by_one = torch.stack([(moved - rate * gradient).abs() for gradient in own]).amin(dim=0)
     if bool((by_one <= 1e-4 * moved.abs().max()).all()):
         return "each part of the weights has moved by the gradient of the rank that stepped it, not by the average"

@@ -67,7 +67,7 @@ def _(world: World) -> None:
 
 @Claim
 def zero3_holds(on: OnLesson) -> None:
-    """Between steps a rank holds an n-th of weights and state; forward leaves no layer's whole weights for backward."""
+    """Between steps a rank holds an n-th of weights and state; forward keeps no layer's whole weights for backward."""
     before = held_bytes()
     layers = start_weights(on.nonce)
     given = GatheredLayers(layers)
@@ -98,10 +98,10 @@ def _(world: World) -> None:
             for name in ("kept of what was given", "left by forward", "held after a step")
         )
         words = (
-            f"{who}: {kept:,} bytes of whole weights are still there when the constructor has returned, expected none"
+            f"{who}: {kept:,} bytes of whole weights are still there after the constructor has returned, expected none"
         )
         world.require(
-            not kept, f"{words}: keep a clone of your part, since a slice keeps all that it is a slice of", rank
+            not kept, f"{words}: keep a clone of your part, since a slice keeps the tensor that it is a slice of", rank
         )
         words = f"{who}: {left:,} bytes of layers' whole weights are still there after forward, expected none"
         world.require(not left, f"{words}: backward has to gather them once more", rank)
@@ -111,7 +111,7 @@ def _(world: World) -> None:
 
 @Claim
 def zero3_sends(on: OnLesson) -> None:
-    """In a step of Zero3 a rank sends at most 4(n-1)/n S bytes, two all-gathers' and an all-reduce's."""
+    """In a step of Zero3 a rank sends at most 4(n-1)/n S bytes: two all-gathers and an all-reduce."""
     zero, sent = on.student.Zero3(on.comm, start_weights(on.nonce), Optimizers(ADAMW)), []
     for step in range(2):
         ledger = on.fresh_ledger()

@@ -1,4 +1,4 @@
-"""Lesson 12, talk less: rounds, bytes, the formula of the outer step, and the loss that comes of it."""
+"""Lesson 12, talk less: rounds, bytes, the formula of the outer step, and the loss that results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def network(nonce: int) -> TwoLayers:
 
 
 def batch(nonce: int, rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a rank sees in a step: inputs (16, 12) from its own corner, and what a teacher says of them (16, 3)."""
+    """What a rank sees in a step: inputs (16, 12) from its own corner, and a teacher's answers (16, 3)."""
     generator = torch.Generator().manual_seed(nonce + 7)
     teacher = torch.randn(12, 3, generator=generator) / 3
     generator.manual_seed(seed_of(nonce, rank) + step)
@@ -75,21 +75,22 @@ MISTAKES = (
     OuterStepVariant(
         "the weights were not averaged over the ranks: each rank steps by how far it moved itself", average="own"
     ),
-    OuterStepVariant("the outer step goes the wrong way: moved is agreed - average, and is taken off", sign=1.0),
+    OuterStepVariant("the outer step goes the wrong way: moved is agreed - average, and is subtracted", sign=1.0),
     OuterStepVariant(
-        "momentum is not looked ahead: step by moved + outer_momentum * momentum, not by momentum alone",
+        "the step does not look ahead: step by moved + outer_momentum * momentum, not only by momentum",
         momentum="heavy",
     ),
     OuterStepVariant("momentum does not build up: it is outer_momentum * (what it was) + moved", momentum="forgotten"),
     OuterStepVariant("the outer step has no momentum", momentum="none"),
     OuterStepVariant(
-        "what was agreed on stays what it was at the start: keep the weights after each round", agreed="stays"
+        "the agreed weights stay what they were at the start: keep the weights after each round", agreed="stays"
     ),
     OuterStepVariant(
-        "the average replaces what was agreed on: keep the weights after the outer step", agreed="average"
+        "the average replaces the agreed weights: keep the weights after the outer step", agreed="average"
     ),
     OuterStepVariant(
-        "a round leaves the ranks' own weights: put what was agreed on back into the model", put_back=False
+        "after a round the ranks still have their own weights: put the agreed weights back into the model",
+        put_back=False,
     ),
 )
 
@@ -158,7 +159,7 @@ def rounds(on: OnLesson, label: str, after: Callable[[int, nn.Module], None]) ->
 
 @Claim
 def makes_one_call_a_round(on: OnLesson) -> None:
-    """One call every `every` steps, of 2(n-1)/n S bytes for the weights that train; nothing travels between."""
+    """One call every `every` steps, of 2(n-1)/n S bytes for the weights that train; nothing is sent between."""
     calls: list[list[int]] = []
     rounds(on, MOMENTUM, lambda step, model: calls.append([row.bytes_sent for row in on.comm.ledger.rows]))
     on.report("calls", calls)
@@ -179,11 +180,11 @@ def _(world: World) -> None:
                 world.require(not calls, f"{words} after steps {EVERY}, {2 * EVERY} and so on", rank)
                 continue
             words = f"rank {rank} makes {made} in the round after step {step}, expected 1"
-            world.require(len(calls) > 0, f"{words}: count the step first, then ask whether it ends a round", rank)
+            world.require(len(calls) > 0, f"{words}: count the step first, then test whether it ends a round", rank)
             world.require(len(calls) < 2, f"{words}: put all weights into one tensor", rank)
             if len(calls) == 1:
                 words = f"rank {rank} of {world.size} sends {calls[0]} bytes in a round, expected 2(n-1)/n S = {right}"
-                why = ": weights that do not train travel too" if abs(calls[0] - with_frozen) <= 2 else ""
+                why = ": weights that do not train are sent too" if abs(calls[0] - with_frozen) <= 2 else ""
                 world.require(abs(calls[0] - right) <= 2, words + why, rank)
 
 
@@ -232,7 +233,7 @@ def _(world: World) -> None:
         if not abs(found - right) <= WITHIN * right:
             words = f"after {LONG_STEPS} steps in {LONG_STEPS // LONG_EVERY} rounds rank {rank}'s loss is {found:.4f}, "
             words += f"and the formula's is {right:.4f}: averages in every step end at {mean_loss(1, AVERAGE):.4f}, "
-            world.find(rank, f"{words}ranks that never talk at {mean_loss(LONG_STEPS + 1, AVERAGE):.4f}")
+            world.find(rank, f"{words}ranks that never communicate at {mean_loss(LONG_STEPS + 1, AVERAGE):.4f}")
             return
 
 

@@ -71,7 +71,7 @@ def verdict_of(asked: RecordQuestion) -> tuple[str, str]:
         if max(floors) > SLOWER * min(floors):
             return BUSY, f"the floor, which sends nothing, took {floors[0]:.3f} s and {floors[1]:.3f} s"
     if asked.figure == "exposed" and FLOOR not in record["seconds"]:
-        return NO_FLOOR, f"{asked.record} has {', '.join(record['seconds'])} alone"
+        return NO_FLOOR, f"{asked.record} has only {', '.join(record['seconds'])}"
     figure = figure_of(record, asked.figure, asked.one, asked.other)
     if figure["interval_95"] is None:
         rounds = number_of(len(record["seconds"][asked.one]), "round")
@@ -79,7 +79,7 @@ def verdict_of(asked: RecordQuestion) -> tuple[str, str]:
     low, high = figure["interval_95"]
     why = f"the interval is {low:.3f} to {high:.3f}"
     if low <= asked.bound <= high:
-        return SPREAD, f"{why}, and {asked.bound:g} lies in it"
+        return SPREAD, f"{why}, which contains {asked.bound:g}"
     return (HOLDS if (high < asked.bound) == asked.below else NOT), why
 
 
@@ -127,7 +127,7 @@ def wrong_interval(values: Sequence[float], told: Any) -> str:
         if right is told:
             return ""
         return (
-            "there is none below 6 values, expected None" if right is None else "got None, and there is one from 6 on"
+            "there is none below 6 values, expected None" if right is None else "got None, but there is one from 6 on"
         )
     if not _are_numbers(told, 2):
         return f"got {told!r}, expected a list of two numbers"
@@ -145,7 +145,7 @@ def wrong_interval(values: Sequence[float], told: Any) -> str:
 
 @Claim
 def compares_within_rounds(on: OnLesson) -> None:
-    """Ratios are taken within each round; median and interval are of these."""
+    """Ratios are taken within each round; the median and the interval are those of the ratios."""
     found = [on.student.ratio(record, "ring", DDP) for record in made_up(on.nonce)]
     on.report("ratios", [_plain(each) for each in found])
 
@@ -168,7 +168,7 @@ def _(world: World) -> None:
 
 @Claim
 def knows_what_is_exposed(on: OnLesson) -> None:
-    """What is exposed is the time above the floor within each round, and None in a record without a floor."""
+    """The exposed time is that above the floor within each round, and None in a record without a floor."""
     found = [on.student.exposed(record, "ring") for record in made_up(on.nonce)]
     on.report("exposed", [_plain(each) for each in found])
 
@@ -178,7 +178,9 @@ def _(world: World) -> None:
     for record, told in zip(made_up(world.nonce), world.reported("exposed", list)[0], strict=True):
         seconds = record["seconds"]
         if FLOOR not in seconds:
-            words = f"exposed of a record without a floor: got {told!r}, expected None: nothing says what is computed"
+            words = (
+                f"exposed of a record without a floor: got {told!r}, expected None: nothing shows the time of computing"
+            )
             world.require(told is None, words)
             continue
         ring, floor, ddp = seconds["ring"], seconds[FLOOR], seconds[DDP]
@@ -217,7 +219,7 @@ def wrong_figure(told: Any, right: dict[str, Any], mistakes: Mapping[str, float]
 
 @Claim
 def is_not_trapped(on: OnLesson) -> None:
-    """Eight verdicts: what an interval shows, and where a record cannot say, why not."""
+    """Eight verdicts: what an interval shows, and if a record cannot show it, why not."""
     found = on.student.verdicts()
     on.report("verdicts", {str(number): str(words) for number, words in dict(found).items()})
 
@@ -233,7 +235,7 @@ def _(world: World) -> None:
         elif said not in WORDS:
             world.find(0, f"{what}: {said!r} is no verdict; they are {', '.join(WORDS)}")
         elif said != right:
-            world.find(0, f"{what}: you say {said!r}, but {why}")
+            world.find(0, f"{what}: your verdict is {said!r}, but {why}")
 
 
 def _plain(value: Any) -> Any:

@@ -19,9 +19,9 @@ def _judge(world: World, rank: int, found: dict[str, int]) -> None:
 
 def _why(found: int, right: int, rank: int, way: str) -> str:
     if found == 0:
-        return "nothing travelled"
+        return "nothing was sent"
     if rank == 0 and way == "sent" and found < right:
-        return "every other rank gets the mean straight from rank 0, by a scatter; other calls go other ways"
+        return "every other rank gets the mean straight from rank 0, by a scatter; other calls take other paths"
     return "each gradient is gathered once and its mean scattered once" + (", not more" if found > right else "")
 
 

@@ -16,7 +16,7 @@ def _judge(world: World, rank: int, found: dict[str, int]) -> None:
     world.require(found["calls"] == len(tensors), f"{calls}: one all-reduce for each", rank)
     for way in ("sent", "received"):
         words = f"rank {rank} {way} {found[way]} bytes on {n} ranks, expected 2(n-1)/n S = {right}"
-        world.require(found[way] == right, f"{words}: each gradient goes once round the ring of an all-reduce", rank)
+        world.require(found[way] == right, f"{words}: each gradient goes round the ring of an all-reduce once", rank)
 
 
 one_ring_each = traffic_claim(

@@ -29,7 +29,7 @@ def _judge(world: World, rank: int, found: dict[str, int]) -> None:
     calls = f"rank {rank} made {number_of(found['calls'], 'call')} for {len(tensors)} gradients, expected {len(groups)}"
     world.require(found["calls"] == len(groups), f"{calls}: one for each dtype ({names})", rank)
     right = sum(all_reduce_bytes(size, n) for size in groups.values())
-    why = "a buffer of mixed dtypes takes the widest" if found["sent"] > right else "each gradient travels whole"
+    why = "a buffer of mixed dtypes has the widest of them" if found["sent"] > right else "send all of each gradient"
     words = f"rank {rank} sent {found['sent']} bytes on {n} ranks, expected 2(n-1)/n S = {right}: {why}"
     world.require(found["sent"] == right, words, rank)
 

@@ -96,8 +96,8 @@ def _(world: World) -> None:
     halves = [each[HALF] for each in handed_in]
     wrong = next((rank for rank, each in enumerate(halves) if each is None or not each.equal(half)), None)
     if wrong is not None and not world.findings:
-        words = f"a tensor of float16 is not the sum on rank {wrong}, and those of float32 are"
-        why = "what comes in must land in a tensor of the same dtype (torch.empty_like)"
+        words = f"a tensor of float16 is not the sum on rank {wrong}, although those of float32 are"
+        why = "receive into a tensor of the same dtype (torch.empty_like)"
         world.find(wrong, f"{words}: {why}", f"on {world.size} ranks, in {HALF}")
 
 
@@ -124,14 +124,14 @@ def _judge_parts(
     is_collected = {parts.index([1] * n) for parts in held_halfway if [1] * n in parts} == set(range(n))
     twice = next((f"rank {r}'s numbers {count} times" for r, count in enumerate(times) if count > 1), "")
     if twice:
-        words = f"{where} has {twice}: in the second half what comes in replaces what stands there, and is not added"
+        words = f"{where} has {twice}: in the second half what comes in replaces what is there, and is not added"
     elif each_has_one:
-        words = f"each rank has the sum of one part alone ({where} has none): the second half hands parts round"
+        words = f"each rank has the sum of only one part ({where} has none): the second half passes parts round"
     elif is_collected:
         words = f"{where} is not the sum, and the first half was right, which left each rank the sum of one part: in "
         words += "the second half, which part goes out, and which comes in, at each step?"
     elif sum(times) == 1:
-        words = f"{where} is rank {times.index(1)}'s own: in the first half what comes in is added to what stands there"
+        words = f"{where} is rank {times.index(1)}'s own: in the first half what comes in is added to what is there"
     else:
         lost = [str(r) for r, count in enumerate(times) if not count]
         missing = " and ".join(lost)
@@ -182,12 +182,8 @@ def _(world: World) -> None:
             is_right = (len(messages), moved) == (2 * (n - 1), right)
             world.require(is_right, f"{found}, {wanted}: {_why(len(messages), moved, n, size)}", rank)
             to = "to" if kind == SEND else "from"
-            told = (
-                f"rank {rank} {verb} messages {to} ranks {', '.join(peers)}, expected one neighbour {to} which all go"
-            )
-            world.require(
-                len(peers) <= 1 or not is_right, told.replace("from which all go", "they all come from"), rank
-            )
+            told = f"rank {rank} {verb} messages {to} ranks {', '.join(peers)}, expected only one neighbour"
+            world.require(len(peers) <= 1 or not is_right, told, rank)
     if not world.findings:
         _judge_what_came(world)
 
@@ -202,11 +198,14 @@ def _judge_what_came(world: World) -> None:
         came = Counter({float(value): int(times) for value, times in world.reported("came", list)[rank]})
         has_come = came[sum(own)] >= (n - 1) * WHOLE // n and came[sum(own) - own[rank]] >= WHOLE // n
         if found is not None and found.equal(right) and not has_come:
-            words = f"rank {rank} has the sum, and its messages did not bring it: {came[sum(own)]} of {WHOLE} elements "
-            words += f"came in as the whole sum on {n} ranks, expected {(n - 1) * WHOLE // n}"
+            words = f"rank {rank} has the sum, but not from its messages: {came[sum(own)]} of {WHOLE} elements "
+            words += f"came in as the complete sum on {n} ranks, expected {(n - 1) * WHOLE // n}"
             world.find(rank, f"{words}: the sum has to be made of messages")
         elif _has_summed(world) and not (found is not None and found.equal(right)):
-            world.find(rank, f"rank {rank} has no sum of the tensor whose messages are counted, and of others it has")
+            world.find(
+                rank,
+                f"rank {rank} has no sum of the tensor whose messages are counted, although it has those of others",
+            )
 
 
 def _has_summed(world: World) -> bool:
@@ -221,10 +220,10 @@ def _why(messages: int, moved: int, n: int, size: int) -> str:
     if not messages:
         return "the sum has to be made of messages"
     if messages and moved == messages * size:
-        return "the whole tensor travels each time; cut it into n parts"
+        return "the whole tensor is sent each time; cut it into n parts"
     if messages > 2 * (n - 1):
-        return "each half has n-1 steps, since a part needs no step to get to where it is"
-    return "n-1 steps to collect, n-1 to hand round, one part in each"
+        return "each half has n-1 steps, since a part needs no step to stay where it is"
+    return "n-1 steps to collect, n-1 to pass round, one part in each"
 
 
 def _ring(student: ModuleType) -> MakeSync:
@@ -251,9 +250,9 @@ def record_ring(on: OnLesson) -> None:
 
 
 _OWN = {
-    "scaled": "rank {rank}'s result is the sum times {factor:.4g}: an all-reduce adds up, and divides by nothing",
+    "scaled": "rank {rank}'s result is the sum times {factor:.4g}: an all-reduce adds up, without a division",
     "twice": "rank {rank}'s result is the average over {n} ranks: an all-reduce is the sum, without a division",
-    "local": "rank {rank} still has its own tensor: what comes in must be added into a view of `tensor`, in place",
+    "local": "rank {rank} still has its own tensor: add what comes in to a view of `tensor`, in place",
 }
 _MESSAGES = ("send", "receive")
 CHECKS = Checks(

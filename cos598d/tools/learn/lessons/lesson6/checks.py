@@ -28,8 +28,8 @@ def _by_hooks(student: ModuleType) -> MakeSync:
 
 _OWN = {
     "scaled": "rank {rank}'s gradient is the average times {factor:.4g}: divide once, by n, when the sum is there",
-    "misplaced": "the averages stand in the wrong gradients on rank {rank}: ranks match calls by their order alone, so "
-    "begin them in one order on all ranks",
+    "misplaced": "rank {rank} has the averages in the wrong gradients: ranks match calls only by their order, so begin "
+    "them in one order on all ranks",
 }
 CHECKS = Checks(
     (Check(averages, (2,), _OWN), Check(one_order, (2, 3), _OWN), Check(begins_during_backward, (2,))),

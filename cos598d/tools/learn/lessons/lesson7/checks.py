@@ -48,7 +48,7 @@ def _in_buckets(student: ModuleType) -> MakeSync:
 
 @Claim
 def calls_are_buckets(on: OnLesson) -> None:
-    """All gradients travel, in no more calls than the plan has buckets; each has one dtype, and a bucket's bytes."""
+    """All gradients are sent, in no more calls than the plan has buckets; each has one dtype, and a bucket's bytes."""
     for name, (make, bucket_bytes) in PLANS.items():
         model = make(on.nonce)
         sync, module = on.attached(model, bucket_bytes=bucket_bytes)
@@ -88,11 +88,11 @@ def _judge_calls(
     world.require(len(sizes) <= most, f"{made} in buckets of {bucket_bytes} bytes, expected {most}: {why}", rank)
     for dtype, size in right.items():
         words = f"rank {rank} sends {found[dtype]} bytes of {dtype} in calls, and the gradients have {size} of it"
-        why = "a bucket has one dtype" if found.total() >= right.total() else "each gradient travels in one bucket"
+        why = "a bucket has one dtype" if found.total() >= right.total() else "send each gradient in one bucket"
         world.require(found[dtype] == size, f"{words}: {why}", rank)
     large = next((size for size in sizes if size > bucket_bytes and size not in alone), 0)
     words = f"rank {rank} sends {large} bytes of several gradients in one call, expected {bucket_bytes} at most"
-    world.require(not large, f"{words}: open another bucket where the next does not fit", rank)
+    world.require(not large, f"{words}: open another bucket if the next gradient does not fit", rank)
 
 
 def _is_call(row: Any) -> bool:
@@ -151,10 +151,10 @@ def _used(step: int, users: set[int]) -> str:
 
 _OWN = {
     "scaled": "rank {rank}'s gradient is the average times {factor:.4g}: divide once, by n, when the sum is there",
-    "misplaced": "the averages stand in the wrong gradients on rank {rank}: cut the buffer as it was put together, and "
-    "begin buckets in one order on all ranks",
-    "missing": "rank {rank} did not use a parameter, other ranks did, and it is left without their average: put zeros "
-    "in its place, and the mean into its .grad",
+    "misplaced": "rank {rank} has the averages in the wrong gradients: cut the buffer in the order in which you filled "
+    "it, and begin buckets in one order on all ranks",
+    "missing": "rank {rank} did not use a parameter that other ranks used, and has no average of it: send zeros for "
+    "it, and put the mean into its .grad",
 }
 CHECKS = Checks(
     (

@@ -107,7 +107,7 @@ def _judge(loop: Loop, world: World) -> None:
     books = world.reported("book", dict)
     for rank, book in enumerate(books):
         if fault(book, BOOK_KIND) or book["rank"] != rank or book["world_size"] != world.size:
-            raise BadEvidence(f"rank {rank} did not hand in the book of an audit")
+            raise BadEvidence(f"rank {rank} did not hand in the trace of an audit")
     verdict = judge(books)
     for found in (*verdict.of(FAULT), *verdict.of(WASTE)):
         _, line, _ = found.where
@@ -117,14 +117,14 @@ def _judge(loop: Loop, world: World) -> None:
         return
     if verdict.seen.steps != STEPS:
         steps = f"{loop.name} makes {number_of(verdict.seen.steps, 'step')} on a rank, expected {STEPS}"
-        world.find(0, f"{steps}: mend what is wrong, and leave the rest as it is")
+        world.find(0, f"{steps}: fix the fault, and do not change the rest")
         return
     for rank, largest in enumerate(world.reported("largest", int)):
         part = loop.batch // world.size // loop.parts
         words = (
             f"{loop.name} computes {number_of(largest, 'example')} at a time on rank {rank} of {world.size}, expected "
         )
-        words += f"{part}: its share is to be computed in {loop.parts} parts"
+        words += f"{part}: compute its share in {loop.parts} parts"
         world.require(loop.parts == 1 or largest == part, words, rank)
     if world.findings:
         return

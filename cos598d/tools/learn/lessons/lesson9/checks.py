@@ -1,6 +1,6 @@
-"""Lesson 9, the wire: predicted bytes against the ledger's formulas, predicted seconds against the model of cost.
+"""Lesson 9, the wire: predicted bytes against the communication log's formulas, seconds against the cost model.
 
-What is judged are predictions beside formulas: no link is made for it, and nothing is timed.
+Predictions are compared with formulas: no link is made for it, and nothing is timed.
 """
 
 import math
@@ -34,19 +34,19 @@ OF_BYTES: dict[str, tuple[tuple[str, Callable[[int, int], float]], ...]] = {
     RING: (
         ("that is one way round: the sums have to go round as well", lambda size, n: (n - 1) * size / n),
         ("each of the 2(n-1) messages is an n-th of the tensor", lambda size, n: 2 * (n - 1) * size),
-        ("of the n parts a rank passes on n-1, twice", lambda size, n: 2 * size),
+        ("a rank passes on n-1 of the n parts, twice", lambda size, n: 2 * size),
     ),
 }
 OF_SECONDS: dict[str, tuple[tuple[str, Prediction], ...]] = {
     GATHERED: (
-        ("that is the gather alone: the average has to be sent back", lambda s, n, r, d: (n - 1) * 8 * s / r + d),
+        ("that is only the gather: the average has to be sent back", lambda s, n, r, d: (n - 1) * 8 * s / r + d),
         ("rank 0's link carries n-1 tensors in each phase, not one", lambda s, n, r, d: 2 * (8 * s / r + d)),
-        ("messages under way together take the delay once a phase", lambda s, n, r, d: 2 * (n - 1) * (8 * s / r + d)),
+        ("messages sent together take the delay once per phase", lambda s, n, r, d: 2 * (n - 1) * (8 * s / r + d)),
         ("both phases take the delay", lambda s, n, r, d: 2 * (n - 1) * 8 * s / r + d),
     ),
     EXCHANGE: (
         ("a rank's link carries n-1 tensors, not one", lambda s, n, r, d: 8 * s / r + d),
-        ("messages under way together take the delay once", lambda s, n, r, d: (n - 1) * (8 * s / r + d)),
+        ("messages sent together take the delay once", lambda s, n, r, d: (n - 1) * (8 * s / r + d)),
     ),
     RING: (
         ("each of the 2(n-1) steps takes the delay", lambda s, n, r, d: 2 * (n - 1) * 8 * s / n / r + d),
@@ -57,7 +57,7 @@ OF_SECONDS: dict[str, tuple[tuple[str, Prediction], ...]] = {
 
 
 def seconds_of(way: str, size: float, ranks: int, rate: float, delay: float) -> float:
-    """Seconds of a tensor's average where calls and bytes cost a processor nothing, as the model of cost has it."""
+    """Seconds of a tensor's average where calls and bytes cost a processor nothing, by the cost model."""
     loads = [call.load(size, ranks) for call in WAYS[way]]
     return sum(load.link_bytes * 8 / rate + load.steps * delay for load in loads)
 
@@ -77,7 +77,7 @@ def settings(nonce: int) -> list[Setting]:
 
 @Claim
 def predicts_bytes(on: OnLesson) -> None:
-    """The bytes that each rank sends to average a tensor, as the ledger counts them, through rank 0 and otherwise."""
+    """The bytes that each rank sends to average a tensor, as the communication log counts them, in all three ways."""
     for way in WAYS:
         found = [
             [float(on.student.sent(way, size, ranks, rank)) for rank in range(ranks)]
@@ -105,7 +105,7 @@ def _(world: World) -> None:
 
 @Claim
 def predicts_seconds(on: OnLesson) -> None:
-    """The seconds of each way, within 10 % of the model of cost, on links where bytes count and where delays do."""
+    """The seconds of each way, within 10 % of the cost model, on links where bytes decide and where delays do."""
     for way in WAYS:
         on.report(way, [float(on.student.seconds(way, *setting)) for setting in settings(on.nonce)])
 
@@ -135,7 +135,7 @@ def _(world: World) -> None:
 
 @Claim
 def predicts_a_step(on: OnLesson) -> None:
-    """The seconds until backward is over and all buckets that travel beside it have arrived, within 10 %."""
+    """The seconds until backward has ended and all buckets sent during it have arrived, within 10 %."""
     on.report("seconds", [float(on.student.step_seconds(*step)) for step in steps(on.nonce)])
 
 
@@ -178,7 +178,7 @@ def steps(nonce: int) -> list[Step]:
 def step_of_model(
     buckets: Sequence[tuple[float, int]], backward: float, ranks: int, rate: float, delay: float
 ) -> float:
-    """Seconds of a step by the model of cost, of rings that cost a processor nothing."""
+    """Seconds of a step by the cost model, of rings that cost a processor nothing."""
     ready = np.array([moment for moment, _ in buckets])
     travel = np.array([seconds_of(RING, size, ranks, rate, delay) for _, size in buckets])
     ended, _ = beside_backward(ready, np.zeros_like(travel), travel, travel, backward, steals=False)
@@ -191,8 +191,8 @@ def _each(buckets: Sequence[tuple[float, int]], ranks: int, rate: float, delay: 
 
 OF_STEPS: tuple[tuple[str, Callable[..., float]], ...] = (
     ("the delay is left out", lambda b, back, n, r, d: step_of_model(b, back, n, r, 0.0)),
-    ("a step is not over before backward is", lambda b, back, n, r, d: step_of_model(b, 0.0, n, r, d)),
-    ("buckets travel beside backward, not after it", lambda b, back, n, r, d: back + sum(_each(b, n, r, d))),
+    ("a step does not end before backward does", lambda b, back, n, r, d: step_of_model(b, 0.0, n, r, d)),
+    ("buckets are sent during backward, not after it", lambda b, back, n, r, d: back + sum(_each(b, n, r, d))),
     (
         "a bucket cannot begin before its gradients are there",
         lambda b, back, n, r, d: max(back, sum(_each(b, n, r, d))),
