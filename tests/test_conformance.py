@@ -85,6 +85,20 @@ def test_what_follows_from_a_fault_is_not_told_as_another(name, says, claims):
     assert cause["claims"] == claims
 
 
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_forgotten_division_is_the_one_reason_for_all_that_it_breaks(number, tmp_path):
+    file = tmp_path / "summed.py"
+    file.write_text(
+        "from cos598d.sync.base import GradientSync\n\n\nclass Summed(GradientSync):\n"
+        "    def average(self, name, gradient):\n        self.comm.all_reduce(gradient, name)\n"
+    )
+    tried = [claim.name for claim in conformance.CLAIMS]
+    found = outcomes(number, ranks.observe_by_name, f"{file}:Summed", tried)
+    (cause,) = causes_of([(claim, [each]) for claim, each in found.items()], str(file))
+    assert "summed and not averaged" in cause["cause"]
+    assert {"averages_gradients_that_share_memory", "averages_any_tensors"} <= set(cause["claims"])
+
+
 def try_drawn(comm, claim, nonce):
     """On a rank: the claim for each of its mutants, one after the other in one world, under the mutant's name."""
     folder = Path(tempfile.gettempdir())
