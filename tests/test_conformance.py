@@ -15,10 +15,11 @@ from cos598d.tools.check import ranks
 from cos598d.tools.check.causes import causes_of
 from cos598d.tools.check.claims.base import Claim, OnRank, World
 from cos598d.tools.check.evidence import Evidence
-from cos598d.tools.check.judge import FAILED, PASSED, judge_claims
+from cos598d.tools.check.judge import judge_claims
 from cos598d.tools.check.noting import NotingCommunicator
 from cos598d.tools.check.spawn import run_world
 from cos598d.tools.check.trace import trace_direct_calls
+from cos598d.tools.check.verdict import FAILED, PASSED
 
 RIGHT_FILE = Path(__file__).with_name("right_syncs.py")
 RIGHT = ("FlatViews", "InDouble", "RandomRoot", "GathersInNumpy", "OwnEverything", "FromHooks", "RunningMean")

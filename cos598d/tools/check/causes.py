@@ -6,8 +6,9 @@ from typing import Any
 
 from cos598d.tools.check import card
 from cos598d.tools.check.diagnosis import UNKNOWN, Symptom, sentence
-from cos598d.tools.check.judge import PASSED, ClaimOutcome
+from cos598d.tools.check.judge import ClaimOutcome
 from cos598d.tools.check.notes import SAME_CALLS
+from cos598d.tools.check.verdict import PASSED
 
 TRAINS = "trains_like_one_process"
 STARTS, SHARES = "starts_from_rank_0", "averages_gradients_that_share_memory"

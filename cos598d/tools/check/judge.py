@@ -16,9 +16,9 @@ from cos598d.tools.check.diagnosis import Symptom
 from cos598d.tools.check.evidence import BadEvidence, Evidence
 from cos598d.tools.check.notes import Unlike, read_trace, unlike
 from cos598d.tools.check.spawn import DIED, LATE, RAISED, RETURNED, RankEnd, StackFrame
+from cos598d.tools.check.verdict import CRASHED, DID_NOT_END, FAILED, PASSED
 from cos598d.world.exit import LOST_RANK
 
-PASSED, FAILED, DID_NOT_END, CRASHED = "passed", "failed", "did not end", "crashed"
 # What a rank says when it ends only because another one did.
 CONSEQUENCES = (LOST_RANK.split("{")[0], "stopped because rank", "no word from rank", "is gone.")
 LAST_LINES = 3
@@ -41,6 +41,10 @@ class ClaimOutcome:
     reports: Sequence[dict[str, Any]] = ()
     cause: str = ""
     symptom: Symptom | None = None
+
+    def details(self) -> dict[str, Any]:
+        """What JSON has of it."""
+        return {"reports": list(self.reports)}
 
     @classmethod
     def not_made(cls, world_size: int, class_name: str) -> "ClaimOutcome":
