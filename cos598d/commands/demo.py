@@ -7,22 +7,13 @@ meets all of them alike. Started again with the same words and folder, what is f
 import argparse
 import random
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from cos598d.checkpoint_flags import GROUP as LIFE
+from cos598d.commands import many_runs
 from cos598d.commands.flags import check_at_least_one
-from cos598d.commands.many_runs import (
-    add_forecast_flags,
-    add_runs_flags,
-    check_runs_flags,
-    made,
-    new_folder,
-    print_forecast,
-    shared_words,
-    train_words,
-)
 from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.config import config_from
 from cos598d.terminal.words import number_of
@@ -30,7 +21,6 @@ from cos598d.tools.report.load import load_run
 from cos598d.tools.report.table import brief, comparison
 from cos598d.tools.runs.folder import AskedFolder
 from cos598d.tools.runs.planned import PlannedRun, Setup
-from cos598d.tools.runs.programs import program
 from cos598d.world.identity import Identity
 
 # label, sync, and whether it runs on all ranks
@@ -54,7 +44,7 @@ NOT_HERE = frozenset(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags, and those of a run, to `parser`."""
-    add_runs_flags(parser)
+    many_runs.add_flags(parser)
     parser.add_argument(
         "--repeats",
         type=int,
@@ -63,7 +53,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="run all of them N times, in another order each: exposed seconds then have an interval (default: 1)",
     )
     parser.add_argument("--verbose", action="store_true", help="print every table of compare instead of one")
-    add_forecast_flags(parser)
     add_run_options(parser, but=NOT_HERE, world_size=WORLD_SIZE, **DEFAULTS)
     parser.set_defaults(world_size=WORLD_SIZE)
 
@@ -77,20 +66,18 @@ def run(options: argparse.Namespace) -> int:
     defaults = {n: v for n, v in DEFAULTS.items() if n != "max_steps"} if "num_train_epochs" in values else DEFAULTS
     values = defaults | values
     check_at_least_one("--repeats", options.repeats)
-    check_runs_flags(options)
+    many_runs.check(options)
     Identity(0, options.world_size)  # for its checks
     config_from(values).check(options.world_size)
     runs = _planned(values, options.world_size, options.repeats)
     if options.dry_run:
-        return print_forecast(options, runs)
-    path = options.runs_dir or new_folder("demo")
+        return many_runs.print_forecast(options, runs)
+    path = many_runs.folder_of(options, "demo")
     asked = {"flags": values | {"world_size": options.world_size, "repeats": options.repeats}}
     open_folder = partial(AskedFolder, asked=asked, what="demo")
 
-    def command_of(one: PlannedRun, begins: Sequence[str]) -> list[str]:
-        return program(one, [*train_words(one, path), *begins])
-
-    with made(options, path, runs, open_folder, command_of, shared_words(options), is_shown=True, needs_all=True):
+    before = many_runs.remarks(options)
+    with many_runs.made(options, path, runs, open_folder, before, is_shown=True, needs_all=True):
         print()
     # In the lessons' order, one repeat after the other, whatever the order in which they ran.
     places = [

@@ -14,16 +14,7 @@ from typing import Any
 import torch
 
 from cos598d.checkpoint_flags import GROUP as LIFE
-from cos598d.commands.many_runs import (
-    add_forecast_flags,
-    add_runs_flags,
-    check_runs_flags,
-    made,
-    new_folder,
-    print_forecast,
-    shared_words,
-    train_words,
-)
+from cos598d.commands import many_runs
 from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.config import SYNC_FIELDS, config_from
 from cos598d.errors import UsageError, UserError
@@ -45,7 +36,6 @@ from cos598d.tools.report.strategies import (
     strategies_rows,
 )
 from cos598d.tools.runs.planned import PlannedRun, Setup
-from cos598d.tools.runs.programs import program
 from cos598d.tools.runs.strategies_folder import ONE_PROCESS, StrategiesFolder
 from cos598d.world.identity import Identity
 
@@ -65,7 +55,7 @@ PAGE, TABLE = "report.html", "table.md"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags, and those of a run, to `parser`."""
-    add_runs_flags(parser)
+    many_runs.add_flags(parser)
     parser.add_argument("--epochs", default="2", metavar="E,...", help="train for so many epochs each (default: 2)")
     parser.add_argument(
         "--strategies",
@@ -73,25 +63,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help=f"{BASELINE} (one process), and what --sync takes, with options as NAME:option=value (default: {DEFAULT})",
     )
-    add_forecast_flags(parser)
     add_run_options(parser, but=NOT_HERE, world_size=WORLD_SIZE)
     parser.set_defaults(world_size=WORLD_SIZE)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run what is not finished, print the table, write the page, and return 0, or 1 where a strategy failed."""
-    check_runs_flags(options)
+    many_runs.check(options)
     values = run_values(options)
     Identity(0, options.world_size)  # for its checks
     config_from(values).check(options.world_size)
     epochs = list(dict.fromkeys(_number(word) for word in options.epochs.split(",")))
     runs = _planned(options.strategies, epochs, values, options.world_size)
     refused = dict.fromkeys(f"{one.label} is left out: {one.refused}" for one in runs if one.refused)
-    before = [*refused, *shared_words(options)]
+    before = [*refused, *many_runs.remarks(options)]
     if options.dry_run:
-        return print_forecast(options, runs, before)
+        return many_runs.print_forecast(options, runs, before)
     need("jinja2", "matplotlib")  # now, and not when hours have been spent
-    path = options.runs_dir or new_folder("strategies")
+    path = many_runs.folder_of(options, "strategies")
 
     def open_folder(path: Path) -> StrategiesFolder:
         folder = StrategiesFolder(path)
@@ -100,10 +89,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"how earlier calls' runs ended is not known: {folder.damage}", flush=True)
         return folder
 
-    def command_of(one: PlannedRun, begins: Sequence[str]) -> list[str]:
-        return program(one, [*train_words(one, path, save_epochs=0), *begins])
-
-    with made(options, path, runs, open_folder, command_of, before, is_shown=True) as (folder, unfinished):
+    with many_runs.made(options, path, runs, open_folder, before, is_shown=True) as (folder, unfinished):
         _show(path, folder.entries())
     return int(unfinished > 0)
 
@@ -135,7 +121,7 @@ def _planned(words: str, epochs: Sequence[float], values: Mapping[str, Any], wor
             name=f"{label}-e{one:g}",
             head=f"{label}: {number_of(ranks, 'rank')}, {one:g} epochs",
             setup=Setup(1, ranks),
-            values={**own, "num_train_epochs": one},
+            values={**own, "num_train_epochs": one, "save_epochs": 0},
             refused=refused,
         )
         for one in epochs

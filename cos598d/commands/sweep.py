@@ -12,19 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cos598d.commands import sweep_array, train
+from cos598d.commands import many_runs, sweep_array, train
 from cos598d.commands.dry_run import check_dry_run
 from cos598d.commands.flags import Parser, check_at_least_one
-from cos598d.commands.many_runs import (
-    add_forecast_flags,
-    add_runs_flags,
-    check_runs_flags,
-    made,
-    new_folder,
-    print_forecast,
-    shared_words,
-    train_words,
-)
 from cos598d.commands.rank_flags import RankFlags, StarterFlags
 from cos598d.commands.run_flags import run_values
 from cos598d.config import RunConfig
@@ -81,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     section = parser.add_argument_group("where and how")
     section.add_argument("--name", metavar="NAME", help="the same as --runs_dir runs/NAME")
-    add_runs_flags(section, "runs at a time (default: 1; of an array job: all)")
+    many_runs.add_flags(parser, section, "runs at a time (default: 1; of an array job: all)")
     section.add_argument(
         "--rate", metavar="RATE", help=f"of each emulated link, both ways, or none (default: {DEFAULT_RATE})"
     )
@@ -91,26 +81,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what starts all ranks of a run on real hosts, as 'mpirun -np {world_size} {command}'; {hosts}, "
         "{ranks_per_host}, {rate} and {delay} are filled in too",
     )
-    add_forecast_flags(parser)
     sweep_array.add_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run what is not finished, print the table, write the page, and return 0, or 1 where a run is not finished."""
-    check_runs_flags(options)
+    many_runs.check(options)
     asked = _Asked(options)
     sweep_array.check_given(options, asked.grid)
     runs = asked.runs()
     check_launch(options.launch, runs)
     path = _folder(options)
-    before = [*asked.remarks(), *shared_words(options)]
+    before = [*asked.remarks(), *many_runs.remarks(options)]
     refused = [f"{settings_words(one.settings)} is left out: {one.refused}" for one in runs if one.refused]
     before += dict.fromkeys(refused)
     if options.dry_run:
-        return print_forecast(options, runs, before)
-
-    def words_of(one: PlannedRun) -> list[str]:
-        return train_words(one, path, **({} if asked.keeps else {"save_epochs": 0}))
+        return many_runs.print_forecast(options, runs, before)
 
     open_folder = partial(SweepFolder, asked=asked.state())
     if options.sbatch:
@@ -118,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         with claim_folder(path, overwrite=True, flag="--runs_dir"):
             folder = open_folder(path)
             missing = [one for one in runs if not one.refused and not folder.look(one)[0]]
-            text = sweep_array.array_job(options, missing, words_of)
+            text = sweep_array.array_job(options, missing, lambda one: many_runs.train_words(one, path))
             folder.write()
         print(text)
         sweep_array.say_where(path, len(missing))
@@ -129,10 +115,10 @@ def run(options: argparse.Namespace) -> int:
 
     def command_of(one: PlannedRun, begins: Sequence[str]) -> list[str]:
         cluster_name = f"sweep{os.getpid()}x{runs.index(one)}"
-        return program(one, [*words_of(one), *begins], options.launch, cluster_name)
+        return program(one, [*many_runs.train_words(one, path), *begins], options.launch, cluster_name)
 
     how = {"goes_on": True, "keeps": asked.keeps}
-    with made(options, path, runs, open_folder, command_of, before, **how) as (folder, unfinished):
+    with many_runs.made(options, path, runs, open_folder, before, command_of, **how) as (folder, unfinished):
         show(path, folder.entries(runs), asked.title, asked.remarks())
     return int(unfinished > 0)
 
@@ -176,7 +162,8 @@ class _Asked:
 
     def runs(self) -> list[PlannedRun]:
         """All runs. Raises UsageError for a grid that cannot be."""
-        return combine(self.grid, self.flags, self.seeds, self.rate)
+        own = {} if self.keeps else {"save_epochs": 0}
+        return combine(self.grid, {**self.flags, **own}, self.seeds, self.rate)
 
     def state(self) -> dict[str, Any]:
         """What a later call in the same folder must ask for, too."""
@@ -222,7 +209,7 @@ def _shared_flags(words: Sequence[str]) -> dict[str, Any]:
 def _folder(options: argparse.Namespace) -> Path:
     if options.name is None:
         what = f"{options.experiment}-{options.model or MODEL}" if options.experiment else "sweep"
-        return options.runs_dir or new_folder(what)
+        return many_runs.folder_of(options, what)
     if options.runs_dir is not None:
         raise UsageError(f"--name {options.name} and --runs_dir {options.runs_dir} exclude each other: give one.")
     if not NAME.fullmatch(options.name):

@@ -11,18 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.checkpoint_flags import GROUP as LIFE
+from cos598d.commands import many_runs
 from cos598d.commands.cluster import add_link_flags, add_name_flags, cluster_from
 from cos598d.commands.flags import to_words
-from cos598d.commands.many_runs import (
-    add_forecast_flags,
-    add_runs_flags,
-    check_runs_flags,
-    made,
-    new_folder,
-    print_forecast,
-    shared_words,
-    train_words,
-)
 from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError, flag_called
@@ -56,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,NAME",
         help=f"some of {', '.join(PRECISIONS)} (default: {PRECISION})",
     )
-    add_runs_flags(section, "runs at a time, on emulated hosts of their own (default: 1)")
+    many_runs.add_flags(parser, section, "runs at a time, on emulated hosts of their own (default: 1)")
     section.add_argument("--markdown", action="store_true", help="the table in Markdown")
     section.add_argument(
         "--loopback", action="store_true", help="ranks of this host without a cluster (no root): all count on one wire"
@@ -64,18 +55,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     section = parser.add_argument_group("emulated hosts (else, with --local_rank, real ones over their interfaces)")
     add_link_flags(section)
     add_name_flags(section)
-    add_forecast_flags(parser)
     add_run_options(parser, but=NOT_HERE, **DEFAULTS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Train with every batch size and precision, each as a run of its own, and print the table of their records."""
-    check_runs_flags(options)
+    many_runs.check(options)
     folders = options.runs
     if not folders:
         runs = _planned(options)
         if options.dry_run:
-            return print_forecast(options, runs)
+            return many_runs.print_forecast(options, runs)
         folders = _train_all(options, runs)
         if options.local_rank:  # rank 0's host has the whole table
             return 0
@@ -110,7 +100,7 @@ def _planned(options: argparse.Namespace) -> list[PlannedRun]:
 
 def _train_all(options: argparse.Namespace, runs: Sequence[PlannedRun]) -> list[Path]:
     """Make the runs that are not finished; the folders of all. Raises UserError where one fails."""
-    path = options.runs_dir or new_folder("traffic")
+    path = many_runs.folder_of(options, "traffic")
     is_of_several = options.local_rank is not None
     if is_of_several and path.is_dir() and any(path.iterdir()):
         # The other hosts' ranks cannot know what is finished here.
@@ -123,7 +113,8 @@ def _train_all(options: argparse.Namespace, runs: Sequence[PlannedRun]) -> list[
     open_folder = partial(AskedFolder, asked={"flags": shared | flags}, what="traffic")
 
     def command_of(one: PlannedRun, begins: Sequence[str]) -> list[str]:
-        words = [*OURS, "train", *train_words(one, path), *begins, *_given(options, "secret", "silence_seconds")]
+        words = [*OURS, "train", *many_runs.train_words(one, path), *begins]
+        words += _given(options, "secret", "silence_seconds")
         if is_of_several:
             place = ["--local_rank", str(options.local_rank), "--world_size", str(one.setup.world_size)]
             return [*words, *place, *_given(options, "master_ip", "master_port")]
@@ -133,9 +124,9 @@ def _train_all(options: argparse.Namespace, runs: Sequence[PlannedRun]) -> list[
         links = _given(options, "hosts", "rate", "delay", "offload", "show")
         return [*OURS, "cluster", "run", *links, "--name", name, "--", *words]
 
-    has_record = not options.local_rank  # rank 0's host has it
-    how = {"is_shown": True, "needs_all": True, "has_record": has_record}
-    with made(options, path, runs, open_folder, command_of, shared_words(options), **how):
+    # Of the ranks of one run, rank 0's host has the record.
+    how = {"is_shown": True, "needs_all": True, "has_record": not options.local_rank}
+    with many_runs.made(options, path, runs, open_folder, many_runs.remarks(options), command_of, **how):
         print()
     return [path / one.place for one in runs]
 
