@@ -12,11 +12,8 @@ without the audit are not the same to the last digit.
 
 import argparse
 import json
-import os
 import random
-import socket
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from beside_student import environment, prepare
+from beside_student import prepare, student_ranks
 
 from cos598d.terminal.files import write_json
 from cos598d.terminal.tables import as_text
@@ -80,7 +77,7 @@ def measure(options: argparse.Namespace, model: str, ranks: int) -> dict[str, An
     options.model, options.world_size = model, ranks
     options.runs_dir.mkdir()
     data, saved, _ = prepare(options)
-    words = ["--sync", options.sync, "--data_dir", data, "--model_dir", saved, "--world_size", ranks]
+    words = ["--sync", options.sync, "--data_dir", data, "--model_dir", saved]
     for name in ("max_steps", "total_batch_size", "max_seq_length", "threads"):
         words += [f"--{name}", getattr(options, name)]
     found: dict[str, list[dict[str, Any]]] = {PLAIN: [], AUDITED: []}
@@ -99,29 +96,8 @@ def measure(options: argparse.Namespace, model: str, ranks: int) -> dict[str, An
 def run(folder: Path, words: list[Any], ranks: int, is_audited: bool) -> dict[str, Any]:
     """One run: seconds of its steps, peak memory of each rank, and what the audit told."""
     folder.mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        words = [*words, "--master_port", probe.getsockname()[1]]
     audit = ["-m", "cos598d", "audit", "--steps", EXAMINED, "--output_dir", folder / "audit"] if is_audited else []
-    command = [sys.executable, *audit, ROOT / "benchmarks" / "student.py", *words]
-    started = []
-    for rank in range(ranks):
-        own = [*command, "--rank", rank, "--output", folder / f"rank{rank}.json"]
-        with (folder / f"rank{rank}.txt").open("w") as said:
-            started.append(subprocess.Popen([*map(str, own)], env=environment(), stdout=said, stderr=said))
-    peaks = []
-    try:
-        for process in started:
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for
-            peaks.append(usage.ru_maxrss / 1024)
-            if process.returncode:
-                raise SystemExit(f"a rank of {folder} failed; what it said is there.")
-    finally:
-        for process in started:
-            if process.returncode is None:
-                process.kill()
-                process.wait()
+    peaks = student_ranks(folder, words, ranks, audit)
     of_rank = json.loads((folder / "rank0.json").read_text())
     facts = {
         "losses": of_rank["losses"],

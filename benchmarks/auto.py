@@ -13,19 +13,19 @@ made again. The table is printed and written to auto.json there.
 import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+from made import call, make_run
 
 from cos598d.errors import UserError
 from cos598d.records.bench import read_record
 from cos598d.records.conventions import FLOORS
 from cos598d.records.run import read_summary
 from cos598d.terminal.files import write_json
-from cos598d.terminal.program import own_environment
 from cos598d.terminal.tables import as_text
 
 # Rate and delay of the links between hosts; None: one host.
@@ -66,38 +66,19 @@ def main() -> int:
 
 def measure(link: tuple[str, str] | None, model: str, rounds: int, candidates: str | None, folder: Path) -> None:
     """The bench and the run in a folder, where they are not there. Raises UserError where one fails."""
-    ours = [sys.executable, "-m", "cos598d"]
+    hosts = []
+    if link is not None:
+        places = ["--hosts", RANKS, "--rate", link[0], "--delay", link[1]]
+        hosts = ["-m", "cos598d", "cluster", "run", *places, "--", sys.executable]
+    ranks = [] if link else ["--world_size", RANKS]
     if not (folder / "bench" / "bench.json").exists():
         syncs = candidates or (BETWEEN_HOSTS if link else ON_ONE_HOST)
-        words = ["--step", "--rounds", str(rounds), "--model", model, "--batch", str(BATCH), "--tokens", str(TOKENS)]
-        ranks = [] if link else ["--world_size", str(RANKS)]
-        start([*ours, "bench", *words, *ranks, "--sync", syncs, "--output", str(folder / "bench")], link)
-    if not (folder / "run" / "summary.json").exists():
-        words = [
-            "--task_name",
-            "rte",
-            "--model_name_or_path",
-            model,
-            "--do_train",
-            "--max_steps",
-            "1",
-            "--no_save_model",
-        ]
-        words += ["--total_train_batch_size", str(RANKS * BATCH), "--max_seq_length", str(TOKENS), "--sync", "auto"]
-        ranks = [] if link else ["--world_size", str(RANKS)]
-        place = ["--output_dir", str(folder / "run"), "--overwrite_output_dir"]
-        start([*ours, "train", *words, *ranks, *place], link)
-
-
-def start(command: Sequence[str], link: tuple[str, str] | None) -> None:
-    """Run a command here, or on emulated hosts joined by `link`. Raises UserError where it fails."""
-    if link is not None:
-        rate, delay = link
-        hosts = ["--hosts", str(RANKS), "--rate", rate, "--delay", delay]
-        command = [sys.executable, "-m", "cos598d", "cluster", "run", *hosts, "--", *command]
-    done = subprocess.run(command, env=own_environment(), stdout=subprocess.DEVNULL, check=False)
-    if done.returncode:
-        raise UserError(f"`{' '.join(command)}` ended with exit code {done.returncode}; what it said stands above.")
+        words = ["--step", "--rounds", rounds, "--model", model, "--batch", BATCH, "--tokens", TOKENS, *ranks]
+        place = ["--sync", syncs, "--output", folder / "bench"]
+        call([*hosts, "-m", "cos598d", "bench", *words, *place], subprocess.DEVNULL)
+    words = ["--task_name", "rte", "--model_name_or_path", model, "--do_train", "--max_steps", 1, "--no_save_model"]
+    words += ["--total_train_batch_size", RANKS * BATCH, "--max_seq_length", TOKENS, "--sync", "auto", *ranks]
+    make_run(folder / "run", [*hosts, "-m", "cos598d", "train", *words], subprocess.DEVNULL)
 
 
 def beside(folder: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -27,6 +28,7 @@ from cos598d.data.text.tokenization import load_encoder
 from cos598d.models.build import build_model, find_model
 from cos598d.models.checkpoint import save_model
 from cos598d.records.conventions import PRECISIONS, WARM_UP
+from cos598d.terminal.children import end_all
 from cos598d.tools.report.repeats import mean_interval
 
 SYNCS = ("gather_scatter", "all_reduce", "ddp")
@@ -113,29 +115,41 @@ def run_student(
     options: argparse.Namespace, sync: str, folder: Path, data: Path, model: Path, order: Path
 ) -> tuple[list[float], list[float]]:
     """The global batch's losses and rank 0's seconds, by the student's script."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    outputs = [folder / f"rank{rank}.json" for rank in range(options.world_size)]
-    words = [str(ROOT / "benchmarks" / "student.py"), "--sync", sync, "--data_dir", data, "--model_dir", model]
-    words += ["--order", order, "--world_size", options.world_size, "--master_port", port, "--seed", SEED]
+    words = ["--sync", sync, "--data_dir", data, "--model_dir", model, "--order", order, "--seed", SEED]
     words += ["--max_seq_length", options.max_seq_length, "--max_steps", options.max_steps]
     words += ["--threads", options.threads]
-    ranks = []
-    try:
-        for rank, output in enumerate(outputs):
-            own = [*words, "--rank", rank, "--output", output]
-            ranks.append(subprocess.Popen([sys.executable, *map(str, own)], env=environment(), stdout=sys.stderr))
-        if any(process.wait() for process in ranks):
-            raise SystemExit(f"the student's script failed with {sync}; see its error above.")
-    finally:
-        for process in ranks:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    student_ranks(folder, words, options.world_size, [])
+    outputs = [folder / f"rank{rank}.json" for rank in range(options.world_size)]
     found = [json.loads(output.read_text()) for output in outputs]
     losses = [statistics.fmean(of_ranks) for of_ranks in zip(*(rank["losses"] for rank in found), strict=True)]
     return losses, found[0]["seconds"]
+
+
+def student_ranks(folder: Path, words: list[Any], ranks: int, before: list[Any]) -> list[float]:
+    """Run the student's script as every rank, each of which leaves rankR.json in the folder and its words in rankR.txt.
+
+    `before` stands between Python and the script. Returns the peak memory of each rank in MB (Linux). Ends this program
+    where a rank fails.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        words = [*words, "--world_size", ranks, "--master_port", probe.getsockname()[1]]
+    started, peaks = [], []
+    try:
+        for rank in range(ranks):
+            own = [*before, ROOT / "benchmarks" / "student.py", *words, "--rank", rank]
+            command = [sys.executable, *map(str, own), "--output", str(folder / f"rank{rank}.json")]
+            with (folder / f"rank{rank}.txt").open("w") as said:
+                started.append(subprocess.Popen(command, env=environment(), stdout=said, stderr=said))
+        for process in started:
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for
+            peaks.append(usage.ru_maxrss / 1024)
+            if process.returncode:
+                raise SystemExit(f"a rank of {folder} failed; what it printed is there.")
+    finally:
+        end_all(started, 0.0)
+    return peaks
 
 
 def run_ours(

@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,8 +26,9 @@ from cos598d.errors import UserError
 from cos598d.records.bench import read_record
 from cos598d.records.conventions import DDP, FLOOR, FLOORS
 from cos598d.records.summary import paired_ratio
+from cos598d.terminal.children import end_all
 from cos598d.terminal.printable import printable
-from cos598d.terminal.program import END_WITH_PARENT, own_environment
+from cos598d.terminal.program import ends_with_parent, own_environment
 from cos598d.terminal.tables import as_markdown, markdown_text
 from cos598d.terminal.words import number_of
 from cos598d.tools.cluster.plan import DEFAULT_NAME
@@ -121,10 +121,9 @@ def run(words: Sequence[str], here: Path, output: Path) -> tuple[int, str]:
     environ = {name: value for name, value in own_environment().items() if name not in DATA} | SHOWN
     # So that `cluster run -- cos598d ...` finds the program next to this Python.
     environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
-    before = END_WITH_PARENT if shutil.which(END_WITH_PARENT[0]) else ()
     with output.open("wb") as stream:  # not a pipe, which a process left behind would keep open
         process = subprocess.Popen(
-            [*before, *words],
+            ends_with_parent(words),
             cwd=here, env=environ, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
@@ -133,20 +132,8 @@ def run(words: Sequence[str], here: Path, output: Path) -> tuple[int, str]:
         except subprocess.TimeoutExpired:
             raise UserError(f"it did not end within {SECONDS:g} s.") from None
         finally:
-            end(process)
+            end_all([process], SECONDS_TO_END)
     return code, output.read_bytes().decode(errors="replace")
-
-
-def end(process: subprocess.Popen) -> None:
-    """End a program that leads a session, if it still runs."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, number)
-        try:
-            process.wait(SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def cleaned(said: str, folders: Sequence[Path]) -> str:

@@ -11,7 +11,6 @@ the folder.
 
 import argparse
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
@@ -20,9 +19,10 @@ from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import torch
+from made import make_run
 
 from cos598d.comm.communicator import Communicator
 from cos598d.commands.flags import to_words
@@ -38,7 +38,6 @@ from cos598d.strategies.parts.row_gradients import row_embeddings
 from cos598d.strategies.parts.units import looked_up
 from cos598d.strategies.zero3 import Zero3
 from cos598d.terminal.files import write_json
-from cos598d.terminal.program import own_environment
 from cos598d.terminal.reading import read_json
 from cos598d.terminal.tables import as_text
 from cos598d.tools.bench.candidates import read_candidate
@@ -107,7 +106,7 @@ def main() -> int:
     found: dict[str, dict[str, Any]] = {}
     for word in words:
         try:
-            folder = make_run(options, word, flags)
+            folder = run_of(options, word, flags)
             found[word] = beside_formula(folder, FORMULAS[word][1])
         except UserError as error:
             found[word] = {"failed": str(error)}
@@ -119,29 +118,14 @@ def main() -> int:
     return int(bool(failures))
 
 
-def make_run(options: argparse.Namespace, word: str, flags: list[str]) -> Path:
+def run_of(options: argparse.Namespace, word: str, flags: list[str]) -> Path:
     """The folder of the run, made if it is not there yet. Raises UserError where it fails."""
-    folder = options.runs_dir.resolve() / word.replace(":", "-")
-    if not (folder / "summary.json").exists():
-        sync, values = read_candidate(word)
-        own = to_words({"sync": sync, **values}, RunConfig)
-        train = [sys.executable, "-m", "cos598d", "train", "--do_train", "--no_save_model"]
-        if sync == "horovod":
-            train = [*NAMED, *train]
-        train += ["--output_dir", str(folder), "--overwrite_output_dir"]
-        cluster = ["cluster", "run", "--name", f"bytes{os.getpid()}"]
-        cluster += ["--hosts", str(options.hosts), "--rate", options.rate, "--"]
-        print(f"\n== {word}", file=sys.stderr, flush=True)
-        command = [sys.executable, "-m", "cos598d", *cluster, *train, *own, *flags]
-        running = subprocess.Popen(command, env=own_environment(), stdout=sys.stderr)
-        try:
-            code = running.wait()
-        except KeyboardInterrupt:
-            running.wait()  # Ctrl-C has reached it too, and it has hosts to remove
-            raise
-        if code:
-            raise UserError(f"its run ended with exit code {code}; what it said stands above.")
-    return folder
+    sync, values = read_candidate(word)
+    own = to_words({"sync": sync, **values}, RunConfig)
+    train = [*(NAMED if sync == "horovod" else ()), sys.executable, "-m", "cos598d", "train", "--do_train"]
+    hosts = ["--name", f"bytes{os.getpid()}", "--hosts", options.hosts, "--rate", options.rate]
+    command = ["-m", "cos598d", "cluster", "run", *hosts, "--", *train, "--no_save_model", *own, *flags]
+    return make_run(options.runs_dir.resolve() / word.replace(":", "-"), command)
 
 
 def beside_formula(folder: Path, factor: Callable[[Sizes], int]) -> dict[str, Any]:

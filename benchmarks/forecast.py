@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+from made import make_run
 
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig, config_from
 from cos598d.cost.forecast import Forecast, forecast
 from cos598d.cost.planned import Known
-from cos598d.errors import UserError
 from cos598d.terminal.files import write_json
-from cos598d.terminal.program import own_environment
 from cos598d.terminal.tables import as_text
 from cos598d.tools.report.load import load_run
 
@@ -53,7 +53,7 @@ def main() -> int:
             for sync in options.sync.split(",") if ranks > 1 else ["none"]:
                 config = config_from(WORKS[work] | FEW | {"sync": sync, "max_steps": options.steps})
                 said = forecast(config, ranks, timings=known)
-                folder = make_run(options.runs_dir.resolve() / f"{work}-{sync}-{ranks}", config, ranks)
+                folder = run_of(options.runs_dir.resolve() / f"{work}-{sync}-{ranks}", config, ranks)
                 rows.append({"work": work, "sync": sync, "ranks": ranks} | beside(said, folder))
                 print(*cells(rows[-1]), file=sys.stderr, flush=True)
     write_json(options.runs_dir / "forecast.json", rows)
@@ -61,16 +61,11 @@ def main() -> int:
     return 0
 
 
-def make_run(folder: Path, config: RunConfig, ranks: int) -> Path:
+def run_of(folder: Path, config: RunConfig, ranks: int) -> Path:
     """The run's folder; it is made unless it is there. Raises UserError where it fails."""
-    if not (folder / "summary.json").exists():
-        given = {name: getattr(config, name) for name in (*WORKS["digits"], *FEW, "sync", "max_steps")}
-        words = to_words(given | {"output_dir": folder, "overwrite_output_dir": True}, RunConfig)
-        command = [sys.executable, "-m", "cos598d", "train", *words, "--world_size", str(ranks)]
-        code = subprocess.run(command, env=own_environment(), stdout=subprocess.DEVNULL, check=False).returncode
-        if code:
-            raise UserError(f"{folder.name} ended with exit code {code}; what it said stands above.")
-    return folder
+    given = {name: getattr(config, name) for name in (*WORKS["digits"], *FEW, "sync", "max_steps")}
+    words = ["-m", "cos598d", "train", *to_words(given, RunConfig), "--world_size", ranks]
+    return make_run(folder, words, subprocess.DEVNULL)
 
 
 def beside(said: Forecast, folder: Path) -> dict[str, Any]:

@@ -14,14 +14,15 @@ same words go on where they were stopped.
 import argparse
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+from made import make_run
 
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig
@@ -29,7 +30,6 @@ from cos598d.errors import UserError
 from cos598d.records.conventions import COMMUNICATION, GRADIENTS
 from cos598d.records.run import CALL, read_table
 from cos598d.terminal.files import write_json
-from cos598d.terminal.program import own_environment
 from cos598d.terminal.tables import as_text
 from cos598d.tools.bench.candidates import parse_candidate, read_candidate
 from cos598d.tools.report.load import load_run
@@ -91,7 +91,7 @@ def metrics_of(options: argparse.Namespace, task: str, word: str) -> list[float]
     for seed in range(42, 42 + options.seeds):
         name = f"{task}-{word.replace(':', '-')}-seed{seed}"
         train = ["train", "--do_train", "--do_eval", "--world_size", str(RANKS), "--seed", str(seed), "--no_save_model"]
-        folder = make_run(options, name, train, word, flags)
+        folder = run_of(options, name, train, word, flags)
         found.append(load_run(folder)["epochs"][-1][metric])
     return found
 
@@ -101,7 +101,7 @@ def on_the_line(options: argparse.Namespace, word: str) -> dict[str, float]:
     cluster = ["cluster", "run", "--name", f"lossy{os.getpid()}", "--hosts", str(RANKS), "--rate", options.rate, "--"]
     train = ["train", "--do_train", "--max_steps", str(options.line_steps), "--no_save_model"]
     name = f"{options.rate}-{word.replace(':', '-')}"
-    folder = make_run(options, name, [*cluster, sys.executable, "-m", "cos598d", *train], word, LINE)
+    folder = run_of(options, name, [*cluster, sys.executable, "-m", "cos598d", *train], word, LINE)
     run = load_run(folder)
     sent = 0
     for rank in range(RANKS):
@@ -112,25 +112,11 @@ def on_the_line(options: argparse.Namespace, word: str) -> dict[str, float]:
     return {"seconds": run["seconds_per_iteration"]["mean"], "bytes": sent / RANKS / (run["iterations"] - 1)}
 
 
-def make_run(
-    options: argparse.Namespace, name: str, command: Sequence[str], word: str, flags: dict[str, object]
-) -> Path:
+def run_of(options: argparse.Namespace, name: str, command: Sequence[str], word: str, flags: dict[str, object]) -> Path:
     """The folder of the run, made if it is not there yet. Raises UserError where it fails."""
-    folder = options.runs_dir.resolve() / name
-    if not (folder / "summary.json").exists():
-        sync, values = read_candidate(word)
-        own = to_words({"sync": sync, **values, **flags}, RunConfig)
-        words = [*command, "--output_dir", str(folder), "--overwrite_output_dir", *own, *options.flags]
-        print(f"\n== {name}", file=sys.stderr, flush=True)
-        running = subprocess.Popen([sys.executable, "-m", "cos598d", *words], env=own_environment(), stdout=sys.stderr)
-        try:
-            code = running.wait()
-        except KeyboardInterrupt:
-            running.wait()  # Ctrl-C has reached it too, and it may have hosts to remove
-            raise
-        if code:
-            raise UserError(f"the run {name} ended with exit code {code}; what it said stands above.")
-    return folder
+    sync, values = read_candidate(word)
+    own = to_words({"sync": sync, **values, **flags}, RunConfig)
+    return make_run(options.runs_dir.resolve() / name, ["-m", "cos598d", *command, *own, *options.flags])
 
 
 def row(values: Sequence[float], exact: Sequence[float]) -> list[float]:

@@ -22,9 +22,10 @@ from cos598d.sync.parts.with_codec import WithCodec
 from cos598d.tools.check import claims as conformance
 from cos598d.tools.check import ranks as on_ranks
 from cos598d.tools.check.claims.base import MakeSync
-from cos598d.tools.check.judge import PASSED, judge_claims
+from cos598d.tools.check.judge import judge_claims
 from cos598d.tools.check.spawn import run_world
 from cos598d.tools.check.trace import trace_direct_calls
+from cos598d.tools.check.verdict import PASSED
 
 TAKERS = [name for name in SYNCS if issubclass(get_sync(name), WithCodec)]
 WHOLE = ("topk:1", "powersgd:1000")  # forms in which nothing is left out

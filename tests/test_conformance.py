@@ -15,10 +15,11 @@ from cos598d.tools.check import ranks
 from cos598d.tools.check.causes import causes_of
 from cos598d.tools.check.claims.base import Claim, OnRank, World
 from cos598d.tools.check.evidence import Evidence
-from cos598d.tools.check.judge import FAILED, PASSED, judge_claims
+from cos598d.tools.check.judge import judge_claims
 from cos598d.tools.check.noting import NotingCommunicator
 from cos598d.tools.check.spawn import run_world
 from cos598d.tools.check.trace import trace_direct_calls
+from cos598d.tools.check.verdict import FAILED, PASSED
 
 RIGHT_FILE = Path(__file__).with_name("right_syncs.py")
 RIGHT = ("FlatViews", "InDouble", "RandomRoot", "GathersInNumpy", "OwnEverything", "FromHooks", "RunningMean")
@@ -83,6 +84,20 @@ def test_what_follows_from_a_fault_is_not_told_as_another(name, says, claims):
     (cause,) = causes_of([(claim, [each]) for claim, each in outcomes(3, try_mutant, name, tried).items()], "")
     assert says in cause["cause"]
     assert cause["claims"] == claims
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_forgotten_division_is_the_one_reason_for_all_that_it_breaks(number, tmp_path):
+    file = tmp_path / "summed.py"
+    file.write_text(
+        "from cos598d.sync.base import GradientSync\n\n\nclass Summed(GradientSync):\n"
+        "    def average(self, name, gradient):\n        self.comm.all_reduce(gradient, name)\n"
+    )
+    tried = [claim.name for claim in conformance.CLAIMS]
+    found = outcomes(number, ranks.observe_by_name, f"{file}:Summed", tried)
+    (cause,) = causes_of([(claim, [each]) for claim, each in found.items()], str(file))
+    assert "summed and not averaged" in cause["cause"]
+    assert {"averages_gradients_that_share_memory", "averages_any_tensors"} <= set(cause["claims"])
 
 
 def try_drawn(comm, claim, nonce):

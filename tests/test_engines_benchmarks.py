@@ -8,7 +8,7 @@ from test_cluster import needs_cluster
 
 
 def test_parity_compares_with_task_1_makes_nothing_twice_and_names_other_work(start, tmp_path):
-    words = [script("benchmarks/engines_parity.py"), "--runs_dir", tmp_path / "runs", "--world_size", 2, *TINY]
+    words = [script("benchmarks/parity.py"), "--runs_dir", tmp_path / "runs", "--world_size", 2, *TINY]
     words += ["--max_steps", 3, "--no_cuda", "--sync"]
     call = start("parity", [*words, "zero1,torch_fsdp,local_sgd:sync_every=2"])
     assert call.wait(200) == 0, call.text

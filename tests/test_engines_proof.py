@@ -5,11 +5,10 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 
 from cos598d.sync.options import SyncOptions
-from cos598d.tools.check.judge import CRASHED
 from cos598d.tools.check.proof.cases import CASES
-from cos598d.tools.check.proof.judge import KEPT, REFUSED, WRONG
 from cos598d.tools.check.proof.observe import observe_engine
 from cos598d.tools.check.proof.prove import prove
+from cos598d.tools.check.verdict import CRASHED, KEPT, REFUSED, WRONG
 
 # DeepSpeed gives what is unused zeros for a gradient, so that weight decay moves it, and lays out its buckets by what a
 # rank has used. fp16 has a loss scale of its own there.

@@ -11,8 +11,9 @@ from programs import ROOT
 from cos598d.errors import UsageError
 from cos598d.tools.check import ranks
 from cos598d.tools.check.claims import CLAIMS
-from cos598d.tools.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, judge_claims
+from cos598d.tools.check.judge import judge_claims
 from cos598d.tools.check.spawn import RETURNED, RankEnd, run_world
+from cos598d.tools.check.verdict import CRASHED, DID_NOT_END, FAILED, PASSED
 from cos598d.tools.grade.kinds import KINDS, tests
 from cos598d.tools.grade.table import TomlTable
 from cos598d.tools.grade.under_test import MENDED, RIGHT, SUBJECTS, WRONG, on_rank

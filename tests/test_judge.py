@@ -10,8 +10,9 @@ import torch
 
 from cos598d.tools.check.claims.base import Claim
 from cos598d.tools.check.evidence import BadEvidence, Evidence
-from cos598d.tools.check.judge import CRASHED, FAILED, judge, judge_claims
+from cos598d.tools.check.judge import judge, judge_claims
 from cos598d.tools.check.spawn import DIED, RAISED, RETURNED, RankEnd, StackFrame, run_world
+from cos598d.tools.check.verdict import CRASHED, FAILED
 
 NONCE = 598
 

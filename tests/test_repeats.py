@@ -1,16 +1,19 @@
 """Runs of the same settings are one row, whose intervals are from run to run; the demo interleaves them."""
 
 import json
-import subprocess
+from pathlib import Path
 
 import pytest
+from cos598d.tools.runs.jobs import Ended
 from report_records import write_run
 
 from cos598d.commands import cli, demo
+from cos598d.cost.planned import Known
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.references import alike, exposed_seconds, floor_of
 from cos598d.tools.report.repeats import in_groups, mean_interval
 from cos598d.tools.report.table import comparison, losses_rows, time_rows
+from cos598d.tools.runs import runner
 
 T_OF_2 = 4.3027  # Student's t for 2 degrees of freedom, 97.5 %
 # By repeat: the seconds of the floor's iterations, and by how much the all-reduce's are longer.
@@ -87,28 +90,89 @@ def test_the_interval_of_a_mean_is_student_s():
     assert (low, high) == pytest.approx((2 - T_OF_2 / 3**0.5, 2 + T_OF_2 / 3**0.5), abs=1e-4)
 
 
-def test_the_demo_runs_its_lessons_again_in_another_order(tmp_path, monkeypatch, capsys):
-    order = []
+@pytest.fixture
+def demo_of(tmp_path, monkeypatch, capsys):
+    """demo_of(*words, fails=None): the demo in one folder, whose runs only leave a record; its code, what it prints,
+    and the labels of the runs that it made, in their order. The run of the label `fails` leaves none."""
 
-    def train(words, **_):
-        own = {name: words[words.index(f"--{name}") + 1] for name in ("label", "sync", "world_size", "output_dir")}
-        order.append(own["label"])
-        write_run(demo.Path(own["output_dir"]), sync=own["sync"], ranks=int(own["world_size"]), seconds=[2.0, 1, 1, 1])
-        return subprocess.CompletedProcess(words, 0)
+    def _demo(*words, fails=None):
+        order = []
 
-    monkeypatch.setattr(demo.subprocess, "run", train)
-    words = ["--runs_dir", str(tmp_path / "runs"), "--max_steps", "4", "--model_name_or_path", "tiny"]
-    assert cli.main(["demo", "--repeats", "3", *words]) == 0
+        def run_jobs(jobs, parallel, begin, end):
+            for job in jobs:
+                begin(job)
+                given = job.command
+                own = {
+                    name: given[given.index(f"--{name}") + 1] for name in ("label", "sync", "world_size", "output_dir")
+                }
+                order.append(own["label"])
+                ranks = int(own["world_size"])
+                if own["label"] == fails:
+                    end(job, Ended(3, "no room.", 1.0, False))
+                seconds, place = [2.0, 1, 1, 1], Path(own["output_dir"])
+                asked = {"max_steps": 4, "model_name_or_path": "tiny", "do_train": True, "save_epochs": 0}
+                config = asked | {"task_name": "rte", "label": own["label"], "sync": own["sync"], "world_size": ranks}
+                entry_in(place, ranks, own["sync"], config, seconds)
+                end(job, Ended(0, "", 1.0, False))
+
+        monkeypatch.setattr(runner, "run_jobs", run_jobs)
+        flags = ["--runs_dir", str(tmp_path / "runs"), "--max_steps", "4", "--model_name_or_path", "tiny"]
+        code = cli.main(["demo", *flags, *words])
+        found = capsys.readouterr()
+        return code, found.out + found.err, order
+
+    return _demo
+
+
+def entry_in(place, ranks, sync, config, seconds):
+    """Write the whole record of a run into the folder `place`."""
+    written = write_run(place, sync=sync, ranks=ranks, seconds=seconds)
+    summary = json.loads((written / "summary.json").read_text()) | {"label": config["label"]}
+    training = {"examples": 80, "wall_seconds": sum(seconds) + 1}
+    for epoch in summary["epochs"]:
+        epoch["training"] = training
+    summary["memory"] = {"process_peak_bytes": [3e8] * ranks, "gpu_peak_bytes": [None] * ranks}
+    (written / "summary.json").write_text(json.dumps(summary))
+    for name, values in (("config", config), ("environment", {"device": "cpu", "cores": 2})):
+        file = written / f"{name}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_the_demo_runs_its_lessons_again_in_another_order(demo_of):
+    code, text, order = demo_of("--repeats", "3")
+    assert code == 0, text
     labels = [label for label, *_ in demo.LESSONS]
     rounds = [order[i : i + len(labels)] for i in range(0, len(order), len(labels))]
     assert rounds[0] == labels
     assert [sorted(one) for one in rounds] == [sorted(labels)] * 3
     assert len(set(map(tuple, rounds))) == 3
-    text = capsys.readouterr().out
     assert "[15/15]" in text
     assert "repeat 3 of 3" in text
     rows = [line.split("  ")[0] for line in text.splitlines() if ", 3 runs  " in line]
     assert rows == [f"{label}, 3 runs" for label in labels]
+
+
+def test_a_demo_that_failed_goes_on_with_the_same_words_only(demo_of, tmp_path):
+    code, text, order = demo_of(fails="task2b")
+    assert (code, order) == (1, ["task1", "task2a", "task2b"])
+    assert "error: task2b failed with exit code 3; see its error above." in text
+    code, text, order = demo_of()
+    assert (code, order) == (0, ["task2b", "task3", "floor"]), text
+    assert text.count("finished before, not run again") == 2
+    assert "task2b: sync all_reduce on 4 ranks: run again, since it failed with exit code 3: no room." in text
+    code, text, order = demo_of("--seed", "7")
+    assert (code, order) == (2, [])
+    assert "is a demo with --seed none, and 7 is asked for now" in text
+    assert demo_of()[2] == []
+
+
+def test_a_dry_run_of_the_demo_lists_its_runs_and_makes_nothing(demo_of, tmp_path, monkeypatch):
+    monkeypatch.setattr("cos598d.tools.runs.forecasts.Known", lambda costs_from: Known(times=False))
+    code, text, order = demo_of("--repeats", "2", "--world_size", "2", "--no_cuda", "--dry_run")
+    assert (code, order) == (0, [])
+    rows = {line.split()[0]: line.split()[1:4] for line in text.splitlines() if line.startswith(("task", "floor"))}
+    assert rows == {"task1": ["2", "1", "4"]} | dict.fromkeys(("task2a", "task2b", "task3", "floor"), ["2", "2", "4"])
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_demo_refuses_no_repeats_in_a_sentence(tmp_path, capsys):

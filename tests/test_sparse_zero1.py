@@ -23,9 +23,9 @@ from cos598d.strategies.sparse_zero1 import SparseZero1
 from cos598d.strategies.zero1 import Zero1
 from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.tools.check.proof.cases import CASES
-from cos598d.tools.check.proof.judge import KEPT
 from cos598d.tools.check.proof.observe import observe
 from cos598d.tools.check.proof.prove import prove
+from cos598d.tools.check.verdict import KEPT
 
 NAME = "sparse_zero1"
 

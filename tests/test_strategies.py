@@ -1,20 +1,35 @@
 """The table of strategies: one command, resumable; what failed is a row that says so, what is missing a sentence."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from cos598d.tools.runs.jobs import Ended
 from programs import TINY, Program
 
 from cos598d.commands import cli
+from cos598d.cost.planned import Known
 from cos598d.errors import UserError
 from cos598d.tools.report.load import load_entry_run
-from cos598d.tools.sweep import child
+from cos598d.tools.runs import runner
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 WORDS = [*TINY, "--world_size", "2", "--max_train_examples", "48", "--max_eval_examples", "16", "--epochs", "2"]
+
+
+def made_by(train):
+    """In place of the runner's programs: `train(words)` gives each one's exit code and its last words."""
+
+    def run_jobs(jobs, parallel, begin, end):
+        for job in jobs:
+            begin(job)
+            code, last = train(job.command[job.command.index("train") + 1 :])
+            end(job, Ended(code, last, 1.0, False))
+
+    return run_jobs
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +43,7 @@ def finished(tmp_path_factory):
         return 0, ""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(child, "train", train)
+        patch.setattr(runner, "run_jobs", made_by(train))
         patch.delenv("GLUE_DIR", raising=False)
         patch.setenv("COS598D_CACHE", str(folder / "cache"))
         words = [*WORDS, "--strategies", "baseline,zero1,dp", "--no_cuda", "--runs_dir", str(folder / "runs")]
@@ -58,7 +73,7 @@ def again(finished, tmp_path, monkeypatch, capsys):
                 say_what_was_asked(output, given)
             return code, last
 
-        monkeypatch.setattr(child, "train", train)
+        monkeypatch.setattr(runner, "run_jobs", made_by(train))
         ended = cli.main(["strategies", *WORDS, "--strategies", names, "--runs_dir", str(folder), "--no_cuda", *words])
         said = capsys.readouterr()
         return said.out + said.err, ended, list(started)
@@ -161,7 +176,10 @@ def test_a_folder_that_is_no_table_s_and_a_run_s_that_leads_elsewhere_are_refuse
 
 OTHER_RUNS = {
     "another strategy's": (lambda folder: None, "its sync is zero1 and should be zero2"),
-    "nobody's": (lambda folder: (folder / "config.json").unlink(), "its sync is None and should be zero2"),
+    "nobody's": (
+        lambda folder: (folder / "config.json").unlink(),
+        "is another run: its",
+    ),
     "one that was named anew": (
         damage_json("config.json", lambda value: value.update(sync="zero2")),
         "has sync zero1 in one file and zero2 in its config.json",
@@ -240,13 +258,32 @@ def test_a_run_that_was_broken_off_is_run_again_and_says_so(again, monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(child, "train", interrupted)
+    monkeypatch.setattr(runner, "run_jobs", made_by(interrupted))
     words = [*WORDS, "--no_cuda", "--strategies", "baseline,zero2,zero3", "--runs_dir", str(again.folder)]
     assert cli.main(["strategies", *words]) == 130
     text, _, started = again("zero3")
     assert started == ["zero3-e2"]
     assert rows_of(text, "zero2")[0][3:5] == ["broken", "off"]
     assert "zero2: 2 ranks, 2 epochs: run again, since it was broken off" in again("zero2")[0]
+
+
+def test_a_dry_run_lists_the_strategies_and_starts_none(again, monkeypatch):
+    monkeypatch.setattr("cos598d.tools.runs.forecasts.Known", lambda costs_from: Known(times=False))
+    text, code, started = again("baseline,zero3,dp", "--dry_run")
+    assert (code, started) == (0, [])
+    rows = {line.split()[0]: line.split()[1:4] for line in text.splitlines() if re.match(r"\S+-e2 ", line)}
+    assert rows == {"baseline-e2": ["1", "1", "6"], "zero3-e2": ["1", "2", "6"]}
+    assert "dp is left out: with fewer than two GPUs" in text
+
+
+def test_what_was_made_side_by_side_says_so_for_good(again):
+    text, code, started = again("zero2,zero3", "--parallel", "2")
+    assert (code, started) == (0, ["zero2-e2", "zero3-e2"])
+    assert "2 runs at a time share this machine" in text
+    words = "2 of 4 runs were made up to 2 at a time: their seconds are not those of a run alone."
+    assert words in text
+    assert words in again("baseline")[0]
+    assert words in (again.folder / "report.html").read_text()
 
 
 def test_a_damaged_state_is_said_and_forgotten(again):

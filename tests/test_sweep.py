@@ -7,6 +7,9 @@ import shlex
 import sys
 
 import pytest
+from cos598d.tools.runs.planned import Setup
+from cos598d.tools.runs.runner import Progress, seconds_words
+from cos598d.tools.runs.sweep_folder import SweepFolder
 
 from cos598d.commands import sweep
 from cos598d.commands.cli import main
@@ -14,12 +17,10 @@ from cos598d.commands.flags import Parser
 from cos598d.cost.planned import Known
 from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import BROKEN_OFF, FINISHED, LEFT_OUT
-from cos598d.tools.sweep.experiments import EXPERIMENTS, TASKS, ready_made
-from cos598d.tools.sweep.grid import Setup, read_grid, read_value
-from cos598d.tools.sweep.plan import collapsed, combine
-from cos598d.tools.sweep.programs import check_launch, program
-from cos598d.tools.sweep.progress import Progress, seconds_words
-from cos598d.tools.sweep.state import SweepFolder
+from cos598d.tools.runs.experiments import EXPERIMENTS, TASKS, ready_made
+from cos598d.tools.runs.grid import read_grid, read_value
+from cos598d.tools.runs.plan import collapsed, combine
+from cos598d.tools.runs.programs import check_launch, program
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -146,7 +147,7 @@ REFUSED = [
     (["--grid", "batch=4", "--", "train", "--config", "x.json"], "--config x.json: a sweep's runs share flags"),
     (["--grid", "batch=4", "--", "train", "--do_eval"], "--do_eval without --do_train trains nothing"),
     (["--grid", "batch=4", "--", "train", "--dry_run"], "Write it before the --"),
-    (["--grid", "batch=4", "--", "bench", "--rounds", "2"], "a sweep runs train alone, not bench"),
+    (["--grid", "batch=4", "--", "bench", "--rounds", "2"], "a sweep runs only train, not bench"),
     (["--grid", "batch=4", "--seeds", "0"], "--seeds 0 is not valid. Give a number of at least 1"),
     (["--grid", "batch=4", "--parallel", "0"], "--parallel 0 is not valid. Give a number of at least 1"),
     (["--grid", "batch=4", "--rate", "fast"], "--rate fast is not valid. Give a rate"),
@@ -262,7 +263,7 @@ def test_time_left_is_told_by_the_runs_that_are_most_alike():
 def test_a_dry_run_lists_what_each_run_will_come_to_and_makes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "cos598d.tools.sweep.forecasts.Known", lambda costs_from: Known(times=False)
+        "cos598d.tools.runs.forecasts.Known", lambda costs_from: Known(times=False)
     )  # which takes seconds
     words = ["--max_train_examples", "32", "--max_eval_examples", "8", "--num_train_epochs", "2", "--no_cuda"]
     grid = ["--grid", "setup=1x1,1x2", "--grid", "sync=none,all_reduce", "--seeds", "2"]
@@ -291,7 +292,7 @@ def test_a_sweep_s_folder_goes_on_with_the_same_words_alone(tmp_path):
     folder.begin(found[0])
     folder.end(found[1], FINISHED, seconds=2.5)
     again = SweepFolder(tmp_path, asked())
-    assert again.said("batch4-seed42") == "it was broken off."
+    assert again.said(found[0]) == "it was broken off."
     assert again.seconds(found[1]) == 2.5
     entries = again.entries(found)
     # A finished one whose record is not there has no numbers.
@@ -346,7 +347,7 @@ def test_what_cannot_be_written_is_one_sentence(file, tmp_path, monkeypatch, cap
         (tmp_path / "runs" / "sweep.json").write_text(json.dumps(asked(axes={"batch": ["4"]}) | {"combinations": {}}))
         (tmp_path / "runs" / "logs").write_text("in the way")
     else:
-        monkeypatch.setattr("cos598d.tools.sweep.folder.write_json", _full_disk)
+        monkeypatch.setattr("cos598d.tools.runs.folder.write_json", _full_disk)
     assert main(["sweep", "--grid", "batch=4", "--runs_dir", "runs", "--", "train", "--task_name", "digits"]) == 1
     said = capsys.readouterr().err
     assert f"{file} cannot be written (" in said

@@ -7,13 +7,14 @@ from sweep_records import entry
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
+from cos598d.tools.runs.jobs import Ended
+from cos598d.tools.runs.runner import Runner
+from cos598d.tools.runs.sweep_folder import SweepFolder
+
 from cos598d.errors import UserError
 from cos598d.records.conventions import FAILED, FINISHED
-from cos598d.tools.sweep.grid import read_grid
-from cos598d.tools.sweep.making import Making
-from cos598d.tools.sweep.plan import combine
-from cos598d.tools.sweep.runner import Ended
-from cos598d.tools.sweep.state import SweepFolder
+from cos598d.tools.runs.grid import read_grid
+from cos598d.tools.runs.plan import combine
 
 DIGITS = {"task_name": "digits"}
 LAUNCH = "env {command}"
@@ -44,16 +45,16 @@ def made(tmp_path, monkeypatch):
 
     def _made(found, parallel=1, keeps=False, code=0, **changes):
         def run_jobs(jobs, at_a_time, begin, end):
-            for job, one in [(job, one) for job in jobs for one in found if one.label == job.label]:
+            for job, one in [(job, one) for job in jobs for one in found if one.place == job.place]:
                 begin(job)
                 if code == 0:
                     record(tmp_path, one, **changes)
                 end(job, Ended(code, "no room.", 5.0, False))
 
-        monkeypatch.setattr("cos598d.tools.sweep.making.run_jobs", run_jobs)
+        monkeypatch.setattr("cos598d.tools.runs.runner.run_jobs", run_jobs)
         folder = sweep_of(tmp_path)
         folder.write()
-        Making(folder, found, lambda one: [], None, parallel, keeps).run()
+        Runner(folder, found, lambda one, begins: [], parallel, goes_on=True, keeps=keeps).run()
         return folder
 
     return _made

@@ -7,16 +7,15 @@ import threading
 import time
 
 import pytest
+from cos598d.tools.runs.jobs import Job, LastWords, RunsStopped, run_jobs
 from programs import wait_until
 
 from cos598d.errors import UserError
-from cos598d.tools.sweep.child import LastWords, SweepStopped
-from cos598d.tools.sweep.runner import LoggedProgram, run_jobs
 
 
 def jobs_of(folder, *scripts):
     return [
-        LoggedProgram(f"job{place}", [sys.executable, "-c", script], folder / "logs" / f"job{place}.txt")
+        Job(f"job{place}", [sys.executable, "-c", script], folder / "logs" / f"job{place}.txt")
         for place, script in enumerate(scripts)
     ]
 
@@ -29,14 +28,12 @@ def test_what_they_print_goes_to_their_files_and_how_they_end_is_told(tmp_path):
         "import os; os.kill(os.getpid(), 9)",
     )
     jobs = jobs_of(tmp_path, *scripts)
-    run_jobs(jobs, 1, lambda job: told.append(job.label), lambda job, ended: told.append((ended.code, ended.last)))
+    run_jobs(jobs, 1, lambda job: told.append(job.place), lambda job, ended: told.append((ended.code, ended.last)))
     assert told == ["job0", (0, "one"), "job1", (1, "it is broken"), "job2", (137, "")]
     assert jobs[0].log.read_text().splitlines()[1:] == ["one"]
     # Another start of one is added, and only its words are its own.
     told.clear()
-    run_jobs(
-        [LoggedProgram("job0", ["true"], jobs[0].log)], 1, lambda job: None, lambda job, ended: told.append(ended.last)
-    )
+    run_jobs([Job("job0", ["true"], jobs[0].log)], 1, lambda job: None, lambda job, ended: told.append(ended.last))
     assert told == [""]
     assert [line.split()[0] for line in jobs[0].log.read_text().splitlines()] == ["$", "one", "$"]
 
@@ -45,16 +42,16 @@ def test_as_many_run_at_a_time_as_are_asked_for(tmp_path):
     running, most = set(), []
 
     def begin(job):
-        running.add(job.label)
+        running.add(job.place)
         most.append(len(running))
 
     jobs = jobs_of(tmp_path, *["import time; time.sleep(0.3)"] * 5)
-    run_jobs(jobs, 3, begin, lambda job, ended: running.remove(job.label))
+    run_jobs(jobs, 3, begin, lambda job, ended: running.remove(job.place))
     assert max(most) == 3
     assert running == set()
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SweepStopped), (signal.SIGINT, KeyboardInterrupt)])
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, RunsStopped), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_reaches_all_that_run_and_no_more_are_started(number, error, tmp_path):
     script = (
         "import signal, sys, time\n"
@@ -73,7 +70,7 @@ def test_a_signal_reaches_all_that_run_and_no_more_are_started(number, error, tm
     asking = threading.Thread(target=ask)
     asking.start()
     with pytest.raises(error):
-        run_jobs(jobs, 2, lambda job: None, lambda job, ended: ends.append((job.label, ended.code, ended.is_asked)))
+        run_jobs(jobs, 2, lambda job: None, lambda job, ended: ends.append((job.place, ended.code, ended.is_asked)))
     asking.join()
     assert sorted(ends) == [("job0", 75, True), ("job1", 75, True)]
 
@@ -81,7 +78,7 @@ def test_a_signal_reaches_all_that_run_and_no_more_are_started(number, error, tm
 def test_what_is_raised_in_between_ends_them(tmp_path):
     jobs = jobs_of(tmp_path, "", "import time; time.sleep(60)")
     pids = tmp_path / "pid"
-    jobs[1] = LoggedProgram(
+    jobs[1] = Job(
         "job1",
         [sys.executable, "-c", f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid())); time.sleep(60)"],
         jobs[1].log,

@@ -1,9 +1,13 @@
 """`traffic`: an epoch's bytes from records, and what the difference between predicted and counted is made of."""
 
+import json
+
 import pytest
 from programs import TINY
+from test_cluster import needs_cluster
 
 from cos598d.commands.cli import main
+from cos598d.cost.planned import Known
 from cos598d.errors import UserError
 from cos598d.tools.report.traffic_table import HEADER_BYTES, traffic_table
 
@@ -75,6 +79,37 @@ def test_every_setting_is_run_and_tabulated_and_the_records_give_the_same_table_
     assert table.strip() in run.text
     for line in ("batch8-fp32  8      fp32", "batch4-fp32  4      fp32"):
         assert line in table
+    (tmp_path / "epochs" / "batch4-fp32" / "summary.json").unlink()
+    again = start("again", ["-m", "cos598d", "traffic", *words])
+    assert again.wait() == 0, again.text
+    assert "[1/2] 8 examples a step, fp32: finished before, not run again" in again.text
+    assert "[2/2] 4 examples a step, fp32\n" in again.text
+    other = start("other", ["-m", "cos598d", "traffic", *words, "--seed", 7])
+    assert other.wait() == 2
+    assert "is a traffic with --seed none, and 7 is asked for now" in other.text
+
+
+def test_a_dry_run_lists_each_setting_and_makes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cos598d.tools.runs.forecasts.Known", lambda costs_from: Known(times=False))
+    words = ["--batch_sizes", "8,4", "--hosts", "2", "--max_train_examples", "16", *TINY[:4], "--no_cuda"]
+    assert main(["traffic", *map(str, words), "--parallel", "2", "--dry_run"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("batch")]
+    assert [row[:4] for row in rows] == [["batch8-fp32", "1", "2", "2"], ["batch4-fp32", "1", "2", "4"]]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.root
+@needs_cluster
+def test_settings_side_by_side_are_on_hosts_of_their_own(start, tmp_path):
+    words = ["--hosts", 2, *TINY[:4], "--max_steps", 2, "--batch_sizes", "8,4", "--runs_dir", "epochs", "--parallel", 2]
+    run = start("traffic", ["-m", "cos598d", "traffic", *words])
+    assert run.wait() == 0, run.text
+    assert "2 runs at a time share this machine" in run.text
+    for name in ("batch8-fp32", "batch4-fp32"):
+        network = json.loads((tmp_path / "epochs" / name / "environment.json").read_text())["network"]
+        assert network["hosts"] == 2
+        assert (tmp_path / "epochs" / "logs" / f"{name}.txt").read_text().startswith("$ ")
 
 
 @pytest.mark.parametrize(
@@ -85,6 +120,7 @@ def test_every_setting_is_run_and_tabulated_and_the_records_give_the_same_table_
         (("--precision", "fp8"), "--precision fp8"),
         (("--local_rank", "1"), "needs --world_size"),
         (("--world_size", "3"), "Give --hosts instead"),
+        (("--loopback", "--parallel", "2"), "would count each other's bytes"),
     ],
 )
 def test_a_word_that_cannot_work_is_refused_before_anything_runs(words, sentence, tmp_path, monkeypatch, capsys):

@@ -23,9 +23,10 @@ from cos598d.tools.check.causes import causes_of
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.check.claims.base import Claim
 from cos598d.tools.check.cost import compare, is_cost
-from cos598d.tools.check.judge import CRASHED, DID_NOT_END, PASSED, ClaimOutcome, judge
+from cos598d.tools.check.judge import ClaimOutcome, judge
 from cos598d.tools.check.spawn import RankEnd, longer_than, run_world
 from cos598d.tools.check.trial import NONCE_BITS, Trial, facts_of
+from cos598d.tools.check.verdict import CRASHED, DID_NOT_END, PASSED
 from cos598d.tools.learn.lessons import get_lesson
 from cos598d.tools.learn.student import number_of
 

@@ -1,28 +1,26 @@
 """`cos598d demo`: the four lessons one after the other, and the floor to measure them against.
 
 Each in processes of its own; once, or several times in another order each: what slows the machine for a while then
-meets all of them alike.
+meets all of them alike. Started again with the same words and folder, what is finished is not run again.
 """
 
 import argparse
 import random
 import shlex
-import subprocess
-import sys
-from collections.abc import Sequence
-from datetime import datetime
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from cos598d.checkpoint_flags import GROUP as LIFE
+from cos598d.commands import many_runs
 from cos598d.commands.flags import check_at_least_one
-from cos598d.commands.run_flags import add_run_options, run_values, to_words
+from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.config import config_from
-from cos598d.errors import UserError
-from cos598d.measure.claim import claim_folder
-from cos598d.terminal.program import own_environment
 from cos598d.terminal.words import number_of
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.table import brief, comparison
+from cos598d.tools.runs.folder import AskedFolder
+from cos598d.tools.runs.planned import PlannedRun, Setup
 from cos598d.world.identity import Identity
 
 # label, sync, and whether it runs on all ranks
@@ -46,9 +44,7 @@ NOT_HERE = frozenset(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags, and those of a run, to `parser`."""
-    parser.add_argument(
-        "--runs_dir", type=Path, metavar="FOLDER", help="folder for the runs (default: a new one in runs/)"
-    )
+    many_runs.add_flags(parser)
     parser.add_argument(
         "--repeats",
         type=int,
@@ -62,51 +58,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the lessons, print one table and the answers, and return 0. Raises UserError where one fails."""
+    """Run the lessons that are not finished, print one table and the answers, and return 0.
+
+    Raises UserError where one fails; it has said why by then.
+    """
     values = run_values(options)
     defaults = {n: v for n, v in DEFAULTS.items() if n != "max_steps"} if "num_train_epochs" in values else DEFAULTS
     values = defaults | values
     check_at_least_one("--repeats", options.repeats)
+    many_runs.check(options)
     Identity(0, options.world_size)  # for its checks
     config_from(values).check(options.world_size)
-    runs = run_demo(options.runs_dir, options.world_size, to_words(values), options.repeats)
-    found = [load_run(folder) for folder in runs]
+    runs = _planned(values, options.world_size, options.repeats)
+    if options.dry_run:
+        return many_runs.print_forecast(options, runs)
+    path = many_runs.folder_of(options, "demo")
+    asked = {"flags": values | {"world_size": options.world_size, "repeats": options.repeats}}
+    open_folder = partial(AskedFolder, asked=asked, what="demo")
+
+    before = many_runs.remarks(options)
+    with many_runs.made(options, path, runs, open_folder, before, is_shown=True, needs_all=True):
+        print()
+    # In the lessons' order, one repeat after the other, whatever the order in which they ran.
+    places = [
+        path / _place(label, repeat, options.repeats) for repeat in range(options.repeats) for label, *_ in LESSONS
+    ]
+    found = [load_run(place) for place in places]
     print(comparison(found) if options.verbose else brief(found))
     if not options.verbose:
-        print(f"\nAll tables: cos598d compare {shlex.join(map(str, runs))}")
+        print(f"\nAll tables: cos598d compare {shlex.join(map(str, places))}")
     return 0
-
-
-def run_demo(runs_dir: Path | None, world_size: int, words: Sequence[str], repeats: int = 1) -> list[Path]:
-    """Run every lesson with the flags `words`, `repeats` times, and return the folders of their records.
-
-    They are in the lessons' order, one repeat after the other, whatever the order in which they ran.
-    Raises UserError when one fails; it has said why by then.
-    """
-    if runs_dir is None:
-        runs_dir = Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    with claim_folder(runs_dir, overwrite=False, flag="--runs_dir"):
-        _run_all(runs_dir, world_size, words, repeats)
-    return [_folder(runs_dir, label, repeat, repeats) for repeat in range(repeats) for label, *_ in LESSONS]
-
-
-def _run_all(runs_dir: Path, world_size: int, words: Sequence[str], repeats: int) -> None:
-    turns = [(repeat, lesson) for repeat in range(repeats) for lesson in lessons_of(repeat)]
-    for place, (repeat, (label, sync, on_all_ranks)) in enumerate(turns, start=1):
-        ranks = world_size if on_all_ranks else 1
-        which = f", repeat {repeat + 1} of {repeats}" if repeats > 1 else ""
-        head = f"\n[{place}/{len(turns)}] {label}: sync {sync} on {number_of(ranks, 'rank')}{which}"
-        print(head, flush=True)
-        done = subprocess.run(
-            [sys.executable, "-m", "cos598d", "train", *words]
-            + ["--label", label, "--sync", sync, "--world_size", str(ranks), "--do_train", "--no_save_model"]
-            + ["--output_dir", str(_folder(runs_dir, label, repeat, repeats))],
-            env=own_environment(),
-            check=False,
-        )
-        if done.returncode:
-            raise UserError(f"{label} failed with exit code {done.returncode}. See its error above.")
-    print()
 
 
 def lessons_of(repeat: int) -> list[tuple[str, str, bool]]:
@@ -117,5 +98,24 @@ def lessons_of(repeat: int) -> list[tuple[str, str, bool]]:
     return lessons
 
 
-def _folder(runs_dir: Path, label: str, repeat: int, repeats: int) -> Path:
-    return runs_dir / f"repeat{repeat + 1}" / label if repeats > 1 else runs_dir / label
+def _planned(values: Mapping[str, Any], world_size: int, repeats: int) -> list[PlannedRun]:
+    runs = []
+    for repeat in range(repeats):
+        which = f", repeat {repeat + 1} of {repeats}" if repeats > 1 else ""
+        for label, sync, is_on_all_ranks in lessons_of(repeat):
+            ranks = world_size if is_on_all_ranks else 1
+            runs.append(
+                PlannedRun(
+                    place=_place(label, repeat, repeats),
+                    label=label,
+                    name=label,
+                    head=f"{label}: sync {sync} on {number_of(ranks, 'rank')}{which}",
+                    setup=Setup(1, ranks),
+                    values={**values, "sync": sync},
+                )
+            )
+    return runs
+
+
+def _place(label: str, repeat: int, repeats: int) -> str:
+    return f"repeat{repeat + 1}/{label}" if repeats > 1 else label

@@ -18,16 +18,13 @@ from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.terminal.words import number_of
 from cos598d.tools.bench.candidates import Candidate, parse_candidates
 from cos598d.tools.check import card as check_card
-from cos598d.tools.check.judge import CRASHED, DID_NOT_END, FAILED
 from cos598d.tools.check.proof import card
 from cos598d.tools.check.proof.cases import CASES, TOLERANCES, Case
-from cos598d.tools.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG
 from cos598d.tools.check.proof.observe import observe_engine
 from cos598d.tools.check.proof.prove import prove
+from cos598d.tools.check.verdict import KEPT, NOT_CLAIMED, REFUSED, result_of
 
 SIZES, SECONDS = "1,2,4", 30.0
-# Of several outcomes on several numbers of ranks, the first is the case's: kept is what is kept on all of them.
-WORST_FIRST = (CRASHED, DID_NOT_END, FAILED, WRONG, REFUSED, NOT_CLAIMED, KEPT)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -107,20 +104,10 @@ def _prove(
         arguments = (observe_engine, engine.name, values, engine.options)
         by_size.append(prove(size, cases, nonce, seconds, *arguments))
     check_card.progress("")
-    found = []
-    for case in cases:
-        verdicts = [verdicts[case.name] for verdicts in by_size]
-        found.append(
-            {
-                "case": case.name,
-                "says": case.says,
-                "status": min((each.status for each in verdicts), key=WORST_FIRST.index),
-                "outcomes": [
-                    {"world_size": size, "status": each.status, "largest": each.largest, "says": each.says}
-                    for size, each in zip(sizes, verdicts, strict=True)
-                ],
-            }
-        )
+    found = [
+        result_of("case", case.name, case.says, zip(sizes, [verdicts[case.name] for verdicts in by_size], strict=True))
+        for case in cases
+    ]
     statuses = [case["status"] for case in found]
     return {
         "engine": engine.label,

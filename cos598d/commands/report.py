@@ -109,16 +109,16 @@ def _page_of(paths: Sequence[Path]) -> Page:
 
 def _sweep_page(path: Path) -> Page:
     from cos598d.tools.report.sweep_page import sweep_page
-    from cos598d.tools.sweep.state import read_sweep
+    from cos598d.tools.runs.sweep_folder import read_sweep
 
     return sweep_page(read_sweep(path), f"cos598d report: the sweep {printable(path.resolve().name)}")
 
 
 def _strategies_page(path: Path) -> Page:
-    from cos598d.commands.strategies_folder import TableFolder
     from cos598d.tools.report.strategies import strategies_page
+    from cos598d.tools.runs.strategies_folder import StrategiesFolder
 
-    folder = TableFolder(path)
+    folder = StrategiesFolder(path)
     if folder.damage:
         raise UserError(folder.damage)
     return strategies_page(folder.entries())

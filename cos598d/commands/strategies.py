@@ -8,20 +8,16 @@ import argparse
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cos598d.checkpoint_flags import GROUP as LIFE
-from cos598d.commands.run_flags import add_run_options, run_values, to_words
-from cos598d.commands.strategies_folder import ONE_PROCESS, PlannedRun, TableFolder
+from cos598d.commands import many_runs
+from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.config import SYNC_FIELDS, config_from
 from cos598d.errors import WARNING, UsageError, UserError
-from cos598d.measure.claim import claim_folder
-from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
 from cos598d.strategies import class_of
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
@@ -39,7 +35,8 @@ from cos598d.tools.report.strategies import (
     strategies_page,
     strategies_rows,
 )
-from cos598d.tools.sweep import child
+from cos598d.tools.runs.planned import PlannedRun, Setup
+from cos598d.tools.runs.strategies_folder import ONE_PROCESS, StrategiesFolder
 from cos598d.world.identity import Identity
 
 WORLD_SIZE = 4
@@ -58,12 +55,7 @@ PAGE, TABLE = "report.html", "table.md"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags, and those of a run, to `parser`."""
-    parser.add_argument(
-        "--runs_dir",
-        type=Path,
-        metavar="FOLDER",
-        help="folder for the runs and the page; that of an earlier call: continue it (default: a new one in runs/)",
-    )
+    many_runs.add_flags(parser)
     parser.add_argument("--epochs", default="2", metavar="E,...", help="train for so many epochs each (default: 2)")
     parser.add_argument(
         "--strategies",
@@ -77,42 +69,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run what is not finished, print the table, write the page, and return 0, or 1 where a strategy failed."""
-    need("jinja2", "matplotlib")  # now, and not when hours have been spent
+    many_runs.check(options)
     values = run_values(options)
     Identity(0, options.world_size)  # for its checks
     config_from(values).check(options.world_size)
     epochs = list(dict.fromkeys(_number(word) for word in options.epochs.split(",")))
-    plans = _plans(options.strategies, epochs, values, options.world_size)
-    path = options.runs_dir or Path("runs") / f"strategies-{datetime.now():%Y%m%d-%H%M%S}"
-    with claim_folder(path, overwrite=True, flag="--runs_dir"):
-        folder = TableFolder(path)
-        folder.check_flags(plans, values, options.world_size)
+    runs = _planned(options.strategies, epochs, values, options.world_size)
+    refused = dict.fromkeys(f"{one.label} is left out: {one.refused}" for one in runs if one.refused)
+    before = [*refused, *many_runs.remarks(options)]
+    if options.dry_run:
+        return many_runs.print_forecast(options, runs, before)
+    need("jinja2", "matplotlib")  # now, and not when hours have been spent
+    path = many_runs.folder_of(options, "strategies")
+
+    def open_folder(path: Path) -> StrategiesFolder:
+        folder = StrategiesFolder(path)
+        folder.check_flags(runs, values, options.world_size)
         if folder.damage:
             print(f"how earlier calls' runs ended is not known: {folder.damage}", flush=True)
-        for sentence in dict.fromkeys(f"{plan.label} is left out: {plan.refused}" for plan in plans if plan.refused):
-            print(printable(sentence), flush=True)
-        print(f"output: {path} (to continue, repeat the command with --runs_dir {path})", flush=True)
-        count, place, failed = sum(not plan.refused for plan in plans), 0, 0
-        for plan in plans:
-            if plan.refused:
-                folder.note(plan.place, plan.about, LEFT_OUT, plan.refused)
-                continue
-            place += 1
-            head = f"\n[{place}/{count}] {plan.label}: {number_of(plan.ranks, 'rank')}"
-            failed += not _is_made(folder, plan, values, f"{head}, {plan.epochs:g} epochs")
+        return folder
+
+    with many_runs.made(options, path, runs, open_folder, before, is_shown=True) as (folder, unfinished):
         _show(path, folder.entries())
-    return int(failed > 0)
+    return int(unfinished > 0)
 
 
-def _plans(words: str, epochs: Sequence[float], values: Mapping[str, Any], world_size: int) -> list[PlannedRun]:
-    """What the words of --strategies stand for, for each number of epochs; with what cannot run here, and why.
+def _planned(words: str, epochs: Sequence[float], values: Mapping[str, Any], world_size: int) -> list[PlannedRun]:
+    """What the words of --strategies mean, for each number of epochs; with what cannot run here, and why.
 
     Raises UsageError for a name or an option that there is not, and UserError where nothing can run.
     """
     names = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     if not names:
         raise UsageError(f"--strategies {words!r} has no name. Give one or more, separated by commas.")
-    found: dict[str, PlannedRun] = {}
+    found: dict[str, tuple[int, dict[str, Any], str]] = {}
     for name in names:
         sync, options = ("none", {}) if name == BASELINE else read_candidate(name)
         class_of(sync)  # which there must be
@@ -120,14 +110,22 @@ def _plans(words: str, epochs: Sequence[float], values: Mapping[str, Any], world
         if label in found:
             raise UsageError(f"--strategies {name} would use the same folder as {label}. Leave one of them out.")
         ranks = 1 if label in ONE_PROCESS else world_size
-        own: dict[str, Any] = {"sync": sync, **options}
-        found[label] = PlannedRun(label, ranks, 0, own, _refusal(sync, {**values, **own}, ranks))
-    if all(plan.refused for plan in found.values()):
-        raise UserError(f"no strategy is left to run: {' '.join(plan.refused for plan in found.values())}")
+        own = {**values, "sync": sync, **options}
+        found[label] = ranks, own, _refusal(sync, own, ranks)
+    if all(refused for *_, refused in found.values()):
+        raise UserError(f"no strategy is left to run: {' '.join(refused for *_, refused in found.values())}")
     return [
-        replace(plan, epochs=one, values={**plan.values, "num_train_epochs": one})
+        PlannedRun(
+            place=f"{label}-e{one:g}",
+            label=label,
+            name=f"{label}-e{one:g}",
+            head=f"{label}: {number_of(ranks, 'rank')}, {one:g} epochs",
+            setup=Setup(1, ranks),
+            values={**own, "num_train_epochs": one, "save_epochs": 0},
+            refused=refused,
+        )
         for one in epochs
-        for plan in found.values()
+        for label, (ranks, own, refused) in found.items()
     ]
 
 
@@ -150,30 +148,6 @@ def _number(word: str) -> float:
     if not 0 < epochs < 1e6:
         raise UsageError(f"--epochs {word} is not valid. Give numbers above 0, separated by commas.")
     return epochs
-
-
-def _is_made(folder: TableFolder, plan: PlannedRun, values: Mapping[str, Any], head: str) -> bool:
-    """Whether the plan's run is finished: before, or now."""
-    folder.check_own(plan.place)
-    again = folder.said(plan.place)
-    try:
-        if folder.finished_run(plan):
-            print(f"{head}: finished before, not run again", flush=True)
-            folder.note(plan.place, plan.about, FINISHED)
-            return True
-    except UserError as error:
-        again = str(error)
-    print(f"{head}: run again, since {printable(again)}" if again else head, flush=True)
-    folder.note(plan.place, plan.about, BROKEN_OFF, "it was broken off.")  # until more is known
-    output = folder.path / plan.place
-    words = to_words({**values, **plan.values, "label": plan.label, "save_epochs": 0})
-    words += ["--world_size", str(plan.ranks), "--no_save_model", "--output_dir", str(output), "--overwrite_output_dir"]
-    code, last = child.train(words)
-    if code or not (output / "summary.json").exists():  # it may also have stopped on purpose before its end
-        folder.note(plan.place, plan.about, FAILED, f"it failed with exit code {code}: {last or 'it said nothing.'}")
-        return False
-    folder.note(plan.place, plan.about, FINISHED)
-    return True
 
 
 def _show(path: Path, entries: Sequence[StrategyResult]) -> None:

@@ -5,17 +5,18 @@ finished is not run again, and what was stopped goes on from its checkpoint.
 """
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cos598d.commands import sweep_array, train
-from cos598d.commands.dry_run import add_dry_run, check_dry_run
+from cos598d.commands import many_runs, sweep_array, train
+from cos598d.commands.dry_run import check_dry_run
 from cos598d.commands.flags import Parser, check_at_least_one
 from cos598d.commands.rank_flags import RankFlags, StarterFlags
-from cos598d.commands.run_flags import run_values, to_words
+from cos598d.commands.run_flags import run_values
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.fields import flags_of
@@ -24,14 +25,13 @@ from cos598d.records.quantities import parse_rate
 from cos598d.terminal.printable import printable
 from cos598d.tools.cluster.network import check_rights
 from cos598d.tools.report.render import need
-from cos598d.tools.sweep.experiments import EXPERIMENTS, TASKS, ready_made
-from cos598d.tools.sweep.forecasts import forecast_words
-from cos598d.tools.sweep.grid import BY_ITSELF, INSTEAD, RATE, read_grid
-from cos598d.tools.sweep.making import Making
-from cos598d.tools.sweep.plan import Combination, collapsed, combine
-from cos598d.tools.sweep.programs import check_launch
-from cos598d.tools.sweep.results import settings_words, show
-from cos598d.tools.sweep.state import SweepFolder
+from cos598d.tools.runs.experiments import EXPERIMENTS, TASKS, ready_made
+from cos598d.tools.runs.grid import BY_ITSELF, INSTEAD, RATE, read_grid
+from cos598d.tools.runs.plan import collapsed, combine
+from cos598d.tools.runs.planned import PlannedRun
+from cos598d.tools.runs.programs import check_launch, program
+from cos598d.tools.runs.results import settings_words, show
+from cos598d.tools.runs.sweep_folder import SweepFolder
 
 DEFAULT_RATE, MODEL = "1gbit", "bert"
 NAME = re.compile(r"[\w+=@][\w.+=@-]{0,99}")
@@ -71,13 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     section = parser.add_argument_group("where and how")
     section.add_argument("--name", metavar="NAME", help="the same as --runs_dir runs/NAME")
-    section.add_argument(
-        "--runs_dir",
-        type=Path,
-        metavar="FOLDER",
-        help="folder for the runs and the page; that of an earlier call: continue it (default: a new one in runs/)",
-    )
-    section.add_argument("--parallel", type=int, metavar="K", help="runs at a time (default: 1; of an array job: all)")
+    many_runs.add_flags(parser, section, "runs at a time (default: 1; of an array job: all)")
     section.add_argument(
         "--rate", metavar="RATE", help=f"of each emulated link, both ways, or none (default: {DEFAULT_RATE})"
     )
@@ -87,58 +81,46 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what starts all ranks of a run on real hosts, as 'mpirun -np {world_size} {command}'; {hosts}, "
         "{ranks_per_host}, {rate} and {delay} are filled in too",
     )
-    add_dry_run(parser, "a row for each run: iterations, bytes, memory and predicted seconds")
     sweep_array.add_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run what is not finished, print the table, write the page, and return 0, or 1 where a run is not finished."""
-    check_at_least_one("--parallel", options.parallel)
-    check_dry_run(options)
+    many_runs.check(options)
     asked = _Asked(options)
     sweep_array.check_given(options, asked.grid)
-    combinations = asked.combinations()
-    check_launch(options.launch, combinations)
+    runs = asked.runs()
+    check_launch(options.launch, runs)
     path = _folder(options)
+    before = [*asked.remarks(), *many_runs.remarks(options)]
+    refused = [f"{settings_words(one.settings)} is left out: {one.refused}" for one in runs if one.refused]
+    before += dict.fromkeys(refused)
     if options.dry_run:
-        print(forecast_words(combinations, options.parallel or 1, tuple(options.costs_from or ())))
-        for line in asked.before(combinations):
-            print(printable(line))
-        return 0
+        return many_runs.print_forecast(options, runs, before)
+
+    open_folder = partial(SweepFolder, asked=asked.state())
     if options.sbatch:
-        return _print_job(options, asked, combinations, path)
+        # The state is left for the call that tabulates.
+        with claim_folder(path, overwrite=True, flag="--runs_dir"):
+            folder = open_folder(path)
+            missing = [one for one in runs if not one.refused and not folder.look(one)[0]]
+            text = sweep_array.array_job(options, missing, lambda one: many_runs.train_words(one, path))
+            folder.write()
+        print(text)
+        sweep_array.say_where(path, len(missing))
+        return 0
     need("jinja2", "matplotlib")  # now, and not when hours have been spent
-    if options.launch is None and any(one.setup.hosts > 1 for one in combinations if not one.refused):
+    if options.launch is None and any(one.setup.hosts > 1 for one in runs if not one.refused):
         check_rights()
-    with claim_folder(path, overwrite=True, flag="--runs_dir"):
-        folder = SweepFolder(path, asked.state())
-        folder.write()
-        print(f"output: {path} (to continue, repeat the command with --runs_dir {path})", flush=True)
-        for line in asked.before(combinations):
-            print(printable(line), flush=True)
-        making = Making(
-            folder,
-            combinations,
-            lambda one: _words(one, path, asked.keeps),
-            options.launch,
-            options.parallel or 1,
-            asked.keeps,
-        )
-        making.run()
-        show(path, folder.entries(combinations), asked.title, asked.remarks())
-    return int(making.unfinished > 0)
 
+    def command_of(one: PlannedRun, begins: Sequence[str]) -> list[str]:
+        cluster_name = f"sweep{os.getpid()}x{runs.index(one)}"
+        return program(one, [*many_runs.train_words(one, path), *begins], options.launch, cluster_name)
 
-def _print_job(options: argparse.Namespace, asked: "_Asked", combinations: Sequence[Combination], path: Path) -> int:
-    """Print an array job that makes what is not finished, and leave the sweep's state for the call that tabulates."""
-    with claim_folder(path, overwrite=True, flag="--runs_dir"):
-        folder = SweepFolder(path, asked.state())
-        missing = [one for one in combinations if not one.refused and not folder.look(one)[0]]
-        text = sweep_array.array_job(options, missing, lambda one: _words(one, path, asked.keeps))
-        folder.write()
-    print(text)
-    sweep_array.say_where(path, len(missing))
-    return 0
+    how = {"goes_on": True, "keeps": asked.keeps}
+    with many_runs.made(options, path, runs, open_folder, before, command_of, **how) as (folder, unfinished):
+        show(path, folder.entries(runs), asked.title, asked.remarks())
+    return int(unfinished > 0)
 
 
 class _Asked:
@@ -148,7 +130,7 @@ class _Asked:
         check_at_least_one("--seeds", options.seeds)
         flags = _shared_flags(options.program)
         self._first = flags.pop("seed", RunConfig.seed)
-        self._count, self._launch, self._parallel = options.seeds, options.launch, options.parallel
+        self._count, self._launch = options.seeds, options.launch
         self.grid = read_grid(options.grid)
         self.title = "A sweep"
         if options.experiment:
@@ -178,9 +160,10 @@ class _Asked:
         """The runs' seeds."""
         return [self._first + number for number in range(self._count)]
 
-    def combinations(self) -> list[Combination]:
+    def runs(self) -> list[PlannedRun]:
         """All runs. Raises UsageError for a grid that cannot be."""
-        return combine(self.grid, self.flags, self.seeds, self.rate)
+        own = {} if self.keeps else {"save_epochs": 0}
+        return combine(self.grid, {**self.flags, **own}, self.seeds, self.rate)
 
     def state(self) -> dict[str, Any]:
         """What a later call in the same folder must ask for, too."""
@@ -190,22 +173,6 @@ class _Asked:
     def remarks(self) -> list[str]:
         """What is to be known of the grid before the table is read."""
         return [*filter(None, [collapsed(self.grid)])]
-
-    def before(self, combinations: Sequence[Combination]) -> list[str]:
-        """What is to be known before the runs begin, and why some cannot: a sentence for each whatever its seeds."""
-        found = self.remarks()
-        if (self._parallel or 1) > 1:
-            found.append(
-                f"{self._parallel} runs at a time share this machine: their times are not those of a single run."
-            )
-        refused = [f"{settings_words(one.settings)} is skipped: {one.refused}" for one in combinations if one.refused]
-        return [*found, *dict.fromkeys(refused)]
-
-
-def _words(one: Combination, path: Path, keeps: bool) -> list[str]:
-    """The words of `train` that make a combination's run."""
-    own = {"label": one.label, "output_dir": str((path / one.label).resolve()), "save_model": False}
-    return to_words({**one.values, **own, **({} if keeps else {"save_epochs": 0})})
 
 
 def _shared_flags(words: Sequence[str]) -> dict[str, Any]:
@@ -240,7 +207,7 @@ def _shared_flags(words: Sequence[str]) -> dict[str, Any]:
 def _folder(options: argparse.Namespace) -> Path:
     if options.name is None:
         what = f"{options.experiment}-{options.model or MODEL}" if options.experiment else "sweep"
-        return options.runs_dir or Path("runs") / f"{what}-{datetime.now():%Y%m%d-%H%M%S}"
+        return many_runs.folder_of(options, what)
     if options.runs_dir is not None:
         raise UsageError(f"--name {options.name} and --runs_dir {options.runs_dir} exclude each other. Give one.")
     if not NAME.fullmatch(options.name):

@@ -9,9 +9,8 @@ from cos598d.commands.flags import given_flags
 from cos598d.commands.sbatch import BatchFlags, add_job_options, check_plain, job_flags, script
 from cos598d.errors import UsageError, UserError
 from cos598d.tools.report.sweep_entries import LINKS
-from cos598d.tools.sweep.grid import Setup
-from cos598d.tools.sweep.plan import Combination
-from cos598d.tools.sweep.programs import OURS
+from cos598d.tools.runs.planned import PlannedRun, Setup
+from cos598d.tools.runs.programs import OURS
 
 OF_SETUPS = ("nodes", "ranks_per_node")  # which the axis `setup` says
 MOST_TASKS = 1000  # SLURM's own limit, where its administrators have not said another
@@ -47,7 +46,7 @@ def check_given(options: argparse.Namespace, axes: Collection[str]) -> None:
 
 
 def array_job(
-    options: argparse.Namespace, combinations: Sequence[Combination], words_of: Callable[[Combination], list[str]]
+    options: argparse.Namespace, combinations: Sequence[PlannedRun], words_of: Callable[[PlannedRun], list[str]]
 ) -> str:
     """The script, with a task for each combination. `words_of`: the words of `train` that make its run."""
     if not combinations:

@@ -1,28 +1,29 @@
-"""`cos598d traffic`: how much travels in an epoch, by batch size and precision, predicted and counted."""
+"""`cos598d traffic`: how much travels in an epoch, by batch size and precision, predicted and counted.
+
+Started again with the same words and folder, what is finished is not run again.
+"""
 
 import argparse
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import datetime
+from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from cos598d.checkpoint_flags import GROUP as LIFE
+from cos598d.commands import many_runs
 from cos598d.commands.cluster import add_link_flags, add_name_flags, cluster_from
-from cos598d.commands.run_flags import add_run_options, run_values, to_words
+from cos598d.commands.flags import to_words
+from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError, flag_called
-from cos598d.measure.claim import claim_folder
 from cos598d.records.conventions import PRECISIONS
-from cos598d.terminal.program import own_environment, own_python_path
-from cos598d.tools.cluster.hosts import run_on_hosts
-from cos598d.tools.cluster.live import live_cluster
+from cos598d.tools.cluster.network import check_rights
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.traffic_table import traffic_table
+from cos598d.tools.runs.folder import AskedFolder
+from cos598d.tools.runs.planned import PlannedRun, Setup
+from cos598d.tools.runs.programs import OURS
 
 BATCH_SIZES, PRECISION = "64,32,16", "fp32"
 # What this command sets itself, one value for each run.
@@ -46,9 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,NAME",
         help=f"some of {', '.join(PRECISIONS)} (default: {PRECISION})",
     )
-    section.add_argument(
-        "--runs_dir", type=Path, metavar="FOLDER", help="folder for the runs (default: a new one in runs/)"
-    )
+    many_runs.add_flags(parser, section, "runs at a time, on emulated hosts of their own (default: 1)")
     section.add_argument("--markdown", action="store_true", help="the table in Markdown")
     section.add_argument(
         "--loopback", action="store_true", help="ranks of this host without a cluster (no root): all count on one wire"
@@ -61,75 +60,94 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train with every batch size and precision, each as a run of its own, and print the table of their records."""
+    many_runs.check(options)
     folders = options.runs
     if not folders:
-        folders = _train_all(options)
+        runs = _planned(options)
+        if options.dry_run:
+            return many_runs.print_forecast(options, runs)
+        folders = _train_all(options, runs)
         if options.local_rank:  # rank 0's host has the whole table
             return 0
     print(traffic_table([load_run(folder) for folder in folders], options.markdown))
     return 0
 
 
-def _train_all(options: argparse.Namespace) -> list[Path]:
+def _planned(options: argparse.Namespace) -> list[PlannedRun]:
     sizes = [_number(word) for word in options.batch_sizes.split(",")]
-    precisions = options.precision.split(",")
-    values: dict[str, Any] = DEFAULTS | {
-        name: value for name, value in run_values(options).items() if name != "precision"
-    }
-    runs_dir = options.runs_dir or Path("runs") / f"traffic-{datetime.now():%Y%m%d-%H%M%S}"
-    settings = list(product(precisions, sizes))
-    for precision, size in settings:  # before the first of them takes its time
+    given = {name: value for name, value in run_values(options).items() if name != "precision"}
+    values: dict[str, Any] = DEFAULTS | given | {"do_train": True}
+    ranks = _ranks(options)
+    setup, rate, delay = Setup(1, ranks), None, 0.0
+    if _is_emulated(options):
+        cluster = cluster_from(options)
+        setup, rate, delay = Setup(cluster.hosts, 1), cluster.rate, cluster.delay
+    elif (options.parallel or 1) > 1:
+        raise UsageError(
+            f"--parallel {options.parallel}: runs at a time on one wire would count each other's bytes; "
+            "leave it out, or use emulated hosts."
+        )
+    runs = []
+    for precision, size in product(options.precision.split(","), sizes):
+        own = values | {"precision": precision, "total_train_batch_size": size}
         with flag_called("--batch_sizes", there="--total_train_batch_size"):
-            RunConfig(**values, precision=precision, total_train_batch_size=size, do_train=True).check(_ranks(options))
-    folders = []
-    with claim_folder(runs_dir, overwrite=False), _starter(options) as start:
-        for place, (precision, size) in enumerate(settings, start=1):
-            folder = (runs_dir / f"batch{size}-{precision}").resolve()
-            print(f"\n[{place}/{len(settings)}] {size} examples per step, {precision}", flush=True)
-            own = {"total_train_batch_size": size, "precision": precision, "output_dir": folder, "do_train": True}
-            words = to_words(values | own | {"label": folder.name, "save_model": False})
-            exit_code = start([sys.executable, "-m", "cos598d", "train", *words])
-            if exit_code:
-                raise UserError(f"{folder.name} ended with exit code {exit_code}. See its error above.")
-            folders.append(folder)
-    print()
-    return folders
+            RunConfig(**own).check(ranks)  # before the first of them takes its time
+        label = f"batch{size}-{precision}"
+        head = f"{size} examples per step, {precision}"
+        runs.append(PlannedRun(label, label, label, head, setup, own, rate=rate, delay=delay))
+    return runs
+
+
+def _train_all(options: argparse.Namespace, runs: Sequence[PlannedRun]) -> list[Path]:
+    """Make the runs that are not finished; the folders of all. Raises UserError where one fails."""
+    path = many_runs.folder_of(options, "traffic")
+    is_of_several = options.local_rank is not None
+    if is_of_several and path.is_dir() and any(path.iterdir()):
+        # The other hosts' ranks cannot know what is finished here.
+        raise UserError(f"--runs_dir {path} is not empty: choose another folder.")
+    if _is_emulated(options):
+        check_rights()
+    named = ("hosts", "rate", "delay", "offload", "loopback", "batch_sizes", "precision", "world_size")
+    flags = {name: getattr(options, name) for name in named}
+    shared = {name: value for name, value in runs[0].values.items() if name not in ("total_train_batch_size", *named)}
+    open_folder = partial(AskedFolder, asked={"flags": shared | flags}, what="traffic")
+
+    def command_of(one: PlannedRun, begins: Sequence[str]) -> list[str]:
+        words = [*OURS, "train", *many_runs.train_words(one, path), *begins]
+        words += _given(options, "secret", "silence_seconds")
+        if is_of_several:
+            place = ["--local_rank", str(options.local_rank), "--world_size", str(one.setup.world_size)]
+            return [*words, *place, *_given(options, "master_ip", "master_port")]
+        if not _is_emulated(options):
+            return [*words, "--world_size", str(one.setup.world_size)]
+        name = options.name if (options.parallel or 1) == 1 else f"{options.name[:20]}_{runs.index(one)}"
+        links = _given(options, "hosts", "rate", "delay", "offload", "show")
+        return [*OURS, "cluster", "run", *links, "--name", name, "--", *words]
+
+    # Of the ranks of one run, rank 0's host has the record.
+    how = {"is_shown": True, "needs_all": True, "has_record": not options.local_rank}
+    with many_runs.made(options, path, runs, open_folder, many_runs.remarks(options), command_of, **how):
+        print()
+    return [path / one.place for one in runs]
+
+
+def _is_emulated(options: argparse.Namespace) -> bool:
+    return options.local_rank is None and not options.loopback
 
 
 def _ranks(options: argparse.Namespace) -> int:
     """How many ranks a run will have. Raises UsageError where the flags do not say it."""
     if options.local_rank is not None and options.world_size is None:
         raise UsageError(f"--local_rank {options.local_rank} needs --world_size. Give the number of ranks.")
-    is_emulated = options.local_rank is None and not options.loopback
-    if is_emulated and options.world_size not in (None, options.hosts):
+    if _is_emulated(options) and options.world_size not in (None, options.hosts):
         raise UsageError(f"--world_size {options.world_size}: emulated hosts have one rank each. Give --hosts instead.")
     return options.world_size or options.hosts
 
 
-@contextmanager
-def _starter(options: argparse.Namespace) -> Iterator[Callable[[list[str]], int]]:
-    """What runs a command as every rank (or as this one) and returns its exit code."""
-
-    def here(*place: Any) -> Callable[[list[str]], int]:
-        def start(words: list[str]) -> int:
-            words = [*words, *map(str, place)]
-            return subprocess.run(words, env=own_environment(), check=False).returncode
-
-        return start
-
-    def given(*names: str) -> list[str]:
-        return [word for name in names if getattr(options, name) for word in (f"--{name}", str(getattr(options, name)))]
-
-    lines = given("secret", "silence_seconds")
-    if options.local_rank is not None:
-        place = given("master_ip", "master_port")
-        yield here("--local_rank", options.local_rank, "--world_size", options.world_size, *place, *lines)
-    elif options.loopback:
-        yield here("--world_size", _ranks(options), *lines)
-    else:
-        os.environ["PYTHONPATH"] = own_python_path()
-        with live_cluster(cluster_from(options), options.show) as cluster:
-            yield lambda words: run_on_hosts(cluster, [*words, *lines], 1)
+def _given(options: argparse.Namespace, *names: str) -> list[str]:
+    """The words of those of these flags that were given, or have a default."""
+    values = {name: getattr(options, name) for name in names}
+    return to_words({name: value for name, value in values.items() if value not in (None, False)})
 
 
 def _number(word: str) -> int:

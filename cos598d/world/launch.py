@@ -10,11 +10,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
 from cos598d.errors import UsageError, UserError
+from cos598d.terminal.children import end_all, exit_code_of, wait_together
 from cos598d.terminal.program import program
 from cos598d.terminal.signals import ENDING, GOES_ON, signal_name
 from cos598d.world.endpoint import listen
@@ -24,7 +24,6 @@ from cos598d.world.network import DEFAULT_IP
 from cos598d.world.secret import SECRET_VARIABLE, new_secret
 from cos598d.world.workers import Fork, held, may_fork
 
-POLL_SECONDS = 0.05
 SAY_SECONDS = 0.5  # when one has failed, the others have so long to hear it and say so before they are stopped
 STOP_SECONDS = 30.0  # how long a worker may take to stop
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
@@ -82,7 +81,7 @@ def start_local_workers(
                 return exit_code if exit_code in (0, GOES_ON) else 128 + stopped.number
             if exit_code in FINAL or attempt == max_restarts:
                 return exit_code
-            _end(workers, asked)
+            end_all(workers, STOP_SECONDS, asked)
             workers.clear()
             print(
                 f"the ranks ended with exit code {exit_code}: restart {attempt + 1} of {max_restarts}.",
@@ -99,7 +98,7 @@ def start_local_workers(
     finally:
         for number in SIGNALS:  # from here on this process only waits for the workers' end
             signal.signal(number, signal.SIG_IGN)
-        _end(workers, asked)
+        end_all(workers, STOP_SECONDS, asked)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -162,38 +161,14 @@ def _environment(world_size: int, port: int, attempt: int) -> dict[str, str]:
 
 def _wait(workers: Sequence[Worker]) -> int:
     """Wait until all have ended well, or one has failed; return its exit code."""
-    while True:
-        codes = [worker.poll() for worker in workers]
-        # Of two that ended at once, the cause is the one that a signal ended (its code is negative).
-        failed = min((code for code in codes if code), default=None)
-        if failed is not None:
-            rank = codes.index(failed)
-            # Ranks that leave in order, with 0 or to go on later, do so together.
-            _wait_for_all(workers, STOP_SECONDS if failed == GOES_ON else SAY_SECONDS)
-            if failed < 0:
-                print(f"rank {rank} was ended by {signal_name(-failed)}.", file=sys.stderr)
-            return failed if failed > 0 else 128 - failed
-        if all(code == 0 for code in codes):
-            return 0
-        time.sleep(POLL_SECONDS)
-
-
-def _wait_for_all(workers: Sequence[Worker], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-
-
-def _end(workers: Sequence[Worker], asked: int) -> None:
-    """End the workers that still run, and what they have started: with the signal `asked` first, then by force."""
-    for number, seconds in ((asked, STOP_SECONDS), (signal.SIGKILL, 5.0)):
-        for worker in workers:
-            if worker.poll() is None:
-                try:
-                    os.killpg(worker.pid, number)
-                except ProcessLookupError:  # a fork that has no session yet, and has started nothing
-                    worker.send_signal(number)
-        _wait_for_all(workers, seconds)
+    # Ranks that leave in order, with 0 or to go on later, do so together.
+    failed = wait_together(workers, lambda code: STOP_SECONDS if code == GOES_ON else SAY_SECONDS)
+    if failed is None:
+        return 0
+    rank, code = failed
+    if code < 0:
+        print(f"rank {rank} was ended by {signal_name(-code)}.", file=sys.stderr)
+    return exit_code_of(code)
 
 
 def _stop(number: int, _: FrameType | None) -> None:

@@ -2,20 +2,18 @@
 
 import math
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 
 from cos598d.errors import UsageError
+from cos598d.terminal.children import end_all, exit_code_of, wait_together
 from cos598d.terminal.program import ends_with_parent, own_environment, program
 from cos598d.tools.audit.options import Told
 from cos598d.world.network import DEFAULT_IP
 
 RUN = "COS598D_AUDIT_RUN"  # tells a rank that its starter judges, and the run's name
-_POLL_SECONDS = 0.05
 _FAILED_SECONDS = 10.0  # when a rank has failed, the others have so long to notice
 _STOP_SECONDS = 5.0
 
@@ -28,17 +26,13 @@ def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
     return found
 
 
-class StillRunning(Exception):
-    """The script has not ended in its time, which the message says."""
-
-
 def start_ranks(
     told: Told, words: Sequence[str], world_size: int, master_port: int | None, seconds: float = math.inf
 ) -> int:
     """Start the script once for each rank and wait for all; return the first failure's exit code, or 0.
 
     When one fails the others are stopped, should they not end by themselves; when this process is killed, all are.
-    Raises UsageError for a port in use, and StillRunning, when all are stopped, for a script that takes more than
+    Raises UsageError for a port in use, and TimeoutError, when all are stopped, for a script that takes more than
     `seconds`.
     """
     port = _port(master_port)
@@ -57,9 +51,10 @@ def start_ranks(
             own = ["audit", "--steps", str(told.steps), "--output_dir", told.folder, told.script]
             command = [sys.executable, *program(), *own, *filled(words, place)]
             ranks.append(subprocess.Popen(ends_with_parent(command), env=environ))
-        return _wait(ranks, seconds)
+        failed = wait_together(ranks, lambda _: _FAILED_SECONDS, seconds)
+        return exit_code_of(failed[1]) if failed else 0
     finally:
-        _stop(ranks)
+        end_all(ranks, _STOP_SECONDS)
 
 
 def _port(asked: int | None) -> int:
@@ -70,33 +65,6 @@ def _port(asked: int | None) -> int:
         except OSError as error:
             raise UsageError(f"--master_port {asked} cannot be used ({error.strerror}). Give another.") from None
         return probe.getsockname()[1]
-
-
-def _wait(ranks: Sequence[subprocess.Popen], seconds: float) -> int:
-    last, deadline = time.monotonic() + seconds, math.inf
-    while True:
-        codes = [rank.poll() for rank in ranks]
-        failed = [code for code in codes if code]
-        if None not in codes or time.monotonic() > deadline:
-            if failed:
-                first = min(failed)  # one that a signal ended is the cause of the others' errors
-                return first if first > 0 else 128 - first
-            return 0
-        if failed and deadline == math.inf:
-            deadline = time.monotonic() + _FAILED_SECONDS
-        if time.monotonic() > last:
-            raise StillRunning(f"it was still running after {seconds:g} s")
-        time.sleep(_POLL_SECONDS)
-
-
-def _stop(ranks: Sequence[subprocess.Popen]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        left = [rank for rank in ranks if rank.poll() is None]
-        for rank in left:
-            rank.send_signal(number)
-        deadline = time.monotonic() + _STOP_SECONDS
-        while any(rank.poll() is None for rank in left) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
 
 
 def run_of_starter() -> str:

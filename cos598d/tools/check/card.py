@@ -12,6 +12,7 @@ from cos598d.terminal.words import listed, number_of
 
 WIDTH = 118
 STATUS_WIDTH = 13
+RATIOS = "A ratio is the median of those within a round, which need not be the ratio of the two medians."
 
 
 def head(name: str, sizes: Sequence[int]) -> str:
@@ -149,6 +150,7 @@ def _speed(name: str, speed: dict[str, Any]) -> list[str]:
     return [
         f"\nTime of a step on {speed['world_size']} ranks, in {speed['rounds']} rounds of one step each:",
         as_text(rows, numbers=True),
+        RATIOS,
     ]
 
 

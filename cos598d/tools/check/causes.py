@@ -6,11 +6,14 @@ from typing import Any
 
 from cos598d.tools.check import card
 from cos598d.tools.check.diagnosis import UNKNOWN, Symptom, sentence
-from cos598d.tools.check.judge import PASSED, ClaimOutcome
+from cos598d.tools.check.judge import ClaimOutcome
 from cos598d.tools.check.notes import SAME_CALLS
+from cos598d.tools.check.verdict import PASSED
 
 TRAINS = "trains_like_one_process"
 STARTS, SHARES = "starts_from_rank_0", "averages_gradients_that_share_memory"
+# Of tensors that are harder to average: what is wrong with plain gradients looks otherwise in them.
+HARDER = (SHARES, "averages_any_tensors")
 AVERAGES = "averages_gradients"  # as in training, ranks start from other weights and buffers, which `attach` may leave
 IN_ONE_MEMORY = (
     "wrong only if autograd keeps the gradients of two parameters in one memory: writing into one's .grad changes the "
@@ -24,6 +27,8 @@ def causes_of(by_claim: Sequence[tuple[str, Sequence[ClaimOutcome]]], own_file: 
     by_name = dict(by_claim)
     with_symptom = {claim for claim, outcomes in by_claim if any(each.symptom for each in outcomes)}
     start = next((each.cause for each in by_name.get(STARTS, ()) if each.cause), "")
+    plain = [outcome for outcome in by_name.get(AVERAGES, ()) if outcome.status != PASSED]
+    of_plain = _cause(plain, own_file) if plain else (None, "")
     vague: list[tuple[str, str]] = []  # claims whose numbers say nothing, and what to say if nothing else does
     for claim, outcomes in by_claim:
         failed = [outcome for outcome in outcomes if outcome.status != PASSED]
@@ -35,6 +40,8 @@ def causes_of(by_claim: Sequence[tuple[str, Sequence[ClaimOutcome]]], own_file: 
             key, words = ("told", start), start
         elif with_symptom == {SHARES} == {claim} and AVERAGES in by_name:
             key, words = ("told", IN_ONE_MEMORY), IN_ONE_MEMORY
+        elif claim in HARDER and key and key[0] == "symptom" and of_plain[0] and of_plain[0][0] == "symptom":
+            key, words = of_plain
         # Replicas that drift apart in training stop it with a sentence.
         if key is None or (key[0], key[2:3]) == ("raised", ("UserError",)) and claim == TRAINS and causes:
             vague.append((claim, words))

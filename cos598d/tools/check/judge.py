@@ -16,8 +16,8 @@ from cos598d.tools.check.diagnosis import Symptom
 from cos598d.tools.check.evidence import BadEvidence, Evidence
 from cos598d.tools.check.notes import Unlike, read_trace, unlike
 from cos598d.tools.check.spawn import DIED, LATE, RAISED, RETURNED, RankEnd, StackFrame
+from cos598d.tools.check.verdict import CRASHED, DID_NOT_END, FAILED, PASSED
 
-PASSED, FAILED, DID_NOT_END, CRASHED = "passed", "failed", "did not end", "crashed"
 # What a rank says when it ends only because another one did.
 CONSEQUENCES = (
     "lost connection to ",
@@ -45,6 +45,10 @@ class ClaimOutcome:
     reports: Sequence[dict[str, Any]] = ()
     cause: str = ""
     symptom: Symptom | None = None
+
+    def details(self) -> dict[str, Any]:
+        """What JSON has of it."""
+        return {"reports": list(self.reports)}
 
     @classmethod
     def not_made(cls, world_size: int, class_name: str) -> "ClaimOutcome":

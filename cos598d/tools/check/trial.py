@@ -12,12 +12,11 @@ from cos598d.tools.check import card, ranks
 from cos598d.tools.check.causes import causes_of
 from cos598d.tools.check.claims import CLAIMS, claims_of
 from cos598d.tools.check.claims.base import Claim
-from cos598d.tools.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, ClaimOutcome, judge, judge_claims
+from cos598d.tools.check.judge import ClaimOutcome, judge, judge_claims
 from cos598d.tools.check.spawn import RETURNED, RankEnd, longer_than, run_world
+from cos598d.tools.check.verdict import PASSED, result_of
 
 NONCE_BITS = 32
-# Of several statuses at several world sizes, the first is the claim's.
-WORST_FIRST = (CRASHED, DID_NOT_END, FAILED, PASSED)
 
 
 class Trial:
@@ -88,12 +87,7 @@ class Trial:
 
 def facts_of(claim: Claim, outcomes: Sequence[ClaimOutcome]) -> dict[str, Any]:
     """What became of a claim, as the card and its JSON have it."""
-    return {
-        "claim": claim.name,
-        "says": card.first_sentences(claim.says),
-        "status": next(status for status in WORST_FIRST if any(o.status == status for o in outcomes)),
-        "outcomes": [{"world_size": o.world_size, "status": o.status, "reports": list(o.reports)} for o in outcomes],
-    }
+    return result_of("claim", claim.name, card.first_sentences(claim.says), [(o.world_size, o) for o in outcomes])
 
 
 def in_words(claim: Claim, outcomes: Sequence[ClaimOutcome], own_file: str) -> str:

@@ -1,19 +1,18 @@
 """Programs on the hosts of an emulated cluster: started together, their output told apart, ended together."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from cos598d.errors import UserError
 from cos598d.records.quantities import delay_words, rate_words
-from cos598d.tools.cluster.network import Network, end_processes
+from cos598d.terminal.children import end_all, exit_code_of, wait_together
+from cos598d.tools.cluster.network import Network
 from cos598d.tools.cluster.plan import INTERFACE, Cluster, address
 from cos598d.tools.cluster.switch import READY
 from cos598d.world.network import DEFAULT_PORT
@@ -24,6 +23,7 @@ NETWORK_FACTS = "COS598D_NETWORK"  # what the hosts' links are, for the record o
 END_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 # When one program has failed, the others learn it from each other; how long they may take to say so.
 GRACE_SECONDS = 15.0
+STOP_SECONDS = 10.0  # how long one may take to stop
 
 
 def environment(cluster: Cluster) -> dict[str, str]:
@@ -98,6 +98,7 @@ def run_on_hosts(cluster: Cluster, words: Sequence[str], ranks_per_host: int, ou
     one program fails, the others get seconds to end by themselves. The code is that of the one which failed first.
     """
     programs: list[subprocess.Popen] = []
+    asked = signal.SIGTERM
     readers: list[threading.Thread] = []
     lock = threading.Lock()
     # One for all ranks, and in nobody's arguments.
@@ -121,40 +122,15 @@ def run_on_hosts(cluster: Cluster, words: Sequence[str], ranks_per_host: int, ou
                 reader = threading.Thread(target=_relay, args=(program.stdout, prefix, output, lock), daemon=True)
                 reader.start()
                 readers.append(reader)
-        exit_code = _wait(programs)
-    except BaseException as stopped:
-        number = signal.SIGINT if isinstance(stopped, KeyboardInterrupt) else signal.SIGTERM
-        for program in programs:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(program.pid, number)  # each leads a group of its own
-        _wait_for_all(programs, GRACE_SECONDS / 3)
+        failed = wait_together(programs, lambda _: GRACE_SECONDS)
+    except KeyboardInterrupt:
+        asked = signal.SIGINT
         raise
     finally:
-        end_processes([program.pid for program in programs if program.poll() is None])
-        for program in programs:
-            program.wait()
+        end_all(programs, STOP_SECONDS, asked)
         for reader in readers:
             reader.join(2)
-    return exit_code
-
-
-def _wait(programs: Sequence[subprocess.Popen]) -> int:
-    """Wait until all have ended, or one has failed and its seconds of grace are over; return the exit code."""
-    while True:
-        codes = [program.poll() for program in programs]
-        failed = next((code for code in codes if code), None)
-        if failed is not None:
-            _wait_for_all(programs, GRACE_SECONDS)
-            return failed if failed > 0 else 128 - failed
-        if all(code == 0 for code in codes):
-            return 0
-        time.sleep(0.05)
-
-
-def _wait_for_all(programs: Sequence[subprocess.Popen], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while any(program.poll() is None for program in programs) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    return exit_code_of(failed[1]) if failed else 0
 
 
 def _relay(lines: IO[str], prefix: str, output: IO[str], lock: Any) -> None:

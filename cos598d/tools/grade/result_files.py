@@ -12,8 +12,9 @@ from cos598d.errors import UsageError, UserError
 from cos598d.terminal.files import write_json
 from cos598d.tools.audit.judge.verdict import AuditVerdict
 from cos598d.tools.check.claims.base import Claim
-from cos598d.tools.check.judge import PASSED, ClaimOutcome
+from cos598d.tools.check.judge import ClaimOutcome
 from cos598d.tools.check.trial import in_words
+from cos598d.tools.check.verdict import PASSED
 from cos598d.tools.grade.assignment import Assignment, assignment_of
 from cos598d.tools.grade.classroom50 import SubmissionRef, classroom50
 from cos598d.tools.grade.gradescope import gradescope

@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import torch
 from cos598d.terminal.printable import printable
 from cos598d.tools.check.claims.base import World
 from cos598d.tools.check.evidence import BadEvidence, Evidence, Nonce
-from cos598d.tools.check.judge import DID_NOT_END, FAILED, PASSED, judge
+from cos598d.tools.check.judge import judge
 from cos598d.tools.check.notes import CallTrace, Unlike, misfit, read_trace, standstill, unlike
 from cos598d.tools.check.spawn import RankEnd, longer_than, patience, run_world
+from cos598d.tools.check.verdict import DID_NOT_END, FAILED, PASSED, result_of
 from cos598d.tools.learn import ranks, told
 from cos598d.tools.learn.checking import Check
 from cos598d.tools.learn.lessons import Lesson
@@ -39,6 +40,11 @@ class CheckVerdict:
     mistakes: list[Mistake] = field(default_factory=list)
     wrong: World | None = None  # its gradients are wrong
     lines: list[int] = field(default_factory=list)  # of the file, by rank: beside which what came of it is told
+    reports: list[str] = field(default_factory=list)  # why it fails, once all checks are judged
+
+    def details(self) -> dict[str, Any]:
+        """What JSON has of it."""
+        return {"reports": self.reports}
 
 
 class Marking:
@@ -236,14 +242,9 @@ class Marking:
         own = [verdict for verdict in self.verdicts if verdict.check is check]
         statuses = [verdict.status for verdict in own] or [NOT_TRIED]
         words = [said(mistake, self.name) for mistake, names in mistakes if check.name in names]
-        return {
-            "claim": check.name,
-            "says": " ".join(check.claim.says.split()),
-            "status": next((status for status in statuses if status != PASSED), PASSED),
-            "outcomes": [
-                {"world_size": v.size, "status": v.status, "reports": words if _fails(v) else []} for v in own
-            ],
-        }
+        status = next((status for status in statuses if status != PASSED), PASSED)
+        verdicts = [(v.size, replace(v, reports=words if _fails(v) else [])) for v in own]
+        return result_of("claim", check.name, " ".join(check.claim.says.split()), verdicts, status)
 
 
 def said(mistake: Mistake, name: str) -> str:

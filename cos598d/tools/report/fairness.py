@@ -55,6 +55,15 @@ def code_remark(runs: Sequence[Summary]) -> str:
     return _remark(runs, "code", "not by the same code")
 
 
+def shared_remark(parallel: Sequence[int]) -> str:
+    """What to be wary of where runs were made side by side; `parallel`: with how many at a time each was made."""
+    shared = [count for count in parallel if count > 1]
+    if not shared:
+        return ""
+    who = "The runs" if len(shared) == len(parallel) else f"{len(shared)} of {len(parallel)} runs"
+    return f"{who} were made up to {max(shared)} at a time: their seconds are not those of a run alone."
+
+
 def _remark(runs: Sequence[Summary], where: str, title: str) -> str:
     trained = [run for run in runs if run["losses"]]
     words = dict.fromkeys(word for run in trained for word in run.get(where, {}))

@@ -24,7 +24,7 @@ from cos598d.tools.report.epochs import (
     number_in_words,
     timed_trainings,
 )
-from cos598d.tools.report.fairness import ground_remark, work_remark
+from cos598d.tools.report.fairness import ground_remark, shared_remark, work_remark
 from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.numbers import names_of, plain
 
@@ -47,7 +47,10 @@ ABOVE_ALL = 1.05
 
 @dataclass(frozen=True)
 class StrategyResult:
-    """One strategy for so many epochs: how it ended, one of OUTCOMES; its run if it is finished, else why it is not."""
+    """One strategy for so many epochs: how it ended, one of OUTCOMES; its run if it is finished, else why it is not.
+
+    `parallel` is how many runs were made at a time with it, itself included.
+    """
 
     label: str
     ranks: int
@@ -55,6 +58,7 @@ class StrategyResult:
     outcome: str = FINISHED
     said: str = ""
     run: Run | None = None
+    parallel: int = 1
 
 
 def strategies_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
@@ -150,6 +154,7 @@ def cautions(entries: Sequence[StrategyResult]) -> list[str]:
         _above_all_remark(entries),
         cut_remark([run for _, run in known]),
         one_class_remark([run.summary for _, run in known]),
+        shared_remark([entry.parallel for entry, _ in known]),
     ]
     failed = [entry for entry in entries if entry.outcome in (FAILED, BROKEN_OFF)]
     return [*filter(None, found), *(f"{entry.label}, {entry.epochs:g} epochs: {entry.said}" for entry in failed)]

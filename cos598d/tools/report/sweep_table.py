@@ -9,7 +9,7 @@ from cos598d.tools.report.attempts import stopped_early
 from cos598d.tools.report.classes import one_class_remark
 from cos598d.tools.report.disturbed import disturbance_remark, impossible_remark
 from cos598d.tools.report.epochs import cut_remark, is_cut, whole_epochs
-from cos598d.tools.report.fairness import code_remark, ground_remark, work_remark
+from cos598d.tools.report.fairness import code_remark, ground_remark, shared_remark, work_remark
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.sweep_entries import (
     ALL_SECONDS,
@@ -133,7 +133,7 @@ def unlike(entries: Sequence[SweepEntry]) -> list[str]:
         _epochs_remark(runs),
         cut_remark(runs),
         one_class_remark(summaries),
-        _parallel_remark(finished),
+        shared_remark([entry.parallel for entry in finished]),
     )
     return [remark for remark in remarks if remark]
 
@@ -160,12 +160,3 @@ def _epochs_remark(runs: Sequence[Run]) -> str:
     return (
         f"An epoch is from {min(sizes):,} to {max(sizes):,} examples long in these runs: their seconds do not compare."
     )
-
-
-def _parallel_remark(finished: Sequence[SweepEntry]) -> str:
-    """Said where runs were made side by side."""
-    shared = [entry.parallel for entry in finished if entry.parallel > 1]
-    if not shared:
-        return ""
-    who = "The runs" if len(shared) == len(finished) else f"{len(shared)} of {len(finished)} runs"
-    return f"{who} were run up to {max(shared)} at a time: their times are not those of a single run."

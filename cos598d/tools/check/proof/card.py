@@ -7,7 +7,7 @@ from typing import Any
 from cos598d.terminal.tables import as_text
 from cos598d.terminal.words import listed, number_of
 from cos598d.tools.check.card import WIDTH
-from cos598d.tools.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED
+from cos598d.tools.check.verdict import KEPT, NOT_CLAIMED, REFUSED
 
 HOW = (
     "A number is the largest difference from one process on the whole batch, relative to its tensor's largest value. "

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,8 +14,8 @@ from cos598d.tools.check.proof.cases import BUFFERS, MEMORY, OVERFLOW, START, Ca
 from cos598d.tools.check.proof.model import proof_model
 from cos598d.tools.check.proof.observe import CUT, FINISHED, HELD, REFUSAL, SEEN, UNCLAIMED
 from cos598d.tools.check.proof.reference import Reference, Weights, reference
+from cos598d.tools.check.verdict import KEPT, NOT_CLAIMED, REFUSED, WRONG
 
-KEPT, WRONG, REFUSED, NOT_CLAIMED = "kept", "wrong", "refused", "not claimed"
 # Of what one process holds: what all ranks together may hold of something that is cut over them. Parts are cut to whole
 # elements, rows or parameters, and an optimizer counts its steps beside each.
 SHARED_ONCE = 1.25
@@ -30,6 +31,10 @@ class CaseVerdict:
     status: str
     says: str = ""
     largest: float = 0.0
+
+    def details(self) -> dict[str, Any]:
+        """What JSON has of it."""
+        return {"largest": self.largest, "says": self.says}
 
 
 @dataclass(frozen=True)

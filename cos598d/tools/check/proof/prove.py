@@ -6,10 +6,11 @@ from typing import Any
 from cos598d.terminal.printable import printable
 from cos598d.tools.check import card
 from cos598d.tools.check.evidence import BadEvidence, Evidence
-from cos598d.tools.check.judge import FAILED, PASSED, judge
+from cos598d.tools.check.judge import judge
 from cos598d.tools.check.proof.cases import Case
-from cos598d.tools.check.proof.judge import WRONG, CaseVerdict, finished, judge_case
+from cos598d.tools.check.proof.judge import CaseVerdict, finished, judge_case
 from cos598d.tools.check.spawn import RankEnd, run_world
+from cos598d.tools.check.verdict import FAILED, PASSED, WRONG
 
 
 def prove(

@@ -8,7 +8,7 @@ from pathlib import Path
 import cos598d
 from cos598d.errors import UsageError
 from cos598d.records.kinds import COUNT
-from cos598d.tools.check.judge import PASSED
+from cos598d.tools.check.verdict import PASSED
 from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable

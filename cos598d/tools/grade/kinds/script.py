@@ -14,7 +14,7 @@ from cos598d.tools.audit.judge import judge
 from cos598d.tools.audit.judge.verdict import FAULT, AuditFinding, AuditVerdict
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.options import Told
-from cos598d.tools.audit.starter import StillRunning, start_ranks
+from cos598d.tools.audit.starter import start_ranks
 from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable
@@ -69,7 +69,7 @@ class ScriptKind(AssignmentKind):
             told = Told(str(books), str(path), self.steps, secrets.token_hex(8))
             code = start_ranks(told, self.words, self.world_size, None, self.seconds)
             end = f"it ended with exit code {code}" if code else ""
-        except StillRunning as error:
+        except TimeoutError as error:
             end = str(error)
         except UserError as error:
             yield from all_alike(claims, False, str(error))

@@ -13,8 +13,9 @@ from pathlib import Path
 from cos598d.errors import UsageError
 from cos598d.terminal.words import listed
 from cos598d.tools.check.card import report
-from cos598d.tools.check.judge import FAILED, PASSED, judge
+from cos598d.tools.check.judge import judge
 from cos598d.tools.check.spawn import longer_than, patience, preload, run_world
+from cos598d.tools.check.verdict import FAILED, PASSED
 from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds, take_sizes
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable

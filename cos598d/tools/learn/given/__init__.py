@@ -1,4 +1,4 @@
-"""The records that lesson 13 reads: benches of this library, cut down by `scripts/given_records.py`.
+"""The records that lesson 13 reads: benches of this library, cut down to what a comparison asks for.
 
 What was left out of a bench, such as a floor, stands in its `left_out`.
 """

@@ -1,56 +1,35 @@
-"""The folder of a table of strategies: what has been run there, how it ended, and with which flags."""
+"""The folder of a table of strategies: later calls add strategies and epochs to it, but no other flags."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cos598d.config import SYNC_FIELDS, config_from
 from cos598d.errors import UsageError, UserError
-from cos598d.records.kinds import POSITIVE, TEXT, Fields, MapOf
+from cos598d.records.kinds import POSITIVE, SIZE, TEXT, Fields, MapOf, OrNone
 from cos598d.records.run import CONFIG, RANKS, REMEDY, read_object
 from cos598d.records.schema import read
 from cos598d.terminal.printable import printable
-from cos598d.tools.report.load import Run
 from cos598d.tools.report.repeats import PLACES
 from cos598d.tools.report.strategies import ALL_GPUS, BASELINE, StrategyResult
-from cos598d.tools.sweep.folder import ENDED, RunsFolder
+from cos598d.tools.runs.folder import ENDED, RunsFolder
+from cos598d.tools.runs.planned import PlannedRun
 
 ONE_PROCESS = (BASELINE, ALL_GPUS)
-ROW = Fields({"label": TEXT, "ranks": RANKS, "epochs": POSITIVE, **ENDED})
+ROW = Fields({"label": TEXT, "ranks": RANKS, "epochs": POSITIVE, **ENDED}, {"parallel": OrNone(SIZE)})
 # What a run of the table may have of its own.
 OWN = PLACES | {"label", "sync", "num_train_epochs", "save_model", "save_epochs", *SYNC_FIELDS}
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """One run of the table: its ranks, and the flags that are its own; in `refused` why it cannot run here."""
-
-    label: str
-    ranks: int
-    epochs: float
-    values: Mapping[str, Any]
-    refused: str = ""
-
-    @property
-    def place(self) -> str:
-        """Its folder's name, and its own in the table's state."""
-        return f"{self.label}-e{self.epochs:g}"
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What the table's state says of it, beside how it ended."""
-        return {"label": self.label, "ranks": self.ranks, "epochs": self.epochs}
-
-
-class TableFolder(RunsFolder):
-    """The runs of a table, those of earlier calls too."""
+class StrategiesFolder(RunsFolder):
+    """The runs of a table, those of earlier calls too. `damage`: what is wrong with the state that one left."""
 
     state_file = "strategies.json"
 
     def __init__(self, path: Path):
         super().__init__(path)
-        self.damage = ""  # what is wrong with the state that an earlier call left
+        self.damage = ""
         try:
             self.rows = read(path / self.state_file, MapOf(ROW), REMEDY)
         except FileNotFoundError:
@@ -61,13 +40,18 @@ class TableFolder(RunsFolder):
         except (UserError, OSError) as error:
             self.damage = str(error) if isinstance(error, UserError) else f"{error.filename}: {error.strerror}"
 
-    def check_flags(self, plans: Iterable[PlannedRun], values: Mapping[str, Any], ranks: int) -> None:
+    def about(self, one: PlannedRun, seconds: float | None, parallel: int | None) -> dict[str, Any]:
+        """What the table's state says of a run beside how it ended; `parallel` only of one made next to others."""
+        shared = {"parallel": parallel} if (parallel or 1) > 1 else {}
+        return {"label": one.label, "ranks": one.setup.world_size, "epochs": one.values["num_train_epochs"], **shared}
+
+    def check_flags(self, runs: Iterable[PlannedRun], values: Mapping[str, Any], ranks: int) -> None:
         """Raise UsageError where a finished run, of this call or of an earlier one, had other flags than are given now.
 
         What cannot be read is not finished, and differs in nothing.
         """
         asked = {name: value for name, value in asdict(config_from(values)).items() if name not in OWN}
-        labels = {plan.place: plan.label for plan in plans} | {place: row["label"] for place, row in self.rows.items()}
+        labels = {one.place: one.label for one in runs} | {place: row["label"] for place, row in self.rows.items()}
         for place, label in labels.items():
             try:
                 found = read_object(self.path / place / "config.json", CONFIG) or {}
@@ -80,10 +64,6 @@ class TableFolder(RunsFolder):
                         f"command asks for {value}. Give the same flags again, or another --runs_dir."
                     )
 
-    def finished_run(self, plan: PlannedRun) -> Run | None:
-        """The plan's run, if there is one. Raises UserError for one whose record is damaged."""
-        return self.finished(plan.place, {**plan.values, **_asked(plan.label, plan.ranks, plan.epochs)})
-
     def entries(self) -> list[StrategyResult]:
         """All that the table has to show, by epochs and in the order of the calls, the baseline first."""
         found = [self._entry(place, row) for place, row in self.rows.items()]
@@ -91,9 +71,5 @@ class TableFolder(RunsFolder):
 
     def _entry(self, place: str, row: Mapping[str, Any]) -> StrategyResult:
         about = (row["label"], row["ranks"], row["epochs"])
-        return StrategyResult(*about, *self.outcome(place, _asked(*about)))
-
-
-def _asked(label: str, ranks: int, epochs: float) -> dict[str, Any]:
-    """What the config of a run of the table says of it, whose folder might have been another's."""
-    return {"label": label, "world_size": ranks, "num_train_epochs": epochs}
+        asked = dict(zip(("label", "world_size", "num_train_epochs"), about, strict=True))
+        return StrategyResult(*about, *self.outcome(place, asked), parallel=row.get("parallel") or 1)

@@ -3,47 +3,22 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from cos598d.config import config_from
 from cos598d.errors import UsageError, UserError
 from cos598d.tools.report.sweep_entries import ALONE, BATCH, DELAY, LINKS, RATE, SETUP
-from cos598d.tools.sweep.grid import BATCH_FLAG, Setup, read_value
+from cos598d.tools.runs.grid import BATCH_FLAG, read_value
+from cos598d.tools.runs.planned import PlannedRun, Setup
 
 LONGEST_LABEL = 90  # of the 100 characters that a run's label may have
 DEFAULT_SETUP, NO_DELAY = ALONE, "0"
 
 
-@dataclass(frozen=True)
-class Combination:
-    """One run of a sweep.
-
-    settings    the axes' values in the user's words, in the axes' order; of links none where there is one host
-    values      RunConfig's, those of all runs among them
-    delay       seconds from host to host; `rate`: bits per second of each link, None without a limit
-    refused     why it cannot run, in a sentence; "" where it can
-    """
-
-    label: str
-    settings: Mapping[str, str]
-    seed: int
-    setup: Setup
-    values: Mapping[str, Any]
-    delay: float = 0.0
-    rate: float | None = None
-    refused: str = ""
-
-    @property
-    def name(self) -> str:
-        """The label without the seed."""
-        return _label(self.settings.items())
-
-
 def combine(
     grid: Mapping[str, Sequence[str]], flags: Mapping[str, Any], seeds: Sequence[int], rate: str
-) -> list[Combination]:
+) -> list[PlannedRun]:
     """Every combination of the grid's values for each seed, beside the `flags` that all share: seed by seed, so that
     one seed's table is whole before the next begins.
 
@@ -52,11 +27,11 @@ def combine(
     """
     _check_links(grid)
     _check_once(grid, flags)
-    found: dict[str, Combination] = {}
+    found: dict[str, PlannedRun] = {}
     for seed in seeds:
         for words in product(*grid.values()):
             one = _combination(dict(zip(grid, words)), flags, seed, rate)
-            found.setdefault(one.label, one)
+            found.setdefault(one.place, one)
     _check_refused(grid, list(found.values()))
     return list(found.values())
 
@@ -73,7 +48,7 @@ def collapsed(grid: Mapping[str, Sequence[str]]) -> str:
     return f"{' and '.join(axes)} {means} nothing to {', '.join(single)}, {have} run once for {all_of}."
 
 
-def _combination(settings: dict[str, str], flags: Mapping[str, Any], seed: int, rate: str) -> Combination:
+def _combination(settings: dict[str, str], flags: Mapping[str, Any], seed: int, rate: str) -> PlannedRun:
     setup = Setup.parse(settings.get(SETUP, DEFAULT_SETUP))
     if setup.hosts == 1:
         settings = {name: word for name, word in settings.items() if name not in LINKS}
@@ -88,15 +63,19 @@ def _combination(settings: dict[str, str], flags: Mapping[str, Any], seed: int, 
         config_from(values).check(setup.world_size)
     except UserError as error:
         refused = str(error)
-    return Combination(
-        _label([*settings.items(), ("seed", str(seed))]),
-        settings,
-        seed,
-        setup,
-        values,
-        read_value(DELAY, settings.get(DELAY, NO_DELAY)),
-        None if setup.hosts == 1 else read_value(RATE, settings.get(RATE, rate)),
-        refused,
+    label = _label([*settings.items(), ("seed", str(seed))])
+    return PlannedRun(
+        place=label,
+        label=label,
+        name=_label(settings.items()),
+        head=label,
+        setup=setup,
+        values=values,
+        seed=seed,
+        settings=settings,
+        delay=read_value(DELAY, settings.get(DELAY, NO_DELAY)),
+        rate=None if setup.hosts == 1 else read_value(RATE, settings.get(RATE, rate)),
+        refused=refused,
     )
 
 
@@ -127,7 +106,7 @@ def _check_once(grid: Mapping[str, Sequence[str]], flags: Mapping[str, Any]) -> 
                 raise UsageError(f"--{flag} is given after -- and by --grid {name}. Leave one of them out.")
 
 
-def _check_refused(grid: Mapping[str, Sequence[str]], combinations: Sequence[Combination]) -> None:
+def _check_refused(grid: Mapping[str, Sequence[str]], combinations: Sequence[PlannedRun]) -> None:
     """Raise UsageError where nothing can run, or no combination that has a certain value."""
     if all(one.refused for one in combinations):
         raise UsageError(combinations[0].refused)

@@ -1,9 +1,7 @@
 """The axes of a sweep and their values, each checked: flags of a run, its set-up, and the links between its hosts."""
 
 import difflib
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cos598d.config import RunConfig
@@ -12,6 +10,7 @@ from cos598d.fields import Flag, flags_of
 from cos598d.records.quantities import parse_delay, parse_rate
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.sweep_entries import BATCH, DELAY, LINKS, RATE, SETUP
+from cos598d.tools.runs.planned import Setup
 
 # The flag that this axis is another word for.
 BATCH_FLAG = "per_gpu_train_batch_size"
@@ -26,34 +25,6 @@ INSTEAD = {
     "do_eval": OF_TRAININGS,
 } | dict.fromkeys(("label", "output_dir", "overwrite_output_dir", "save_model", "resume", "resume_anyway"), BY_ITSELF)
 SWITCH = {"on": True, "off": False}
-
-
-@dataclass(frozen=True)
-class Setup:
-    """On how many hosts a run has how many ranks each: "2x2"."""
-
-    hosts: int
-    ranks_per_host: int
-
-    @property
-    def world_size(self) -> int:
-        """Ranks in all."""
-        return self.hosts * self.ranks_per_host
-
-    def __str__(self) -> str:
-        return f"{self.hosts}x{self.ranks_per_host}"
-
-    @classmethod
-    def parse(cls, word: str) -> "Setup":
-        """Raises UsageError for what is no HOSTSxRANKS."""
-        found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", word, re.ASCII)
-        if not found:
-            raise UsageError(
-                f"--grid {SETUP}={printable(word, 40)} is not valid. Give hosts and the ranks on each, as 1x4 (four "
-                "ranks of this "
-                "host) or 2x2 (two ranks on each of two hosts)."
-            )
-        return cls(int(found[1]), int(found[2]))
 
 
 def read_grid(given: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from cos598d.tools.report.render import as_html
 from cos598d.tools.report.sweep_entries import SweepEntry
 from cos598d.tools.report.sweep_page import sentences, sweep_page
 from cos598d.tools.report.sweep_table import TABLE_NOTE, sweep_rows, unlike
-from cos598d.tools.sweep.folder import writing
+from cos598d.tools.runs.folder import writing
 
 PAGE, TABLE = "report.html", "table.md"
 

@@ -1,4 +1,4 @@
-"""Which program runs a combination: ranks of this host, ranks on emulated hosts, or what a template starts."""
+"""Which program makes a run: ranks of this host, ranks on emulated hosts, or what a template starts."""
 
 import shlex
 import shutil
@@ -11,15 +11,14 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.words import listed
 from cos598d.tools.cluster.plan import MOST_HOSTS
 from cos598d.tools.report.sweep_entries import LINKS, SETUP
-from cos598d.tools.sweep.grid import Setup
-from cos598d.tools.sweep.plan import Combination
+from cos598d.tools.runs.planned import PlannedRun, Setup
 
 OURS = (sys.executable, "-m", "cos598d")
 COMMAND = "{command}"
 
 
-def program(one: Combination, words: Sequence[str], launch: str | None, cluster_name: str) -> list[str]:
-    """The command that trains by these `words` on the combination's ranks.
+def program(one: PlannedRun, words: Sequence[str], launch: str | None = None, cluster_name: str = "") -> list[str]:
+    """The command that trains by these `words` on the run's ranks.
 
     One host is this one, its ranks started here. Several are emulated, as a cluster of that name, unless a `launch`
     template says what starts all ranks.
@@ -35,7 +34,7 @@ def program(one: Combination, words: Sequence[str], launch: str | None, cluster_
     return [*OURS, "cluster", "run", *shape, *links, "--name", cluster_name, "--", *training]
 
 
-def check_launch(launch: str | None, combinations: Sequence[Combination]) -> None:
+def check_launch(launch: str | None, combinations: Sequence[PlannedRun]) -> None:
     """Raise UsageError where a template has no place for the command, or for an axis of links, or starts two set-ups
     alike; and, without one, for more hosts than can be emulated."""
     if launch is None:
@@ -76,7 +75,7 @@ def check_launch(launch: str | None, combinations: Sequence[Combination]) -> Non
             )
 
 
-def _filled(one: Combination, training: Sequence[str], launch: str) -> list[str]:
+def _filled(one: PlannedRun, training: Sequence[str], launch: str) -> list[str]:
     """The template's words, as a shell reads them. {command} alone is as many words as it has; within a word, one."""
     values = _of_setup(one.setup) | {"{delay}": delay_words(one.delay), "{rate}": rate_words(one.rate)}
     words: list[str] = []

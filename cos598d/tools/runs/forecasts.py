@@ -1,5 +1,6 @@
-"""What the runs of a sweep will come to, before any of them is started: a table with a row for each combination."""
+"""What many runs will come to, before any of them is started: a table with a row for each name."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,31 +10,30 @@ from cos598d.cost.planned import Known
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_text
-from cos598d.tools.sweep.plan import Combination
-from cos598d.tools.sweep.progress import seconds_words
+from cos598d.tools.runs.planned import PlannedRun
+from cos598d.tools.runs.runner import seconds_words
 
-HEAD = ["run", "seeds", "ranks", "iterations", "sent MB/it", "peak MB", "s/it", "seconds"]
+HEAD = ["run", "times", "ranks", "iterations", "sent MB/it", "peak MB", "s/it", "seconds"]
 
 
-def forecast_words(combinations: Sequence[Combination], parallel: int, costs_from: tuple[Path, ...] = ()) -> str:
-    """The table of what each combination will send, hold and take, for the first of its seeds, and what it rests on.
+def forecast_words(runs: Sequence[PlannedRun], parallel: int, costs_from: tuple[Path, ...] = ()) -> str:
+    """The table of what the runs of each name will send, hold and take, by the first of them, and what it rests on.
 
     Sent is by the rank that sends most, peak what the rank that holds most holds of model, gradients and optimizer,
-    seconds those of training alone. A combination of which nothing can be told has a sentence in its place.
+    seconds those of training alone. A run of which nothing can be told has a sentence in its place.
     """
     known, rows, notes, total = Known(costs_from), [HEAD], list[str](), 0.0
     basis: dict[tuple[int, bool], str] = {}  # one sentence for each number of ranks: they differ in details alone
-    seeds = list(dict.fromkeys(one.seed for one in combinations))
-    for one in combinations:
-        if one.seed != seeds[0] or one.refused:
-            continue
+    times = Counter(one.name for one in runs if not one.refused)
+    for name in times:
+        one = next(one for one in runs if one.name == name)
         try:
             found = forecast(config_from(one.values), one.setup.world_size, one.setup.hosts, one.rate, one.delay, known)
         except UserError as error:
-            notes.append(f"{one.name}: {error}")
+            notes.append(f"{name}: {error}")
             continue
-        rows.append([one.name, str(len(seeds)), str(one.setup.world_size), *_cells(found)])
-        total += (found.seconds or 0.0) * len(seeds)
+        rows.append([name, str(times[name]), str(one.setup.world_size), *_cells(found)])
+        total += (found.seconds or 0.0) * times[name]
         notes += filter(None, [found.bytes_unsaid, found.memory_unsaid])
         ranks = one.setup.world_size
         basis.setdefault(

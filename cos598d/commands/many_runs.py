@@ -1,0 +1,93 @@
+"""What `demo`, `strategies`, `traffic` and `sweep` share: their flags, and how they have their runs made."""
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cos598d.commands.dry_run import add_dry_run, check_dry_run
+from cos598d.commands.flags import check_at_least_one
+from cos598d.commands.run_flags import to_words
+from cos598d.measure.claim import claim_folder
+from cos598d.terminal.printable import printable
+from cos598d.tools.runs.folder import RunsFolder
+from cos598d.tools.runs.forecasts import forecast_words
+from cos598d.tools.runs.planned import PlannedRun
+from cos598d.tools.runs.programs import program
+from cos598d.tools.runs.runner import CommandOf, Runner
+
+Folder = TypeVar("Folder", bound=RunsFolder)
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, section: Any = None, parallel: str = "runs at a time (default: 1)"
+) -> None:
+    """Add --runs_dir and --parallel, to a section if there is one, and --dry_run."""
+    place = parser if section is None else section
+    place.add_argument(
+        "--runs_dir",
+        type=Path,
+        metavar="FOLDER",
+        help="folder for the records; an earlier call's: go on there (default: a new one in runs/)",
+    )
+    place.add_argument("--parallel", type=int, metavar="K", help=parallel)
+    add_dry_run(parser, "a row for each run: iterations, bytes, memory and predicted seconds")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise UsageError for words that cannot work."""
+    check_at_least_one("--parallel", options.parallel)
+    check_dry_run(options)
+
+
+def folder_of(options: argparse.Namespace, name: str) -> Path:
+    """The folder that was given, or a new one in runs/."""
+    return options.runs_dir or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def remarks(options: argparse.Namespace) -> list[str]:
+    """What is to be known of runs that are made side by side."""
+    if (options.parallel or 1) == 1:
+        return []
+    return [f"{options.parallel} runs at a time share this machine: their seconds are not those of a run alone."]
+
+
+def print_forecast(options: argparse.Namespace, runs: Sequence[PlannedRun], before: Sequence[str] = ()) -> int:
+    """Print what the runs will come to, and what is to be known `before` they begin; return 0."""
+    print(forecast_words(runs, options.parallel or 1, tuple(options.costs_from or ())))
+    for line in before:
+        print(printable(line))
+    return 0
+
+
+def train_words(one: PlannedRun, path: Path) -> list[str]:
+    """The words of `train` that make a run in its folder below `path`."""
+    place = {"label": one.label, "output_dir": str((path / one.place).resolve()), "save_model": False}
+    return to_words({**one.values, **place})
+
+
+@contextlib.contextmanager
+def made(
+    options: argparse.Namespace,
+    path: Path,
+    runs: Sequence[PlannedRun],
+    open_folder: Callable[[Path], Folder],
+    before: Sequence[str] = (),
+    command_of: CommandOf | None = None,
+    **how: bool,
+) -> Iterator[tuple[Folder, int]]:
+    """Make what is not finished of the runs in the folder `path`, and keep that claimed until the block ends.
+
+    Gives the folder, and how many runs are not finished. `before` is printed first; `how` is the runner's. Without
+    `command_of` each run's ranks are this host's. Raises UserError for a folder of something else.
+    """
+    command_of = command_of or (lambda one, begins: program(one, [*train_words(one, path), *begins]))
+    with claim_folder(path, overwrite=True, flag="--runs_dir"):
+        folder = open_folder(path)
+        folder.write()
+        print(f"records: {path} (the same words with --runs_dir {path} go on there)", flush=True)
+        for line in before:
+            print(printable(line), flush=True)
+        yield folder, Runner(folder, runs, command_of, options.parallel or 1, **how).run()
