@@ -63,6 +63,12 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
 
 def brief(runs: Sequence[Summary]) -> str:
     """One small table of the runs, and the answers: which was the fastest, what was sent, did all learn the same."""
+    rows, said = brief_parts(runs)
+    return "\n\n".join([as_text(rows), "\n".join(said)])
+
+
+def brief_parts(runs: Sequence[Summary]) -> tuple[list[list[str]], list[str]]:
+    """The rows of that table, the head first, and the sentences."""
     runs = in_groups(runs)
     rows = [["run", "sync", "ranks", "s per step", "sent MB per step, by rank", "losses, from one rank's"]]
     for run in runs:
@@ -72,7 +78,7 @@ def brief(runs: Sequence[Summary]) -> str:
         rows.append([run["run"], run["sync"], str(run["world_size"]), seconds, sent, difference])
     averaging = [run for run in runs if run["world_size"] > 1 and run["sync"] != FLOOR]
     answers = filter(None, [_fastest_words(averaging), _sent_words(averaging), _same_losses_words(runs, averaging)])
-    return "\n\n".join([as_text(rows), "\n".join(map(printable, [*remarks_on(runs), *answers]))])
+    return rows, [*map(printable, [*remarks_on(runs), *answers])]
 
 
 def _fastest_words(runs: Sequence[Summary]) -> str:
