@@ -14,6 +14,7 @@ from cos598d.data.classes import MACRO
 from cos598d.data.images.task import ImageOptions
 from cos598d.data.squad.options import SquadOptions
 from cos598d.data.tasks import TaskOptions
+from cos598d.data.text.table import TextOptions
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.measure.thinning import AUTO, FORMS, LedgerRule
@@ -270,7 +271,11 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
             sync.check_config(self, world_size)
 
     def _check_task_flags(self, task: Task) -> None:
-        for kind, whose in ((SquadOptions, "SQuAD's"), (ImageOptions, "for images")):
+        for kind, whose in (
+            (SquadOptions, "SQuAD's"),
+            (ImageOptions, "for images"),
+            (TextOptions, "for --task_name text"),
+        ):
             for name in given(self, flags_of(kind)) if task.options_kind is not kind else ():
                 raise UsageError(f"--{name} is {whose}, and the task is {task.name}: leave it out.")
         if task.image_form:
