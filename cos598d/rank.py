@@ -14,7 +14,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError, one_line
 from cos598d.terminal.signals import ENDING, GOES_ON
 from cos598d.terminal.words import ranks_in_words
-from cos598d.world.devices import check_gpus_differ, choose_device, choose_threads, gpu_of
+from cos598d.world.devices import check_gpus_differ, choose_backend, choose_device, choose_threads, gpu_of
 from cos598d.world.exit import exit_now, first_to_say, print_last_words
 from cos598d.world.identity import Identity
 from cos598d.world.limits import keep_freed_memory
@@ -46,11 +46,13 @@ class RankContext(NamedTuple):
 
 
 def init_rank(meeting: Meeting | None, backend: str, no_cuda: bool, threads: int | None) -> RankContext:
-    """Choose this rank's device and threads, and open the process group of those that met (None: a single rank)."""
+    """Choose this rank's device, backend and threads, and open the process group of those that met (None: alone)."""
     use_cuda = torch.cuda.is_available() and not no_cuda
     device = choose_device(use_cuda, meeting.index_on_host if meeting else 0)
+    gpus = meeting.exchange(gpu_of(device)) if meeting else [gpu_of(device)]
+    backend = choose_backend(backend, gpus, meeting.hosts if meeting else [None])
     if backend == "nccl" and meeting:
-        check_gpus_differ(meeting.exchange(gpu_of(device)), meeting.hosts)
+        check_gpus_differ(gpus, meeting.hosts)
     ranks_on_host = meeting.ranks_on_host if meeting else 1
     threads = choose_threads(threads, ranks_on_host)
     keep_freed_memory()

@@ -64,6 +64,8 @@ def _run(
     # Join: find the other ranks, and agree on the run's folder.
     meeting = process.meet(config.timeout, config.facts())
     comm, threads, ranks_on_host = init_rank(meeting, config.backend, config.no_cuda, config.threads)
+    config = replace(config, backend=comm.backend)
+    config.check(identity.world_size)  # again: an option may need the other backend
     has_others = identity.world_size > 1 and not identity.shares_terminal
     console = Console(f"rank {identity.rank}: " if has_others else "", identity.speaks)
     for line in announced(config, inputs, comm, threads):

@@ -66,8 +66,8 @@ def main() -> int:
 def _record(options: argparse.Namespace) -> int:
     check_output_file("FILE", options.file)
     tree = options.tree.resolve()
-    if not (tree / "cos598d" / "train.py").is_file():
-        raise UsageError(f"--tree {options.tree} is not a checkout of this project: it has no cos598d/train.py.")
+    if not (tree / "cos598d" / "run.py").is_file():
+        raise UsageError(f"--tree {options.tree} is not a checkout of this project: it has no cos598d/run.py.")
     turns = list(_turns(options))
     runs = {}
     with tempfile.TemporaryDirectory(prefix="cos598d-goldens-") as folder:

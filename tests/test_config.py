@@ -7,7 +7,7 @@ import pytest
 
 from cos598d.commands.flags import Parser, add_flags, given_flags
 from cos598d.commands.flags import to_words as flag_words
-from cos598d.commands.run_flags import add_run_options, run_values, to_words
+from cos598d.commands.run_flags import CourseFlags, add_run_options, run_values, to_words
 from cos598d.config import SYNC_FIELDS, RunConfig, config_from, folder_name
 from cos598d.errors import UsageError
 from cos598d.fields import Flag, check_flags, defaults_of, flag, flags_of
@@ -33,8 +33,15 @@ def test_the_models_own_dropout_is_not_the_default():
     assert config_from(parse("--dropout", "0.1")).dropout == 0.1
 
 
-def test_the_course_s_fp16_is_a_precision():
+def test_the_course_s_words_are_flags_of_ours():
     assert config_from(parse("--fp16")).precision == "fp16"
+    words = ("--per_device_train_batch_size", "64", "--per_device_eval_batch_size", "4", "--save_total_limit", "3")
+    config = config_from(parse(*words, "--evaluate_during_training", "--logging_steps", "20"))
+    assert (config.per_gpu_train_batch_size, config.per_gpu_eval_batch_size, config.keep) == (64, 4, 3)
+    assert (config.eval_steps, config.log_every) == (20, 20)
+    assert config_from(parse("--evaluate_during_training")).eval_steps == 50
+    with pytest.raises(UsageError, match="--save_total_limit contradicts --keep 1"):
+        parse("--keep", "1", "--save_total_limit", "2")
 
 
 def test_a_batch_per_gpu_times_ranks_times_parts_is_the_global_batch():
@@ -87,7 +94,7 @@ def test_every_field_of_a_run_is_a_flag_with_words_and_a_group():
     of_the_launch = {"world_size", "local_rank", "master_ip", "master_port", "secret", "silence_seconds"}
     of_the_launch |= {"max_restarts"}
     actions = {action.dest: action for action in parser._actions}
-    assert actions.keys() - of_the_launch - {"fp16", "help"} == set(RunConfig.__dataclass_fields__)
+    assert actions.keys() - of_the_launch - {*flags_of(CourseFlags), "help"} == set(RunConfig.__dataclass_fields__)
     assert all(action.help for action in actions.values())
     assert "" not in {said.group for said in flags_of(RunConfig).values()}
 

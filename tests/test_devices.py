@@ -15,7 +15,7 @@ from cos598d.rank import init_rank
 from cos598d.tools.bench.rounds import fits
 from cos598d.tools.report.bench_table import candidate_rows
 from cos598d.world import devices
-from cos598d.world.devices import check_gpus_differ
+from cos598d.world.devices import AUTO_BACKEND, check_gpus_differ, choose_backend
 
 GIB = 1 << 30
 
@@ -50,6 +50,23 @@ def test_gpus_of_one_name_on_two_hosts_are_two():
     check_gpus_differ(["gpu-a", "gpu-a"], ["one", "other"])
     with pytest.raises(UserError, match="rank 2 has the same GPU as rank 0"):
         check_gpus_differ(["gpu-a", "gpu-b", "gpu-a"], ["one", "one", "one"])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hosts", "chosen"),
+    [
+        (["gpu-a", "gpu-b"], ["one", "one"], "nccl"),
+        (["gpu-a", "gpu-a"], ["one", "other"], "nccl"),
+        (["gpu-a", "gpu-a"], ["one", "one"], "gloo"),  # one GPU is shared
+        (["gpu-a", None], ["one", "other"], "gloo"),
+        ([None, None], ["one", "one"], "gloo"),
+        (["gpu-a"], ["one"], "gloo"),  # nothing is sent
+    ],
+)
+def test_the_backend_is_nccl_only_if_every_rank_has_a_gpu_of_its_own(gpus, hosts, chosen):
+    assert choose_backend(AUTO_BACKEND, gpus, hosts) == chosen
+    assert choose_backend("nccl", gpus, hosts) == "nccl"
+    assert choose_backend("gloo", gpus, hosts) == "gloo"
 
 
 def test_whether_all_candidates_fit_is_asked_of_each_gpu_not_of_the_host():

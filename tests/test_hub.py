@@ -254,10 +254,10 @@ def test_without_a_network_one_sentence_names_the_ways_out_in_time(hub, tmp_path
     with silent_server(accepts=True) as silent, silent_server(accepts=False) as dropped:
         # All at once: most of the time is waiting.
         asked = {
-            "Connection refused": start("bert-base-cased", nowhere(), tmp_path),
-            "timed out": start("bert-base-cased", silent, tmp_path),
-            "cannot be reached": start("bert-base-cased", dropped, tmp_path),
-            "Name or service": start("bert-base-cased", "http://no-such-host.invalid", tmp_path),
+            "Connection refused": start("bert-large-cased", nowhere(), tmp_path),
+            "timed out": start("bert-large-cased", silent, tmp_path),
+            "cannot be reached": start("bert-large-cased", dropped, tmp_path),
+            "Name or service": start("bert-large-cased", "http://no-such-host.invalid", tmp_path),
             "broke off": start("small-uncased", endpoint, tmp_path),
         }
         for words, process in asked.items():
@@ -266,6 +266,22 @@ def test_without_a_network_one_sentence_names_the_ways_out_in_time(hub, tmp_path
             assert seconds < 60  # and not the minutes that the kernel tries to connect
             assert_names_the_ways_out(sentence)
     assert not [file for file in tmp_path.rglob("*") if "incomplete" in file.name]
+
+
+def test_without_a_hub_the_course_s_command_trains_minilm_and_says_so(tmp_path, monkeypatch, capfd):
+    from cos598d.commands.cli import main
+    from cos598d.models.find import _installed_minilm
+
+    if _installed_minilm() is None:
+        pytest.skip("needs the package of MiniLM-L6, which make setup installs")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    words = "--model_type bert --model_name_or_path bert-base-cased --task_name RTE --do_train --max_seq_length 128"
+    words += " --per_device_train_batch_size 64 --learning_rate 2e-5 --num_train_epochs 3 --overwrite_output_dir"
+    assert main(["train", *words.split(), "--output_dir", str(tmp_path / "RTE"), "--dry_run"]) == 0
+    assert "MiniLM-L6 (minilm), pretrained, 22.7 M parameters, in place of bert-base-cased" in capfd.readouterr().out
+    assert main(["train", "--model_name_or_path", "bert-large-cased", "--dry_run"]) == 1
 
 
 def test_a_hub_name_becomes_a_model(hub, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from worlds import run_ranks
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data.sampler import micro_batches
+from cos598d.loop import step, train
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
 from cos598d.plan import TrainingSetup
@@ -23,7 +24,6 @@ from cos598d.strategies.replicated import Replicated
 from cos598d.sync import get_sync
 from cos598d.terminal.console import Console
 from cos598d.tools.check.toy import ToyFeatures, toy_model
-from cos598d.train import step, train
 
 STEPS = 5
 

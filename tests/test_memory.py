@@ -13,6 +13,7 @@ from worlds import run_ranks
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
+from cos598d.loop import train
 from cos598d.measure.record import RunRecord
 from cos598d.plan import TrainingSetup
 from cos598d.strategies import get_strategy
@@ -25,7 +26,6 @@ from cos598d.terminal.console import Console
 from cos598d.tools.check.toy import ToyFeatures
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.memory import memory_note, memory_rows
-from cos598d.train import train
 
 WIDTH, LAYERS, STEPS = 32, 4, 3
 STRATEGIES = ("all_reduce", "zero1", "zero2", "zero3")

@@ -12,6 +12,7 @@ from cos598d.comm import hosts
 from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
+from cos598d.loop import train
 from cos598d.measure.record import RunRecord
 from cos598d.plan import TrainingSetup
 from cos598d.records.conventions import AGREEMENT
@@ -22,7 +23,6 @@ from cos598d.sync.codecs import CODECS
 from cos598d.sync.options import SyncOptions
 from cos598d.terminal.console import Console
 from cos598d.tools.check.toy import ToyFeatures, ToyModel, plain_loss, plain_model, toy_model
-from cos598d.train import train
 
 RANKS = 2
 KINDS = (

@@ -12,6 +12,7 @@ from worlds import run_ranks
 from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError
+from cos598d.loop import train
 from cos598d.measure.record import RunRecord
 from cos598d.plan import TrainingSetup
 from cos598d.strategies.replicas import check_replicas, digest
@@ -22,7 +23,6 @@ from cos598d.sync.codecs import CODECS
 from cos598d.sync.options import SyncOptions
 from cos598d.terminal.console import Console
 from cos598d.tools.check.toy import ToyFeatures, toy_model
-from cos598d.train import train
 
 
 class Forgetful(AllReduce):

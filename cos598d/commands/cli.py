@@ -73,6 +73,11 @@ GROUPS = {
             "pictures.md",
             ("--sync ring -o ring.svg", "--sync tree --lanes"),
         ),
+        "predict": About(
+            "predict with a run's model, from files without labels",
+            "tasks.md",
+            ("runs/rte --file test.tsv -o RTE.tsv", "runs/squad --question 'Who?' --context 'Ada wrote it.'"),
+        ),
         "score": About(
             "score a file of predictions by the task's official rules",
             "tasks.md",

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cos598d.checkpoint_flags import GROUP as CHECKPOINTS
 from cos598d.commands.flags import add_flags, given_flags
 from cos598d.commands.flags import to_words as to_plain_words
 from cos598d.commands.rank_flags import RankFlags, StarterFlags
@@ -12,12 +13,30 @@ from cos598d.config import TRAINING, RunConfig
 from cos598d.errors import UsageError
 from cos598d.fields import flag
 
+LOGGING_STEPS = 50  # as in the course's scripts
+
 
 @dataclass(frozen=True)
 class CourseFlags:
     """Other words for what RunConfig's flags say, as the course's scripts have them."""
 
     fp16: bool = flag(False, "the same as --precision fp16", group=TRAINING)
+    per_device_train_batch_size: int | None = flag(None, "the same as --per_gpu_train_batch_size", group=TRAINING)
+    per_device_eval_batch_size: int | None = flag(None, "the same as --per_gpu_eval_batch_size", group=TRAINING)
+    evaluate_during_training: bool = flag(
+        False, f"the same as --eval_steps N, with --logging_steps N (default: {LOGGING_STEPS})", group=CHECKPOINTS
+    )
+    logging_steps: int | None = flag(None, "the same as --log_every", group=CHECKPOINTS)
+    save_total_limit: int | None = flag(None, "the same as --keep", group=CHECKPOINTS)
+
+
+# The flags of RunConfig that the course's other words stand for.
+SAME = {
+    "per_device_train_batch_size": "per_gpu_train_batch_size",
+    "per_device_eval_batch_size": "per_gpu_eval_batch_size",
+    "logging_steps": "log_every",
+    "save_total_limit": "keep",
+}
 
 
 def add_run_options(parser: argparse.ArgumentParser, but: Collection[str] = (), **defaults: Any) -> None:
@@ -30,11 +49,16 @@ def add_run_options(parser: argparse.ArgumentParser, but: Collection[str] = (), 
 
 def run_values(options: argparse.Namespace) -> dict[str, Any]:
     """What the user gave, under RunConfig's names; what was not given is not in it. Raises UsageError."""
-    values = given_flags(options, RunConfig)
-    if getattr(options, "fp16", None):
-        if values.get("precision", "fp16") != "fp16":
-            raise UsageError(f"--fp16 contradicts --precision {values['precision']}. Give only one.")
-        values["precision"] = "fp16"
+    values, course = given_flags(options, RunConfig), given_flags(options, CourseFlags)
+    same = {SAME[name]: (f"--{name}", value) for name, value in course.items() if name in SAME}
+    if course.get("fp16"):
+        same["precision"] = ("--fp16", "fp16")
+    if course.get("evaluate_during_training"):
+        same["eval_steps"] = ("--evaluate_during_training", course.get("logging_steps", LOGGING_STEPS))
+    for name, (word, value) in same.items():
+        if values.get(name, value) != value:
+            raise UsageError(f"{word} contradicts --{name} {values[name]}. Give only one.")
+        values[name] = value
     return values
 
 

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from cos598d.commands.flags import Parser
 from cos598d.commands.start import guarded, start
+from cos598d.data.text.table import OWN_TEXTS
 from cos598d.terminal.reader import ends_with_its_reader
 
 
@@ -33,6 +34,8 @@ def run_script(
         usage=f"%(prog)s{example} [FLAGS]", description=f"{label}: fine-tune BERT with the gradient sync {sync}."
     )
     lesson = {"label": label, "sync": sync} | ({"task_name": task} if task == "squad" else {})
-    train.add_options(parser, ("task_name", "images") if task == "squad" else ("SQuAD",), lesson, single_process)
+    train.add_options(
+        parser, ("task_name", "images", OWN_TEXTS) if task == "squad" else ("SQuAD",), lesson, single_process
+    )
     parser.set_defaults(words=words)
     return guarded(train.run, parser.parse_args(words))

@@ -28,7 +28,15 @@ from cos598d.tools.runs.programs import OURS
 BATCH_SIZES, PRECISION = "64,32,16", "fp32"
 # What this command sets itself, one value for each run.
 NOT_HERE = frozenset(
-    ("total_train_batch_size", "per_gpu_train_batch_size", "precision", "fp16", "output_dir", "overwrite_output_dir")
+    (
+        "total_train_batch_size",
+        "per_gpu_train_batch_size",
+        "per_device_train_batch_size",
+        "precision",
+        "fp16",
+        "output_dir",
+        "overwrite_output_dir",
+    )
     + ("do_train", "do_eval", "save_model", "label", "monitor_interval", "max_restarts", LIFE)
 )
 DEFAULTS = {"sync": "all_reduce", "num_train_epochs": 1.0, "save_epochs": 0}

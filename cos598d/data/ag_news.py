@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from cos598d.data.examples import split, spread
+from cos598d.data.examples import split
 from cos598d.data.task import Task, check_file, digest_file
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
 if TYPE_CHECKING:
     from cos598d.data.text.encoder import TextEncoder
-    from cos598d.data.text.features import Features
+    from cos598d.data.text.features import Example, Features
 
 VARIABLE = "AG_NEWS_DIR"
 _FILES = {"train": "train.csv", "dev": "test.csv"}
@@ -67,7 +67,7 @@ class AgNewsTask(Task):
         overwrite_cache: bool = False,
         limit: int | None = None,
     ) -> "Features":
-        from cos598d.data.text.features import build_features, cached_features
+        from cos598d.data.text.features import load_texts
 
         if part not in _FILES:
             raise ValueError(f"{self.name} has the parts {', '.join(_FILES)}, not {part!r}.")
@@ -75,21 +75,16 @@ class AgNewsTask(Task):
         check_file(file, _HOW_TO_GET)
         digest, _ = digest_file(file)
 
-        def build() -> "Features":
-            from tqdm import tqdm
-
+        def examples() -> Iterator["Example"]:
             items = list(read_items(file))
             if not items:
                 raise UserError(f"{file} has no rows. {_HOW_TO_GET}.")
             places = np.arange(len(items)) if is_divided else split([item.label for item in items], part)
-            seen = tqdm(places, f"{self.name} {part}: features", unit=" rows", delay=2, disable=None, leave=False)
-            chosen = (items[place] for place in seen)
-            examples = ((item.title, item.description, {"labels": item.label}) for item in chosen)
-            return build_features(examples, encoder, max_seq_length, {"labels": np.int64})
+            chosen = (items[place] for place in places)
+            return ((item.title, item.description, {"labels": item.label}) for item in chosen)
 
-        key = (self.name, part, digest, str(is_divided), str(max_seq_length))
-        features = cached_features(f"{self.name}-{part}", key, build, encoder, overwrite_cache)
-        return features if limit is None or limit >= len(features) else features.take(spread(len(features), limit))
+        key = (digest, str(is_divided))
+        return load_texts(self.name, part, key, examples, encoder, max_seq_length, overwrite_cache, limit)
 
     @staticmethod
     def _file(part: str, folder: Path) -> tuple[Path, bool]:

@@ -8,11 +8,12 @@ from cos598d.data.glue.task import GlueTask
 from cos598d.data.images.task import ImageOptions
 from cos598d.data.squad.options import SquadOptions
 from cos598d.data.task import Task
+from cos598d.data.text.table import TextOptions
 from cos598d.errors import UsageError
 
 
 @dataclass(frozen=True)
-class TaskOptions(SquadOptions, ImageOptions):
+class TaskOptions(SquadOptions, ImageOptions, TextOptions):
     """The flags that only some tasks have."""
 
 
@@ -25,6 +26,7 @@ _OTHERS = {
     "cifar10": "cos598d.data.images.cifar10:Cifar10Task",
     "image_folder": "cos598d.data.images.folder:ImageFolderTask",
     "ag_news": "cos598d.data.ag_news:AgNewsTask",
+    "text": "cos598d.data.text.table:TextTask",
 }
 TASK_NAMES: tuple[str, ...] = (*_GLUE, *_OTHERS)
 _STANDARD = TaskOptions()

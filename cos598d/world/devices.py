@@ -18,6 +18,7 @@ DEVICE_FILES = {"cuda": ("nvidia", "nvhost", "dxg"), "hip": ("kfd", "dxg"), "xpu
 MOST_THREADS, THREADS_A_CORE = 64, 4  # of a rank, whichever is more on a host
 PROCESSOR = Path("/proc/cpuinfo")
 # The kernel's words for the instructions by which a processor multiplies in bf16; the faster ones first.
+AUTO_BACKEND = "auto"  # see `choose_backend`
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 # What SLURM's variables say of a job, by the names that the record gives it.
 SLURM = {
@@ -71,12 +72,23 @@ def gpu_of(device: torch.device) -> str | None:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
-def check_gpus_differ(gpus: Sequence[str], hosts: Sequence[Hashable]) -> None:
+def choose_backend(asked: str, gpus: Sequence[str | None], hosts: Sequence[Hashable]) -> str:
+    """The backend of a run: `asked`, or for AUTO_BACKEND nccl if several ranks each have a GPU of their own, else gloo.
+
+    `gpus[r]` and `hosts[r]` are rank r's, as in `check_gpus_differ`. The same on every rank.
+    """
+    if asked != AUTO_BACKEND:
+        return asked
+    has_own = None not in gpus and len(set(zip(hosts, gpus, strict=True))) == len(gpus)
+    return "nccl" if has_own and len(gpus) > 1 else "gloo"
+
+
+def check_gpus_differ(gpus: Sequence[str | None], hosts: Sequence[Hashable]) -> None:
     """Raise UserError, the same on every rank, where two ranks of a host have the same GPU, which nccl refuses.
 
     `gpus[r]` and `hosts[r]` are rank r's: what `gpu_of` returns, and its host.
     """
-    first: dict[tuple[Hashable, str], int] = {}
+    first: dict[tuple[Hashable, str | None], int] = {}
     for rank, place in enumerate(zip(hosts, gpus, strict=True)):
         other = first.setdefault(place, rank)
         if other != rank:

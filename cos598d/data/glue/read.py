@@ -88,6 +88,31 @@ class Format:
         text_b = None if self.text_b is None else cells[self.text_b]
         return GlueRow(line, identity, cells[self.text_a], text_b, cells[self.label])
 
+    def read_unlabelled(self, file: Path | str) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Each row of a test file by the names of its columns: its identity, which is its first cell, and its texts.
+
+        Raises UserError naming file and line for a file without these columns, and for a row that lacks cells.
+        """
+        names = self.columns.lower().split(",")
+        wanted = [names[place] for place in (self.text_a, self.text_b) if place is not None]
+        head: list[str] = []
+        rows = 0
+        for line, text in read_lines(file):
+            cells = text.split("\t")
+            if not head:
+                head = [cell.strip().lower() for cell in cells]
+                missing = next((name for name in wanted if name not in head), None)
+                if missing is not None:
+                    there = printable(", ".join(cells), _SHOWN)
+                    raise UserError(f"{file}, line 1: no column {missing}, only {there}: give {self.folder}'s test.tsv")
+            elif text:
+                if len(cells) < len(head):
+                    raise _too_few(file, line, len(cells), len(head), self)
+                rows += 1
+                yield cells[0], tuple(cells[head.index(name)] for name in wanted)
+        if not rows:
+            raise UserError(f"{file} has no rows: give {self.folder}'s test.tsv.")
+
     def label_value(self, row: GlueRow, file: Path | str) -> int | float:
         """The row's class id, or its score. Raises UserError naming file and line if the label is neither."""
         if self.labels:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cos598d.data.examples import spread
 from cos598d.data.glue import metrics
 from cos598d.data.glue import read as glue
 from cos598d.data.task import Scores, Task, check_file, digest_file, fetch_command
@@ -16,7 +15,7 @@ from cos598d.errors import UserError
 
 if TYPE_CHECKING:
     from cos598d.data.text.encoder import TextEncoder
-    from cos598d.data.text.features import Features
+    from cos598d.data.text.features import Example, Features
 
 
 class GlueTask(Task):
@@ -72,7 +71,7 @@ class GlueTask(Task):
         overwrite_cache: bool = False,
         limit: int | None = None,
     ) -> "Features":
-        from cos598d.data.text.features import build_features, cached_features
+        from cos598d.data.text.features import load_texts
 
         if part not in self.form.parts:
             raise ValueError(f"{self.name} has the parts {', '.join(self.form.parts)}, not {part!r}.")
@@ -86,21 +85,14 @@ class GlueTask(Task):
             digest, count = digest_file(file)
             source = str(file)
 
-        def build() -> "Features":
-            from tqdm import tqdm
-
+        def examples() -> Iterator["Example"]:
             rows = self._sample_rows(part) if location is None else glue.read_rows(source, self.form)
-            # A bar only where somebody watches, and only for files that take a while.
-            seen = tqdm(rows, f"{self.name} {part}: features", count, unit=" rows", delay=2, disable=None, leave=False)
-            examples = ((row.text_a, row.text_b, {"labels": self.form.label_value(row, source)}) for row in seen)
-            kind = np.int64 if self.form.labels else np.float32
-            return build_features(examples, encoder, max_seq_length, {"labels": kind})
+            return ((row.text_a, row.text_b, {"labels": self.form.label_value(row, source)}) for row in rows)
 
-        key = (self.name, part, digest, str(max_seq_length))
-        features = cached_features(f"{self.name}-{part}", key, build, encoder, overwrite_cache)
-        if limit is None or limit >= len(features):
-            return features
-        return features.take(spread(len(features), limit))
+        kind = np.int64 if self.form.labels else np.float32
+        return load_texts(
+            self.name, part, (digest,), examples, encoder, max_seq_length, overwrite_cache, limit, kind, count
+        )
 
     def score(self, part: str, outputs: np.ndarray, features: "Features") -> Scores:
         predicted = outputs.argmax(axis=1) if self.form.labels else outputs.reshape(-1)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from cos598d.data.cache import Arrays, cached_arrays, checksum
-from cos598d.data.examples import Draw, Examples
+from cos598d.data.examples import Draw, Examples, spread
 from cos598d.data.text.encoder import TextEncoder
 from cos598d.data.text.layout import Layout
 
@@ -122,6 +122,35 @@ def build_features(
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
     columns = {name: np.concatenate(values) for name, values in targets.items()}
     return Features(np.concatenate(tokens), offsets, np.concatenate(splits), columns, layout, encoder.pad_id)
+
+
+def load_texts(
+    task: str,
+    part: str,
+    key: Sequence[str],
+    examples: Callable[[], Iterable[Example]],
+    encoder: TextEncoder,
+    max_seq_length: int,
+    overwrite: bool,
+    limit: int | None,
+    label_type: type = np.int64,
+    count: int | None = None,
+) -> Features:
+    """The features of a part of a task of texts, from the cache or made of its `examples()`; `limit` as of Task.load.
+
+    key: what the part's contents depend on; count: how many examples there are, for the bar, which only a terminal
+    shows, and only of files that take a while.
+    """
+
+    def build() -> Features:
+        from tqdm import tqdm
+
+        rows = tqdm(examples(), f"{task} {part}: features", count, unit=" rows", delay=2, disable=None, leave=False)
+        return build_features(rows, encoder, max_seq_length, {"labels": label_type})
+
+    whole_key = (task, part, *key, str(max_seq_length))
+    features = cached_features(f"{task}-{part}", whole_key, build, encoder, overwrite)
+    return features if limit is None or limit >= len(features) else features.take(spread(len(features), limit))
 
 
 def cached_features(

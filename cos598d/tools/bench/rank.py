@@ -58,14 +58,14 @@ def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) 
         "setting": {
             "model": source and source.description,
             "world_size": comm.world_size,
-            "backend": plan.backend,
+            "backend": comm.backend,
             "device": comm.device.type,
             "threads_per_rank": threads,
             "rounds": plan.rounds,
             "warm_up": WARM_UP,
             "seed": plan.seed,
         },
-        "environment": describe_environment(comm.device, plan.backend, threads, ranks_on_host)
+        "environment": describe_environment(comm.device, comm.backend, threads, ranks_on_host)
         | {"model_revisions": dict(source.revisions) if source else {}},
         "candidates": [_describe(candidate) for candidate in candidates],
         "bytes_are_assumed": comm.bytes_are_assumed,

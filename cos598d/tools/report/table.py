@@ -62,6 +62,12 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
 
 def brief(runs: Sequence[Summary]) -> str:
     """One small table of the runs, and the answers: which was the fastest, what was sent, did all learn the same."""
+    rows, said = brief_parts(runs)
+    return "\n\n".join([as_text(rows), "\n".join(said)])
+
+
+def brief_parts(runs: Sequence[Summary]) -> tuple[list[list[str]], list[str]]:
+    """The rows of that table, the head first, and the sentences."""
     runs = in_groups(runs)
     rows = [["run", "sync", "ranks", "s per step", "sent MB per step, by rank", "losses, from one rank's"]]
     for run in runs:
@@ -69,7 +75,7 @@ def brief(runs: Sequence[Summary]) -> str:
         sent = mb_by_rank(run["bytes_sent_per_iteration"], 1) if is_in_ledger(run) else "-"
         difference = _difference(run, alone_of(runs, run))
         rows.append([run["run"], run["sync"], str(run["world_size"]), seconds, sent, difference])
-    return "\n\n".join([as_text(rows), "\n".join(map(printable, [*_warnings(runs), *_answers(runs)]))])
+    return rows, [*map(printable, [*_warnings(runs), *_answers(runs)])]
 
 
 def _warnings(runs: Sequence[Summary]) -> list[str]:

@@ -73,11 +73,11 @@ def _(world: World) -> None:
 def _train(training: _Training, model: nn.Module, sync: GradientSync, comm: Communicator, folder: Path) -> list[float]:
     # Not by every lesson that asks for a claim: the whole library comes with them.
     from cos598d.config import RunConfig
+    from cos598d.loop import train
     from cos598d.measure.record import RunRecord
     from cos598d.plan import TrainingSetup
     from cos598d.strategies.replicated import Replicated
     from cos598d.terminal.console import Console
-    from cos598d.train import train
 
     config = RunConfig(
         do_train=True,

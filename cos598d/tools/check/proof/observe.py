@@ -16,6 +16,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.data.sampler import MicroBatch, micro_batches
 from cos598d.errors import UserError
+from cos598d.loop import step
 from cos598d.strategies import get_strategy
 from cos598d.strategies.base import Module, Strategy
 from cos598d.strategies.memory import count_memory, state_tensors
@@ -25,7 +26,6 @@ from cos598d.sync.options import SyncOptions
 from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.check.proof.cases import BUFFERS, CASES, MEMORY, OVERFLOW, START, TAKEN_OVER, Case, Training
 from cos598d.tools.check.proof.model import ProofFeatures, proof_model
-from cos598d.train import step
 
 FINISHED, REFUSAL, UNCLAIMED, CUT, HELD, SEEN = "finished", "refusal", "not claimed", "cut", "held", "seen"
 TAKEN_OVER_AFTER = 2  # steps
