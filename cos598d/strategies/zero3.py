@@ -153,6 +153,16 @@ class Zero3(Sharded):
             self._after = {layers[name]: layers[other] for name, other in facts["after"].items()}
             self._before = {layers[name]: layers[other] for name, other in facts["before"].items()}
 
+    @property
+    def is_whole(self) -> bool:
+        return self._stay
+
+    def catch_up(self) -> None:
+        while self._calls:
+            call, layer = len(self._calls) - 1, self._calls[-1]
+            self._before_backward(layer, call, self._again.get(layer, ()))
+            self._leave_behind(call - 1)
+
     def settle(self) -> None:
         self._stay = True
         self._weights.gather_all()
