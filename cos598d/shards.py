@@ -59,8 +59,7 @@ class ShardedGradient(torch.Tensor):
             if operation == "detach":
                 return first
             if operation in ELEMENTWISE and not any(isinstance(each, torch.Tensor) and each.dim() for each in others):
-                for part in step.changing([p]):
-                    function(part, *others, **keywords)
+                step.change([p], lambda part: function(part, *others, **keywords))
                 return first
             if operation == "linalg_vector_norm" and others in ([], [2]) and not keywords:
                 return step.norms()[p]
@@ -143,12 +142,24 @@ class ShardedStep:
         assert norm is not None
         return norm.float()
 
-    def changing(self, parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
-        """This rank's parts of the gradients of these, which are about to be changed."""
+    def change(self, parameters: Iterable[nn.Parameter], function: Callable[[torch.Tensor], Any]) -> None:
+        """Call a function that changes a tensor in place with this rank's parts of the gradients of these.
+
+        Rows of an embedding that nobody looked up stay zeros, whatever they would be multiplied by.
+        """
         self._divide()
         self._norms = {}
         chosen = set(parameters)
-        return [part.grad for _, part, p, _, _ in self.strategy.pieces if p in chosen and part.grad is not None]
+        for _, part, p, unit, _ in self.strategy.pieces:
+            if p in chosen and part.grad is not None:
+                rows = self.strategy.gradients.rows(unit)
+                if rows is None:
+                    function(part.grad)
+                else:
+                    table = part.grad.view(len(rows), -1)
+                    looked_up = table[rows]
+                    function(looked_up)
+                    table[rows] = looked_up
 
     def norms(self) -> dict[nn.Parameter, torch.Tensor]:
         """The L2 norm of each parameter's whole gradient. All ranks ask after the same changes."""
@@ -165,11 +176,14 @@ class ShardedStep:
 
     def unscale(self, parameters: Iterable[nn.Parameter], found: torch.Tensor, factor: torch.Tensor) -> None:
         """As GradScaler does: multiply, and set `found` to 1 where some rank has a part that is not finite."""
-        parts = self.changing(parameters)
-        is_finite = all(bool(part.isfinite().all()) for part in parts)
-        for part in parts:
+        are_finite = []
+
+        def multiply(part: torch.Tensor) -> None:
+            are_finite.append(bool(part.isfinite().all()))
             part.mul_(factor)
-        if not self.strategy.gradients.all_finite(is_finite):
+
+        self.change(parameters, multiply)
+        if not self.strategy.gradients.all_finite(all(are_finite)):
             found.fill_(1.0)
 
     def _divide(self) -> None:

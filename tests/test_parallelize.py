@@ -93,10 +93,10 @@ class Alone:
             for loss in losses:
                 loss(self.module, rank).backward()
 
-    def average(self):
+    def average(self, factor=1.0):
         for p in self.module.parameters():
             if p.grad is not None:
-                p.grad *= 1 / len(self.ranks)
+                p.grad *= factor / len(self.ranks)
 
 
 def plainly(module, optimizer, rank, step):

@@ -205,7 +205,9 @@ class Zero3(Sharded):
         if self._stay:
             return
         if _is_in_backward():  # a checkpointed layer is computed once more; backward has left those after it
-            self._bring(self._units[layer])
+            own = set(layer.parameters())
+            shared = [unit for unit in self._units[self.model] if any(p in own for _, p in unit.parameters)]
+            self._bring([*self._units[layer], *shared])  # a reentrant backward may have freed what layers share
             return
         if self._latest is not None:
             self._after[self._latest], self._before[layer] = layer, self._latest
