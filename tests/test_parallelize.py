@@ -19,7 +19,7 @@ OPTIMIZERS = {
     "momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
 }
-QUANTUM = 144 / 2**24  # gradients are multiples of it: sums of them, and twice a half, third or quarter, are exact
+QUANTUM = 144 / 2**22  # gradients are multiples of it: sums of them, and twice a half, third or quarter, are exact
 
 
 class Linear(nn.Linear):
@@ -79,7 +79,7 @@ def rounded(gradient):
 
 def loss_of(module, rank, step):
     ids = torch.randint(0, 9001, (4, 5), generator=torch.Generator().manual_seed(100 * step + rank))
-    return 9 * module(ids, use=rank == 0 and step % 3 == 1)["logits"].square().mean()
+    return 3 * module(ids, use=rank == 0 and step % 3 == 1)["logits"].square().mean()
 
 
 class Alone:
@@ -193,9 +193,10 @@ def assert_as(state, model, what, within=0.0):
         assert worst <= within, f"{what}: {name} is off by {worst:.1e}"
 
 
-def trains_as_one(comm, strategies, cases, steps=3):
-    """Every one of these cases under every optimizer; how many there were."""
-    for strategy, case, (name, make) in itertools.product(strategies, cases, OPTIMIZERS.items()):
+def trains_as_one(comm, strategies, cases, optimizers=tuple(OPTIMIZERS), steps=3):
+    """Every one of these cases under every one of these optimizers; how many there were."""
+    for strategy, case, name in itertools.product(strategies, cases, optimizers):
+        make = OPTIMIZERS[name]
         if case == "two models":
             two_models(comm, strategy, name, make)
             continue
@@ -212,7 +213,7 @@ def trains_as_one(comm, strategies, cases, steps=3):
         within = 0.0 if exactly else 2e-4 if name == "adamw" else 2e-6
         assert_as(module.full_state_dict(), expected, f"{strategy}, {case}, {name}", within)
         module.detach()
-    return len(strategies) * len(cases) * len(OPTIMIZERS)
+    return len(strategies) * len(cases) * len(optimizers)
 
 
 class Generator(nn.Module):
@@ -278,13 +279,12 @@ def two_models(comm, strategy, name, make):
         module.detach()
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-@pytest.mark.parametrize("strategy", SHARDS)
-def test_a_script_in_shards_ends_with_the_weights_of_one_process(strategy, world_size):
+@pytest.mark.parametrize(("world_size", "optimizer"), [(2, "adamw"), (3, "momentum"), (4, "sgd")])
+def test_a_script_in_shards_ends_with_the_weights_of_one_process(world_size, optimizer):
     cases = [*CASES, "two models"]
-    assert set(run_ranks(world_size, trains_as_one, [strategy], cases)) == {30}
+    assert set(run_ranks(world_size, trains_as_one, SHARDS, cases, [optimizer])) == {50}
 
 
 def test_a_script_that_averages_ends_with_the_weights_of_one_process():
-    cases = ["plain", "accumulated", "clipped", "two models"]
-    assert set(run_ranks(3, trains_as_one, AVERAGES, cases)) == {12 * len(AVERAGES)}
+    cases = ["accumulated", "clipped", "two models"]
+    assert set(run_ranks(3, trains_as_one, AVERAGES, cases, ["momentum"])) == {3 * len(AVERAGES)}

