@@ -84,6 +84,11 @@ class DataParallel(nn.Module):
         """What has travelled; `totals()` by tensor."""
         return self._comm.ledger
 
+    @property
+    def communication(self) -> dict[str, int]:
+        """The bytes that this rank has sent so far, by tensor or bucket; `ledger.totals()` tells them by purpose."""
+        return self._comm.ledger.bytes_sent()
+
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The model's own forward. Raises UserError where not all ranks have changed the model alike."""
         layout, averages = self._layout, self.require_backward_grad_sync
@@ -123,6 +128,20 @@ class DataParallel(nn.Module):
         if self._is_begun:
             self._end_what_was_cut_short()
         self._sync.settle()
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """As `torch.nn.utils.clip_grad_norm_` of all parameters; the norm is that of the whole gradient."""
+        return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Copies of all weights and buffers under the model's plain names, on every rank: every rank calls it.
+
+        It begins with `settle`.
+        """
+        self.settle()
+        return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
 
     def forget_step(self) -> None:
         """The optimizer leaves this step out, on every rank: drop what a codec has kept of it for the next one."""
@@ -240,8 +259,16 @@ class DataParallel(nn.Module):
             sync.fault = sync.has_fault = None
         if has_fault:
             self._leave_out(faults)
-        elif sync.own_is_lost and not all(_is_finite(p) for p in self._trained.values()):
+        elif sync.averages_weights:
+            if sync.loss_scale != 1 and not sync.agree_on_finite(self._all_finite()):
+                for parameter in self._trained.values():  # so every rank's GradScaler leaves the step out
+                    if parameter.grad is not None:
+                        parameter.grad.fill_(torch.inf)
+        elif sync.own_is_lost and not self._all_finite():
             sync.forget_step()  # GradScaler leaves it out, as whoever looks at gradients before they are applied
+
+    def _all_finite(self) -> bool:
+        return all(p.grad is None or bool(p.grad.isfinite().all()) for p in self._trained.values())
 
     def _leave_out(self, faults: list[str | None]) -> None:
         """Drop the step, of which these are the ranks' faults in order of rank; raise or warn as `_finish` does."""
@@ -333,10 +360,7 @@ def data_parallel(
     Raises UsageError for a sync or codec that does not exist, does not fit, or averages weights instead of gradients,
     and where no process group is open; UserError where the ranks' models differ.
     """
-    if not dist.is_initialized():
-        raise UsageError(
-            "data_parallel needs an open process group. Call torch.distributed.init_process_group('gloo') before it."
-        )
+    device = device_of(module, "data_parallel")
     sync_class = get_sync(sync) if isinstance(sync, str) else sync
     name = sync if isinstance(sync, str) else sync.__name__
     if sync_class.averages_weights:
@@ -351,13 +375,7 @@ def data_parallel(
         raise UsageError(f"gradient_as_bucket_view has no effect with {name}, which has no buckets. Leave it out.")
     if compress is not None:
         get_codec(compress)
-    devices = {p.device for p in module.parameters()}
-    if len(devices) != 1:
-        raise UsageError(
-            f"data_parallel needs all parameters of a model on one device. Move them to one: they are on "
-            f"{' and '.join(sorted(map(str, devices))) or 'none: it has no parameters'}."
-        )
-    comm = GroupCommunicator(process_group, devices.pop(), timeout_seconds)
+    comm = GroupCommunicator(process_group, device, timeout_seconds)
     options = SyncOptions(
         bucket_mb=bucket_mb,
         compress=compress,
@@ -369,5 +387,20 @@ def data_parallel(
     return DataParallel(module, made, comm, broadcast_buffers)
 
 
-def _is_finite(parameter: nn.Parameter) -> bool:
-    return parameter.grad is None or bool(parameter.grad.isfinite().all())
+def device_of(module: nn.Module, caller: str) -> torch.device:
+    """Where all of the module's parameters are.
+
+    Raises UsageError, on behalf of the function `caller`, where they are not on one device, and where no process group
+    is open.
+    """
+    if not dist.is_initialized():
+        raise UsageError(
+            f"{caller} needs an open process group. Call torch.distributed.init_process_group('gloo') before it."
+        )
+    devices = {p.device for p in module.parameters()}
+    if len(devices) != 1:
+        raise UsageError(
+            f"{caller} needs all parameters of a model on one device. Move them to one: they are on "
+            f"{' and '.join(sorted(map(str, devices))) or 'none: it has no parameters'}."
+        )
+    return devices.pop()

@@ -27,6 +27,8 @@ AS_MANY_BATCHES = "Give every rank as many batches."
 LOOK_EVERY = timedelta(seconds=2)
 # By the ranks of a group, the number of its next communicator, which is the same on every rank.
 _NUMBERS: dict[tuple[int, ...], Iterator[int]] = defaultdict(count)
+# And the next tag that none of its communicators has taken: several models train in one script.
+_TAGS: dict[tuple[int, ...], int] = defaultdict(lambda: 1)
 
 
 @dataclass
@@ -56,6 +58,13 @@ class TensorLedger(Ledger):
     def enter_call(self, facts: dict[str, Any], time: Timer, started: Timestamp, ended: Timestamp) -> None:
         self.enter(Row(self.iteration, **facts, seconds=None))  # seconds are not kept, and no host waits for them
 
+    def bytes_sent(self) -> dict[str, int]:
+        """The bytes that this rank has sent so far, by tensor or bucket, whatever for."""
+        sent: dict[str, int] = defaultdict(int)
+        for (_, tensor), total in self._totals.items():
+            sent[tensor] += total.bytes_sent
+        return dict(sent)
+
     def totals(self, purpose: str = "gradients") -> dict[str, TensorTotals]:
         """What travelled so far, by tensor.
 
@@ -78,8 +87,8 @@ class GroupCommunicator(Communicator):
         self._seconds = seconds
         self.equal_already: set[str] = set()  # the parameters and buffers of which rank 0's are not sent
         self.calls = 0  # collectives so far
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self._key = f"cos598d/left/{'-'.join(map(str, ranks))}/{next(_NUMBERS[tuple(ranks)])}"
+        self._ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+        self._key = f"cos598d/left/{'-'.join(map(str, self._ranks))}/{next(_NUMBERS[self._ranks])}"
         self._store = getattr(dist.distributed_c10d, "_get_default_store", lambda: None)()
 
     def broadcast(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
@@ -89,6 +98,11 @@ class GroupCommunicator(Communicator):
     @property
     def timeout_seconds(self) -> float:
         return self._seconds
+
+    def take_tags(self, count: int) -> int:
+        first = _TAGS[self._ranks]
+        _TAGS[self._ranks] += count
+        return first
 
     def leave(self, calls: int) -> None:
         """Tell the ranks that wait for this one in a collective that it takes part only in the first `calls`."""

@@ -67,7 +67,7 @@ class Sharded(Strategy):
         """The optimizer has changed this rank's parts."""
 
     def sum_over_ranks(self, squares: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's number; asked at most once between `finish` and `step`."""
+        """The sum of every rank's number."""
         self.comm.all_reduce(squares, "squares of the gradient", purpose=AGREEMENT)
         return squares
 
@@ -78,25 +78,42 @@ class Sharded(Strategy):
     def is_complete(self, unit: Unit) -> None:
         """The last of the unit's gradients of this backward is there."""
 
+    def wait_for_weights(self) -> None:
+        """Block until weights that are on their way to this rank have arrived."""
+
+    def catch_up(self) -> None:
+        """An exception has ended this rank's backward: make the calls in which the others' wait for this rank."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank's model has all weights now, once `wait_for_weights` has returned."""
+        return True
+
+    @property
+    def gradients(self) -> ShardedGradients:
+        """What sums the gradients, between `attach` and `detach`."""
+        return self._gradients
+
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self.model, self.layout = model, StateLayout(model, make_optimizer)
         self._gradients = self.make_gradients()
         self._gradients.attach(model)  # rank 0's state for all
-        self._pieces: list[tuple[str, nn.Parameter, nn.Parameter, Unit, slice]] = []
+        # Of each piece: its parameter's name, the piece, the parameter, and where the unit's part has it.
+        self.pieces: list[tuple[str, nn.Parameter, nn.Parameter, Unit, slice]] = []
         self.held: dict[str, Stepped] = {}  # this rank's pieces, by name
         for unit in self._gradients.units:
             own = self.hold(unit)
             for piece in unit.pieces(self.comm.rank):
                 place = slice(piece.begin, piece.end)
                 part = nn.Parameter(own[place])
-                self._pieces.append((piece.name, part, piece.parameter, unit, place))
+                self.pieces.append((piece.name, part, piece.parameter, unit, place))
                 self.held[piece.name] = Stepped(piece.name, tuple(piece.parameter.shape), piece.offset, part)
         order = {name: number for number, (name, _) in enumerate(self._gradients.parameters)}
-        self._pieces.sort(key=lambda piece: order[piece[0]])
-        self.optimizer = make_optimizer([(name, part) for name, part, *_ in self._pieces])
+        self.pieces.sort(key=lambda piece: order[piece[0]])
+        self.optimizer = make_optimizer([(name, part) for name, part, *_ in self.pieces])
         self._row_steps = {
             unit: RowSteps(self.optimizer, part, parameter.shape[1])
-            for _, part, parameter, unit, _ in self._pieces
+            for _, part, parameter, unit, _ in self.pieces
             if parameter in self._gradients.embeddings
         }
         return computing_in(self.precision, self.comm.device, model)
@@ -110,7 +127,7 @@ class Sharded(Strategy):
 
     def finish(self) -> None:
         self._gradients.finish()
-        for _, part, parameter, unit, place in self._pieces:
+        for _, part, parameter, unit, place in self.pieces:
             part.grad = self._gradients.shard(unit)[place] if self._gradients.is_used[parameter] else None
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
@@ -158,6 +175,18 @@ class Sharded(Strategy):
 
     def load_state(self, wholes: Iterable[FullTensor]) -> None:
         super().load_state(wholes)
+        self._look_for_moved_rows()
+
+    def load_optimizer(self, wholes: Iterable[FullTensor]) -> None:
+        """Remember of these what this rank steps, and nothing else."""
+        state = self.optimizer_state()
+        state.forget()
+        for whole in wholes:
+            state.put(whole)
+        self._look_for_moved_rows()
+
+    def _look_for_moved_rows(self) -> None:
+        """The optimizer's state has changed otherwise than by a step."""
         for row_steps in self._row_steps.values():
             row_steps.forget()
 
@@ -181,11 +210,11 @@ class Sharded(Strategy):
 
     def detach(self) -> None:
         self._gradients.detach()
-        self._pieces, self.held, self._row_steps = [], {}, {}
+        self.pieces, self.held, self._row_steps = [], {}, {}
         self.optimizer.zero_grad(set_to_none=True)
 
     def memory(self) -> dict[str, int]:
-        parameters = [p.data for p in self.model.parameters()] + [part.data for _, part, *_ in self._pieces]
+        parameters = [p.data for p in self.model.parameters()] + [part.data for _, part, *_ in self.pieces]
         parameters += self.weights_under_way()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return count_memory(

@@ -99,7 +99,12 @@ class SharedWeights(Sharded):
         self._own[unit] = unit.parts(weights)[self.comm.rank]
         return self._own[unit]
 
+    def finish(self) -> None:
+        self._go_on()
+        super().finish()
+
     def sum_over_ranks(self, squares: torch.Tensor) -> torch.Tensor:
+        self._go_on()
         segments, place = self._gradients.segments, self._gradients.step_place
         segments.own[place].copy_(squares)
         self._come()
@@ -159,6 +164,12 @@ class SharedWeights(Sharded):
         if not self._has_come:
             self._meet(COME)
             self._has_come = True
+
+    def _go_on(self) -> None:
+        """A step has another norm or backward: wait until all ranks have read what the one before has left."""
+        if self._has_come:
+            self._meet(END)
+            self._has_come = False
 
     def _meet(self, stage: str) -> None:
         """Wait until all ranks are here. Between two times with one stage they have to wait for each other elsewhere: a

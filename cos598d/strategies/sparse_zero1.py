@@ -100,7 +100,7 @@ class SparseZero1(Zero1):
         self._changing = changed_in_forward(model)
         module = super().attach(model, make_optimizer)
         # Whole on every rank: the optimizer's own words for the embeddings.
-        self._tables = {name: part for name, part, _, unit, _ in self._pieces if isinstance(unit, ReplicatedUnit)}
+        self._tables = {name: part for name, part, _, unit, _ in self.pieces if isinstance(unit, ReplicatedUnit)}
         return module
 
     def hold(self, unit: Unit) -> torch.Tensor:
@@ -161,7 +161,7 @@ class SparseZero1(Zero1):
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """As every sharded one's, and in which form weights travel."""
-        self._wait(list(self._under_way))  # which may change that
+        self.wait_for_weights()  # which may change that
         facts, tensors = super().own_state()
         return facts | {"forms": {unit.name: packed.forms for unit, packed in self._packed.items()}}, tensors
 

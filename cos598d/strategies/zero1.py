@@ -102,28 +102,31 @@ class Zero1(Sharded):
         # Buckets are in the order of backward: the next forward needs the last one first.
         self._under_way = {unit: self._gathers[unit].start() for unit in reversed(self._gathers)}
 
+    def wait_for_weights(self) -> None:
+        self._wait(list(self._under_way))
+
     def make_gather(self, unit: Unit, weights: torch.Tensor) -> WeightGather:
         """What gathers the unit's weights, (its elements,), after each step."""
         return WeightGather(self.comm, unit.name, weights, unit.lengths, unit.weights_tag)
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        self._wait(list(self._under_way))
+        self.wait_for_weights()
         return super().whole_weights()
 
     def put_weights(self, whole: FullTensor) -> None:
-        self._wait(list(self._under_way))
+        self.wait_for_weights()
         super().put_weights(whole)
 
     def whole(self) -> AbstractContextManager[None]:
-        self._wait(list(self._under_way))
+        self.wait_for_weights()
         return super().whole()
 
     def settle(self) -> None:
-        self._wait(list(self._under_way))
+        self.wait_for_weights()
         super().settle()
 
     def detach(self) -> None:
-        self._wait(list(self._under_way))
+        self.wait_for_weights()
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -153,6 +153,16 @@ class Zero3(Sharded):
             self._after = {layers[name]: layers[other] for name, other in facts["after"].items()}
             self._before = {layers[name]: layers[other] for name, other in facts["before"].items()}
 
+    @property
+    def is_whole(self) -> bool:
+        return self._stay
+
+    def catch_up(self) -> None:
+        while self._calls:
+            call, layer = len(self._calls) - 1, self._calls[-1]
+            self._before_backward(layer, call, self._again.get(layer, ()))
+            self._leave_behind(call - 1)
+
     def settle(self) -> None:
         self._stay = True
         self._weights.gather_all()
@@ -195,7 +205,9 @@ class Zero3(Sharded):
         if self._stay:
             return
         if _is_in_backward():  # a checkpointed layer is computed once more; backward has left those after it
-            self._bring(self._units[layer])
+            own = set(layer.parameters())
+            shared = [unit for unit in self._units[self.model] if any(p in own for _, p in unit.parameters)]
+            self._bring([*self._units[layer], *shared])  # a reentrant backward may have freed what layers share
             return
         if self._latest is not None:
             self._after[self._latest], self._before[layer] = layer, self._latest

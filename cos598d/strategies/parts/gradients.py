@@ -138,7 +138,7 @@ class ShardedGradients(GradientSync):
         """Backward has computed this gradient, of whatever dtype."""
         if parameter not in self._waiting_for:  # backward has come back: what is under way must not be touched
             self._end()
-            self._set_aside()
+            self.set_aside()
         if gradient is not None:
             unit, place = self._place[parameter]
             self._used.add(parameter)
@@ -280,8 +280,8 @@ class ShardedGradients(GradientSync):
             if p in self._waiting_for:
                 self._mark(p)
 
-    def _set_aside(self) -> None:
-        """More is to be added to what has been reduced."""
+    def set_aside(self) -> None:
+        """More is to be added to what has been reduced, also by a backward after `finish`."""
         for unit in self.units:
             if self.stays(unit) and unit not in self._reduced:
                 self._shards[unit] = self._shards[unit].clone()

@@ -90,7 +90,7 @@ class RowGradients(ShardedGradients):
             super().add(unit, place, gradient, is_first)
 
     def rows(self, unit: Unit) -> torch.Tensor | None:
-        return self.tables[unit].is_summed
+        return self.tables[unit].is_summed if unit in self.tables else None
 
     def squares(self) -> torch.Tensor:
         """As every sharded gradient's; of tables, of which every rank has all, an n-th of the rows."""

@@ -1,0 +1,241 @@
+"""Every strategy of ours in anybody's script: a model to call, and an optimizer to step it by, in torch's terms."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.module import _IncompatibleKeys
+
+from cos598d.comm.group import GroupCommunicator
+from cos598d.errors import UsageError, UserError, flag_called
+from cos598d.fields import check_flags
+from cos598d.parallel import DataParallel, device_of
+from cos598d.shards import ParallelOptimizer, ShardedStep, check_optimizers, cut_optimizer
+from cos598d.strategies import AUTO_SYNC, ENGINES, class_of
+from cos598d.strategies.base import MakeOptimizer
+from cos598d.strategies.sharded import Sharded
+from cos598d.strategies.state import BUFFERS, WEIGHTS, FullTensor
+from cos598d.sync import or_choose
+from cos598d.sync.alike import check_models
+from cos598d.sync.base import GradientSync
+from cos598d.sync.codecs import get_codec
+from cos598d.sync.options import SyncOptions
+from cos598d.sync.parts import own_loop
+
+OWN_OPTIONS = ("first_bucket_mb", "copies_gradients", "broadcast_buffers")  # of SyncOptions, which no script gives
+
+
+def parallelize(
+    model: nn.Module,
+    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    strategy: str | type[GradientSync] = "bucketed",
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    find_unused_parameters: bool = True,
+    broadcast_buffers: bool = True,
+    timeout_seconds: float = 300.0,
+    **options: Any,
+) -> tuple[DataParallel, torch.optim.Optimizer]:
+    """Wrap a model and make its optimizer, so that all ranks train it together. Every rank calls it.
+
+    make_optimizer: called once with the model's parameters, whole. It may make groups of them as it likes.
+    strategy: a gradient sync, as `data_parallel` takes it, local_sgd and diloco too; or zero1, zero2, zero3,
+    sparse_zero1 or shared_weights, whose ranks hold shards. These take optimizers that treat every element by itself.
+    options: those of the strategy by the names of their flags: bucket_mb, compress, sync_every, pack_gradients, ...
+    The others are `data_parallel`'s. Gradients are averages over the ranks when backward returns, as with DDP.
+
+    Raises UsageError for a strategy or option that does not exist or fit, for an optimizer that does not fit, and where
+    no process group is open; UserError, the same on every rank, where the ranks' models or optimizers differ.
+    """
+    device = device_of(model, "parallelize")
+    if strategy == AUTO_SYNC or strategy in ENGINES:
+        why = "is chosen for the trainer's own runs" if strategy == AUTO_SYNC else "is another library's engine"
+        raise UsageError(f"strategy {strategy} {why}: name a gradient sync, zero1, zero2, zero3 or shared_weights.")
+    with flag_called("strategy", "--sync"):
+        kind: Any = class_of(strategy) if isinstance(strategy, str) else strategy
+    name = strategy if isinstance(strategy, str) else strategy.__name__
+    known = {one.name for one in fields(SyncOptions)} - {*OWN_OPTIONS}
+    for word in options:
+        if word not in known or word not in kind.uses:
+            more = or_choose(word) if word in known else ""
+            raise UsageError(f"{word} means nothing to {name}: leave it out{more}.")
+    if options.get("compress") is not None:
+        get_codec(options["compress"])
+    chosen = SyncOptions(**options, copies_gradients=True, broadcast_buffers=broadcast_buffers)
+    check_flags(chosen)
+    comm = GroupCommunicator(process_group, device, timeout_seconds)
+    if hasattr(kind, "check_options"):
+        kind.check_options(chosen, comm.backend)
+    whole = make_optimizer(list(model.parameters()))
+    if issubclass(kind, Sharded):
+        check_models(comm, model)
+        check_optimizers(comm, whole, model)
+        made = ShardedParallel(model, kind(comm, find_unused_parameters, chosen), whole, comm, broadcast_buffers)
+        return made, made.optimizer
+    sync = kind(comm, find_unused_parameters, chosen)
+    # Local replicas follow their own buffers until they are averaged.
+    module = DataParallel(model, sync, comm, broadcast_buffers and not sync.averages_weights)
+    if sync.averages_weights:
+        whole.register_step_post_hook(lambda *_: sync.after_step())
+    return module, whole
+
+
+class ShardedParallel(DataParallel):
+    """A model whose gradients, optimizer and maybe weights are cut over the ranks by a strategy of shards.
+
+    It is as DataParallel, with these differences:
+    1. When backward returns, this rank has its parts of the gradients. Each parameter's .grad is a ShardedGradient,
+       which stands for the whole.
+    2. `optimizer.step()` drops the gradients, as if `zero_grad()` followed.
+    3. After it, new weights may be on their way until the forward that needs them. Read weights between two steps
+       through this module (`parameters()`, `state_dict()`), or call `settle()` first.
+    4. Parameters cannot be replaced, added, or unfrozen. They may be frozen for a while.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        strategy: Sharded,
+        whole: torch.optim.Optimizer,
+        comm: GroupCommunicator,
+        broadcast_buffers: bool,
+    ):
+        """`strategy` is made over `comm`, and not attached yet; `whole` is an optimizer of all parameters."""
+        self.strategy = strategy
+        self._has_added = False  # the last backward was of a forward inside no_sync
+        sync = _ShardsAsSync(strategy, cut_optimizer(whole, module))
+        super().__init__(module, sync, comm, broadcast_buffers)  # type: ignore[arg-type]
+        self._step = sync.step = ShardedStep(strategy)
+        self.optimizer = ParallelOptimizer(whole, self._step)
+
+    def settle(self) -> None:
+        """Make every rank's model whole and equal, weights and buffers, until the next step. Every rank calls it."""
+        if self._is_begun:
+            self._end_what_was_cut_short()
+        self.strategy.settle()
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """As DataParallel's, for the L2 norm and a `max_norm` above 0. Every rank calls it."""
+        if norm_type != 2 or not max_norm > 0:
+            raise UsageError(
+                f"clip_grad_norm_ of shards takes norm_type 2 and a max_norm above 0, not {norm_type} and {max_norm}."
+            )
+        norm = self._step.clip(max_norm)
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(f"the norm of the gradients is {norm}, and error_if_nonfinite was given.")
+        return norm
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's."""
+        self.optimizer.zero_grad()
+
+    def named_parameters(self, *arguments: Any, **keywords: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As every module's, once the weights on their way have arrived. Under zero3 they are NaN between steps."""
+        self.strategy.wait_for_weights()
+        return super().named_parameters(*arguments, **keywords)
+
+    def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
+        """The model's own, under its plain names. Raises UserError where this rank has only a part of the weights."""
+        self.strategy.wait_for_weights()
+        if self._layout is not None and not self.strategy.is_whole:
+            raise UserError(
+                "this rank holds only its part of the weights: call full_state_dict() in place of state_dict(), "
+                "on every rank."
+            )
+        return super().state_dict(*arguments, **keywords)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load whole weights and buffers, under plain names or under DDP's. Every rank calls it with the same.
+
+        Raises UserError where something is missing or has another shape and, if `strict`, where something is left.
+        """
+        known = self.module.state_dict().keys()
+        given = {name if name in known else name.removeprefix("module."): state_dict[name] for name in state_dict}
+        unknown = sorted(given.keys() - known)
+        if unknown and strict:
+            raise UserError(
+                f"the state has {unknown[0]}, which this model has not: leave it out, or give strict=False."
+            )
+        wholes = [FullTensor(WEIGHTS, name, given[name]) for name, _ in self.module.named_parameters() if name in given]
+        wholes += [FullTensor(BUFFERS, name, given.get(name, kept)) for name, kept in self.module.named_buffers()]
+        self.strategy.load_state(wholes)
+        return _IncompatibleKeys([], unknown)
+
+    def _came_to_output(self, averages: bool, gradient: torch.Tensor | None = None) -> None:
+        if self._layout is not None and not self._is_asked and own_loop.will_get_gradients(self._trained.values()):
+            self._has_added = not averages
+            self._step.add()
+        super()._came_to_output(averages, gradient)
+
+    def _be_quiet(self, is_quiet: bool) -> None:
+        if self._has_added and torch._C._current_graph_task_id() == -1:
+            super()._be_quiet(False)  # as at the end of a micro-batch
+            self._has_added = False
+        super()._be_quiet(is_quiet)
+
+    def _end_what_was_cut_short(self) -> None:
+        self.strategy.catch_up()
+        self._finish(own_loop.CUT_SHORT)
+
+    def _lay_anew(self) -> None:
+        layout = self._layout
+        assert layout is not None
+        trained = {p for p in self.module.parameters() if p.requires_grad}
+        if self.module is not layout.model or not trained.issubset(self._trained.values()):
+            raise UsageError(
+                "the model was given other parameters, or trains more of them, and its shards were cut for those that "
+                "it had: call parallelize after such a change."
+            )
+
+
+class _ShardsAsSync:
+    """A strategy of shards in the words of the sync that DataParallel calls; the rest its gradients answer."""
+
+    heeds_faults = True
+    step: ShardedStep
+
+    def __init__(self, strategy: Sharded, make_optimizer: MakeOptimizer):
+        self._strategy, self._make_optimizer = strategy, make_optimizer
+
+    def attach(self, model: nn.Module) -> Any:
+        call = self._strategy.attach(model, self._make_optimizer)
+        self._strategy.gradients.heeds_faults = True
+        return call
+
+    def finish(self) -> None:
+        self._strategy.finish()
+        if not self._strategy.gradients.has_fault:
+            self.step.receive()
+
+    def forget_step(self) -> None:
+        self._strategy.forget_step()
+        self._strategy.wait_for_weights()
+        self.step.begin()
+
+    def detach(self) -> None:
+        self._strategy.detach()
+        self.step.begin()
+
+    @property
+    def fault(self) -> str | None:
+        return self._strategy.gradients.fault
+
+    @fault.setter
+    def fault(self, fault: str | None) -> None:
+        self._strategy.gradients.fault = fault
+
+    @property
+    def has_fault(self) -> bool | None:
+        return self._strategy.gradients.has_fault
+
+    @has_fault.setter
+    def has_fault(self, has_fault: bool | None) -> None:
+        self._strategy.gradients.has_fault = has_fault
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._strategy.gradients, name)

@@ -1,0 +1,304 @@
+"""What a script may ask of `cos598d.parallelize` beside steps: states, schedules, scalers, exceptions, bad input."""
+
+import contextlib
+import gc
+import warnings
+
+import pytest
+import torch
+from test_parallel import Trip
+from test_parallelize import SHARDS, Alone, Model, assert_as, loss_of, plainly, plainly_alone
+from torch import nn
+from worlds import run_ranks
+
+import cos598d
+from cos598d.errors import UsageError, UserError
+
+EVERY = [*SHARDS, "bucketed"]
+
+
+def adamw(params):
+    return torch.optim.AdamW(params, lr=0.01)
+
+
+def in_groups(params):
+    """Matrices in a group that decays, all else in another: whole parameters tell."""
+    groups = [[p for p in params if p.ndim < 2], [p for p in params if p.ndim >= 2]]
+    return torch.optim.AdamW([{"params": groups[0], "lr": 0.02}, {"params": groups[1], "weight_decay": 0.1}], lr=0.01)
+
+
+def scheduled(optimizer):
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.02, 0.01], total_steps=6)  # which sets betas, too
+
+
+def goes_on_from_a_state(comm, strategy, other):
+    """Two steps, a state, and two steps of another strategy from it: weights and states are one process's."""
+    expected = Model(0)
+    alone, single = Alone(expected, comm.world_size), in_groups(list(expected.parameters()))
+    schedule = scheduled(single)
+    state, saved, saved_schedule = None, None, None
+    for word in (strategy, other):
+        module, optimizer = cos598d.parallelize(Model(comm.rank), in_groups, word)
+        rates = scheduled(optimizer)
+        if state is not None:
+            module.load_state_dict(state)
+            optimizer.load_state_dict(saved)
+            rates.load_state_dict(saved_schedule)
+        for step in range(2):
+            plainly(module, optimizer, comm.rank, step)
+            plainly_alone(alone, single, step)
+            rates.step()
+            schedule.step()
+        state, saved, saved_schedule = module.full_state_dict(), optimizer.state_dict(), rates.state_dict()
+        assert_as(state, expected, f"{strategy} to {other}")
+        assert list(state) == list(expected.state_dict())
+        theirs = single.state_dict()
+        assert saved["param_groups"] == theirs["param_groups"]
+        assert saved["state"].keys() == theirs["state"].keys()
+        for place, values in theirs["state"].items():
+            for kind, value in values.items():
+                assert torch.equal(saved["state"][place][kind], value), f"{word}: {kind} of {place}"
+        plain = Model(5)
+        plain.load_state_dict(state)
+        in_groups(list(plain.parameters())).load_state_dict(saved)
+        module.detach()
+
+
+def leaves_out_what_overflows(comm, strategy):
+    """A GradScaler on each rank: one rank's loss is too large in step 1, and all leave that step out."""
+    expected = Model(0)
+    alone, single = Alone(expected, comm.world_size), adamw(expected.parameters())
+    module, optimizer = cos598d.parallelize(Model(comm.rank), adamw, strategy)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(3):
+        scale = scaler.get_scale()
+        loss = loss_of(module, comm.rank, step) * (torch.inf if step == 1 and comm.rank == 1 else 1)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1e9)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if step != 1:
+            alone.backward(lambda m, r, step=step, scale=scale: scale * loss_of(m, r, step))
+            alone.average(1 / scale)
+            single.step()
+            single.zero_grad()
+    assert scaler.get_scale() == 512.0
+    assert_as(module.full_state_dict(), expected, strategy)
+    module.detach()
+
+
+def tripping(rank):
+    model = Model(rank)
+    model.trips = False
+    model.layers[1].register_forward_hook(lambda _, __, out: Trip.apply(out) if model.trips else out)
+    return model
+
+
+def leaves_out_what_raises(comm, strategy):
+    """An exception in one rank's backward, which it catches: no rank makes that step, and all go on."""
+    expected = Model(0)
+    alone, single = Alone(expected, comm.world_size), adamw(expected.parameters())
+    module, optimizer = cos598d.parallelize(tripping(comm.rank), adamw, strategy)
+    for step in range(4):
+        module.module.trips = step == 1 and comm.rank == 1
+        with warnings.catch_warnings(record=True) as seen, contextlib.suppress(RuntimeError):
+            warnings.simplefilter("always")
+            loss_of(module, comm.rank, step).backward()
+        said = [str(each.message) for each in seen if "rank 1 left backward" in str(each.message)]
+        assert len(said) == (step == 1), said
+        assert (module.module.layers[1].weight.grad is None) == (step == 1)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step != 1:
+            plainly_alone(alone, single, step)
+    assert_as(module.full_state_dict(), expected, strategy)
+    module.detach()
+
+
+def keeps_what_only_some_steps_read(comm, strategy):
+    """Evaluation in between, torch.autograd.grad, gradients that are dropped, a step without any; buffers; bytes."""
+    expected = Model(0)
+    alone, single = Alone(expected, comm.world_size), adamw(expected.parameters())
+    module, optimizer = cos598d.parallelize(Model(comm.rank), adamw, strategy)
+    optimizer.step()
+    for step in range(3):
+        with torch.no_grad():
+            loss_of(module, comm.rank, 30)
+        loss_of(module, comm.rank, 40).backward()
+        optimizer.zero_grad() if step else module.zero_grad()
+        loss_of(module, comm.rank, 50).backward()
+        for p in module.parameters():
+            p.grad = None
+        loss = loss_of(module, comm.rank, step)
+        optimizer.zero_grad()  # after forward, as many scripts do
+        loss.backward()
+        torch.autograd.grad(loss_of(module, comm.rank, 60), module.module.head.output.weight)
+        module.module.layers[1].bias.grad = None
+        optimizer.step()
+        alone.backward(lambda m, r, step=step: loss_of(m, r, step))
+        expected.layers[1].bias.grad = None
+        alone.average()
+        single.step()
+        single.zero_grad()
+    state = module.full_state_dict()
+    assert_as(state, expected, strategy)
+    assert len(set(comm.exchange(state["calls"].item()))) == 1, "buffers differ"
+    sent = module.communication
+    assert sum(sent.values()) == sum(
+        total.bytes_sent for purpose in purposes(module) for total in module.ledger.totals(purpose).values()
+    )
+    assert any(sent.values()) != (strategy == "shared_weights" and comm.world_size == 1)
+    module.detach()
+
+
+def purposes(module):
+    return {purpose for purpose, _ in module.ledger._totals}
+
+
+CASES = [leaves_out_what_overflows, leaves_out_what_raises, keeps_what_only_some_steps_read]
+
+
+def goes_round(comm, strategies):
+    for place, strategy in enumerate(strategies):
+        for function in CASES:
+            function(comm, strategy)
+        goes_on_from_a_state(comm, strategy, strategies[place - 1])
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_script_may_ask_all_of_it_of_every_strategy(world_size):
+    """Each strategy in one of the worlds."""
+    run_ranks(world_size, goes_round, EVERY[world_size - 2 :: 2])
+
+
+def averages_weights(comm):
+    """local_sgd with an average after each step is averaged gradients, under plain SGD; both end alike on all ranks."""
+    expected = Model(0)
+    make = lambda params: torch.optim.SGD(params, lr=0.05)  # noqa: E731 - as scripts write it
+    alone, single = Alone(expected, comm.world_size), make(expected.parameters())
+    module, optimizer = cos598d.parallelize(Model(comm.rank), make, "local_sgd", sync_every=1)
+    for step in (0, 2, 3):  # in which all ranks use the same parameters
+        plainly(module, optimizer, comm.rank, step)
+        plainly_alone(alone, single, step)
+    assert_as(module.full_state_dict(), expected, "local_sgd", within=1e-6)
+    module.detach()
+    for name, options in (("local_sgd", {"sync_every": 2}), ("diloco", {"sync_every": 1, "fragments": 3})):
+        module, optimizer = cos598d.parallelize(Model(comm.rank), adamw, name, **options)
+        before = module.full_state_dict()
+        for step in range(5):
+            plainly(module, optimizer, comm.rank, step)
+        after = module.full_state_dict()
+        assert not torch.equal(before["head.output.weight"], after["head.output.weight"])
+        sums = comm.exchange([tensor.double().sum().item() for tensor in after.values()])
+        assert all(each == sums[0] for each in sums), f"{name}: the replicas differ"
+        module.detach()
+    module, optimizer = cos598d.parallelize(Model(comm.rank), adamw, "local_sgd", sync_every=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(3):
+        loss = loss_of(module, comm.rank, step) * (torch.inf if step == 1 and comm.rank == 1 else 1)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert comm.exchange(scaler.get_scale()) == [512.0] * comm.world_size
+    module.detach()
+
+
+def test_strategies_that_average_weights_do_so_after_the_scripts_steps():
+    run_ranks(2, averages_weights)
+
+
+class Rotated(torch.optim.SGD):
+    """An optimizer that looks at whole matrices."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad /= p.grad.norm()
+        return super().step(closure)
+
+
+def refuses(comm):
+    """One sentence each, the same on every rank, and every rank goes on."""
+    for strategy, make, words in (
+        ("zreo3", adamw, "strategy zreo3: no such gradient sync.* Did you mean 'zero3'"),
+        ("auto", adamw, "strategy auto is chosen for the trainer's own runs"),
+        ("torch_fsdp", adamw, "strategy torch_fsdp is another library's engine"),
+        ("zero1", Rotated, "Rotated cannot step shards of parameters .*: take one that treats every element by itself"),
+        ("zero2", torch.optim.Adafactor, "Adafactor cannot step shards"),
+        ("zero2", torch.optim.LBFGS, "LBFGS cannot step shards"),
+        ("zero3", torch.optim.Muon, "Muon"),
+        ("zero1", lambda params: adamw(params[1:]), "the optimizer leaves out embedding.weight, which trains"),
+        (
+            "zero1",
+            lambda params: adamw([*params, nn.Parameter(torch.ones(3))]),
+            "shape \\(3,\\) that is not the model's",
+        ),
+    ):
+        with pytest.raises((UsageError, ValueError), match=words):
+            cos598d.parallelize(Model(0), make, strategy)
+    for options, words in (
+        ({"compress": "bf16"}, "compress means nothing to zero1: leave it out, or choose one of .*ring"),
+        ({"colour": 1}, "colour means nothing to zero1: leave it out."),
+        ({"bucket_mb": -1.0}, "bucket_mb -1: give a number above 0"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            cos598d.parallelize(Model(0), adamw, "zero1", **options)
+    for strategy in EVERY:
+        with pytest.raises(UserError, match="the ranks' models differ: rank 1 has"):
+            cos598d.parallelize(nn.Linear(3, 3 + comm.rank), adamw, strategy)
+    with pytest.raises(UserError, match="the ranks' optimizers differ: rank 1 has another kind"):
+        cos598d.parallelize(Model(0), lambda p: torch.optim.AdamW(p, lr=0.1 + comm.rank), "zero1")
+    with pytest.raises(UsageError, match="Rotated cannot step"):
+        cos598d.parallelize(Model(0), Rotated if comm.rank else adamw, "zero1")
+
+    module, optimizer = cos598d.parallelize(Model(0), adamw, "zero3")
+    with pytest.raises(UserError, match=r"call full_state_dict\(\) in place of state_dict\(\)"):
+        module.state_dict()
+    with pytest.raises(UsageError, match="takes no further parameters"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    loss_of(module, comm.rank, 0).backward()
+    gradient = module.module.head.output.weight.grad
+    assert repr(gradient) == "ShardedGradient(head.output.weight, (3, 31))"
+    for read in (lambda: gradient + 1, gradient.abs, lambda: gradient.add_(torch.ones(3, 31))):
+        with pytest.raises(UserError, match=r"the gradient of head.output.weight is in shards, .*clip_grad_norm_\(\)"):
+            read()
+    with pytest.raises(UsageError, match="takes norm_type 2"):
+        module.clip_grad_norm_(1.0, norm_type=torch.inf)
+    module.module.frozen.requires_grad_(True)
+    with pytest.raises(UsageError, match="call parallelize after such a change"):
+        module(torch.tensor([[1]]))
+    module.module.frozen.requires_grad_(False)
+    plainly(module, optimizer, comm.rank, 1)
+    module.detach()
+
+
+def test_what_cannot_be_is_one_sentence_on_every_rank():
+    run_ranks(2, refuses)
+
+
+def test_without_a_process_group_a_sentence_says_what_to_call():
+    with pytest.raises(UsageError, match=r"parallelize needs an open process group: call .*init_process_group"):
+        cos598d.parallelize(nn.Linear(2, 2), adamw, "zero3")
+
+
+def has_more_batches(comm, strategy):
+    """Rank 1 ends after a step; the other's next one is a sentence, soon."""
+    module, optimizer = cos598d.parallelize(Model(0), adamw, strategy, timeout_seconds=5)
+    plainly(module, optimizer, comm.rank, 0)
+    if comm.rank == 1:
+        del module, optimizer  # as at the end of a script: what is on its way to this rank keeps connections open
+        gc.collect()
+        torch.distributed.destroy_process_group()
+        return None
+    with pytest.raises(UserError, match="Give every rank as many batches|did not fill .* within 5 s") as raised:
+        plainly(module, optimizer, comm.rank, 1)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("strategy", SHARDS)
+def test_a_rank_with_more_batches_than_another_ends_with_a_sentence(strategy):
+    assert run_ranks(2, has_more_batches, strategy)[0]
