@@ -24,7 +24,7 @@ from cos598d.tools.audit.record import VERDICT, write_record
 from cos598d.tools.audit.starter import run_of_starter, start_ranks
 from cos598d.tools.grade.scored import NOT_JUDGED
 
-FAULTS_FOUND, CANNOT_TELL = 3, 4  # the exit codes with --strict
+FAULTS_FOUND, CANNOT_TELL, NOTHING_JUDGED = 3, 4, 5  # the exit codes with --strict
 Grader = Callable[[AuditVerdict | None, str], int]  # of the verdict and how the script failed, to the exit code
 
 
@@ -146,6 +146,8 @@ def _strict(verdict: AuditVerdict) -> int:
     """The exit code with --strict, of a script that ended well."""
     if verdict.of(FAULT):
         return FAULTS_FOUND
+    if not verdict.seen.judged:
+        return NOTHING_JUDGED
     return 0 if verdict.is_sure else CANNOT_TELL
 
 

@@ -28,7 +28,7 @@ from cos598d.records.run import RANK, RANKS
 from cos598d.records.schema import read
 from cos598d.tools.audit.sketch import SIZE
 
-FORMAT = "cos598d audit 2"
+FORMAT = "cos598d audit 3"
 BOOKS, BOOK = "books", "rank{rank}.json"
 RUNNING, ENDED = "running", "ended"
 REMEDY = "audit the script again"
@@ -89,6 +89,7 @@ STEP = Fields(
         "places": MapOf(FixedList((COUNT, COUNT))),  # of what is applied among the parts, and their number
         **dict.fromkeys(("before", "state"), MapOf(SKETCH)),
         "applied": MapOf(SKETCH),
+        "elements": MapOf(COUNT),  # of what is applied
         "events": ListOf(EVENT),
         "optimizers": ListOf(OPTIMIZER),
         **dict.fromkeys(("has_closure", "is_skipped"), FLAG),

@@ -14,6 +14,10 @@ from cos598d.tools.audit.judge.verdict import FAULT, NOTE, WASTE, AuditFinding, 
 from cos598d.tools.audit.judge.words import WORDS
 
 WIDTH = 118
+_TO_DO = (
+    "let every rank make two or more steps of a torch.optim optimizer, on data of its own, in a process that "
+    "`cos598d audit` starts; then audit again."
+)
 _HEADS = {FAULT: ("fault", "faults"), WASTE: ("waste", "wastes"), NOTE: ("note", "notes")}
 
 
@@ -31,6 +35,8 @@ def card(verdict: AuditVerdict, books: Sequence[Book]) -> str:
             lines += ["", *_finding(each, number, len(found))]
     lines += ["", _result(verdict)]
     lines += [_filled(f"Not judged: {printable(each)}", "  ") for each in verdict.not_judged]
+    if not seen.judged and not verdict.of(FAULT):
+        lines.append(_filled(f"To do: {_TO_DO}", "  "))
     if table := ledger(books):
         lines += ["", table, *exposed(books)]
     return "\n".join(lines)
@@ -39,6 +45,7 @@ def card(verdict: AuditVerdict, books: Sequence[Book]) -> str:
 def _result(verdict: AuditVerdict) -> str:
     faults, seen = len(verdict.of(FAULT)), verdict.seen
     sure = "No fault found" if verdict.is_sure else "Cannot tell: no fault in what could be judged"
+    sure = sure if seen.judged else "NOT JUDGED"
     what = f"{number_of(faults, 'fault')} found" if faults else sure
     judged = f"gradients judged in {seen.judged} of {seen.steps} steps"
     cost = f"the audit took {seen.own_seconds:.2f} s of {seen.seconds:.1f}"

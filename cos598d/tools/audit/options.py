@@ -16,7 +16,9 @@ class AuditFlags:
         None, "where the books, the verdict and the record go (default: runs/audit-SCRIPT)", metavar="DIR"
     )
     strict: bool = flag(
-        False, "exit with 3 where a fault was found, with 4 where the audit cannot tell; the script has to end well"
+        False,
+        "exit with 3 where a fault was found, with 4 where the audit cannot tell, with 5 where no gradient was judged; "
+        "the script has to end well",
     )
     world_size: int | None = flag(
         None,

@@ -32,7 +32,7 @@ class Rank:
         global _current, _is_installed  # noqa: PLW0603 - there is one script in a process
         self._dist, self.told, self._pid = dist, told, os.getpid()
         self._counter: Counter | None = None
-        self._run = told.run
+        self._run, self._host_of_judge = told.run, ""
         self._place = (int(os.environ.get("RANK", "0") or 0), 1)
         self.trouble = ""  # why the book could not be written
         self.say: Callable[[Rank, int], int] | None = None
@@ -93,9 +93,16 @@ class Rank:
         if self.observer.is_open:
             self._write()
 
-    def _write(self, exit_code: int | None = None, error: str = "") -> None:
-        if not self._run and self._counter is not None:
+    def _ask(self) -> None:
+        """Ask the store who the run and its judge are, as soon as it can be known: at the end it may be gone, and torch
+        would report that at length."""
+        if self._counter is not None and not self._run:
             self._run = (self._counter.ask("run") or b"").decode("ascii", "replace")
+        if self._counter is not None and not self.told.run and not self._host_of_judge:
+            self._host_of_judge = (self._counter.ask("host/0") or b"").decode("ascii", "replace")
+
+    def _write(self, exit_code: int | None = None, error: str = "") -> None:
+        self._ask()
         about = {"run": self._run, "rank": self.number, "world_size": self._place[1], "host": network_identity()}
         about |= {"script": os.path.basename(self.told.script)}
         seconds = time.perf_counter() - self._began
@@ -109,8 +116,7 @@ class Rank:
         """Send the book to rank 0, where its host is another."""
         if self.number == 0 or self._counter is None or self.book is None:
             return
-        there = self._counter.ask("host/0")
-        if there is not None and there.decode("ascii", "replace") != self.book["host"]:
+        if self._host_of_judge not in ("", self.book["host"]):
             with contextlib.suppress(RuntimeError, OSError):
                 self._counter.send(book_path(Path(self.told.folder), self.number).read_text(encoding="utf-8"))
 

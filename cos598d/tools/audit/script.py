@@ -45,6 +45,24 @@ def run(code: CodeType, path: str, words: Sequence[str]) -> tuple[int, str]:
     linecache.checkcache()
     # The streams are the script's as they would be: what guards the program's own is not for it.
     sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
+    spare = os.dup(1)
+    try:
+        return _ended(code, main)
+    finally:
+        _print_to(spare)
+
+
+def _print_to(spare: int) -> None:
+    """Print to this copy of the program's stdout where the script has closed or replaced its own; else let it go."""
+    try:
+        sys.stdout.flush()
+        os.fstat(sys.stdout.fileno())
+        os.close(spare)
+    except (AttributeError, ValueError, OSError):
+        sys.stdout = os.fdopen(spare, "w", encoding="utf-8", errors="backslashreplace")
+
+
+def _ended(code: CodeType, main: types.ModuleType) -> tuple[int, str]:
     try:
         exec(code, main.__dict__)
     except SystemExit as asked:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from cos598d.terminal.words import ranks_in_words
 from cos598d.tools.audit.book import ENDED, Book
-from cos598d.tools.audit.judge.averaging import judge_averaging, judge_clip_order
+from cos598d.tools.audit.judge.averaging import judge_averaging, judge_clip_order, judge_zeros
 from cos598d.tools.audit.judge.causes import ordered
 from cos598d.tools.audit.judge.gradients import fit_steps, groups_of, not_understood
 from cos598d.tools.audit.judge.replicas import judge_replicas
@@ -37,7 +37,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
             open_questions += not_judged
         if len(group) > 1 and not of_gradients:
             open_questions = open_questions or not_understood(fits)
-        findings += of_gradients
+        findings += of_gradients + judge_zeros(group, fits)
         unjudged += open_questions
         for found, not_judged in (judge_samples(group), judge_replicas(group)):
             findings += found

@@ -64,12 +64,29 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[AuditFindin
     rest = [name for name in by_tensor if name not in left_out]
     found += _partly(fits, rest) or _mixed(books, fits, rest)
     unjudged: list[str] = []
-    by_rank = _by_rank(fits, rest)
+    by_rank = _by_rank(fits, rest) or _partial_of_some(fits, [name for name in rest if _begins_alike(books, name)])
     if not by_rank:
         by_rank, unjudged = judge_scale(len(books), fits, rest, are_rounded(books))
     return found + by_rank + _stale(
         fits, [each for ranks in by_tensor.values() for of_rank in ranks for each in of_rank]
     ), unjudged
+
+
+def judge_zeros(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
+    """A loss that no weight changes: in all examined steps the gradients are 0, and later the loss stays what it is.
+
+    A loss that is 0 for a while, as a hinge's may be, is none.
+    """
+    steps = [step for step in fits.steps if step.iteration in fits.zero]
+    losses = {loss for book in books for row in book["iterations"] for loss in row["losses"]}
+    if not steps or len(fits.zero) < max(len(book["steps"]) for book in books) or len(losses) > 1:
+        return []
+    seen = min(book["iterations_seen"] for book in books)
+    says = f"In {len(fits.zero)} of {len(fits.zero)} examined steps every gradient of every rank is 0."
+    constant = f"The loss is {next(iter(losses)):g} in all {seen} steps." if losses else ""
+    micros = steps[0].rows[0]["micro"]
+    place = where(micros[0]) if micros else step_place(fits)
+    return [AuditFinding("zero_gradients", tuple(filter(None, (says, constant))), place)]
 
 
 def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
@@ -103,6 +120,11 @@ def _is_apart_by_design(books: Sequence[Book], name: str) -> bool:
     """Whether a weight that is whole beside others that are cut differs between ranks from the start: a rank's own."""
     begun = {book["start"].get("weights", {}).get(name) for book in books}
     return len(begun) > 1 and any(book["model"].get("sharded") for book in books)
+
+
+def _begins_alike(books: Sequence[Book], name: str) -> bool:
+    """Whether all ranks begin with the same weight: one that some ranks share is averaged over these by right."""
+    return len({book["start"].get("weights", {}).get(name) for book in books}) == 1
 
 
 def _only_to_one(fits: Fits) -> bool:
@@ -226,16 +248,13 @@ def _by_rank(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
         if _are_shares(factors, sizes):
             continue  # weighted by the ranks' shares of the batch, as it should be
         says = f"Step {step.iteration}: {_combination(factors)[0].lower()}{_combination(factors)[1:]}"
+        calls = calls_of(step, GRADIENT)
+        if absent := _absent(factors):
+            return [_partial(fits, factors, absent, says)]
         clips = [_clip_before(row) for row in step.rows]
         if all(each is not None for each in clips):
             return []  # `judge_clip_order` tells more of it
-        calls = calls_of(step, GRADIENT)
         place = where(calls[0]) if calls else step_place(fits)
-        absent = [rank for rank, factor in enumerate(factors) if abs(factor) <= NEAR]
-        if absent:
-            there = [rank for rank in range(len(factors)) if rank not in absent]
-            who = f"Of ranks {', '.join(map(str, absent))} nothing is in it, only of {', '.join(map(str, there))}."
-            return [AuditFinding("partial_average", (says, who), place)]
         if len(step.rows[0]["micro"]) > 1 and not are_micro_batches(step.rows[0]):
             continue  # several losses of one batch may be combined by factors of their own
         if all(0 < factor <= 1 + NEAR for factor in factors):
@@ -243,6 +262,40 @@ def _by_rank(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
             return [AuditFinding("clipped_before_average", (says, by_hand), place)]
         return [AuditFinding("unequal_weights", (says, f"Samples by rank: {', '.join(map(str, sizes))}."), place)]
     return []
+
+
+def _absent(factors: Sequence[float]) -> list[int]:
+    return [rank for rank, factor in enumerate(factors) if abs(factor) <= NEAR]
+
+
+def _partial(fits: Fits, factors: Sequence[float], absent: Sequence[int], says: str) -> AuditFinding:
+    there = [rank for rank in range(len(factors)) if rank not in absent]
+    who = f"Of ranks {', '.join(map(str, absent))} nothing is in it, only of {', '.join(map(str, there))}."
+    calls = [each for each in calls_of(fits.steps[0], GRADIENT) if each["op"] in (BROADCAST, SCATTER)]
+    calls = calls or calls_of(fits.steps[0], GRADIENT)
+    return AuditFinding("partial_average", (says, who), where(calls[-1]) if calls else step_place(fits))
+
+
+def _partial_of_some(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
+    """Some tensors to which every rank applies what some ranks computed: in all steps the same ranks' on all."""
+    found: dict[str, tuple[float, ...]] = {}
+    for name in names:
+        of_name = [[of_rank.get(name) for of_rank in step.fits] for step in fits.steps]
+        known = [each for step in of_name for each in step if each and each.kind in (BY_RANK, BY_BOTH)]
+        there = {tuple(abs(factor) > NEAR for factor in each.factors) for each in known}
+        if len(there) != 1 or all(next(iter(there))):
+            continue
+        has_part = next(iter(there))
+        # The rank whose gradient it is applies its own.
+        others = [(rank, each) for step in of_name for rank, each in enumerate(step) if each and each not in known]
+        if all(each.kind == OWN and has_part[rank] for rank, each in others):
+            found[name] = median_factors(known)
+    if not found:
+        return []
+    factors = next(iter(found.values()))
+    combined = _combination(factors)
+    says = f"Of {len(names)} tensors {len(found)} ({named([*found])}): {combined[0].lower()}{combined[1:]}"
+    return [_partial(fits, factors, _absent(factors), says)]
 
 
 def _unequal_factors(step: StepFits, names: Sequence[str]) -> tuple[float, ...]:

@@ -39,6 +39,13 @@ WORDS = {
         "An epoch takes n times too many steps, and each sample is trained on n times in it.",
         "Give the loader sampler=DistributedSampler(dataset), and leave shuffle out of the loader.",
     ),
+    "evaluation_leak": Words(
+        _F,
+        "ranks are evaluated on samples that other ranks train on",
+        "The averaged model has been trained on them, so that what the evaluation shows is too good.",
+        "Split the data once, alike on every rank, before the samplers: "
+        "random_split(dataset, lengths, generator=torch.Generator().manual_seed(0)).",
+    ),
     "never_averaged": Words(
         _F,
         "the gradients are never averaged",
@@ -56,6 +63,13 @@ WORDS = {
         "the average stays on one rank",
         "Only that rank steps by the average; the others step by their own gradients, and the replicas drift apart.",
         "Send the average back before step(): dist.scatter or dist.broadcast from the rank that has it, into p.grad.",
+    ),
+    "zero_gradients": Words(
+        _F,
+        "all gradients are 0",
+        "No step changes what the model computes: the loss does not depend on the weights, as a cross-entropy over one "
+        "class does not.",
+        "Look at what the loss is computed of: the number of outputs, the labels, and whether it was detached.",
     ),
     "summed": Words(
         _F,
