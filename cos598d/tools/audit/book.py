@@ -117,6 +117,17 @@ ITERATION = Fields(
         "totals": MapOf(FixedList((COUNT, COUNT, COUNT, COUNT, NOT_NEGATIVE))),
     }
 )
+RECENT = Fields(
+    {
+        "op": TEXT,
+        "ranks": ListOf(RANK),
+        **dict.fromkeys(("number", "elements", "root"), COUNT),
+        "where": WHERE,
+        "seconds": NOT_NEGATIVE,
+        "waits": FLAG,
+    }
+)
+MADE = Fields({"ranks": ListOf(RANK), "calls": COUNT})
 STATE = Fields({}, dict.fromkeys(("weights", "parts", "buffers"), MapOf(SKETCH)))
 _LENGTHS = dict.fromkeys(("dataset_length", "times"), COUNT)
 LOADER = Fields(
@@ -143,12 +154,15 @@ MODEL = Fields(
 BOOK_KIND = Fields(
     {
         "format": OneOf((FORMAT,)),
-        **dict.fromkeys(("run", "host", "script", "error", "failed", "backend", "torch"), TEXT),
+        **dict.fromkeys(("run", "host", "script", "error", "failed", "stopped", "backend", "torch"), TEXT),
         "rank": RANK,
         "world_size": RANKS,
         "pid": COUNT,
         "state": OneOf((RUNNING, ENDED)),
         "exit_code": OrNone(EXIT_CODE),
+        "at": WHERE,  # where the script was when it was asked to stop
+        "recent": ListOf(RECENT),  # calls, then
+        "made": ListOf(MADE),
         "examined": AT_LEAST_ONE,
         **dict.fromkeys(("seconds", "own_seconds", "own_after"), NOT_NEGATIVE),
         "iterations_seen": COUNT,

@@ -18,6 +18,7 @@ _TO_DO = (
     "let every rank make two or more steps of a torch.optim optimizer, on data of its own, in a process that "
     "`cos598d audit` starts; then audit again."
 )
+_COMMANDS = {FAULT: "error", WASTE: "warning", NOTE: "notice"}
 _HEADS = {FAULT: ("fault", "faults"), WASTE: ("waste", "wastes"), NOTE: ("note", "notes")}
 
 
@@ -67,6 +68,26 @@ def _finding(finding: AuditFinding, number: int, of: int) -> list[str]:
     if finding.consequences:
         lines.append(_filled("so too: " + "; ".join(WORDS[name].title for name in finding.consequences) + ".", "  "))
     return lines
+
+
+def annotations(verdict: AuditVerdict) -> str:
+    """The findings as commands that GitHub's workflows make annotations of: faults are errors, waste is a warning."""
+    lines = []
+    for each in verdict.findings:
+        file, line, _ = each.where
+        words = WORDS[each.name]
+        place = f" file={_escaped(os.path.relpath(file), ',:')},line={line}," if file else " "
+        text = _escaped(" ".join((*each.evidence, f"Fix: {words.mend}")))
+        lines.append(f"::{_COMMANDS[each.level]}{place}title={_escaped(words.title, ',:')}::{text}\n")
+    if not verdict.of(FAULT) and not verdict.is_sure:
+        lines.append(f"::warning title=not judged::{_escaped(' '.join(verdict.not_judged))}\n")
+    return "".join(lines)
+
+
+def _escaped(text: str, more: str = "") -> str:
+    for letter in "%\r\n" + more:
+        text = text.replace(letter, f"%{ord(letter):02X}")
+    return text
 
 
 def _filled(text: str, indent: str = "") -> str:

@@ -7,6 +7,7 @@ from cos598d.tools.audit.judge.verdict import AuditFinding
 _DRIFT = ("optimizer_states_differ", "weights_drift")
 # What each fault brings about by itself, in the order in which causes are told.
 CONSEQUENCES = {
+    "hang": ("uneven_steps", "uneven_calls"),
     "same_batches": ("all_data_everywhere", "overlapping_batches"),
     "all_data_everywhere": ("overlapping_batches", "evaluation_leak"),
     "overlapping_batches": ("evaluation_leak",),

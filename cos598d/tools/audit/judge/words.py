@@ -14,6 +14,13 @@ class Words(NamedTuple):
 
 _F, _W, _N = "fault", "waste", "note"
 WORDS = {
+    "hang": Words(
+        _F,
+        "the ranks wait for one another for good",
+        "A collective returns when all ranks of its group have called it, in one order. These calls can never meet.",
+        "Let every rank make the same calls in the same order: give all as many batches, and keep collectives out of "
+        "branches that only some ranks go through.",
+    ),
     "different_start": Words(
         _F,
         "the ranks start from different weights",
@@ -185,7 +192,7 @@ WORDS = {
         "Call sampler.set_epoch(epoch) at the start of every epoch.",
     ),
     "same_dropout": Words(
-        _F,
+        _N,
         "all ranks draw the same dropout masks",
         "The same units are dropped for every share of a batch, so the noise does not average out over the ranks.",
         "After the model is made, seed each rank differently: torch.manual_seed(seed + rank).",

@@ -16,6 +16,7 @@ from cos598d.tools.audit.watch import collectives, moments
 from cos598d.tools.audit.watch.calls import CallLog
 from cos598d.tools.audit.watch.data import Data
 from cos598d.tools.audit.watch.forwards import Forwards
+from cos598d.tools.audit.watch.pending import RecentCalls
 from cos598d.tools.audit.watch.places import here
 from cos598d.tools.audit.watch.replica import TrainedModel, modes, random_state
 from cos598d.tools.audit.watch.samples import Samples
@@ -40,6 +41,7 @@ class Observer:
         self.steps = RankSteps(self.sketch, examined, self._guard, self.shards)
         self.replica = TrainedModel(self.sketch, self.shards)
         self.calls = CallLog(self.replica.known, self.shards)
+        self.recent = RecentCalls()
         self._opened, self._kept = opened, kept
         self.began = time.perf_counter()
         self.iterations: list[dict[str, Any]] = []
@@ -234,6 +236,7 @@ class Observer:
         row = self.calls.enter(
             call, self.steps.iteration, in_backward, is_between, self.steps.backward_place, self.steps.arrived
         )
+        self.recent.began(call, row)
         if row["kind"] == GRADIENT and in_backward and len(call.tensors) == 1 and call.tensors[0].numel() <= 1:
             row["kind"] = SCALAR  # DDP asks in a scalar which parameters were used
         if call.op == REDUCE_SCATTER and not in_backward:

@@ -5,6 +5,7 @@ import os
 import site
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -77,6 +78,16 @@ def here(otherwise: ScriptLine = NOWHERE) -> ScriptLine:
         if not is_library(frame.f_code.co_filename):
             return ScriptLine(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
     return otherwise
+
+
+def main_line() -> ScriptLine:
+    """Where the main thread is in the script, seen from another thread."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return NOWHERE
+    return ScriptLine(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
 
 
 def called_from(functions: frozenset[str]) -> str:

@@ -8,14 +8,21 @@ import torch
 from cos598d.tools.audit.book import ENDED, FORMAT, RUNNING, Book
 from cos598d.tools.audit.sketch import to_text
 from cos598d.tools.audit.watch.observer import Observer
+from cos598d.tools.audit.watch.places import NOWHERE, main_line
 
 _LONGEST = 500  # letters of an error
 
 
 def book_of(
-    observer: Observer, about: dict[str, Any], seconds: float, exit_code: int | None = None, error: str = ""
+    observer: Observer,
+    about: dict[str, Any],
+    seconds: float,
+    exit_code: int | None = None,
+    error: str = "",
+    stopped: str = "",
 ) -> Book:
-    """The book so far; `about` has the run, rank, world size, host and script. With an `exit_code` it is complete."""
+    """The book so far; `about` has the run, rank, world size, host and script. With an `exit_code` it is complete;
+    `stopped` is what has asked the process to end."""
     is_over = exit_code is not None
     end = observer.replica.sketches() if is_over else {}
     return about | {
@@ -25,6 +32,10 @@ def book_of(
         "exit_code": exit_code,
         "error": error[:_LONGEST],
         "failed": observer.failed[:_LONGEST],
+        "stopped": stopped,
+        "at": [*main_line()] if stopped else [*NOWHERE],
+        "recent": observer.recent.rows() if stopped else [],
+        "made": observer.recent.made() if stopped else [],
         "backend": observer.calls.backend,
         "torch": torch.__version__,
         "examined": observer.steps.examined,
