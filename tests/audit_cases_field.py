@@ -194,6 +194,27 @@ FIELD |= {
     ),
 }
 
+# Checkpoints.
+KEEP = "    torch.save(model.state_dict(), '{}')  # here\n"
+ON_ONE = "    if rank == 0:\n    " + KEEP.format("model.pt") + "    dist.barrier()\n"
+IN_TURN = """    for turn in range(ranks):
+        if turn == rank:
+            torch.save(model.state_dict(), 'model.pt')
+        dist.barrier()
+"""
+IN_MEMORY = "    import io\n\n    torch.save(model.state_dict(), io.BytesIO())\n"
+OWN_NAME = "    torch.save(model.state_dict(), f'model-{rank}.pt')\n"
+LAST = "    if step == 4:\n    "
+for name, text, found in (
+    ("all", KEEP.format("model.pt"), "saved_at_once"),
+    ("one", ON_ONE, RIGHT),
+    ("in_turn", IN_TURN, RIGHT),
+    ("in_memory", IN_MEMORY, RIGHT),
+    ("own_name", OWN_NAME, RIGHT),
+):
+    inside = LAST + text.replace("\n    ", "\n        ")
+    FIELD[f"saved_by_{name}"] = (by_hand((STEP, STEP + inside)), found, 2)
+
 # Ranks that split the data for themselves.
 SPLIT = """import torch
 import torch.distributed as dist

@@ -134,6 +134,11 @@ AFTER = "print('here', flush=True)\n"
 HANGS = {
     "other_call": ("dist.broadcast(torch.zeros(7), 0)\n", True, "and broadcast of 7 elements at train.py"),
     "both_receive": ("dist.recv(torch.zeros(3), 1 - rank)\n", True, "Rank 1 has waited for rank 0"),
+    "both_receive_later": (
+        "import time\nwork = dist.irecv(torch.zeros(3), 1 - rank)\ntime.sleep(600)\n",
+        False,
+        "Rank 1 has waited for rank 0",
+    ),
     "one_is_elsewhere": (
         "import time\nif rank:\n    time.sleep(600)\ndist.barrier()\n",
         False,

@@ -161,6 +161,7 @@ BOOK_KIND = Fields(
         "state": OneOf((RUNNING, ENDED)),
         "exit_code": OrNone(EXIT_CODE),
         "at": WHERE,  # where the script was when it was asked to stop
+        "is_in_torch": FLAG,  # then, in a call that may wait
         "recent": ListOf(RECENT),  # calls, then
         "made": ListOf(MADE),
         "examined": AT_LEAST_ONE,
@@ -180,6 +181,7 @@ BOOK_KIND = Fields(
         "loaders": ListOf(LOADER),
         "samplers": ListOf(SAMPLER),
         "counts": MapOf(COUNT),
+        "saved": ListOf(Fields({"path": TEXT, "calls": COUNT, "where": WHERE})),  # with the calls before it
         "settings": ListOf(OPTIMIZER),  # at the last step
         "seed": Number("a seed", is_whole=True, least=-(2**63), most=2**64),
         "threads": AT_LEAST_ONE,

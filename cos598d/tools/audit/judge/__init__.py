@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from cos598d.terminal.words import ranks_in_words
 from cos598d.tools.audit.book import ENDED, Book
-from cos598d.tools.audit.judge.averaging import judge_averaging, judge_clip_order, judge_zeros
+from cos598d.tools.audit.judge.averaging import judge_averaging, judge_clip_order
 from cos598d.tools.audit.judge.causes import ordered
 from cos598d.tools.audit.judge.gradients import fit_steps, groups_of, not_understood
 from cos598d.tools.audit.judge.hang import judge_hang
-from cos598d.tools.audit.judge.replicas import judge_replicas
+from cos598d.tools.audit.judge.replicas import judge_replicas, judge_saves
 from cos598d.tools.audit.judge.samples import judge_samples
 from cos598d.tools.audit.judge.verdict import AuditFinding, AuditVerdict, Coverage
 from cos598d.tools.audit.judge.waste import judge_notes, judge_waste
-from cos598d.tools.audit.judge.weighting import judge_weighting
+from cos598d.tools.audit.judge.weighting import judge_weighting, judge_zeros
 
 _OF_ANOTHER = re.compile(
     "connection (closed|reset)|broken pipe|timed? ?out|closed by peer|socket", re.IGNORECASE
@@ -50,6 +50,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
         findings += judge_waste(group, fits)
         unjudged += fits.unjudged if len(group) > 1 else []
     findings += judge_notes(books)
+    findings += judge_saves(books)
     of_hang, not_judged = judge_hang(books)
     findings += of_hang
     unjudged += not_judged

@@ -29,6 +29,7 @@ from cos598d.tools.audit.judge.gradients import (
     named,
     step_place,
 )
+from cos598d.tools.audit.judge.partial import absent_from, combination, median_factors, partial_average, partial_of_some
 from cos598d.tools.audit.judge.scale import judge_scale
 from cos598d.tools.audit.judge.verdict import AuditFinding, where
 
@@ -64,29 +65,12 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[AuditFindin
     rest = [name for name in by_tensor if name not in left_out]
     found += _partly(fits, rest) or _mixed(books, fits, rest)
     unjudged: list[str] = []
-    by_rank = _by_rank(fits, rest) or _partial_of_some(fits, [name for name in rest if _begins_alike(books, name)])
+    by_rank = _by_rank(fits, rest) or partial_of_some(fits, [name for name in rest if _begins_alike(books, name)])
     if not by_rank:
         by_rank, unjudged = judge_scale(len(books), fits, rest, are_rounded(books))
     return found + by_rank + _stale(
         fits, [each for ranks in by_tensor.values() for of_rank in ranks for each in of_rank]
     ), unjudged
-
-
-def judge_zeros(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
-    """A loss that no weight changes: in all examined steps the gradients are 0, and later the loss stays what it is.
-
-    A loss that is 0 for a while, as a hinge's may be, is none.
-    """
-    steps = [step for step in fits.steps if step.iteration in fits.zero]
-    losses = {loss for book in books for row in book["iterations"] for loss in row["losses"]}
-    if not steps or len(fits.zero) < max(len(book["steps"]) for book in books) or len(losses) > 1:
-        return []
-    seen = min(book["iterations_seen"] for book in books)
-    says = f"In {len(fits.zero)} of {len(fits.zero)} examined steps every gradient of every rank is 0."
-    constant = f"The loss is {next(iter(losses)):g} in all {seen} steps." if losses else ""
-    micros = steps[0].rows[0]["micro"]
-    place = where(micros[0]) if micros else step_place(fits)
-    return [AuditFinding("zero_gradients", tuple(filter(None, (says, constant))), place)]
 
 
 def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
@@ -101,7 +85,7 @@ def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
         factors = median_factors([each for each in step.known() if each.kind in (BY_RANK, BY_BOTH)])
         said = [_norms(clips)]
         if factors:
-            said.append(_combination(factors))
+            said.append(combination(factors))
         else:
             said.append("It did nothing in this step, for every norm was under the limit: it will where one is above.")
         return [
@@ -223,21 +207,6 @@ def _forgotten(fits: Fits, names: Sequence[str], tensors: int) -> AuditFinding:
     return AuditFinding("forgotten_tensors", (says,), where(calls[-1]) if calls else step_place(fits))
 
 
-def median_factors(fits: Sequence[Fit]) -> tuple[float, ...]:
-    """The factors of several tensors as one."""
-    if not fits:
-        return ()
-    count = len(fits[0].factors)
-    alike = [each for each in fits if len(each.factors) == count]
-    return tuple(statistics.median(each.factors[place] for each in alike) for place in range(count))
-
-
-def _combination(factors: Sequence[float]) -> str:
-    ranks = len(factors)
-    parts = " + ".join(f"{factor / ranks:.3f} g{place}" for place, factor in enumerate(factors))
-    return f"The applied gradient is {parts}, where an average is {1 / ranks:.3f} of each."
-
-
 def _by_rank(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
     """What ranks' factors that differ come from."""
     for step in fits.steps:
@@ -247,10 +216,10 @@ def _by_rank(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
         sizes = [sum(micro["size"] for micro in row["micro"]) for row in step.rows]
         if _are_shares(factors, sizes):
             continue  # weighted by the ranks' shares of the batch, as it should be
-        says = f"Step {step.iteration}: {_combination(factors)[0].lower()}{_combination(factors)[1:]}"
+        says = f"Step {step.iteration}: {combination(factors)[0].lower()}{combination(factors)[1:]}"
         calls = calls_of(step, GRADIENT)
-        if absent := _absent(factors):
-            return [_partial(fits, factors, absent, says)]
+        if absent := absent_from(factors):
+            return [partial_average(fits, factors, absent, says)]
         clips = [_clip_before(row) for row in step.rows]
         if all(each is not None for each in clips):
             return []  # `judge_clip_order` tells more of it
@@ -262,40 +231,6 @@ def _by_rank(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
             return [AuditFinding("clipped_before_average", (says, by_hand), place)]
         return [AuditFinding("unequal_weights", (says, f"Samples by rank: {', '.join(map(str, sizes))}."), place)]
     return []
-
-
-def _absent(factors: Sequence[float]) -> list[int]:
-    return [rank for rank, factor in enumerate(factors) if abs(factor) <= NEAR]
-
-
-def _partial(fits: Fits, factors: Sequence[float], absent: Sequence[int], says: str) -> AuditFinding:
-    there = [rank for rank in range(len(factors)) if rank not in absent]
-    who = f"Of ranks {', '.join(map(str, absent))} nothing is in it, only of {', '.join(map(str, there))}."
-    calls = [each for each in calls_of(fits.steps[0], GRADIENT) if each["op"] in (BROADCAST, SCATTER)]
-    calls = calls or calls_of(fits.steps[0], GRADIENT)
-    return AuditFinding("partial_average", (says, who), where(calls[-1]) if calls else step_place(fits))
-
-
-def _partial_of_some(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
-    """Some tensors to which every rank applies what some ranks computed: in all steps the same ranks' on all."""
-    found: dict[str, tuple[float, ...]] = {}
-    for name in names:
-        of_name = [[of_rank.get(name) for of_rank in step.fits] for step in fits.steps]
-        known = [each for step in of_name for each in step if each and each.kind in (BY_RANK, BY_BOTH)]
-        there = {tuple(abs(factor) > NEAR for factor in each.factors) for each in known}
-        if len(there) != 1 or all(next(iter(there))):
-            continue
-        has_part = next(iter(there))
-        # The rank whose gradient it is applies its own.
-        others = [(rank, each) for step in of_name for rank, each in enumerate(step) if each and each not in known]
-        if all(each.kind == OWN and has_part[rank] for rank, each in others):
-            found[name] = median_factors(known)
-    if not found:
-        return []
-    factors = next(iter(found.values()))
-    combined = _combination(factors)
-    says = f"Of {len(names)} tensors {len(found)} ({named([*found])}): {combined[0].lower()}{combined[1:]}"
-    return [_partial(fits, factors, _absent(factors), says)]
 
 
 def _unequal_factors(step: StepFits, names: Sequence[str]) -> tuple[float, ...]:

@@ -25,7 +25,9 @@ def judge_hang(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
     lines += [_elsewhere(book) for rank, book in by_rank.items() if rank not in waiting and _is_missed(rank, absent)]
     told = _mismatch(waiting, by_rank)
     has_gone = [rank for rank, book in by_rank.items() if _is_missed(rank, absent) and _ended_well(book)]
-    if told or has_gone or _is_circle(absent):
+    # What was begun early and is not waited for keeps nobody.
+    held = {rank: ranks for rank, ranks in absent.items() if by_rank[rank]["is_in_torch"]}
+    if told or has_gone or _is_circle(held):
         first = min(waiting)
         return [AuditFinding("hang", (*([told] if told else []), *lines), where(waiting[first]))], []
     if any(absent.values()):

@@ -44,6 +44,19 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]
     return findings + _settings(books) + _modes(books, unjudged) + _uneven(books), unjudged
 
 
+def judge_saves(books: Sequence[Book]) -> list[AuditFinding]:
+    """Files that several ranks of one host write with no call between, so that nothing orders them."""
+    writers: dict[tuple, dict[int, Where]] = {}
+    for book in books:
+        for each in book["saved"]:
+            writers.setdefault((book["host"], each["path"], each["calls"]), {})[book["rank"]] = where(each)
+    for (_, path, _), by_rank in writers.items():
+        if len(by_rank) > 1:
+            says = f"Ranks {', '.join(map(str, by_rank))} write {path}, with no call between that orders them."
+            return [AuditFinding("saved_at_once", (says,), next(iter(by_rank.values())))]
+    return []
+
+
 def _parts(books: Sequence[Book]) -> list[AuditFinding]:
     """Parts of the weights that several ranks hold, and that differ at the start."""
     holders: dict[str, list[Mapping[str, str]]] = {}

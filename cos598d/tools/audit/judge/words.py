@@ -216,6 +216,12 @@ WORDS = {
         "The same gradient makes another step on each rank, because momentum or the moments of Adam are not the same.",
         "Load an optimizer's state on every rank, or on none; never step or reset the optimizer of only one rank.",
     ),
+    "saved_at_once": Words(
+        _F,
+        "several ranks write the same file at once",
+        "A file that two processes write at a time may have parts of both, and cannot be loaded then.",
+        "Save on rank 0 only, and let the others wait in a barrier; or put the rank's number into the file's name.",
+    ),
     "uneven_calls": Words(
         _F,
         "the ranks do not make the same calls",

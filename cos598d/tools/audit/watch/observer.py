@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from cos598d.tools.audit.watch.samples import Samples
 from cos598d.tools.audit.watch.shards import Shards, local
 from cos598d.tools.audit.watch.steps import RankSteps
 
+_MOST_SAVED = 256
 _NO_LIMIT = 1e30  # a clip by more is there to tell the norm
 
 
@@ -42,6 +44,7 @@ class Observer:
         self.replica = TrainedModel(self.sketch, self.shards)
         self.calls = CallLog(self.replica.known, self.shards)
         self.recent = RecentCalls()
+        self.saved: list[dict[str, Any]] = []
         self._opened, self._kept = opened, kept
         self.began = time.perf_counter()
         self.iterations: list[dict[str, Any]] = []
@@ -131,6 +134,14 @@ class Observer:
     def step_skipped(self) -> None:
         self._ended = time.perf_counter()
         self._guard(self.steps.step_skipped)()
+
+    def saves(self, file: Any) -> None:
+        self._guard(self._saves)(file)
+
+    def _saves(self, file: Any) -> None:
+        if isinstance(file, str | os.PathLike) and len(self.saved) < _MOST_SAVED:
+            path = os.path.realpath(os.fsdecode(file))
+            self.saved.append({"path": path, "calls": self.recent.count, "where": [*here()]})
 
     def _open(self) -> None:
         if not self.is_open and dist.is_available() and dist.is_initialized():

@@ -15,11 +15,13 @@ class RecentCalls:
     their order is of two ranks only."""
 
     def __init__(self) -> None:
+        self.count = 0  # of all calls
         self._made: dict[tuple[int, ...], int] = {}
         self._recent: deque[tuple[Any, float, dict[str, Any]]] = deque(maxlen=_MOST)
 
     def began(self, call: DispatchedCall, row: dict[str, Any]) -> None:
         """A call has begun; `row` is the log's of it."""
+        self.count += 1
         ranks = call.ranks
         is_between_two = call.op in (SEND, RECEIVE)
         number = 0 if is_between_two else self._made.get(ranks, 0) + 1

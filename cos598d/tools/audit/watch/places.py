@@ -90,6 +90,15 @@ def main_line() -> ScriptLine:
     return ScriptLine(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
 
 
+def is_in_torch() -> bool:
+    """Whether the main thread is in a call of torch's that may wait for other ranks, seen from another thread."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return False
+    is_of_ranks = os.path.join("torch", "distributed") in frame.f_code.co_filename
+    return is_of_ranks or frame.f_code.co_name in ("wait", "_engine_run_backward")
+
+
 def called_from(functions: frozenset[str]) -> str:
     """The innermost function on the stack that has one of these names; "" where none has."""
     for frame in frames():

@@ -8,7 +8,7 @@ import torch
 from cos598d.tools.audit.book import ENDED, FORMAT, RUNNING, Book
 from cos598d.tools.audit.sketch import to_text
 from cos598d.tools.audit.watch.observer import Observer
-from cos598d.tools.audit.watch.places import NOWHERE, main_line
+from cos598d.tools.audit.watch.places import NOWHERE, is_in_torch, main_line
 
 _LONGEST = 500  # letters of an error
 
@@ -34,6 +34,7 @@ def book_of(
         "failed": observer.failed[:_LONGEST],
         "stopped": stopped,
         "at": [*main_line()] if stopped else [*NOWHERE],
+        "is_in_torch": bool(stopped) and is_in_torch(),
         "recent": observer.recent.rows() if stopped else [],
         "made": observer.recent.made() if stopped else [],
         "backend": observer.calls.backend,
@@ -58,6 +59,7 @@ def book_of(
         "loaders": list(observer.data.loaders.values()),
         "samplers": list(observer.data.samplers.values()),
         "counts": observer.counts,
+        "saved": observer.saved,
         "settings": observer.steps.optimizers.settings(),
         "seed": torch.initial_seed(),
         "threads": torch.get_num_threads(),
