@@ -22,6 +22,7 @@ from cos598d.tools.audit.exchange import Counter, read_books
 from cos598d.tools.audit.judge import judge
 from cos598d.tools.audit.judge.causes import CONSEQUENCES
 from cos598d.tools.audit.judge.fit import BY_MICRO, BY_RANK, INDISTINCT, MEAN, OWN, STALE, UNKNOWN, fit
+from cos598d.tools.audit.judge.samples import judge_samples
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.sketch import SIZE, Sketcher, from_text, to_text
 from cos598d.tools.audit.starter import filled
@@ -273,7 +274,7 @@ def test_every_finding_and_every_planted_fault_has_its_words():
         (["--output_dir", "right.py", "right.py"], "is a file"),
         (["--master_port", "99", "right.py"], "add --world_size"),
         (["empty"], "no books of an audit"),
-        (["--ignore", "never_averged", "right.py"], "Did you mean never_averaged"),
+        (["--ignore", "never_averged", "right.py"], "Did you mean 'never_averaged'"),
         (["--strict_on", "all", "right.py"], "the known ones are fault, waste, note"),
         (["--timeout", "0", "right.py"], "--timeout 0"),
         (["--launch", "--world_size", "2", "right.py"], "leave --world_size and --master_port out"),
@@ -424,6 +425,24 @@ def test_what_is_applied_and_how_the_loss_is_scaled_name_the_fault(name, finishe
     assert not (expected is None and verdict.is_sure)
     head = card(verdict, []).split("gradients judged in")[0]
     assert ("No fault found" in head, "Cannot tell" in head) == (expected == "", expected is None)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "evaluated", "found"),
+    [
+        (2, range(100, 120), ["evaluation_leak"]),
+        (8, range(100, 120), ["evaluation_leak"]),
+        (8, range(800), []),  # all that is trained on
+        (8, range(900, 1000), []),
+        (8, [*range(900, 1000), 100, 200], []),  # samples that are there twice
+    ],
+)
+def test_a_leak_is_of_samples_that_others_train_on_only(ranks, evaluated, found, finished):
+    books = [json.loads(json.dumps(finished[0] | {"rank": rank})) for rank in range(ranks)]
+    for rank, book in enumerate(books):
+        book["training_samples"] = [str(sample) for sample in range(100 * rank, 100 * rank + 100)]
+    books[0] |= {"evaluation_samples": [str(sample) for sample in evaluated], "evaluation_batches": 3}
+    assert [each.name for each in judge_samples(books)[0] if each.name == "evaluation_leak"] == found
 
 
 def test_less_than_half_of_the_steps_is_no_verdict(finished):

@@ -38,7 +38,11 @@ if __name__ == "__main__":
 ENDS = {
     "at_once": ("import sys\nsys.exit(5)\n", [5, 5], "nothing of"),
     "no_group": ("print('alone')\n", [0, 0], "never opened a process group"),
-    "crash": (with_end(BACKWARD, ON_ONE + "        raise ValueError('planted')\n"), [1, 1], "ValueError: planted"),
+    "crash": (
+        with_end(BACKWARD, ON_ONE + "        raise ValueError('planted')\n"),
+        [1, 1],
+        "Rank 1 ended first, and the others for that, with exit code 1 (ValueError: planted)",
+    ),
     "os_exit": (with_end(END, "import os\nos._exit(7)"), [7, 7], "exit code 7"),
     "killed": (
         with_end(BACKWARD, ON_ONE + "        import os\n        os.kill(os.getpid(), 9)\n"),

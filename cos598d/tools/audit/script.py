@@ -84,7 +84,10 @@ def run(code: CodeType, path: str, words: Sequence[str]) -> tuple[int, str]:
     linecache.checkcache()
     # The streams are the script's as they would be: what guards the program's own is not for it.
     sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
-    spare = os.dup(1)
+    try:
+        spare = os.dup(1)
+    except OSError:  # it was closed before
+        return _ended(code, main)
     try:
         return _ended(code, main)
     finally:

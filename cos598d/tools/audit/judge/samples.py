@@ -72,7 +72,7 @@ def _overlap(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
 def _leak(books: Sequence[Book]) -> list[AuditFinding]:
     """Ranks that evaluate samples on which other ranks train, and not they themselves: each has split the data alone.
 
-    Whoever evaluates what was trained on has some of his own samples in it, too.
+    Whoever evaluates what was trained on has an n-th of his own in it: n - 1 times as many are of others.
     """
     trained = [set(book["training_samples"]) for book in books]
     for rank, book in enumerate(books):
@@ -81,7 +81,7 @@ def _leak(books: Sequence[Book]) -> list[AuditFinding]:
             continue
         own = len(evaluated & trained[rank])
         others = len(evaluated.intersection(set().union(*trained[:rank], *trained[rank + 1 :])) - trained[rank])
-        if others > max(len(books), _LEAST * len(evaluated)) and others > _BY_CHANCE * own:
+        if others > max(len(books), _LEAST * len(evaluated)) and others > _BY_CHANCE * (len(books) - 1) * own:
             says = f"Of {len(evaluated)} samples that rank {rank} evaluates other ranks have trained on {others}, and "
             says += f"rank {rank} on {own}."
             places = [each["where"] for each in book["loaders"] if not each["trains"]]
