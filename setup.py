@@ -26,6 +26,7 @@ setup(
     packages=find_packages(include=("cos598d", "cos598d.*")),
     package_data={
         "cos598d.commands": ["sbatch.sh.txt"],
+        "cos598d.tools.audit": ["site/sitecustomize.py"],
         "cos598d.tools.grade": ["*.sh.txt"],
         "cos598d.tools.learn.given": ["*.json"],
         "cos598d.tools.learn.lessons": ["*/lesson.toml", "*/page.py.txt", "*/answer/*.py.txt"],
@@ -65,5 +66,8 @@ setup(
         "notebook": ["ipykernel>=6.29", "nbclient>=0.10"],
         "report": ["jinja2>=3.1", "matplotlib>=3.8", "pandas>=2.2", "weasyprint>=62"],
     },
-    entry_points={"console_scripts": ["cos598d=cos598d.__main__:main"]},
+    entry_points={
+        "console_scripts": ["cos598d=cos598d.__main__:main"],
+        "pytest11": ["cos598d_audit=cos598d.tools.audit.fixture"],
+    },
 )

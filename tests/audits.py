@@ -7,9 +7,9 @@ from audit_scripts import FLAGS
 from programs import ROOT, free_port
 
 
-def audit(start, folder, source, words="", ranks=2, flags=(), is_fresh=False):
+def audit(start, folder, source, words="", ranks=2, flags=(), is_fresh=False, during=None):
     """Run a script, its path or its source, on so many ranks; return the exit codes, what rank 0 printed, and
-    audit.json (or None)."""
+    audit.json (or None). `during` is called with the programs while they run."""
     path = source if isinstance(source, Path) else folder / "train.py"
     if path is not source:
         path.write_text(source)
@@ -22,6 +22,8 @@ def audit(start, folder, source, words="", ranks=2, flags=(), is_fresh=False):
         own = words.format(**place).split()
         command = ["-m", "cos598d", "audit", "--output_dir", folder / "audit", *flags, path, *own]
         programs.append(start(f"rank{rank}", command, environ, is_fresh=is_fresh))
+    if during:
+        during(programs)
     codes = [program.wait() for program in programs]
     verdict = folder / "audit" / "audit.json"
     return codes, programs[0].text, json.loads(verdict.read_text()) if verdict.exists() else None

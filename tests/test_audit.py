@@ -22,6 +22,7 @@ from cos598d.tools.audit.exchange import Counter, read_books
 from cos598d.tools.audit.judge import judge
 from cos598d.tools.audit.judge.causes import CONSEQUENCES
 from cos598d.tools.audit.judge.fit import BY_MICRO, BY_RANK, INDISTINCT, MEAN, OWN, STALE, UNKNOWN, fit
+from cos598d.tools.audit.judge.samples import judge_samples
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.sketch import SIZE, Sketcher, from_text, to_text
 from cos598d.tools.audit.starter import filled
@@ -179,7 +180,7 @@ def test_a_fault_again_from_its_folder_strict_and_with_books_gone(start, tmp_pat
     assert main(["audit", "--strict", str(folder)]) == 3
     (folder / "books" / "rank1.json").unlink()
     assert main(["audit", str(folder)]) == 0
-    assert main(["audit", "--strict", str(folder)]) == 4
+    assert main(["audit", "--strict", str(folder)]) == 5
     out = capsys.readouterr().out
     assert "Rank 1 left no book" in out
     assert "one rank alone" in out
@@ -273,6 +274,12 @@ def test_every_finding_and_every_planted_fault_has_its_words():
         (["--output_dir", "right.py", "right.py"], "is a file"),
         (["--master_port", "99", "right.py"], "Add --world_size"),
         (["empty"], "no results of an audit"),
+        (["--ignore", "never_averged", "right.py"], "Did you mean 'never_averaged'"),
+        (["--strict_on", "all", "right.py"], "the known ones are fault, waste, note"),
+        (["--timeout", "0", "right.py"], "--timeout 0"),
+        (["--launch", "--world_size", "2", "right.py"], "leave --world_size and --master_port out"),
+        (["--", "-m"], "-m needs a module"),
+        (["--world_size", "2", "--", "-m", "nowhere.at_all"], "no such module"),
     ],
 )
 def test_bad_words_are_a_sentence(words, says, tmp_path, monkeypatch, capsys):
@@ -294,6 +301,33 @@ def test_the_starter_starts_the_ranks_and_judges(start, tmp_path):
     assert program.wait() == 0, program.text
     assert "the gradients are never averaged" in program.text
     assert read_book(tmp_path / "audit" / "books" / "rank1.json", 1)["rank"] == 1
+
+
+def test_findings_can_be_ignored_counted_and_handed_on(finished, tmp_path, capsys):
+    (tmp_path / "books").mkdir()
+    for rank, book in enumerate(edited(finished, applied=summed)):
+        (tmp_path / "books" / f"rank{rank}.json").write_text(json.dumps(book))
+
+    def said(*flags):
+        code = main(["audit", "--strict", *flags, str(tmp_path)])
+        return code, capsys.readouterr()
+
+    code, printed = said("--json", "-", "--ignore", "local_loss")
+    verdict = json.loads(printed.out)
+    assert (code, [each["name"] for each in verdict["faults"]], verdict["notes"]) == (3, ["summed"], [])
+    assert "not averaged" in printed.err
+    code, printed = said("--ignore", "summed", "--github")
+    assert code == 0
+    assert "Ignored as asked: summed." in printed.out
+    assert "::notice title=no loss ever travels::" in printed.out
+    assert said("--ignore", "summed", "--strict_on", "note")[0] == 3
+    code, printed = said("--github")
+    (line,) = [line for line in printed.out.splitlines() if line.startswith("::error ")]
+    assert ",line=21,title=the gradients are summed%2C not averaged::" in line
+    assert said("--json", str(tmp_path / "verdict.json"))[0] == 3
+    assert json.loads((tmp_path / "verdict.json").read_text())["faults"] == verdict["faults"]
+    code, printed = said("--json", str(tmp_path / "none" / "verdict.json"), "--ignore", "summed")
+    assert (code, "cannot be written" in printed.err) == (2, True)
 
 
 def test_a_verdict_is_data(finished):
@@ -391,6 +425,24 @@ def test_what_is_applied_and_how_the_loss_is_scaled_name_the_fault(name, finishe
     assert not (expected is None and verdict.is_sure)
     head = card(verdict, []).split("gradients judged in")[0]
     assert ("No fault found" in head, "Cannot tell" in head) == (expected == "", expected is None)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "evaluated", "found"),
+    [
+        (2, range(100, 120), ["evaluation_leak"]),
+        (8, range(100, 120), ["evaluation_leak"]),
+        (8, range(800), []),  # all that is trained on
+        (8, range(900, 1000), []),
+        (8, [*range(900, 1000), 100, 200], []),  # samples that are there twice
+    ],
+)
+def test_a_leak_is_of_samples_that_others_train_on_only(ranks, evaluated, found, finished):
+    books = [json.loads(json.dumps(finished[0] | {"rank": rank})) for rank in range(ranks)]
+    for rank, book in enumerate(books):
+        book["training_samples"] = [str(sample) for sample in range(100 * rank, 100 * rank + 100)]
+    books[0] |= {"evaluation_samples": [str(sample) for sample in evaluated], "evaluation_batches": 3}
+    assert [each.name for each in judge_samples(books)[0] if each.name == "evaluation_leak"] == found
 
 
 def test_less_than_half_of_the_steps_is_no_verdict(finished):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import time
 
 import pytest
 from audit_scripts import BY_HAND, marked_line, with_changes
@@ -37,7 +38,11 @@ if __name__ == "__main__":
 ENDS = {
     "at_once": ("import sys\nsys.exit(5)\n", [5, 5], "nothing of"),
     "no_group": ("print('alone')\n", [0, 0], "never opened a process group"),
-    "crash": (with_end(BACKWARD, ON_ONE + "        raise ValueError('planted')\n"), [1, 1], "ValueError: planted"),
+    "crash": (
+        with_end(BACKWARD, ON_ONE + "        raise ValueError('planted')\n"),
+        [1, 1],
+        "Rank 1 ended first, and the others for that, with exit code 1 (ValueError: planted)",
+    ),
     "os_exit": (with_end(END, "import os\nos._exit(7)"), [7, 7], "exit code 7"),
     "killed": (
         with_end(BACKWARD, ON_ONE + "        import os\n        os.kill(os.getpid(), 9)\n"),
@@ -126,6 +131,58 @@ def test_parts_that_are_averaged_over_some_of_their_holders_are_told(start, tmp_
     (found,) = verdict["faults"]
     assert (found["name"], found["line"]) == ("partial_average", marked_line(source)), text
     assert "Of ranks 2, 3 nothing is in it, only of 0, 1." in text
+
+
+AFTER = "print('here', flush=True)\n"
+# What is done after the last step, whether it is a hang, and what is told of it.
+HANGS = {
+    "other_call": ("dist.broadcast(torch.zeros(7), 0)\n", True, "and broadcast of 7 elements at train.py"),
+    "both_receive": ("dist.recv(torch.zeros(3), 1 - rank)\n", True, "Rank 1 has waited for rank 0"),
+    "both_receive_later": (
+        "import time\nwork = dist.irecv(torch.zeros(3), 1 - rank)\ntime.sleep(600)\n",
+        False,
+        "Rank 1 has waited for rank 0",
+    ),
+    "one_is_elsewhere": (
+        "import time\nif rank:\n    time.sleep(600)\ndist.barrier()\n",
+        False,
+        "Rank 1 is in no call, at train.py",
+    ),
+    "one_goes_on": ("import time\nwhile True:\n    time.sleep(0.1)\n    dist.barrier()\n", False, ""),
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_names_who_waits_for_what(name, start, tmp_path):
+    after, is_hang, told = HANGS[name]
+    source = with_end(END, AFTER + after + END)
+    if name == "other_call":
+        source = source.replace("in range(5)", "in range(5 + (rank == 0))").replace(AFTER, "if rank:\n    " + AFTER)
+        source = source.replace(
+            "    loss.backward()\n", "    if step == 5:\n        " + AFTER + "    loss.backward()\n"
+        )
+
+    def stop(programs):
+        for program in programs:
+            program.wait_for("here")
+        time.sleep(1.5)  # what has begun just now may be on its way
+        for program in programs:
+            program.process.terminate()
+
+    codes, text, verdict = audit(start, tmp_path, source, during=stop)
+    assert all(code in (-signal.SIGTERM, 1) for code in codes), text  # 1: the other's end has failed its call
+    assert [each["name"] for each in verdict["faults"]] == (["hang"] if is_hang else []), text
+    assert "was stopped (SIGTERM) at" in text
+    assert told in " ".join(text.split()), text
+    assert (name == "one_goes_on") == ("No fault found" in text), text
+
+
+def test_a_script_that_takes_too_long_is_stopped_and_judged(start, tmp_path):
+    source = with_end(END, "import time\ntime.sleep(600)\n")
+    codes, text, verdict = audit(start, tmp_path, source, flags=["--timeout", "10"])
+    assert all(code in (-signal.SIGTERM, 1) for code in codes), text
+    assert "was stopped (--timeout) at" in text
+    assert verdict["faults"] == [], text
 
 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="nothing asks the kernel to end a killed program's children")

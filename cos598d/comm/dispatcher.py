@@ -22,7 +22,8 @@ BARRIER = "barrier"
 
 
 class Operator(NamedTuple):
-    """An operator of the dispatcher's: its collective, and the places of its arguments; `root` is None without one.
+    """An operator of the dispatcher's: its collective, and the places of its arguments; `root` is None without one;
+    of a call between two ranks it is the other one.
 
     `payload` is the argument whose tensors are this rank's part, `group` the process group.
     """
@@ -51,8 +52,8 @@ OPERATORS = {
     "alltoall_base_": Operator("all_to_all", 1, 2),
     "barrier": Operator(BARRIER, 0, 1),
     "monitored_barrier_": Operator(BARRIER, 0, 1),
-    "send": Operator("send", 0, 1),
-    "recv_": Operator("recv", 0, 1),
+    "send": Operator("send", 0, 1, 2),
+    "recv_": Operator("recv", 0, 1, 2),
     "recv_any_source_": Operator("recv", 0, 1),
 }
 # The modules of torch.distributed's functions. What one of objects is made of counts by itself.

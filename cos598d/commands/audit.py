@@ -1,6 +1,8 @@
 """`cos598d audit`: run any data-parallel script, unchanged, and say which silent fault it has."""
 
 import argparse
+import functools
+import math
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -8,23 +10,20 @@ from pathlib import Path
 
 from cos598d.commands.flags import add_flags, given_flags
 from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
-from cos598d.errors import ERROR, UsageError, UserError
+from cos598d.errors import ERROR, UsageError
 from cos598d.fields import check_flags
-from cos598d.terminal.files import write_json
-from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.audit import script
 from cos598d.tools.audit.book import BOOKS
-from cos598d.tools.audit.card import card
+from cos598d.tools.audit.end import check_ignored, conclude, conclude_on_rank
 from cos598d.tools.audit.exchange import read_books, remove_books
-from cos598d.tools.audit.judge import judge
-from cos598d.tools.audit.judge.verdict import FAULT, AuditVerdict
+from cos598d.tools.audit.judge.verdict import AuditVerdict
 from cos598d.tools.audit.options import AuditFlags, Told
-from cos598d.tools.audit.record import VERDICT, write_record
-from cos598d.tools.audit.starter import run_of_starter, start_ranks
-from cos598d.tools.grade.scored import NOT_JUDGED
+from cos598d.tools.audit.record import VERDICT
+from cos598d.tools.audit.script import MODULE, module_of
+from cos598d.tools.audit.starter import StillRunning, run_of_starter, start_launcher, start_ranks
 
-FAULTS_FOUND, CANNOT_TELL = 3, 4  # the exit codes with --strict
+TIMED_OUT, INTERRUPTED = 124, 130
 Grader = Callable[[AuditVerdict | None, str], int]  # of the verdict and how the script failed, to the exit code
 
 
@@ -46,28 +45,56 @@ def run(options: argparse.Namespace) -> int:
     files for teachers, with which it is 0, 1 where something is wrong, or 2 where it could not be judged."""
     flags = AuditFlags(**given_flags(options, AuditFlags))
     check_flags(flags)
+    check_ignored(flags)
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not words:
         raise UsageError("audit needs a script. Give it and its arguments, or the folder of an audit.")
     is_again = Path(words[0]).is_dir()
-    grade = _grader(options, is_again or flags.world_size is not None)
+    grade = _grader(options, is_again or flags.launch or flags.world_size is not None)
     if is_again:
         return _again(Path(words[0]), words[1:], flags, grade)
     run_name = run_of_starter()
-    folder = Path(flags.output_dir or f"runs/audit-{Path(words[0]).stem}").absolute()
-    told = Told(str(folder), words[0], flags.steps, run_name, flags.strict)
+    if words[0] == "-m" and not flags.launch:
+        words = [module_of(words[1:]), *words[2:]]
+    name = words[0].removeprefix(MODULE)
+    folder = Path(flags.output_dir or f"runs/audit-{Path(name).stem if name == words[0] else name}").absolute()
+    told = Told(str(folder), words[0], flags.steps, run_name, flags.timeout)
     if not run_name:
         _check_folder(folder)
+    if flags.launch:
+        return _launched(folder, words, flags, grade)
     if flags.world_size is None:
         if flags.master_port is not None:
             raise UsageError("--master_port is for ranks that are started here. Add --world_size, or leave it out.")
-        return _as_rank(told, words[1:])
+        return _as_rank(told, words[1:], flags)
     script.load(told.script)
     remove_books(folder)
-    told = Told(told.folder, told.script, told.steps, secrets.token_hex(8), told.strict)
-    with exits_on_sigterm():
-        code = start_ranks(told, words[1:], flags.world_size, flags.master_port)
-    return _judged(folder, flags.strict, code, grade)
+    told = Told(told.folder, told.script, told.steps, secrets.token_hex(8))
+    start = functools.partial(start_ranks, told, words[1:], flags.world_size, flags.master_port)
+    return _judged(folder, flags, _started(told, start, flags), grade)
+
+
+def _launched(folder: Path, words: Sequence[str], flags: AuditFlags, grade: Grader | None) -> int:
+    """Run a command that starts the ranks by itself."""
+    if flags.world_size is not None or flags.master_port is not None:
+        raise UsageError("--launch starts a command, which starts the ranks: leave --world_size and --master_port out.")
+    remove_books(folder)
+    told = Told(str(folder), words[0], flags.steps, secrets.token_hex(8))
+    return _judged(folder, flags, _started(told, functools.partial(start_launcher, told, words), flags), grade)
+
+
+def _started(told: Told, start: Callable[[float], int], flags: AuditFlags) -> int:
+    """Start the ranks here and wait for them; return the exit code, also of what was stopped."""
+    try:
+        with exits_on_sigterm():
+            return start(math.inf if flags.timeout is None else flags.timeout)
+    except StillRunning as still:
+        print(f"{ERROR}{told.script}: {still} (--timeout): its ranks were stopped.", file=sys.stderr)
+        return TIMED_OUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as asked:
+        return asked.code if isinstance(asked.code, int) else 1
 
 
 def _grader(options: argparse.Namespace, judges_here: bool) -> Grader | None:
@@ -89,68 +116,27 @@ def _again(folder: Path, words: Sequence[str], flags: AuditFlags, grade: Grader 
         raise UsageError(f"{folder} is the folder of an audit, which takes no further arguments. Leave {words[0]} out.")
     if not (folder / BOOKS).is_dir():
         raise UsageError(f"{folder} has no results of an audit. Give the folder of an audit, or a script.")
-    books, remarks = read_books(folder)
-    verdict = judge(books, remarks)
-    print(card(verdict, books))
+    verdict, code = conclude(folder, flags, 0, is_new=False)
     if grade:
+        books, _ = read_books(folder)
         failed = next((book for book in books if book["exit_code"]), None)
         end = f"rank {failed['rank']} ended with exit code {failed['exit_code']}" if failed else ""
         return grade(verdict, end)
-    return _strict(verdict) if flags.strict else 0
+    return code
 
 
-def _as_rank(told: Told, words: Sequence[str]) -> int:
+def _as_rank(told: Told, words: Sequence[str], flags: AuditFlags) -> int:
     """This process is a rank, as the launcher of the script would start it."""
-    from cos598d.tools.audit.rank import Rank, audit_script
+    from cos598d.tools.audit.rank import audit_script
 
-    def say(rank: Rank, code: int) -> int:
-        if rank.trouble:
-            print(f"{ERROR}{rank.trouble}", file=sys.stderr)
-        if rank.told.run:
-            return code
-        if rank.book is not None:
-            if rank.number != 0:
-                return code
-            rank.collect()
-        elif not rank.has_started_others():
-            why = (
-                "it never opened a process group"
-                if code == 0
-                else f"it ended with code {code} before its ranks had connected"
-            )
-            print(f"{ERROR}nothing of {told.script} was audited: {why}.", file=sys.stderr)
-            return code
-        return _judged(Path(told.folder), told.strict, code)
-
-    return audit_script(told, words, say)
+    return audit_script(told, words, functools.partial(conclude_on_rank, flags=flags))
 
 
-def _judged(folder: Path, strict: bool, code: int, grade: Grader | None = None) -> int:
-    """Judge the books in the folder, print and write what comes out, and return the exit code."""
+def _judged(folder: Path, flags: AuditFlags, code: int, grade: Grader | None = None) -> int:
+    """Judge the books of ranks that were started here, and return the exit code."""
+    verdict, code_of_verdict = conclude(folder, flags, code)
     end = f"the script ended with exit code {code}" if code else ""
-    try:
-        books, remarks = read_books(folder)
-        verdict = judge(books, remarks)
-        without = write_record(folder, books)
-        write_json(folder / VERDICT, verdict.to_json())
-    except UserError as error:
-        print(f"{ERROR}nothing could be judged: {printable(error)}", file=sys.stderr)
-        return grade(None, end) if grade else code
-    except OSError as error:
-        print(f"{ERROR}{folder / VERDICT} cannot be written: {error.strerror}.", file=sys.stderr)
-        return NOT_JUDGED if grade else code
-    print(card(verdict, books))
-    print(f"no files for compare and report: {without}." if without else f"output: {folder}", flush=True)
-    if grade:
-        return grade(verdict, end)
-    return _strict(verdict) if strict and not code else code
-
-
-def _strict(verdict: AuditVerdict) -> int:
-    """The exit code with --strict, of a script that ended well."""
-    if verdict.of(FAULT):
-        return FAULTS_FOUND
-    return 0 if verdict.is_sure else CANNOT_TELL
+    return grade(verdict, end) if grade else code_of_verdict
 
 
 def _check_folder(folder: Path) -> None:

@@ -28,7 +28,7 @@ from cos598d.records.run import RANK, RANKS
 from cos598d.records.schema import read
 from cos598d.tools.audit.sketch import SIZE
 
-FORMAT = "cos598d audit 2"
+FORMAT = "cos598d audit 3"
 BOOKS, BOOK = "books", "rank{rank}.json"
 RUNNING, ENDED = "running", "ended"
 REMEDY = "Audit the script again"
@@ -89,6 +89,7 @@ STEP = Fields(
         "places": MapOf(FixedList((COUNT, COUNT))),  # of what is applied among the parts, and their number
         **dict.fromkeys(("before", "state"), MapOf(SKETCH)),
         "applied": MapOf(SKETCH),
+        "elements": MapOf(COUNT),  # of what is applied
         "events": ListOf(EVENT),
         "optimizers": ListOf(OPTIMIZER),
         **dict.fromkeys(("has_closure", "is_skipped"), FLAG),
@@ -116,6 +117,17 @@ ITERATION = Fields(
         "totals": MapOf(FixedList((COUNT, COUNT, COUNT, COUNT, NOT_NEGATIVE))),
     }
 )
+RECENT = Fields(
+    {
+        "op": TEXT,
+        "ranks": ListOf(RANK),
+        **dict.fromkeys(("number", "elements", "root"), COUNT),
+        "where": WHERE,
+        "seconds": NOT_NEGATIVE,
+        "waits": FLAG,
+    }
+)
+MADE = Fields({"ranks": ListOf(RANK), "calls": COUNT})
 STATE = Fields({}, dict.fromkeys(("weights", "parts", "buffers"), MapOf(SKETCH)))
 _LENGTHS = dict.fromkeys(("dataset_length", "times"), COUNT)
 LOADER = Fields(
@@ -142,12 +154,16 @@ MODEL = Fields(
 BOOK_KIND = Fields(
     {
         "format": OneOf((FORMAT,)),
-        **dict.fromkeys(("run", "host", "script", "error", "failed", "backend", "torch"), TEXT),
+        **dict.fromkeys(("run", "host", "script", "error", "failed", "stopped", "backend", "torch"), TEXT),
         "rank": RANK,
         "world_size": RANKS,
         "pid": COUNT,
         "state": OneOf((RUNNING, ENDED)),
         "exit_code": OrNone(EXIT_CODE),
+        "at": WHERE,  # where the script was when it was asked to stop
+        "is_in_torch": FLAG,  # then, in a call that may wait
+        "recent": ListOf(RECENT),  # calls, then
+        "made": ListOf(MADE),
         "examined": AT_LEAST_ONE,
         **dict.fromkeys(("seconds", "own_seconds", "own_after"), NOT_NEGATIVE),
         "iterations_seen": COUNT,
@@ -165,6 +181,7 @@ BOOK_KIND = Fields(
         "loaders": ListOf(LOADER),
         "samplers": ListOf(SAMPLER),
         "counts": MapOf(COUNT),
+        "saved": ListOf(Fields({"path": TEXT, "calls": COUNT, "where": WHERE})),  # with the calls before it
         "settings": ListOf(OPTIMIZER),  # at the last step
         "seed": Number("a seed", is_whole=True, least=-(2**63), most=2**64),
         "threads": AT_LEAST_ONE,

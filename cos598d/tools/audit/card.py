@@ -14,6 +14,11 @@ from cos598d.tools.audit.judge.verdict import FAULT, NOTE, WASTE, AuditFinding, 
 from cos598d.tools.audit.judge.words import WORDS
 
 WIDTH = 118
+_TO_DO = (
+    "let every rank make two or more steps of a torch.optim optimizer, on data of its own, in a process that "
+    "`cos598d audit` starts; then audit again."
+)
+_COMMANDS = {FAULT: "error", WASTE: "warning", NOTE: "notice"}
 _HEADS = {FAULT: ("fault", "faults"), WASTE: ("waste", "wastes"), NOTE: ("note", "notes")}
 
 
@@ -31,6 +36,8 @@ def card(verdict: AuditVerdict, books: Sequence[Book]) -> str:
             lines += ["", *_finding(each, number, len(found))]
     lines += ["", _result(verdict)]
     lines += [_filled(f"Not judged: {printable(each)}", "  ") for each in verdict.not_judged]
+    if not seen.judged and not verdict.of(FAULT):
+        lines.append(_filled(f"To do: {_TO_DO}", "  "))
     if table := ledger(books):
         lines += ["", table, *exposed(books)]
     return "\n".join(lines)
@@ -39,6 +46,7 @@ def card(verdict: AuditVerdict, books: Sequence[Book]) -> str:
 def _result(verdict: AuditVerdict) -> str:
     faults, seen = len(verdict.of(FAULT)), verdict.seen
     sure = "No fault found" if verdict.is_sure else "Cannot tell: no fault in what could be judged"
+    sure = sure if seen.judged else "NOT JUDGED"
     what = f"{number_of(faults, 'fault')} found" if faults else sure
     judged = f"gradients judged in {seen.judged} of {seen.steps} steps"
     cost = f"the audit took {seen.own_seconds:.2f} s of {seen.seconds:.1f}"
@@ -60,6 +68,26 @@ def _finding(finding: AuditFinding, number: int, of: int) -> list[str]:
     if finding.consequences:
         lines.append(_filled("so too: " + "; ".join(WORDS[name].title for name in finding.consequences) + ".", "  "))
     return lines
+
+
+def annotations(verdict: AuditVerdict) -> str:
+    """The findings as commands that GitHub's workflows make annotations of: faults are errors, waste is a warning."""
+    lines = []
+    for each in verdict.findings:
+        file, line, _ = each.where
+        words = WORDS[each.name]
+        place = f" file={_escaped(os.path.relpath(file), ',:')},line={line}," if file else " "
+        text = _escaped(" ".join((*each.evidence, f"Fix: {words.mend}")))
+        lines.append(f"::{_COMMANDS[each.level]}{place}title={_escaped(words.title, ',:')}::{text}\n")
+    if not verdict.of(FAULT) and not verdict.is_sure:
+        lines.append(f"::warning title=not judged::{_escaped(' '.join(verdict.not_judged))}\n")
+    return "".join(lines)
+
+
+def _escaped(text: str, more: str = "") -> str:
+    for letter in "%\r\n" + more:
+        text = text.replace(letter, f"%{ord(letter):02X}")
+    return text
 
 
 def _filled(text: str, indent: str = "") -> str:

@@ -20,6 +20,7 @@ from cos598d.terminal.reading import parse_json
 from cos598d.tools.audit.book import BOOK, BOOKS, ENDED, MOST_BYTES, Book, read_book
 
 WAIT_SECONDS = 60.0  # for ranks that are still about to end
+STOPPED_SECONDS = 3.0  # for those that are asked to end like this one
 _POLL_SECONDS = 0.05
 _PREFIX = "cos598d_audit"
 _PIECE = 512 << 10
@@ -90,11 +91,11 @@ class Counter:
         return data
 
 
-def collect(folder: Path, book: Book, counter: Counter | None) -> None:
+def collect(folder: Path, book: Book, counter: Counter | None, seconds: float = WAIT_SECONDS) -> None:
     """Rank 0: wait until the other ranks' books are in the folder, complete; for those of processes that are gone, or
-    that take more than WAIT_SECONDS, no longer."""
+    that take more than so many `seconds`, no longer."""
     waiting = set(range(1, book["world_size"]))
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + seconds
     while waiting and time.monotonic() < deadline:
         for rank in sorted(waiting):
             if _is_there(folder, rank, book, counter):
@@ -108,7 +109,10 @@ def _is_there(folder: Path, rank: int, own: Book, counter: Counter | None) -> bo
         with contextlib.suppress(UserError, OSError):
             book = read_book(path, rank)
             if book["run"] == own["run"]:
-                return book["state"] == ENDED or (book["host"] == own["host"] and not _runs(book["pid"]))
+                is_complete = book["state"] == ENDED or bool(book["stopped"])
+                return is_complete or (book["host"] == own["host"] and not _runs(book["pid"]))
+    if own["stopped"]:
+        return False
     if counter is not None:
         with contextlib.suppress(UserError):
             data = counter.receive(rank)

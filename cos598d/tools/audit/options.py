@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from cos598d.fields import flag
 
+LEVELS = ("fault", "waste", "note")  # of findings, the worst first
+
 
 @dataclass(frozen=True)
 class AuditFlags:
@@ -16,7 +18,23 @@ class AuditFlags:
         None, "where the books, the verdict and the record go (default: runs/audit-SCRIPT)", metavar="DIR"
     )
     strict: bool = flag(
-        False, "exit with 3 where a fault was found, with 4 where the audit cannot tell; the script has to end well"
+        False,
+        "exit with 3 where a fault was found, with 4 where the audit cannot tell, with 5 where no gradient was judged; "
+        "the script has to end well",
+    )
+    ignore: str | None = flag(
+        None, "findings that do not count, by their names, such as padded_duplicates,same_dropout", metavar="NAMES"
+    )
+    strict_on: str = flag("fault", "what counts with --strict, from here up", choices=LEVELS)
+    json: str | None = flag(
+        None, "write the verdict as JSON there, too; -: print it, and all else on stderr", metavar="FILE"
+    )
+    github: bool = flag(False, "print the findings as annotations of GitHub's, too")
+    launch: bool = flag(
+        False, "the words are a command that starts the ranks by itself, such as mpirun -n 2 python train.py"
+    )
+    timeout: float | None = flag(
+        None, "stop the script after so many seconds, and judge what was seen until then", above=0, metavar="SECONDS"
     )
     world_size: int | None = flag(
         None,
@@ -39,9 +57,4 @@ class Told:
     script: str
     steps: int
     run: str = ""
-    strict: bool = False
-
-    @property
-    def judges(self) -> bool:
-        """Whether rank 0 itself judges when the script is over."""
-        return not self.run
+    seconds: float | None = None  # after which the rank stops by itself

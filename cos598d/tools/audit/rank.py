@@ -3,6 +3,8 @@
 import contextlib
 import os
 import secrets
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,12 +15,21 @@ from cos598d.errors import one_line
 from cos598d.terminal.files import write_json
 from cos598d.tools.audit import carried, script
 from cos598d.tools.audit.book import Book
-from cos598d.tools.audit.exchange import Counter, book_path, collect, remove_books
+from cos598d.tools.audit.exchange import (
+    STOPPED_SECONDS,
+    WAIT_SECONDS,
+    Counter,
+    book_path,
+    collect,
+    remove_books,
+)
 from cos598d.tools.audit.options import Told
+from cos598d.tools.audit.stops import Stops
 from cos598d.tools.audit.watch.observer import Observer
 from cos598d.tools.audit.watch.writing import book_of
 from cos598d.world.network import network_identity
 
+_STORE_SECONDS = 1.0
 _current: "Rank | None" = None
 _is_installed = False
 
@@ -32,13 +43,16 @@ class Rank:
         global _current, _is_installed  # noqa: PLW0603 - there is one script in a process
         self._dist, self.told, self._pid = dist, told, os.getpid()
         self._counter: Counter | None = None
-        self._run = told.run
+        self._run, self._host_of_judge = told.run, ""
         self._place = (int(os.environ.get("RANK", "0") or 0), 1)
         self.trouble = ""  # why the book could not be written
         self.say: Callable[[Rank, int], int] | None = None
         self._began = time.perf_counter()
         self.observer = Observer(told.steps, self._opened, self._keep)
         self.book: Book | None = None
+        self._stops: Stops | None = None
+        if threading.current_thread() is threading.main_thread():
+            self._stops = Stops(self._stopped, told.seconds)
         if not _is_installed:
             _is_installed = True
             os.register_at_fork(after_in_child=_forget)
@@ -56,7 +70,11 @@ class Rank:
         if _current is not self:
             return
         _current = None
+        if self._stops is not None:
+            self._stops.close()
         self.observer.close()
+        if self.book is not None and self.book["stopped"]:
+            return  # what ends it now comes of that
         if self.observer.is_open:
             self._write(exit_code, error)
             self._send()
@@ -64,7 +82,8 @@ class Rank:
     def collect(self) -> None:
         """Rank 0, when its book is complete: wait for the others'."""
         if self.book is not None:
-            collect(Path(self.told.folder), self.book, self._counter)
+            seconds = STOPPED_SECONDS if self.book["stopped"] else WAIT_SECONDS
+            collect(Path(self.told.folder), self.book, self._counter, seconds)
 
     def has_started_others(self) -> bool:
         """Whether the script has started processes that are audited as ranks."""
@@ -93,14 +112,39 @@ class Rank:
         if self.observer.is_open:
             self._write()
 
-    def _write(self, exit_code: int | None = None, error: str = "") -> None:
-        if not self._run and self._counter is not None:
+    def _stopped(self, by: str) -> None:
+        """On a thread: the process is asked to end, and its main thread may wait in a call for good."""
+        if _current is not self or not self.observer.is_open:
+            return
+        # The store may be what is waited for.
+        asking = threading.Thread(target=self._ask, daemon=True)
+        asking.start()
+        asking.join(_STORE_SECONDS)
+        self._write(stopped=by)
+        if self.say is not None:
+            self.say(self, 128 + signal.SIGTERM)
+
+    def forget_stops(self) -> None:
+        """In a fork: its signals are its own."""
+        if self._stops is not None:
+            self._stops.forget()
+
+    def _ask(self) -> None:
+        """Ask the store who the run and its judge are, as soon as it can be known: at the end it may be gone, and torch
+        would report that at length."""
+        if self._counter is not None and not self._run:
             self._run = (self._counter.ask("run") or b"").decode("ascii", "replace")
+        if self._counter is not None and not self.told.run and not self._host_of_judge:
+            self._host_of_judge = (self._counter.ask("host/0") or b"").decode("ascii", "replace")
+
+    def _write(self, exit_code: int | None = None, error: str = "", stopped: str = "") -> None:
+        if not stopped:
+            self._ask()
         about = {"run": self._run, "rank": self.number, "world_size": self._place[1], "host": network_identity()}
         about |= {"script": os.path.basename(self.told.script)}
         seconds = time.perf_counter() - self._began
         try:
-            self.book = book_of(self.observer, about, seconds, exit_code, error)
+            self.book = book_of(self.observer, about, seconds, exit_code, error, stopped)
             write_json(book_path(Path(self.told.folder), self.number), self.book)
         except (OSError, ValueError, RuntimeError) as wrong:
             self.trouble = f"the book of rank {self.number} could not be written: {one_line(wrong)}."
@@ -109,15 +153,29 @@ class Rank:
         """Send the book to rank 0, where its host is another."""
         if self.number == 0 or self._counter is None or self.book is None:
             return
-        there = self._counter.ask("host/0")
-        if there is not None and there.decode("ascii", "replace") != self.book["host"]:
+        if self._host_of_judge not in ("", self.book["host"]):
             with contextlib.suppress(RuntimeError, OSError):
                 self._counter.send(book_path(Path(self.told.folder), self.number).read_text(encoding="utf-8"))
 
 
-def begin(told: Told) -> Callable[[int, str], None]:
-    """Make this process, which the script has started, a rank; what ends it is called with its exit code and error."""
-    return Rank(told).end
+def begin(told: Told, say: Callable[["Rank", int], int] | None = None) -> Callable[[int, str], None]:
+    """Make this process, which the script has started, a rank; what ends it is called with its exit code and error.
+    Then `say`, if there is one, is called with the code."""
+    rank = Rank(told)
+    rank.say = say
+
+    def end(exit_code: int, error: str) -> None:
+        if is_under_audit():
+            rank.end(exit_code, error)
+            if say is not None:
+                say(rank, exit_code)
+
+    return end
+
+
+def is_under_audit() -> bool:
+    """Whether this process is a rank."""
+    return _current is not None
 
 
 def audit_script(told: Told, words: Sequence[str], say: Callable[[Rank, int], int]) -> int:
@@ -139,6 +197,7 @@ def _forget() -> None:
     if _current is not None:
         _current.observer.failed = "a fork"
         with contextlib.suppress(Exception):
+            _current.forget_stops()
             _current.observer.close()
     _current = None
 

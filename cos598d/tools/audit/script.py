@@ -1,12 +1,14 @@
 """A script of somebody's, run as `python script.py` would run it, in this process."""
 
+import importlib.util
 import linecache
 import os
 import sys
 import traceback
 import types
 from collections.abc import Sequence
-from importlib.machinery import SourceFileLoader
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType
 
@@ -16,8 +18,40 @@ from cos598d.terminal.printable import printable
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
 
 
+MODULE = "-m "  # begins a script that is a module
+
+
+def module_of(words: Sequence[str]) -> str:
+    """The script that `python -m` runs with these words. Raises UsageError without any."""
+    if not words:
+        raise UsageError("-m needs a module: give its name, as in `audit -- -m package.train`.")
+    return f"{MODULE}{words[0]}"
+
+
+def words_of(path: str) -> list[str]:
+    """The words that name the script on a command line."""
+    return ["-m", path.removeprefix(MODULE)] if path.startswith(MODULE) else [path]
+
+
+def _spec_of(name: str) -> ModuleSpec:
+    """Where a module's code is, of a package its `__main__`. Raises UsageError where there is none."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ImportError, ValueError, AttributeError):
+        spec = None
+    if spec is None or not spec.origin or not isinstance(spec.loader, InspectLoader):
+        raise UsageError(f"-m {printable(name)}: there is no such module from here: start it where python -m finds it.")
+    return spec
+
+
 def load(path: str) -> CodeType:
-    """The code of a script. Raises UsageError where there is none, or none of Python."""
+    """The code of a script, or of a module. Raises UsageError where there is none, or none of Python."""
+    if path.startswith(MODULE):
+        sys.path.insert(0, os.getcwd())
+        path = _spec_of(path.removeprefix(MODULE)).origin or ""
+        del sys.path[0]
     if not os.path.exists(path):
         raise UsageError(f"{path} does not exist. Give the script to audit, or the folder of an audit.")
     if not os.path.isfile(path):
@@ -38,13 +72,39 @@ def run(code: CodeType, path: str, words: Sequence[str]) -> tuple[int, str]:
     A traceback is printed as Python would print it, without the frames that led to the script.
     """
     main = types.ModuleType("__main__")
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    if path.startswith(MODULE):
+        sys.path[0] = os.getcwd()
+        spec = _spec_of(path.removeprefix(MODULE))
+        main.__dict__.update(__spec__=spec, __package__=spec.parent)
+        path = spec.origin or ""
     main.__dict__.update(__file__=path, __builtins__=__builtins__, __loader__=SourceFileLoader("__main__", path))
     sys.modules["__main__"] = main
     sys.argv = [path, *words]
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
     linecache.checkcache()
     # The streams are the script's as they would be: what guards the program's own is not for it.
     sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
+    try:
+        spare = os.dup(1)
+    except OSError:  # it was closed before
+        return _ended(code, main)
+    try:
+        return _ended(code, main)
+    finally:
+        _print_to(spare)
+
+
+def _print_to(spare: int) -> None:
+    """Print to this copy of the program's stdout where the script has closed or replaced its own; else let it go."""
+    try:
+        sys.stdout.flush()
+        os.fstat(sys.stdout.fileno())
+        os.close(spare)
+    except (AttributeError, ValueError, OSError):
+        sys.stdout = os.fdopen(spare, "w", encoding="utf-8", errors="backslashreplace")
+
+
+def _ended(code: CodeType, main: types.ModuleType) -> tuple[int, str]:
     try:
         exec(code, main.__dict__)
     except SystemExit as asked:

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from cos598d.errors import UsageError
 from cos598d.terminal.children import end_all, exit_code_of, wait_together
 from cos598d.terminal.program import ends_with_parent, own_environment, program
+from cos598d.tools.audit import script
+from cos598d.tools.audit.anywhere import environment
 from cos598d.tools.audit.options import Told
 from cos598d.world.network import DEFAULT_IP
 
 RUN = "COS598D_AUDIT_RUN"  # tells a rank that its starter judges, and the run's name
 _FAILED_SECONDS = 10.0  # when a rank has failed, the others have so long to notice
-_STOP_SECONDS = 5.0
+_STOP_SECONDS = 5.0  # to leave a book
 
 
 def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
@@ -35,7 +37,7 @@ def start_ranks(
     Raises UsageError for a port in use, and TimeoutError, when all are stopped, for a script that takes more than
     `seconds`.
     """
-    port = _port(master_port)
+    port = free_port(master_port)
     ranks: list[subprocess.Popen] = []
     try:
         for rank in range(world_size):
@@ -48,7 +50,15 @@ def start_ranks(
                 RUN: told.run,
             }
             environ.setdefault("OMP_NUM_THREADS", "1")
-            own = ["audit", "--steps", str(told.steps), "--output_dir", told.folder, told.script]
+            own = [
+                "audit",
+                "--steps",
+                str(told.steps),
+                "--output_dir",
+                told.folder,
+                "--",
+                *script.words_of(told.script),
+            ]
             command = [sys.executable, *program(), *own, *filled(words, place)]
             ranks.append(subprocess.Popen(ends_with_parent(command), env=environ))
         failed = wait_together(ranks, lambda _: _FAILED_SECONDS, seconds)
@@ -57,7 +67,24 @@ def start_ranks(
         end_all(ranks, _STOP_SECONDS)
 
 
-def _port(asked: int | None) -> int:
+def start_launcher(told: Told, command: Sequence[str], seconds: float = math.inf) -> int:
+    """Run a command that starts the ranks by itself, wait for it, and return its exit code.
+
+    Raises UsageError for one that cannot be started, and StillRunning as `start_ranks`.
+    """
+    environ = os.environ | environment(told.folder, told.steps, told.run)
+    launcher: list[subprocess.Popen] = []
+    try:
+        launcher.append(subprocess.Popen(ends_with_parent(command), env=environ))
+        return _wait(launcher, seconds)
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be started ({error.strerror}): give a command after --launch.") from None
+    finally:
+        _stop(launcher)
+
+
+def free_port(asked: int | None = None) -> int:
+    """A port that nobody listens at: the one that is asked for, if there is one. Raises UsageError for one in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

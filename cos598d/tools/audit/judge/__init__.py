@@ -1,6 +1,7 @@
 """What the books of all ranks say: faults with their evidence, waste, notes, and what could not be judged."""
 
 import math
+import re
 from collections.abc import Sequence
 
 from cos598d.terminal.words import ranks_in_words
@@ -8,12 +9,16 @@ from cos598d.tools.audit.book import ENDED, Book
 from cos598d.tools.audit.judge.averaging import judge_averaging, judge_clip_order
 from cos598d.tools.audit.judge.causes import ordered
 from cos598d.tools.audit.judge.gradients import fit_steps, groups_of, not_understood
-from cos598d.tools.audit.judge.replicas import judge_replicas
+from cos598d.tools.audit.judge.hang import judge_hang
+from cos598d.tools.audit.judge.replicas import judge_replicas, judge_saves
 from cos598d.tools.audit.judge.samples import judge_samples
 from cos598d.tools.audit.judge.verdict import AuditFinding, AuditVerdict, Coverage
 from cos598d.tools.audit.judge.waste import judge_notes, judge_waste
-from cos598d.tools.audit.judge.weighting import judge_weighting
+from cos598d.tools.audit.judge.weighting import judge_weighting, judge_zeros
 
+_OF_ANOTHER = re.compile(
+    "connection (closed|reset)|broken pipe|timed? ?out|closed by peer|socket", re.IGNORECASE
+)  # errors of a call that another rank has left
 LAST = 10  # steps, whose loss is that at the end
 
 
@@ -37,7 +42,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
             open_questions += not_judged
         if len(group) > 1 and not of_gradients:
             open_questions = open_questions or not_understood(fits)
-        findings += of_gradients
+        findings += of_gradients + judge_zeros(group, fits)
         unjudged += open_questions
         for found, not_judged in (judge_samples(group), judge_replicas(group)):
             findings += found
@@ -45,6 +50,13 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
         findings += judge_waste(group, fits)
         unjudged += fits.unjudged if len(group) > 1 else []
     findings += judge_notes(books)
+    findings += judge_saves(books)
+    of_hang, not_judged = judge_hang(books)
+    findings += of_hang
+    unjudged += not_judged
+    died = [book["rank"] for book in books if _has_died(book) and not book["stopped"]]
+    if died and judged and min(judged):
+        unjudged.append(f"gradients: the steps that were still to come: {ranks_in_words(died)} did not end well.")
     if len(books) == 1:
         unjudged.append("anything between ranks: there is the book of one rank alone.")
     first = books[0]
@@ -86,6 +98,35 @@ def _last_loss(books: Sequence[Book]) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
+def _is_effect(book: Book) -> bool:
+    """Whether a rank ended well, or by an error that another rank's end makes."""
+    return not _has_died(book) or bool(_OF_ANOTHER.search(book["error"]))
+
+
+def _has_died(book: Book) -> bool:
+    return book["state"] != ENDED or bool(book["error"] or book["exit_code"])
+
+
+def _end_of(book: Book, books: Sequence[Book]) -> str:
+    """How a rank ended; "" where it ended well."""
+    steps = book["iterations_seen"]
+    if not _has_died(book):
+        return ""
+    if book["stopped"]:
+        file, line, _ = book["at"]
+        return f"rank {book['rank']} was stopped ({book['stopped']}) at {file or '-'} line {line}, after {steps} steps."
+    is_cause = not _is_effect(book) and any(map(_is_effect, (each for each in books if _has_died(each))))
+    what = ", and the others for that" if is_cause else ""
+    if book["state"] != ENDED:
+        return (
+            f"rank {book['rank']} was ended from outside, or still runs{what}: what was seen of it until step {steps} "
+            "is judged."
+        )
+    why = f" ({book['error']})" if book["error"] else ""
+    how = f"ended first{what}, with" if is_cause else "ended with"
+    return f"rank {book['rank']} {how} exit code {book['exit_code']}{why} after {steps} steps."
+
+
 def _of_ranks(books: Sequence[Book]) -> list[str]:
     """Sentences on ranks that never came, were ended, or failed."""
     found = []
@@ -93,16 +134,8 @@ def _of_ranks(books: Sequence[Book]) -> list[str]:
     if missing:
         which = ranks_in_words(missing)
         found.append(f"{which} left no book: never came, ended before a step, or ran without the audit.")
+    found += [said for book in sorted(books, key=_is_effect) if (said := _end_of(book, books))]
     for book in books:
-        if book["state"] != ENDED:
-            found.append(
-                f"rank {book['rank']} was ended from outside, or still runs: what was seen of it until step "
-                f"{book['iterations_seen']} is judged."
-            )
-        elif book["error"] or book["exit_code"]:
-            why = f" ({book['error']})" if book["error"] else ""
-            steps = book["iterations_seen"]
-            found.append(f"rank {book['rank']} ended with exit code {book['exit_code']}{why} after {steps} steps.")
         if book["failed"]:
             found.append(
                 f"the audit of rank {book['rank']} ended early ({book['failed']}): what came before is judged."

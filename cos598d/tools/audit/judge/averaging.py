@@ -29,6 +29,7 @@ from cos598d.tools.audit.judge.gradients import (
     named,
     step_place,
 )
+from cos598d.tools.audit.judge.partial import absent_from, combination, median_factors, partial_average, partial_of_some
 from cos598d.tools.audit.judge.scale import judge_scale
 from cos598d.tools.audit.judge.verdict import AuditFinding, where
 
@@ -64,7 +65,7 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[AuditFindin
     rest = [name for name in by_tensor if name not in left_out]
     found += _partly(fits, rest) or _mixed(books, fits, rest)
     unjudged: list[str] = []
-    by_rank = _by_rank(fits, rest)
+    by_rank = _by_rank(fits, rest) or partial_of_some(fits, [name for name in rest if _begins_alike(books, name)])
     if not by_rank:
         by_rank, unjudged = judge_scale(len(books), fits, rest, are_rounded(books))
     return found + by_rank + _stale(
@@ -84,7 +85,7 @@ def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
         factors = median_factors([each for each in step.known() if each.kind in (BY_RANK, BY_BOTH)])
         said = [_norms(clips)]
         if factors:
-            said.append(_combination(factors))
+            said.append(combination(factors))
         else:
             said.append("It did nothing in this step, for every norm was under the limit: it will where one is above.")
         return [
@@ -103,6 +104,11 @@ def _is_apart_by_design(books: Sequence[Book], name: str) -> bool:
     """Whether a weight that is whole beside others that are cut differs between ranks from the start: a rank's own."""
     begun = {book["start"].get("weights", {}).get(name) for book in books}
     return len(begun) > 1 and any(book["model"].get("sharded") for book in books)
+
+
+def _begins_alike(books: Sequence[Book], name: str) -> bool:
+    """Whether all ranks begin with the same weight: one that some ranks share is averaged over these by right."""
+    return len({book["start"].get("weights", {}).get(name) for book in books}) == 1
 
 
 def _only_to_one(fits: Fits) -> bool:
@@ -201,21 +207,6 @@ def _forgotten(fits: Fits, names: Sequence[str], tensors: int) -> AuditFinding:
     return AuditFinding("forgotten_tensors", (says,), where(calls[-1]) if calls else step_place(fits))
 
 
-def median_factors(fits: Sequence[Fit]) -> tuple[float, ...]:
-    """The factors of several tensors as one."""
-    if not fits:
-        return ()
-    count = len(fits[0].factors)
-    alike = [each for each in fits if len(each.factors) == count]
-    return tuple(statistics.median(each.factors[place] for each in alike) for place in range(count))
-
-
-def _combination(factors: Sequence[float]) -> str:
-    ranks = len(factors)
-    parts = " + ".join(f"{factor / ranks:.3f} g{place}" for place, factor in enumerate(factors))
-    return f"The applied gradient is {parts}, where an average is {1 / ranks:.3f} of each."
-
-
 def _by_rank(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
     """What ranks' factors that differ come from."""
     for step in fits.steps:
@@ -225,17 +216,14 @@ def _by_rank(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
         sizes = [sum(micro["size"] for micro in row["micro"]) for row in step.rows]
         if _are_shares(factors, sizes):
             continue  # weighted by the ranks' shares of the batch, as it should be
-        says = f"Step {step.iteration}: {_combination(factors)[0].lower()}{_combination(factors)[1:]}"
+        says = f"Step {step.iteration}: {combination(factors)[0].lower()}{combination(factors)[1:]}"
+        calls = calls_of(step, GRADIENT)
+        if absent := absent_from(factors):
+            return [partial_average(fits, factors, absent, says)]
         clips = [_clip_before(row) for row in step.rows]
         if all(each is not None for each in clips):
             return []  # `judge_clip_order` tells more of it
-        calls = calls_of(step, GRADIENT)
         place = where(calls[0]) if calls else step_place(fits)
-        absent = [rank for rank, factor in enumerate(factors) if abs(factor) <= NEAR]
-        if absent:
-            there = [rank for rank in range(len(factors)) if rank not in absent]
-            who = f"Of ranks {', '.join(map(str, absent))} nothing is in it, only of {', '.join(map(str, there))}."
-            return [AuditFinding("partial_average", (says, who), place)]
         if len(step.rows[0]["micro"]) > 1 and not are_micro_batches(step.rows[0]):
             continue  # several losses of one batch may be combined by factors of their own
         if all(0 < factor <= 1 + NEAR for factor in factors):

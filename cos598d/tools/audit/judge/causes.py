@@ -7,8 +7,10 @@ from cos598d.tools.audit.judge.verdict import AuditFinding
 _DRIFT = ("optimizer_states_differ", "weights_drift")
 # What each fault brings about by itself, in the order in which causes are told.
 CONSEQUENCES = {
+    "hang": ("uneven_steps", "uneven_calls"),
     "same_batches": ("all_data_everywhere", "overlapping_batches"),
-    "all_data_everywhere": ("overlapping_batches",),
+    "all_data_everywhere": ("overlapping_batches", "evaluation_leak"),
+    "overlapping_batches": ("evaluation_leak",),
     "different_start": ("weights_drift",),
     "never_averaged": _DRIFT,
     "result_dropped": _DRIFT,
@@ -18,7 +20,7 @@ CONSEQUENCES = {
     "forgotten_tensors": ("different_gradients", *_DRIFT),
     "forgotten_micro_batches": ("different_gradients", *_DRIFT),
     "modes_differ": ("same_dropout", "batch_norm_apart"),
-    "partial_average": _DRIFT,
+    "partial_average": ("clipped_before_average", *_DRIFT),
     "different_gradients": _DRIFT,
     "optimizers_differ": _DRIFT,
     "optimizer_states_differ": ("weights_drift",),

@@ -6,9 +6,12 @@ factor for each rank; a factor for each micro-batch; a factor for each of both; 
 there before the first backward pass.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from cos598d.tools.audit.sketch import SIZE
 
 MEAN, OWN, BY_RANK, BY_MICRO, STALE, OWN_STALE = "mean", "own", "by rank", "by micro-batch", "stale", "own and stale"
 BY_BOTH, PARTLY_OWN = "by rank and micro-batch", "mean of some micro-batches, own of others"
@@ -40,12 +43,18 @@ class Fit:
 
 
 def fit(
-    applied: np.ndarray, local: np.ndarray, before: np.ndarray | None, rank: int, tolerance: float, largest: float
+    applied: np.ndarray,
+    local: np.ndarray,
+    before: np.ndarray | None,
+    rank: int,
+    tolerance: float,
+    largest: float,
+    elements: int = SIZE,
 ) -> Fit:
     """The plainest combination for G = `applied` (SIZE,) of `local` (ranks, micro-batches, SIZE).
 
     `rank` is this rank's place among them, `before` the gradient that was there before; `largest` the norm of the
-    largest tensor's local gradient in this step.
+    largest tensor's local gradient in this step. A tensor of few `elements` tells fewer factors than it has elements.
     """
     ranks, micros, _ = local.shape
     by_rank = local.sum(1)
@@ -67,12 +76,19 @@ def fit(
         return Fit(INDISTINCT if is_alike else MEAN, float(factor), residual=of_mean)
     if of_own <= tolerance:
         return Fit(OWN, float(alone), residual=of_own)
-    if before is not None and np.linalg.norm(before):
+    for other in (place for place in range(ranks) if place != rank):
+        (factor,), residual = solve(by_rank[other])
+        if residual <= tolerance and not _is_multiple(by_rank[other], own, tolerance):
+            factors = [0.0] * ranks
+            factors[other] = float(factor) * ranks
+            return Fit(BY_RANK, float(factor), tuple(factors), residual)
+    few = min(_FEW, elements - 1)
+    if few > 1 and before is not None and np.linalg.norm(before):
         for kind, column in ((STALE, mean), (OWN_STALE, own)):
             (of_new, of_old), residual = solve(column, before)
             if residual <= tolerance and abs(of_old) > 10 * tolerance:
                 return Fit(kind, float(of_new), (float(of_old),), residual)
-    if 1 < micros <= _FEW and _are_apart(local.mean(0)):
+    if 1 < micros <= few and _are_apart(local.mean(0)):
         found, residual = solve(*local.mean(0))
         if residual <= tolerance:
             return Fit(BY_MICRO, float(np.median(found)), tuple(map(float, found)), residual)
@@ -80,11 +96,11 @@ def fit(
         if residual <= tolerance:
             lost = tuple(int(m) for m in np.flatnonzero(np.abs(found) <= 10 * tolerance))
             return Fit(OWN, float(np.abs(found).max()), residual=residual, lost=lost)
-    if 1 < ranks <= _FEW and _are_apart(by_rank):
+    if 1 < ranks <= few and _are_apart(by_rank):
         found, residual = solve(*by_rank)
         if residual <= tolerance:
             return Fit(BY_RANK, float(found.mean() * ranks), tuple(map(float, found * ranks)), residual)
-    if micros > 1 and ranks * micros <= _FEW + 4:
+    if micros > 1 and ranks * micros <= min(_FEW + 4, elements - 1):
         flat = local.reshape(ranks * micros, -1)
         found, residual = solve(*flat)
         if residual <= tolerance and _are_apart(flat):
@@ -99,6 +115,72 @@ def fit(
                 return Fit(PARTLY_OWN, float(table.mean()), residual=residual, lost=lost)
             return Fit(BY_BOTH, float(table.mean()), tuple(map(float, table.mean(1))), residual)
     return Fit(UNKNOWN, residual=of_mean)
+
+
+def fit_ones(
+    ones: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray | None]],
+    others: Sequence[Fit],
+    rank: int,
+    tolerance: float,
+    largest: float,
+) -> dict[str, Fit]:
+    """Tensors of one element by name, (applied, local, before) of each: any number is a multiple of any other, so they
+    are fitted together as one tensor; where that fails, each by the factor of the `others` on this rank."""
+    if not ones:
+        return {}
+    applied, local, before = zip(*ones.values(), strict=True)
+    was_there = [np.zeros(SIZE) if each is None else each for each in before]
+    together = fit(
+        np.concatenate(applied),
+        np.concatenate(local, axis=2),
+        np.concatenate(was_there),
+        rank,
+        tolerance,
+        largest,
+        len(ones),
+    )
+    if len(ones) > 1 and together.kind != UNKNOWN:
+        return dict.fromkeys(ones, together)
+    known = [each.factor for each in others if each.kind in (MEAN, OWN)]
+    return {name: _one(each[0], each[1], rank, tolerance, known, largest) for name, each in ones.items()}
+
+
+def _one(
+    applied: np.ndarray, local: np.ndarray, rank: int, tolerance: float, known: Sequence[float], largest: float
+) -> Fit:
+    """A tensor of one element by itself: `known` are the other tensors' factors, by which it should go, too."""
+    by_rank = local.sum(1)
+    ranks, mean, own = len(by_rank), by_rank.mean(0), by_rank[rank]
+    if max(np.linalg.norm(by_rank, axis=1).max(), np.linalg.norm(applied)) <= _SMALL * largest:
+        return Fit(SMALL)
+    if not np.linalg.norm(applied):
+        return Fit(NOTHING)
+    usual = float(np.median(known)) if known else 1.0
+
+    def factor_of(column: np.ndarray) -> float | None:
+        for factor in (usual, usual * ranks, usual / ranks, 1.0):
+            if np.linalg.norm(factor * column - applied) <= tolerance * np.linalg.norm(applied):
+                return factor
+        return None
+
+    of_mean, of_own = factor_of(mean), factor_of(own)
+    if of_mean is not None and (of_own is not None or np.linalg.norm(own - mean) <= tolerance * np.linalg.norm(mean)):
+        return Fit(INDISTINCT, of_mean)
+    if of_mean is not None:
+        return Fit(MEAN, of_mean)
+    if of_own is not None:
+        return Fit(OWN, of_own)
+    for other, column in enumerate(by_rank):
+        if (factor := factor_of(column)) is not None:
+            return Fit(BY_RANK, factor, tuple(factor * ranks * (place == other) for place in range(ranks)))
+    return Fit(UNKNOWN)
+
+
+def _is_multiple(one: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
+    size = float(one @ one)
+    return size == 0 or bool(
+        np.linalg.norm(other - one * float(other @ one) / size) <= tolerance * np.linalg.norm(other)
+    )
 
 
 def _are_apart(rows: np.ndarray) -> bool:

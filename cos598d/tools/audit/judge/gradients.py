@@ -14,17 +14,21 @@ from cos598d.tools.audit.judge.fit import (
     BY_RANK,
     INDISTINCT,
     NEAR,
+    OWN,
+    OWN_STALE,
     PARTLY_OWN,
     SMALL,
     UNKNOWN,
     Fit,
     fit,
+    fit_ones,
 )
 from cos598d.tools.audit.judge.verdict import Where, where
 from cos598d.tools.audit.sketch import SIZE, from_text
 
 _EXACT, _ROUNDED = 1e-3, 3e-2  # what a fit may leave of the gradient, in float32 and in fewer digits
 _FEW_DIGITS = ("float16", "bfloat16")
+ALL_ZERO = "all of them are 0"
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Fits:
     steps: Sequence[StepFits]
     unjudged: Sequence[str]
     judged: int
+    zero: Sequence[int] = ()  # steps in which every gradient of every rank is 0
 
 
 def groups_of(books: Sequence[Book]) -> list[list[Book]]:
@@ -98,7 +103,8 @@ def are_rounded(books: Sequence[Book]) -> bool:
 def fit_steps(books: Sequence[Book]) -> Fits:
     """The fits of a group of ranks."""
     tolerance = tolerance_of(books)
-    steps, unjudged, judged = [], [], 0
+    steps, judged = [], 0
+    unjudged: dict[str, list[int]] = {}
     by_iteration = [{step["iteration"]: step for step in book["steps"]} for book in books]
     for iteration in sorted(set().union(*by_iteration)):
         rows = [steps.get(iteration) for steps in by_iteration]
@@ -108,21 +114,28 @@ def fit_steps(books: Sequence[Book]) -> Fits:
         found = [_of_rank(present, place, tolerance) for place in range(len(present))] if not why else []
         step = StepFits(iteration, present, found)
         if found and all(each.kind == SMALL for of_rank in found for each in of_rank.values()):
-            why = "all of them are 0"
+            why = ALL_ZERO
         if not why and not step.known():
             why = (
                 "what was applied is no combination of what the ranks computed (compressed, or changed by other means)"
             )
         if not why and all(each.kind == INDISTINCT for each in step.known()):
             why = "the ranks computed the same gradient, so that an average of them cannot be told from one alone"
-        if why and not any(fits for fits in found):
-            unjudged.append(f"gradients of step {iteration}: {why}.")
-        else:
+        if why:
+            unjudged.setdefault(why, []).append(iteration)
+        judged += not why
+        if not why or any(found):
             steps.append(step)
-            judged += not why
-            if why:
-                unjudged.append(f"gradients of step {iteration}: {why}.")
-    return Fits(steps, unjudged, judged)
+    said = [f"gradients of {number_of_steps(those)}: {why}." for why, those in unjudged.items()]
+    return Fits(steps, said, judged, unjudged.get(ALL_ZERO, []))
+
+
+def number_of_steps(steps: Sequence[int]) -> str:
+    """The steps by their numbers, those that follow one another as a range."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    is_range = len(steps) == steps[-1] - steps[0] + 1
+    return f"steps {steps[0]} to {steps[-1]}" if is_range else f"steps {', '.join(map(str, steps))}"
 
 
 def _why_not(rows: Sequence[dict[str, Any]], ranks: int) -> str:
@@ -179,13 +192,17 @@ def _of_rank(rows: Sequence[dict[str, Any]], place: int, tolerance: float) -> di
     local = {name: _local(rows, name, micros, own["places"].get(name)) for name in names if name in own["applied"]}
     local = {name: each for name, each in local.items() if np.isfinite(each).all()}
     largest = max((float(np.linalg.norm(each.sum(1), axis=1).max()) for each in local.values()), default=0.0)
-    found = {}
+    found, ones = {}, {}
     for name, each in local.items():
         applied = from_text(own["applied"][name])
         before = from_text(own["before"][name]) if name in own["before"] else None
         if np.isfinite(applied).all() and (before is None or np.isfinite(before).all()):
-            found[name] = fit(applied, each, before, place, tolerance, largest)
-    return found
+            elements = own["elements"].get(name, SIZE)
+            if elements == 1:
+                ones[name] = (applied, each, before)
+            else:
+                found[name] = fit(applied, each, before, place, tolerance, largest, elements)
+    return found | fit_ones(ones, [*found.values()], place, tolerance, largest)
 
 
 def _local(rows: Sequence[dict[str, Any]], name: str, micros: int, part: Sequence[int] | None) -> np.ndarray:
@@ -230,17 +247,19 @@ def near(value: float, other: float) -> bool:
 
 def not_understood(fits: Fits) -> list[str]:
     """A sentence on the tensors to which in most steps neither an average nor an own gradient is applied."""
-    of: dict[str, list[str]] = {}
+    of: dict[tuple[str, int], list[str]] = {}
     for step in fits.steps:
-        for of_rank in step.fits:
+        for rank, of_rank in enumerate(step.fits):
             for name, each in of_rank.items():
                 if each.kind != SMALL:
-                    of.setdefault(name, []).append(each.kind)
-    unclear = (UNKNOWN, BY_MICRO, BY_RANK, BY_BOTH, PARTLY_OWN)
-    names = [name for name, kinds in of.items() if sum(kind in unclear for kind in kinds) * 2 > len(kinds)]
+                    of.setdefault((name, rank), []).append(each.kind)
+    unclear = (UNKNOWN, BY_MICRO, BY_RANK, BY_BOTH, PARTLY_OWN, OWN, OWN_STALE)
+    names = [name for (name, _), kinds in of.items() if sum(kind in unclear for kind in kinds) * 2 > len(kinds)]
     if not names:
         return []
-    return [f"gradients: to {len(names)} of {len(of)} tensors no multiple of the average is applied ({named(names)})."]
+    names, every = [*dict.fromkeys(names)], {name for name, _ in of}
+    what = f"to {len(names)} of {len(every)} tensors"
+    return [f"gradients: {what} no multiple of the average is applied, on some rank or all ({named(names)})."]
 
 
 def most_common(fits: Iterable[Fit]) -> str:

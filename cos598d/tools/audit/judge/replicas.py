@@ -37,7 +37,24 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]
             says = f"After {books[0]['iterations_seen']} steps {_told(weights, books[0]['end']['weights'])}."
             findings.append(AuditFinding("weights_drift", (says,), place))
         findings += _batch_norm(books, alike, place)
-    return findings + _settings(books) + _states(books) + _modes(books, unjudged) + _uneven(books), unjudged
+    if len({book["counts"].get("backward", 0) for book in books}) == 1:
+        findings += _states(books)
+    else:
+        unjudged.append("what the optimizers remember: the ranks made different numbers of steps.")
+    return findings + _settings(books) + _modes(books, unjudged) + _uneven(books), unjudged
+
+
+def judge_saves(books: Sequence[Book]) -> list[AuditFinding]:
+    """Files that several ranks of one host write with no call between, so that nothing orders them."""
+    writers: dict[tuple, dict[int, Where]] = {}
+    for book in books:
+        for each in book["saved"]:
+            writers.setdefault((book["host"], each["path"], each["calls"]), {})[book["rank"]] = where(each)
+    for (_, path, _), by_rank in writers.items():
+        if len(by_rank) > 1:
+            says = f"Ranks {', '.join(map(str, by_rank))} write {path}, with no call between that orders them."
+            return [AuditFinding("saved_at_once", (says,), next(iter(by_rank.values())))]
+    return []
 
 
 def _parts(books: Sequence[Book]) -> list[AuditFinding]:
@@ -202,6 +219,9 @@ def _uneven(books: Sequence[Book]) -> list[AuditFinding]:
         return _calls_apart(books)
     # One that crashed, or was killed, made fewer for that.
     if not any(book["counts"].get("backward", 0) == least for book in books if _ended_well(book)):
+        return []
+    # One that has no data left may take part with zeros: nobody has waited for it then.
+    if all(map(_ended_well, books)) and not _calls_apart(books):
         return []
     says = f"Backward passes by rank: {', '.join(map(str, counts))}."
     return [AuditFinding("uneven_steps", (says,), _place(books))]

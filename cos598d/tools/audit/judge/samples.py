@@ -9,6 +9,7 @@ from cos598d.tools.audit.judge.verdict import AuditFinding, Where
 _SAME = 0.999  # of a step's samples
 _EXPECTED = 3  # samples in common that chance alone would give, below which nothing can be said
 _LEAST = 0.02  # of a rank's samples in common: less may be padding
+_BY_CHANCE = 6  # times as many in common as a rank has twice: data with equal samples has twice as many
 _PLAIN = ("RandomSampler", "SequentialSampler")
 
 
@@ -18,7 +19,7 @@ def judge_samples(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]
     if len(books) < 2:
         return findings, []
     found, unjudged = _overlap(books)
-    return found + findings, unjudged
+    return found + _leak(books) + findings, unjudged
 
 
 def _batches(books: Sequence[Book]) -> list[list[list[str]]]:
@@ -61,14 +62,32 @@ def _overlap(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
                 f"seen {common} are the same."
             ]
         return [], []
-    of_steps = [
-        max(len(set(ranks[a]) & set(ranks[b])) / max(len(set(ranks[a])), 1) for a, b in pairs) for ranks in batches
-    ]
-    is_padding = common <= max(len(books), _LEAST * smaller) or common <= 2 * repeated
-    if not is_padding and min(of_steps) >= 0.2 and len(of_steps) > 1:
-        share = f"Of each examined batch at least {min(of_steps):.0%} is in another rank's batch of the same step."
+    padding = max(len(books), min(_LEAST * smaller, max(len(ranks[0]) for ranks in batches)))
+    if common > padding and common > _BY_CHANCE * repeated:
+        share = f"A rank has up to {repeated} samples twice; {padding:.0f} in common may be padding."
         return [AuditFinding("overlapping_batches", (says, share), place)], []
     return [], []
+
+
+def _leak(books: Sequence[Book]) -> list[AuditFinding]:
+    """Ranks that evaluate samples on which other ranks train, and not they themselves: each has split the data alone.
+
+    Whoever evaluates what was trained on has an n-th of his own in it: n - 1 times as many are of others.
+    """
+    trained = [set(book["training_samples"]) for book in books]
+    for rank, book in enumerate(books):
+        evaluated = set(book["evaluation_samples"])
+        if not trained[rank] or book["evaluation_batches"] < 2:
+            continue
+        own = len(evaluated & trained[rank])
+        others = len(evaluated.intersection(set().union(*trained[:rank], *trained[rank + 1 :])) - trained[rank])
+        if others > max(len(books), _LEAST * len(evaluated)) and others > _BY_CHANCE * (len(books) - 1) * own:
+            says = f"Of {len(evaluated)} samples that rank {rank} evaluates other ranks have trained on {others}, and "
+            says += f"rank {rank} on {own}."
+            places = [each["where"] for each in book["loaders"] if not each["trains"]]
+            file, line, function = places[-1] if places else _place(books)
+            return [AuditFinding("evaluation_leak", (says,), (file, line, function))]
+    return []
 
 
 def _place(books: Sequence[Book]) -> Where:

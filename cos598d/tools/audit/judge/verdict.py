@@ -87,6 +87,14 @@ class AuditVerdict:
         are_open = any(each.startswith("gradients:") for each in self.not_judged)
         return self.seen.judged > 0 and self.seen.examined <= 2 * self.seen.judged and not are_open
 
+    def without(self, names: Sequence[str]) -> "AuditVerdict":
+        """The same without the findings of these names, and a remark on those that there were."""
+        ignored = sorted({each.name for each in self.findings if each.name in names})
+        if not ignored:
+            return self
+        kept = tuple(each for each in self.findings if each.name not in names)
+        return replace(self, findings=kept, remarks=(*self.remarks, f"ignored as asked: {', '.join(ignored)}."))
+
     def of(self, level: str) -> list[AuditFinding]:
         """The findings of one level."""
         return [each for each in self.findings if each.level == level]

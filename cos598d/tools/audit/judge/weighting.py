@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from cos598d.tools.audit.book import Book
-from cos598d.tools.audit.judge.averaging import median_factors
 from cos598d.tools.audit.judge.fit import BY_MICRO, MEAN, NEAR, NOTHING, Fit
-from cos598d.tools.audit.judge.gradients import Fits, are_micro_batches, most_common, near
+from cos598d.tools.audit.judge.gradients import Fits, are_micro_batches, most_common, near, step_place
+from cos598d.tools.audit.judge.partial import median_factors
 from cos598d.tools.audit.judge.verdict import AuditFinding, Where, where
 
 Judged = tuple[list[AuditFinding], list[str]]
@@ -20,6 +20,23 @@ def judge_weighting(books: Sequence[Book], fits: Fits) -> Judged:
     known = [each for step in fits.steps for of_rank in step.fits for each in of_rank.values()]
     found, unjudged = _micro_batches(fits, known)
     return found + _weights(fits), unjudged
+
+
+def judge_zeros(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
+    """A loss that no weight changes: in all examined steps the gradients are 0, and later the loss stays what it is.
+
+    A loss that is 0 for a while, as a hinge's may be, is none.
+    """
+    steps = [step for step in fits.steps if step.iteration in fits.zero]
+    losses = {loss for book in books for row in book["iterations"] for loss in row["losses"]}
+    if not steps or len(fits.zero) < max(len(book["steps"]) for book in books) or len(losses) > 1:
+        return []
+    seen = min(book["iterations_seen"] for book in books)
+    says = f"In {len(fits.zero)} of {len(fits.zero)} examined steps every gradient of every rank is 0."
+    constant = f"The loss is {next(iter(losses)):g} in all {seen} steps." if losses else ""
+    micros = steps[0].rows[0]["micro"]
+    place = where(micros[0]) if micros else step_place(fits)
+    return [AuditFinding("zero_gradients", tuple(filter(None, (says, constant))), place)]
 
 
 def _micro_batches(fits: Fits, known: Sequence[Fit]) -> Judged:

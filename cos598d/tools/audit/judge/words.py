@@ -14,6 +14,13 @@ class Words(NamedTuple):
 
 _F, _W, _N = "fault", "waste", "note"
 WORDS = {
+    "hang": Words(
+        _F,
+        "the ranks wait for one another for good",
+        "A collective returns when all ranks of its group have called it, in one order. These calls can never meet.",
+        "Let every rank make the same calls in the same order: give all as many batches, and keep collectives out of "
+        "branches that only some ranks go through.",
+    ),
     "different_start": Words(
         _F,
         "the ranks start from different weights",
@@ -39,6 +46,13 @@ WORDS = {
         "An epoch takes n times too many steps, and each sample is trained on n times in it.",
         "Give the loader sampler=DistributedSampler(dataset), and leave shuffle out of the loader.",
     ),
+    "evaluation_leak": Words(
+        _F,
+        "ranks are evaluated on samples that other ranks train on",
+        "The averaged model has been trained on them, so that what the evaluation shows is too good.",
+        "Split the data once, alike on every rank, before the samplers: "
+        "random_split(dataset, lengths, generator=torch.Generator().manual_seed(0)).",
+    ),
     "never_averaged": Words(
         _F,
         "the gradients are never averaged",
@@ -56,6 +70,13 @@ WORDS = {
         "the average stays on one rank",
         "Only that rank steps by the average; the others step by their own gradients, and the replicas drift apart.",
         "Send the average back before step(): dist.scatter or dist.broadcast from the rank that has it, into p.grad.",
+    ),
+    "zero_gradients": Words(
+        _F,
+        "all gradients are 0",
+        "No step changes what the model computes: the loss does not depend on the weights, as a cross-entropy over one "
+        "class does not.",
+        "Look at what the loss is computed of: the number of outputs, the labels, and whether it was detached.",
     ),
     "summed": Words(
         _F,
@@ -171,7 +192,7 @@ WORDS = {
         "Call sampler.set_epoch(epoch) at the start of every epoch.",
     ),
     "same_dropout": Words(
-        _F,
+        _N,
         "all ranks draw the same dropout masks",
         "The same units are dropped for every share of a batch, so the noise does not average out over the ranks.",
         "After the model is made, seed each rank differently: torch.manual_seed(seed + rank).",
@@ -194,6 +215,12 @@ WORDS = {
         "what the optimizers remember differs between ranks",
         "The same gradient makes another step on each rank, because momentum or the moments of Adam are not the same.",
         "Load an optimizer's state on every rank, or on none; never step or reset the optimizer of only one rank.",
+    ),
+    "saved_at_once": Words(
+        _F,
+        "several ranks write the same file at once",
+        "A file that two processes write at a time may have parts of both, and cannot be loaded then.",
+        "Save on rank 0 only, and let the others wait in a barrier; or put the rank's number into the file's name.",
     ),
     "uneven_calls": Words(
         _F,

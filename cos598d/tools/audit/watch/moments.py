@@ -41,6 +41,9 @@ class Listener(Protocol):
     def step_skipped(self) -> None:
         """A gradient scaler has left a step out."""
 
+    def saves(self, file: Any) -> None:
+        """`torch.save` is about to write there."""
+
 
 _listener: Listener | None = None
 _is_installed = False
@@ -77,6 +80,7 @@ def _install() -> None:
         wrapped = _wrap(utils.clip_grad, name, functools.partial(_clip, how))
         setattr(utils, name, wrapped)
     _wrap(GradScaler, "step", _scaler_step)
+    _wrap(torch, "save", _save)
     register_optimizer_step_pre_hook(_step_begins)
     register_optimizer_step_post_hook(_step_ended)
 
@@ -123,6 +127,11 @@ def _clip(how: str, listener: Listener, original: Any, *arguments: Any, **option
     limit = arguments[1] if len(arguments) > 1 else options.get(name, 0.0)
     listener.clipped(how, limit, result, time.perf_counter() - began)
     return result
+
+
+def _save(listener: Listener, original: Any, *arguments: Any, **options: Any) -> Any:
+    listener.saves(arguments[1] if len(arguments) > 1 else options.get("f"))
+    return original(*arguments, **options)
 
 
 def _scaler_step(

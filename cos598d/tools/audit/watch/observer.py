@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +17,14 @@ from cos598d.tools.audit.watch import collectives, moments
 from cos598d.tools.audit.watch.calls import CallLog
 from cos598d.tools.audit.watch.data import Data
 from cos598d.tools.audit.watch.forwards import Forwards
+from cos598d.tools.audit.watch.pending import RecentCalls
 from cos598d.tools.audit.watch.places import here
 from cos598d.tools.audit.watch.replica import TrainedModel, modes, random_state
 from cos598d.tools.audit.watch.samples import Samples
 from cos598d.tools.audit.watch.shards import Shards, local
 from cos598d.tools.audit.watch.steps import RankSteps
 
+_MOST_SAVED = 256
 _NO_LIMIT = 1e30  # a clip by more is there to tell the norm
 
 
@@ -40,6 +43,8 @@ class Observer:
         self.steps = RankSteps(self.sketch, examined, self._guard, self.shards)
         self.replica = TrainedModel(self.sketch, self.shards)
         self.calls = CallLog(self.replica.known, self.shards)
+        self.recent = RecentCalls()
+        self.saved: list[dict[str, Any]] = []
         self._opened, self._kept = opened, kept
         self.began = time.perf_counter()
         self.iterations: list[dict[str, Any]] = []
@@ -129,6 +134,14 @@ class Observer:
     def step_skipped(self) -> None:
         self._ended = time.perf_counter()
         self._guard(self.steps.step_skipped)()
+
+    def saves(self, file: Any) -> None:
+        self._guard(self._saves)(file)
+
+    def _saves(self, file: Any) -> None:
+        if isinstance(file, str | os.PathLike) and len(self.saved) < _MOST_SAVED:
+            path = os.path.realpath(os.fsdecode(file))
+            self.saved.append({"path": path, "calls": self.recent.count, "where": [*here()]})
 
     def _open(self) -> None:
         if not self.is_open and dist.is_available() and dist.is_initialized():
@@ -234,6 +247,7 @@ class Observer:
         row = self.calls.enter(
             call, self.steps.iteration, in_backward, is_between, self.steps.backward_place, self.steps.arrived
         )
+        self.recent.began(call, row)
         if row["kind"] == GRADIENT and in_backward and len(call.tensors) == 1 and call.tensors[0].numel() <= 1:
             row["kind"] = SCALAR  # DDP asks in a scalar which parameters were used
         if call.op == REDUCE_SCATTER and not in_backward:

@@ -1,13 +1,17 @@
 """Where in the script something happens: the file and the line of the innermost frame that is no library's."""
 
+import functools
 import os
 import site
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
+
+import torch
 
 _OURS = str(Path(__file__).resolve().parents[3])
 _DEEPEST = 200
@@ -26,7 +30,7 @@ NOWHERE = ScriptLine("", 0, "")
 
 def _libraries() -> tuple[str, ...]:
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths += [*site.getsitepackages(), site.getusersitepackages(), _OURS, "<"]
+    paths += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(torch.__file__), _OURS, "<"]
     return tuple(path if path == "<" else path.rstrip(os.sep) + os.sep for path in paths if path)
 
 
@@ -37,8 +41,25 @@ _known: dict[str, bool] = {}
 def is_library(file: str) -> bool:
     """Whether a file is part of Python, of an installed package, or of this one."""
     if file not in _known:
-        _known[file] = file.startswith(_LIBRARIES) or os.path.realpath(file).startswith(_LIBRARIES)
+        _known[file] = any(map(_is_installed, {file, os.path.realpath(file)}))
     return _known[file]
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file is in a place for packages, or a package's in a folder where an installer has left its record."""
+    if file.startswith(_LIBRARIES) or {"site-packages", "dist-packages"}.intersection(file.split(os.sep)):
+        return True
+    for folder in (each.rstrip(os.sep) + os.sep for each in sys.path if each):
+        if file.startswith(folder) and file.removeprefix(folder).split(os.sep)[0] in _recorded(folder):
+            return True
+    return False
+
+
+@functools.cache
+def _recorded(folder: str) -> frozenset[str]:
+    """The first parts of the paths that installers have recorded in a folder, as `pip install --target` does."""
+    lines = [line for record in Path(folder).glob("*.dist-info/RECORD") for line in record.read_text().splitlines()]
+    return frozenset(line.split("/")[0].split(",")[0] for line in lines)
 
 
 def frames() -> Iterator[FrameType]:
@@ -57,6 +78,25 @@ def here(otherwise: ScriptLine = NOWHERE) -> ScriptLine:
         if not is_library(frame.f_code.co_filename):
             return ScriptLine(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
     return otherwise
+
+
+def main_line() -> ScriptLine:
+    """Where the main thread is in the script, seen from another thread."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return NOWHERE
+    return ScriptLine(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
+
+
+def is_in_torch() -> bool:
+    """Whether the main thread is in a call of torch's that may wait for other ranks, seen from another thread."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return False
+    is_of_ranks = os.path.join("torch", "distributed") in frame.f_code.co_filename
+    return is_of_ranks or frame.f_code.co_name in ("wait", "_engine_run_backward")
 
 
 def called_from(functions: frozenset[str]) -> str:

@@ -165,9 +165,13 @@ class RankSteps:
             if cut := self._shards.cut(tensor):
                 self._row["places"][self.name(tensor)] = [cut.place, cut.pieces]
             if id(tensor) not in self._of_model and tensor.grad.numel() == self._scattered:
-                self._row["applied"][NAME] = to_text(self._sketch(tensor.grad))
+                self._applies(NAME, tensor.grad)
             elif cut or self._shards.are_whole(tensor):
-                self._row["applied"][self.name(tensor)] = to_text(self._sketch(local(tensor.grad)))
+                self._applies(self.name(tensor), local(tensor.grad))
+
+    def _applies(self, name: str, gradient: torch.Tensor) -> None:
+        self._row["applied"][name] = to_text(self._sketch(gradient))
+        self._row["elements"][name] = gradient.numel()
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
@@ -200,7 +204,14 @@ class RankSteps:
             self.close()
         self._row = {}
         if self.is_examined:
-            self._row = {"iteration": self.iteration, "micro": [], "local": {}, "before": {}, "applied": {}}
+            self._row = {
+                "iteration": self.iteration,
+                "micro": [],
+                "local": {},
+                "before": {},
+                "applied": {},
+                "elements": {},
+            }
             self._row |= {"events": [], "optimizers": [], "has_closure": False, "is_skipped": False}
             self._row |= {"local_parts": {}, "places": {}, "state": {}, "seconds_after_gradients": 0.0}
             self.rows.append(self._row)

@@ -8,14 +8,21 @@ import torch
 from cos598d.tools.audit.book import ENDED, FORMAT, RUNNING, Book
 from cos598d.tools.audit.sketch import to_text
 from cos598d.tools.audit.watch.observer import Observer
+from cos598d.tools.audit.watch.places import NOWHERE, is_in_torch, main_line
 
 _LONGEST = 500  # letters of an error
 
 
 def book_of(
-    observer: Observer, about: dict[str, Any], seconds: float, exit_code: int | None = None, error: str = ""
+    observer: Observer,
+    about: dict[str, Any],
+    seconds: float,
+    exit_code: int | None = None,
+    error: str = "",
+    stopped: str = "",
 ) -> Book:
-    """The book so far; `about` has the run, rank, world size, host and script. With an `exit_code` it is complete."""
+    """The book so far; `about` has the run, rank, world size, host and script. With an `exit_code` it is complete;
+    `stopped` is what has asked the process to end."""
     is_over = exit_code is not None
     end = observer.replica.sketches() if is_over else {}
     return about | {
@@ -25,6 +32,11 @@ def book_of(
         "exit_code": exit_code,
         "error": error[:_LONGEST],
         "failed": observer.failed[:_LONGEST],
+        "stopped": stopped,
+        "at": [*main_line()] if stopped else [*NOWHERE],
+        "is_in_torch": bool(stopped) and is_in_torch(),
+        "recent": observer.recent.rows() if stopped else [],
+        "made": observer.recent.made() if stopped else [],
         "backend": observer.calls.backend,
         "torch": torch.__version__,
         "examined": observer.steps.examined,
@@ -47,6 +59,7 @@ def book_of(
         "loaders": list(observer.data.loaders.values()),
         "samplers": list(observer.data.samplers.values()),
         "counts": observer.counts,
+        "saved": observer.saved,
         "settings": observer.steps.optimizers.settings(),
         "seed": torch.initial_seed(),
         "threads": torch.get_num_threads(),

@@ -20,7 +20,8 @@ from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable
 
 ENDS_WELL, TRAINS, NO_FAULT = "ends_well", "trains", "no_fault"
-FAULTS = tuple(name for name, words in WORDS.items() if words.level == FAULT)
+# What is a note to the audit may cost points, where an assignment names it.
+FAULTS = tuple(name for name, words in WORDS.items() if words.level == FAULT or name == "same_dropout")
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,8 @@ def _trouble(verdict: AuditVerdict | None, kind: ScriptKind, world_size: int | N
 
 def _of_faults(verdict: AuditVerdict, name: str) -> Judged:
     """Of one fault, or of NO_FAULT."""
-    faults = verdict.of(FAULT)
-    found = [each for each in faults if name in (NO_FAULT, each.name, *each.consequences)]
+    known = [each for each in verdict.findings if each.level == FAULT or each.name == name]
+    found = [each for each in known if name in (NO_FAULT, each.name, *each.consequences)]
     if found:
         return Judged(name, False, "\n".join(map(_in_words, found)))
     if not verdict.is_sure:

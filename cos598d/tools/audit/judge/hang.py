@@ -1,0 +1,116 @@
+"""Ranks that wait for one another: from the calls in which they were when they were stopped, who waits for whom."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cos598d.terminal.words import ranks_in_words
+from cos598d.tools.audit.book import ENDED, Book
+from cos598d.tools.audit.contents import BARRIER, RECEIVE, SEND
+from cos598d.tools.audit.judge.verdict import AuditFinding, where
+
+_SAME_SIZE = ("all_reduce", "broadcast", "reduce")  # on all ranks
+_LEAST_SECONDS = 1.0  # a call that has begun just now is on its way
+
+
+def judge_hang(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
+    """A hang that nothing can end, and what is seen of one that may yet end by itself."""
+    stopped = {book["rank"]: book for book in books if book["stopped"]}
+    waiting = {rank: call for rank, book in stopped.items() if (call := _first_waiting(book))}
+    if not waiting:
+        return [], []
+    by_rank = {book["rank"]: book for book in books}
+    absent = {rank: _absent(call, rank, waiting, by_rank) for rank, call in waiting.items()}
+    lines = [_waits(rank, call, absent[rank], waiting) for rank, call in waiting.items()]
+    lines += [_elsewhere(book) for rank, book in by_rank.items() if rank not in waiting and _is_missed(rank, absent)]
+    told = _mismatch(waiting, by_rank)
+    has_gone = [rank for rank, book in by_rank.items() if _is_missed(rank, absent) and _ended_well(book)]
+    # What was begun early and is not waited for keeps nobody.
+    held = {rank: ranks for rank, ranks in absent.items() if by_rank[rank]["is_in_torch"]}
+    if told or has_gone or _is_circle(held):
+        first = min(waiting)
+        return [AuditFinding("hang", (*([told] if told else []), *lines), where(waiting[first]))], []
+    if any(absent.values()):
+        return [], [f"gradients: whether the ranks hang: {' '.join(lines)}"]
+    return [], []
+
+
+def _first_waiting(book: Book) -> dict[str, Any] | None:
+    calls = [call for call in book["recent"] if call["waits"] and call["seconds"] >= _LEAST_SECONDS]
+    return calls[0] if calls else None
+
+
+def _absent(
+    call: Mapping[str, Any], rank: int, waiting: Mapping[int, Mapping[str, Any]], books: Mapping[int, Book]
+) -> list[int]:
+    """The ranks that a rank waits for in a call: of those with a book the ones that have not made it."""
+    if call["op"] in (SEND, RECEIVE):
+        peer = call["ranks"][call["root"]] if call["root"] < len(call["ranks"]) else call["root"]
+        answers = waiting.get(peer)
+        meets = answers is not None and {call["op"], answers["op"]} == {SEND, RECEIVE} and answers["root"] == rank
+        return [] if meets or peer not in books else [peer]
+    others = [other for other in call["ranks"] if other != rank and other in books]
+    return [other for other in others if _made(books[other], call["ranks"]) < call["number"]]
+
+
+def _made(book: Book, ranks: Sequence[int]) -> int:
+    return next((each["calls"] for each in book["made"] if each["ranks"] == ranks), 0)
+
+
+def _mismatch(waiting: Mapping[int, Mapping[str, Any]], books: Mapping[int, Book]) -> str:
+    """A sentence on two ranks whose calls of one number are not the same call."""
+    for rank, call in waiting.items():
+        for other in (each for each in call["ranks"] if each in books and each != rank and call["number"]):
+            for answer in books[other]["recent"]:
+                if (answer["ranks"], answer["number"]) == (call["ranks"], call["number"]) and _differ(call, answer):
+                    mine, theirs = (_named(each) for each in (call, answer))
+                    return f"Their call {call['number']} is {mine} on rank {rank}, and {theirs} on rank {other}."
+    return ""
+
+
+def _differ(call: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    are_other_sizes = call["op"] in _SAME_SIZE and call["elements"] != other["elements"]
+    return call["op"] != other["op"] or are_other_sizes or call["root"] != other["root"]
+
+
+def _is_circle(absent: Mapping[int, Sequence[int]]) -> bool:
+    """Whether some ranks wait for one another in a ring."""
+    for begin in absent:
+        reached, new = set(), set(absent[begin])
+        while new:
+            reached |= new
+            new = {rank for each in new for rank in absent.get(each, ())} - reached
+        if begin in reached:
+            return True
+    return False
+
+
+def _is_missed(rank: int, absent: Mapping[int, Sequence[int]]) -> bool:
+    return any(rank in ranks for ranks in absent.values())
+
+
+def _ended_well(book: Book) -> bool:
+    return book["state"] == ENDED and not book["exit_code"] and not book["error"]
+
+
+def _named(call: Mapping[str, Any]) -> str:
+    size = "" if call["op"] == BARRIER else f" of {call['elements']} elements"
+    return f"{call['op']}{size} at {_line(call['where'])}"
+
+
+def _line(place: Sequence[Any]) -> str:
+    return f"{os.path.basename(place[0])} line {place[1]}" if place[0] else "an unknown line"
+
+
+def _waits(rank: int, call: Mapping[str, Any], absent: Sequence[int], waiting: Mapping[int, Any]) -> str:
+    whom = f" for {ranks_in_words(absent)}" if absent else ""
+    number = f", call {call['number']} of its group" if call["number"] else ""
+    return f"Rank {rank} has waited{whom} for {call['seconds']:.0f} s in {_named(call)}{number}."
+
+
+def _elsewhere(book: Book) -> str:
+    if book["state"] == ENDED:
+        return f"Rank {book['rank']} has ended with exit code {book['exit_code']}."
+    if not book["stopped"]:
+        return f"Rank {book['rank']} left no word of where it is."
+    return f"Rank {book['rank']} is in no call, at {_line(book['at'])}."

@@ -1,0 +1,116 @@
+"""Ways to start an audit: a module, any launcher, a variable of the environment, and a project's own tests."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from audit_scripts import with_changes
+from programs import ROOT, free_port
+
+SITE = ROOT / "cos598d" / "tools" / "audit" / "site"
+SUM = with_changes("by_hand", [("        p.grad /= ranks\n", "")])
+INDENTED = "".join(f"    {line}\n" for line in SUM.replace('dist.init_process_group("gloo")\n', "").splitlines())
+SPAWN = f"""
+import os
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def main(rank, ranks, port):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo")
+{INDENTED}
+
+if __name__ == "__main__":
+    for port in ({{}}, {{}}):
+        mp.spawn(main, (2, port), nprocs=2)
+"""
+TESTS = """
+import pytest
+from step import right, wrong
+
+
+def test_right(audited):
+    assert audited(right).seen.judged == 3
+
+
+def test_planted(audited):
+    audited(wrong, ignore=["local_loss"])
+
+
+def test_ignored(audited):
+    audited(wrong, ignore=["summed"])
+
+
+def test_local(audited):
+    with pytest.raises(pytest.fail.Exception, match="make it a function of a module"):
+        audited(lambda: None)
+"""
+
+
+def run(words, folder, **more):
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=folder, env=environ, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_module_is_audited_as_python_runs_it(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "names.py").write_text("NAME = 1\n")
+    (tmp_path / "package" / "train.py").write_text(f"from .names import NAME\n\nassert __package__ == 'package'\n{SUM}")
+    code, text = run(["-m", "cos598d", "audit", "--strict", "--world_size", 2, "--", "-m", "package.train"], tmp_path)
+    assert (code, "[summed]" in text) == (3, True), text
+    assert (tmp_path / "runs" / "audit-package.train" / "audit.json").exists()
+
+
+def test_ranks_of_a_launcher_are_audited(tmp_path):
+    (tmp_path / "train.py").write_text(SUM)
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--master_port", free_port(), "train.py"]
+    words = ["-m", "cos598d", "audit", "--strict", "--launch", "--", sys.executable, *torchrun]
+    code, text = run(words, tmp_path)
+    assert (code, "[summed]" in text) == (3, True), text
+    code, text = run(["-m", "cos598d", "audit", "--launch", "--", "no-such-launcher"], tmp_path)
+    assert (code, "no-such-launcher cannot be started" in text) == (2, True), text
+
+
+def test_a_variable_audits_every_world_that_a_script_opens(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('the other one, too')\n")
+    (tmp_path / "train.py").write_text(SPAWN.format(free_port(), free_port()))
+    path = os.pathsep.join(map(str, (SITE, ROOT, tmp_path)))
+    code, text = run(["train.py"], tmp_path, COS598D_AUDIT="1", PYTHONPATH=path)
+    assert (code, text.count("[summed]")) == (0, 2), text
+    assert "the other one, too" in text
+    assert (tmp_path / "runs" / "audit-train" / "audit.json").exists()
+    code, text = run(["-c", "import torch.distributed"], tmp_path, PYTHONPATH=path)
+    assert (code, text) == (0, "the other one, too\n")
+
+
+def test_a_project_holds_its_step_to_the_audit(tmp_path):
+    body = INDENTED.replace("    dist.destroy_process_group()\n", "")
+    right = body.replace("dist.all_reduce(p.grad)\n", "dist.all_reduce(p.grad)\n            p.grad /= ranks\n")
+    begin = "import torch\nimport torch.distributed as dist\nfrom torch import nn\n"
+    (tmp_path / "step.py").write_text(f"{begin}\n\ndef wrong():\n{body}\n\ndef right():\n{right}")
+    (tmp_path / "test_step.py").write_text(TESTS)
+    words = ["-m", "pytest", "-q", "-p", "cos598d.tools.audit.fixture", "-p", "no:cacheprovider", "test_step.py"]
+    code, text = run(words, tmp_path)
+    assert (code, "3 passed" in text, "FAILED test_step.py::test_planted" in text) == (1, True, True), text
+    assert "the gradients are summed, not averaged" in text
+
+
+def test_what_an_installer_has_put_there_is_a_library(tmp_path, monkeypatch):
+    from cos598d.tools.audit.watch.places import _known, is_library
+
+    record = tmp_path / "tools-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("tools/__init__.py,,\ntools-1.0.dist-info/RECORD,,\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr("cos598d.tools.audit.watch.places._known", dict(_known))
+    assert is_library(str(tmp_path / "tools" / "__init__.py"))
+    assert is_library("/elsewhere/site-packages/tqdm/std.py")
+    assert is_library(pytest.__file__)
+    assert not is_library(str(tmp_path / "train.py"))
