@@ -151,6 +151,22 @@ def test_a_world_whose_ranks_wait_for_ever_is_ended_before_its_time(function, wo
     assert not any(end.frames for end in late)  # a rank whose time is up says where it is
 
 
+def send_and_wait_for_one(comm):
+    own = communicate(comm)
+    landing, other = torch.ones(3), 1 - comm.rank
+    own.isend(torch.ones(3), other)
+    kept = own.irecv(landing, other)
+    sending = own.isend(torch.ones(3), other)
+    kept.wait()
+    sending.wait()
+    return own.rank
+
+
+def test_a_rank_notes_that_the_handle_of_a_message_is_gone_that_nobody_waited_for():
+    for end in run_world(2, send_and_wait_for_one, seconds=LONG, is_stuck=StuckRanks(1.0)):
+        assert [call.is_dropped for call in read_trace(end.calls).calls] == [True, False, False], end
+
+
 def come_late(comm):
     """Ranks that compute for long between calls of all kinds, one after the other."""
     own = communicate(comm)
