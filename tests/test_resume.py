@@ -33,7 +33,10 @@ RUNS |= {f"{name} 1": (2, {**RUNS[name][1], "keep": 1}) for name in ("bucketed",
 RUNS["shared_weights 1"] = (2, {"sync": "shared_weights", "keep": 1})
 IN_A_STEP = [("bucketed 1", point, 6, 0) for point in PHASES]
 IN_A_STEP += [("bucketed 1", "backward", 6, 1), ("zero1 1", "step", 6, 1)]
-IN_A_STEP += [(name, point, 6, 1) for name in ("shared_weights 1", "sparse_zero1 1") for point in PHASES]
+# These two share memory, or send weights, from one phase to the next.
+IN_A_STEP += [
+    (name, point, 6, 1) for name in ("shared_weights 1", "sparse_zero1 1") for point in ("backward", "sync", "step")
+]
 # A fragment set out after step 4, and is in its checkpoint; it should arrive after step 6.
 IN_A_STEP += [("diloco 1", point, 6, 1) for point in ("forward", "step")]
 IN_A_SAVE = [("bucketed 1", point, 8, 0) for point in OF_A_SAVE]

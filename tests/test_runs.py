@@ -210,7 +210,7 @@ def test_the_variables_of_srun_and_mpirun_start_a_world(start, tmp_path, launche
 def test_a_flag_keeps_the_syncs_alike(start_ranks, tmp_path, words):
     losses = []
     for lesson in ("task2b", "task3"):
-        run = [*TINY[:4], "--do_train", "--no_save_model", "--max_steps", 4, *words, "--output_dir", lesson]
+        run = [*TINY[:4], *TINY[6:], "--do_train", "--no_save_model", "--max_steps", 4, *words, "--output_dir", lesson]
         for rank in start_ranks(f"{lesson}/run_glue.py", 2, run):
             assert rank.wait() == 0, rank.text
         losses.append(load_run(tmp_path / lesson)["losses"])
@@ -232,7 +232,7 @@ def test_every_glue_task_trains_and_is_scored_by_its_metrics(task, tmp_path, mon
 
 
 def test_max_steps_go_on_over_epochs_and_evaluation_follows_each(run_here, tmp_path):
-    words = [*TINY[:4], "--total_train_batch_size", 32, "--max_train_examples", 80, "--max_eval_examples", 16]
+    words = [*TINY, "--total_train_batch_size", 32, "--max_train_examples", 80, "--max_eval_examples", 16]
     code, text = run_here("task1/run_glue.py", [*words, "--no_save_model", "--max_steps", 4, "--output_dir", "out"])
     assert code == 0, text
     epochs = load_run(tmp_path / "out")["epochs"]

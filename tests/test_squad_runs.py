@@ -13,6 +13,7 @@ from cos598d.commands.cli import main
 from cos598d.tools.report.load import load_run
 
 TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "96", "--max_query_length", "24", "--doc_stride", "48")
+TINY = (*TINY, "--threads", "1")
 SHORT = (*TINY, "--max_train_examples", "40", "--max_eval_examples", "30")
 LESSONS = {"task1": 1, "task2a": 3, "task2b": 2, "task3": 3}
 FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")

@@ -7,7 +7,19 @@ import time
 import pytest
 import torch
 
-from cos598d.tools.check.notes import BEGIN, END, MEET, MET, MOST_NOTES, RAISED, THREADS, WAITS, read_trace
+from cos598d.tools.check.notes import (
+    BEGIN,
+    DROPPED,
+    END,
+    MEET,
+    MET,
+    MOST_NOTES,
+    RAISED,
+    THREADS,
+    WAITS,
+    read_trace,
+    standstill,
+)
 from cos598d.tools.check.spawn import CALLS, LATE, RETURNED, run_world
 from cos598d.tools.learn.comm import LessonCommunicator
 from cos598d.tools.learn.stuck import StuckRanks, all_wait, never_go_on
@@ -23,9 +35,13 @@ def over(number):
     return [END, number]
 
 
+def traces_of(ranks):
+    return [read_trace(b"".join(json.dumps(note).encode() + b"\n" for note in notes)) for notes in ranks]
+
+
 def is_proved(*ranks, ended=()):
     """Whether ranks with these notes are known to wait for ever; those of `ended` have come to their end."""
-    traces = [read_trace(b"".join(json.dumps(note).encode() + b"\n" for note in notes)) for notes in ranks]
+    traces = traces_of(ranks)
     has_ended = [rank in ended for rank in range(len(ranks))]
     return all_wait(traces, has_ended) and never_go_on(traces, has_ended)
 
@@ -77,6 +93,16 @@ def test_ranks_that_may_go_on_are_not(name):
     assert not is_proved(*GO_ON[name])
 
 
+def test_a_send_whose_handle_is_gone_is_named_before_the_deadlock_that_follows():
+    """gloo may cancel it, and then the others wait for ever. A rank may still wait for a handle that it keeps."""
+    ranks = [[begin(1, "send", 1 - rank, blocks=False), *receive(2, 1 - rank)] for rank in range(2)]
+    assert "nobody sends" in standstill(traces_of(ranks), "file").words
+    ranks[1].insert(1, [DROPPED, 1])
+    found = standstill(traces_of(ranks), "file")
+    assert (found.rank, found.line) == (1, 7)
+    assert "did not wait for it" in found.words
+
+
 def test_who_has_ended_begins_nothing_more():
     assert is_proved([begin(1, "all_reduce")], [], ended=[1])
     assert is_proved(send(1, 1), [], ended=[1])
@@ -123,6 +149,22 @@ def test_a_world_whose_ranks_wait_for_ever_is_ended_before_its_time(function, wo
     assert late
     assert all(end.how == RETURNED for end in ends if end not in late)
     assert not any(end.frames for end in late)  # a rank whose time is up says where it is
+
+
+def send_and_wait_for_one(comm):
+    own = communicate(comm)
+    landing, other = torch.ones(3), 1 - comm.rank
+    own.isend(torch.ones(3), other)
+    kept = own.irecv(landing, other)
+    sending = own.isend(torch.ones(3), other)
+    kept.wait()
+    sending.wait()
+    return own.rank
+
+
+def test_a_rank_notes_that_the_handle_of_a_message_is_gone_that_nobody_waited_for():
+    for end in run_world(2, send_and_wait_for_one, seconds=LONG, is_stuck=StuckRanks(1.0)):
+        assert [call.is_dropped for call in read_trace(end.calls).calls] == [True, False, False], end
 
 
 def come_late(comm):

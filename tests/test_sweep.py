@@ -7,9 +7,6 @@ import shlex
 import sys
 
 import pytest
-from cos598d.tools.runs.planned import Setup
-from cos598d.tools.runs.runner import Progress, seconds_words
-from cos598d.tools.runs.sweep_folder import SweepFolder
 
 from cos598d.commands import sweep
 from cos598d.commands.cli import main
@@ -20,7 +17,10 @@ from cos598d.records.conventions import BROKEN_OFF, FINISHED, LEFT_OUT
 from cos598d.tools.runs.experiments import EXPERIMENTS, TASKS, ready_made
 from cos598d.tools.runs.grid import read_grid, read_value
 from cos598d.tools.runs.plan import collapsed, combine
+from cos598d.tools.runs.planned import Setup
 from cos598d.tools.runs.programs import check_launch, program
+from cos598d.tools.runs.runner import Progress, seconds_words
+from cos598d.tools.runs.sweep_folder import SweepFolder
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")

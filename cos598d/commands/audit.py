@@ -21,7 +21,7 @@ from cos598d.tools.audit.judge.verdict import AuditVerdict
 from cos598d.tools.audit.options import AuditFlags, Told
 from cos598d.tools.audit.record import VERDICT
 from cos598d.tools.audit.script import MODULE, module_of
-from cos598d.tools.audit.starter import StillRunning, run_of_starter, start_launcher, start_ranks
+from cos598d.tools.audit.starter import run_of_starter, start_launcher, start_ranks
 
 TIMED_OUT, INTERRUPTED = 124, 130
 Grader = Callable[[AuditVerdict | None, str], int]  # of the verdict and how the script failed, to the exit code
@@ -88,7 +88,7 @@ def _started(told: Told, start: Callable[[float], int], flags: AuditFlags) -> in
     try:
         with exits_on_sigterm():
             return start(math.inf if flags.timeout is None else flags.timeout)
-    except StillRunning as still:
+    except TimeoutError as still:
         print(f"{ERROR}{told.script}: {still} (--timeout): its ranks were stopped.", file=sys.stderr)
         return TIMED_OUT
     except KeyboardInterrupt:

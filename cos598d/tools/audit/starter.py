@@ -70,17 +70,18 @@ def start_ranks(
 def start_launcher(told: Told, command: Sequence[str], seconds: float = math.inf) -> int:
     """Run a command that starts the ranks by itself, wait for it, and return its exit code.
 
-    Raises UsageError for one that cannot be started, and StillRunning as `start_ranks`.
+    Raises UsageError for one that cannot be started, and TimeoutError as `start_ranks`.
     """
     environ = os.environ | environment(told.folder, told.steps, told.run)
-    launcher: list[subprocess.Popen] = []
     try:
-        launcher.append(subprocess.Popen(ends_with_parent(command), env=environ))
-        return _wait(launcher, seconds)
+        launcher = subprocess.Popen(ends_with_parent(command), env=environ)
     except OSError as error:
-        raise UsageError(f"{command[0]} cannot be started ({error.strerror}): give a command after --launch.") from None
+        raise UsageError(f"{command[0]} cannot be started ({error.strerror}). Give a command after --launch.") from None
+    try:
+        failed = wait_together([launcher], lambda _: 0.0, seconds)
+        return exit_code_of(failed[1]) if failed else 0
     finally:
-        _stop(launcher)
+        end_all([launcher], _STOP_SECONDS)
 
 
 def free_port(asked: int | None = None) -> int:

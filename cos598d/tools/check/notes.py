@@ -12,7 +12,7 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.words import number_of
 
 BEGIN, END, WAITS, RAISED, CHECK, CHANGED = "begin", "end", "waits", "raised", "check", "changed"
-MEET, MET, THREADS = "meet", "met", "threads"
+MEET, MET, THREADS, DROPPED = "meet", "met", "threads", "dropped"
 MOST_NOTES = 60_000
 LONGEST_NAME = 200
 COLLECTIVES = ("all_reduce", "broadcast", "gather", "scatter", "reduce", "all_gather")
@@ -50,6 +50,7 @@ class Noted:
     waits_in: int = 0  # the line in which it is waited for, where that is another one
     changed_before: int = 0  # the line in which it was waited for, where its tensor was changed before
     has_raised: bool = False  # to make it, or to wait for it, ended in an exception
+    is_dropped: bool = False  # what it returned is gone, and nobody waited for it
 
     @property
     def is_waited_for(self) -> bool:
@@ -127,6 +128,8 @@ def read_trace(data: bytes) -> CallTrace:
                 calls[rest[0]].is_over = True
             elif kind == CHANGED:
                 calls[rest[0]].changed_before = int(rest[1]) or 1
+            elif kind == DROPPED:
+                calls[rest[0]].is_dropped = True
             elif kind == RAISED:
                 calls[rest[0]].has_raised = True
             elif kind == MEET:
@@ -201,10 +204,12 @@ def standstill(traces: Sequence[CallTrace], file: str) -> Unlike | None:
         return None
     for rank, trace in enumerate(traces):
         sends = [call for call in trace.calls if call.op == "send" and not (call.is_over or call.is_waited_for)]
-        if len(sends) > 1:  # of one alone the rank may be about to wait
-            words = f"rank {rank} began {sends[0].words(file)} and did not wait for it"
+        dropped = [call for call in sends if call.is_dropped]
+        if dropped or len(sends) > 1:  # the rank may be about to wait for one that it keeps
+            send = (dropped or sends)[0]
+            words = f"rank {rank} began {send.words(file)} and did not wait for it"
             return Unlike(
-                rank, sends[0].line, f"{words}: it may never arrive, so keep what isend returns, and call its wait()"
+                rank, send.line, f"{words}: it may never arrive, so keep what isend returns, and call its wait()"
             )
     if len(waiting) < len(traces):
         away = next(rank for rank, call in stuck if call is None)

@@ -16,7 +16,7 @@ from cos598d.comm.calls import Call
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import dtype_name, size_in_bytes
 from cos598d.comm.messages import PointToPointCollective
-from cos598d.tools.check.notes import BEGIN, CHANGED, COLLECTIVES, END, LONGEST_NAME, RAISED, WAITS, Notes
+from cos598d.tools.check.notes import BEGIN, CHANGED, COLLECTIVES, DROPPED, END, LONGEST_NAME, RAISED, WAITS, Notes
 from cos598d.tools.check.spawn import CALLS
 
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -94,6 +94,10 @@ class NotingCommunicator(Communicator):
     def ended(self, step: "NotedStep", waiting_since: float) -> None:
         """The call is over; this rank stood still for it since that moment."""
         self.notes.write(END, step.number)
+
+    def dropped(self, step: "NotedStep") -> None:
+        """What the call returned is gone, and nobody waited for it: gloo may cancel the message."""
+        self.notes.write(DROPPED, step.number)
 
     def wait(self, step: "NotedStep", wait: Callable[[], None]) -> None:
         """Wait for a call that was begun, in the line that is now under way."""
@@ -178,3 +182,7 @@ class NotedCall:
         if self._wait is not None:
             wait, self._wait = self._wait, None  # which lets go of the tensor
             self._comm.wait(self._step, wait)
+
+    def __del__(self) -> None:
+        if self._wait is not None:
+            self._comm.dropped(self._step)

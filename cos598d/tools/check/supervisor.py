@@ -6,6 +6,7 @@ children (Linux); and it ends everything, and removes the world's folder, when t
 
 import contextlib
 import ctypes
+import gc
 import io
 import json
 import multiprocessing
@@ -53,6 +54,7 @@ def supervise(
     """
     os.setpgrp()
     prctl(SET_CHILD_SUBREAPER, 1)
+    gc.freeze()  # what is loaded: else each collection looks through it, and copies memory that ranks share
     ranks: dict[int, int] = {}
     outputs: dict[int, int] = {}
     for rank in range(world_size):
