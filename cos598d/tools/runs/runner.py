@@ -1,0 +1,204 @@
+"""The runner of many runs: which are there already, what is started, and what is said and noted of each.
+
+`demo`, `strategies`, `traffic` and `sweep` plan their runs and tabulate what comes of them; making them is done here.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from cos598d.checkpoints import FOLDER as CHECKPOINTS
+from cos598d.checkpoints import remove_all
+from cos598d.errors import UserError
+from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
+from cos598d.terminal.locks import is_locked
+from cos598d.terminal.printable import printable
+from cos598d.terminal.signals import GOES_ON
+from cos598d.tools.runs.folder import RunsFolder
+from cos598d.tools.runs.jobs import Ended, Job, run_jobs
+from cos598d.tools.runs.planned import PlannedRun
+from cos598d.tools.runs.results import result_words
+
+LOGS = "logs"
+# How long a run of a call that was killed may take to end, until one of this call takes its folder.
+ENDING_SECONDS = 20.0
+# Words of `train` by which a run begins in its folder: where it was left, or at the beginning.
+RESUMED, AFRESH = ("--resume", "auto"), ("--overwrite_output_dir",)
+
+CommandOf = Callable[[PlannedRun, Sequence[str]], Sequence[str]]  # of a run, and RESUMED or AFRESH: its program
+
+
+class Runner:
+    """What is left to do of many runs, and the lines that tell of it.
+
+    command_of   the program that makes a run, which begins in its folder as the words say
+    parallel     how many at a time. Of one at a time the output `is_shown`, if so asked; else it goes to a file
+    goes_on      a run that was broken off goes on where it was; else it begins again, so that its seconds are whole
+    keeps        whether checkpoints of finished runs stay
+    has_record   whether this program finds the record: of the ranks of one run, the first has it
+    needs_all    a run that fails ends the call: the table is none without it
+    """
+
+    def __init__(
+        self,
+        folder: RunsFolder,
+        runs: Sequence[PlannedRun],
+        command_of: CommandOf,
+        parallel: int = 1,
+        *,
+        is_shown: bool = False,
+        goes_on: bool = False,
+        keeps: bool = False,
+        has_record: bool = True,
+        needs_all: bool = False,
+    ):
+        self._folder, self._command_of, self._parallel = folder, command_of, parallel
+        self._is_shown, self._goes_on, self._keeps = is_shown and parallel == 1, goes_on, keeps
+        self._has_record, self._needs_all = has_record, needs_all
+        self._all = [one for one in runs if not one.refused]
+        self._left_out = [one for one in runs if one.refused]
+        self._numbers = {one.place: number for number, one in enumerate(self._all, start=1)}
+        self._waiting = {one.place: one for one in self._all}
+        self._again: dict[str, str] = {}  # why a run that was there is made again
+        self._progress = Progress(parallel)
+        self._at_a_time = 1
+        self._unfinished = 0  # how many have failed, or stopped before their end
+
+    def run(self) -> int:
+        """Make the runs that are not finished; returns how many still are not then.
+
+        Raises KeyboardInterrupt or RunsStopped when a signal asks for it.
+        """
+        jobs = [job for one in self._all if (job := self._job(one))]
+        self._at_a_time = min(self._parallel, len(jobs))
+        run_jobs(jobs, self._parallel, self._begin, self._end)
+        for one in self._left_out:
+            self._folder.end(one, LEFT_OUT, one.refused)
+        return self._unfinished
+
+    def _job(self, one: PlannedRun) -> Job | None:
+        """What makes the run; None where it is finished."""
+        found, damage = self._folder.look(one)
+        if found:
+            seconds = self._folder.seconds(one)
+            self._folder.end(one, FINISHED, seconds=seconds)
+            if seconds is not None:
+                self._progress.add(one, seconds)
+            del self._waiting[one.place]
+            self._tidy(one)
+            words = "not run again" if self._is_shown else result_words(found)
+            self._say(f"{self._head(one)} finished before{',' if self._is_shown else ':'} {words}")
+            return None
+        if again := damage or self._folder.said(one):
+            self._again[one.place] = f" run again, since {printable(again)}"
+        command = self._command_of(one, RESUMED if self._goes_on and not damage else AFRESH)
+        return Job(one.place, command, None if self._is_shown else self._log(one))
+
+    def _begin(self, job: Job) -> None:
+        one = self._waiting[job.place]
+        deadline = time.monotonic() + ENDING_SECONDS
+        while is_locked(self._folder.path / one.place) and time.monotonic() < deadline:
+            time.sleep(0.1)  # a run of an earlier call, which was killed, is saving what it has
+        self._folder.begin(one, self._at_a_time)
+        again = self._again.get(one.place, "")
+        if again or self._is_shown:
+            self._say(f"{self._head(one)}{again}".removesuffix(":"))
+        if self._parallel == 1 and not self._is_shown:
+            print(f"{self._head(one)} ", end="", flush=True)
+
+    def _end(self, job: Job, ended: Ended) -> None:
+        one = self._waiting.pop(job.place)
+        words, is_finished = self._words_of_end(one, ended)
+        if self._needs_all and not is_finished and not ended.is_asked:
+            where = "see its error above" if self._is_shown else f"see {self._log(one)}"
+            raise UserError(f"{one.label} failed with exit code {ended.code}; {where}.")
+        if self._is_shown:
+            return
+        head = "" if self._parallel == 1 else f"{self._head(one)} "
+        left = None if ended.is_asked else self._progress.left([*self._waiting.values()])
+        about = f"; about {seconds_words(left)} left" if left and self._waiting else ""
+        print(printable(f"{head}{words}{about}"), flush=True)
+
+    def _words_of_end(self, one: PlannedRun, ended: Ended) -> tuple[str, bool]:
+        """How the run has ended, noted in the state too, and whether it is finished."""
+        if ended.code == 0 and not self._has_record:
+            self._folder.end(one, FINISHED, seconds=ended.seconds)
+            return "done", True
+        if ended.code == 0:
+            try:
+                found = self._folder.run_of(one)
+            except UserError as error:
+                return self._failed(one, FAILED, f"it left a record that is none: {error}"), False
+            if found:
+                # Of one that went on, only the last of its attempts was timed.
+                is_whole = len(found.summary.get("attempts", [])) < 2
+                self._folder.end(one, FINISHED, seconds=ended.seconds if is_whole else None)
+                if is_whole:
+                    self._progress.add(one, ended.seconds)
+                self._tidy(one)
+                span = "in all" if is_whole else "since it went on"
+                return f"{result_words(found)}; {seconds_words(ended.seconds)} {span}", True
+        if ended.is_asked:
+            return self._failed(one, BROKEN_OFF, "it was broken off."), False
+        if ended.code == GOES_ON and self._goes_on:
+            words = "it stopped before its end: started again, the sweep goes on with it."
+            return self._failed(one, BROKEN_OFF, words), False
+        said = ended.last or "it said nothing."
+        return self._failed(one, FAILED, f"it failed with exit code {ended.code}: {said}"), False
+
+    def _tidy(self, one: PlannedRun) -> None:
+        checkpoints = self._folder.path / one.place / CHECKPOINTS
+        if not self._keeps and not checkpoints.is_symlink():  # what lies elsewhere is not ours
+            remove_all(checkpoints)
+
+    def _failed(self, one: PlannedRun, outcome: str, said: str) -> str:
+        self._unfinished += 1
+        self._folder.end(one, outcome, said)
+        return f"{said.rstrip('.')}; {self._log(one)}" if outcome == FAILED else said
+
+    def _log(self, one: PlannedRun) -> Path:
+        return self._folder.path / LOGS / f"{one.place.replace(os.sep, '-')}.txt"
+
+    def _head(self, one: PlannedRun) -> str:
+        return f"[{self._numbers[one.place]}/{len(self._all)}] {one.head}:"
+
+    def _say(self, line: str) -> None:
+        """Print a line; where runs print too, after an empty one."""
+        print(f"\n{line}" if self._is_shown else line, flush=True)
+
+
+class Progress:
+    """The seconds that runs took, and those that the others will take.
+
+    A run takes as long as the mean of those that have ended: with the same settings, else with the same set-up, else of
+    all.
+    """
+
+    def __init__(self, parallel: int):
+        self._parallel = parallel
+        self._known: list[tuple[PlannedRun, float]] = []
+
+    def add(self, one: PlannedRun, seconds: float) -> None:
+        """A run has ended well, after so many seconds in all."""
+        self._known.append((one, seconds))
+
+    def left(self, others: Sequence[PlannedRun]) -> float | None:
+        """Seconds until these runs, too, have ended; None where none has ended so far."""
+        if not self._known:
+            return None
+        return sum(self._expected(one) for one in others) / min(self._parallel, max(1, len(others)))
+
+    def _expected(self, one: PlannedRun) -> float:
+        alike = [known for known in self._known if known[0].name == one.name]
+        near = alike or [known for known in self._known if known[0].setup == one.setup] or self._known
+        return fmean(seconds for _, seconds in near)
+
+
+def seconds_words(seconds: float) -> str:
+    """A duration to read: "40 s", "12 min", "3 h 20 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
