@@ -193,7 +193,7 @@ def test_files_that_are_missing_empty_or_without_rows_are_named(tmp_path, encode
 
 
 def test_an_unknown_task_is_answered_with_the_known_ones():
-    with pytest.raises(UserError, match=r"unknown task 'boolq': choose one of cola, sst-2, .*wnli"):
+    with pytest.raises(UserError, match=r"unknown task 'boolq'. Choose one of cola, sst-2, .*wnli"):
         get_task("boolq")
 
 

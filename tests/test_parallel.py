@@ -222,7 +222,7 @@ def takes_codecs_and_classes(comm):
     ):
         with pytest.raises(UsageError, match=words):
             cos598d.data_parallel(Model(0), *arguments)
-    with pytest.raises(UsageError, match="compress means nothing to overlap: leave it out, or choose one of .*ring"):
+    with pytest.raises(UsageError, match="compress has no effect with overlap. Leave it out, or choose one of .*ring"):
         cos598d.data_parallel(Model(0), "overlap", compress="bf16")
     with pytest.raises(UsageError, match="it has no parameters"):
         cos598d.data_parallel(nn.Tanh())

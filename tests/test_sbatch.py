@@ -95,7 +95,7 @@ def test_a_lesson_s_script_is_started_too(program, capsys, monkeypatch):
         (["--", "train", "--output_dir", "a\nb"], r"a\x0ab is not one line. Give one"),
         (["--nodes", "0", *TRAIN], "--nodes 0 is not valid. Give a number of at least 1"),
         (["--time", "soon", *TRAIN], "--time soon is not valid. Give minutes, or HH:MM:SS"),
-        (["--time", "10\n#SBATCH --mem=1", *TRAIN], "--time 10\\x0a#SBATCH --mem=1: give minutes"),
+        (["--time", "10\n#SBATCH --mem=1", *TRAIN], "--time 10\\x0a#SBATCH --mem=1 is not valid. Give minutes"),
         (
             ["--signal_seconds", "70000", *TRAIN],
             "--signal_seconds 70000 is not valid. Give a whole number from 1 to 65,535",

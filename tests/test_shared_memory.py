@@ -174,7 +174,7 @@ def test_what_a_cgroup_above_leaves_of_its_limit_is_all_that_is_available(line, 
 
 def test_tensors_of_a_device_are_refused():
     comm = Communicator(None, "gloo", torch.device("cpu"))
-    with pytest.raises(UserError, match=r"weight is on meta: choose --sync ddp"):
+    with pytest.raises(UserError, match=r"weight is on meta. Choose --sync ddp"):
         SharedMemory(comm).attach(nn.Linear(2, 2, device="meta"))
 
 

@@ -180,7 +180,7 @@ def test_what_cannot_share_weights_is_refused_in_one_sentence_on_every_rank():
     )
     assert first[1].startswith("0 has a max_norm, so its forward changes weights, and all ranks share them")
     comm = Communicator(None, "gloo", torch.device("cpu"))
-    with pytest.raises(UserError, match="weight is on meta: choose --sync ddp"):
+    with pytest.raises(UserError, match="weight is on meta. Choose --sync ddp"):
         SharedWeights(comm).attach(nn.Linear(2, 2, device="meta"), sgd)
 
 

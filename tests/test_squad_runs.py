@@ -142,7 +142,7 @@ def test_files_are_found_by_folder_or_flag_and_odd_answers_are_said(folder, run_
         (["--max_query_length", "93"], "--max_seq_length 96 leaves no room for text next to questions of 93"),
         (["--doc_stride", "0"], "--doc_stride 0 is not valid. Give a number of at least 1."),
         (["--null_score_diff_threshold", "1"], "--null_score_diff_threshold is for SQuAD 2.0. Add --version_2"),
-        (["--null_score_diff_threshold", "nan"], "--null_score_diff_threshold nan: give a number."),
+        (["--null_score_diff_threshold", "nan"], "--null_score_diff_threshold nan is not valid. Give a number."),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(folder, run_here, words, sentence):
@@ -156,7 +156,7 @@ def test_bad_input_is_one_sentence(folder, run_here, words, sentence):
 
 def test_squads_flags_are_refused_for_other_tasks_and_unknown_to_run_glue(run_here, capfd):
     assert main(["train", "--task_name", "rte", "--doc_stride", "64"]) == 2
-    assert capfd.readouterr().err == "error: --doc_stride is SQuAD's, and the task is rte: leave it out.\n"
+    assert capfd.readouterr().err == "error: --doc_stride is SQuAD's, and the task is rte. Leave it out.\n"
     code, text = run_here("task1/run_glue.py", ["--doc_stride", 64])
     assert (code, text.count("\n")) == (2, 1)
 

@@ -117,7 +117,7 @@ def test_damage_within_the_rows_is_told_all_the_same(tmp_path):
 
 def test_what_needs_a_run_that_ended_well_takes_no_other(tmp_path):
     leave_as_killed(tmp_path / "run")
-    with pytest.raises(UserError, match=r"has no summary.json: give the folder of a run that ended well"):
+    with pytest.raises(UserError, match=r"has no summary.json. Give the folder of a finished run"):
         load_run(tmp_path / "run")
 
 
