@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -77,13 +78,13 @@ def start_launcher(told: Told, command: Sequence[str], seconds: float = math.inf
 
     Raises UsageError for one that cannot be started, and StillRunning as `start_ranks`.
     """
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"{command[0]} is no program: give a command after --launch, such as mpirun -n 2 ...")
     environ = os.environ | environment(told.folder, told.steps, told.run)
     launcher: list[subprocess.Popen] = []
     try:
         launcher.append(subprocess.Popen(ends_with_parent(command), env=environ))
         return _wait(launcher, seconds)
-    except OSError as error:
-        raise UsageError(f"{command[0]} cannot be started ({error.strerror}): give a command after --launch.") from None
     finally:
         _stop(launcher)
 
