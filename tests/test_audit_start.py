@@ -97,7 +97,7 @@ def test_a_project_holds_its_step_to_the_audit(tmp_path):
     (tmp_path / "step.py").write_text(f"{begin}\n\ndef wrong():\n{body}\n\ndef right():\n{right}")
     (tmp_path / "test_step.py").write_text(TESTS)
     words = ["-m", "pytest", "-q", "-p", "cos598d.tools.audit.fixture", "-p", "no:cacheprovider", "test_step.py"]
-    code, text = run(words, tmp_path)
+    code, text = run(words, tmp_path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # where we are installed it is known, too
     assert (code, "3 passed" in text, "FAILED test_step.py::test_planted" in text) == (1, True, True), text
     assert "the gradients are summed, not averaged" in text
 
