@@ -323,10 +323,10 @@ def test_findings_can_be_ignored_counted_and_handed_on(finished, tmp_path, capsy
     assert said("--ignore", "summed", "--strict_on", "note")[0] == 3
     code, printed = said("--github")
     (line,) = [line for line in printed.out.splitlines() if line.startswith("::error ")]
-    assert ",line=21,title=the gradients are summed%2C not averaged::" in line
+    assert ",line=20,title=the gradients are summed%2C not averaged::" in line
     assert said("--json", str(tmp_path / "verdict.json"))[0] == 3
     assert json.loads((tmp_path / "verdict.json").read_text())["faults"] == verdict["faults"]
-    code, printed = said("--json", str(tmp_path / "none" / "verdict.json"), "--ignore", "summed")
+    code, printed = said("--json", str(tmp_path / "verdict.json" / "none"), "--ignore", "summed")
     assert (code, "cannot be written" in printed.err) == (2, True)
 
 

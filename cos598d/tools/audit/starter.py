@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -72,11 +73,10 @@ def start_launcher(told: Told, command: Sequence[str], seconds: float = math.inf
 
     Raises UsageError for one that cannot be started, and TimeoutError as `start_ranks`.
     """
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"{command[0]} is no program. Give a command after --launch, such as mpirun -n 2 ...")
     environ = os.environ | environment(told.folder, told.steps, told.run)
-    try:
-        launcher = subprocess.Popen(ends_with_parent(command), env=environ)
-    except OSError as error:
-        raise UsageError(f"{command[0]} cannot be started ({error.strerror}). Give a command after --launch.") from None
+    launcher = subprocess.Popen(ends_with_parent(command), env=environ)
     try:
         failed = wait_together([launcher], lambda _: 0.0, seconds)
         return exit_code_of(failed[1]) if failed else 0
