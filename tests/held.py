@@ -23,7 +23,7 @@ from cos598d.tools.bench.workload import Workload
 STEPS = 3  # the last is watched
 SMALL = {"bucket_mb": 0.01}  # of the toy's 45 kB several buckets, and some parameters larger than one
 # The model and the passes of a step, by ranks: what more ranks change is the toy's uneven sizes.
-KINDS = {2: (("toy", 3), ("tiny", 1)), 4: (("toy", 1),)}
+KINDS = {2: (("toy", 3), ("tiny", 1)), 4: (("toy", 1), ("toy", 2))}
 
 
 class Uneven(nn.Module):

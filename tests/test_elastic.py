@@ -99,10 +99,9 @@ def ranks_below(program):
     """The ranks that a launcher has started: {rank: process}."""
     found = {}
     for process in psutil.Process(program.process.pid).children(recursive=True):
-        try:
-            found[int(process.environ()["RANK"])] = process
-        except (psutil.Error, KeyError):
-            continue
+        with contextlib.suppress(psutil.Error, KeyError):
+            kind, _, rank = process.name().partition(" ")  # a fork says it by its name
+            found.setdefault(int(rank if kind == "rank" else process.environ()["RANK"]), process)
     return found
 
 

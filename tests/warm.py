@@ -199,6 +199,8 @@ def _be_child(words, cwd, environ, pipes, pass_fds, has_own_session, mask, start
         os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ)
+    if "RANK" in environ:  # which others see of a fresh program in its environment
+        Path("/proc/self/comm").write_text(f"rank {environ['RANK']}")
     is_unbuffered = words[0] == "-u"
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - to the end
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
