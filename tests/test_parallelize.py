@@ -143,7 +143,7 @@ def reading(module, optimizer, rank, step):
 
 def clipping(module, optimizer, rank, step):
     loss_of(module, rank, step).backward()
-    module.clip_grad_norm_(0.5)
+    module.clip_grad_norm_(0.1)
     optimizer.step()
     optimizer.zero_grad()
 
@@ -151,14 +151,14 @@ def clipping(module, optimizer, rank, step):
 def clipping_by_torch(module, optimizer, rank, step):
     optimizer.zero_grad()
     loss_of(module, rank, step).backward()
-    torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+    torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1)
     optimizer.step()
 
 
 def clipping_alone(alone, optimizer, step):
     alone.backward(lambda m, r: loss_of(m, r, step))
     alone.average()
-    assert torch.nn.utils.clip_grad_norm_(alone.module.parameters(), 0.5) > 0.5, "nothing was clipped"
+    assert torch.nn.utils.clip_grad_norm_(alone.module.parameters(), 0.1) > 0.1, "nothing was clipped"
     optimizer.step()
     optimizer.zero_grad()
 
@@ -259,7 +259,7 @@ def two_models(comm, strategy, name, make):
     for step in range(3):
         (real_loss(judge, comm.rank, step) + fake_loss(generator, judge, comm.rank, step, 0)).backward()
         step_judge.step()
-        judge.requires_grad_(step != 1)
+        judge.requires_grad_(step != 1 or strategy == "ddp")  # torch refuses to wrap what is all frozen
         fake_loss(generator, judge, comm.rank, step, 1).backward()
         step_generator.step()
         judge.requires_grad_(True)
@@ -282,9 +282,9 @@ def two_models(comm, strategy, name, make):
 @pytest.mark.parametrize(("world_size", "optimizer"), [(2, "adamw"), (3, "momentum"), (4, "sgd")])
 def test_a_script_in_shards_ends_with_the_weights_of_one_process(world_size, optimizer):
     cases = [*CASES, "two models"]
-    assert set(run_ranks(world_size, trains_as_one, SHARDS, cases, [optimizer])) == {50}
+    assert set(run_ranks(world_size, trains_as_one, SHARDS, cases, [optimizer], seconds=500)) == {50}
 
 
 def test_a_script_that_averages_ends_with_the_weights_of_one_process():
     cases = ["accumulated", "clipped", "two models"]
-    assert set(run_ranks(3, trains_as_one, AVERAGES, cases, ["momentum"])) == {3 * len(AVERAGES)}
+    assert set(run_ranks(3, trains_as_one, AVERAGES, cases, ["momentum"], seconds=500)) == {3 * len(AVERAGES)}
