@@ -30,7 +30,7 @@ def add_flags(
         "--runs_dir",
         type=Path,
         metavar="FOLDER",
-        help="folder for the records; an earlier call's: go on there (default: a new one in runs/)",
+        help="folder for the runs; that of an earlier call: continue it (default: a new one in runs/)",
     )
     place.add_argument("--parallel", type=int, metavar="K", help=parallel)
     add_dry_run(parser, "a row for each run: iterations, bytes, memory and predicted seconds")
