@@ -1,7 +1,7 @@
 """How plain the documents' English is: words per sentence, long sentences, colons, "you", and words to avoid.
 
     python scripts/prose.py                   # a table of every document
-    python scripts/prose.py --check           # the linter: documents of CHECKED and the help of commands
+    python scripts/prose.py --check           # the linter: documents and the help of commands
     python scripts/prose.py --check README.md # only this page
 
 The linter exits with 1 for a word to avoid, a document with too many long sentences, or a line that is too long. It
@@ -17,8 +17,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/*.md", "docs/lessons/*.md")
-CHECKED = PAGES  # by the linter
-NO_HELP = ()  # commands whose help the linter leaves out
 MOST_WORDS, MOST_LONG = 30, 0.05  # words of a sentence, and the share of a document's sentences that may have more
 LONGEST_LINE = 360  # of prose, without links' targets: a line is a sentence or a short paragraph
 # What to write instead: see CONTRIBUTING.md.
@@ -101,10 +99,9 @@ def help_texts() -> Iterator[tuple[str, str]]:
     from cos598d.commands.flags import Parser
 
     for name, about in cli.COMMANDS.items():
-        if name not in NO_HELP:
-            parser = Parser(prog=name, description=about.meaning)
-            importlib.import_module(f"cos598d.commands.{name}").add_options(parser)
-            yield f"{name} --help", "\n\n".join(helps_of(parser))
+        parser = Parser(prog=name, description=about.meaning)
+        importlib.import_module(f"cos598d.commands.{name}").add_options(parser)
+        yield f"{name} --help", "\n\n".join(helps_of(parser))
 
 
 def helps_of(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -137,9 +134,8 @@ def main() -> int:
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="documents (default: all)")
     parser.add_argument("--check", action="store_true", help="print what breaks the rules, and exit with 1")
     options = parser.parse_args()
-    patterns = CHECKED if options.check else PAGES
     pages = [page.resolve() for page in options.pages] or [
-        page for pattern in patterns for page in sorted(ROOT.glob(pattern))
+        page for pattern in PAGES for page in sorted(ROOT.glob(pattern))
     ]
     if not options.check:
         print(*table(pages), sep="\n")

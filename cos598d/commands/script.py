@@ -6,7 +6,6 @@ from typing import Any, NoReturn
 
 from cos598d.commands.flags import Parser
 from cos598d.commands.start import guarded, start
-from cos598d.data.text.table import OWN_TEXTS
 from cos598d.terminal.reader import ends_with_its_reader
 
 
@@ -27,6 +26,7 @@ def run_script(
 ) -> int:
     """Train under a lesson's label and sync, on a GLUE task or on SQuAD (`task` "squad"), and return the exit code."""
     from cos598d.commands import train
+    from cos598d.data.text.table import OWN_TEXTS
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     example = "" if single_process else " --master_ip IP --master_port P --world_size N --local_rank R"

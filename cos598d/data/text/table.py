@@ -50,7 +50,7 @@ class TextOptions:
         return names
 
 
-class Row(NamedTuple):
+class TextRow(NamedTuple):
     """One example of a file: its line, its one or two texts, and its label as written, None where none is read."""
 
     line: int
@@ -156,7 +156,7 @@ def _find_files(path: Path) -> dict[str, Path]:
     raise UserError(f"--data_dir {path} has {names}, and it is not clear what to train on: {_WANTED}.")
 
 
-def read_rows(file: Path, options: TextOptions, with_labels: bool = True) -> Iterator[Row]:
+def read_rows(file: Path, options: TextOptions, with_labels: bool = True) -> Iterator[TextRow]:
     """The rows of a file. Raises UserError naming file and line for what cannot be read, and for a missing column.
 
     A CSV file's quotes count. A TSV file's do not, so that a line is a row. Without `with_labels` the column of the
@@ -179,7 +179,7 @@ def read_rows(file: Path, options: TextOptions, with_labels: bool = True) -> Ite
                         f"{file}, line {line}: no label in {options.label_column}: add it, or drop the line."
                     )
                 count += 1
-                yield Row(line, tuple(texts), label if with_labels else None)
+                yield TextRow(line, tuple(texts), label if with_labels else None)
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): make it readable.") from error
     except UnicodeDecodeError as error:
