@@ -56,7 +56,7 @@ class CountsSteps(AllReduce):
         super().finish()
 
 
-@drawn("every 12th step", MANY, "step 12 of", "wrong in every 12th step only")
+@drawn("every 12th step", MANY, "step 12 of", "wrong only in every 12th step")
 class LeavesOutEvery12th(CountsSteps):
     def gradients(self):
         return super().gradients() if self.steps % 12 else []
@@ -99,7 +99,7 @@ class SettlesNothing(AllReduce):
         pass
 
 
-@drawn("third pass lost", MANY, "3 backward passes", "wrong in steps with 3 backward passes only")
+@drawn("third pass lost", MANY, "3 backward passes", "wrong only in steps with 3 backward passes")
 class LosesTheThird(AllReduce):
     """Of a step's backward passes."""
 
@@ -134,7 +134,7 @@ class NothingForZeros(AllReduce):
             p.grad = p.grad if p.grad is not None and p.grad.any() else None
 
 
-@drawn("doubled after loading", STATE, "expected the mean", "steps after load_own_state only")
+@drawn("doubled after loading", STATE, "expected the mean", "wrong only in steps after load_own_state")
 class DoubledAfterLoading(AllReduce):
     factor = 1
 

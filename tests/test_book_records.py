@@ -104,11 +104,11 @@ def test_a_picture_and_a_bench_are_made_by_a_real_run(page, warm):
     assert "\n![a \\[ring\\] of two](figures/ring.svg)\n\n<small>Made by `cos598d picture" in text
     assert "-o lessons/figures/ring.svg` on" in text
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    assert rows[0] == ["sync", "ms per iteration", "times ddp's", "exposed ms", "calls", "MB sent"]
+    assert rows[0] == ["sync", "ms an iteration", "times ddp's", "exposed ms", "calls", "MB sent"]
     assert sorted(row[0] for row in rows[1:]) == ["ddp", "none", "ring"]
     by_sync = {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}
     assert by_sync["ddp"]["times ddp's"] == "1"
-    assert float(by_sync["ring"]["ms per iteration"]) > 0
+    assert float(by_sync["ring"]["ms an iteration"]) > 0
     assert by_sync["none"]["exposed ms"] == "-"
     assert by_sync["ring"]["MB sent"] == by_sync["ddp"]["MB sent"] != by_sync["none"]["MB sent"]
     assert "MB; 2 ranks (gloo, cpu, 1 thread each), fp32, 2 rounds; an iteration: 4 x 64 tokens on each rank" in text

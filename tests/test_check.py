@@ -241,7 +241,7 @@ def test_new_writes_a_file_that_passes_once_it_is_filled(here, capsys):
         ("\0", "mine.py:Mine", r"mine\.py is not Python \(.*null bytes"),
         ("\nimport nosuch_module", "mine.py:Mine", "raises ModuleNotFoundError while being imported, at line 2"),
         (OPENING + "class Other(AllReduce): pass", "mine.py:Mine", "has no class Mine. Choose Other"),
-        (OPENING + "class Other(AllReduce): pass", "mine.py", r"give mine\.py:Other"),
+        (OPENING + "class Other(AllReduce): pass", "mine.py", r"mine\.py names no class\. Give mine\.py:Other"),
         ("Mine = 3", "mine.py:Mine", "is a int, not a class"),
         ("class Mine:\n    def attach(self): pass", "mine.py:Mine", "lacks finish and no_sync and detach"),
         (
@@ -264,7 +264,7 @@ def test_wrong_words_and_a_file_that_never_ends_loading_exit_with_2(here, capsys
     for words, says in (
         (["slow.py:Mine", "--seconds", "1"], "slow.py cannot be imported: still running after 1 s - slow.py line 2"),
         (["nosuch"], "unknown --sync"),
-        (["ddp", "--world_sizes", "2,zwei"], "--world_sizes 2,zwei: give numbers"),
+        (["ddp", "--world_sizes", "2,zwei"], "--world_sizes 2,zwei is not valid. Give numbers from 1 to 16"),
         (["ddp", "--claims", "is_fast"], "--claims is_fast: there is no such test"),
     ):
         assert main(["check", *words]) == 2

@@ -75,7 +75,7 @@ def test_a_word_that_no_cluster_can_have_is_refused_before_anything_is_made(wron
     [
         ("sys.platform", "darwin", "needs Linux"),
         ("os.geteuid", lambda: 1000, "needs root"),
-        ("shutil.which", lambda tool: None, "install iproute2"),
+        ("shutil.which", lambda tool: None, "the command ip. Install iproute2"),
     ],
 )
 def test_where_no_cluster_can_be_made_one_sentence_says_why(attribute, value, words, monkeypatch, capsys):
@@ -313,7 +313,7 @@ def test_exec_runs_on_the_host_it_names(cluster, name):
     assert behind.wait() == 0, behind.text
     missing = cluster("exec", "2", "nosuchprogram")
     assert missing.wait() == 2
-    assert "there is no program nosuchprogram here" in missing.text
+    assert "there is no program nosuchprogram on this machine. Give" in missing.text
 
 
 @needs_cluster
