@@ -322,7 +322,7 @@ def test_the_script_runs_from_anywhere_without_the_package_installed(tmp_path):
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert ran.returncode == 2
-    assert ran.stderr.startswith('error: --tasks names "Klingon"')
+    assert ran.stderr.startswith('error: --tasks has the unknown name "Klingon"')
 
 
 # The real data

@@ -125,7 +125,7 @@ def test_what_is_unfinished_damaged_or_not_there_is_refused_in_a_sentence(said, 
     whole, unfinished = write_run(tmp_path / "whole"), write_unfinished(tmp_path / "unfinished")
     assert said("--assert_equal", whole, unfinished) == (
         1,
-        f"error: {unfinished} has no summary.json: Give the folder of a finished run.",
+        f"error: {unfinished} has no summary.json. Give the folder of a finished run.",
     )
     other = changed(
         write_run(tmp_path / "rows"), "iterations.rank0.jsonl", lambda row: row.update(loss=row["loss"] + 1)

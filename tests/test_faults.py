@@ -206,7 +206,7 @@ def test_a_taken_port_is_named(run_here):
 def test_a_port_where_something_else_answers_is_no_meeting_point(start_ranks):
     with socket.create_server(("127.0.0.1", 0)) as server:
         (rank,) = start_ranks(TASK2B, 2, LONG, {0: None}, port=server.getsockname()[1])
-        ends_in_a_sentence(rank, "is not rank 0 of this run")
+        ends_in_a_sentence(rank, "something other than rank 0 of this run answers")
 
 
 def test_ranks_that_never_arrive_are_named_to_all_who_came(start_ranks):

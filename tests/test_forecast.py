@@ -134,7 +134,7 @@ def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):
 def test_a_timing_beside_other_programs_says_so(timed, monkeypatch, share, is_busy):
     monkeypatch.setattr(seconds, "_time", lambda *_: replace(TIMED, share=share))
     monkeypatch.setattr(seconds, "count_cores", lambda: 2)
-    assert ("other programs took the cores" in forecast(digits(), 2).seconds_from) == is_busy
+    assert ("other programs were using the CPU" in forecast(digits(), 2).seconds_from) == is_busy
 
 
 def test_what_cannot_be_timed_is_a_sentence(monkeypatch):
@@ -150,7 +150,7 @@ def test_the_command_starts_nothing_and_makes_no_folder(timed, monkeypatch, tmp_
     words = ["train", "--task_name", "digits", "--no_cuda", "--dry_run", "--world_size", "4", "--sync", "zero1"]
     assert cli.main(words) == 0
     said = capsys.readouterr().out
-    for word in ("nothing is started", "parameters: 534,410", "iterations: 345, 23 in an epoch", "seconds: "):
+    for word in ("nothing is started", "parameters: 534,410", "iterations: 345, 23 per epoch", "seconds: "):
         assert word in said
     assert "sent per rank and iteration: 3,206,464, 3,206,464, 3,206,456, 3,206,456 bytes, rank by rank" in said
     assert "would write runs/train-digits-zero1-n4-WHEN/model: about 2.16 MB" in said
