@@ -69,7 +69,7 @@ class ClipsByItsOwnNorm(Zero1):
 
     def clip(self, max_norm):
         super().clip(0.0)
-        return torch.nn.utils.clip_grad_norm_([part for _, part, *_ in self._pieces], max_norm) if max_norm else None
+        return torch.nn.utils.clip_grad_norm_([part for _, part, *_ in self.pieces], max_norm) if max_norm else None
 
 
 @mutant("stale shard", (*STEPPING, "bf16"), "SGD: the weight")
@@ -178,7 +178,7 @@ class ForgetsSmallOnes(Zero1):
 
     def finish(self):
         super().finish()
-        for _, part, parameter, *_ in self._pieces:
+        for _, part, parameter, *_ in self.pieces:
             if parameter.numel() < self.comm.world_size:
                 part.grad = None
 

@@ -16,6 +16,13 @@ COLUMNS = TaskOptions(text_columns="review", label_column="stars")
 SETTING = {"model": "tiny", "max_seq_length": 32, "total_train_batch_size": 16, "world_size": 2, "quiet": True}
 
 
+@pytest.fixture(autouse=True)
+def bundled(monkeypatch):
+    """Runs train on the bundled samples, whatever data this machine has."""
+    for name in ("GLUE_DIR", "SQUAD_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def rows(count, seed=0):
     words = {"good": ["great", "fine", "lovely"], "bad": ["awful", "poor", "sad"]}
     return [

@@ -36,7 +36,7 @@ def test_a_run_of_two_ranks_is_repeated_to_the_last_bit(start, tmp_path):
     assert verdict.is_equal, verdict.sentence
     third = start("third", [*again, "--output_dir", "third", "--seed", 8, "--world_size", 1])
     assert third.wait() == 0
-    assert third.text.splitlines()[0] == "repeats first/config.json, but for --seed 8 --world_size 1"
+    assert third.text.splitlines()[0] == "repeats first/config.json, except for --seed 8 --world_size 1"
     assert json.loads((tmp_path / "third" / "config.json").read_text())["world_size"] == 1
     assert not compare_equal([tmp_path / "first", tmp_path / "third"]).is_equal
 
@@ -98,8 +98,8 @@ def changed(file, folder, **values):
         ({"seed": 1 << 63}, "has seed 9223372036854775808, where a whole number is expected"),
         ({"sync": "evil.py:Sync"}, "is of a run whose sync is code in a file, evil.py:Sync. Add --sync"),
         ({"sync": "\x1b[2J.py"}, "code in a file, \\x1b[2J.py"),
-        ({"world_size": 0}, "has world_size 0: a number of ranks from 1 to 65536 is expected."),
-        ({"world_size": True}, "has world_size True: a number of ranks"),
+        ({"world_size": 0}, "has world_size 0, where a number of ranks from 1 to 65536 is expected."),
+        ({"world_size": True}, "has world_size True, where a number of ranks"),
     ],
 )
 def test_what_is_no_flag_s_value_is_a_sentence(recorded, tmp_path, monkeypatch, capsys, change, sentence):
@@ -140,7 +140,7 @@ def test_a_file_s_name_is_printed_as_text(recorded, tmp_path):
         (b"[1]", "is no JSON object"),
         (b'{"learning_rate": NaN}', "is no JSON (NaN is not a JSON number)"),
         (b"[" * 100_000, "is no JSON"),
-        (b" " * (2 << 20), "cannot be read: it has more than 1 MiB."),
+        (b" " * (2 << 20), "cannot be read (it has more than 1 MiB). Give the config.json"),
     ],
 )
 def test_a_file_that_is_no_config_is_a_sentence(tmp_path, capsys, text, sentence):
@@ -149,4 +149,4 @@ def test_a_file_that_is_no_config_is_a_sentence(tmp_path, capsys, text, sentence
     assert cli.main(["train", "--config", str(file)]) == 2
     assert sentence in capsys.readouterr().err
     assert cli.main(["train", "--config", str(tmp_path / "nowhere.json")]) == 2
-    assert "cannot be read: No such file or directory." in capsys.readouterr().err
+    assert "cannot be read (No such file or directory). Give the config.json" in capsys.readouterr().err

@@ -293,8 +293,8 @@ def test_other_code_is_a_caution(tmp_path):
 def test_runs_side_by_side_are_a_caution(tmp_path):
     alone = [entry(tmp_path, {"batch": batch}) for batch in ("4", "16")]
     shared = [replace(one, parallel=3) for one in alone]
-    assert "The runs were run up to 3 at a time: their times are not those of a single run." in warned(shared)
-    assert "1 of 2 runs were run up to 3 at a time" in warned([alone[0], shared[1]])
+    assert "The runs were made up to 3 at a time: their seconds are not those of a run alone." in warned(shared)
+    assert "1 of 2 runs were made up to 3 at a time" in warned([alone[0], shared[1]])
     assert sweep_page(shared, "a sweep").answer.cautions == cautions(shared)
 
 
@@ -365,7 +365,9 @@ def test_a_sweep_s_folder_makes_its_page_in_every_form_and_stands_alone(tmp_path
     with pytest.raises(UserError, match="Give only this folder"):
         report(tmp_path / "both.html", folder, tmp_path / "other")
     write(axes={f"axis{number}": ["1", "2"] for number in range(40)})
-    with pytest.raises(UserError, match=r"sweep\.json asks for more than 100,000 runs, so it is damaged"):
+    with pytest.raises(
+        UserError, match=r"sweep\.json asks for more than 100,000 runs, so it is damaged\. Start the sweep again\.$"
+    ):
         report(tmp_path / "forged.html", folder)
     write(flags={"nonsense": [1]}, axes={"nonsense": ["1"]})
     with pytest.raises(UserError, match=r"sweep\.json"):

@@ -75,7 +75,7 @@ def test_another_run_is_refused_by_what_has_changed(values, words, half_done, ca
     with pytest.raises(RankFailure) as caught:
         run_ranks(1, live, half_done, {"sync": "none", "resume": "auto"} | values)
     (said,) = caught.value.texts.values()
-    assert f"this is not the run that was saved as {half_done}/checkpoints/step-00000004: " in said
+    assert f"this differs from the run that was saved as {half_done}/checkpoints/step-00000004: " in said
     assert words in said
     assert "or add --resume_anyway." in said
     assert checkpoints_in(half_done) == [4]

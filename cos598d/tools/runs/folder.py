@@ -26,7 +26,7 @@ ROW = Fields(
 FLAGS = MapOf(Of("a value of a flag", (str, int, float, type(None))))
 LONGEST_SAID = 300
 LONGEST_SHOWN = 100  # characters of a value in a sentence
-REMEDY = "so give another --runs_dir"
+REMEDY = "Give another --runs_dir"
 OTHER_FOLDER = "or give another --runs_dir"
 
 
