@@ -58,7 +58,7 @@ def network_facts() -> dict[str, Any] | None:
         value = parse_json(said)
     except ValueError:
         value = said
-    check(value, OrNone(NETWORK), "the environment's COS598D_NETWORK", "leave it out, or start with `cluster exec`")
+    check(value, OrNone(NETWORK), "the environment's COS598D_NETWORK", "Leave it out, or start with `cluster exec`")
     return value
 
 

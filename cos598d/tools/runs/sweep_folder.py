@@ -85,14 +85,14 @@ class SweepFolder(AskedFolder):
 
 def read_sweep(path: Path) -> list[SweepEntry]:
     """The entries of the sweep in a folder, by its state alone. Raises UserError for a state that is damaged."""
-    remedy, state = "start the sweep again", path / "sweep.json"
+    remedy, state = "Start the sweep again", path / "sweep.json"
     found = read(state, Fields({**SweepFolder.kinds, SweepFolder.rows_name: MapOf(ROW)}), remedy)
     if math.prod([len(found["seeds"]), *map(len, found["axes"].values())]) > MOST_RUNS:
-        raise UserError(f"{state} asks for more than {MOST_RUNS:,} runs: it is damaged, {remedy}.")
+        raise UserError(f"{state} asks for more than {MOST_RUNS:,} runs, so it is damaged. {remedy}.")
     try:
         runs = combine(found["axes"], found["flags"], found["seeds"], found["rate"])
     except (UsageError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{state} is of no sweep that can be ({printable(error, 200)}): {remedy}.") from None
+        raise UserError(f"{state} is not a possible sweep ({printable(error, 200)}). {remedy}.") from None
     return SweepFolder(path, found).entries(runs)
 
 
