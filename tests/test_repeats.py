@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from cos598d.tools.runs.jobs import Ended
 from report_records import write_run
 
 from cos598d.commands import cli, demo
@@ -14,6 +13,7 @@ from cos598d.tools.report.references import alike, exposed_seconds, floor_of
 from cos598d.tools.report.repeats import in_groups, mean_interval
 from cos598d.tools.report.table import comparison, losses_rows, time_rows
 from cos598d.tools.runs import runner
+from cos598d.tools.runs.jobs import Ended
 
 T_OF_2 = 4.3027  # Student's t for 2 degrees of freedom, 97.5 %
 # By repeat: the seconds of the floor's iterations, and by how much the all-reduce's are longer.
