@@ -220,7 +220,7 @@ def test_pieces_of_all_ranks_are_all_elements_once_and_layers_are_what_a_list_ho
 
 
 def test_a_strategy_that_does_not_say_all_of_it_is_no_class():
-    with pytest.raises(TypeError, match="^the strategy Half has no hold: write it"):
+    with pytest.raises(TypeError, match=r"^the strategy Half has no hold\. Write it"):
         type("Half", (Sharded,), {"units_of": Zero1.units_of})
 
 

@@ -37,7 +37,7 @@ def refusal(training, wholes):
 
 
 def test_tensors_that_are_missing_are_named(state):
-    assert "lacks the weights of hidden.bias: resume" in refusal(alone(), without(state, "weights", "hidden.bias"))
+    assert "lacks the weights of hidden.bias. Resume" in refusal(alone(), without(state, "weights", "hidden.bias"))
     assert "lacks the buffers of scale" in refusal(alone(), without(state, "buffers", "scale"))
     assert "lacks the step of large" in refusal(alone(), without(state, "step", "large"))
     assert "(and 1 more)" in refusal(alone(), without(without(state, "weights", "large"), "buffers", "scale"))

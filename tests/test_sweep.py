@@ -143,7 +143,7 @@ REFUSED = [
     (["--grid", "learning_rate=1", "--", "train", "--learning_rate", "2"], "--learning_rate is given after -- and by"),
     (["--grid", "batch=4", "--", "train", "--world_size", "2"], "--world_size 2: a sweep sets it. Use the axis setup"),
     (["--grid", "batch=4", "--", "train", "--local_rank", "0"], "--local_rank 0: the sweep starts the ranks itself"),
-    (["--grid", "batch=4", "--", "train", "--output_dir", "x"], "--output_dir behind --: the sweep sets it itself"),
+    (["--grid", "batch=4", "--", "train", "--output_dir", "x"], "--output_dir after --: the sweep sets it itself"),
     (["--grid", "batch=4", "--", "train", "--config", "x.json"], "--config x.json: a sweep's runs share flags"),
     (["--grid", "batch=4", "--", "train", "--do_eval"], "--do_eval without --do_train trains nothing"),
     (["--grid", "batch=4", "--", "train", "--dry_run"], "Write it before the --"),
@@ -157,7 +157,7 @@ REFUSED = [
     (["--grid", "setup=65x1"], "--grid setup=65x1: one machine emulates at most 64 hosts"),
     (["--grid", "batch=4", "--launch", "mpirun -np 4"], "it has no {command}"),
     (["--grid", "batch=4", "--launch", "'{command}"], "a shell cannot parse it"),
-    (["--grid", "batch=4", "--launch", "nowhere-at-all {command}"], "there is no program nowhere-at-all here"),
+    (["--grid", "batch=4", "--launch", "nowhere-at-all {command}"], "there is no program nowhere-at-all on this machine"),
     (
         ["--grid", "setup=2x1", "--grid", "delay=1ms", "--launch", "env {command}"],
         "--grid delay would change nothing: --launch has no {delay}",
