@@ -55,7 +55,7 @@ def test_contexts_and_questions_are_read_in_order(tmp_path):
         (squad_value((CONTEXT, [question("\x1b[2J", "x")] * 2)), r"the id '\\\\x1b\[2J' appears twice"),
         (squad_value((CONTEXT, [GOOD]), (" \n", [question("r", "x")])), r"paragraphs\[1\] has an empty context and 1"),
         (squad_value((CONTEXT, [GOOD, GOOD])), r"the id 'q' appears twice, at data\[0\]\.paragraphs\[0\]\.qas"),
-        (squad_value((CONTEXT, [])), "holds no question"),
+        (squad_value((CONTEXT, [])), "has no question"),
     ],
 )  # fmt: skip
 def test_what_is_not_squad_is_refused_by_its_place(value, words):

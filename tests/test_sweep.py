@@ -319,8 +319,8 @@ LONG = "/x" * 100
     ("before", "now", "words"),
     [
         ({"cache_dir": f"{LONG}/a{LONG}"}, {"cache_dir": f"{LONG}/b{LONG}"}, ("/x/a/x", "/x/b/x")),
-        ({"cache_dir": "none"}, {}, ("--cache_dir 'none', and none is",)),
-        ({"threads": 1}, {"threads": "1"}, ("--threads 1, and '1' is",)),
+        ({"cache_dir": "none"}, {}, ("--cache_dir 'none', and this command asks for none.",)),
+        ({"threads": 1}, {"threads": "1"}, ("--threads 1, and this command asks for '1'.",)),
     ],
     ids=["the middle", "none", "kind"],
 )
