@@ -125,7 +125,7 @@ REFUSED = [
     (["--grid", "augment=yes"], "--grid augment=yes: it is a switch. Give on or off"),
     (["--grid", "optimizer=lion"], "unknown --grid optimizer=lion. Choose one of adamw, sgd"),
     (["--grid", "setup=4"], "--grid setup=4 is not valid. Give hosts and the ranks on each"),
-    (["--grid", "setup=0x2"], "--grid setup=0x2: give hosts"),
+    (["--grid", "setup=0x2"], "--grid setup=0x2 is not valid. Give hosts"),
     (["--grid", "setup=1x1", "--grid", "delay=10"], "--grid delay=10 is not valid. Give a time from 0 to 10s"),
     (["--grid", "setup=1x4", "--grid", "delay=10ms"], "--grid delay=10ms would change nothing"),
     (["--grid", "rate=1gbit"], "--grid rate=1gbit would change nothing"),
@@ -157,7 +157,7 @@ REFUSED = [
     (["--grid", "setup=65x1"], "--grid setup=65x1: one machine emulates at most 64 hosts"),
     (["--grid", "batch=4", "--launch", "mpirun -np 4"], "it has no {command}"),
     (["--grid", "batch=4", "--launch", "'{command}"], "a shell cannot parse it"),
-    (["--grid", "batch=4", "--launch", "nowhere-at-all {command}"], "there is no program nowhere-at-all on this machine"),
+    (["--grid", "batch=4", "--launch", "nowhere-at-all {command}"], "there is no program nowhere-at-all on this"),
     (
         ["--grid", "setup=2x1", "--grid", "delay=1ms", "--launch", "env {command}"],
         "--grid delay would change nothing: --launch has no {delay}",
