@@ -92,7 +92,7 @@ def read_sweep(path: Path) -> list[SweepEntry]:
     try:
         runs = combine(found["axes"], found["flags"], found["seeds"], found["rate"])
     except (UsageError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{state} is not a possible sweep ({printable(error, 200)}). {remedy}.") from None
+        raise UserError(f"{state} is of no sweep that can be ({printable(error, 200)}). {remedy}.") from None
     return SweepFolder(path, found).entries(runs)
 
 
