@@ -78,7 +78,7 @@ def held_with_rows(comm, name):
     strategy = SHARDED[name](comm, True, SMALL_BUCKETS)
     train_sharded(strategy, strategy.attach(model, adamw), comm, 2, 1, 0.3)
     held, expected = strategy.memory(), strategy.expected_memory(job)
-    never = sum(2 * part.nbytes + 4 for of, part, *_ in strategy._pieces if of.startswith("never"))
+    never = sum(2 * part.nbytes + 4 for of, part, *_ in strategy.pieces if of.startswith("never"))
     replicas = [unit.name for unit in strategy._gradients.units if isinstance(unit, ReplicatedUnit)]
     strategy.detach()
     return held, dict(expected.between_steps), sum(expected.peak.values()), never, replicas

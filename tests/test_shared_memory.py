@@ -143,7 +143,7 @@ def test_what_cannot_share_memory_is_refused_in_one_sentence_on_every_rank():
     assert "rank 2 is on another host than rank 0. Choose --sync hierarchical" in several_hosts
     assert "rank 0: this system has no memfd_create" in no_memfd
     assert "rank 2: the memory of rank 0 cannot be opened (Permission denied)" in not_opened
-    assert "MiB of memory (No space left on device): free memory" in no_space_left
+    assert "MiB of memory (No space left on device). Free memory" in no_space_left
     no_memory = "cannot share 1099511627776 MiB of memory (Cannot allocate memory)"
     assert f"rank 0: the ranks of its host {no_memory}" in too_large
 

@@ -52,10 +52,10 @@ def test_contexts_and_questions_are_read_in_order(tmp_path):
         (squad_value((CONTEXT, [question("q", {"x": "\x1b"})])), r"qas\[0\] has no text 'question' but an object"),
         (squad_value((CONTEXT, ["q"])), r"qas\[0\] has no text 'id'"),
         (squad_value((CONTEXT, [{**GOOD, "answers": ["Rain"]}])), r"answers\[0\] has no text 'text'"),
-        (squad_value((CONTEXT, [question("\x1b[2J", "x")] * 2)), r"the id '\\\\x1b\[2J' stands twice"),
+        (squad_value((CONTEXT, [question("\x1b[2J", "x")] * 2)), r"the id '\\\\x1b\[2J' appears twice"),
         (squad_value((CONTEXT, [GOOD]), (" \n", [question("r", "x")])), r"paragraphs\[1\] has an empty context and 1"),
         (squad_value((CONTEXT, [GOOD, GOOD])), r"the id 'q' appears twice, at data\[0\]\.paragraphs\[0\]\.qas"),
-        (squad_value((CONTEXT, [])), "holds no question"),
+        (squad_value((CONTEXT, [])), "has no question"),
     ],
 )  # fmt: skip
 def test_what_is_not_squad_is_refused_by_its_place(value, words):
@@ -108,7 +108,7 @@ def test_predictions_for_a_file_of_version_2_are_scored_by_its_rules(tmp_path):
     scores, _ = score_file(data, predictions, odds)
     assert (scores["exact"], scores["NoAns_f1"], scores["best_exact"]) == (100.0, 100.0, 100.0)
     assert scores["best_exact_thresh"] == -1.0
-    with pytest.raises(UserError, match=r"o\.json has no number for 1 questions, b: complete it"):
+    with pytest.raises(UserError, match=r"o\.json has no number for 1 questions, b\. Complete it"):
         score_file(data, predictions, written(odds, {"a": 1.0}))
     with pytest.raises(UserError, match=r"the entry of 'b' is NaN. Map each question id to a number"):
         score_file(data, predictions, written(odds, {"a": 1.0, "b": float("nan")}))

@@ -166,4 +166,4 @@ def test_a_fault_of_the_data_is_told_by_every_rank(folder, start_ranks):
     ranks = start_ranks("task2b/run_squad.py", 2, [*TINY, "--data_dir", folder])
     assert [rank.wait() != 0 for rank in ranks] == [True, True]
     for rank in ranks:
-        assert "the id 'q1' stands twice" in rank.text
+        assert "the id 'q1' appears twice" in rank.text

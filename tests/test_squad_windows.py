@@ -158,7 +158,7 @@ def test_an_answer_longer_than_every_window_is_said_so(encoder):
 def test_a_long_question_is_cut_and_lengths_without_room_are_refused(encoder):
     features = built(encoder, ("a b c", [question("q", LETTERS, [("a", 0)])]), max_query_length=2)
     assert features.splits.tolist() == [3]
-    with pytest.raises(UserError, match="leave no room for text in 12: raise --max_seq_length"):
+    with pytest.raises(UserError, match=r"leave no room for text in 12\. Raise --max_seq_length"):
         built(encoder, ("a", [question("q", "who", [("a", 0)])]), max_seq_length=12, max_query_length=9)
 
 

@@ -37,7 +37,7 @@ def refusal(training, wholes):
 
 
 def test_tensors_that_are_missing_are_named(state):
-    assert "lacks the weights of hidden.bias: resume" in refusal(alone(), without(state, "weights", "hidden.bias"))
+    assert "lacks the weights of hidden.bias. Resume" in refusal(alone(), without(state, "weights", "hidden.bias"))
     assert "lacks the buffers of scale" in refusal(alone(), without(state, "buffers", "scale"))
     assert "lacks the step of large" in refusal(alone(), without(state, "step", "large"))
     assert "(and 1 more)" in refusal(alone(), without(without(state, "weights", "large"), "buffers", "scale"))
@@ -90,7 +90,7 @@ def test_a_parameter_that_was_never_used_needs_no_state(state):
 
 def test_a_loss_scale_that_is_none_is_refused():
     for wrong in ({"loss_scale": 0.5, "good_steps": 1}, {"loss_scale": "x"}, {"loss_scale": float("inf")}):
-        with pytest.raises(UserError, match="resume from another checkpoint"):
+        with pytest.raises(UserError, match="Resume from another checkpoint"):
             LossScale(is_on=True).load(wrong)
     scale = LossScale(is_on=True)
     scale.load(json.loads(json.dumps({"loss_scale": 1024.0, "good_steps": 7})))

@@ -61,7 +61,7 @@ def test_a_rank_may_say_much_but_only_once_it_has_met_the_others():
         zero = pool.submit(meet, them[0], 1, {})
         one = pool.submit(meet, them[1], 1, {"sync": long})
         for future in (zero, one):
-            with pytest.raises(UserError, match="rank 0 is gone|did not come|lost connection to rank 1"):
+            with pytest.raises(UserError, match="rank 0 closed the connection|did not come|lost connection to rank 1"):
                 future.result(60)
 
 

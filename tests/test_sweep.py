@@ -125,7 +125,7 @@ REFUSED = [
     (["--grid", "augment=yes"], "--grid augment=yes: it is a switch. Give on or off"),
     (["--grid", "optimizer=lion"], "unknown --grid optimizer=lion. Choose one of adamw, sgd"),
     (["--grid", "setup=4"], "--grid setup=4 is not valid. Give hosts and the ranks on each"),
-    (["--grid", "setup=0x2"], "--grid setup=0x2: give hosts"),
+    (["--grid", "setup=0x2"], "--grid setup=0x2 is not valid. Give hosts"),
     (["--grid", "setup=1x1", "--grid", "delay=10"], "--grid delay=10 is not valid. Give a time from 0 to 10s"),
     (["--grid", "setup=1x4", "--grid", "delay=10ms"], "--grid delay=10ms would change nothing"),
     (["--grid", "rate=1gbit"], "--grid rate=1gbit would change nothing"),
@@ -143,7 +143,7 @@ REFUSED = [
     (["--grid", "learning_rate=1", "--", "train", "--learning_rate", "2"], "--learning_rate is given after -- and by"),
     (["--grid", "batch=4", "--", "train", "--world_size", "2"], "--world_size 2: a sweep sets it. Use the axis setup"),
     (["--grid", "batch=4", "--", "train", "--local_rank", "0"], "--local_rank 0: the sweep starts the ranks itself"),
-    (["--grid", "batch=4", "--", "train", "--output_dir", "x"], "--output_dir behind --: the sweep sets it itself"),
+    (["--grid", "batch=4", "--", "train", "--output_dir", "x"], "--output_dir after --: the sweep sets it itself"),
     (["--grid", "batch=4", "--", "train", "--config", "x.json"], "--config x.json: a sweep's runs share flags"),
     (["--grid", "batch=4", "--", "train", "--do_eval"], "--do_eval without --do_train trains nothing"),
     (["--grid", "batch=4", "--", "train", "--dry_run"], "Write it before the --"),
@@ -157,7 +157,7 @@ REFUSED = [
     (["--grid", "setup=65x1"], "--grid setup=65x1: one machine emulates at most 64 hosts"),
     (["--grid", "batch=4", "--launch", "mpirun -np 4"], "it has no {command}"),
     (["--grid", "batch=4", "--launch", "'{command}"], "a shell cannot parse it"),
-    (["--grid", "batch=4", "--launch", "nowhere-at-all {command}"], "there is no program nowhere-at-all here"),
+    (["--grid", "batch=4", "--launch", "nowhere-at-all {command}"], "there is no program nowhere-at-all on this"),
     (
         ["--grid", "setup=2x1", "--grid", "delay=1ms", "--launch", "env {command}"],
         "--grid delay would change nothing: --launch has no {delay}",
@@ -319,8 +319,8 @@ LONG = "/x" * 100
     ("before", "now", "words"),
     [
         ({"cache_dir": f"{LONG}/a{LONG}"}, {"cache_dir": f"{LONG}/b{LONG}"}, ("/x/a/x", "/x/b/x")),
-        ({"cache_dir": "none"}, {}, ("--cache_dir 'none', and none is",)),
-        ({"threads": 1}, {"threads": "1"}, ("--threads 1, and '1' is",)),
+        ({"cache_dir": "none"}, {}, ("--cache_dir 'none', and this command asks for none.",)),
+        ({"threads": 1}, {"threads": "1"}, ("--threads 1, and this command asks for '1'.",)),
     ],
     ids=["the middle", "none", "kind"],
 )

@@ -36,7 +36,7 @@ def test_it_asks_for_the_largest_shape_and_a_task_for_each_run(printed, tmp_path
         *("cpus-per-task=3", "output=%x-%A_%a.out", "open-mode=append", "requeue"),
     ]
     assert "\nmodule load cuda\n" in found.out
-    assert "an array job of 3 tasks, records in runs/mine" in found.err
+    assert "an array job of 3 tasks, with its runs in runs/mine" in found.err
     state = json.loads((tmp_path / "runs" / "mine" / "sweep.json").read_text())
     assert state["axes"] == {"batch": ["4"], "setup": ["1x1", "1x4", "2x2"]}
     assert state["combinations"] == {}
@@ -91,7 +91,7 @@ def test_outside_of_an_array_the_script_says_so(printed, tmp_path):
         ),
         (["--sbatch", "--name", "x", "--grid", "delay=1ms"], "--grid delay is for emulated hosts"),
         (["--sbatch", "--name", "x", "--launch", "env {command}"], "--launch and --sbatch exclude each other"),
-        (["--sbatch", "--name", "x", "--time", "soon"], "--time soon: give minutes"),
+        (["--sbatch", "--name", "x", "--time", "soon"], "--time soon is not valid. Give minutes"),
         (["--sbatch", "--name", "x", "--mem", "a b"], "--mem 'a b' is not one word. Give one"),
     ],
 )

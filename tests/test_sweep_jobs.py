@@ -7,10 +7,10 @@ import threading
 import time
 
 import pytest
-from cos598d.tools.runs.jobs import Job, LastWords, RunsStopped, run_jobs
 from programs import wait_until
 
 from cos598d.errors import UserError
+from cos598d.tools.runs.jobs import Job, LastWords, RunsStopped, run_jobs
 
 
 def jobs_of(folder, *scripts):

@@ -82,11 +82,11 @@ def test_every_setting_is_run_and_tabulated_and_the_records_give_the_same_table_
     (tmp_path / "epochs" / "batch4-fp32" / "summary.json").unlink()
     again = start("again", ["-m", "cos598d", "traffic", *words])
     assert again.wait() == 0, again.text
-    assert "[1/2] 8 examples a step, fp32: finished before, not run again" in again.text
-    assert "[2/2] 4 examples a step, fp32\n" in again.text
+    assert "[1/2] 8 examples per step, fp32: finished before, not run again" in again.text
+    assert "[2/2] 4 examples per step, fp32\n" in again.text
     other = start("other", ["-m", "cos598d", "traffic", *words, "--seed", 7])
     assert other.wait() == 2
-    assert "is a traffic with --seed none, and 7 is asked for now" in other.text
+    assert "is a traffic with --seed none, and this command asks for 7" in other.text
 
 
 def test_a_dry_run_lists_each_setting_and_makes_nothing(tmp_path, monkeypatch, capsys):

@@ -37,8 +37,8 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{error.filename or folder} cannot be written ({error.strerror}): make room, or look at the folder's "
-            "rights, and start the same words again; what is finished stays."
+            f"{error.filename or folder} cannot be written ({error.strerror}). Finished runs are kept. Make room, or "
+            "check the folder's rights, and repeat the command."
         ) from None
 
 
@@ -96,13 +96,13 @@ class RunsFolder:
         """
         if (self.path / one.place).is_symlink():
             raise UserError(
-                f"{self.path / one.place} is a link, where a run has a folder of its own: remove it, {OTHER_FOLDER}."
+                f"{self.path / one.place} is a link, where a run needs a folder of its own. Remove it, {OTHER_FOLDER}."
             )
         try:
             return self.run_of(one), ""
         except AnotherRun as error:
             if self.refuses_strangers and not self.said(one):
-                raise UserError(f"{error.what}: it stays as it is, so remove it, {OTHER_FOLDER}.") from None
+                raise UserError(f"{error.what}. It was not changed. Remove it, {OTHER_FOLDER}.") from None
             return None, str(error)
         except UserError as error:
             return None, str(error)
@@ -159,14 +159,14 @@ class AskedFolder(RunsFolder):
         except FileNotFoundError:
             if any(path.iterdir()):
                 raise UserError(
-                    f"--runs_dir {path} is not empty, and no {self.what} is in it: choose another folder."
+                    f"--runs_dir {path} is not empty and has no {self.what}. Choose another folder."
                 ) from None
             return
         for name, before, now in _differences(found, self.asked):
             was, is_now = _apart(before, now)
             raise UsageError(
-                f"{path} is a {self.what} with {name} {was}, and {is_now} is asked for now: give the same words again, "
-                f"{OTHER_FOLDER}."
+                f"{path} is a {self.what} with {name} {was}, and this command asks for {is_now}. Give the same "
+                f"arguments again, {OTHER_FOLDER}."
             )
         self.rows = found[self.rows_name]
 

@@ -129,7 +129,7 @@ def _open_log(path: Path) -> IO[str]:
         except OSError as error:
             if error.errno in NOT_OURS:
                 raise UserError(
-                    f"{error.filename} is a link, or no file to write: remove it, and start the same words again."
+                    f"{error.filename} is a link, or not a file that can be written. Remove it, and repeat the command."
                 ) from None
             raise
 

@@ -32,8 +32,8 @@ class Setup:
         found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", word, re.ASCII)
         if not found:
             raise UsageError(
-                f"--grid {SETUP}={printable(word, 40)}: give hosts and the ranks on each, as 1x4 (four ranks of this "
-                "host) or 2x2 (two ranks on each of two hosts)."
+                f"--grid {SETUP}={printable(word, 40)} is not valid. Give hosts and the ranks on each, as 1x4 (four "
+                "ranks of this host) or 2x2 (two ranks on each of two hosts)."
             )
         return cls(int(found[1]), int(found[2]))
 
