@@ -187,7 +187,7 @@ def test_what_int8_loses_is_right_in_the_mean_of_many_steps_and_the_same_every_t
         ("bf16:2", "--compress bf16:2: bf16 takes no number"),
         (
             "topk:2",
-            "--compress topk:2: the number of topk is not valid. Give the share of elements to send, above 0 and at most 1",
+            "--compress topk:2: the number of topk is not valid. Give the share of elements",
         ),
         (
             "powersgd:x",
