@@ -243,7 +243,7 @@ def refuses(comm):
     for options, words in (
         ({"compress": "bf16"}, "compress means nothing to zero1: leave it out, or choose one of .*ring"),
         ({"colour": 1}, "colour means nothing to zero1: leave it out."),
-        ({"bucket_mb": -1.0}, "bucket_mb -1: give a number above 0"),
+        ({"bucket_mb": -1.0}, "bucket_mb -1 is not valid. Give a number above 0"),
     ):
         with pytest.raises(UsageError, match=words):
             cos598d.parallelize(Model(0), adamw, "zero1", **options)
