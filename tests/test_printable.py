@@ -76,4 +76,4 @@ def test_a_rank_shows_what_came_from_outside_and_obeys_none_of_it(capsys):
     console.warn("lost \x07")
     shown = capsys.readouterr()
     assert shown.out == "rank 1: data from \\x1b[2J\n"
-    assert shown.err == "lost \\x07\n"
+    assert shown.err == "warning: lost \\x07\n"

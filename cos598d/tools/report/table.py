@@ -56,7 +56,9 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
     runs = runs if each else in_groups(runs)
     parts = [losses_rows(runs), time_rows(runs), speed_rows(runs), traffic_rows(runs), memory_rows(runs)]
     text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts if part)
-    said = "\n".join(markdown_text(line) if markdown else line for line in [*_warnings(runs), *_answers(runs)])
+    said = "\n".join(
+        markdown_text(line) if markdown else printable(line) for line in [*_warnings(runs), *_answers(runs)]
+    )
     return "\n\n".join(part for part in (_setting(runs), said, text, legend(runs)) if part)
 
 
