@@ -310,7 +310,7 @@ def half_zeroed(sync, name, gradient):
     "last rank left out under a scale",
     MANY,
     "loss_scale",
-    "rank 2's gradient is not in the average (wrong in steps where loss_scale is not 1 only)",
+    "rank 2's gradient is not in the average (wrong only in steps where loss_scale is not 1)",
     after=False,
 )
 def last_left_out_under_scale(sync, name, gradient):
