@@ -25,6 +25,10 @@ class UsageError(UserError):
     exit_code = 2
 
 
+class HubUnreachable(UserError):
+    """The model hub gave no answer, or may not be asked, and its cache lacks a needed file."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of what an error says, short enough for a part of a sentence; its type where it says nothing."""
     lines = str(error).strip().splitlines()

@@ -10,11 +10,10 @@ from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data import Task
 from cos598d.data.examples import Examples
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import HubUnreachable, UsageError, UserError
 from cos598d.measure.environment import network_facts
 from cos598d.measure.tensorboard import check_tensorboard
 from cos598d.models.build import ModelSource, find_model
-from cos598d.models.hub import HubUnreachable
 from cos598d.terminal.console import Console
 from cos598d.terminal.words import number_of
 from cos598d.world.devices import bf16_instructions

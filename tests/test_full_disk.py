@@ -64,7 +64,8 @@ def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_who
     for one in small:
         (sentence,) = one["says"]
         assert one["code"] == 1
-        assert "cannot be written (No space left on device): make room there" in sentence
+        assert "cannot be written (No space left on device)" in sentence
+        assert "Make room there" in sentence
         assert "an earlier run's files are still there." in sentence
         assert (one["seed"], one["changed"]) == (1, []), one
     named = [one["says"][0].removeprefix("error: ").split()[0] for one in small]
@@ -79,7 +80,7 @@ def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_who
     (sentence,) = without_model["says"]
     assert sentence.startswith("error: the model cannot be saved as run/model ("), sentence
     assert "No space left on device" in sentence
-    assert sentence.endswith("the record in run is whole, and the model there is still an earlier run's.")
+    assert "The run's other files in run are complete, and the model there is still an earlier run's." in sentence
     assert (without_model["code"], without_model["seed"]) == (1, 2)
     assert not [name for name in without_model["changed"] if name.startswith("model")]
 
@@ -140,7 +141,8 @@ def test_a_page_that_does_not_fit_leaves_the_earlier_page_and_its_plots(tmp_path
     assert len(tries) == 6
     for one in tries:
         assert one["code"] == 1
-        assert "cannot be written (No space left on device): make room there" in one["says"]
+        assert "cannot be written (No space left on device)" in one["says"]
+        assert "Make room there" in one["says"]
         assert one["says"].count("\n") == 1
         assert one["unchanged"], one
     assert left == []

@@ -147,7 +147,9 @@ def test_colas_files_have_no_header_and_one_is_refused(tmp_path, encoder):
     assert len(get_task("cola").load("train", folder, encoder, 16)) == 2
     body = (folder / "train.tsv").read_text()
     (folder / "train.tsv").write_text("source\tlabel\tstar\tsentence\n" + body)
-    with pytest.raises(UserError, match=r"train\.tsv, line 1: unknown label 'label', CoLA has 0, 1"):
+    with pytest.raises(
+        UserError, match=r"train\.tsv, line 1: unknown label 'label'\. Use one of the labels of CoLA: 0, 1"
+    ):
         get_task("cola").load("train", folder, encoder, 16)
 
 

@@ -310,5 +310,5 @@ def test_nothing_that_could_unpickle_what_came_by_a_socket_is_used():
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [node.attr] if isinstance(node, ast.Attribute) else []
             found.update((path.name, name) for name in names if name.startswith(modules) or name.endswith(calls))
-    # The name of an error, of a load that takes weights alone; and a reader of files that knows three names.
-    assert found <= {("checkpoint.py", "pickle"), ("cifar10.py", "pickle")}
+    # The names of errors, of a load of weights and of a start; and a reader of files that knows three names.
+    assert found <= {("checkpoint.py", "pickle"), ("fixture.py", "pickle"), ("cifar10.py", "pickle")}

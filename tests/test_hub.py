@@ -219,7 +219,7 @@ def test_a_revision_that_is_asked_for_is_the_one_that_comes_online_and_off(revis
 def test_a_revision_that_the_hub_has_not_is_said(hub, tmp_path):
     endpoint, _ = hub
     sentence, _ = fetch("owner/old@v9", endpoint, tmp_path)
-    assert "the hub's model owner/old has no revision v9. Give a branch, a tag or a commit's whole hash" in sentence
+    assert "the hub's model owner/old has no revision v9. Give a branch, a tag or a commit's full hash" in sentence
     assert_names_the_ways_out(sentence)
     sentence, _ = fetch("owner/absent@v1", endpoint, tmp_path)
     assert "neither a folder here nor a model" in sentence

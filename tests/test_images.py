@@ -156,8 +156,8 @@ def test_a_task_of_images_brings_its_own_defaults():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"task_name": "digits", "model_type": "bert"}, "--model_type bert cannot do digits: choose vit."),
-        ({"task_name": "rte", "model_type": "vit"}, "--model_type vit cannot do rte: choose bert or roberta"),
+        ({"task_name": "digits", "model_type": "bert"}, "--model_type bert cannot do digits. Choose vit."),
+        ({"task_name": "rte", "model_type": "vit"}, "--model_type vit cannot do rte. Choose bert or roberta"),
         ({"task_name": "rte", "augment": True}, "--augment is for images, and the task is rte"),
         ({"task_name": "squad", "image_size": 16}, "--image_size is for images, and the task is squad"),
         ({"task_name": "digits", "doc_stride": 5}, "--doc_stride is SQuAD's, and the task is digits"),

@@ -74,9 +74,9 @@ def test_a_written_report_and_the_second_run_of_a_task_stay(lab, capsys):
     [
         (["--lab", "lab", "-o", "page.html"], 2, "-o page.html: a lab's report is Markdown"),
         (["--lab", "lab", "-o", "no/page.md"], 2, "there is no folder no"),
-        (["--lab", "lab", "lab/task1"], 2, "give one of the two"),
-        ([], 2, "give one of the two"),
-        (["--lab", "nosuch"], 1, "nosuch is no folder"),
+        (["--lab", "lab", "lab/task1"], 2, "Give one of the two"),
+        ([], 2, "Give one of the two"),
+        (["--lab", "nosuch"], 1, "nosuch is not a folder"),
         (["--lab", "lab/task1"], 1, "has no finished run of task1, task2a, task2b and task3"),
     ],
 )

@@ -25,6 +25,7 @@ from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 class Forecast:
     """What a run of some ranks will come to.
 
+    model                       in words: which one, and what stands in for one that no hub gave
     parameters                  of the model, frozen ones included
     memory                      bytes by category that a rank holds between two steps, by the strategy's own formula;
                                 of the rank that holds most at the peak
@@ -41,6 +42,7 @@ class Forecast:
     writes                      what the run would leave on the disk, and about how many bytes
     """
 
+    model: str
     parameters: int
     memory: Mapping[str, int]
     peak: Mapping[str, int]
@@ -116,6 +118,7 @@ def forecast(
     seconds = predict_seconds(config, strategy, job(0), steps, sent[0], Link(rate, delay), known)
     in_all = seconds.iteration and seconds.iteration * steps.plan.steps
     return Forecast(
+        model=work.source.description,
         parameters=count_parameters(work.model),
         memory=dict(held.between_steps or {}),
         peak=dict(held.peak or {}),
@@ -154,6 +157,7 @@ def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[
     ranks = f"{world_size} rank{'s'[: world_size != 1]}"
     lines = [
         f"{config.label}: {config.task_name}, sync {config.sync}, {ranks}; nothing is started (--dry_run)",
+        f"model: {found.model}",
         f"parameters: {found.parameters:,}",
         f"iterations: {found.iterations:,}, {found.iterations_per_epoch:,} per epoch; "
         f"{config.describe_batch(world_size)}",

