@@ -81,7 +81,7 @@ def test_a_rank_that_is_killed_while_a_fragment_travels_takes_the_others_with_it
 @pytest.mark.parametrize(
     ("sync", "said", "code", "sentence"),
     [
-        ("deepspeed", {"deepspeed": None}, 2, "--sync deepspeed needs DeepSpeed, which is not installed. Run make eng"),
+        ("deepspeed", {"deepspeed": None}, 2, "--sync deepspeed needs DeepSpeed, which is not installed. Run `make en"),
         ("fabric", {"lightning": "2.4.9"}, 2, "--sync fabric needs Lightning Fabric 2.5 or newer, and 2.4.9 is inst"),
         ("horovod", {"horovod": None}, 2, "--sync horovod needs Horovod, which is not installed. Run `make engines`."),
         ("horovod", {"horovod": "0.28.1"}, 1, "Horovod is installed but cannot be imported (No module named"),
@@ -126,4 +126,4 @@ def test_a_checkpoint_in_an_engine_s_own_form_is_one_sentence_on_every_rank(star
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"\x80\x02}q\x00.")  # a pickle, which nobody opens
     words = [*TINY_TRAINING, "--sync", "zero3", "--model_name_or_path", tmp_path / "theirs"]
-    end_alike(start_ranks(SCRIPT, 2, words), 1, "theirs holds no model.safetensors or pytorch_model.bin: give")
+    end_alike(start_ranks(SCRIPT, 2, words), 1, "theirs holds no model.safetensors or pytorch_model.bin. Give")

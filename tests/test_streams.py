@@ -91,5 +91,5 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
     monkeypatch.setattr(Path, "home", nobody)
     for name in ("COS598D_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UserError, match="set COS598D_CACHE"):
+    with pytest.raises(UserError, match="Set COS598D_CACHE"):
         cache_folder()

@@ -96,7 +96,7 @@ def test_ranks_that_may_go_on_are_not(name):
 def test_a_send_whose_handle_is_gone_is_named_before_the_deadlock_that_follows():
     """gloo may cancel it, and then the others wait for ever. A rank may still wait for a handle that it keeps."""
     ranks = [[begin(1, "send", 1 - rank, blocks=False), *receive(2, 1 - rank)] for rank in range(2)]
-    assert "nobody sends" in standstill(traces_of(ranks), "file").words
+    assert "none sends" in standstill(traces_of(ranks), "file").words
     ranks[1].insert(1, [DROPPED, 1])
     found = standstill(traces_of(ranks), "file")
     assert (found.rank, found.line) == (1, 7)

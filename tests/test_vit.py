@@ -119,8 +119,8 @@ def test_the_shapes_have_the_published_sizes_and_take_the_tasks_images():
     assert source.longest_sequence is None
     assert [patch_of(size) for size in (8, 16, 28, 32, 48, 64, 96, 224)] == [2, 2, 4, 4, 6, 8, 12, 32]
     assert find_model("vit-base", "vit", form=ImageForm(32, 3)).config.patch_size == 16
-    refused("vit-base", "images of 8 pixels", "patches of 16", form=DIGITS)
-    refused("vit-tiny", "images of 37 pixels", form=ImageForm(37, 3))
+    refused("vit-base", "and 8 pixels are not", "patches of 16", form=DIGITS)
+    refused("vit-tiny", "and 37 pixels are not", form=ImageForm(37, 3))
 
 
 def test_new_weights_depend_on_the_seed_alone_and_none_is_left_as_memory_held_it():
@@ -233,7 +233,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
             built(folder)
         assert words in str(caught.value)
     some = {name: tensor for name, tensor in weights.items() if "layer.2" not in name}
-    with pytest.raises(UserError, match=r"lacks vit\.encoder\.layer\.2"):
+    with pytest.raises(UserError, match=r"has no vit\.encoder\.layer\.2"):
         built(folder_of(tmp_path / "some", some))
 
 
