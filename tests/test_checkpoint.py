@@ -136,7 +136,7 @@ def test_a_missing_tensor_is_named(tiny, tmp_path):
     # Classification reads the pooler; question answering does not, so a file may lack it there.
     weights = {name: tensor for name, tensor in state(tiny).items() if "pooler" not in name}
     folder = folder_of(tmp_path / "pooler", weights)
-    refused(folder, "lacks bert.pooler.dense.weight and 1 more")
+    refused(folder, "has no bert.pooler.dense.weight and 1 more")
     build(folder, head="question_answering")
 
 
