@@ -128,15 +128,15 @@ def test_weights_that_are_quantized_or_not_finite_are_named(tiny, tmp_path):
 def test_a_missing_tensor_is_named(tiny, tmp_path):
     weights = state(tiny)
     del weights["bert.encoder.layer.1.attention.self.key.bias"]
-    refused(folder_of(tmp_path / "key", weights), "lacks bert.encoder.layer.1.attention.self.key.bias")
+    refused(folder_of(tmp_path / "key", weights), "has no bert.encoder.layer.1.attention.self.key.bias")
     # Half a head is no new head.
     weights = state(tiny)
     del weights["classifier.bias"]
-    refused(folder_of(tmp_path / "head", weights), "lacks classifier.bias")
+    refused(folder_of(tmp_path / "head", weights), "has no classifier.bias")
     # Classification reads the pooler; question answering does not, so a file may lack it there.
     weights = {name: tensor for name, tensor in state(tiny).items() if "pooler" not in name}
     folder = folder_of(tmp_path / "pooler", weights)
-    refused(folder, "lacks bert.pooler.dense.weight and 1 more")
+    refused(folder, "has no bert.pooler.dense.weight and 1 more")
     build(folder, head="question_answering")
 
 

@@ -249,7 +249,7 @@ def test_if_none_is_whole_one_sentence_says_so(folder):
     with pytest.raises(UserError) as raised:
         find("auto", folder, COMM)
     assert str(raised.value).startswith(first)
-    assert str(raised.value).endswith(", and 1 more.")
+    assert str(raised.value).endswith(", and 1 more. Start over with --overwrite_output_dir.")
 
 
 def test_files_full_of_noise_never_raise_anything_but_damaged(folder):
