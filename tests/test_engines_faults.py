@@ -19,11 +19,12 @@ from cos598d.strategies.engines.horovod import _check_names
 from cos598d.strategies.engines.torch_fsdp import check_parameters
 
 PACKAGES = {"deepspeed": "deepspeed", "fabric": "lightning", "horovod": "horovod"}
+FP16 = "--precision fp16 does not work with"
 TAKE_CODECS = ", or choose one of flat, bucketed, ring, halving_doubling, tree, hierarchical, sparse_rows, diloco, ddp"
 REFUSED = {
     "deepspeed": [
-        ({"zero_stage": 4}, "--zero_stage 4: give 0, 1, 2 or 3."),
-        ({"precision": "fp16"}, "--precision fp16 with --sync deepspeed: choose fp32 or bf16, or another --sync."),
+        ({"zero_stage": 4}, "--zero_stage 4 is not valid. Give 0, 1, 2 or 3."),
+        ({"precision": "fp16"}, f"{FP16} --sync deepspeed. Choose fp32 or bf16, or another --sync."),
         ({"compress": "fp16"}, f"--compress has no effect with --sync deepspeed. Leave it out{TAKE_CODECS}."),
     ],
     "fabric": [
@@ -32,7 +33,7 @@ REFUSED = {
             "unknown --fabric_strategy fsdp. Did you mean 'fsdp2'? Choose one of ddp, fsdp2.",
         ),
         ({"reshard": "no"}, "--reshard has no effect with --fabric_strategy ddp. Leave it out, or choose fsdp2."),
-        ({"precision": "fp16"}, "--precision fp16 with --sync fabric: choose fp32 or bf16, or another --sync."),
+        ({"precision": "fp16"}, f"{FP16} --sync fabric. Choose fp32 or bf16, or another --sync."),
     ],
     "horovod": [
         ({"compress": "bf16"}, "--compress bf16 does not work with --sync horovod. Choose fp16."),
@@ -73,7 +74,7 @@ def test_a_model_that_fsdp_cannot_cut_is_refused_by_name():
     with pytest.raises(UserError, match="--sync torch_fsdp cuts parameters along their first dimension, and scale has"):
         check_parameters(model, "torch_fsdp")
     with pytest.raises(
-        UserError, match="needs parameters of one dtype, and this model has float32 and float64: choose"
+        UserError, match="needs parameters of one dtype, and this model has float32 and float64. Choose"
     ):
         check_parameters(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()]), "torch_fsdp")
 
