@@ -104,7 +104,7 @@ def before(owner: Any, name: str, act: Callable[..., None]) -> None:
 def load() -> Callable[..., int]:
     """Import all that a run needs, wrap its phases, and return the program."""
     began = time.process_time()
-    from cos598d import rank, run, train
+    from cos598d import loop, rank, run
     from cos598d.comm import process_group
     from cos598d.commands import cli
     from cos598d.commands import train as command
@@ -121,7 +121,7 @@ def load() -> Callable[..., int]:
     timed(Watchdog, "__init__", "lifeline")
     timed(process_group, "open_group", "group")
     timed(TimedStrategy, "attach", "attaching")
-    timed(train, "step", "step", first="first step")
+    timed(loop, "step", "step", first="first step")
     timed(run, "publish_record", "record")
     timed(Watchdog, "close", "leaving")
     timed(process_group, "close_group", "leaving the group")

@@ -64,7 +64,7 @@ def test_a_gradient_that_was_not_averaged_once_ends_the_run_and_is_named():
     answers = run_ranks(3, train_with_each, [0, 2, 1])
     assert answers[1] == answers[2] == answers[0]
     for (sentence, evaluated), told_after in zip(answers[0], (8, 4, 3), strict=True):
-        start = f"weights differ between ranks after iteration {told_after}: on rank 1 hidden.bias is off rank 0's"
+        start = f"weights differ between ranks after iteration {told_after}: rank 1's hidden.bias is off rank 0's"
         assert sentence.startswith(start)
         assert "--check_replicas 1" in sentence
         assert evaluated == []
@@ -122,9 +122,9 @@ def test_last_bits_become_rank_0s():
 @pytest.mark.parametrize(
     ("offsets", "words"),
     [
-        ([0.0, 2e-7, 1e-3], "on rank 2 second is off rank 0's by up to 1.0e-03 of its largest value"),
-        ([0.0, float("nan"), 0.0], "on rank 1 second is off rank 0's by a value that is not finite"),
-        ([float("inf"), 0.0, 0.0], "on rank 1 second is off rank 0's by a value that is not finite"),
+        ([0.0, 2e-7, 1e-3], "rank 2's second is off rank 0's by up to 1.0e-03 of its largest value"),
+        ([0.0, float("nan"), 0.0], "rank 1's second is off rank 0's by a value that is not finite"),
+        ([float("inf"), 0.0, 0.0], "rank 1's second is off rank 0's by a value that is not finite"),
     ],
     ids=str,
 )
