@@ -85,11 +85,15 @@ def test_how_much_a_loss_weighs_is_read_from_its_graph():
         assert (scale.weight, scale.counts) == (pytest.approx(weight), ())
     wanted[3] = -100  # is ignored
     for value in (loss(inputs, wanted, reduction="sum") / 5, loss(inputs, wanted, reduction="none").sum() / 5):
-        assert scale_of(value) == (pytest.approx(1 / 5), (5, 6), (), (5,))
+        assert scale_of(value)[:4] == (pytest.approx(1 / 5), (5, 6), (), (5,))
+    mean = scale_of(loss(inputs, wanted))
+    assert (mean.weight, mean.counts) == (pytest.approx(1 / 5), (5, 6))
+    mask = (torch.arange(6) < 2).float()
+    assert scale_of((loss(inputs, wanted, reduction="none") * mask).sum() / 2)[:2] == (1 / 2, (2, 6))
     assert scale_of(inputs.exp().logsumexp((0, 1))) is None
     assert scale_of((inputs.exp() * wanted[:, None]).sum()) is None  # of a mask nobody knows how much it leaves
     assert scale_of(None) is None
-    assert scale_of(loss(inputs, wanted), torch.tensor(0.25)) == (0.25, (), (), (4,))
+    assert scale_of(loss(inputs, wanted), torch.tensor(0.25))[:4] == (pytest.approx(1 / 20), (5, 6), (), (4,))
     assert scale_of(inputs.exp(), torch.ones_like(inputs)) is None
     assert divisors_of(inputs.exp().logsumexp((0, 1)) / 3) == [3]
 

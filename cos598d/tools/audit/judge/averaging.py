@@ -33,6 +33,10 @@ from cos598d.tools.audit.judge.partial import absent_from, combination, median_f
 from cos598d.tools.audit.judge.scale import judge_scale
 from cos598d.tools.audit.judge.verdict import AuditFinding, where
 
+_COMMON = (
+    "gradients: whether a sum of them is meant or an average: the losses of all ranks are one and the same number."
+)
+
 
 def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[AuditFinding], list[str]]:
     """The faults of one group of ranks, only causes: of several that explain the same the first; and what could not be
@@ -68,9 +72,26 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[AuditFindin
     by_rank = _by_rank(fits, rest) or partial_of_some(fits, [name for name in rest if _begins_alike(books, name)])
     if not by_rank:
         by_rank, unjudged = judge_scale(len(books), fits, rest, are_rounded(books))
+        if _is_loss_common(books, fits) and all(each.name in ("summed", "averaged_twice") for each in by_rank):
+            by_rank, unjudged = [], [_COMMON]
     return found + by_rank + _stale(
         fits, [each for ranks in by_tensor.values() for of_rank in ranks for each in of_rank]
     ), unjudged
+
+
+def _is_loss_common(books: Sequence[Book], fits: Fits) -> bool:
+    """Whether all ranks have one loss in every judged step, though their gradients differ: one of all ranks' examples,
+    of which each rank computes its own examples' part, as with outputs that were gathered before a contrastive loss."""
+    if len(books) < 2 or not fits.steps:
+        return False
+    for step in fits.steps:
+        losses = [book["iterations"][step.iteration - 1 :][:1] for book in books]
+        rows = [each[0]["losses"] for each in losses if each]
+        if len(rows) < len(books) or not rows[0] or any(len(each) != len(rows[0]) for each in rows):
+            return False
+        if any(abs(a - b) > 1e-6 * abs(b) for each in rows for a, b in zip(each, rows[0], strict=True)):
+            return False
+    return True
 
 
 def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:

@@ -19,6 +19,7 @@ class Scale(NamedTuple):
     counts: tuple[float, ...] = ()
     multiplied: tuple[float, ...] = ()  # by these numbers on the way: weights of terms
     divided: tuple[float, ...] = ()  # by these
+    is_mean: bool = False  # a sum that is a mean over what is not ignored: `counts[0]` of them
 
     def times(self, factor: float) -> "Scale":
         """The same with another weight."""
@@ -66,7 +67,7 @@ def _scale(node: Any, depth: int) -> Scale | None:
     if name == "SumBackward0":
         return _sum(below[0], depth)
     if (reduction := getattr(node, "_saved_reduction", None)) in (_MEAN, _SUM):
-        return Scale(1.0) if reduction == _MEAN else Scale(1.0, _counts(node))
+        return _mean_of_kept(node) if reduction == _MEAN else Scale(1.0, _counts(node))
     if name == "NegBackward0":
         return _scale(below[0], depth - 1)
     if name in ("AddBackward0", "SubBackward0"):
@@ -113,9 +114,39 @@ def _sum(node: Any, depth: int) -> Scale | None:
         return _added([_scale(each, depth - 1) for each, _ in node.next_functions])
     if getattr(node, "_saved_reduction", None) == _NONE:
         return Scale(1.0, _counts(node))
+    if name == "MulBackward0" and (masked := _masked(node)):
+        return masked
     by, rest = _by_number(node) if node is not None else (0.0, None)
     found = _sum(rest, depth - 1) if (by or name in _PASSING) and rest is not None and depth else None
     return found if found is None or not by else _changed(found, name, by)
+
+
+def _mean_of_kept(node: Any) -> Scale:
+    """A mean over examples; where some are ignored, a sum over the others that is divided by how many they are."""
+    if getattr(node, "_saved_ignore_index", None) is None or getattr(node, "_saved_weight", None) is not None:
+        return Scale(1.0)
+    kept, every = _counts(node)
+    return Scale(1 / kept, (kept, every), is_mean=True) if 0 < kept < every else Scale(1.0)
+
+
+def _masked(node: Any) -> Scale | None:
+    """A loss of torch's by example that is multiplied by a mask: its ones count."""
+    below = [each for each, _ in node.next_functions]
+    if sum(each is not None for each in below) != 1:
+        return None
+    mask, rest = (node._saved_other, below[0]) if below[0] is not None else (node._saved_self, below[1])
+    while type(rest).__name__ in _PASSING:
+        rest = rest.next_functions[0][0]
+    if getattr(rest, "_saved_reduction", None) != _NONE or getattr(mask, "numel", lambda: 1)() < 2:
+        return None
+    every = float(rest._saved_target.numel())
+    if mask.numel() != every or not bool(((mask == 0) | (mask == 1)).all()):
+        return None
+    ignored = getattr(rest, "_saved_ignore_index", None)
+    kept = mask.flatten() != 0
+    if ignored is not None:
+        kept = kept & (rest._saved_target.flatten() != (ignored - 2**64 if ignored >= 2**63 else ignored))
+    return Scale(1.0, (float(kept.sum()), every))
 
 
 def _counts(node: Any) -> tuple[float, ...]:
@@ -131,6 +162,8 @@ def _added(terms: Sequence[Scale | None]) -> Scale | None:
     """The scale of a sum of terms, where all are means, or all are sums over the same examples."""
     known = [each for each in terms if each is not None]
     known = [each for each in known if each.weight] or known[:1]
+    if any(each.counts != known[0].counts for each in known):  # means of different examples
+        known = [each.times(each.counts[0])._replace(counts=()) if each.is_mean else each for each in known]
     if not known or None in terms or any(each.counts != known[0].counts for each in known):
         return None
     multiplied = tuple(number for each in known for number in each.multiplied)
