@@ -241,7 +241,9 @@ def test_results_are_there_after_each_claim(start, tmp_path, scratch):
 )
 def test_what_takes_too_much_gets_nothing(start, tmp_path, scratch, assignment, says):
     (tmp_path / "lab.toml").write_text(assignment)
-    files = {"my_sync.py": OPENING + RIGHT}
+    # As a script it takes longer than it may, however quickly Python starts.
+    late = "\nif __name__ == '__main__':\n    __import__('time').sleep(100)\n"
+    files = {"my_sync.py": OPENING + RIGHT + late}
     program = grade_one(start, tmp_path, scratch, files, "lab.toml", submission="mine/my_sync.py")
     assert program.wait() == 1, program.text
     results = json.loads((tmp_path / "results.json").read_text())
