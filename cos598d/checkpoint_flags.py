@@ -18,7 +18,7 @@ class CheckpointFlags:
     )
     save_epochs: int | None = flag(
         None,
-        "epochs from one checkpoint to the next; 0: none (default: 1 where --num_train_epochs says more than 1)",
+        "epochs from one checkpoint to the next; 0: none (default: 1 if --num_train_epochs is above 1)",
         group=GROUP,
         least=0,
     )
@@ -36,23 +36,21 @@ class CheckpointFlags:
     resume_anyway: bool = flag(False, "resume although flags have changed that make it another run", group=GROUP)
     max_seconds: float | None = flag(
         None,
-        "after so many seconds finish the step, save, and leave with exit code 75: for a time limit",
+        "after this many seconds finish the step, save, and exit with code 75, for a time limit",
         group=GROUP,
         above=0,
     )
-    eval_steps: int | None = flag(
-        None, "evaluate every so many steps, too, not only after every epoch", group=GROUP, least=1
-    )
+    eval_steps: int | None = flag(None, "evaluate every N steps too, not only after every epoch", group=GROUP, least=1)
     early_stopping: str | None = flag(
         None,
-        f"stop when so many evaluations in a row were no better than the best (by {LOSS_METRIC}, or the METRIC "
+        f"stop when PATIENCE evaluations in a row were no better than the best (by {LOSS_METRIC}, or the METRIC "
         "given), and end with the best model",
         group=GROUP,
         metavar="PATIENCE[:METRIC]",
     )
     log_every: int | None = flag(
         None,
-        "after the first five, print one iteration of so many (default: where there is no bar, every few seconds)",
+        "after the first five, print every Nth iteration (default: every few seconds, if there is no bar)",
         group=GROUP,
         least=1,
         is_local=True,

@@ -35,7 +35,7 @@ SYNC_FIELDS = tuple(defaults_of(SyncFlags))
 # The flags that mean nothing to images.
 TEXT_FLAGS = ("max_seq_length", "tokenizer_name", "do_lower_case")
 # Where --help lists the flags below.
-RANKS, DATA, MODEL, RECORD = "ranks", "task and data", "model", "record"
+RANKS, DATA, MODEL, RECORD = "ranks", "task and data", "model", "output"
 
 MOST_EXAMPLES = 1 << 20  # in a step, or parts of it
 
@@ -152,7 +152,7 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     per_gpu_eval_batch_size: int = flag(8, "examples per rank in a batch of evaluation", group=TRAINING, least=1)
     gradient_accumulation_steps: int = flag(1, "micro-batches per step", group=TRAINING, least=1, below=MOST_EXAMPLES)
     max_grad_norm: float = flag(1.0, "clip the averaged gradient to this norm; 0: do not clip", group=TRAINING, least=0)
-    num_train_epochs: float = flag(3.0, "train for so many epochs", group=TRAINING, above=0, below=1e9)
+    num_train_epochs: float = flag(3.0, "train for this many epochs", group=TRAINING, above=0, below=1e9)
     max_steps: int = flag(-1, "train for exactly this many steps instead; -1: whole epochs", group=TRAINING)
     seed: int = flag(42, "random seed of new weights, the order of examples, and dropout", group=TRAINING, least=0)
     precision: str = flag("fp32", "{choices}: torch's autocast", group=TRAINING, choices=PRECISIONS)

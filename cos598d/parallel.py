@@ -287,7 +287,7 @@ class DataParallel(nn.Module):
         if own_loop.CUT_SHORT in faults:
             warnings.warn(
                 f"{which(own_loop.CUT_SHORT)} left backward by an exception. Every rank skips this step, and all of "
-                "its gradients are None. Go on with the next batch, with the same learning rate on every rank.",
+                "its gradients are None. Continue with the next batch, with the same learning rate on every rank.",
                 stacklevel=2,
             )
 

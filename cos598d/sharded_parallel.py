@@ -53,7 +53,7 @@ def parallelize(
     device = device_of(model, "parallelize")
     if strategy == AUTO_SYNC or strategy in ENGINES:
         why = "is chosen for the trainer's own runs" if strategy == AUTO_SYNC else "is another library's engine"
-        raise UsageError(f"strategy {strategy} {why}: name a gradient sync, zero1, zero2, zero3 or shared_weights.")
+        raise UsageError(f"strategy {strategy} {why}. Name a gradient sync, zero1, zero2, zero3 or shared_weights.")
     with flag_called("strategy", "--sync"):
         kind: Any = class_of(strategy) if isinstance(strategy, str) else strategy
     name = strategy if isinstance(strategy, str) else strategy.__name__
@@ -61,7 +61,7 @@ def parallelize(
     for word in options:
         if word not in known or word not in kind.uses:
             more = or_choose(word) if word in known else ""
-            raise UsageError(f"{word} means nothing to {name}: leave it out{more}.")
+            raise UsageError(f"{word} has no effect with {name}. Leave it out{more}.")
     if options.get("compress") is not None:
         get_codec(options["compress"])
     chosen = SyncOptions(**options, copies_gradients=True, broadcast_buffers=broadcast_buffers)
@@ -123,7 +123,8 @@ class ShardedParallel(DataParallel):
         """As DataParallel's, for the L2 norm and a `max_norm` above 0. Every rank calls it."""
         if norm_type != 2 or not max_norm > 0:
             raise UsageError(
-                f"clip_grad_norm_ of shards takes norm_type 2 and a max_norm above 0, not {norm_type} and {max_norm}."
+                f"clip_grad_norm_ of shards cannot take norm_type {norm_type} and max_norm {max_norm}. "
+                "Give norm_type 2 and a max_norm above 0."
             )
         norm = self._step.clip(max_norm)
         if error_if_nonfinite and not norm.isfinite():
@@ -144,7 +145,7 @@ class ShardedParallel(DataParallel):
         self.strategy.wait_for_weights()
         if self._layout is not None and not self.strategy.is_whole:
             raise UserError(
-                "this rank holds only its part of the weights: call full_state_dict() in place of state_dict(), "
+                "this rank has only its shard of the weights. Call full_state_dict() instead of state_dict(), "
                 "on every rank."
             )
         return super().state_dict(*arguments, **keywords)
@@ -158,9 +159,7 @@ class ShardedParallel(DataParallel):
         given = {name if name in known else name.removeprefix("module."): state_dict[name] for name in state_dict}
         unknown = sorted(given.keys() - known)
         if unknown and strict:
-            raise UserError(
-                f"the state has {unknown[0]}, which this model has not: leave it out, or give strict=False."
-            )
+            raise UserError(f"the state has {unknown[0]}, but this model does not. Leave it out, or give strict=False.")
         wholes = [FullTensor(WEIGHTS, name, given[name]) for name, _ in self.module.named_parameters() if name in given]
         wholes += [FullTensor(BUFFERS, name, given.get(name, kept)) for name, kept in self.module.named_buffers()]
         self.strategy.load_state(wholes)
@@ -188,8 +187,8 @@ class ShardedParallel(DataParallel):
         trained = {p for p in self.module.parameters() if p.requires_grad}
         if self.module is not layout.model or not trained.issubset(self._trained.values()):
             raise UsageError(
-                "the model was given other parameters, or trains more of them, and its shards were cut for those that "
-                "it had: call parallelize after such a change."
+                "the model has other parameters than those that its shards were cut for, or trains more of them. "
+                "Call parallelize after such a change."
             )
 
 

@@ -65,8 +65,8 @@ class ShardedGradient(torch.Tensor):
                 return step.norms()[p]
         name = next((each._name for each in inputs if isinstance(each, ShardedGradient)), "a parameter")
         raise UserError(
-            f"the gradient of {name} is in shards, of which each rank has its own, and {operation} needs it whole: "
-            "call model.clip_grad_norm_() to clip, or choose a strategy without shards, such as bucketed."
+            f"{operation} needs the complete gradient of {name}, but each rank has only its own shard. "
+            "Call model.clip_grad_norm_() to clip, or choose a strategy without shards, such as bucketed."
         )
 
 
@@ -230,8 +230,8 @@ class ParallelOptimizer(torch.optim.Optimizer):
         """Raises UsageError: shards are cut once."""
         if self._step is not None:
             raise UsageError(
-                "an optimizer of shards takes no further parameters, which are cut when it is made: give parallelize "
-                "an optimizer that has all of them."
+                "an optimizer of shards takes no further parameters, because it cuts them when it is made. Give "
+                "parallelize an optimizer that has all of them."
             )
         super().add_param_group(param_group)
 
@@ -274,14 +274,14 @@ def cut_optimizer(whole: torch.optim.Optimizer, model: nn.Module) -> MakeOptimiz
         for p in group["params"]:
             if p not in names:
                 raise UsageError(
-                    f"the optimizer has a parameter of the shape {tuple(p.shape)} that is not the model's: "
-                    "give it the parameters that parallelize hands over."
+                    f"the optimizer has a parameter of the shape {tuple(p.shape)} that is not the model's. "
+                    "Give it the parameters that parallelize hands over."
                 )
             group_of[names[p]] = number
     left = next((name for p, name in names.items() if p.requires_grad and name not in group_of), None)
     if left is not None:
         raise UsageError(
-            f"the optimizer leaves out {left}, which trains: add it, or freeze it by requires_grad_(False)."
+            f"the optimizer leaves out {left}, which trains. Add it, or freeze it by requires_grad_(False)."
         )
     takes = inspect.signature(type(whole)).parameters
     defaults = {word: value for word, value in whole.defaults.items() if word in takes}
@@ -312,8 +312,8 @@ def check_optimizers(comm: Communicator, whole: torch.optim.Optimizer, model: nn
     other = next((rank for rank, theirs in enumerate(digests) if theirs != digests[0]), None)
     if other is not None:
         raise UserError(
-            f"the ranks' optimizers differ: rank {other} has another kind, other groups or other options than rank 0; "
-            "make them alike on every rank."
+            f"the ranks' optimizers differ: rank {other} has another kind, other groups or other options than rank 0. "
+            "Make them alike on every rank."
         )
 
 
@@ -336,13 +336,13 @@ def _check_elementwise(name: str, make: MakeOptimizer, device: torch.device) -> 
     why = ""
     try:
         if not torch.allclose(stepped(lambda t: [t]), stepped(lambda t: t.flatten().split([7, 23])), 1e-3, 1e-5):
-            why = "in pieces it steps a matrix otherwise than as a whole"
+            why = "it does not step a matrix in pieces as it steps the whole"
     except Exception as error:  # of any optimizer, which may be anybody's
         why = first_line(error)
     if why:
         raise UsageError(
-            f"{name} cannot step shards of parameters ({why}): take one that treats every element by itself, as SGD "
-            "and AdamW do, or a strategy without shards, such as bucketed."
+            f"{name} cannot step shards of parameters ({why}). Take an optimizer that treats every element by itself, "
+            "as SGD and AdamW do, or a strategy without shards, such as bucketed."
         )
 
 

@@ -39,7 +39,7 @@ def build(site: Path, root: Path = ROOT) -> tuple[int, int]:
         raise UserError("mkdocs-material is not installed: `make book` installs it.")
     site = site.absolute()
     if site.exists() and not (site / "assets" / OURS[0]).is_file() and (not site.is_dir() or any(site.iterdir())):
-        raise UserError(f"{site} is there and is no book: name another folder.")
+        raise UserError(f"{site} exists and is no documentation site. Name another folder.")
     with tempfile.TemporaryDirectory() as place, whole_folder(site) as fresh:
         source = Path(place, "pages")
         pages, listings = assemble(root.resolve(), source)

@@ -140,27 +140,27 @@ def test_an_assignment_says_the_points_of_each_claim():
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("", "lab.toml has no kind: give one of sync, script, lesson, tests."),
+        ("", "lab.toml has no kind. Give one of sync, script, lesson, tests."),
         ("kind = 3", "lab.toml line 1: kind: it is 3, where one of sync, script, lesson, tests is expected."),
         ("kind = 'x'", 'lab.toml line 1: kind: it is "x", where one of sync, script, lesson, tests is expected.'),
-        ('kind = "sync"\n[points\n', "lab.toml is no TOML: "),
-        ('kind = "sync"\nclass = "My Sync"', "lab.toml line 2: class is 'My Sync': give a class's name, as MySync."),
-        ('kind = "sync"\nfile = "../x.py"', "lab.toml line 2: file is '../x.py': give a Python file's name"),
+        ('kind = "sync"\n[points\n', "lab.toml is not valid TOML: "),
+        ('kind = "sync"\nclass = "My Sync"', "lab.toml line 2: class is 'My Sync'. Give a class's name, as MySync."),
+        ('kind = "sync"\nfile = "../x.py"', "lab.toml line 2: file is '../x.py'. Give a Python file's name"),
         ('kind = "sync"\n\nworld_sizes = [2, 17]', "lab.toml line 3: world_sizes: its [1] is 17"),
         ('kind = "sync"\nseconds = 0', "lab.toml line 2: seconds: it is 0, where a number above 0 is expected."),
         ('kind = "sync"\nseconds = nan', "lab.toml line 2: seconds: it is NaN"),
         ('kind = "sync"\nseconds = 2026-01-01', "lab.toml line 2: seconds: it has a date or a time"),
-        ('kind = "sync"\nwords = ["x"]', "lab.toml line 2: unknown key words; the keys are title, kind,"),
+        ('kind = "sync"\nwords = ["x"]', "lab.toml line 2: unknown key words. Use one of title, kind,"),
         ('kind = "sync"\nvisibility = "never"', "lab.toml line 2: visibility: it is"),
         ('kind = "sync"\n[points]\nlets_go = -1', "lab.toml line 3: lets_go: it is -1, where a number of points from"),
-        ('kind = "sync"\n[points]\nis_fast = 1', "lab.toml line 3: unknown key is_fast; the keys are default, starts"),
+        ('kind = "sync"\n[points]\nis_fast = 1', "lab.toml line 3: unknown key is_fast. Use one of default, starts"),
         ('kind = "sync"\n[points]\ndefault = 0', "lab.toml: no test gives points"),
         ('kind = "sync"\npoints = 3', "lab.toml line 2: points is no table"),
         ('kind = "sync"\n[limits]\ncores = 1', "lab.toml line 3: unknown key cores"),
         ('kind = "lesson"\nlesson = 99', "lab.toml line 2: "),
         ('kind = "script"\nworld_size = 1', "lab.toml line 2: world_size: it is 1, where a whole number from 2 to 64"),
         ('kind = "script"\nparameters_least = -1', "lab.toml line 2: parameters_least: it is -1, where a whole number"),
-        ('kind = "script"\n[points]\nlets_go = 1', "lab.toml line 3: unknown key lets_go; the keys are default, ends"),
+        ('kind = "script"\n[points]\nlets_go = 1', "lab.toml line 3: unknown key lets_go. Use one of default, ends"),
     ],
 )
 def test_what_is_wrong_in_an_assignment_is_a_sentence_with_its_line(source, says):
@@ -182,7 +182,7 @@ def test_every_claim_stands_by_its_name_on_the_page_for_teachers():
 
 def test_an_assignment_that_cannot_be_read_is_a_sentence(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b'title = "\xff"')
-    for path, says in ((tmp_path / "nosuch.toml", "No such file"), (tmp_path / "latin.toml", "no text in UTF-8")):
+    for path, says in ((tmp_path / "nosuch.toml", "No such file"), (tmp_path / "latin.toml", "is not UTF-8")):
         with pytest.raises(UsageError, match=says):
             assignment_of(str(path))
 
@@ -233,7 +233,7 @@ def test_classroom_50_wants_its_runner_and_whole_points(monkeypatch, tmp_path):
     with pytest.raises(UsageError, match="takes only whole points, but a test gives 2.5"):
         ResultFiles(assignment(ONE.replace("lets_go = 1", "lets_go = 2.5")), None, tmp_path / "result.json")
     monkeypatch.setenv("SUBMISSION_TAG", "main")
-    with pytest.raises(UsageError, match="begin with submit/"):
+    with pytest.raises(UsageError, match="begins with submit/"):
         ResultFiles(assignment(ONE), None, tmp_path / "result.json")
 
 

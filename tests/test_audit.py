@@ -186,7 +186,7 @@ def test_a_fault_again_from_its_folder_strict_and_with_books_gone(start, tmp_pat
     assert main(["audit", str(folder)]) == 0
     assert main(["audit", "--strict", str(folder)]) == 5
     out = capsys.readouterr().out
-    assert "Rank 1 left no book" in out
+    assert "Rank 1 wrote no results" in out
     assert "one rank alone" in out
 
 
@@ -281,7 +281,7 @@ def test_every_finding_and_every_planted_fault_has_its_words():
         (["--ignore", "never_averged", "right.py"], "Did you mean 'never_averaged'"),
         (["--strict_on", "all", "right.py"], "unknown --strict_on all. Choose one of fault, waste, note"),
         (["--timeout", "0", "right.py"], "--timeout 0"),
-        (["--launch", "--world_size", "2", "right.py"], "leave --world_size and --master_port out"),
+        (["--launch", "--world_size", "2", "right.py"], "Leave --world_size and --master_port out"),
         (["--", "-m"], "-m needs a module"),
         (["--world_size", "2", "--", "-m", "nowhere.at_all"], "no such module"),
     ],

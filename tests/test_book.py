@@ -90,7 +90,7 @@ def test_what_is_no_book_is_not_replaced_and_a_failed_build_leaves_the_older_one
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years")
-    with pytest.raises(UserError, match=r"mine is there and is no book"):
+    with pytest.raises(UserError, match=r"mine exists and is no documentation site"):
         make_book.build(mine, repository)
     place = tmp_path / "site"
     assert make_book.build(place, repository) == (4, 1)

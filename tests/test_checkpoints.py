@@ -262,7 +262,7 @@ def refuse(comm, folder):
 def test_a_folder_that_cannot_be_made_is_one_sentence_on_every_rank(tmp_path):
     (tmp_path / "file").write_text("")
     place = tmp_path / "file" / "checkpoints"
-    sentence = f"no checkpoint can be kept in {place} (Not a directory): choose another --output_dir."
+    sentence = f"no checkpoint can be kept in {place} (Not a directory). Choose another --output_dir."
     assert run_ranks(2, refuse, str(place)) == [sentence] * 2
 
 

@@ -186,4 +186,4 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path):
     folder = tmp_path / "disk" / "run" / "checkpoints"
     assert first == third == []
     assert second[0].startswith(f"the checkpoint of iteration 2 cannot be written to {folder} (Read-only file system)")
-    assert sentence == f"no checkpoint can be kept in {folder} (Read-only file system): choose another --output_dir."
+    assert sentence == f"no checkpoint can be kept in {folder} (Read-only file system). Choose another --output_dir."

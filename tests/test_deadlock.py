@@ -31,7 +31,7 @@ def verdict(first, second, ranks=(0, 1)):
 
 
 def test_ranks_that_wait_for_what_the_other_has_not_begun_say_so_the_same_whoever_asks():
-    said = "rank 0 waits for weights 2 and rank 1 for weights 4, and so for ever: all ranks must call the same layers, "
+    said = "rank 0 waits for weights 2 and rank 1 for weights 4, forever. All ranks must call the same layers, "
     assert verdict(rank([A], A), rank([B], B)).startswith(said)
     assert verdict(rank([B], B), rank([A], A), (1, 0)) == verdict(rank([A], A), rank([B], B))
     assert verdict(rank([A, A], A), rank([A, B], B)), "the second time of A here, the first one there"

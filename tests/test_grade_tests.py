@@ -282,17 +282,17 @@ def test_what_is_only_wrong_on_more_ranks_is_no_claim_on_few():
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("def check(sync):\n    pass\n", "test_sync.py has no test: write functions whose names begin with test_"),
+        ("def check(sync):\n    pass\n", "test_sync.py has no test. Write functions whose names begin with test_"),
         ("class TestIt:\n    def check_a(self, sync):\n        pass\n", "has no test"),
-        ("def test_a(sync):\n    pass\n\ndef test_a(rank):\n    pass\n", "line 4: test_a is there already, in line 1"),
-        ("x = 1\ndef test_a(sync, comm):\n    pass\n", "line 2: test_a asks for comm: a test can ask for sync, rank"),
+        ("def test_a(sync):\n    pass\n\ndef test_a(rank):\n    pass\n", "line 4: the test test_a of line 1 would"),
+        ("x = 1\ndef test_a(sync, comm):\n    pass\n", "line 2: test_a asks for comm. A test can ask for sync, rank"),
         ("def test_a(sync, *, n):\n    pass\n", "line 1: test_a asks for n"),
         ("def test_a(sync, /):\n    pass\n", "line 1: test_a asks for what is before /"),
         (
             "def test_a(sync):\n    pass\n\nclass TestIt:\n    def test_b(self, sync):\n        pass\n",
             "line 5: test_b would never run in a class",
         ),
-        ("async def test_a(sync):\n    pass\n", "line 1: test_a would never run: write it without async"),
+        ("async def test_a(sync):\n    pass\n", "line 1: test_a would never run. Write it without async"),
         ("def test_a(sync):\n    if sync:\n        yield\n", "line 1: test_a would never run"),
         (
             "import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_a(sync, n):\n    pass\n",

@@ -202,17 +202,17 @@ def test_a_changed_image_is_read_anew_and_an_unchanged_one_from_the_cache(tmp_pa
 def test_every_broken_file_is_named_up_to_three(tmp_path):
     write_images(tmp_path / "images", ["train/a/1.png", "train/b/1.png", "val/a/1.png"])
     (tmp_path / "images/train/a/0\x1b.png").write_bytes(b"broken")
-    refused(tmp_path / "images", "train/a/0\\x1b.png is damaged, or none of JPEG", "Mend or remove it")
+    refused(tmp_path / "images", "train/a/0\\x1b.png is damaged, or none of JPEG", "Fix or remove it")
     for number in range(4):
         (tmp_path / f"images/train/b/z{number}.png").write_bytes(png_of(20_000, 20_000))
-    refused(tmp_path / "images", "z0.png has more pixels than", "and 2 more", "Mend or remove them")
+    refused(tmp_path / "images", "z0.png has more pixels than", "and 2 more", "Fix or remove them")
 
 
 def test_folders_that_say_no_classes_are_refused(tmp_path):
     for name, files, words in (
         ("empty", [], ["images of no classes"]),
         ("one", ["train/a/1.png", "val/a/1.png"], ["images of one class (a)"]),
-        ("loose", ["a/1.png", "b/1.png", "2.png"], ["2.png lies in no folder of a class"]),
+        ("loose", ["a/1.png", "b/1.png", "2.png"], ["2.png is in no class's folder"]),
         ("only_dev", ["train/a/1.png", "train/b/1.png", "val/c/1.png"], ["the class c has images to evaluate on"]),
     ):
         (tmp_path / name).mkdir()
@@ -326,8 +326,8 @@ def test_of_mnists_second_part_alone_a_fifth_is_evaluated_on(tmp_path):
         (idx(np.zeros((4, 4))), "does not begin as an IDX file of 3 dimensions"),
         (idx(np.zeros((4, 4, 4)))[:-1], "ends early"),
         (idx(np.zeros((4, 4, 4))) + b"\0", "goes on after its end"),
-        (bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 2**31, 2**31), "its head says 2147483648 x"),
-        (bytes([0, 0, 8, 3]) + struct.pack(">3I", 0, 28, 28), "its head says 0 x 28 x 28"),
+        (bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 2**31, 2**31), "its header gives 2147483648 x"),
+        (bytes([0, 0, 8, 3]) + struct.pack(">3I", 0, 28, 28), "its header gives 0 x 28 x 28"),
         (gzip.compress(idx(np.zeros((4, 4, 4))))[:-20], "end-of-stream"),
         (gzip.compress(idx(np.zeros((400, 4, 4))) + bytes(1 << 22)), "goes on after its end"),
         (b"\x1f\x8b" + b"\xff" * 50, "cannot be read as an IDX file"),

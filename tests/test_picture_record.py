@@ -62,7 +62,7 @@ def test_a_record_without_times_or_of_two_runs_is_refused_in_a_sentence(tmp_path
         (["run", "--beside", "ring"], "--beside ring needs --sync"),
         (["--sync", "ring", "-o", "ring.png"], "-o ring.png: the name must end in .svg."),
         (["--sync", "ring", "-o", "nowhere/ring.svg"], "there is no folder nowhere"),
-        (["--sync", "ring", "--world_size", "1"], "--world_size 1: give 2 to 8 ranks."),
+        (["--sync", "ring", "--world_size", "1"], "--world_size 1 cannot be drawn. Give 2 to 8 ranks."),
         (["--sync", "horovod"], "--sync horovod cannot be drawn. Give one of none, gather_scatter"),
         (["--sync", "auto"], "--sync auto cannot be drawn. Give one of"),
         (["--sync", "no_such"], "--sync no_such cannot be drawn. Give one of"),

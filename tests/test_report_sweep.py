@@ -293,8 +293,8 @@ def test_other_code_is_a_caution(tmp_path):
 def test_runs_side_by_side_are_a_caution(tmp_path):
     alone = [entry(tmp_path, {"batch": batch}) for batch in ("4", "16")]
     shared = [replace(one, parallel=3) for one in alone]
-    assert "The runs were made up to 3 at a time: their seconds are not those of a run alone." in warned(shared)
-    assert "1 of 2 runs were made up to 3 at a time" in warned([alone[0], shared[1]])
+    assert "The runs ran up to 3 at a time. By itself each would be faster." in warned(shared)
+    assert "1 of 2 runs ran up to 3 at a time" in warned([alone[0], shared[1]])
     assert sweep_page(shared, "a sweep").answer.cautions == cautions(shared)
 
 

@@ -90,11 +90,11 @@ def test_a_training_whose_ranks_are_killed_comes_to_the_same_end(start, tmp_path
     again = ["--master_port", free_port(), "--max_restarts", 2]
     program = start("program", [script("task2b/run_glue.py"), *flags, *again])
     # The checkpoint of iteration 5 is whole when that of 10 begins.
-    for rank, words in enumerate(("iteration 12:", "(?s)restart 1 of 2.*goes on after.*iteration \\d+:")):
+    for rank, words in enumerate(("iteration 12:", "(?s)restart 1 of 2.*resumes after.*iteration \\d+:")):
         program.wait_for(words)
         ranks_below(program)[rank].kill()
     assert program.wait() == 0, program.text
-    assert program.text.count("goes on after iteration") == 2
+    assert program.text.count("resumes after iteration") == 2
     (folder,) = (tmp_path / "runs").iterdir()
     assert load_run(folder)["losses"] == load_run(tmp_path / "whole")["losses"]
 

@@ -41,7 +41,7 @@ def test_under_other_syncs_the_losses_are_those_of_one(tmp_path):
 def test_what_cannot_be_carried_over_is_said_in_one_line(tmp_path):
     run_world(2, live, str(tmp_path), {"sync": "bucketed", "compress": "powersgd"}, ("forward", 6, 0), seconds=90)
     (found,) = run_ranks(1, live, str(tmp_path), {"sync": "none", "resume": "auto"})
-    (line,) = [line for line in found["lines"] if line.startswith("goes on after iteration 4")]
+    (line,) = [line for line in found["lines"] if line.startswith("resumes after iteration 4")]
     assert "with 1 rank in place of 2" in line
     assert "dropout's masks are other ones" in line
     assert "powersgd's factors and what it has held back (its error feedback) is not carried over" in line
@@ -52,8 +52,8 @@ def test_replicas_that_part_go_on_elsewhere_from_their_average_and_say_so(tmp_pa
     values = {"sync": "local_sgd", "sync_every": 5, "max_steps": 6}
     run_world(2, live, str(tmp_path), values, ("forward", 6, 0), seconds=90)
     found = run_ranks(3, live, str(tmp_path), values | {"resume": "auto"})
-    (line,) = [line for line in found[0]["lines"] if line.startswith("goes on after iteration 4")]
-    assert "the average goes on, with rank 0's optimizer) is not carried over" in line
+    (line,) = [line for line in found[0]["lines"] if line.startswith("resumes after iteration 4")]
+    assert "average, with rank 0's optimizer) is not carried over" in line
     assert len({json.dumps(one["weights"]) for one in found}) == 1
 
 

@@ -232,8 +232,8 @@ def test_what_a_stop_says_is_what_works(tmp_path):
     named = config(resume="old", output_dir=str(tmp_path))
     assert how_to_go_on(tmp_path, named) == "start it again as it was started, with --overwrite_output_dir"
     save_all(tmp_path / FOLDER, COMM, 3)
-    assert "it goes on with --resume auto" in how_to_go_on(tmp_path, named)
-    assert how_to_go_on(tmp_path, config()) == "start it again as it was started, and it goes on"
+    assert "add --resume auto to its flags" in how_to_go_on(tmp_path, named)
+    assert how_to_go_on(tmp_path, config()) == "start it again with the same flags, and it resumes"
 
 
 def test_a_job_that_comes_back_does_not_begin_anew():
@@ -250,7 +250,7 @@ def test_only_the_same_run_is_finished(finished, tmp_path):
     (folder / "model").mkdir()
     console = Lines(True)
     assert say_if_finished(folder, same, COMM, console)
-    assert console.lines == [f"the run in {folder} is finished: there is nothing to go on with."]
+    assert console.lines == [f"the run in {folder} is finished, so nothing is left to train."]
     for change, words in (
         ({"learning_rate": 1e-4}, "--learning_rate was 0.001 and is 0.0001"),
         ({"max_steps": 8}, "--max_steps was 4 and is 8"),

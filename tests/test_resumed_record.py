@@ -184,7 +184,7 @@ def test_rows_that_are_gone_are_told_and_those_that_are_there_are_kept(damage, t
         text = "".join(lines[:3]) + lines[3][:9] if damage == "short" else "x" * 9999
         path.write_text(text)
     with RunRecord(tmp_path, 0, resume=positions) as record:
-        assert record.remark == f"some rows of the first 5 iterations are gone from {tmp_path}."
+        assert record.remark == f"some rows of the first 5 iterations are missing in {tmp_path}."
         assert record.iterations == 5
         iterate(record, 6, 7)
         expected = [1, 2, 3, 5, 6, 7] if damage == "short" else [5, 6, 7]  # the checkpoint has row 5

@@ -131,7 +131,7 @@ def test_ranks_that_do_not_call_zero3_s_layers_alike_all_say_for_which_they_wait
         assert end.exit_code == 1
         assert re.search(
             r"rank 0 waits for the (parameters|gradients) of layers\.\d float32 and rank 1 for the "
-            r"(parameters|gradients) of layers\.\d float32, and so for ever: all ranks must call the same layers",
+            r"(parameters|gradients) of layers\.\d float32, forever. All ranks must call the same layers",
             end.output,
         ), end.output
 

@@ -72,11 +72,11 @@ def test_a_job_asked_to_stop_and_one_preempted_go_on_to_the_same_losses(submit, 
     job.wait_for("iteration 5:")
     slurm.ask("scancel", "--signal=USR1", job.id)  # as before a time limit
     job.comes_back()
-    job.wait_for("goes on after iteration (?s:.)*iteration \\d+:")
+    job.wait_for("resumes after iteration (?s:.)*iteration \\d+:")
     slurm.ask("scontrol", "requeue", job.id)  # as by a preemption
     job.comes_back()
     job.wait_until("COMPLETED")
-    assert job.text.count("goes on after iteration") == 2, job.text
+    assert job.text.count("resumes after iteration") == 2, job.text
     assert f"srun, job {job.id}.0: rank 0 on n1, rank 1 on n2, rank 2 on n3, rank 3 on n4" in job.text
     folder = tmp_path / "runs" / f"job-{job.id}"
     assert load_run(folder)["losses"] == losses
@@ -92,7 +92,7 @@ def test_a_time_limit_puts_the_job_back_and_who_cancels_it_is_obeyed(submit, slu
     job.wait_for("iteration 5:")
     job.comes_back(150)
     assert job.text.count("DUE TO TIME LIMIT") == 0
-    job.wait_for("goes on after iteration (?s:.)*iteration \\d+:")
+    job.wait_for("resumes after iteration (?s:.)*iteration \\d+:")
     slurm.ask("scancel", job.id)
     job.wait_until("CANCELLED")
     assert job.field("Restarts") == "1"

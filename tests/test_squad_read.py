@@ -92,7 +92,7 @@ def test_a_predictions_file_is_scored_and_what_does_not_fit_is_said(tmp_path, da
     assert scores == {"exact_match": 50.0, "f1": 50.0}
     assert remarks == [
         "1 of 2 questions have no prediction and count as wrong: b",
-        "1 predictions are for other questions and are left aside: z",
+        "1 predictions are for other questions and are ignored: z",
     ]
     assert score_file(data, written(predictions, {"a": "rain", "b": "rain fell"})) == (
         {"exact_match": 50.0, "f1": pytest.approx(100 * (1 + 2 / 3) / 2)},

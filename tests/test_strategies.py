@@ -285,7 +285,7 @@ def test_what_was_made_side_by_side_says_so_for_good(again):
     text, code, started = again("zero2,zero3", "--parallel", "2")
     assert (code, started) == (0, ["zero2-e2", "zero3-e2"])
     assert "2 runs at a time share this machine" in text
-    words = "2 of 4 runs were made up to 2 at a time: their seconds are not those of a run alone."
+    words = "2 of 4 runs ran up to 2 at a time. By itself each would be faster."
     assert words in text
     assert words in again("baseline", has_page=True)[0]
     assert words in (again.folder / "report.html").read_text()

@@ -16,7 +16,7 @@ from cos598d.measure.environment import network_facts
 from cos598d.terminal.files import cache_folder
 
 needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-LOST = "error: what is printed cannot be written (No space left on device): make room there, or print elsewhere.\n"
+LOST = "error: what is printed cannot be written (No space left on device). Make room there, or print elsewhere.\n"
 
 
 def run(words, folder, redirected="", **variables):

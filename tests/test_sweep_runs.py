@@ -63,7 +63,7 @@ def test_a_grid_becomes_records_a_table_and_a_page_and_a_second_call_only_shows_
     assert "\n| setup | batch |" in (tmp_path / "sweep" / "table.md").read_text()
 
     table = first.text[first.text.index("\n\n") :]
-    assert "The runs were made up to 2 at a time" in table
+    assert "The runs ran up to 2 at a time" in table
     second = sweep(grid, SMALL)
     assert second.wait() == 0, second.text
     assert second.text.count("finished before: acc ") == 2

@@ -44,7 +44,7 @@ def test_compare_reads_a_run_that_goes_on_and_says_so(tmp_path, capsys):
         for last in (1, 2, 6):
             iterate_all(ranks, 1 if last == 1 else ranks[0].iterations + 1, last)
             text = compared(capsys, tmp_path / "run")
-            assert f"run is going on, and has done {last} iterations. Its figures are of those." in text
+            assert f"run is still running, and has done {last} iterations. Its figures are of those." in text
         assert load_run(tmp_path / "run", unfinished=True)["epochs"][0]["acc"] == 0.6
         leave(ranks)
     text = compared(capsys, tmp_path / "run")
@@ -76,7 +76,7 @@ def test_a_report_of_a_run_that_was_killed_is_a_page_that_begins_with_that(tmp_p
     folder = tmp_path / "run"
     leave_as_killed(folder)
     text = report(tmp_path / "page.md", folder).read_text()
-    said = "run ended after 5 iterations without a word (killed, or its host is gone). Its figures are of those."
+    said = "run ended after 5 iterations without an error (killed, or its host is down). Its figures are of those."
     assert said in text
     assert text.index(said) < text.index("## The runs")
     assert "| run | begun | ended | from iteration | to | lost | ranks | why it ended |" in text

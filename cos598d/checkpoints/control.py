@@ -220,7 +220,7 @@ class TrainingControl:
         # What this start has made travel, the training that was never interrupted has not.
         comm.ledger.forget()
         self.early.resume(found.training["early_stopping"])
-        said = [f"goes on after iteration {found.iteration}, from {found.path}"]
+        said = [f"resumes after iteration {found.iteration}, from {found.path}"]
         if own and comm.world_size == found.world_size:
             load_random_states(own.tensors, comm.device)
         else:

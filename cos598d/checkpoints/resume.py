@@ -79,7 +79,7 @@ def say_if_finished(folder: Path, config: RunConfig, comm: Communicator, console
             "--resume_anyway to continue from its last checkpoint."
         )
     if is_finished:
-        console.say(f"the run in {folder} is finished: there is nothing to go on with.")
+        console.say(f"the run in {folder} is finished, so nothing is left to train.")
     return is_finished
 
 
@@ -115,7 +115,7 @@ def find_checkpoint(
             "started then, or add --resume_anyway."
         )
     for change in changes:
-        console.say(f"another run goes on than was saved: {change}")
+        console.say(f"this differs from the saved run, and resumes anyway: {change}")
     return found
 
 
@@ -154,10 +154,10 @@ def open_record(
 def how_to_go_on(folder: Path, config: RunConfig) -> str:
     """What to do so that a run that was stopped goes on, in words."""
     if config.resume == AUTO:
-        return "start it again as it was started, and it goes on"
+        return "start it again with the same flags, and it resumes"
     if config.resume is not None and not has_checkpoints(folder / FOLDER):  # the disk has taken none of this start
         return "start it again as it was started, with --overwrite_output_dir"
-    return f"it goes on with --resume {AUTO if config.output_dir is not None else folder} beside its other flags"
+    return f"add --resume {AUTO if config.output_dir is not None else folder} to its flags, and it resumes"
 
 
 def facts_of(

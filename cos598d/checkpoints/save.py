@@ -112,7 +112,7 @@ class Checkpoints:
                 first["refused"] = str(error)
             except OSError as error:
                 first["refused"] = (
-                    f"no checkpoint can be kept in {self.folder} ({error.strerror}): choose another --output_dir."
+                    f"no checkpoint can be kept in {self.folder} ({error.strerror}). Choose another --output_dir."
                 )
         first = self._comm.exchange(first)[0]
         if "refused" in first:
@@ -235,7 +235,7 @@ class Checkpoints:
         if writing.reason is None:
             self.newest = writing.iteration
         else:
-            stands = "there is none yet" if self.newest is None else f"that of iteration {self.newest} is whole"
+            stands = "there is none yet" if self.newest is None else f"that of iteration {self.newest} is complete"
             self._warn(
                 f"the checkpoint of iteration {writing.iteration} cannot be written to {self.folder} "
                 f"({writing.reason}). Training continues, and {stands}. Make room there."

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 def _launched(folder: Path, words: Sequence[str], flags: AuditFlags, grade: Grader | None) -> int:
     """Run a command that starts the ranks by itself."""
     if flags.world_size is not None or flags.master_port is not None:
-        raise UsageError("--launch starts a command, which starts the ranks: leave --world_size and --master_port out.")
+        raise UsageError("--launch starts a command, which starts the ranks. Leave --world_size and --master_port out.")
     remove_books(folder)
     told = Told(str(folder), words[0], flags.steps, secrets.token_hex(8))
     return _judged(folder, flags, _started(told, functools.partial(start_launcher, told, words), flags), grade)
@@ -89,7 +89,7 @@ def _started(told: Told, start: Callable[[float], int], flags: AuditFlags) -> in
         with exits_on_sigterm():
             return start(math.inf if flags.timeout is None else flags.timeout)
     except TimeoutError as still:
-        print(f"{ERROR}{told.script}: {still} (--timeout): its ranks were stopped.", file=sys.stderr)
+        print(f"{ERROR}{told.script} was stopped: {still} (--timeout).", file=sys.stderr)
         return TIMED_OUT
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -32,7 +32,7 @@ class MemoryFlag:
 
     memory: bool = flag(
         False,
-        "then each sync's memory in separate processes: by category, and the peak",
+        "afterwards, measure each sync's memory in separate processes, by category and at the peak",
         group=HOW,
     )
 
@@ -40,7 +40,7 @@ class MemoryFlag:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`; one that is not given stays None in the result."""
     add_flags(parser, BenchPlan, MemoryFlag, RankFlags, shown={"world_size": WORLD_SIZE})
-    record = parser.add_argument_group("record")
+    record = parser.add_argument_group("output")
     record.add_argument(
         "--output",
         type=Path,

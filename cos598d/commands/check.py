@@ -81,9 +81,9 @@ def run(options: argparse.Namespace) -> int:
         sizes = read_world_sizes(options.world_sizes)
     seconds = options.seconds if options.seconds is not None else results.seconds if results else SECONDS
     if not 0 < seconds < 10_000:
-        raise UsageError(f"--seconds {seconds:g}: give the time limit of a test, above 0 and below 10000.")
+        raise UsageError(f"--seconds {seconds:g} is no time limit of a test. Give a number above 0 and below 10000.")
     if options.nonce is not None and not 0 <= options.nonce < 1 << NONCE_BITS:
-        raise UsageError(f"--nonce {options.nonce}: give the number that a report printed.")
+        raise UsageError(f"--nonce {options.nonce} is not of a report. Give the number that a report printed.")
     say: Callable[[str], None] = (lambda _: None) if options.json == "-" else partial(print, flush=True)
     with exits_on_sigterm():
         try:

@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     for name, words, function in (
         ("run", "make hosts, run a program as a rank on each, remove them again", _run),
-        ("up", "make hosts, to work in by hand", _up),
+        ("up", "make hosts to work in by hand", _up),
     ):
         command = add(name, words, function)
         add_link_flags(command)
@@ -38,16 +38,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                 "program",
                 nargs=argparse.REMAINDER,
                 metavar="-- PROGRAM",
-                help="its words; {rank}, {host}, {address}, {world_size}, {master_ip} and {master_port} are filled in",
+                help="its arguments; {rank}, {host}, {address}, {world_size}, {master_ip}, {master_port} are filled in",
             )
-    add("ps", "the hosts, their links and their processes", _ps)
+    add("ps", "list the hosts, their links and their processes", _ps)
     command = add("exec", "run a program on a host", _exec)
     command.add_argument("host", type=int, metavar="HOST")
     command.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM")
-    command = add("slow", "give a host's link another rate, also in the middle of a run", _slow)
+    command = add("slow", "change the rate of a host's link, even during a run", _slow)
     command.add_argument("host", type=int, metavar="HOST")
     command.add_argument("--rate", required=True, metavar="RATE", help="like 100mbit, or none")
-    command = add("cut", "pull a host's plug, also in the middle of a run", _cut)
+    command = add("cut", "disconnect a host, even during a run", _cut)
     command.add_argument("host", type=int, metavar="HOST")
     command.add_argument("--undo", action="store_true", help="put it in again")
     add("down", "end a cluster's programs and remove its hosts", _down)
@@ -62,11 +62,19 @@ def add_link_flags(parser: Any) -> None:
     """Add the flags which say what a cluster is; `cluster_from` reads them."""
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="how many hosts (default: 4)")
     parser.add_argument(
-        "--rate", default="1gbit", metavar="RATE", help="of each link, both ways, or none (default: 1gbit)"
+        "--rate",
+        default="1gbit",
+        metavar="RATE",
+        help="bandwidth of each link in each direction, or none (default: 1gbit)",
     )
-    parser.add_argument("--delay", default="0", metavar="DELAY", help="from host to host, like 10ms (default: 0)")
     parser.add_argument(
-        "--offload", choices=("on", "off"), default="on", help="off: packets of 1500 bytes on the links, each one"
+        "--delay", default="0", metavar="DELAY", help="latency between two hosts, such as 10ms (default: 0)"
+    )
+    parser.add_argument(
+        "--offload",
+        choices=("on", "off"),
+        default="on",
+        help="off: send packets of at most 1500 bytes, as on a real link",
     )
 
 

@@ -13,18 +13,18 @@ from cos598d.tools.report.table import comparison
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, which may still be running")
-    parser.add_argument("--markdown", action="store_true", help="as Markdown tables")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     parser.add_argument(
-        "--each", action="store_true", help="a row for each run (else runs of the same settings share one)"
+        "--each", action="store_true", help="print one row per run (else runs with the same settings share one)"
     )
     section = parser.add_argument_group("for goldens")
     section.add_argument(
         "--assert_equal",
         action="store_true",
-        help="no table: exit with 0 if two runs that ended well are equal, else with 1, saying where they first differ",
+        help="instead: exit with 0 if two finished runs are equal; else print where they first differ, exit with 1",
     )
     section.add_argument(
-        "--within", type=float, metavar="X", help="losses and metrics may differ by so much (default: not in a bit)"
+        "--within", type=float, metavar="X", help="allowed difference of losses and metrics (default: 0, bit-identical)"
     )
     section.add_argument("--of", metavar="PART,PART", help=f"compare only these (default: {','.join(PARTS)})")
 

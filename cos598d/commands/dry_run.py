@@ -12,7 +12,7 @@ from cos598d.terminal.printable import printable
 
 def add_dry_run(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the flags to `parser`; `what` is printed by --dry_run."""
-    section = parser.add_argument_group("without a run")
+    section = parser.add_argument_group("dry run")
     section.add_argument(
         "--dry_run",
         action="store_true",
@@ -24,7 +24,7 @@ def add_dry_run(parser: argparse.ArgumentParser, what: str) -> None:
         nargs="+",
         type=Path,
         metavar="BENCH",
-        help="folders of benches, which tell what calls cost here (default: a short bench, made now)",
+        help="folders of benches to predict seconds from (default: run a short bench now)",
     )
 
 

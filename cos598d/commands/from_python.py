@@ -56,7 +56,7 @@ def train(
     sentence if the run fails.
     """
     if type(world_size) is not int or world_size < 1:
-        raise UsageError(f"train(world_size={world_size!r}): give a whole number of at least 1.")
+        raise UsageError(f"train(world_size={world_size!r}) is not valid. Give a whole number of at least 1.")
     known = flags_of(RunConfig)
     values: dict[str, Any] = {"task_name": task, "sync": sync}
     for given, value in flags.items():
@@ -66,7 +66,7 @@ def train(
         value = str(value) if isinstance(value, Path) else value
         kind = known[name].kind
         if value is not None and type(value) is not kind and (type(value), kind) != (int, float):
-            raise UsageError(f"train({given}={value!r}): give a value of type {kind.__name__}.")
+            raise UsageError(f"train({given}={value!r}) has the wrong type. Give a value of type {kind.__name__}.")
         values[name] = value
     config = config_from(values)
     config.check(world_size)
@@ -163,7 +163,7 @@ def compare(*runs: TrainedRun | str | Path, **named: TrainedRun | str | Path) ->
     Raises UserError for a folder that has no whole run, and UsageError for no run.
     """
     if not runs and not named:
-        raise UsageError("compare() has no run: give what train() returned, or a run's folder.")
+        raise UsageError("compare() has no run. Give what train() returned, or a run's folder.")
     found = [run._run if isinstance(run, TrainedRun) else TrainedRun(run)._run for run in (*runs, *named.values())]
     usual = [f"{run.summary['sync']}-n{run.summary['world_size']}" for run in found[: len(runs)]]
     places = Counter([*usual, *named])

@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=OWN,
         metavar="FILE.svg",
-        help="draw a step of the file on 4 ranks, next to the answer's; also into FILE.svg, and the messages of your "
+        help="draw one step of the file on 4 ranks, next to the answer's; also into FILE.svg, and the messages of your "
         "ring into FILE-steps.svg",
     )
     parser.add_argument(

@@ -30,7 +30,7 @@ def add_flags(
         "--runs_dir",
         type=Path,
         metavar="FOLDER",
-        help="folder for the runs; that of an earlier call: continue it (default: a new one in runs/)",
+        help="folder for the runs; an earlier call's folder: continue it (default: a new one in runs/)",
     )
     place.add_argument("--parallel", type=int, metavar="K", help=parallel)
     add_dry_run(parser, "a row for each run: iterations, bytes, memory and predicted seconds")
@@ -48,10 +48,10 @@ def folder_of(options: argparse.Namespace, name: str) -> Path:
 
 
 def remarks(options: argparse.Namespace) -> list[str]:
-    """What is to be known of runs that are made side by side."""
+    """What to know about runs that are made at the same time."""
     if (options.parallel or 1) == 1:
         return []
-    return [f"{options.parallel} runs at a time share this machine: their seconds are not those of a run alone."]
+    return [f"{options.parallel} runs at a time share this machine. By itself each would be faster."]
 
 
 def print_forecast(options: argparse.Namespace, runs: Sequence[PlannedRun], before: Sequence[str] = ()) -> int:
@@ -87,7 +87,7 @@ def made(
     with claim_folder(path, overwrite=True, flag="--runs_dir"):
         folder = open_folder(path)
         folder.write()
-        print(f"records: {path} (the same words with --runs_dir {path} go on there)", flush=True)
+        print(f"records: {path} (the same command with --runs_dir {path} continues there)", flush=True)
         for line in before:
             print(printable(line), flush=True)
         yield folder, Runner(folder, runs, command_of, options.parallel or 1, **how).run()

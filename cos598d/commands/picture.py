@@ -16,16 +16,16 @@ FORM = ".svg"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument("record", nargs="?", type=Path, metavar="RECORD", help="folder of a run")
+    parser.add_argument("record", nargs="?", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--sync", metavar="NAME", help="draw a small run with this sync (or FILE.py:CLASS) instead")
     parser.add_argument("--beside", metavar="NAME", help="draw this sync's lanes next to those of --sync")
     parser.add_argument("--world_size", type=int, default=4, metavar="N", help="ranks of the small run (default: 4)")
-    parser.add_argument("--lanes", action="store_true", help="write lanes even if the messages have steps")
+    parser.add_argument("--lanes", action="store_true", help="draw lanes even if the messages have steps")
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
         metavar="FILE.svg",
-        help="write a drawing: the messages step by step if there are any, else lanes",
+        help="write an SVG: the messages step by step if there are any, else lanes",
     )
 
 

@@ -37,11 +37,11 @@ def run(options: argparse.Namespace) -> int:
 
     ways = [options.file, options.text, options.question, options.image]
     if sum(way is not None for way in ways) != 1:
-        raise UsageError("predict needs one of --file, --text, --question and --image: give one.")
+        raise UsageError("predict needs one of --file, --text, --question and --image. Give exactly one.")
     if (options.question is None) != (options.context is None):
-        raise UsageError("--question and --context belong together: give both.")
+        raise UsageError("--question and --context belong together. Give both.")
     if options.batch < 1:
-        raise UsageError(f"--batch {options.batch}: give a number of at least 1.")
+        raise UsageError(f"--batch {options.batch} is too small. Give a number of at least 1.")
     check_output_file("--output", options.output)
     said = _predictions(options)
     if options.output is None:
@@ -61,7 +61,7 @@ def _predictions(options: argparse.Namespace) -> str:
     }
     words, given = fits[head]
     if given is None:
-        raise UsageError(f"{options.trained} is a run of {trained.task.name}: give {words}.")
+        raise UsageError(f"{options.trained} is a run of {trained.task.name}. Give {words}.")
     if head == "question_answering":
         return _answers(trained, options)
     return _of_images(trained, options) if head == "image_classification" else _of_texts(trained, options)
@@ -85,14 +85,14 @@ def _trained(folder: Path) -> _Trained:
     from cos598d.records.run import read_summary
 
     if not (folder / "summary.json").is_file():
-        raise UserError(f"{folder} has no summary.json: give the folder of a run that has ended.")
+        raise UserError(f"{folder} has no summary.json. Give the folder of a run that has ended.")
     if not (folder / MODEL).is_dir():
-        raise UserError(f"{folder} has no model: train again without --no_save_model.")
+        raise UserError(f"{folder} has no model. Train again without --no_save_model.")
     config = config_from(read_config(folder / "config.json"))
     task, summary = config.task(), read_summary(folder)
     classes = task.classes or tuple(summary.get("classes") or ())
     if task.tells_classes and not classes:
-        raise UserError(f"{folder} does not name its classes, so it is of an older version: train again.")
+        raise UserError(f"{folder} does not name its classes, so it is of an older version. Train again.")
     task.num_labels = task.num_labels or len(classes)
     source = find_model(str(folder / MODEL), config.model_type, form=task.image_form)
     return _Trained(config, task, source, classes)
@@ -132,7 +132,7 @@ def _of_texts(trained: _Trained, options: argparse.Namespace) -> str:
         if len(options.text) != wanted:
             raise UsageError(
                 f"--text has {len(options.text)} texts, and the model was trained on "
-                f"{'pairs' if wanted == 2 else 'single texts'}: give {wanted}, each in quotes."
+                f"{'pairs' if wanted == 2 else 'single texts'}. Give {wanted}, each in quotes."
             )
         rows = [("0", tuple(options.text))]
     elif isinstance(task, GlueTask):
@@ -141,10 +141,10 @@ def _of_texts(trained: _Trained, options: argparse.Namespace) -> str:
         found = read_rows(options.file, task.options, with_labels=False)
         rows = [(str(place), row.texts) for place, row in enumerate(found)]
     else:
-        raise UsageError(f"{options.trained} is a run of {task.name}, of which no files are read: give --text.")
+        raise UsageError(f"{options.trained} is a run of {task.name}, which has no form for --file. Give --text.")
     examples = ((texts[0], texts[1] if len(texts) > 1 else None, {"labels": 0}) for _, texts in rows)
     encoder = trained.source.load_encoder()
-    assert isinstance(encoder, TextEncoder)  # as the task's head says
+    assert isinstance(encoder, TextEncoder)  # the task's head implies it
     features = build_features(examples, encoder, config.max_seq_length, {"labels": np.int64})
     outputs = _outputs(trained, features, options.batch)
     # GLUE's benchmark takes a file of two columns.
@@ -163,14 +163,14 @@ def _of_images(trained: _Trained, options: argparse.Namespace) -> str:
 
     check_pillow()
     encoder = trained.source.load_encoder()
-    assert isinstance(encoder, ImageEncoder)  # as the task's head says
+    assert isinstance(encoder, ImageEncoder)  # the task's head implies it
     pixels = []
     for name in options.image:
         try:
             pixels.append(encoder.fit(decode(read_plain(Path(name), MOST_BYTES))[None]))
         except (OSError, Refused) as why:
             reason = f"cannot be read ({why.strerror})" if isinstance(why, OSError) else str(why)
-            raise UserError(f"--image {printable(name, 100)} {reason}: give an image file.") from None
+            raise UserError(f"--image {printable(name, 100)} {reason}. Give an image file.") from None
     images = Images(np.concatenate(pixels), np.zeros(len(pixels), dtype=np.int64), encoder, False, False)
     outputs = _outputs(trained, images, options.batch)
     return _table(options.image, outputs, trained, "file", with_probability=True)
@@ -204,12 +204,12 @@ def _answers(trained: _Trained, options: argparse.Namespace) -> str:
         squad = read_squad(options.file)
     else:
         if not options.context.strip() or not options.question.strip():
-            raise UsageError("--question and --context: give texts that are not empty.")
+            raise UsageError("--question or --context is empty. Give a text for each.")
         squad = Squad("--question", [options.context], [Question("0", 0, options.question, (), False)])
     chosen = list(range(len(squad.questions)))
     windows = WindowOptions(config.max_seq_length, config.max_query_length, config.doc_stride)
     encoder = trained.source.load_encoder()
-    assert isinstance(encoder, TextEncoder)  # as the task's head says
+    assert isinstance(encoder, TextEncoder)  # the task's head implies it
     features = build_windows(squad, chosen, encoder, windows, training=False)
     outputs = _outputs(trained, features, options.batch)
     texts = predict(squad, chosen, features, outputs, config).texts

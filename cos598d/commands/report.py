@@ -34,14 +34,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         *("-o", "--output"),
         type=Path,
         metavar="FILE",
-        help="what to write: .html, .pdf, or .md with its plots in a folder next to it (default: report.html; with "
+        help="file to write: .html, .pdf, or .md with its plots in a folder next to it (default: report.html; with "
         "--lab, report.md)",
     )
     parser.add_argument(
         "--lab",
         type=Path,
         metavar="FOLDER",
-        help="instead of a page: the lab's report to fill in, with the figures of the four tasks' runs in this folder",
+        help="instead: write the lab's report to fill in, with figures of the four tasks' runs in this folder",
     )
 
 

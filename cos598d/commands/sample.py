@@ -6,7 +6,7 @@ from pathlib import Path
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's words to `parser`."""
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to write to, made where it is missing")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write to; it is created if missing")
     parser.add_argument("--task", choices=("rte", "squad"), default="rte", help="which sample (default: rte)")
 
 

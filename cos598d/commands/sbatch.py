@@ -22,7 +22,7 @@ from cos598d.fields import check_flags, flag
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import own_python_path
 
-JOB, LIFE = "the job", "its end"
+JOB, LIFE = "job", "time limit and restarts"
 # What sbatch reads in an #SBATCH line as one word, whatever stands in it.
 WORD = re.compile(r"[\w.,:;=/%@+*\[\]()&|!^~-]+", re.ASCII)
 TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+(:\d+){0,2}", re.ASCII)
@@ -45,7 +45,7 @@ class BatchFlags:
     cpus_per_rank: int | None = flag(None, "cores of each rank", group=JOB, least=1)
     mem: str | None = flag(None, "memory of each node, such as 16G", group=JOB)
     partition: str | None = flag(None, "the queue to wait in", group=JOB)
-    account: str | None = flag(None, "who pays", group=JOB)
+    account: str | None = flag(None, "account to charge", group=JOB)
     job_name: str = flag("cos598d", "the job's name in the queue", group=JOB)
     output: str | None = flag(
         None, "file for the output, as an sbatch file name pattern (default: the job's name and number)", group=JOB
@@ -57,10 +57,8 @@ class BatchFlags:
         least=1,
         below=LAST_SECONDS + 1,
     )
-    max_requeues: int = flag(
-        100, "how often a job that ran into its limit goes back into the queue", group=LIFE, least=0
-    )
-    max_restarts: int = flag(0, "how often ranks that failed are started again, in the same job", group=LIFE, least=0)
+    max_requeues: int = flag(100, "how often to requeue a job that reached its time limit", group=LIFE, least=0)
+    max_restarts: int = flag(0, "how often to restart failed ranks within the job", group=LIFE, least=0)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +80,7 @@ def add_job_options(parser: argparse.ArgumentParser, but: Collection[str] = ()) 
         action="append",
         default=[],
         metavar="OPTION",
-        help="another of sbatch's own, such as --option=--constraint=a100; may be repeated",
+        help="another sbatch option, such as --option=--constraint=a100; may be repeated",
     )
     parser.add_argument(
         "--setup",

@@ -11,7 +11,7 @@ from cos598d.terminal.printable import printable
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument("--task", choices=("squad",), required=True, help="squad: 1.1 or 2.0, as the data file is")
+    parser.add_argument("--task", choices=("squad",), required=True, help="squad: 1.1 or 2.0, depending on the data")
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="SQuAD's file with the gold answers")
     parser.add_argument(
         "--predictions", type=Path, required=True, metavar="FILE", help="JSON: each question's id and its answer"

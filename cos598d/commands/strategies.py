@@ -56,7 +56,7 @@ PAGE, TABLE = "report.html", "table.md"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags, and those of a run, to `parser`."""
     many_runs.add_flags(parser)
-    parser.add_argument("--epochs", default="2", metavar="E,...", help="train for so many epochs each (default: 2)")
+    parser.add_argument("--epochs", default="2", metavar="E,...", help="train each for this many epochs (default: 2)")
     parser.add_argument(
         "--strategies",
         default=DEFAULT,

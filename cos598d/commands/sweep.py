@@ -38,9 +38,9 @@ NAME = re.compile(r"[\w+=@][\w.+=@-]{0,99}")
 # Who gives none of these gets no checkpoints but those of runs that are stopped; and these go when the run has ended.
 SAVING = ("save_steps", "save_epochs", "save_seconds")
 EPILOG = (
-    "After -- come `train` and the flags that all runs share. An axis is a flag of train by its name, or batch "
-    "(examples on each rank in each part of a step), setup (HOSTSxRANKS: 1x4 is four ranks of this host, 2x2 two ranks "
-    "on each of two emulated hosts, for which root is needed), delay or rate (of the links between hosts)."
+    "Write `train` and the flags that all runs share after --. An axis of --grid is a flag of train without dashes, "
+    "or one of batch (examples per rank and micro-batch), setup (HOSTSxRANKS: 1x4 is four ranks on this host, 2x2 two "
+    "ranks on each of two emulated hosts, which needs root), delay and rate (of the links between hosts)."
 )
 
 
@@ -56,29 +56,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     section.add_argument(
         "--model",
         choices=[*TASKS],
-        help=f"an experiment's model (default: {MODEL}); its task is {tasks}, unless -- names another",
+        help=f"an experiment's model (default: {MODEL}); its task is {tasks}, unless given after --",
     )
     section.add_argument(
         "--published",
         action="store_true",
-        help="an experiment at the published sizes: 8,000 examples, 5 epochs, each step in 4 parts; hours",
+        help="use the published sizes: 8,000 examples, 5 epochs, 4 micro-batches per step (takes hours)",
     )
     section.add_argument(
-        "--grid", action="append", default=[], metavar="AXIS=V,...", help="an axis and its values; may be repeated"
+        "--grid", action="append", default=[], metavar="AXIS=V,...", help="a flag and its values; may be repeated"
     )
     section.add_argument(
-        "--seeds", type=int, default=1, metavar="N", help="seeds of each combination, counted up from --seed's"
+        "--seeds", type=int, default=1, metavar="N", help="number of seeds for each combination, from --seed upwards"
     )
-    section = parser.add_argument_group("where and how")
+    section = parser.add_argument_group("execution")
     section.add_argument("--name", metavar="NAME", help="the same as --runs_dir runs/NAME")
     many_runs.add_flags(parser, section, "runs at a time (default: 1; of an array job: all)")
     section.add_argument(
-        "--rate", metavar="RATE", help=f"of each emulated link, both ways, or none (default: {DEFAULT_RATE})"
+        "--rate", metavar="RATE", help=f"bandwidth of each emulated link, or none (default: {DEFAULT_RATE})"
     )
     section.add_argument(
         "--launch",
         metavar="TEMPLATE",
-        help="what starts all ranks of a run on real hosts, as 'mpirun -np {world_size} {command}'; {hosts}, "
+        help="command that starts a run's ranks on real hosts, such as 'mpirun -np {world_size} {command}'; {hosts}, "
         "{ranks_per_host}, {rate} and {delay} are filled in too",
     )
     sweep_array.add_options(parser)

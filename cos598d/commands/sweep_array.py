@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sbatch",
         action="store_true",
-        help="only print a script for SLURM's sbatch: a task for each run (for the table, repeat without this flag)",
+        help="only print a SLURM script with one task per run (for the table, repeat without this flag)",
     )
     add_job_options(parser, but=OF_SETUPS)
 

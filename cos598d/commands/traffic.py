@@ -53,12 +53,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--precision",
         default=PRECISION,
         metavar="NAME,NAME",
-        help=f"some of {', '.join(PRECISIONS)} (default: {PRECISION})",
+        help=f"one or more of {', '.join(PRECISIONS)} (default: {PRECISION})",
     )
     many_runs.add_flags(parser, section, "runs at a time, on emulated hosts of their own (default: 1)")
-    section.add_argument("--markdown", action="store_true", help="the table in Markdown")
+    section.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     section.add_argument(
-        "--loopback", action="store_true", help="ranks of this host without a cluster (no root): all count on one wire"
+        "--loopback",
+        action="store_true",
+        help="use this host's ranks instead of a cluster; needs no root, but they share one byte counter",
     )
     section = parser.add_argument_group("emulated hosts (else, with --local_rank, real ones over their interfaces)")
     add_link_flags(section)
@@ -92,8 +94,8 @@ def _planned(options: argparse.Namespace) -> list[PlannedRun]:
         setup, rate, delay = Setup(cluster.hosts, 1), cluster.rate, cluster.delay
     elif (options.parallel or 1) > 1:
         raise UsageError(
-            f"--parallel {options.parallel}: runs at a time on one wire would count each other's bytes; "
-            "leave it out, or use emulated hosts."
+            f"--parallel {options.parallel} cannot be used on one machine: runs at a time would count each other's "
+            "bytes. Leave it out, or use emulated hosts."
         )
     runs = []
     for precision, size in product(options.precision.split(","), sizes):
@@ -112,7 +114,7 @@ def _train_all(options: argparse.Namespace, runs: Sequence[PlannedRun]) -> list[
     is_of_several = options.local_rank is not None
     if is_of_several and path.is_dir() and any(path.iterdir()):
         # The other hosts' ranks cannot know what is finished here.
-        raise UserError(f"--runs_dir {path} is not empty: choose another folder.")
+        raise UserError(f"--runs_dir {path} is not empty. Choose another folder.")
     if _is_emulated(options):
         check_rights()
     named = ("hosts", "rate", "delay", "offload", "loopback", "batch_sizes", "precision", "world_size")

@@ -193,7 +193,7 @@ class RunRecord:
                 self._show(EPOCHS, row)
             self.evaluations = [dict(row) for row in read_table(self._files.by_name[EVALUATIONS].path, EVALUATION)]
         if not self._files.is_whole:
-            self.remark = f"some rows of the first {self.iterations} iterations are gone from {self.folder}."
+            self.remark = f"some rows of the first {self.iterations} iterations are missing in {self.folder}."
 
     def remove_old(self, with_model: bool) -> None:
         """Rank 0: remove what an earlier run left in a folder that is overwritten, its model too where asked.

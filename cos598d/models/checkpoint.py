@@ -23,7 +23,7 @@ class CannotSave(UserError):
     """The disk refused a model, for `reason`."""
 
     def __init__(self, folder: Path, reason: str):
-        super().__init__(f"the model cannot be saved in {folder} ({reason}): make room there or choose another folder.")
+        super().__init__(f"the model cannot be saved in {folder} ({reason}). Make room there or choose another folder.")
         self.reason = reason
 
 

@@ -61,8 +61,8 @@ def read_unfinished(live: Path) -> Summary:
 
 def _where(live: Path, iterations: int, attempt: Mapping[str, Any]) -> str:
     if is_locked(live.parent):
-        return f"is going on, and has done {iterations} iterations"
+        return f"is still running, and has done {iterations} iterations"
     why = attempt.get("why")
     return f"ended after {iterations} iterations" + (
-        f": {why}" if why else " without a word (killed, or its host is gone)"
+        f": {why}" if why else " without an error (killed, or its host is down)"
     )

@@ -164,7 +164,7 @@ def sent_by_replicas(job: TrainingSpec, sync: GradientSync, precision: str = "fp
         return _sent_by_averages(job, sync, step, precision)
     if travels is None or options.ddp_hook in OTHERS_LATER:
         return TrafficEstimate(
-            unsaid="this sync's calls are known only after a step (those of sparse_rows depend on the batch's words)"
+            unsaid="this sync's calls are known only after a step (those of sparse_rows depend on the batch)"
         )
     moved = [bytes_sent for travel in travels for bytes_sent in sent_in_call(travel, job, options)]
     if not travels:  # replicas that drift apart do not settle

@@ -269,7 +269,7 @@ class DDP(GradientSync):
 
     @property
     def own_is_lost(self) -> str | None:
-        return f"what torch's {self._later} hook and each rank alone remember" if self._later else None
+        return f"the state of torch's {self._later} hook, which each rank has for itself" if self._later else None
 
     def _average_weights(self) -> None:
         group = self.comm.group or dist.group.WORLD

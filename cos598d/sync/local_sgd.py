@@ -71,8 +71,8 @@ class LocalSGD(GradientSync):
         if self.comm.world_size == 1:
             return None
         return (
-            "what each rank had of its own (weights since the last average, and its optimizer's state: the average "
-            "goes on, with rank 0's optimizer)"
+            "each rank's own weights since the last average, and its optimizer's state (training continues from the "
+            "average, with rank 0's optimizer)"
         )
 
     @classmethod

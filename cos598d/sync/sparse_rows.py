@@ -144,7 +144,7 @@ class SparseRows(Bucketed):
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
-        return Buffers(unsaid="it depends on how many rows of the embedding the batch's words use")
+        return Buffers(unsaid="it depends on how many embedding rows the batch uses")
 
     @classmethod
     def remark(cls, model: nn.Module) -> str | None:

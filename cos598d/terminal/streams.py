@@ -76,5 +76,5 @@ class _Guarded:
             if self._is_error:
                 return len(arguments[0]) if arguments else None
             raise OutputLost(
-                f"what is printed cannot be written ({error.strerror}): make room there, or print elsewhere."
+                f"what is printed cannot be written ({error.strerror}). Make room there, or print elsewhere."
             ) from None

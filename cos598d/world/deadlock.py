@@ -9,7 +9,7 @@ from cos598d.terminal.printable import printable
 
 PATIENCE_SECONDS = 1.0  # before a rank that waits asks its neighbours
 SENTENCE = (
-    "rank {first} waits for {what} and rank {second} for {instead}, and so for ever: all ranks must call the same "
+    "rank {first} waits for {what} and rank {second} for {instead}, forever. All ranks must call the same "
     "layers, in the same order and as often."
 )
 

@@ -65,14 +65,14 @@ def listen(ip: str, port: int, at_once: bool = True) -> socket.socket:
     except OSError as error:
         listener.close()
         if isinstance(error, PermissionError):
-            fault = f"port {port} needs rights that this process lacks: choose another --master_port."
+            fault = f"port {port} needs rights that this process lacks. Choose another --master_port."
         elif error.errno == errno.EADDRINUSE:
             fault = (
-                f"port {port} on this host is taken by another program: "
-                f"choose another --master_port, the same on every rank."
+                f"port {port} on this host is taken by another program. "
+                f"Choose another --master_port, the same on every rank."
             )
         else:
-            fault = f"--master_ip {ip} is not an address of this host, where rank 0 runs: give one of its own."
+            fault = f"--master_ip {ip} is not an address of this host, where rank 0 runs. Give one of its own."
         raise UserError(fault) from None
     return listener
 

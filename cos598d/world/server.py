@@ -20,6 +20,7 @@ from cos598d.world.store import KeyTable
 LARGEST_ARRIVAL, LARGEST_REQUEST = 1 << 18, 1 << 30
 OPEN_TO_ALL = ("arrive", "leave", "object")
 POLL_SECONDS = 0.02
+_OWN_PORT = "Give each run a --master_port of its own."
 
 
 class Admission(NamedTuple):
@@ -164,7 +165,7 @@ class RendezvousServer:
         difference = _difference(rank, facts, self._arrived[0].facts)
         self._asked.append(connection)
         if difference or (rank in self._arrived and rank not in self._lost):
-            self.objection = self.objection or difference or f"{self._twice(rank)}: start all ranks again."
+            self.objection = self.objection or difference or f"{self._twice(rank)}. Start all ranks again."
         else:
             self._lost.discard(rank)
             self._arrived[rank] = _Arrival(connection, connection.socket.getpeername()[0], facts)
@@ -206,8 +207,8 @@ class RendezvousServer:
 
     def _too_late(self, rank: int) -> str:
         if rank < self.world_size:
-            return f"{self._twice(rank)}, where the run has begun."
-        return f"the run at {self._identity.endpoint} has begun, with ranks 0 to {self.world_size - 1}."
+            return f"{self._twice(rank)}, where the run has begun. {_OWN_PORT}"
+        return f"the run at {self._identity.endpoint} has begun, with ranks 0 to {self.world_size - 1}. {_OWN_PORT}"
 
 
 def _difference(rank: int, theirs: dict[str, Any], mine: dict[str, Any]) -> str:
@@ -217,12 +218,12 @@ def _difference(rank: int, theirs: dict[str, Any], mine: dict[str, Any]) -> str:
     if theirs["world_size"] != mine["world_size"]:
         return (
             f"rank {rank} was started with --world_size {int(theirs['world_size'])} and rank 0 with "
-            f"{mine['world_size']}: every rank needs the same."
+            f"{mine['world_size']}. Give every rank the same."
         )
     for flag in sorted(mine["facts"].keys() | theirs["facts"].keys()):
         its, own = theirs["facts"].get(flag), mine["facts"].get(flag)
         if its != own:
-            sentence = f"rank {rank} was started with --{flag} {its} and rank 0 with {own}: every rank needs the same."
+            sentence = f"rank {rank} was started with --{flag} {its} and rank 0 with {own}. Give every rank the same."
             return printable(sentence)
     if not 0 < rank < mine["world_size"] or not all(isinstance(theirs[name], str) for name in ("host", "network")):
         raise ValueError("not a rank of ours")

@@ -88,7 +88,7 @@ def _fetch_and_install(
         dataset = dataclasses.replace(dataset, sources=sources, parts=parts)
     wrong = [problem for name, problem in present.problems.items() if (target / name).exists()]
     if wrong:
-        report(f"{dataset.name}: {' and '.join(wrong)} in {target}; fetching anew.")
+        report(f"{dataset.name}: {' and '.join(wrong)} in {target}; downloading it again.")
     files: dict[str, Path] = {}
     try:
         for source in dataset.sources:

@@ -104,14 +104,16 @@ class Format:
                 missing = next((name for name in wanted if name not in head), None)
                 if missing is not None:
                     there = printable(", ".join(cells), _SHOWN)
-                    raise UserError(f"{file}, line 1: no column {missing}, only {there}: give {self.folder}'s test.tsv")
+                    raise UserError(
+                        f"{file}, line 1: no column {missing}, only {there}. Give {self.folder}'s test.tsv."
+                    )
             elif text:
                 if len(cells) < len(head):
                     raise _too_few(file, line, len(cells), len(head), self)
                 rows += 1
                 yield cells[0], tuple(cells[head.index(name)] for name in wanted)
         if not rows:
-            raise UserError(f"{file} has no rows: give {self.folder}'s test.tsv.")
+            raise UserError(f"{file} has no rows. Give {self.folder}'s test.tsv.")
 
     def label_value(self, row: GlueRow, file: Path | str) -> int | float:
         """The row's class id, or its score. Raises UserError naming file and line if the label is neither."""

@@ -168,7 +168,7 @@ class ImageFiles(ImageSource):
         if refused:
             more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
             raise UserError(
-                f"{printable(self._store.name, 200)}: {'; '.join(refused[:_NAMED])}{more}. Mend or remove "
+                f"{printable(self._store.name, 200)}: {'; '.join(refused[:_NAMED])}{more}. Fix or remove "
                 f"{'them' if len(refused) > 1 else 'it'}."
             )
         return found

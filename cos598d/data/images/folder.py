@@ -82,8 +82,8 @@ def find_classes(store: ImageStore) -> FoundImages:
         classes = folders[1:] if has_parts else folders
         if not classes:
             raise UserError(
-                f"{printable(store.name, 200)}: {printable(file, 100)} lies in no folder of a class. Put every image "
-                "into one that is called as its class."
+                f"{printable(store.name, 200)}: {printable(file, 100)} is in no class's folder. Put every image "
+                "into a folder with its class's name."
             )
         by_part[part][classes[0]].append(file)
     classes_of = {part: set(found) for part, found in by_part.items()}

@@ -73,7 +73,7 @@ def parse_idx(path: Path, dimensions: int) -> np.ndarray:
     """The array in an IDX file, uint8, plain or gzipped; http://yann.lecun.com/exdb/mnist describes its format.
 
     Raises ValueError, in words that go on with the file's name, where it cannot be read, is of another kind or number
-    of dimensions, or longer or shorter than its head says.
+    of dimensions, or longer or shorter than its header gives.
     """
     try:
         with open(path, "rb") as plain:
@@ -86,11 +86,11 @@ def parse_idx(path: Path, dimensions: int) -> np.ndarray:
                 shape = struct.unpack(f">{dimensions}I", head[4:])
                 size = math.prod(shape)
                 if not 0 < size <= _MOST_BYTES:
-                    raise ValueError(f"its head says {' x '.join(map(str, shape))} values")
+                    raise ValueError(f"its header gives {' x '.join(map(str, shape))} values")
                 content = file.read(size + 1)  # not all that there may be: a few bytes can unpack to any number
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(str(getattr(error, "strerror", None) or error)) from error
     if len(content) != size:
         problem = "ends early" if len(content) < size else "goes on after its end"
-        raise ValueError(f"it {problem}: its head says {' x '.join(map(str, shape))} values")
+        raise ValueError(f"it {problem}: its header gives {' x '.join(map(str, shape))} values")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)

@@ -29,13 +29,13 @@ class ImageOptions:
 
     image_size: int | None = flag(
         None,
-        "pixels a side of the images for vit-tiny and vit-base (default: as suits the task; other models have a size)",
+        "width and height in pixels, for vit-tiny and vit-base (default: depends on the task; other models fix it)",
         group=GROUP,
         least=4,
     )
     augment: bool = flag(
         False,
-        "in training shift each image at random by up to an eighth of its side, and mirror half of them where right "
+        "augment training images: shift each by up to an eighth of its side, and mirror half of them if right "
         "and left are alike",
         group=GROUP,
     )

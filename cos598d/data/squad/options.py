@@ -29,7 +29,7 @@ class SquadOptions:
         False, "SQuAD 2.0: questions may have no answer; default files are those of v2.0", group=GROUP
     )
     null_score_diff_threshold: float = flag(
-        0.0, "say 'no answer' where its score beats the best answer's by more", group=GROUP
+        0.0, "predict no answer if its score beats the best answer's by more", group=GROUP
     )
     doc_stride: int = flag(128, "word pieces from one window over a long context to the next", group=GROUP, least=1)
     max_query_length: int = flag(64, "word pieces of a question; longer ones are cut", group=GROUP, least=1)

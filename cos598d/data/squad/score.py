@@ -171,7 +171,7 @@ def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> 
         remarks.append(f"{len(missing):,} of {len(known):,} questions have no prediction and count as wrong: ")
         remarks[-1] += _name(squad, missing)
     if strange:
-        remarks.append(f"{len(strange):,} predictions are for other questions and are left aside: {_list(strange)}")
+        remarks.append(f"{len(strange):,} predictions are for other questions and are ignored: {_list(strange)}")
     if not squad.has_impossible:
         if null_odds:
             raise UserError(f"{data} is SQuAD 1.1, which has no null odds. Leave --null_odds out.")

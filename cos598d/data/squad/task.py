@@ -24,7 +24,7 @@ _FOLDER = "SQUAD_DIR"
 _FLAGS = {"train": "train_file", "dev": "predict_file"}
 # What the second number of a remark counts, by the names of `windows.Finding`.
 _CAUSES = {
-    "MOVED": "stand inside a word piece at their offset (taken where they stand whole, as near as there is)",
+    "MOVED": "are inside a word piece at their offset (the nearest place with the complete answer was taken)",
     "INSIDE_TOKEN": "begin or end inside a word piece (their tokens hold a little more)",
     "NO_WINDOW": "do not fit into a window (none of theirs has an answer)",
     "WRONG_OFFSET": "do not stand at their offset{skipped}",

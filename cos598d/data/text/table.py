@@ -26,7 +26,7 @@ DEV = ("dev", "val", "valid", "validation", "test")  # the first that is there i
 MOST_CLASSES = 1000
 OWN_TEXTS = "your own texts"
 _SHOWN = 100  # characters of a file's that are printed at most
-_WANTED = f"give a folder with train and dev files, or one file, that end in {', '.join(SUFFIXES)}"
+_WANTED = f"Give a folder with train and dev files, or one file, that end in {', '.join(SUFFIXES)}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TextOptions:
         """The names of the one or two columns of text. Raises UserError where they are none or more."""
         names = tuple(name.strip() for name in self.text_columns.split(","))
         if not all(names) or len(names) > 2:
-            raise UserError(f"--text_columns {printable(self.text_columns, _SHOWN)}: give one or two names.")
+            raise UserError(f"--text_columns {printable(self.text_columns, _SHOWN)} has to be one or two names.")
         return names
 
 
@@ -80,13 +80,13 @@ class TextTask(Task):
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[FoundTexts, str]:
         if not data_dir:
-            raise UserError(f"--task_name text needs --data_dir: {_WANTED}.")
+            raise UserError(f"--task_name text needs --data_dir. {_WANTED}.")
         files = _find_files(Path(data_dir))
         labels = {row.label or "" for row in read_rows(files.get("train", files.get("all", Path())), self.options)}
         if not 2 <= len(labels) <= MOST_CLASSES:
             raise UserError(
                 f"{data_dir}: column {self.options.label_column} has {len(labels)} different labels to train on, where "
-                f"a text task has 2 to {MOST_CLASSES}: name another column with --label_column."
+                f"a text task has 2 to {MOST_CLASSES}. Name another column with --label_column."
             )
         self.classes = tuple(sorted(labels, key=_in_order))
         self.num_labels = len(self.classes)
@@ -140,11 +140,11 @@ class TextTask(Task):
 
 
 def _find_files(path: Path) -> dict[str, Path]:
-    """The files of "train" and "dev", or of "all". Raises UserError where they are not there, or not one each."""
+    """The files of "train" and "dev", or of "all". Raises UserError unless there is one of each."""
     if path.is_file() and path.suffix in SUFFIXES:
         return {"all": path}
     if not path.is_dir():
-        raise UserError(f"--data_dir {path} is no folder and no {' or '.join(SUFFIXES)} file: {_WANTED}.")
+        raise UserError(f"--data_dir {path} is no folder and no {' or '.join(SUFFIXES)} file. {_WANTED}.")
     there = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
     by_name = {names: [file for file in there if file.stem.lower() in names] for names in (TRAIN, DEV)}
     dev = min(by_name[DEV], key=lambda file: DEV.index(file.stem.lower()), default=None)
@@ -153,14 +153,14 @@ def _find_files(path: Path) -> dict[str, Path]:
     if len(there) == 1:
         return {"all": there[0]}
     names = printable(", ".join(file.name for file in there), _SHOWN) or "no such file"
-    raise UserError(f"--data_dir {path} has {names}, and it is not clear what to train on: {_WANTED}.")
+    raise UserError(f"--data_dir {path} has {names}, and it is not clear what to train on. {_WANTED}.")
 
 
 def read_rows(file: Path, options: TextOptions, with_labels: bool = True) -> Iterator[TextRow]:
-    """The rows of a file. Raises UserError naming file and line for what cannot be read, and for a missing column.
+    """The rows of a file. Raises UserError with file and line if a row cannot be read or a column is missing.
 
-    A CSV file's quotes count. A TSV file's do not, so that a line is a row. Without `with_labels` the column of the
-    labels need not be there.
+    Quotes count in a CSV file, but not in a TSV file, where a line is a row. Without `with_labels` the column of the
+    labels may be missing.
     """
     wanted = (*options.columns, *([options.label_column] if with_labels else []))
     reader = _json_rows if file.suffix == ".jsonl" else _csv_rows
@@ -172,20 +172,20 @@ def read_rows(file: Path, options: TextOptions, with_labels: bool = True) -> Ite
                 if missing is not None:
                     there = printable(", ".join(map(str, cells)), _SHOWN)
                     flag_of = "--label_column" if missing == options.label_column else "--text_columns"
-                    raise UserError(f"{file}, line {line}: no column {missing}, only {there}: name one with {flag_of}.")
+                    raise UserError(f"{file}, line {line}: no column {missing}, only {there}. Name one with {flag_of}.")
                 *texts, label = [_as_text(cells[name], file, line, name) for name in wanted] + [""] * (not with_labels)
                 if with_labels and not label.strip():
                     raise UserError(
-                        f"{file}, line {line}: no label in {options.label_column}: add it, or drop the line."
+                        f"{file}, line {line}: no label in {options.label_column}. Add it, or drop the line."
                     )
                 count += 1
                 yield TextRow(line, tuple(texts), label if with_labels else None)
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): make it readable.") from error
+        raise UserError(f"{file} cannot be read ({error.strerror}). Make it readable.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 (byte {error.object[error.start]:#04x}): save it as UTF-8.") from error
+        raise UserError(f"{file} is not UTF-8 (byte {error.object[error.start]:#04x}). Save it as UTF-8.") from error
     if not count:
-        raise UserError(f"{file} has no rows: {_WANTED}.")
+        raise UserError(f"{file} has no rows. {_WANTED}.")
 
 
 def _csv_rows(file: Path, lines: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -196,13 +196,13 @@ def _csv_rows(file: Path, lines: Any) -> Iterator[tuple[int, Mapping[str, Any]]]
         for row in rows:
             if row and len(row) != len(head):
                 raise UserError(
-                    f"{file}, line {rows.line_num}: {len(row)} columns where the first line has {len(head)}: correct "
+                    f"{file}, line {rows.line_num}: {len(row)} columns where the first line has {len(head)}. Correct "
                     f"that line{', or quote a text with a comma in it' if is_csv else ''}."
                 )
             if row:
                 yield rows.line_num, dict(zip(head, row, strict=True))
     except csv.Error as error:
-        raise UserError(f"{file}, line {rows.line_num}: {error}: correct that line.") from error
+        raise UserError(f"{file}, line {rows.line_num}: {error}. Correct that line.") from error
 
 
 def _json_rows(file: Path, lines: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -210,11 +210,11 @@ def _json_rows(file: Path, lines: Any) -> Iterator[tuple[int, Mapping[str, Any]]
         try:
             value = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{file}, line {number}: it is not JSON ({error}): correct that line.") from None
+            raise UserError(f"{file}, line {number}: it is not JSON ({error}). Correct that line.") from None
         if value is None:
             continue
         if not isinstance(value, dict):
-            raise UserError(f"{file}, line {number}: it is not an object with columns by name: correct that line.")
+            raise UserError(f"{file}, line {number}: it is not an object with columns by name. Correct that line.")
         yield number, value
 
 
@@ -225,7 +225,7 @@ def _as_text(value: Any, file: Path, line: int, column: str) -> str:
     if isinstance(value, (bool, int, float)):
         return json.dumps(value)
     shown = printable(repr(value), 40)
-    raise UserError(f"{file}, line {line}: {column} is {shown}: give a text or a number.")
+    raise UserError(f"{file}, line {line}: {column} is {shown}. Give a text or a number.")
 
 
 def _in_order(label: str) -> tuple[bool, int, str]:

@@ -97,7 +97,7 @@ class Engine(Strategy):
         if job.ranks == 1:
             return TrafficEstimate()
         return TrafficEstimate(
-            unsaid=f"{type(self).__name__} sends by itself and tells nobody: only the kernel counts its bytes"
+            unsaid=f"{type(self).__name__} does not report its calls: only the kernel counts its bytes"
         )
 
     def step(self) -> bool:

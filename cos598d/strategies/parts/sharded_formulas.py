@@ -147,7 +147,7 @@ def sent_by_sparse_zero1(job: TrainingSpec, units: Sequence[Unit], may_be_unused
         return TrafficEstimate()
     replicas, dense, packed = _kinds(job, units)
     if replicas and job.touched is None:
-        return TrafficEstimate(unsaid="it depends on how many rows of the embedding the batch's words use")
+        return TrafficEstimate(unsaid="it depends on how many embedding rows the batch uses")
     gathered = _gathered(job, [unit for unit in dense if unit not in packed])
     gathered += (job.ranks - 1) * sum(packed_bytes(unit.lengths[job.rank]) for unit in packed)
     own = 1 - (1 - (job.touched or 0.0)) ** (1 / job.ranks)  # the share that one rank looks up

@@ -86,7 +86,7 @@ def _codes(told: "Told", fn: Callable[[], Any], world_size: int, seconds: float)
         return [rank.exitcode for rank in ranks]
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         pytest.fail(
-            f"{told.script} cannot be given to another process ({error}): make it a function of a module.",
+            f"{told.script} cannot be given to another process ({error}). Make it a function of a module.",
             pytrace=False,
         )
     finally:

@@ -22,7 +22,7 @@ _SYNCHRONIZING = (GRADIENT, WEIGHT)
 def write_record(folder: Path, books: Sequence[Book]) -> str:
     """Write the record of the ranks' books into the folder; "" when it is there, else why there is none."""
     if len(books) < books[0]["world_size"]:
-        return "not every rank left a book"
+        return "not every rank wrote its results"
     count = min(len(book["iterations"]) for book in books)
     if not count:
         return "no rank stepped"

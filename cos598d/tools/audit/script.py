@@ -24,7 +24,7 @@ MODULE = "-m "  # begins a script that is a module
 def module_of(words: Sequence[str]) -> str:
     """The script that `python -m` runs with these words. Raises UsageError without any."""
     if not words:
-        raise UsageError("-m needs a module: give its name, as in `audit -- -m package.train`.")
+        raise UsageError("-m needs a module. Give its name, as in `audit -- -m package.train`.")
     return f"{MODULE}{words[0]}"
 
 
@@ -42,7 +42,7 @@ def _spec_of(name: str) -> ModuleSpec:
     except (ImportError, ValueError, AttributeError):
         spec = None
     if spec is None or not spec.origin or not isinstance(spec.loader, InspectLoader):
-        raise UsageError(f"-m {printable(name)}: there is no such module from here: start it where python -m finds it.")
+        raise UsageError(f"-m {printable(name)} is not a module here. Start the audit where python -m finds it.")
     return spec
 
 

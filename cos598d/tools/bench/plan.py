@@ -46,7 +46,7 @@ class BenchPlan:
         group=WHAT,
         choices=("fp32", "bf16"),  # fp16's loss scale is no work of the bench's
     )
-    tokens: int = flag(64, "tokens of every example: cut or padded to it", group=WHAT, least=8)
+    tokens: int = flag(64, "tokens per example; examples are cut or padded to this", group=WHAT, least=8)
     rounds: int = flag(10, "rounds, each with every sync once", group=HOW, least=1)
     attach: str = flag(
         "auto",

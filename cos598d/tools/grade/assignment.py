@@ -58,7 +58,7 @@ def read_assignment(table: TomlTable) -> Assignment:
     """The assignment in a TOML table. Raises UsageError, with the line, for what cannot work."""
     name = table.take("kind", OneOf(tuple(KINDS)))
     if name is None:
-        raise UsageError(f"{table.path} has no kind: give one of {', '.join(KINDS)}.")
+        raise UsageError(f"{table.path} has no kind. Give one of {', '.join(KINDS)}.")
     kind = KINDS[name].read(table)
     title = table.take("title", TEXT, f"{name} assignment")
     visibility = table.take("visibility", OneOf(VISIBILITIES), VISIBILITIES[0])
@@ -81,7 +81,7 @@ def _points(table: TomlTable, kind: AssignmentKind) -> dict[str, float]:
             points[name] = float(found)
     table.end((DEFAULT, *known))
     if not points:
-        raise table.error("points", "no test gives points: give one of them more than 0")
+        raise table.error("points", "no test gives points. Give one of them more than 0")
     return points
 
 

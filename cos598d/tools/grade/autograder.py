@@ -45,7 +45,7 @@ def requirements() -> list[str]:
     except PackageNotFoundError:
         found = None
     if not found:
-        raise UserError("what this package needs is known where it is installed: pip install -e . in its clone.")
+        raise UserError("the package is not installed, so what it needs is unknown. Run pip install -e . in its clone.")
     return [each for each in found if "extra ==" not in each]
 
 

@@ -45,15 +45,15 @@ class SubmissionRef:
         if missing:
             raise UsageError(
                 f"--classroom50 needs the variables that Classroom 50's runner sets, and {', '.join(missing)} "
-                f"{'is' if len(missing) == 1 else 'are'} not set: let its autograder.py call this."
+                f"{'is' if len(missing) == 1 else 'are'} not set. Let its autograder.py call this."
             )
         if not fields["submission"].startswith("submit/"):
             raise UsageError(
-                f"SUBMISSION_TAG is {printable(fields['submission'], 60)}: Classroom 50's begin with submit/."
+                f"SUBMISSION_TAG is {printable(fields['submission'], 60)}. Give one that begins with submit/."
             )
         kind = os.environ.get("ASSIGNMENT_TYPE") or TYPES[0]
         if kind not in TYPES:
-            raise UsageError(f"ASSIGNMENT_TYPE is {printable(kind, 60)}, where one of {', '.join(TYPES)} belongs.")
+            raise UsageError(f"ASSIGNMENT_TYPE is {printable(kind, 60)}. Give one of {', '.join(TYPES)}.")
         broken = next((each for each in points if each != int(each)), None)
         if broken is not None:
             raise UsageError(

@@ -80,7 +80,7 @@ def grade_class(
         try:
             write_whole(table, as_csv(graded, list(assignment.points)))
         except OSError as error:
-            raise UserError(f"{table} cannot be written: {error.strerror}.") from None
+            raise UserError(f"{table} cannot be written ({error.strerror}). Check its folder.") from None
         say(graded[-1])
     return graded
 

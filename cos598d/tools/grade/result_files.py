@@ -75,7 +75,7 @@ class CheckResults:
     def __init__(self, options: argparse.Namespace, wanted: Sequence[str] | None):
         assignment = assignment_of(options.assignment or "sync")
         if not isinstance(assignment.kind, SyncKind):
-            raise UsageError(f"{options.assignment} is not for syncs: check needs an assignment of the kind sync.")
+            raise UsageError(f"{options.assignment} is not for syncs. Give check an assignment of the kind sync.")
         if wanted is None and options.assignment is not None:
             wanted = list(assignment.points)
         points = {name: each for name, each in assignment.points.items() if wanted is None or name in wanted}
@@ -111,7 +111,7 @@ class AuditResults:
     def __init__(self, options: argparse.Namespace):
         assignment = assignment_of(options.assignment or "script")
         if not isinstance(assignment.kind, ScriptKind):
-            raise UsageError(f"{options.assignment} is not for scripts: audit needs an assignment of the kind script.")
+            raise UsageError(f"{options.assignment} is not for scripts. Give audit an assignment of the kind script.")
         self.kind = assignment.kind
         self._files = ResultFiles(assignment, options.gradescope, options.classroom50)
 

@@ -113,7 +113,7 @@ def _copied(source: Path, target: Path, assignment: Assignment) -> Path:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place)
     except OSError as error:
-        raise UserError(f"the submission cannot be read: {error.strerror}.") from None
+        raise UserError(f"the submission cannot be read ({error.strerror}).") from None
     if (target / wanted).is_file():
         return target
     found = sorted(
@@ -125,10 +125,11 @@ def _copied(source: Path, target: Path, assignment: Assignment) -> Path:
         return found[0]
     if found:
         where = ", ".join(printable(folder.relative_to(target), 60) for folder in found[:3])
-        raise UserError(f"the submission has {wanted} in several folders ({where}): hand in one.")
+        raise UserError(f"the submission has {wanted} in several folders ({where}). Hand in one.")
     there = sorted(printable(file.name, 60) for file in files if file.suffix == ".py")[:5]
     raise UserError(
-        f"the submission has no {wanted}: " + (f"it has {', '.join(there)}." if there else "it has no Python file.")
+        f"the submission has no {wanted}, but "
+        + (f"{', '.join(there)}. Name the file {wanted}." if there else f"no Python file at all. Hand in {wanted}.")
     )
 
 
@@ -149,7 +150,7 @@ def _check_size(files: list[Path], assignment: Assignment) -> None:
     megabytes = sum(file.stat().st_size for file in files) / (1 << 20)
     if len(files) > MOST_FILES or megabytes > most:
         raise UserError(
-            f"the submission has {len(files)} files of {megabytes:.0f} MB: at most {MOST_FILES} of {most} MB are taken."
+            f"the submission has {len(files)} files of {megabytes:.0f} MB. Hand in at most {MOST_FILES} of {most} MB."
         )
 
 

@@ -32,13 +32,13 @@ class TomlTable:
         try:
             data = read_plain(path)
         except OSError as error:
-            raise UsageError(f"{path} cannot be read ({error.strerror}): give an assignment's TOML file.") from None
+            raise UsageError(f"{path} cannot be read ({error.strerror}). Give an assignment's TOML file.") from None
         if len(data) > MOST_BYTES:
-            raise UsageError(f"{path} has more than {MOST_BYTES >> 20} MB: give an assignment's TOML file.")
+            raise UsageError(f"{path} has more than {MOST_BYTES >> 20} MB. Give an assignment's TOML file.")
         try:
             return cls.of_text(str(path), data.decode("utf-8"))
         except UnicodeDecodeError:
-            raise UsageError(f"{path} is no text in UTF-8: give an assignment's TOML file.") from None
+            raise UsageError(f"{path} is not UTF-8. Give an assignment's TOML file.") from None
 
     @classmethod
     def of_text(cls, path: str, source: str) -> "TomlTable":
@@ -46,9 +46,9 @@ class TomlTable:
         try:
             return cls(path, source, tomllib.loads(source))
         except tomllib.TOMLDecodeError as error:
-            raise UsageError(f"{path} is no TOML: {printable(error, 200)}.") from None
+            raise UsageError(f"{path} is not valid TOML: {printable(error, 200)}.") from None
         except RecursionError:
-            raise UsageError(f"{path} is nested too deeply: give an assignment's TOML file.") from None
+            raise UsageError(f"{path} is nested too deeply. Give an assignment's TOML file.") from None
 
     def take(self, key: str, kind: ValueKind, default: Any = None) -> Any:
         """The value of `key`, which must be of that kind; where it is not given, `default`. Raises UsageError."""
@@ -67,7 +67,7 @@ class TomlTable:
         """The table called `key`; an empty one where there is none. Raises UsageError for what is no table."""
         values = self._left.pop(key, {})
         if not isinstance(values, dict):
-            raise self.error(key, f"{key} is no table: write [{key}] and its keys below it")
+            raise self.error(key, f"{key} is no table. Write [{key}] and its keys below it")
         return TomlTable(self.path, self._source, values, key)
 
     def keys(self) -> list[str]:
@@ -78,7 +78,7 @@ class TomlTable:
         """Raise UsageError where a key is left that nobody takes; `known` are those that would be taken."""
         if self._left:
             key = next(iter(self._left))
-            raise self.error(key, f"unknown key {printable(key, 100)}; the keys are {', '.join(known)}")
+            raise self.error(key, f"unknown key {printable(key, 100)}. Use one of {', '.join(known)}")
 
     def error(self, key: str, words: str) -> UsageError:
         """An error at `key`, in a sentence with the file and the line."""

@@ -61,7 +61,7 @@ def shared_remark(parallel: Sequence[int]) -> str:
     if not shared:
         return ""
     who = "The runs" if len(shared) == len(parallel) else f"{len(shared)} of {len(parallel)} runs"
-    return f"{who} were made up to {max(shared)} at a time: their seconds are not those of a run alone."
+    return f"{who} ran up to {max(shared)} at a time. By itself each would be faster."
 
 
 def _remark(runs: Sequence[Summary], where: str, title: str) -> str:

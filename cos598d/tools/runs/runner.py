@@ -130,7 +130,7 @@ class Runner:
             try:
                 found = self._folder.run_of(one)
             except UserError as error:
-                return self._failed(one, FAILED, f"it left a record that is none: {error}"), False
+                return self._failed(one, FAILED, f"it wrote a damaged record: {error}"), False
             if found:
                 # Of one that went on, only the last of its attempts was timed.
                 is_whole = len(found.summary.get("attempts", [])) < 2
@@ -143,7 +143,7 @@ class Runner:
         if ended.is_asked:
             return self._failed(one, BROKEN_OFF, "it was broken off."), False
         if ended.code == GOES_ON and self._goes_on:
-            words = "it stopped before its end: started again, the sweep goes on with it."
+            words = "it stopped before its end. Start the sweep again, and it resumes."
             return self._failed(one, BROKEN_OFF, words), False
         said = ended.last or "it said nothing."
         return self._failed(one, FAILED, f"it failed with exit code {ended.code}: {said}"), False

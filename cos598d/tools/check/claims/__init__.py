@@ -59,7 +59,5 @@ def claims_of(sync: type[GradientSync]) -> tuple[Claim, ...]:
         return CLAIMS
     unknown = set(sync.claims) - {claim.name for claim in CLAIMS}
     if unknown:
-        raise UsageError(
-            f"{sync.__name__} claims {min(unknown)}, and there is no such claim in cos598d.tools.check.claims."
-        )
+        raise UsageError(f"{sync.__name__} claims {min(unknown)}, which is no test of cos598d.tools.check.claims.")
     return tuple(claim for claim in CLAIMS if claim.name in sync.claims)

@@ -45,7 +45,7 @@ def take_file(table: TomlTable, default: str) -> str:
     name = table.take("file", TEXT, default)
     path = PurePosixPath(name)
     if path.suffix != ".py" or path.is_absolute() or ".." in path.parts or "\\" in name or not name.isprintable():
-        raise table.error("file", f"file is {name!r}: give a Python file's name, as {default}")
+        raise table.error("file", f"file is {name!r}. Give a Python file's name, as {default}")
     return str(path)
 
 

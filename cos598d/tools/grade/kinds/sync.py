@@ -34,7 +34,7 @@ class SyncKind(AssignmentKind):
         file = take_file(table, "my_sync.py")
         name = table.take("class", TEXT, "MySync")
         if not name.isidentifier():
-            raise table.error("class", f"class is {name!r}: give a class's name, as MySync")
+            raise table.error("class", f"class is {name!r}. Give a class's name, as MySync")
         sizes = take_sizes(table, [1, 2, 3, 4], least=1)
         return cls(file, name, sizes, take_seconds(table, 20.0))
 

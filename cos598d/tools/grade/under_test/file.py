@@ -28,9 +28,9 @@ def read_tests(path: Path) -> list[StudentTest]:
     try:
         source = read_plain(path)
     except OSError as error:
-        raise UsageError(f"{path.name} cannot be read: {error.strerror}.") from None
+        raise UsageError(f"{path.name} cannot be read ({error.strerror}).") from None
     if len(source) > MOST_BYTES:
-        raise UsageError(f"{path.name} has {len(source)} bytes, and a file of tests has at most {MOST_BYTES}.")
+        raise UsageError(f"{path.name} has {len(source)} bytes. Keep a file of tests below {MOST_BYTES}.")
     try:
         body = ast.parse(source).body
     except SyntaxError as error:
@@ -45,33 +45,33 @@ def read_tests(path: Path) -> list[StudentTest]:
             if test.name in found:
                 before = found[test.name].line
                 raise UsageError(
-                    f"{path.name} line {test.line}: {printable(test.name, 60)} is there already, in line {before}, and "
-                    "would never run: give each test a name of its own."
+                    f"{path.name} line {test.line}: the test {printable(test.name, 60)} of line {before} would never "
+                    "run, because this one has its name. Give each test a name of its own."
                 )
             found[test.name] = test
     if not found:
         raise UsageError(
-            f"{path.name} has no test: write functions whose names begin with {PREFIX}, outside of any class."
+            f"{path.name} has no test. Write functions whose names begin with {PREFIX}, outside of any class."
         )
     return list(found.values())
 
 
 def _check_runs(node: ast.stmt, file: str) -> None:
-    """Raise UsageError for what looks like a test and would not run, or be run otherwise than it says."""
+    """Raise UsageError for what looks like a test but would not run, or not as its decorators ask."""
     if isinstance(node, ast.ClassDef):
         inner = next((each for each in node.body if _is_test(each)), None)
         if inner is not None:
-            raise UsageError(f"{_place(inner, file)} would never run in a class: write it outside of any.")
+            raise UsageError(f"{_place(inner, file)} would never run in a class. Write it outside of any.")
     elif _is_test(node):
         marks = [ast.unparse(each) for each in node.decorator_list]
         marked = next((mark for mark in marks if mark.startswith(("pytest.", "mark.", "unittest."))), None)
         if marked is not None:
             raise UsageError(
-                f"{_place(node, file)} is marked {printable(marked, 60)}, which the grader does not support: write a "
+                f"{_place(node, file)} is marked {printable(marked, 60)}, which the grader does not support. Write a "
                 "loop for several values, and raise unittest.SkipTest to skip."
             )
         if isinstance(node, ast.AsyncFunctionDef) or any(map(_yields, node.body)):
-            raise UsageError(f"{_place(node, file)} would never run: write it without async and yield.")
+            raise UsageError(f"{_place(node, file)} would never run. Write it without async and yield.")
 
 
 def _is_test(node: ast.stmt) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -79,7 +79,7 @@ def _is_test(node: ast.stmt) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _yields(node: ast.AST) -> bool:
-    """Whether a yield stands in it, but for those of functions and classes that it defines."""
+    """Whether it has a yield, except inside functions and classes that it defines."""
     if isinstance(node, ast.Yield | ast.YieldFrom):
         return True
     is_inner = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef)
@@ -91,7 +91,7 @@ def _place(node: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> str:
 
 
 def _arguments(node: ast.FunctionDef, file: str) -> tuple[str, ...]:
-    """What the function asks for. Raises UsageError for what no test is given."""
+    """The function's arguments. Raises UsageError for one that the grader does not give to tests."""
     given = node.args
     positional = [*given.posonlyargs, *given.args]
     needed = [*positional[: len(positional) - len(given.defaults)]]
@@ -100,7 +100,7 @@ def _arguments(node: ast.FunctionDef, file: str) -> tuple[str, ...]:
     if unknown is not None or given.posonlyargs:
         what = printable(unknown or "what is before /", 60)
         raise UsageError(
-            f"{file} line {node.lineno}: {printable(node.name, 60)} asks for {what}: a test can ask for "
+            f"{file} line {node.lineno}: {printable(node.name, 60)} asks for {what}. A test can ask for "
             f"{', '.join(GIVEN[:-1])} and {GIVEN[-1]}, by these names."
         )
     return tuple(each.arg for each in (*positional, *given.kwonlyargs) if each.arg in GIVEN)

@@ -66,7 +66,7 @@ def run_trial(name: str, world_size: int) -> PictureTrial:
     Raises UsageError for a sync that cannot be drawn, and UserError with what went wrong on a rank.
     """
     if not 2 <= world_size <= MOST_RANKS:
-        raise UsageError(f"--world_size {world_size}: give 2 to {MOST_RANKS} ranks.")
+        raise UsageError(f"--world_size {world_size} cannot be drawn. Give 2 to {MOST_RANKS} ranks.")
     if name == AUTO_SYNC or not (is_own(name) or is_our_own(name)):
         drawn = ", ".join(each for each in (*SYNCS, *STRATEGIES) if is_our_own(each))
         raise UsageError(f"--sync {name} cannot be drawn. Give one of {drawn}, or your own as FILE.py:CLASS.")
