@@ -122,11 +122,11 @@ def announced(config: RunConfig, inputs: RunInputs, comm: Communicator, threads:
 
 
 def bf16_remark(config: RunConfig, device: torch.device) -> str | None:
-    """What --precision bf16 would do to this run's seconds, where its processor multiplies in bf16; None elsewhere."""
+    """What --precision bf16 would do to this run's seconds, if its processor multiplies in bf16; else None."""
     if not config.do_train or config.precision != "fp32" or device.type != "cpu":
         return None
     instructions = bf16_instructions()
     return instructions and (
-        f"this processor has {instructions}: with --precision bf16 an iteration took {IN_BF16:g} of fp32's seconds "
-        "(MiniLM, 4 ranks, --sync ddp: docs/measured-one-host.md#in-bf16)"
+        f"this processor has {instructions}, so --precision bf16 may be faster ({IN_BF16:g} of fp32's time per "
+        "iteration for MiniLM, 4 ranks, --sync ddp: docs/measured-one-host.md#in-bf16)"
     )

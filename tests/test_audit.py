@@ -283,7 +283,7 @@ def test_every_finding_and_every_planted_fault_has_its_words():
         (["--timeout", "0", "right.py"], "--timeout 0"),
         (["--launch", "--world_size", "2", "right.py"], "Leave --world_size and --master_port out"),
         (["--", "-m"], "-m needs a module"),
-        (["--world_size", "2", "--", "-m", "nowhere.at_all"], "no such module"),
+        (["--world_size", "2", "--", "-m", "nowhere.at_all"], "is not a module here"),
     ],
 )
 def test_bad_words_are_a_sentence(words, says, tmp_path, monkeypatch, capsys):

@@ -289,7 +289,7 @@ def test_where_one_rank_s_disk_is_full_the_older_checkpoint_stands_and_rank_0_sa
     (sentence,) = first[0]
     assert sentence == (
         f"the checkpoint of iteration 2 cannot be written to {tmp_path} (rank 1: No space left on device). "
-        "Training continues, and that of iteration 1 is whole. Make room there."
+        "Training continues, and that of iteration 1 is complete. Make room there."
     )
     assert second[0] == []
     assert first[1:] == [["step-00000001"], ["step-00000001", "step-00000003"]]

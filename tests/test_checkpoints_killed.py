@@ -147,7 +147,7 @@ def test_a_full_disk_costs_that_checkpoint_and_one_sentence(tmp_path, is_foresee
         (sentence,) = said
         assert sentence == (
             f"the checkpoint of iteration {iteration} cannot be written to {tmp_path / 'disk' / 'checkpoints'} "
-            "(No space left on device). Training continues, and that of iteration 1 is whole. Make room there."
+            "(No space left on device). Training continues, and that of iteration 1 is complete. Make room there."
         ), room
         assert (names, newest) == (["step-00000001"], 1)
         assert not (is_foreseen and has_tried), "the run's record would have met a full disk"

@@ -138,7 +138,7 @@ def test_a_rank_that_fails_before_the_meeting_tells_those_who_wait(start, start_
     place = ["--master_port", port, "--world_size", 3, "--local_rank", 1]
     ends_in_a_sentence(start("failing", [script(TASK2B), *LONG, *place, "--data_dir", "nowhere"]), "nowhere")
     for rank in ranks:
-        ends_in_a_sentence(rank, "rank 1 could not start: The data folder nowhere")
+        ends_in_a_sentence(rank, "rank 1 could not start: the data folder nowhere")
 
 
 def test_a_rank_killed_while_others_wait_is_named_when_all_have_come(start, start_ranks):

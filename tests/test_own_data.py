@@ -144,7 +144,7 @@ def test_glues_test_files_give_the_benchmarks_form(tmp_path, capsys):
     right = [row[1] == label for row, (_, _, label) in zip(found, sample, strict=True)]
     assert sum(right) / len(right) == pytest.approx(run.summary["epochs"][-1]["acc"])
     assert main(["predict", str(run.folder), "--text", "one"]) == 2
-    assert "give 2" in capsys.readouterr().err
+    assert "Give 2" in capsys.readouterr().err
     (tmp_path / "cut.tsv").write_text("index\tsentence1\tsentence2\n1\tonly one\n")
     assert main(["predict", str(run.folder), "--file", str(tmp_path / "cut.tsv")]) == 1
     assert "cut.tsv, line 2" in capsys.readouterr().err

@@ -57,7 +57,7 @@ def test_a_record_without_times_or_of_two_runs_is_refused_in_a_sentence(tmp_path
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "give either the folder of a run, or --sync NAME"),
+        ([], "picture needs a run. Give a run's folder, or --sync NAME"),
         (["run", "--sync", "ring"], "give either"),
         (["run", "--beside", "ring"], "--beside ring needs --sync"),
         (["--sync", "ring", "-o", "ring.png"], "-o ring.png: the name must end in .svg."),

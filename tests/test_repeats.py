@@ -162,7 +162,7 @@ def test_a_demo_that_failed_goes_on_with_the_same_words_only(demo_of, tmp_path):
     assert "task2b: sync all_reduce on 4 ranks: run again, since it failed with exit code 3: no room." in text
     code, text, order = demo_of("--seed", "7")
     assert (code, order) == (2, [])
-    assert "is a demo with --seed none, and this command asks for 7" in text
+    assert "was made by demo with other arguments (--seed: not given there, 7 here)" in text
     assert demo_of()[2] == []
 
 

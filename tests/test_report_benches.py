@@ -52,7 +52,7 @@ def test_a_ratio_whose_interval_holds_1_is_said_to_be_no_difference(rates):
     few = load_bench(edit(rates[1] / "bench.json", forget), "fast")
     (figure,) = (b for b in section(build_page([], [blurred, few]), "Side by side") if isinstance(b, Figure))
     assert "slow: the rounds do not tell bucketed from ddp (the 95 % holds 1)." in figure.caption
-    assert "fast: too few rounds for an interval, so ratios near 1 may be chance." in figure.caption
+    assert "fast: an interval needs at least 6 rounds, so ratios near 1 may be chance." in figure.caption
 
 
 def test_benches_that_differ_in_their_rate_alone_make_a_sweep(rates, tmp_path):

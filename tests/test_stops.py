@@ -136,7 +136,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(uninterrupted, tmp_path)
     assert checkpoints_in(tmp_path) == [4]
     said = [line for line in found[0]["lines"] if "No space left on device" in line]
     assert said[0].startswith("the checkpoint of iteration 7 cannot be written to ")
-    assert all("that of iteration 4 is whole" in line for line in said)
+    assert all("that of iteration 4 is complete" in line for line in said)
 
 
 def test_a_run_that_is_asked_to_end_on_a_full_disk_goes_on_from_the_one_before(tmp_path):

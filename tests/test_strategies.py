@@ -303,14 +303,14 @@ def test_a_damaged_state_is_said_and_forgotten(again):
 @pytest.mark.parametrize(
     ("names", "words", "sentence"),
     [
-        ("baseline", ("--seed", "7"), "is a finished run with seed 42, and this command asks for 7"),
+        ("baseline", ("--seed", "7"), "was made with seed 42, and this command has 7"),
         # Of runs of earlier calls too: the table would show both.
         (
             "zero3",
             ("--precision", "bf16"),
-            "baseline-e2 is a finished run with precision fp32, and this command asks for bf16",
+            "baseline-e2 was made with precision fp32, and this command has bf16",
         ),
-        ("zero3", ("--world_size", "3"), "zero1-e2 is a finished run with world_size 2, and this command asks for 3"),
+        ("zero3", ("--world_size", "3"), "zero1-e2 was made with world_size 2, and this command has 3"),
         ("baseline,nonsense", (), "nonsense"),
         ("zero1:nonsense=1", (), "unknown option 'nonsense'"),
         ("zero1:bucket_mb=x", (), "bucket_mb 'x' is not valid. Give a number."),

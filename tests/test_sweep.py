@@ -299,15 +299,15 @@ def test_a_sweep_s_folder_goes_on_with_the_same_words_alone(tmp_path):
     assert [entry.outcome for entry in entries] == [BROKEN_OFF, "failed"]
     assert entries[0].settings == {"batch": "4"}
     for changes, words in (
-        ({"axes": {"batch": ["4"]}}, "the axis batch 4,16, and this command asks for 4"),
-        ({"axes": {"setup": ["1x1"]}}, "the axes batch, and this command asks for setup"),
-        ({"seeds": [42, 43]}, "the seeds 42, and this command asks for 42,43"),
-        ({"flags": {"task_name": "mnist"}}, "--task_name digits, and this command asks for mnist"),
-        ({"flags": DIGITS | {"threads": 1}}, "--threads none, and this command asks for 1"),
-        ({"rate": "none"}, "--rate 1gbit, and this command asks for none"),
-        ({"launch": "env {command}"}, "--launch none, and this command asks for env {command}"),
+        ({"axes": {"batch": ["4"]}}, "(the axis batch: 4,16 there, 4 here)"),
+        ({"axes": {"setup": ["1x1"]}}, "(the axes: batch there, setup here)"),
+        ({"seeds": [42, 43]}, "(the seeds: 42 there, 42,43 here)"),
+        ({"flags": {"task_name": "mnist"}}, "(--task_name: digits there, mnist here)"),
+        ({"flags": DIGITS | {"threads": 1}}, "(--threads: not given there, 1 here)"),
+        ({"rate": "none"}, "(--rate: 1gbit there, none here)"),
+        ({"launch": "env {command}"}, "(--launch: not given there, env {command} here)"),
     ):
-        with pytest.raises(UsageError, match="is a sweep with") as refused:
+        with pytest.raises(UsageError, match="was made by sweep with other arguments") as refused:
             SweepFolder(tmp_path, asked(**changes))
         assert words in str(refused.value)
 
@@ -319,8 +319,8 @@ LONG = "/x" * 100
     ("before", "now", "words"),
     [
         ({"cache_dir": f"{LONG}/a{LONG}"}, {"cache_dir": f"{LONG}/b{LONG}"}, ("/x/a/x", "/x/b/x")),
-        ({"cache_dir": "none"}, {}, ("--cache_dir 'none', and this command asks for none.",)),
-        ({"threads": 1}, {"threads": "1"}, ("--threads 1, and this command asks for '1'.",)),
+        ({"cache_dir": "not given"}, {}, ("--cache_dir: 'not given' there, not given here",)),
+        ({"threads": 1}, {"threads": "1"}, ("--threads: 1 there, '1' here",)),
     ],
     ids=["the middle", "none", "kind"],
 )

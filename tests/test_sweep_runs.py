@@ -70,9 +70,7 @@ def test_a_grid_becomes_records_a_table_and_a_page_and_a_second_call_only_shows_
     assert second.text[second.text.index("\n\n") :] == table
     other = sweep([*grid[:1], "batch=4,8"], SMALL)
     assert other.wait() == 2
-    assert (
-        "is a sweep with the axis batch 4, and this command asks for 4,8. Give the same arguments again" in other.text
-    )
+    assert "(the axis batch: 4 there, 4,8 here). Give the same arguments again" in other.text
 
 
 def test_a_run_that_fails_is_noted_and_the_rest_go_on(sweep, tmp_path):

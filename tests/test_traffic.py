@@ -86,7 +86,7 @@ def test_every_setting_is_run_and_tabulated_and_the_records_give_the_same_table_
     assert "[2/2] 4 examples per step, fp32\n" in again.text
     other = start("other", ["-m", "cos598d", "traffic", *words, "--seed", 7])
     assert other.wait() == 2
-    assert "is a traffic with --seed none, and this command asks for 7" in other.text
+    assert "was made by traffic with other arguments (--seed: not given there, 7 here)" in other.text
 
 
 def test_a_dry_run_lists_each_setting_and_makes_nothing(tmp_path, monkeypatch, capsys):

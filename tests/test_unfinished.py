@@ -104,7 +104,7 @@ def test_rows_that_end_early_begin_late_or_are_not_there_are_borne(tmp_path, cap
         1 / (3 + i) for i in range(1, 6)
     ]
     (tmp_path / "run" / "live" / "attempts.json").unlink()
-    assert "iterations without a word" in compared(capsys, tmp_path / "run")
+    assert "iterations without an error" in compared(capsys, tmp_path / "run")
 
 
 def test_damage_within_the_rows_is_told_all_the_same(tmp_path):

@@ -163,7 +163,7 @@ def test_what_the_starter_finds_wrong_it_says_once_and_starts_nobody(start, tmp_
     words = [script("task2b/run_glue.py"), *TINY_TRAINING, "--world_size", 2, "--data_dir", "nowhere"]
     program = start("starter", words)
     assert program.wait() == 1
-    assert program.text.startswith("error: The data folder nowhere is not a folder. "), program.text
+    assert program.text.startswith("error: the data folder nowhere is not a folder. "), program.text
     assert len(program.text.splitlines()) == 1
 
 

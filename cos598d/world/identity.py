@@ -40,7 +40,7 @@ class Identity:
 
     def __post_init__(self):
         if self.world_size < 1:
-            raise UsageError(f"--world_size {self.world_size}: a world has at least 1 rank. Give a number from 1.")
+            raise UsageError(f"--world_size {self.world_size} is not valid. Give a number of at least 1.")
         if not 0 <= self.rank < self.world_size:
             raise UsageError(
                 f"rank {self.rank} does not exist with --world_size {self.world_size}. Give a rank from 0 to "

@@ -42,7 +42,7 @@ class GlueTask(Task):
                 if any((folder / f"{part}.tsv").is_file() for part in form.parts):
                     return folder, str(folder)
             problem = "holds neither train.tsv nor " + form.folder if Path(data_dir).is_dir() else "is not a folder"
-            raise UserError(f"The data folder {data_dir} {problem}. {self._how_to_get()}.")
+            raise UserError(f"the data folder {data_dir} {problem}. {self._how_to_get()}.")
         glue_dir = environ.get("GLUE_DIR")
         if glue_dir:
             folder = Path(glue_dir) / form.folder

@@ -218,12 +218,14 @@ def _who_in(bench: Bench) -> str:
     if ratio and first.interval:
         ratio += f" (95 % {plain(first.interval[0])} to {plain(first.interval[1])})"
     elif ratio:
-        ratio += " (by the median; too few rounds for a confidence interval)"
+        ratio += " (by the median; a confidence interval needs at least 6 rounds)"
     if not near:
         words = f"In {bench.name}, {first.label} is the fastest of {len(others) + 1} syncs with "
         return f"{words}{seconds(first.seconds)} per iteration{f', {ratio}' if ratio else ''}"
     names = names_of([first.label, *(one.label for one in near)], "sync")
     words = f"In {bench.name}, {names} take {plain(first.seconds)} to {seconds(near[-1].seconds)} per iteration, and "
+    if any(one.interval is None for one in [first, *near] if one.label != DDP):
+        return f"{words}no fastest can be named, since that needs at least 6 rounds"
     return f"{words}none is clearly the fastest"
 
 

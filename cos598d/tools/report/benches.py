@@ -163,7 +163,7 @@ def _ladder_caption(benches: Sequence[Bench]) -> list[str]:
         if bench.is_disturbed:
             sentences.append(f"{bench.name}: the machine was busy, so nothing is made of its seconds.")
         elif several and not any(one.interval for one in several):
-            sentences.append(f"{bench.name}: too few rounds for an interval, so ratios near 1 may be chance.")
+            sentences.append(f"{bench.name}: an interval needs at least 6 rounds, so ratios near 1 may be chance.")
         elif same := [one.label for one in several if one.interval and one.interval[0] <= 1 <= one.interval[1]]:
             sentences.append(f"{bench.name}: the rounds do not tell {listed(same)} from {DDP} (the 95 % holds 1).")
     return sentences

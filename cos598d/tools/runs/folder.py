@@ -165,8 +165,8 @@ class AskedFolder(RunsFolder):
         for name, before, now in _differences(found, self.asked):
             was, is_now = _apart(before, now)
             raise UsageError(
-                f"{path} is a {self.what} with {name} {was}, and this command asks for {is_now}. Give the same "
-                f"arguments again, {OTHER_FOLDER}."
+                f"{path} was made by {self.what} with other arguments ({name}: {was} there, {is_now} here). Give the "
+                f"same arguments again, {OTHER_FOLDER}."
             )
         self.rows = found[self.rows_name]
 
@@ -177,7 +177,7 @@ class AskedFolder(RunsFolder):
 
 class _NotGiven:
     def __repr__(self) -> str:
-        return "none"
+        return "not given"
 
 
 _NOT_GIVEN = _NotGiven()

@@ -60,8 +60,8 @@ class StrategiesFolder(RunsFolder):
             for name, value in {**asked, "world_size": 1 if label in ONE_PROCESS else ranks}.items():
                 if name in found and found[name] != value:
                     raise UsageError(
-                        f"{self.path / place} is a finished run with {name} {printable(found[name], 60)}, and this "
-                        f"command asks for {value}. Give the same flags again, or another --runs_dir."
+                        f"{self.path / place} was made with {name} {printable(found[name], 60)}, and this command has "
+                        f"{value}. Give the same flags again, or another --runs_dir."
                     )
 
     def entries(self) -> list[StrategyResult]:

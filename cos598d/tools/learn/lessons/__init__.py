@@ -88,7 +88,7 @@ class Lesson:
 def get_lesson(number: int) -> Lesson:
     """The lesson of that number. Raises UsageError where there is none."""
     if number not in NUMBERS:
-        raise UsageError(f"there is no lesson {number}; there are {NUMBERS[0]} to {NUMBERS[-1]}.")
+        raise UsageError(f"there is no lesson {number}. Give a number from {NUMBERS[0]} to {NUMBERS[-1]}.")
     facts: dict[str, Any] = tomllib.loads(_text(number, "lesson.toml"))
     return Lesson(number, **facts | {name: tuple(facts[name]) for name in ("ranks", "hints")})
 
