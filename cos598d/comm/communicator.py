@@ -140,8 +140,8 @@ class Communicator(Endpoint):
     ) -> Call:
         """Start a collective, and wait for it unless it is `async_op`.
 
-        entry: the operation, the tensor, its name and the purpose, for the ledger. `dense`: what travels for the
-        tensor, and is copied into it where it is another.
+        entry: the operation, the tensor, its name and the purpose, for the ledger.
+        dense: a contiguous copy that is sent instead of the tensor. The result is copied back.
         """
         if self.world_size == 1:
             return Call.done()

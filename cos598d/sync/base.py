@@ -43,8 +43,8 @@ class GradientSync(Agreement, SyncFacts):
 
     Buffers, such as BatchNorm's running statistics, follow each rank's own examples during training. `settle` gives
     rank 0's to all ranks, so that the model that is evaluated and saved is the one that torch's DDP makes. DDP also
-    sends rank 0's before every step, which only a buffer that training reads would notice. `data_parallel` does so too,
-    by calling `settle` there.
+    sends rank 0's before every step, which matters only for a buffer that training reads. `--sync ddp` does so, and
+    `data_parallel` too, by calling `settle` there.
 
     `loss_scale`: what the losses of this step are multiplied by, and so its gradients; 1 except in fp16. The loop sets
     it before backward. It differs from step to step: what a sync keeps of a gradient it keeps divided by it.

@@ -48,6 +48,8 @@ def symptom_on_rank(comparison: Comparison, before: Comparison | None, rank: int
         return Symptom("integers", size)
     if rounded := _rounding(found, right, size):
         return rounded
+    if factor and _rounding(found / factor, right, size):  # rounded as well: the factor is the larger mistake
+        return Symptom("scaled", size, {"factor": factor})
     for other, gradient in enumerate(own):
         if holds(gradient):
             return Symptom("broadcast", size, {"rank": other})
@@ -117,9 +119,9 @@ def _elements_of(gradient: torch.Tensor | None, places: torch.Tensor) -> torch.T
 
 
 def _weights(found: torch.Tensor, vectors: Sequence[torch.Tensor]) -> list[float] | None:
-    """The weights with which `vectors` make up `found`; None where they do not, or not in one way."""
+    """The weights with which `vectors` make up `found`; None if they do not, not in one way, or are not finite."""
     basis = torch.stack(list(vectors), dim=1)
-    if len(found) < 2 * len(vectors):
+    if len(found) < 2 * len(vectors) or not torch.isfinite(basis).all():  # LAPACK refuses infinities
         return None
     scale = basis.norm(dim=0)
     if not (scale > 0).all():
