@@ -23,10 +23,10 @@ from cos598d.records.conventions import GRADIENTS
 class Communicator(Endpoint):
     """One rank's collectives over one process group.
 
-    With a world of one rank nothing travels: results are the rank's own tensors, and the ledger stays empty.
+    With a world of one rank nothing is sent: results are the rank's own tensors, and the ledger stays empty.
 
     gloo reads a tensor's memory from its first element on, whatever its strides are, and takes few dtypes. So a tensor
-    that is not contiguous travels as a dense copy, and what is only moved travels as bytes.
+    that is not contiguous is sent as a dense copy, and what is only moved is sent as bytes.
     """
 
     def all_reduce(
@@ -140,7 +140,7 @@ class Communicator(Endpoint):
     ) -> Call:
         """Start a collective, and wait for it unless it is `async_op`.
 
-        entry: the operation, the tensor, its name and the purpose, for the ledger. `dense`: what travels for the
+        entry: the operation, the tensor, its name and the purpose, for the ledger. `dense`: what is sent for the
         tensor, and is copied into it where it is another.
         """
         if self.world_size == 1:
