@@ -19,7 +19,7 @@ class TrainResult:
     """How a start of a training ended, the same on every rank.
 
     stopped: why it was stopped before its work was done; None where it is done. saved: the iteration of the newest
-    whole checkpoint; None where there is none. best: which evaluation was the best, JSON for the summary; None of none.
+    whole checkpoint; None if there is none. best: which evaluation was the best, JSON for the summary; None of none.
     """
 
     stopped: str | None

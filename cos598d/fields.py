@@ -42,7 +42,7 @@ class Flag:
     default: Any = None
 
     def check(self, name: str, value: Any) -> None:
-        """Raise UsageError where the flag `name` cannot have this value. None, for "not given", always passes."""
+        """Raise UsageError if the flag `name` cannot have this value. None, for "not given", always passes."""
         if value is None:
             return
         if isinstance(value, int) and abs(value) >= LARGEST:

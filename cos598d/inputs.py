@@ -53,7 +53,7 @@ def find_source(config: RunConfig, task: Task) -> ModelSource:
     """Find a run's model for its task, or download it from the hub.
 
     For a model of COURSE_MODELS MiniLM is taken if the hub cannot be reached; its description says so. Raises
-    UserError where there is none, or it cannot read texts so long.
+    UserError if there is none, or it cannot read texts so long.
     """
     find = functools.partial(
         find_model,

@@ -99,7 +99,7 @@ def train(
 
     def validate() -> None:
         """Check and evaluate the model as it is now, and enter what was found: the epoch too, where it is over."""
-        record.begin_training()  # where the training goes on from a checkpoint, settling is the first that travels
+        record.begin_training()  # where the training continues from a checkpoint, settling is the first that is sent
         strategy.settle()
         comm.exchange("settled")  # once all ranks have received everything, it has left this one, and is counted
         record.pause_training()

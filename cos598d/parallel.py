@@ -44,7 +44,7 @@ class DataParallel(nn.Module):
     After an exception in backward, which the script may catch, the rank makes the calls that the others wait for. All
     ranks leave the step out: every .grad is None, and a warning names the rank. An exception in forward, or before
     backward has come to the model's output, leaves the step open: the rank's next backward takes its place.
-    When the model has other parameters than before, or trains others, the buckets are laid anew in the next forward.
+    When the model has other parameters than before, or trains others, the buckets are laid again in the next forward.
     What is new then gets rank 0's values, and what a codec had kept for later steps is lost. Where not all ranks have
     changed the model, every rank raises UserError. Two of these modules in one backward, of which one rank leaves
     parameters unused or raises, need a process group each: their calls may come in another order there.
@@ -56,7 +56,7 @@ class DataParallel(nn.Module):
     """
 
     def __init__(self, module: nn.Module, sync: GradientSync, comm: GroupCommunicator, broadcast_buffers: bool = True):
-        """`sync` is made over `comm`, and not attached yet. Raises UserError where the ranks' models differ."""
+        """`sync` is made over `comm`, and not attached yet. Raises UserError if the ranks' models differ."""
         super().__init__()
         self.broadcast_buffers = broadcast_buffers
         self._buffers_are_due = True  # no forward has come since the last average
@@ -81,7 +81,7 @@ class DataParallel(nn.Module):
 
     @property
     def ledger(self) -> TensorLedger:
-        """What has travelled; `totals()` by tensor."""
+        """What was sent; `totals()` by tensor."""
         return self._comm.ledger
 
     @property
@@ -90,7 +90,7 @@ class DataParallel(nn.Module):
         return self._comm.ledger.bytes_sent()
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        """The model's own forward. Raises UserError where not all ranks have changed the model alike."""
+        """The model's own forward. Raises UserError if not all ranks have changed the model alike."""
         layout, averages = self._layout, self.require_backward_grad_sync
         if layout is None:
             return self.module(*inputs, **keywords)
@@ -175,7 +175,7 @@ class DataParallel(nn.Module):
         return self.module
 
     def _send_buffers(self) -> None:
-        """Before a forward, as DDP: nothing travels for a model without buffers, nor where no average was made since.
+        """Before a forward, as DDP: nothing is sent for a model without buffers, nor where no average was made since.
         So an exception changes nothing: every rank sends them once for each average."""
         sync, layout = self._sync, self._layout
         if self.broadcast_buffers and self._buffers_are_due and not sync.sends_buffers:
@@ -305,7 +305,7 @@ class DataParallel(nn.Module):
         """
         sync, comm, old = self._sync, self._comm, self._layout
         assert old is not None
-        if not sync.replicas_equal:  # nothing travels, and nobody waits for this rank
+        if not sync.replicas_equal:  # nothing is sent, and nobody waits for this rank
             self._attached_to(self.module)
             return
         # The calls write into memory that .grad may be a view of.

@@ -22,7 +22,7 @@ def publish_record(
     """Give the files of a run that has ended well their names in its folder, the summary last. Every rank calls it.
 
     `setting` are the summary's facts, `files` JSON values by the names of their files, both of rank 0. An earlier
-    run's model goes unless `keeps_model`. Raises UserError where the disk refuses; an earlier record stands until all
+    run's model goes unless `keeps_model`. Raises UserError if the disk refuses; an earlier record stands until all
     of this one is on it.
     """
     shares = comm.collect(record.share())
@@ -40,7 +40,7 @@ def publish_record(
 
 
 def save_run_model(output: Path, model: torch.nn.Module, encoder: Any) -> None:
-    """Save the model beside the run's record, which is there already, in place of an earlier run's model."""
+    """Save the model next to the run's record, which is there already, in place of an earlier run's model."""
     place = output / MODEL
     try:
         with whole_folder(place, MODEL_FILES) as folder:

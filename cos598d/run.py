@@ -154,7 +154,7 @@ def _run(
 
 
 def _claim_folder(config: RunConfig, identity: Identity, claims: contextlib.ExitStack) -> None:
-    """Claim the folder that the run is to write to. Raises UserError where it is not free."""
+    """Claim the folder that the run is to write to. Raises UserError if it is not free."""
     named = named_folder(config)  # None: the run's folder will have a name in runs/ that no other has
     folder = named or Path("runs")
     may_be_full = named is None or config.overwrite_output_dir or is_ours(folder, config)

@@ -141,7 +141,7 @@ class ShardedParallel(DataParallel):
         return super().named_parameters(*arguments, **keywords)
 
     def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
-        """The model's own, under its plain names. Raises UserError where this rank has only a part of the weights."""
+        """The model's own, under its plain names. Raises UserError if this rank has only a part of the weights."""
         self.strategy.wait_for_weights()
         if self._layout is not None and not self.strategy.is_whole:
             raise UserError(
@@ -153,7 +153,7 @@ class ShardedParallel(DataParallel):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load whole weights and buffers, under plain names or under DDP's. Every rank calls it with the same.
 
-        Raises UserError where something is missing or has another shape and, if `strict`, where something is left.
+        Raises UserError if something is missing or has another shape and, if `strict`, where something is left.
         """
         known = self.module.state_dict().keys()
         given = {name if name in known else name.removeprefix("module."): state_dict[name] for name in state_dict}

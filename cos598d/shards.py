@@ -122,7 +122,7 @@ class ShardedStep:
             p.grad = None
 
     def step(self) -> None:
-        """Step the weights and drop the gradients; nothing where there are none."""
+        """Step the weights and drop the gradients; nothing if there are none."""
         if not self.is_summed:
             return
         self._divide()
@@ -266,7 +266,7 @@ class ParallelOptimizer(torch.optim.Optimizer):
 def cut_optimizer(whole: torch.optim.Optimizer, model: nn.Module) -> MakeOptimizer:
     """What makes an optimizer of pieces of the model's parameters, in the same groups as `whole` has them.
 
-    Raises UsageError where `whole` leaves out a parameter that trains, or has one that is not the model's.
+    Raises UsageError if `whole` leaves out a parameter that trains, or has one that is not the model's.
     """
     names = {p: name for name, p in model.named_parameters()}
     group_of: dict[str, int] = {}
@@ -296,7 +296,7 @@ def cut_optimizer(whole: torch.optim.Optimizer, model: nn.Module) -> MakeOptimiz
 
 
 def check_optimizers(comm: Communicator, whole: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Raise UsageError where the optimizer does not treat every element by itself, and UserError where the ranks'
+    """Raise UsageError if the optimizer does not treat every element by itself, and UserError where the ranks'
     optimizers differ: the same on every rank, which all call it."""
     problem = ""
     try:
@@ -318,7 +318,7 @@ def check_optimizers(comm: Communicator, whole: torch.optim.Optimizer, model: nn
 
 
 def _check_elementwise(name: str, make: MakeOptimizer, device: torch.device) -> None:
-    """Have a matrix stepped whole and in pieces. Raises UsageError where that is not the same."""
+    """Have a matrix stepped whole and in pieces. Raises UsageError if that is not the same."""
     generator = torch.Generator().manual_seed(0)
     values, *gradients = torch.randn(4, 6, 5, generator=generator).to(device)
 

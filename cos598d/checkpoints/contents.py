@@ -77,7 +77,7 @@ class TensorEntry(NamedTuple):
 class OpenCheckpoint:
     """The files of a checkpoint, open. `entries` are the state's tensors, weights first; `training` is training.json.
 
-    Raises Damaged where they do not fit each other or `forms`.
+    Raises Damaged if they do not fit each other or `forms`.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, forms: Forms):

@@ -77,7 +77,7 @@ class Stopping:
        clock decides, also votes on whether --max_seconds or --save_seconds have passed.
     2. Every rank is given their sums, the same ones, to `count`: then `reason` is why all stop after this step, in
        words (None: nobody asked), and `wants_save` whether it is time for a checkpoint.
-    3. Where no loss travels, as while the ranks evaluate, whoever is asked tells the others by a key in the ranks'
+    3. Where no loss is sent, as while the ranks evaluate, whoever is asked tells the others by a key in the ranks'
        store, for which `is_asked` looks twice a second.
 
     `began` is the moment of `clock` from which --max_seconds counts: a clock that nobody sets.
@@ -135,11 +135,11 @@ class Stopping:
 class TrainingControl:
     """Decides between two steps, the same on every rank, whether a training is saved and whether it goes on.
 
-    1. `begin` restores the training from the checkpoint that it goes on from, if there is one.
+    1. `begin` restores the training from the checkpoint that it resumes from, if there is one.
     2. After a step `count` is given the ranks' `votes`, after an evaluation `see` the metrics.
     3. Then `is_over` and `saves` are the decisions; `save` has a checkpoint written while the next steps run.
 
-    `stopped` says why the training is stopped before its work is done; None where it is not, or comes to its end early.
+    `stopped` says why the training is stopped before its work is done; None if it is not, or comes to its end early.
     A checkpoint has, besides the strategy's state, the `Position`, the early stopper, the `facts` that make it this
     run, and of each rank its random states and its position in the record.
     """
@@ -170,7 +170,7 @@ class TrainingControl:
         return at
 
     def votes(self) -> Sequence[float]:
-        """What this rank adds to the votes that travel with a step's loss."""
+        """What this rank adds to the votes that are sent with a step's loss."""
         return self._stopping.votes() if self._stopping else ()
 
     def count(self, votes: Sequence[float]) -> None:

@@ -27,7 +27,7 @@ from cos598d.checkpoints.layout import (
 from cos598d.records.conventions import MODEL_FILES
 from cos598d.terminal.files import is_named, own_folder, remove_known, sync_folder
 
-# What a save writes beside the manifest, which names the same.
+# What a save writes next to the manifest, which names the same.
 FILES = (TRAINING, *(name.format(rank="[0-9]*") for name in (RANK, OWN, OPTIMIZER)))
 PARTIAL, OLD, REMOVED = "partial", "old", "removed"  # what a folder with a hidden name is
 REMOVING = "0" * 16  # in place of a token, where no run of ranks removes
@@ -189,7 +189,7 @@ def _discard(hidden: Path) -> None:
 
 
 def _check_replaceable(place: Path) -> None:
-    """Raise OSError where `place`, which is to make room for a checkpoint, holds anything that no save has written."""
+    """Raise OSError if `place`, which is to make room for a checkpoint, holds anything that no save has written."""
     ours, of_model = _names(place)
     model = place / MODEL_FOLDER
     foreign = place.is_symlink() or not _has_manifest(place) or model.is_symlink()

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, whether it is whole, and its state on every rank, read by rank 0 alone."""
+"""Going on from a checkpoint: which one, whether it is whole, and its state on every rank, read only by rank 0."""
 
 import contextlib
 import json
@@ -60,7 +60,7 @@ class Checkpoint:
     ) -> tuple[RankState | None, str | None]:
         """Load `strategy`, attached and not stepped yet, on every rank.
 
-        Returns what the rank of this number remembered beside it (None if there was no such rank), and what could not
+        Returns what the rank of this number remembered next to it (None if there was no such rank), and what could not
         be restored, as a phrase for the user (None if nothing was lost). `sync` is what was given to `Checkpoints`:
         where it or the number of ranks differs, what the strategy alone remembers on each rank is dropped.
 
@@ -136,9 +136,9 @@ class Checkpoint:
 
 
 def find(resume: str, folder: Path | None, comm: Communicator, forms: Forms = AS_GIVEN) -> Checkpoint | None:
-    """The checkpoint to go on from, the same on every rank; every rank must call it, and only rank 0 looks.
+    """The checkpoint to resume from, the same on every rank; every rank must call it, and only rank 0 looks.
 
-    `resume` is "auto": the newest whole one in `folder`, a run's folder of checkpoints, or None where there is none at
+    `resume` is "auto": the newest whole one in `folder`, a run's folder of checkpoints, or None if there is none at
     all; or a path: a checkpoint, or a folder in which the newest whole one is taken, a run's or its checkpoints'.
     One whose values are not of these `forms` is damaged too. Raises UserError, the same on every rank, where there is
     none to take; names the damaged ones.
@@ -210,7 +210,7 @@ def _named(path: Path, forms: Forms) -> Checkpoint:
 
 
 def _newest(folder: Path | None, forms: Forms) -> Checkpoint | None:
-    """The newest whole checkpoint; None where there is none at all. UserError where there are, and none is whole."""
+    """The newest whole checkpoint; None if there is none at all. UserError where there are, and none is whole."""
     if folder is None or not folder.is_dir():
         return None
     with contextlib.suppress(OSError), locked(folder) as is_alone:  # one that cannot be changed is read as it is

@@ -1,4 +1,4 @@
-"""How a run goes on that was started before: in which folder, from which checkpoint, and whether it is the same run."""
+"""How a run resumes that was started before: in which folder, from which checkpoint, and whether it is the same run."""
 
 import hashlib
 from collections.abc import Mapping
@@ -88,7 +88,7 @@ def find_checkpoint(
 ) -> Checkpoint | None:
     """The checkpoint that --resume names, whole; None where there is no --resume, or none for `auto`.
 
-    The same on every rank. Raises UsageError where the one that was named cannot be taken, where all are damaged, and
+    The same on every rank. Raises UsageError if the one that was named cannot be taken, where all are damaged, and
     where it is another run's by its `facts`.
     """
     if config.resume is None:
@@ -129,8 +129,8 @@ def open_record(
 ) -> RunRecord:
     """The run's record, one from its first start to its last: it goes on where `found` was made, or begins.
 
-    Of a run that begins anew in a folder that is overwritten, rows and checkpoints of an earlier one go at once: it
-    could be taken for this one. Raises UserError where they cannot be removed.
+    Of a run that begins again in a folder that is overwritten, rows and checkpoints of an earlier one go at once: it
+    could be taken for this one. Raises UserError if they cannot be removed.
     """
     rank, world_size, kept = comm.rank, comm.world_size, config.ledger
     if found is not None:
@@ -199,7 +199,7 @@ def _is_finished(folder: Path, config: RunConfig) -> bool:
 def _changed_flags(folder: Path, config: RunConfig, world_size: int) -> list[str]:
     """What the flags of this run say otherwise than those of the finished one in a folder, in words.
 
-    Raises UserError where its record is damaged.
+    Raises UserError if its record is damaged.
     """
     before = read_object(folder / "config.json", CONFIG) or {}
     now = {name: getattr(config, name) for name in (*SAME_FLAGS, "model_name_or_path", "max_steps")}

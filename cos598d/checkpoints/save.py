@@ -55,7 +55,7 @@ class Checkpoints:
     ):
         """`keep` newest checkpoints and the best one stay. `describe(folder)` writes a model's configuration and
         vocabulary. `sync` is what the strategy's own state depends on, apart from the number of ranks: its name and
-        options. `resumed` is the checkpoint that this run goes on from. Rank 0's `warn` is told what there is to say.
+        options. `resumed` is the checkpoint that this run resumes from. Rank 0's `warn` is told what there is to say.
         """
         self.folder, self.resumed, self.sync = folder, resumed, dict(sync)
         self._comm, self._keep, self._describe, self._warn = comm, keep, describe, warn
@@ -133,7 +133,7 @@ class Checkpoints:
         `training` (JSON) is what all ranks know alike, `own()` what this rank alone does, asked when the strategy has
         given its state, since the ranks may communicate for that; both come back from `Checkpoint.restore`. `is_best`:
         by whichever measure, this is better than every earlier one. Every rank must call it between two steps. Returns
-        when the training may go on. Raises UserError as `open` does.
+        when the training may continue. Raises UserError as `open` does.
         """
         place, comm = self.open(), self._comm
         self._finish()

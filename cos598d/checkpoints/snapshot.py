@@ -25,10 +25,10 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class RankState:
-    """What one rank alone remembers, beside its strategy: facts as JSON, and named tensors (random states).
+    """What one rank alone remembers, next to its strategy: facts as JSON, and named tensors (random states).
 
     complete: brings what the facts speak of, such as rows of a record, to the disk; called on the thread that writes,
-    before the checkpoint is whole. Raises OSError where it cannot be.
+    before the checkpoint is whole. Raises OSError if it cannot be.
     """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -134,7 +134,7 @@ def take(strategy: Strategy, rank: int, own: Callable[[], RankState], memory: Ho
 
 
 def random_states(device: torch.device) -> dict[str, torch.Tensor]:
-    """The states of torch's generators that a training on `device` draws from, by name: dropout goes on from them."""
+    """The states of torch's generators that a training on `device` draws from, by name: dropout resumes from them."""
     states = {CPU: torch.get_rng_state()}
     if device.type == "cuda":
         states[CUDA] = torch.cuda.get_rng_state(device)
@@ -144,7 +144,7 @@ def random_states(device: torch.device) -> dict[str, torch.Tensor]:
 def load_random_states(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
     """Go on from what `random_states` gave, on the same kind of device: the last thing before the next step.
 
-    A generator of which `states` has nothing stays as it is. Raises UserError where they cannot be such states.
+    A generator of which `states` has nothing stays as it is. Raises UserError if they cannot be such states.
     """
     try:
         if CPU in states:

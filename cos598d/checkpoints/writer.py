@@ -1,4 +1,4 @@
-"""A checkpoint on its way to the disk, in a thread of its own while the training goes on.
+"""A checkpoint on its way to the disk, in a thread of its own while the training continues.
 
 Every rank that sees rank 0's folder does this at once, into a hidden folder in it:
 

@@ -1,1 +1,1 @@
-"""What travels between ranks: collectives and messages, each call entered in the ledger."""
+"""What is sent between ranks: collectives and messages, each call entered in the ledger."""

@@ -27,7 +27,7 @@ class Call:
         started: Timestamp,
         landing: tuple[torch.Tensor, torch.Tensor] | None = None,
     ):
-        """`landing`: what travels, and the tensor into which it is copied when it is there; None: the tensor itself."""
+        """`landing`: what is sent, and the tensor into which it is copied when it is there; None: the tensor itself."""
         self._ledger, self._work, self._row, self._time, self._started = ledger, work, row, time, started
         self._landing = landing
 
@@ -44,7 +44,7 @@ class Call:
     def wait(self) -> None:
         """Block until the result is in the tensor; on CUDA, whatever this stream does next, not the host.
 
-        nccl's wait makes the stream wait. gloo works on the host: its wait blocks the host while the tensor travels
+        nccl's wait makes the stream wait. gloo works on the host: its wait blocks the host while the tensor is sent
         from and to host memory, and the stream until it is back on the device.
         """
         if self._row is None:

@@ -23,10 +23,10 @@ from cos598d.records.conventions import GRADIENTS
 class Communicator(Endpoint):
     """One rank's collectives over one process group.
 
-    With a world of one rank nothing travels: results are the rank's own tensors, and the ledger stays empty.
+    With a world of one rank nothing is sent: results are the rank's own tensors, and the ledger stays empty.
 
     gloo reads a tensor's memory from its first element on, whatever its strides are, and takes few dtypes. So a tensor
-    that is not contiguous travels as a dense copy, and what is only moved travels as bytes.
+    that is not contiguous is sent as a dense copy, and what is only moved is sent as bytes.
     """
 
     def all_reduce(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Endpoint:
     """One rank of a process group.
 
-    `device` is where this rank's tensors live, `time` tells the moments of its work, `backend` is "gloo" or "nccl".
+    `device` is where this rank's tensors live, `time` gives the moments of its work, `backend` is "gloo" or "nccl".
     """
 
     def __init__(self, meeting: "Meeting | None", backend: str, device: torch.device, ledger: Ledger | None = None):
@@ -35,7 +35,7 @@ class Endpoint:
     def take_tags(self, count: int) -> int:
         """The first of so many tags in a row that nobody else takes; every rank asks for the same, in one order.
 
-        So what one model's messages are ready for is never met by another model's beside it.
+        So one model's messages are never taken for another model's.
         """
         first, self._next_tag = self._next_tag, self._next_tag + count
         return first
@@ -62,7 +62,7 @@ class Endpoint:
 
     @property
     def messages_have_tags(self) -> bool:
-        """Whether messages are told apart by their tags, and not by their order alone."""
+        """Whether messages are told apart by their tags, and not only by their order."""
         return self.backend == "gloo"
 
     def exchange(self, value: Any) -> list[Any]:
@@ -100,7 +100,7 @@ class Endpoint:
 
 
 def as_dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or a contiguous copy of it; a sparse one travels as it is."""
+    """The tensor itself, or a contiguous copy of it; a sparse one is sent as it is."""
     return tensor.resolve_conj().resolve_neg().contiguous() if tensor.layout == torch.strided else tensor
 
 

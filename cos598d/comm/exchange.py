@@ -47,7 +47,7 @@ class ReduceScatters:
 
     1. Rank r sends part k of its tensor to rank k, for every k but its own, and receives n-1 copies of its own part.
     2. When they are there it adds them and its own, in order of rank: so a sum does not depend on who adds it.
-    Parts travel in segments. `IN_FLIGHT` of them are under way at most, so scratch is `IN_FLIGHT` (n-1) segments,
+    Parts are sent in segments. `IN_FLIGHT` of them are under way at most, so scratch is `IN_FLIGHT` (n-1) segments,
     however large the tensors; to start one more is to wait for the oldest. Every rank starts the same sums in the same
     order. Where that is told beforehand (`expect`), scratch that is free is ready for what others send of the sums to
     come. Rank r sends (n-1)/n S, and receives as much; gloo's reduce_scatter is the ring of its all_reduce, and

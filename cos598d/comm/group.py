@@ -33,7 +33,7 @@ _TAGS: dict[tuple[int, ...], int] = defaultdict(lambda: 1)
 
 @dataclass
 class TensorTotals:
-    """What has travelled for one tensor or bucket: calls, and bytes by the ledger's formulas."""
+    """What was sent for one tensor or bucket: calls, and bytes by the ledger's formulas."""
 
     calls: int = 0
     payload_bytes: int = 0
@@ -66,7 +66,7 @@ class TensorLedger(Ledger):
         return dict(sent)
 
     def totals(self, purpose: str = "gradients") -> dict[str, TensorTotals]:
-        """What travelled so far, by tensor.
+        """What was sent so far, by tensor.
 
         `purpose`: "gradients", "state" (at the start), "agreement" or "buffers".
         """
@@ -111,7 +111,7 @@ class GroupCommunicator(Communicator):
                 self._store.set(f"{self._key}/{self.rank}", str(calls))
 
     def has_left(self, call: int) -> int | None:
-        """A rank that makes no such call, since it has left before; None where there is none."""
+        """A rank that makes no such call, since it has left before; None if there is none."""
         if self._store is None:
             return None
         with contextlib.suppress(RuntimeError):

@@ -22,8 +22,8 @@ class Row:
     `iteration` counts from 1; 0 is before training. A call is of the iteration in which it ended, or after which, up to
     the next one's begin. `payload_bytes` is the tensor's size; `bytes_sent` and `bytes_received` are what the
     algorithm's formula says this rank's links carried, rounded to a byte;
-    `seconds` is from the call to its completion; for a call that ran beside other work, to when it was waited for; None
-    where the library that made the call does not tell. On CUDA both are moments of the stream that computes: when it
+    `seconds` is from the call to its completion; for a call that ran during other work, to when it was waited for; None
+    if the library that made the call does not report it. On CUDA both are moments of the stream that computes: when it
     got to the call, and when it went on after waiting; `seconds` is None until the ledger's `settle`. `messages`
     is how many this rank sent, for a call that a sync composed of messages; None for the library's own collectives.
     `started` is in seconds since the iteration began; None before training, and where `seconds` is. It is below 0 for
@@ -48,7 +48,7 @@ class Row:
 class Totals:
     """Sums over one iteration's calls that synchronize: of gradients, or of weights that are held in shards.
 
-    A tensor that travels in several calls (gathered, then scattered) counts once in `tensors` and `payload_bytes`.
+    A tensor that is sent in several calls (gathered, then scattered) counts once in `tensors` and `payload_bytes`.
     """
 
     calls: int = 0
@@ -82,7 +82,7 @@ class RowFilter(Protocol):
 class Ledger:
     """Rows in the order of the calls, written as JSON lines by `flush`, summed on the way.
 
-    The training loop says when an iteration begins. Without `output` the rows of the iterations so far stay in `rows`.
+    The loop marks where an iteration begins. Without `output` the rows of the iterations so far stay in `rows`.
     With it only their sums are kept: those since the last `take`, and `by_purpose` those of all, also of the rows that
     the `keeper` does not want written.
     """
@@ -178,7 +178,7 @@ _NAMES = tuple(field.name for field in fields(Row))
 
 
 def _shortened(row: Row) -> dict[str, Any]:
-    """A row for the file: seconds to the nanosecond, which is what clocks tell."""
+    """A row for the file: seconds to the nanosecond, which is the clocks' resolution."""
     found = {name: getattr(row, name) for name in _NAMES}
     for name in ("seconds", "started"):
         if found[name] is not None:
@@ -203,7 +203,7 @@ def _sums(rows: Iterable[Row]) -> dict[int, Totals]:
 
 
 def _total(calls: list[Row]) -> Totals:
-    # A tensor may travel in pieces (the sum) and in several ways, out and back (the largest of them).
+    # A tensor may be sent in pieces (the sum) and in several ways, out and back (the largest of them).
     by_op: dict[tuple[str, str], int] = defaultdict(int)
     for row in calls:
         by_op[row.tensor, row.op] += row.payload_bytes

@@ -44,8 +44,8 @@ class Messages:
 class PostedReceives:
     """Messages that may come from now on, before this rank sends its own of the same exchange.
 
-    One that is on its way already when its receiver says that it is ready has waited for that word: on a link with a
-    delay, once the delay longer. Only messages with tags can be told apart so early.
+    A message is sent only after its receiver has reported that it is ready. On a link with a delay that costs the delay
+    once more, unless the report comes early. Only messages with tags can be told apart so early.
     """
 
     def __init__(self, comm: Endpoint, receives: Places, tag: int):
@@ -76,7 +76,7 @@ class PointToPointCollective:
 
         Between two ranks messages of one `tag` arrive in the order in which they were started; over nccl, which has no
         tags, all messages do. Every rank starts to send to all others and to receive from them under a tag other than
-        0, unless it is not `among_all`: where ranks then wait for each other for ever, they find it out. `expected` are
+        0, unless it is not `among_all`: where ranks then wait for each other forever, they find it out. `expected` are
         receives of before.
         """
         operations: list[tuple[Callable[..., dist.Work | None], torch.Tensor, int]] = []

@@ -31,7 +31,7 @@ class StreamTimer(Timer):
 
     `now` puts a timing event into the stream and goes on. So a phase has the time of its own work and of what that
     waits for; work on other streams is not waited for. Synchronizing the device in its place would wait for all
-    streams, and take the time of a collective that runs beside backward for backward's.
+    streams, and take the time of a collective that runs during backward for backward's.
     https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
     """
 

@@ -36,7 +36,7 @@ def watched(comm: Communicator, purpose: str | None = None) -> Iterator[None]:
 
 
 def row_of(comm: Communicator, call: DispatchedCall, purpose: str, name: str) -> Row | None:
-    """The ledger's row for a call whose seconds are not known; None where nothing travels."""
+    """The ledger's row for a call whose seconds are not known; None where nothing is sent."""
     if call.op == BARRIER or call.group.size() == 1 or not call.payload_bytes:
         return None
     elements = sum(tensor.numel() for tensor in call.tensors)

@@ -140,7 +140,7 @@ def _judged(folder: Path, flags: AuditFlags, code: int, grade: Grader | None = N
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise UsageError where the folder has something else than an audit, which it would overwrite."""
+    """Raise UsageError if the folder has something else than an audit, which it would overwrite."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--output_dir {folder} is a file. Give a folder.")
     if (folder / "summary.json").exists() and not (folder / VERDICT).exists():

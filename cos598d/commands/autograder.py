@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the zip and return 0. Raises UserError where that cannot be done."""
+    """Write the zip and return 0. Raises UserError if that cannot be done."""
     check_output_file("--output", options.output)
     from cos598d.tools.grade.autograder import autograder
 

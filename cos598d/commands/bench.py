@@ -128,7 +128,7 @@ def _measured_here(plan: BenchPlan, world_size: int, options: argparse.Namespace
 
 
 def _deliver(record: dict[str, Any], folder: Path | None, json_file: str | None) -> None:
-    """Write and print the record as the flags say. Raises UserError where it cannot be written."""
+    """Write and print the record as the flags say. Raises UserError if it cannot be written."""
     try:
         if folder:
             write_json(folder / FILE_NAME, record)

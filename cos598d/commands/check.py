@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse(options: argparse.Namespace, what: str, *names: str) -> None:
-    """Raise UsageError where one of these flags is given, which are for gradient syncs."""
+    """Raise UsageError if one of these flags is given, which are for gradient syncs."""
     for name in names:
         if getattr(options, name) not in (None, False):
             raise UsageError(f"--{name} is only for gradient syncs, and {options.sync} {what}. Remove it.")

@@ -60,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the lessons that are not finished, print one table and the answers, and return 0.
 
-    Raises UserError where one fails; it has said why by then.
+    Raises UserError if one fails; it has said why by then.
     """
     values = run_values(options)
     defaults = {n: v for n, v in DEFAULTS.items() if n != "max_steps"} if "num_train_epochs" in values else DEFAULTS

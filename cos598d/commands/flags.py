@@ -140,5 +140,5 @@ def to_words(values: Mapping[str, Any], kind: type | None = None) -> list[str]:
 
 
 def check_at_least_one(flag: str, number: int | None) -> None:
-    """Raise UsageError where the number that `flag` gives is not 1 or more; None is no number."""
+    """Raise UsageError if the number that `flag` gives is not 1 or more; None is no number."""
     Flag("", least=1).check(flag.removeprefix("--"), number)

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_imports(folder: Path) -> None:
-    """Raise UsageError where this process imports modules from what it grades: a student's psutil.py would run."""
+    """Raise UsageError if this process imports modules from what it grades: a student's psutil.py would run."""
     is_folder = folder.is_dir()
     place = folder.resolve() if is_folder else folder.resolve().parent
     for entry in {Path(each).resolve() for each in sys.path}:

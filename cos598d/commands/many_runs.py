@@ -87,7 +87,7 @@ def made(
     with claim_folder(path, overwrite=True, flag="--runs_dir"):
         folder = open_folder(path)
         folder.write()
-        print(f"records: {path} (the same command with --runs_dir {path} continues there)", flush=True)
+        print(f"runs: {path} (the same command with --runs_dir {path} continues there)", flush=True)
         for line in before:
             print(printable(line), flush=True)
         yield folder, Runner(folder, runs, command_of, options.parallel or 1, **how).run()

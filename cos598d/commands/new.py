@@ -10,7 +10,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the file and return 0. Raises UsageError where it cannot be written."""
+    """Write the file and return 0. Raises UsageError if it cannot be written."""
     from cos598d.sync.from_file import write_template
 
     write_template(options.file)

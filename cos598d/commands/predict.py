@@ -77,7 +77,7 @@ class _Trained(NamedTuple):
 
 
 def _trained(folder: Path) -> _Trained:
-    """What a run has left. Raises UserError where it is no run, or has not saved its model."""
+    """What a run has left. Raises UserError if it is no run, or has not saved its model."""
     from cos598d.commands.replay import read_config
     from cos598d.config import config_from
     from cos598d.models.build import find_model

@@ -45,7 +45,7 @@ class StarterFlags:
 def restarts_from(asked: int | None, identity: Identity | None) -> int:
     """How often ranks that fail are to be started again: as `asked` by --max_restarts, 0 by default.
 
-    Raises UsageError where others have started this rank.
+    Raises UsageError if others have started this rank.
     """
     flags_of(StarterFlags)["max_restarts"].check("max_restarts", asked)
     if asked and identity is not None and identity.source != "local":

@@ -52,7 +52,7 @@ class EarlierRun:
     def values(self, lesson: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """RunConfig's values: the lesson's and those that the user gave and, below them, those of the file.
 
-        Raises UsageError where the file is of another lesson, or names code to run that the user does not.
+        Raises UsageError if the file is of another lesson, or names code to run that the user does not.
         """
         if self.path is None:
             return {**lesson, **given}

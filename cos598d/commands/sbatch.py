@@ -129,7 +129,7 @@ def _check_word(name: str, word: str | None) -> None:
 
 
 def check_plain(name: str, text: str) -> None:
-    """Raise UsageError where `text`, which `name` gives, is not one line that shows as it is."""
+    """Raise UsageError if `text`, which `name` gives, is not one line that shows as it is."""
     if printable(text, sys.maxsize) != text:
         raise UsageError(
             f"{name} {printable(text, 100)} is not one line. Give one of text, without control characters."

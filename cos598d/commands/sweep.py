@@ -1,7 +1,7 @@
 """`cos598d sweep`: a grid of settings, each combination a run of its own, then one table and one page.
 
 The runs are made one after the other, or --parallel at a time. Started again with the same words and folder, what is
-finished is not run again, and what was stopped goes on from its checkpoint.
+finished is not run again, and what was stopped resumes from its checkpoint.
 """
 
 import argparse

@@ -74,7 +74,7 @@ def array_job(
 
 
 def say_where(path: object, tasks: int) -> None:
-    """On standard error, beside the script on standard output: what it is for, and how its results are tabulated."""
+    """On standard error, next to the script on standard output: what it is for, and how its results are tabulated."""
     print(
         f"an array job of {tasks} tasks, with its runs in {path}. When it is done, repeat the command without "
         "--sbatch for the table (missing runs are then run here).",

@@ -1,4 +1,4 @@
-"""`cos598d traffic`: how much travels in an epoch, by batch size and precision, predicted and counted.
+"""`cos598d traffic`: how much is sent in an epoch, by batch size and precision, predicted and counted.
 
 Started again with the same words and folder, what is finished is not run again.
 """
@@ -109,7 +109,7 @@ def _planned(options: argparse.Namespace) -> list[PlannedRun]:
 
 
 def _train_all(options: argparse.Namespace, runs: Sequence[PlannedRun]) -> list[Path]:
-    """Make the runs that are not finished; the folders of all. Raises UserError where one fails."""
+    """Make the runs that are not finished; the folders of all. Raises UserError if one fails."""
     path = many_runs.folder_of(options, "traffic")
     is_of_several = options.local_rank is not None
     if is_of_several and path.is_dir() and any(path.iterdir()):
@@ -146,7 +146,7 @@ def _is_emulated(options: argparse.Namespace) -> bool:
 
 
 def _ranks(options: argparse.Namespace) -> int:
-    """How many ranks a run will have. Raises UsageError where the flags do not say it."""
+    """How many ranks a run will have. Raises UsageError if the flags do not say it."""
     if options.local_rank is not None and options.world_size is None:
         raise UsageError(f"--local_rank {options.local_rank} needs --world_size. Give the number of ranks.")
     if _is_emulated(options) and options.world_size not in (None, options.hosts):

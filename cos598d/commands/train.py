@@ -104,7 +104,7 @@ def _rank_in_a_fork(config: RunConfig, ranks: RankFlags) -> Callable[[], int]:
 def _words_again(config: RunConfig, folder: Path, before: set[tuple[str, int]]) -> list[str]:
     """The further flags of ranks that are started again: they go on in `folder`, from its newest checkpoint.
 
-    Where nothing has been saved there that was not `before`, a run begins anew if it was to, and one that goes on from
+    Where nothing has been saved there that was not `before`, a run begins again if it was to, and one that resumes from
     elsewhere does so once more.
     """
     begins_anew = config.resume is None and config.overwrite_output_dir

@@ -56,7 +56,7 @@ class BenchSeconds:
 
 
 def load_records(paths: Sequence[Path]) -> list[BenchSeconds]:
-    """The records in these folders (or files). Raises UserError for one that cannot be used beside the first."""
+    """The records in these folders (or files). Raises UserError for one that cannot be used next to the first."""
     records = [load_record(path) for path in paths]
     for record in records:
         for name in SAME_WORK:
@@ -75,7 +75,7 @@ def load_records(paths: Sequence[Path]) -> list[BenchSeconds]:
 
 
 def load_record(path: Path) -> BenchSeconds:
-    """The record in a folder of the bench, or in a JSON file. Raises UserError where there is none to be used."""
+    """The record in a folder of the bench, or in a JSON file. Raises UserError if there is none to be used."""
     file, found = read_record(path)
     if not found["candidates"]:
         raise UserError(f"{file} has no syncs, only a sweep of messages. Measure with `bench --sync`.")

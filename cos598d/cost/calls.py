@@ -26,7 +26,7 @@ def reason_left_out(rung: Rung) -> str | None:
 
 
 def overlaps(rung: Rung) -> bool:
-    """Whether its calls begin beside backward."""
+    """Whether its calls begin during backward."""
     return get_sync(rung.sync).overlaps
 
 
@@ -107,7 +107,7 @@ def planned_calls(
     arrival: Sequence[Tensor] | None = None,
     touched: float | None = None,
 ) -> tuple[list[ModelledCall], bool]:
-    """A step's calls, and whether they begin beside backward.
+    """A step's calls, and whether they begin during backward.
 
     Of what is no gradient sync only their number and bytes are known: they are taken for equal ones, spread over
     backward. arrival: the tensors as backward comes to them (None: in the reverse of the model's order); touched: the

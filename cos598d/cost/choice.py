@@ -1,4 +1,4 @@
-"""The choice of `--sync auto`: what is measured, what the model of cost makes of it, and what is said of that."""
+"""The choice of `--sync auto`: what is measured, what the cost model makes of it, and what is said of that."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -149,7 +149,7 @@ def predict(
     job = TrainingSpec(without_values(model), ranks, 0, *states, clips=clips, hosts=hosts, touched=touched)
     tensors = {tensor.name: tensor for tensor in job.tensors}
     arrival = [tensors[name] for name in computed.arrival]
-    alone = Communicator(None, "gloo", torch.device("cpu"))  # nothing travels while formulas are asked
+    alone = Communicator(None, "gloo", torch.device("cpu"))  # nothing is sent while formulas are asked
 
     def seconds(name: str, calls: Sequence[ModelledCall], spread: float, compute: Compute, overlaps: bool) -> float:
         calls = [replace(call, link_bytes=call.link_bytes * spread) for call in calls]
@@ -171,7 +171,7 @@ def predict(
         calls, overlaps = planned_calls(strategy, job, before_step, arrival, touched)
         predicted[name] = seconds(name, calls, spread, compute, overlaps)
         if after_step.synchronizing:
-            # Weights go round beside the next forward, from its begin: what is left of them then is waited for.
+            # Weights go round during the next forward, from its begin: what is left of them then is waited for.
             forward = Compute(0.0, compute.before, 0.0, dict.fromkeys(compute.arrivals, 0.0))
             calls, _ = planned_calls(strategy, job, after_step)
             predicted[name] += seconds(name, calls, spread, forward, True) - forward.seconds
@@ -179,7 +179,7 @@ def predict(
 
 
 def _halves(sent: TrafficEstimate) -> tuple[TrafficEstimate, TrafficEstimate]:
-    """What travels before a step and after it, half of the calls each where anything does after it."""
+    """What is sent before a step and after it, half of the calls each where anything does after it."""
     if not sent.gathered:
         return sent, TrafficEstimate()
     calls = sent.calls // 2

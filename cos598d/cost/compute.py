@@ -129,7 +129,7 @@ def time_compute(config: RunConfig, comm: Communicator, model: nn.Module, exampl
     fastest = min(rows[1:], key=lambda row: row.seconds)
     before, in_backward = fastest.before, fastest.backward
     moments = {name: max(0.0, moment) for name, moment in rows[-1].arrivals.items()}
-    moments |= {name: in_backward for name, _ in trainable if name not in moments}  # it travels at the end
+    moments |= {name: in_backward for name, _ in trainable if name not in moments}  # it is sent at the end
     step = _step_seconds(config, comm, sum(p.numel() for _, p in trainable))
     before, in_backward, step, moments = comm.exchange([before, in_backward, step, moments])[0]
     moments = {name: min(moment, in_backward) for name, moment in moments.items()}

@@ -68,10 +68,10 @@ class Fitted:
 
 
 def fit(records: Sequence[BenchSeconds]) -> Fitted:
-    """Robust least squares (soft L1) over the relative residuals of all rungs in all records.
+    """Robust least squares (soft L1) over the relative residuals of all built-in syncs in all records.
 
     The costs are fitted as logarithms, and shared by all rungs; the link's efficiency needs two rates. A codec's
-    seconds are its own. Raises UserError where no record has a rung that sends anything.
+    seconds are its own. Raises UserError if no record has a rung that sends anything.
     """
     rungs: dict[str, tuple[Rung, BenchSeconds]] = {}
     left_out: dict[str, str] = {}

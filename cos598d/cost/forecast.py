@@ -36,7 +36,7 @@ class Forecast:
                                 this name; empty where nobody can say
     bytes_sent_per_epoch        by rank, of all that an epoch's training makes travel: what its row predicts
     bytes_unsaid                why the two are empty; "" where they are not
-    seconds_per_iteration       None where none were asked for, or nothing tells
+    seconds_per_iteration       None if none were asked for, or nothing tells
     seconds_per_epoch           of training alone, without evaluation and checkpoints
     seconds_from                in words, what the seconds rest on, or why there are none
     writes                      what the run would leave on the disk, and about how many bytes
@@ -70,7 +70,7 @@ class Forecast:
 
 LOOKED_AT = 16  # so many ranks' memory: of more, those at both ends, since shares only differ by a rounding
 OWN_CALLS = 2  # of a step, beside those that synchronize: the loss, and what the ranks agree on
-LOSS_BYTES = 8  # and of each vote that travels with it
+LOSS_BYTES = 8  # and of each vote that is sent with it
 
 
 def forecast(
@@ -136,7 +136,7 @@ def forecast(
 
 
 def _of_an_epoch(sent: TrafficEstimate, steps: PlannedSteps) -> int:
-    """With the loss and the votes that travel with it in every step."""
+    """With the loss and the votes that are sent with it in every step."""
     loss = all_reduce_bytes(LOSS_BYTES * (1 + len(Stopping.VOTES)), steps.ranks)
     iterations = min(steps.plan.epoch_steps, steps.plan.steps)
     in_steps = iterations * (sent.synchronizing + sent.others + loss)
@@ -153,7 +153,7 @@ def _most(found: Sequence[MemoryEstimate]) -> MemoryEstimate:
 
 
 def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[str]:
-    """What the run of `config` would come to, a line for each thing, what each rests on beside it."""
+    """What the run of `config` would come to, a line for each thing, what each rests on next to it."""
     ranks = f"{world_size} rank{'s'[: world_size != 1]}"
     lines = [
         f"{config.label}: {config.task_name}, sync {config.sync}, {ranks}; nothing is started (--dry_run)",

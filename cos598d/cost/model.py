@@ -7,7 +7,7 @@ bytes are read or written in memory that ranks share, takes
     sending = b / (efficiency rate)                                                 of the link
     travel  = sending + (s + w) delay
 
-where w counts delays that are waited for beside the steps': for words that a receiver is ready.
+where w counts delays that are waited for next to the steps': for words that a receiver is ready.
 
 gloo's rings move their bytes in g segments, two at a time. A segment leaves when its receiver has said that it is
 ready, so each pair of them takes two delays and the time of one segment, unless it takes longer to send both:
@@ -19,9 +19,9 @@ many segments slow, whatever the rate.
 
 After backward the calls follow one another: seconds = compute + sum of (work + travel).
 
-Beside backward a call can begin when its gradients are there, the calls before it have begun, and fewer than AT_ONCE
+During backward a call can begin when its gradients are there, the calls before it have begun, and fewer than AT_ONCE
 are under way. Those under way share the link and the processor (`run_together`). On a processor their work delays
-backward by as much; a GPU has a processor beside it, which does not.
+backward by as much; a GPU has a processor next to it, which does not.
 
     seconds = before + max(backward + the work of the calls that begin in it, the last call's end) + after
 

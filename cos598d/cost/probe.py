@@ -1,6 +1,6 @@
 """What calls cost between these ranks, measured over their process group in some seconds.
 
-    delay       half of the quickest of some round trips of a few bytes from rank 0 to another host
+    delay       half of the fastest of some round trips of a few bytes from rank 0 to another host
     step        an all-reduce of 1 KiB takes 2(n-1) steps, and waits for two delays in each
     bytes       every rank sends to the next and receives from the one before, all at once, 4 times as much each time:
                 of what another byte takes, the processor's part is what its clock says; the rest is the link's
@@ -36,7 +36,7 @@ LINK_SHARE = 0.2
 class Probe:
     """What was found, the same on every rank.
 
-    rate: bits per second of a host's link, when a rank sends to one other; None where none is seen. spread: how many
+    rate: bits per second of a host's link, when a rank sends to one other; None if none is seen. spread: how many
     times longer the same bytes of a rank take when it sends to all others at once, at least 1: connections share a
     link, and of the ranks of a host all send over it, where one of them has a neighbour elsewhere. 1 without a link.
     """
@@ -83,7 +83,7 @@ def measure(comm: Communicator, hosts: Sequence[Sequence[int]], crowd: float) ->
         delay=delay,
         rate=8 / of_link if has_link else None,
         step_seconds=max(1e-6, small / steps - 2 * delay),
-        # A byte that travels is moved by its sender and by its receiver.
+        # A byte that is sent is moved by its sender and by its receiver.
         processor_seconds_per_byte=(of_processor if has_link else per_byte) / 2,
         memory_seconds_per_byte=memory,
         seconds=time.perf_counter() - began,
@@ -140,7 +140,7 @@ def _bytes(comm: Communicator) -> tuple[float, float, float]:
 
 def _swapped(comm: Communicator, size: int, to: Sequence[int], of: Sequence[int]) -> tuple[float, float]:
     """The seconds in which the slowest rank sends so many bytes to each of some ranks, while it receives as many from
-    each of others; and its processor's. The quicker of two times: what is late by accident would stand for a link."""
+    each of others; and its processor's. The faster of two times: what is late by accident would stand for a link."""
     sent, landings, taken = torch.zeros(size // 4), [torch.empty(size // 4) for _ in of], []
     _worst(comm, 0.0)  # all begin together, each time
     for _ in range(3):  # the first touches the memory, and opens the connections' windows

@@ -73,7 +73,7 @@ def is_crowded_otherwise(fitted: Fitted, record: BenchSeconds) -> bool:
 
 
 def misses(fitted: Fitted, record: BenchSeconds) -> list[Miss]:
-    """What `fitted` says of a record's rungs, of those that it knows.
+    """What `fitted` says of a record's built-in syncs, of those that it knows.
 
     Where its ranks are crowded otherwise they take the record's own compute: then the communication alone is predicted,
     and the floor is not.
@@ -128,7 +128,7 @@ def scale_table(points: Sequence[Prediction], link: Link, batch: int) -> str:
 
 
 def miss_table(found: Sequence[Miss], name: str, words: str, unknown: Sequence[str], own_compute: bool) -> str:
-    """Predicted and measured of one record's rungs, and the largest misses in words.
+    """Predicted and measured of one record's built-in syncs, and the largest misses in words.
 
     `own_compute`: the compute is that of the record itself.
     """

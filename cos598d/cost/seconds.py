@@ -1,4 +1,4 @@
-"""Seconds of an iteration by the model of cost: what is computed, timed here, and what the sync's calls cost."""
+"""Seconds of an iteration by the cost model: what is computed, timed here, and what the sync's calls cost."""
 
 import json
 import statistics
@@ -149,13 +149,13 @@ def _compute(timed: Timed, steps: PlannedSteps, job: TrainingSpec, crowding: flo
     batches = steps.first(min(MOST_BATCHES, steps.plan.epoch_steps, steps.plan.steps))
     factor = statistics.fmean(steps.costs(batches)) / timed.cost * crowding
     compute = replace(timed.compute.scaled(factor), after=timed.compute.after * crowding)
-    # A tensor that gets no gradient travels at the end.
+    # A tensor that gets no gradient is sent at the end.
     arrivals = {tensor.name: compute.backward for tensor in job.tensors} | compute.arrivals
     return replace(compute, arrivals=arrivals)
 
 
 def _time(config: RunConfig, strategy: Strategy, ranks: int) -> Timed:
-    """What `timed` answers. Raises UserError where it cannot."""
+    """What `timed` answers. Raises UserError if it cannot."""
     question = TimingRequest(
         asdict(replace(config, no_cuda=True)),
         ranks,

@@ -6,7 +6,7 @@ This is a program of its own, since it forks: torch's threads, and what a caller
 1. It loads the model and the data of the run once, and forks a process for each rank.
 2. Each computes its share of the run's first global batches: forward, backward, clipping and the optimizer's step.
    After backward they wait for one another, as a sync has them wait: so the seconds know that they compete for cores.
-3. Nothing travels between them, nobody listens, and the model that they train is dropped.
+3. Nothing is sent between them, nobody listens, and the model that they train is dropped.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class Timed:
 
 
 def answer(question: TimingRequest) -> Timed:
-    """Fork the ranks, and return what rank 0 has seen. Raises RuntimeError where one of them did not end well."""
+    """Fork the ranks, and return what rank 0 has seen. Raises RuntimeError if one of them did not end well."""
     torch.set_num_threads(1)  # no pool of threads before the fork
     keep_freed_memory()  # as ranks do
     config = RunConfig(**question.config)

@@ -16,7 +16,7 @@ from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 ITERATION_BYTES, CALL_BYTES, SAMPLE_BYTES = 1100, 330, 500
 FILES_BYTES = 20_000  # config, environment and summary, except for its losses
 LOSS_BYTES = 22
-TENSOR_BYTES = 300  # what a file of weights says of each tensor beside its values
+TENSOR_BYTES = 300  # what a file of weights says of each tensor next to its values
 
 
 def writes(
@@ -41,7 +41,7 @@ def writes(
 
 
 def checkpoints_kept(config: RunConfig, steps: PlannedSteps) -> int:
-    """How many checkpoints lie on the disk at the end, at most: the newest ones, and the best one beside them."""
+    """How many checkpoints lie on the disk at the end, at most: the newest ones, and the best one next to them."""
     if not steps.plan.has_checkpoints:
         return 0
     epochs = steps.plan.epoch_of(steps.plan.steps)

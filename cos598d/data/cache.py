@@ -21,7 +21,7 @@ def cached_arrays(
     """The arrays kept in the cache folder, among others of a `kind`, by `name` and the content `key`, or built.
 
     However many processes ask at the same moment, one builds and the others wait for its file; a file that is
-    damaged is built anew. `overwrite` builds anew even so, once for all processes that wait together.
+    damaged is built again. `overwrite` builds again even so, once for all processes that wait together.
     What is returned is mapped from the file, so that processes on one machine share its memory.
     Raises UserError if the cache folder cannot be written, and whatever `build` raises.
     """

@@ -12,7 +12,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write the files that belong beside the model's weights and from which the encoder can be made again, each
+        """Write the files that belong next to the model's weights and from which the encoder can be made again, each
         whole or not at all."""
 
 

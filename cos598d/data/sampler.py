@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# What one more pass through the model costs beside its tokens, in tokens: every weight's gradient is written once
+# What one more pass through the model costs next to its tokens, in tokens: every weight's gradient is written once
 # more. On a CPU about 45 ms against 0.75 ms a token for MiniLM, and in the same proportion for BERT-base; on a GPU
 # short passes leave it idle, so there a batch stays whole.
 EXTRA_PASS_TOKENS = 128

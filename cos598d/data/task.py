@@ -33,7 +33,7 @@ class Task(ABC):
         located.
     evaluation_parts: the parts to evaluate on, in order.
     metrics: the keys of the metrics that every evaluation has, all of them better when larger; the task is ranked by
-        the first. One that tells classes apart has `classes.MACRO` beside them.
+        the first. One that tells classes apart has `classes.MACRO` next to them.
     classes: the names of its classes by their numbers; of a task that finds them in the data, when these are located.
     model_types: the model types that can do it; None for all that read texts, or images where `image_form` is said.
     defaults: values of RunConfig's that differ for this task.

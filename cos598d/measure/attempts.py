@@ -45,7 +45,7 @@ class Attempts:
 
 
 def find_earlier(places: Sequence[Path], position: Mapping[str, Any] | None) -> list[Attempt]:
-    """The attempts before one that goes on from `position`, rank 0's, with what they have lost by that; none without.
+    """The attempts before one that resumes from `position`, rank 0's, with what they have lost by that; none without.
 
     They are read from the first of `places` (a run's live/) that has them, and rank 0's rows there say how far the last
     of them came; else from the checkpoint.

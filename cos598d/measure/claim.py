@@ -48,7 +48,7 @@ def told(folder: Path, remains: str = OLD_STANDS) -> Iterator[None]:
 def clear(folder: Path) -> None:
     """Take away what a run that did not end well left in `folder`, and nothing else.
 
-    For a run that begins anew: each of its ranks calls it, before any of them makes its files.
+    For a run that begins again: each of its ranks calls it, before any of them makes its files.
     """
     if was_left(folder):
         with contextlib.suppress(OSError):  # what cannot be removed is overwritten
@@ -65,7 +65,7 @@ def was_left(folder: Path) -> bool:
 
 
 def check_places(folder: Path) -> None:
-    """Raise UserError where a run would write through something in its `folder` that leads elsewhere.
+    """Raise UserError if a run would write through something in its `folder` that leads elsewhere.
 
     Its subfolders must be no links, since it deletes in them; and no folder may have the name of one of its files. The
     folder itself may be a link: who starts the run has named it.

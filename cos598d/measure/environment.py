@@ -19,7 +19,7 @@ PACKAGES = ("torch", "pytorch-transformers", "numpy", "tokenizers", "safetensors
 
 
 def describe_environment(device: torch.device, backend: str, threads: int, ranks_on_host: int) -> dict[str, Any]:
-    """The facts that a figure needs beside it to mean something, for `environment.json`. Memory is in bytes."""
+    """The facts that a figure needs next to it to mean something, for `environment.json`. Memory is in bytes."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

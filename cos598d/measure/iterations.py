@@ -19,8 +19,8 @@ Row = dict[str, Any]
 class IterationRows:
     """The rows of one rank in `file`, as `detail` thins them, and the sums of all of them, thinned or not.
 
-    To the last row is added what travels and what time passes until the next iteration begins. It is in the file
-    already; a checkpoint has it too, since the run may go on from there several times.
+    To the last row is added what is sent and what time passes until the next iteration begins. It is in the file
+    already; a checkpoint has it too, since the run may continue from there several times.
     """
 
     def __init__(self, file: RowFile, detail: Detail):
@@ -72,7 +72,7 @@ class IterationRows:
         return row
 
     def add_to_last(self, moved: tuple[int, int], totals: Totals, counted: Counters | None) -> None:
-        """Add to the last iteration, and to its row, what has travelled since. Raises OSError."""
+        """Add to the last iteration, and to its row, what was sent since. Raises OSError."""
         row = self._last
         if row is None:
             return

@@ -83,11 +83,11 @@ class Monitor:
             self._thread.start()
 
     def end_iteration(self, iteration: int) -> Counters | None:
-        """What the interface has carried since the last iteration's end; None where it is not known."""
+        """What the interface has carried since the last iteration's end; None if it is not known."""
         return self._sample(lambda: self._count("iteration", iteration))
 
     def read(self) -> Counters | None:
-        """What the interface has carried since the last iteration's end, for what travels between two of them."""
+        """What the interface has carried since the last iteration's end, for what is sent between two of them."""
         return self._sample(lambda: self._count("interval", self._iteration()))
 
     def pause(self) -> Counters | None:

@@ -55,7 +55,7 @@ class RunRecord:
 
     Use as a context; `ledger` is the ledger to hand to the communicator. Until `publish` the rows are in the folder's
     `live/`, each there as soon as it is written, so that they can be read and outlive the process. A `monitor` adds
-    samples taken while training goes on, a `board` is shown everything at once. `kept` is what --ledger says. In
+    samples taken while training continues, a `board` is shown everything at once. `kept` is what --ledger says. In
     memory an iteration leaves nothing.
 
     `resume` are the positions that all ranks of an earlier world gave, in order of rank, each the same list: the rows
@@ -180,7 +180,7 @@ class RunRecord:
         if self._attempts:
             found |= {"epochs": self.epochs, "attempts": self._attempts.all}
             found |= {"departed": {str(rank): one for rank, one in self._departed.items()}}
-        return json.loads(json.dumps(found))  # as it comes back, and not what still changes
+        return json.loads(json.dumps(found))  # a copy, because the original still changes
 
     def _resume(self, position: Position) -> None:
         self._rows.resume(position)
@@ -232,7 +232,7 @@ class RunRecord:
             self._clear_up()
 
     def begin_training(self) -> None:
-        """What travels from now on is training's. Called before every iteration, and before a sync settles."""
+        """What is sent from now on is training's. Called before every iteration, and before a sync settles."""
         self._catch_up()
         if self._is_training:
             return
@@ -246,7 +246,7 @@ class RunRecord:
         self._rows.begin()
 
     def pause_training(self) -> None:
-        """What travels from now on is not training's. Called before every evaluation, when the replicas are equal."""
+        """What is sent from now on is not training's. Called before every evaluation, when the replicas are equal."""
         if self._is_training:
             self._add_to_last(*self._take(), self._monitor.pause() if self._monitor else None)
             self._rows.pause()
@@ -279,7 +279,7 @@ class RunRecord:
             self._add_to_last(moved, totals, self._monitor.read() if self._monitor else None)
 
     def _add_to_last(self, moved: tuple[int, int], totals: Totals, counted: Counters | None) -> None:
-        """Add to the last iteration, and to its row, what has travelled since."""
+        """Add to the last iteration, and to its row, what was sent since."""
         with told(self.folder):
             self._rows.add_to_last(moved, totals, counted)
 
@@ -367,7 +367,7 @@ class RunRecord:
 def _read_back(rows: Path, *names: str) -> dict[str, array]:
     """These numbers of all rows of a file of iterations, 8 bytes each: what a run need not keep while it goes on.
 
-    Raises UserError for a row that is damaged: the run goes on from rows that it has not written itself.
+    Raises UserError for a row that is damaged: the run resumes from rows that it has not written itself.
     """
     found = {name: array("d") for name in names}
     for row in read_table(rows, Fields(dict.fromkeys(names, NUMBER))):

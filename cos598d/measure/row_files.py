@@ -1,4 +1,4 @@
-"""A rank's files of rows in a run's `live/`: readable while the run goes on, taken up where a checkpoint was made."""
+"""A rank's files of rows in a run's `live/`: readable during the run, and continued from a checkpoint."""
 
 import contextlib
 import errno
@@ -99,7 +99,7 @@ class RowFile:
 class RankFiles:
     """The files of rows of `rank`, by their names without the rank: ROWS, and rank 0's EPOCHS and EVALUATIONS.
 
-    With `sizes` (bytes, by file name; EPOCHS is written anew) they go on after so many bytes of what is in `folder`'s
+    With `sizes` (bytes, by file name; EPOCHS is written again) they go on after so many bytes of what is in `folder`'s
     live/, or else in the folder itself or in those of the run that the checkpoint is of, `others`; what follows there
     is cut off. `is_whole` says whether all those bytes were found.
     """

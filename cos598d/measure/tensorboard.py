@@ -1,6 +1,6 @@
 """A run's figures for TensorBoard, for those who want to watch it: events in a folder of the record.
 
-Unlike the other files of a record they appear while the run goes on, and those of a run that fails stay.
+Unlike the other files of a record they appear during the run, and those of a run that fails stay.
 """
 
 from pathlib import Path

@@ -48,7 +48,7 @@ class Thinning:
 
     By `auto` all are, until three quarters of the `most` rows are written; then those of every 10th iteration, until
     three quarters of the rest are; then of every 100th, and so on: the later the rarer, and never more than `most`
-    but for the last one's. The same run decides alike whenever it is interrupted, and whatever its seconds are.
+    except for the last one's. The same run decides alike whenever it is interrupted, and whatever its seconds are.
     """
 
     def __init__(self, rule: LedgerRule, most: int):
@@ -93,7 +93,7 @@ class Detail:
         self.spans, self.wire = Thinning(other, most), Thinning(other, most)
 
     def of_row(self, row: dict[str, Any], is_new: bool = False) -> dict[str, Any] | None:
-        """The row of the iteration under way as it is to be written, with its spans or without; None where it is not.
+        """The row of the iteration under way as it is to be written, with its spans or without; None if it is not.
 
         A new one is counted."""
         iteration = row["iteration"]

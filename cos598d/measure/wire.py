@@ -158,11 +158,11 @@ class WireCounter:
         self._last = self._now()
 
     def pause(self) -> None:
-        """Leave out what travels from now on."""
+        """Leave out what is sent from now on."""
         self._last = None
 
     def read(self) -> Counters:
-        """The sum so far. Raises OSError when the interface is gone or was made anew."""
+        """The sum so far. Raises OSError when the interface is gone or was made again."""
         now = self._now()
         moved = now.less(self._last or now)
         if min(moved) < 0:

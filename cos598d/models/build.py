@@ -164,7 +164,7 @@ def _find_text_model(
             vocabulary, lower_case = folder, lowers_case(folder, name)
 
     length = vocabulary_length(model_type, vocabulary)
-    config_file = None  # where it does not lie beside the weights
+    config_file = None  # where it does not lie next to the weights
     if config_name:
         config, config_file = named_config(config_name, model_type, length, cache_dir)
     elif weights is None:
@@ -196,7 +196,7 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
     global generators are left as they were. The returned model is in training mode. A question answering model scores
     padding as impossible, where it is called with attention_mask=.
 
-    Raises UserError where the weights do not fit, and for a type without such a head.
+    Raises UserError if the weights do not fit, and for a type without such a head.
     """
     model = bare_model(source, head, num_labels, dropout)
     new: list[torch.nn.Module] = [model]

@@ -123,7 +123,7 @@ def save_model(folder: Path, model: torch.nn.Module, encoder: Encoder) -> None:
     `model` is a pytorch_transformers model, or like one, or a wrapper that holds one as `.module`; the names in the
     file are the plain model's. `encoder` is the Encoder that made its inputs. Written are the encoder's files,
     config.json and pytorch_model.bin, each whole or not at all; a model.safetensors of an older model in the same
-    folder goes, since loaders would prefer it. Raises UserError where the disk refuses.
+    folder goes, since loaders would prefer it. Raises UserError if the disk refuses.
     """
     folder = Path(folder)
     model = _inner(model)
@@ -138,7 +138,7 @@ def save_model(folder: Path, model: torch.nn.Module, encoder: Encoder) -> None:
 
 
 def save_description(folder: Path, model: torch.nn.Module, encoder: Encoder) -> None:
-    """Write what `save_model` writes beside the weights. Raises OSError where the disk refuses."""
+    """Write what `save_model` writes next to the weights. Raises OSError if the disk refuses."""
     folder.mkdir(parents=True, exist_ok=True)
     encoder.save(folder)
     write_json(folder / "config.json", _plain_config(_inner(model).config))

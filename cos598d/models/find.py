@@ -75,7 +75,7 @@ def _installed_minilm() -> Path | None:
 
 
 def _refuse_other_type(name: str, model_type: str) -> None:
-    """Raise UserError where a name of ours is another type's."""
+    """Raise UserError if a name of ours is another type's."""
     is_for_images = model_type in IMAGE_TYPES
     if name in ("minilm", "bert-base") and model_type != "bert":
         other = "vit-tiny" if is_for_images else "tiny"

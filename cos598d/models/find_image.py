@@ -21,7 +21,7 @@ DEFAULT_FORM = ImageForm(224, 3)
 @dataclass(frozen=True)
 class FoundVit:
     """What a name means: configuration, file of weights (None: random ones), encoder, words, and a configuration's file
-    that does not lie beside the weights."""
+    that does not lie next to the weights."""
 
     config: Any
     weights: Path | None

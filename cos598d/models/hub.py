@@ -22,7 +22,7 @@ huggingface_hub.logging.set_verbosity_error()  # what goes wrong, this module sa
 
 
 class _NoBar(huggingface_hub.utils.tqdm):
-    """No progress bar: for the small files beside the weights."""
+    """No progress bar: for the small files next to the weights."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **{**kwargs, "disable": True})

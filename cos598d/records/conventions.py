@@ -7,14 +7,14 @@ PHASES = ("data", "forward", "backward", "sync", "clip", "step", CHECKPOINT)
 PRECISIONS = ("fp32", "bf16", "fp16")
 # What others are compared with: the run without any sync, and torch's own way.
 FLOOR, DDP = "none", "ddp"
-# The floor as it is where no rank computes a dense gradient of an embedding, which is zeros but for a few rows.
+# The floor as it is where no rank computes a dense gradient of an embedding, which is zeros except for a few rows.
 SPARSE_FLOOR = "none:sparse_embeddings"
 FLOORS = (FLOOR, SPARSE_FLOOR)
 # How many iterations at a run's start are not counted as its own. The first touches memory and fills caches;
-# torch's DDP lays its buckets anew in its second forward, by the order in which the first backward's gradients came.
+# torch's DDP lays its buckets again in its second forward, by the order in which the first backward's gradients came.
 WARM_UP = 2
 # Who knows what a strategy sends: the ledger, which has an entry for every call, or the kernel's counters alone, where
-# a library tells nobody.
+# a library does not report.
 BY_LEDGER, BY_COUNTERS = "ledger", "counters"
 # What counts instead of an interface, where all ranks share a host: a rank's own connections, without packet headers.
 OWN_SOCKETS = "own sockets"
@@ -24,16 +24,16 @@ ASSUMED_BYTES = "nccl chooses its own algorithms, and its calls are taken to mov
 FINISHED, FAILED, BROKEN_OFF, LEFT_OUT = OUTCOMES = ("finished", "failed", "broken off", "left out")
 # What a task's examples come to, beside their number: a speed is told in these too.
 COUNTED = ("tokens", "images")
-# What an epoch's row has beside its metrics.
+# What an epoch's row has next to its metrics.
 NOT_METRICS = frozenset(("epoch", "is_cut", "iterations", "last_iteration", "loss", "seconds_evaluation"))
 # What a collective call was for. `GRADIENTS`, and `PARAMETERS` where ranks hold shards of the weights, are the cost of
 # keeping the replicas equal. The rest is set-up and book-keeping.
 STATE, GRADIENTS, AGREEMENT, LOSS, EVALUATION = "state", "gradients", "agreement", "loss", "evaluation"
 BUFFERS = "buffers"  # a model's, such as running statistics
-PARAMETERS = "parameters"  # weights that travel because each rank holds, or steps, only its shard of them
+PARAMETERS = "parameters"  # weights that are sent because each rank holds, or steps, only its shard of them
 WHOLE_WEIGHTS = "whole weights"  # weights gathered for an evaluation, where each rank holds only its shard of them
 SYNCHRONIZING = (GRADIENTS, PARAMETERS)
-# What travels while training, between two evaluations.
+# What is sent while training, between two evaluations.
 OF_TRAINING = (GRADIENTS, PARAMETERS, AGREEMENT, LOSS, BUFFERS, WHOLE_WEIGHTS)
 # The files of a run's record, while it goes on and when it has ended.
 LIVE = "live"  # the folder of a run's folder that has the rows until it has ended well

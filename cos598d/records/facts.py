@@ -54,7 +54,7 @@ ALSO_OF_WORK = (
 NOT_OF_A_STEP = frozenset(("steps", "threads per rank", "TF32", "examples per epoch", "gradient accumulation"))
 # What the seconds of two runs are of, beside their work.
 GROUND = ("processor", "cores", "device")
-# And by which code they were made, beside the versions of packages.
+# And by which code they were made, next to the versions of packages.
 CODE = (("commit", "commit"), ("Python", "python"), ("CUDA", "cuda"))
 # Of a bench: in the record's setting, its network or its environment.
 OF_BENCHES = (

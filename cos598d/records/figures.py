@@ -76,7 +76,7 @@ def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
     """Mean, median, 90th percentile and the mean's 95 % interval (Student's t) of the iterations after WARM_UP.
 
     The interval is of this run's iterations: another run of the same settings may lie outside it. The first iteration
-    is given beside them. Where there are too few iterations for a figure it is None.
+    is given next to them. Where there are too few iterations for a figure it is None.
     """
     import numpy as np
 
@@ -205,11 +205,11 @@ def _is_counted(sums: Sums) -> bool:
 
 
 def wire_figures(ranks: Sequence[RankSums], interfaces: Sequence[Sequence[Any] | None]) -> dict[str, Any] | None:
-    """The summary's "wire": means per iteration by rank, None for a rank that has not counted; None where none has.
+    """The summary's "wire": means per iteration by rank, None for a rank that has not counted; None if none has.
 
     `interfaces` are the name and the ranks of what each rank has counted on. `interface` and `shared_by_ranks` are
     those of the first that has; `ranks_by_interface` says for all who counts together: each list's counted bytes, which
-    are alike, stand beside the sum of its predicted bytes.
+    are alike, are next to the sum of its predicted bytes.
     """
     found: dict[str, list[float | None]] = {}
     known = []

@@ -205,7 +205,7 @@ WIRE_ROW = Fields(
 
 
 def read_summary(folder: Path) -> Summary:
-    """The summary of the run in a folder. Raises UserError where there is none, or none of a whole run."""
+    """The summary of the run in a folder. Raises UserError if there is none, or none of a whole run."""
     path = folder / "summary.json"
     summary = read_object(path, Fields({"world_size": RANKS}))
     if summary is None:

@@ -58,7 +58,7 @@ def parse_row(text: str, kind: ValueKind, path: Path, remedy: str, line: int) ->
 
 
 def check(value: Any, kind: ValueKind, where: str | Path, remedy: str) -> None:
-    """Raise UserError where a value of the file `where` is not of this kind."""
+    """Raise UserError if a value of the file `where` is not of this kind."""
     if (wrong := fault(value, kind)) is not None:
         raise UserError(f"{printable(where)} is damaged: {wrong}. {remedy}.")
 

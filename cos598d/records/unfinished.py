@@ -35,7 +35,7 @@ def read_unfinished(live: Path) -> Summary:
     """What the summary would be if the run ended now; `unfinished` says in words where the run is.
 
     Sums of an iteration that a rank has not written yet are without that rank. What only the end tells, such as the
-    bytes that the kernel counted in an epoch, is not there. Raises UserError where something is damaged.
+    bytes that the kernel counted in an epoch, is not there. Raises UserError if something is damaged.
     """
     setting = read_object(live / SETTING, SETTING_FILE)
     if setting is None:

@@ -11,7 +11,7 @@ from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import GradientSync
 from cos598d.sync.options import SyncOptions
 
-# What --sync takes beside the gradient syncs: the names of files, each loaded when its name is asked for.
+# What --sync takes next to the gradient syncs: the names of files, each loaded when its name is asked for.
 OURS = ("zero1", "zero2", "zero3", "sparse_zero1", "shared_weights")
 ENGINES = ("torch_zero1", "torch_fsdp", "horovod", "dp", "fabric", "deepspeed")  # other libraries'
 STRATEGIES = (*OURS, *ENGINES)

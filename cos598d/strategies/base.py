@@ -61,7 +61,7 @@ class Strategy:
     shards: the categories of `memory` of which a rank holds no more than its share between steps.
 
     `phase` is a clock's. The work of `step` belongs to two phases of an iteration: it encloses the optimizer's in
-    `with self.phase("step")`, and what travels in `with self.phase("sync")`. Whoever measures sets a clock's `phase`
+    `with self.phase("step")`, and what is sent in `with self.phase("sync")`. Whoever measures sets a clock's `phase`
     here; until then it does nothing. The other methods belong to one phase each.
 
     The methods that are implemented here are those of a rank which holds the whole model and steps all of it.
@@ -131,7 +131,7 @@ class Strategy:
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a micro-batch's weighted loss. A step's last call may start what travels."""
+        """Add the gradient of a micro-batch's weighted loss. A step's last call may start what is sent."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -185,11 +185,11 @@ class Strategy:
         return TrafficEstimate() if job.ranks == 1 else TrafficEstimate(unsaid="this strategy predicts no bytes")
 
     def state(self) -> Iterator[ShardSlice]:
-        """What any strategy on any number of ranks can go on from: weights, buffers, and what the optimizer remembers.
+        """What any strategy on any number of ranks can resume from: weights, buffers, and what the optimizer remembers.
 
         Called on every rank between two steps, and taken to its end there, since it may communicate. The pieces of all
         ranks together have every tensor exactly once: weights and buffers whole, from rank 0 alone, the optimizer's
-        state from whoever holds it. No rank holds more than a layer beside its own, so a piece's values are good until
+        state from whoever holds it. No rank holds more than a layer next to its own, so a piece's values are good until
         the next one is asked for. The training is left as it was, to the last bit. Of replicas that part and
         are averaged now and then it has the averages of their weights, and rank 0's optimizer; of others rank 0's.
         """
@@ -230,11 +230,11 @@ class Strategy:
         return self.optimizer
 
     def scalars(self) -> dict[str, Any]:
-        """What the ranks know together beside the state, as JSON, the same on each: fp16's loss scale."""
+        """What the ranks know together next to the state, as JSON, the same on each: fp16's loss scale."""
         return self.scale.state()
 
     def load_scalars(self, scalars: dict[str, Any]) -> None:
-        """Take what `scalars` gave, of any strategy; called after `load_state`. What is not in it begins afresh."""
+        """Take what `scalars` gave, of any strategy; called after `load_state`. What is not in it begins again."""
         self.scale.load(scalars)
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -248,20 +248,20 @@ class Strategy:
         """Take what this rank's `own_state` gave, under the same strategy with the same options on as many ranks.
 
         Called after `load_state` and `load_scalars`; then every further step is to the last bit what it would have
-        been. Raises UserError where it cannot be theirs.
+        been. Raises UserError if it cannot be theirs.
         """
         with own_state_of(self.comm.rank):
             load_own_buffers(self.model, tensors)
 
     @property
     def own_is_lost(self) -> str | None:
-        """What is not carried over where a run goes on without its own state, with other ranks or under another
+        """What is not carried over where a run resumes without its own state, with other ranks or under another
         strategy, in words; None where that is nothing to be missed."""
         return None
 
     @property
     def never_kept(self) -> str | None:
-        """What begins afresh in any case, in words; None where that is nothing."""
+        """What begins again in any case, in words; None where that is nothing."""
         return None
 
     def detach(self) -> None:

@@ -49,7 +49,7 @@ class TrafficEstimate:
     others          what the ranks agree on in a step
     settling        once before each evaluation, for a model that is whole and equal on every rank
     calls           of the synchronizing, how many
-    gathered        of the synchronizing: weights that travel after the step, beside the next forward
+    gathered        of the synchronizing: weights that are sent after the step, during the next forward
     copied          bytes read and written in a step in memory that the ranks of a host share
     """
 
@@ -68,7 +68,7 @@ class TrainingSpec:
 
     model      whole, as it is before a strategy has it; only shapes and dtypes are asked, so `without_values` will do
     states     how many numbers the optimizer remembers of every weight that it steps
-    counters   and how many bytes beside them of every parameter, or part of one
+    counters   and how many bytes next to them of every parameter, or part of one
     passes     micro-batches of a step on this rank
     clips      whether gradients are clipped by their norm
     hosts      the ranks of each host; without them all share one

@@ -21,7 +21,7 @@ class TimedStrategy:
     2. Forward, backward, finish and clip belong to a phase each; `step` says by itself what of it belongs to which.
     3. `backward` adds up the losses. Their sum over the ranks is under way while a step's last backward runs, so that
        knowing the global batch's loss costs no waiting; `finish` waits for what is left of it.
-    4. Beside the loss travels what this rank `votes`, such as for an end: numbers that are summed over the ranks too.
+    4. What this rank `votes`, such as for an end, is sent with the loss: numbers that are summed over the ranks too.
     5. In iteration number `watched`, 0 for none, the bytes that this rank holds are counted: `between_steps` are those
        at its end, `peak.held` those at the moment within it when they are most. That takes time, so it should be no
        iteration whose seconds are counted. `passes` is how many micro-batches this rank had in it.

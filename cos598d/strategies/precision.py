@@ -57,7 +57,7 @@ class LossScale:
         return bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients)))
 
     def update(self, is_good: bool, step: int) -> None:
-        """Step number `step` was good, or left out. Raises UserError where the scale would fall below 1."""
+        """Step number `step` was good, or left out. Raises UserError if the scale would fall below 1."""
         if not self.is_on:
             return
         self._good_steps = self._good_steps + 1 if is_good else 0

@@ -1,4 +1,4 @@
-"""Do the replicas hold the same model? Told by digests, so that nothing travels but a line of text while they do."""
+"""Do the replicas hold the same model? Told by digests, so that nothing is sent but a line of text while they do."""
 
 import hashlib
 import math

@@ -32,7 +32,7 @@ class Replicated(Strategy):
     3. Every rank clips the average by its norm and steps by it, so that the replicas stay equal.
 
     Cost a step: what the sync says. Memory for weights of S bytes: with AdamW 2 S of state on every rank, and whatever
-    buffers the sync keeps (`GradientSync.buffers`); at the peak S of gradients beside them, or, where gradients move
+    buffers the sync keeps (`GradientSync.buffers`); at the peak S of gradients next to them, or, where gradients move
     into the buffers as they come, the largest gradient alone.
 
     sync_kind: the sync of a strategy that averages by one of its own; any other is given one.
@@ -114,7 +114,7 @@ class Replicated(Strategy):
         return sent_by_replicas(job, self.sync, self.precision)
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """As the contract says: as `settle` would make them, this rank's own left alone."""
+        """As in the contract: as `settle` would make them, this rank's own left alone."""
         parts = self.sync.averages_weights and not self.sync.replicas_equal
         for name, parameter in self.model.named_parameters():
             whole: torch.Tensor = parameter
@@ -126,7 +126,7 @@ class Replicated(Strategy):
                 yield name, whole
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """As the contract says: what the sync keeps, and what of this replica is not the others'."""
+        """As in the contract: what the sync keeps, and what of this replica is not the others'."""
         facts, kept = self.sync.own_state()
         tensors = {f"sync/{name}": tensor for name, tensor in kept.items()} | super().own_state()[1]
         if not self.sync.replicas_equal:

@@ -28,7 +28,7 @@ class Sharded(Strategy):
     under the model's names. So it must be one that treats every element by itself, as SGD, Adam and AdamW do, and not
     one that looks at whole matrices or norms of them, as LAMB, Adafactor and Muon do.
 
-    A subclass says what the units are and where their weights live: `units_of`, `hold`, `stepped`, and, where a rank
+    A subclass defines what the units are and where their weights live: `units_of`, `hold`, `stepped`, and, where a rank
     has no whole weights, `whole_weights` and `put_weights`.
 
     gradients_kind: what sums the gradients of the units. keeps_gradients: whether it `keeps` them.
@@ -72,7 +72,7 @@ class Sharded(Strategy):
         return squares
 
     def weights_under_way(self) -> list[torch.Tensor]:
-        """What holds weights beside the model's parameters and this rank's parts."""
+        """What holds weights next to the model's parameters and this rank's parts."""
         return []
 
     def is_complete(self, unit: Unit) -> None:
@@ -194,7 +194,7 @@ class Sharded(Strategy):
         return OptimizerState(self.optimizer, self.held.values())
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """As the contract says: the buffers, and in which order the units start, which only the ledger's rows show."""
+        """As in the contract: the buffers, and in which order the units start, which only the ledger's rows show."""
         return {"order": self._gradients.order}, super().own_state()[1]
 
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:

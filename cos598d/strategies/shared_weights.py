@@ -21,11 +21,11 @@ from cos598d.sync.parts.embeddings import large_embeddings
 
 
 class SharedWeights(Sharded):
-    """`zero1` for the ranks of one host: the weights lie once, in memory that all ranks map, and nothing travels.
+    """`zero1` for the ranks of one host: the weights lie once, in memory that all ranks map, and nothing is sent.
 
     1. Buckets as `zero1` has them, each cut into n parts, of which part r is rank r's; but an embedding of a MiB or
        more that only looks up rows is one by itself, cut between rows. The weights of all buckets lie in shared memory,
-       where every rank's model has them, and beside them n segments, one for each rank's gradients.
+       where every rank's model has them, and next to them n segments, one for each rank's gradients.
     2. When backward has computed a gradient, a hook copies it into the rank's own segment. Such an embedding's gradient
        is sparse: only the rows that the batch looked up are computed, and added to the segment's zeros. When all ranks
        have filled a bucket, rank r adds up part r, of an embedding the rows that some rank has marked
@@ -41,7 +41,7 @@ class SharedWeights(Sharded):
     Nobody but the optimizer may change weights: a forward that does is refused where it can be told (`max_norm`).
 
     Cost for a gradient of S bytes: nothing is sent, and no collective is called, but to agree on unused parameters.
-    Beside what its optimizer does to S/n, every rank reads (2 + 2/n) S of memory and writes (1 + 2/n) S: S and S to
+    Next to what its optimizer does to S/n, every rank reads (2 + 2/n) S of memory and writes (1 + 2/n) S: S and S to
     copy gradients, S and S/n to add them up, S/n for the norm, S/n and S/n to clip; of such an embedding only the rows
     that were looked up count. A rank waits for the others three times a step.
     Memory: (n+1) S for all ranks of the host together, where `zero1` takes 2n S, and with AdamW 2S/n of state on each;
@@ -133,7 +133,7 @@ class SharedWeights(Sharded):
         self._meet(END)
 
     def memory(self) -> dict[str, int]:
-        """As the contract says; of what all ranks share, this rank's part of the weights, and its own segment."""
+        """As in the contract; of what all ranks share, this rank's part of the weights, and its own segment."""
         frozen = [p.data for p in self.model.parameters() if not p.requires_grad]
         held = count_memory(parameters=frozen, optimizer=state_tensors(self.optimizer))
         return {

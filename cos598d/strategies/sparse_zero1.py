@@ -46,7 +46,7 @@ class SparseZero1(Zero1):
 
     What is taken to be known must be: whoever changes weights between two steps changes them alike on all ranks. Where
     one rank's copy is changed alone, `zero1` would give the owners' weights to all; here upper bits and embeddings stay
-    apart for ever, and nobody notices before the replicas are compared (`--check_replicas`).
+    apart forever, and nobody notices before the replicas are compared (`--check_replicas`).
 
     Cost for weights of S bytes in B buckets, and E more in T embeddings of R rows together, of which this rank looked
     up u bytes: 2B + T calls; every rank sends (n-1)/n S of gradients, (n-1)/n S (20 + 48/k)/32 of weights, where there

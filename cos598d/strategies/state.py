@@ -102,7 +102,7 @@ class OptimizerState:
             return
         state = self._optimizer.state[each.parameter]
         if _is_number(whole.kind, whole.tensor, each):
-            # Where torch keeps it: kernels that step everything at once read it beside the weights.
+            # Where torch keeps it: kernels that step everything at once read it next to the weights.
             group = self._groups[each.parameter]
             beside = group.get("fused") or group.get("capturable")
             state[whole.kind] = whole.tensor.detach().clone().to(local(each.parameter).device if beside else "cpu")
@@ -216,7 +216,7 @@ def _called(kind: str, name: str) -> str:
 def put_into_model(model: nn.Module, whole: FullTensor) -> bool:
     """Copy weights or a buffer into their place in a model that is whole; False for what is neither.
 
-    Raises UserError where the model has no such place, or one of another shape or kind of number.
+    Raises UserError if the model has no such place, or one of another shape or kind of number.
     """
     if whole.kind not in (WEIGHTS, BUFFERS):
         return False
@@ -250,7 +250,7 @@ def load_own_buffers(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> N
 
 @contextlib.contextmanager
 def own_state_of(rank: int) -> Iterator[None]:
-    """A context in which a rank goes on from what it remembered. Raises UserError where that cannot be."""
+    """A context in which a rank resumes from what it remembered. Raises UserError if that cannot be."""
     try:
         yield
     except UserError as error:

@@ -33,7 +33,7 @@ class Zero1(Sharded):
        a MiB or more ends with its layer: so no layer's gradients wait for the next one's, and no layer's forward for
        another's weights. A bucket's weights lie side by side in one flat tensor, and so do its gradients; both are cut
        into n parts, and part r is rank r's.
-    2. When backward has computed a bucket's last gradient, its reduce-scatter starts while backward goes on: rank r
+    2. When backward has computed a bucket's last gradient, its reduce-scatter starts while backward continues: rank r
        sends part k to rank k, and adds the n-1 copies of part r that arrive to its own, in order of rank.
     3. The sum of the squares of all parts gives the global gradient's norm: one all-reduce of one number.
     4. The optimizer of rank r holds the pieces of parameters in part r alone, and steps them where they lie.
@@ -43,7 +43,7 @@ class Zero1(Sharded):
 
     Cost for weights of S bytes in B buckets: 2B calls; every rank sends and receives (n-1)/n S of gradients and as much
     of weights, 2(n-1)/n S together, as an all-reduce; with clipping one all-reduce of 8 bytes. Memory: S of weights,
-    S of gradients and, with AdamW, 2S/n of state instead of 2S; beside them up to 8(n-1) MiB of scratch, and within a
+    S of gradients and, with AdamW, 2S/n of state instead of 2S; next to them up to 8(n-1) MiB of scratch, and within a
     step the largest gradient once more (`held_by_shards`). Of a parameter that is a bucket by itself, the gradient is
     gone when it is reduced, and an n-th of it kept apart until the step, which takes one n-th of the time.
     Choose it wherever `bucketed` or `ddp` would do: it moves no byte more.

@@ -17,7 +17,7 @@ class Zero2(Zero1):
     Cost for weights of S bytes and a micro-batches a step: every rank sends and receives a (n-1)/n S of gradients and
     (n-1)/n S of weights: 2(n-1)/n S without accumulation. Memory: S of weights, with AdamW 2S/n of state, from
     backward to the step S/n of gradients, and the pool: the bucket that fills, and those with one of the last four
-    segments that were started. Beside them up to 8(n-1) MiB of scratch, and within a step the largest gradient
+    segments that were started. Next to them up to 8(n-1) MiB of scratch, and within a step the largest gradient
     (`held_by_shards`). Choose it over `zero1` where gradients do not fit and one micro-batch makes a step.
     """
 

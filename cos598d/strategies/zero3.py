@@ -38,7 +38,7 @@ class Zero3(Sharded):
 
     A layer's weights are read by its own forward alone; elsewhere they are NaN. Every rank calls the same layers in the
     same order, as often as the others, in evaluation too, except after `settle` or in `whole`. Over gloo
-    ranks that do not would wait for each other for ever: within seconds they find out for which layers, and end
+    ranks that do not would wait for each other forever: within seconds they find out for which layers, and end
     (`DeadlockDetector`). Over nccl, whose messages have no tags, they take one layer's weights for another's of its
     size: `finish` finds it out before anything is stepped. Layers of different sizes are left to nccl's timeout.
 
@@ -137,7 +137,7 @@ class Zero3(Sharded):
             held.parameter.data.copy_(held.part_of(whole.tensor))
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """As the contract says, with the order in which the layers are called, too."""
+        """As in the contract, with the order in which the layers are called, too."""
         facts, tensors = super().own_state()
         names = {layer: name for name, layer in self.model.named_modules()}
         learned = {"after": self._after, "before": self._before}

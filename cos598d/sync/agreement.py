@@ -20,8 +20,8 @@ UNUSED = (
 class Agreement:
     """One rank's part in what all agree on. Each agreement is a small all-reduce.
 
-    heeds_faults: whether the ranks tell each other in every step whether one has a `fault`: words for why its
-    gradients do not count. Only in a script of your own can a rank go on after that (`cos598d.parallel`).
+    heeds_faults: whether the ranks report a `fault` to each other in every step: the reason why a rank's gradients do
+    not count. Only in a script of your own can a rank continue after that (`cos598d.parallel`).
     has_fault: whether some rank has one, once they have agreed on it; None before.
     """
 
@@ -50,8 +50,8 @@ class Agreement:
     def agree_on_used(self, has: list[bool]) -> dict[nn.Parameter, bool]:
         """From whether this rank `has` a gradient of each of `parameters`, whether any rank has, by parameter.
 
-        A small all-reduce; with find_unused_parameters off nothing travels: all are used, or UserError is raised.
-        Where the sync heeds faults, whether a rank has one travels too, and a missing gradient is such a fault.
+        A small all-reduce; with find_unused_parameters off nothing is sent: all are used, or UserError is raised.
+        If the sync heeds faults, the same all-reduce reports them, and a missing gradient is such a fault.
         """
         if not self.find_unused_parameters:
             if not all(has) and self.fault is None:
@@ -77,7 +77,7 @@ class Agreement:
         self.has_fault = bool(self.has_fault) or faults.item() > 0
 
     def all_finite(self, is_finite: bool) -> bool:
-        """Whether it is so on every rank: for syncs whose gradients do not tell, by an all-reduce of 4 bytes."""
+        """Whether all ranks' gradients are finite: an all-reduce of 4 bytes, for syncs whose gradients differ by rank."""
         overflowed = torch.tensor(not is_finite, dtype=torch.int32, device=self.comm.device)
         self.comm.all_reduce(overflowed, "ranks whose gradients are not finite", purpose=AGREEMENT)
         return overflowed.item() == 0

@@ -23,13 +23,13 @@ class GradientSync(Agreement, SyncFacts):
 
         module = sync.attach(model)          # rank 0's state on every rank
         ...
-        with sync.no_sync():                 # for all micro-batches of a step but the last
+        with sync.no_sync():                 # for all micro-batches of a step except the last
             module(...).backward()
         module(...).backward()
         sync.finish()                        # every rank's .grad is the average over ranks
         optimizer.step()
         sync.after_step()                    # for syncs that average weights instead
-        # or, where the gradients are not finite and fp16's loss scale is lowered, nothing but:
+        # or, if the gradients are not finite and fp16's loss scale is lowered, only:
         sync.forget_step()                   # the step leaves no trace
         ...
         sync.settle()                        # before the model is evaluated or saved: weights and buffers are equal
@@ -37,7 +37,7 @@ class GradientSync(Agreement, SyncFacts):
 
     The simplest kind acts after backward, and implements only `average`. Reach other ranks only through `self.comm`.
 
-    `find_unused_parameters` (torch DDP's word): whether a step may leave a trainable parameter without a gradient on
+    `find_unused_parameters` (as in torch's DDP): whether a step may leave a trainable parameter without a gradient on
     some rank. If so the ranks agree on each step's set before they average (`cos598d/sync/agreement.py`). If not, a
     missing gradient is an error.
 
@@ -46,11 +46,10 @@ class GradientSync(Agreement, SyncFacts):
     sends rank 0's before every step, which matters only for a buffer that training reads. `--sync ddp` does so, and
     `data_parallel` too, by calling `settle` there.
 
-    `loss_scale`: what the losses of this step are multiplied by, and so its gradients; 1 except in fp16. The loop sets
-    it before backward. It differs from step to step: what a sync keeps of a gradient it keeps divided by it.
+    `loss_scale`: the factor of this step's losses, and so of its gradients; 1 except in fp16. The loop sets it before
+    backward. It differs from step to step, so a sync that keeps part of a gradient keeps it divided by `loss_scale`.
 
-    What a sync tells about its options, cost, memory and checkpoint, and what it does between steps, has answers that
-    suit most syncs: `cos598d/sync/facts.py`.
+    The options, cost, memory and checkpoint of a sync have defaults that suit most syncs: `cos598d/sync/facts.py`.
     """
 
     loss_scale = 1.0

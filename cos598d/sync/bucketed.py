@@ -18,7 +18,7 @@ class Bucketed(WithCodec, OverlappingSync):
     1. The gradients are assigned to buckets of at most `bucket_mb`, in the reverse order of registration, since
        backward computes the last layers' gradients first; the first bucket is small: its call starts early.
     2. When backward has computed a gradient, a hook copies it into its bucket, divided by n, and .grad becomes a
-       view of that copy. A full bucket's ring all-reduce starts at once, while backward goes on.
+       view of that copy. A full bucket's ring all-reduce starts at once, while backward continues.
     3. After backward every rank waits for the remaining calls. Each .grad is a view of its bucket, so nothing is
        copied back. (With `copies_gradients` .grad stays autograd's, and the averages are copied back into it.)
 
@@ -28,7 +28,7 @@ class Bucketed(WithCodec, OverlappingSync):
     Cost for a gradient of S bytes in B buckets: B calls; every rank sends and receives 2(n-1)/n S. Only what comes
     after the last gradient is exposed: the last bucket, and whatever the network has not finished sending. The buckets
     take S bytes; backward's own gradient of a parameter is freed as soon as it is copied. With `--compress` the
-    buckets travel in a smaller form (`cos598d/sync/codecs`). A good default, like DDP.
+    buckets are sent in a smaller form (`cos598d/sync/codecs`). A good default, like DDP.
     """
 
     uses = ("bucket_mb", "compress", "copies_gradients")

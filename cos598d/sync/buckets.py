@@ -1,4 +1,4 @@
-"""Gradients side by side in one buffer, so that many tensors travel in one call."""
+"""Gradients side by side in one buffer, so that many tensors are sent in one call."""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -83,7 +83,7 @@ class Bucket:
 
 
 class RowBucket(Bucket):
-    """Some rows of one parameter's gradient, side by side, as they travel in one step; which rows they are differs
+    """Some rows of one parameter's gradient, side by side, as they are sent in one step; which rows they are differs
     from step to step, and is the same on every rank."""
 
     def __init__(self, name: str, parameter: nn.Parameter, rows: torch.Tensor, values: torch.Tensor):
@@ -124,7 +124,7 @@ def plan_buckets(
 
 
 def in_buckets(tensors: Sequence[Tensor], options: SyncOptions | None = None) -> list[list[Tensor]]:
-    """The tensors as `plan_buckets` groups parameters, for a sync that states what travels together.
+    """The tensors as `plan_buckets` groups parameters, for a sync that states what is sent together.
 
     Without `options` all tensors of a dtype are in one bucket.
     """

@@ -1,10 +1,10 @@
-"""What a step costs: a sync states its calls once, and both its bytes and what the model of cost asks follow from that.
+"""What a step costs: a sync states its calls once, and both its bytes and what the cost model asks follow from that.
 
-A sync's classmethod `calls(step)` lists the gradients' calls of one step, in order: which tensors travel together, by
+A sync's classmethod `calls(step)` lists the gradients' calls of one step, in order: which tensors are sent together, by
 which collective, and among which ranks. From this list follow
 
     GradientSync.expected    the calls and bytes of one rank, exactly: a ledger can be held to them
-    scale/rungs.py           what each call puts on the links and the ranks of any number of hosts
+    cos598d/cost/calls.py    what each call puts on the links and the ranks of any number of hosts
 """
 
 import math
@@ -158,11 +158,11 @@ class CollectiveCall:
     """One call of a step, as a rung states it.
 
     collective   how it moves
-    tensors      whose gradients travel together
+    tensors      whose gradients are sent together
     members      the ranks that take part, in their order; None: all
     share        how much of the gradients travels
     agreed       bytes by which ranks agree on that share, which are waited for with them; no gradients
-    copied       bytes that every rank reads and writes beside it, in memory that it shares with its host's other ranks
+    copied       bytes that every rank reads and writes next to it, in memory that it shares with its host's other ranks
     """
 
     collective: Collective
@@ -174,19 +174,19 @@ class CollectiveCall:
 
     @property
     def travelling(self) -> list[Tensor]:
-        """The tensors as they travel: of those of which only a share does, that many rows."""
+        """The tensors as they are sent: of those of which only a share does, that many rows."""
         if self.share == 1:
             return list(self.tensors)
         return [tensor.of_rows(round(self.share * tensor.shape[0])) for tensor in self.tensors]
 
     @property
     def gradient_bytes(self) -> float:
-        """What travels of the gradients."""
+        """What is sent of the gradients."""
         return sum(tensor.bytes for tensor in self.tensors) * self.share
 
     @property
     def payload(self) -> float:
-        """All that travels."""
+        """All that is sent."""
         return self.gradient_bytes + self.agreed
 
     def moved(self, ranks: int, rank: int) -> tuple[int, int]:
@@ -206,12 +206,12 @@ def cost_of(travels: Sequence[CollectiveCall], ranks: int, rank: int) -> Cost:
 
 @dataclass(frozen=True)
 class Buffers:
-    """The memory that a sync keeps beside the model's gradients.
+    """The memory that a sync keeps next to the model's gradients.
 
     groups    for each buffer the tensors whose gradients it has a place for; none: gradients stay where they are
     at_once   whether a gradient moves to its place, and leaves no other behind, as soon as backward has computed it;
-              else all are still there beside the buffers when backward ends
-    scratch   bytes beside them
+              else all are still there next to the buffers when backward ends
+    scratch   bytes next to them
     unsaid    why nothing of this can be said beforehand, in words that follow "-"; "" where it is said
     """
 

@@ -1,4 +1,4 @@
-"""Task 3: torch's DistributedDataParallel, as it comes."""
+"""Task 3: torch's DistributedDataParallel, as it is."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -26,16 +26,16 @@ from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.sync.parts.own_loop import CHANGED
 from cos598d.sync.parts.reducer import Reducer
 
-# --compress's word -> torch's communication hook, and what travels.
+# --compress's word -> torch's communication hook, and what is sent.
 HOOKS = {"fp16": (fp16_compress_hook, torch.float16), "bf16": (bf16_compress_hook, torch.bfloat16)}
 
 
 LATER = ("powersgd", "post_localsgd")  # hooks of torch's that become other algorithms after PLAIN_STEPS
 # What torch's PowerSGD remembers of each bucket.
 POWERSGD = ("error_dict", "p_memory_dict", "q_memory_dict")
-# Steps of plain averages before powersgd and post_localsgd begin: torch lays its buckets anew after the first.
+# Steps of plain averages before powersgd and post_localsgd begin: torch lays its buckets again after the first.
 PLAIN_STEPS = 10
-# What `own_state` says beside the hook's steps.
+# What `own_state` says next to the hook's steps.
 OWN: dict[str, ValueKind] = {
     "arrival": OrNone(ListOf(COUNT)),
     **dict.fromkeys(("steps", "steps_made"), COUNT),
@@ -58,18 +58,18 @@ class DDP(GradientSync):
     buffers of b bytes, one more broadcast for each of their dtypes: rank 0 sends ceil(log2 n) b.
     Choose it for real work.
 
-    torch makes these calls itself and is left alone: no communication hook, which would slow it. They are entered in
+    torch makes these calls itself, without a communication hook of ours, which would slow it. They are entered in
     the ledger as torch's dispatcher sees them (`parts/reducer.py`).
 
     `bucket_view` is torch's `gradient_as_bucket_view`: step 3 copies nothing back, and a gradient takes no memory
-    beside its bucket. `compress` registers torch's own communication hook of that name: half of the bytes.
+    next to its bucket. `compress` registers torch's own communication hook of that name: half of the bytes.
     `ddp_hook` registers others of torch's, which after 10 steps of plain averages are other algorithms:
 
     fp16            the same as `compress` fp16
     powersgd        each bucket's matrices as factors of rank 1, with error feedback (Vogels et al., NeurIPS 2019): for
-                    an (a, b) matrix a + b numbers travel instead of a b, in three all-reduces. All gradients are
+                    an (a, b) matrix a + b numbers are sent, not a b, in three all-reduces. All gradients are
                     one bucket, so nothing overlaps with backward
-    post_localsgd   gradients do not travel any more, and the weights are averaged every `sync_every` steps
+    post_localsgd   gradients are not sent any more, and the weights are averaged every `sync_every` steps
                     (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020): 2(n-1)/n S / H a step
     """
 
@@ -242,7 +242,7 @@ class DDP(GradientSync):
         super().settle()
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """As the contract says: in which order torch has laid its buckets, and what its hook remembers."""
+        """As in the contract: in which order torch has laid its buckets, and what its hook remembers."""
         tensors = {}
         if isinstance(self._kept, PowerSGDState):
             tensors = {f"{name}/{n}": tensor for name in POWERSGD for n, tensor in getattr(self._kept, name).items()}

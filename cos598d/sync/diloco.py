@@ -1,4 +1,4 @@
-"""Local training whose averages travel in fragments while training goes on: streaming DiLoCo."""
+"""Local training whose averages are sent in fragments while training continues: streaming DiLoCo."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -23,22 +23,22 @@ class DiLoCo(LocalSGD):
     on all, which is what they last agreed on, and a momentum.
     1. In every step each rank steps by the gradient of its own share of the global batch, as in `local_sgd`.
     2. After every H-th step (`--sync_every H`) the next fragment sets out: each rank takes how far its weights have
-       moved from what was agreed on, and an all-reduce averages that while training goes on.
+       moved from what was agreed on, and an all-reduce averages that while training continues.
     3. H steps later, before the next fragment sets out, it has arrived. What was agreed on of it makes a step of SGD
        along the average, with Nesterov's momentum (`--outer_learning_rate`, `--outer_momentum`). Each rank moves its
        own weights as far as that step went from where they were in 2, and so keeps what it has learnt since.
     4. Before the model is evaluated or saved all ranks average their weights, as in `local_sgd`, and agree on that.
        A fragment that is under way then is dropped: the average has overtaken it.
     5. Under fp16 the ranks agree on overflows as in `local_sgd`.
-    6. A checkpoint waits for the fragment that is under way, and keeps its average: the run goes on from there to the
-       last bit. One that goes on with other ranks, or under another sync, begins with the average of all weights: the
+    6. A checkpoint waits for the fragment that is under way, and keeps its average: the run resumes from there to the
+       last bit. One that resumes with other ranks, or under another sync, begins with the average of all weights: the
        fragment under way and the momentum are dropped.
 
     Where the paper mixes the arriving weights with a rank's own, half and half, 3 adds: with H = 1, F = 1, an outer
     learning rate of 1 and no momentum every rank holds the average of a step before, and its own last step.
 
     Cost for weights of S bytes: 1 call every H steps; every rank sends and receives 2(n-1)/n S / (F H) a step on
-    average, and none of it is waited for where it takes less than H steps. With `--compress` the fragments travel in
+    average, and none of it is waited for where it takes less than H steps. With `--compress` the fragments are sent in
     the codec's form, with error feedback where the codec has it. In memory 3 S, and one fragment's more. Choose it
     where a step takes far less time than its gradients on the link.
     """
@@ -52,7 +52,7 @@ class DiLoCo(LocalSGD):
         return module
 
     def finish(self) -> None:
-        """Nothing travels. Before the first step all ranks hold the same weights: on those they agree."""
+        """Nothing is sent. Before the first step all ranks hold the same weights: on those they agree."""
         if not self._fragments:
             self._cut()
 

@@ -1,7 +1,7 @@
-"""What a gradient sync tells about itself (options, cost, memory, state), and what it does between steps.
+"""The facts of a gradient sync (options, cost, memory, state), and what it does between steps.
 
-The loop, the model of cost and the checkpoints ask for it. A sync that averages gradients and keeps nothing from step
-to step need not say any of it.
+The loop, the cost model and the checkpoints ask for it. A sync that averages gradients and keeps nothing from step
+to step need not define any of them.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SyncFacts:
-    """What a gradient sync tells and does beside averaging, with the answers of a sync that tells nothing.
+    """Everything about a gradient sync except how it averages, with defaults that suit most syncs.
 
     uses: the names of the SyncOptions that have an effect on it. It refuses the others.
     overlaps: whether its calls begin while backward still runs.
@@ -30,10 +30,10 @@ class SyncFacts:
     takes_sparse: whether it averages the sparse gradients of `nn.Embedding(..., sparse=True)`.
     one_host: whether all ranks must be on one host. shares_memory: whether a host's ranks must be able to share memory.
     replicas_equal: whether all ranks hold the same weights now, between two steps, and can be held to it.
-    not_modelled: why the model of cost (`scale`) leaves it out, in words that follow "for"; None where it does not.
+    not_modelled: why the cost model (`scale`) leaves it out, as words that follow "for"; None if it includes it.
     chooses_calls: whether a library makes the calls, and as many as it likes.
-    exact: whether it keeps every claim of `cos598d.tools.check.claims`; if not, `claims` names those that it keeps.
-    never_kept: what begins afresh even where a run goes on with its `own_state`, in words; None where nothing does.
+    exact: whether it passes every test of `cos598d.tools.check.claims`; if not, `claims` names those that it passes.
+    never_kept: what starts from scratch even if a run resumes with its `own_state`, in words; None if nothing does.
     """
 
     uses: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class SyncFacts:
 
     @classmethod
     def check_options(cls, options: SyncOptions, backend: str) -> None:
-        """Raise UsageError for options that `uses` names and that this sync cannot take all the same."""
+        """Raise UsageError for options that `uses` names but whose values this sync cannot take."""
 
     @classmethod
     def remark(cls, model: nn.Module) -> str | None:
@@ -66,9 +66,9 @@ class SyncFacts:
 
     @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall] | None:
-        """The gradients' calls of one step among several ranks, in order; None where nothing states them beforehand.
+        """The gradients' calls of one step among several ranks, in order; None if nothing states them beforehand.
 
-        What a step costs follows from them, here and in the model of cost: see `cos598d/sync/cost.py`.
+        What a step costs follows from them, here and in the cost model: see `cos598d/sync/cost.py`.
         """
         return None
 
@@ -81,11 +81,10 @@ class SyncFacts:
         options: SyncOptions = DEFAULTS,
         hosts: Sequence[Sequence[int]] = (),
     ) -> Cost | None:
-        """What one step's gradients cost `rank`, as its ledger must show; None where only the step itself can tell.
+        """What one step's gradients cost `rank`, as its ledger must show; None if it is known only after the step.
 
         tensors: (elements, bytes per element) of the trainable parameters of one dtype, in the model's order, all of
-        them used. They travel as they are, in no codec's form. hosts: the ranks of each host; without them all ranks
-        share one.
+        them used and uncompressed. hosts: the ranks of each host; without it all ranks share one.
         """
         sized = [Tensor("", (elements,), "", elements * element_bytes) for elements, element_bytes in tensors]
         calls = cls.calls(Step(sized, options, hosts or [range(ranks)], sized[::-1]))
@@ -96,12 +95,12 @@ class SyncFacts:
 
     @classmethod
     def averages(cls, step: Step) -> list[CollectiveCall]:
-        """Of a sync that averages weights: the calls that average all of them once, as `calls` states a gradient's."""
+        """For a sync that averages weights: the calls that average all of them once, in the form of `calls`."""
         return [CollectiveCall(ALL_REDUCE, step.tensors)]
 
     @classmethod
     def round_steps(cls, options: SyncOptions) -> int:
-        """Of a sync that averages weights: the steps in which all of them are averaged once."""
+        """For a sync that averages weights: the number of steps in which all of them are averaged once."""
         return options.sync_every
 
     @classmethod
@@ -110,7 +109,7 @@ class SyncFacts:
         return Buffers() if cls.keeps_nothing else Buffers(unsaid="this sync predicts no memory")
 
     def hidden_bytes(self) -> int:
-        """Of what it keeps now, the bytes that a library has in its name, and that no tensor here shows."""
+        """The bytes that a library keeps for this sync and that no tensor here shows."""
         return 0
 
     # State in a checkpoint
@@ -119,19 +118,19 @@ class SyncFacts:
         """What this rank's sync remembers from one step to the next, as JSON and as named tensors.
 
         Every rank calls it between two steps, when a run is saved. Weights that differ from the other ranks' are saved
-        without it. The tensors may lie in live memory.
+        elsewhere. The tensors may be live memory.
         """
         return {}, {}
 
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Go on from what the same rank's `own_state` gave, with the same options on as many ranks.
+        """Continue from what the same rank's `own_state` gave, with the same options and number of ranks.
 
-        Called after `attach`, before the first step. Raises UserError where it cannot be that.
+        Called after `attach`, before the first step. Raises UserError if `facts` and `tensors` do not fit.
         """
 
     @property
     def own_is_lost(self) -> str | None:
-        """What is not carried over where a run goes on without its `own_state`, in words; None for nothing."""
+        """What is not carried over where a run resumes without its `own_state`, in words; None for nothing."""
         return None
 
     # Between steps
@@ -140,20 +139,20 @@ class SyncFacts:
         """The optimizer has changed the weights. Nothing to do for syncs that average gradients."""
 
     def forget_step(self) -> None:
-        """Called instead of `after_step` when the optimizer leaves the step out: drop what the step left to the next.
+        """Called instead of `after_step` when the optimizer skips the step: drop what this step kept for the next.
 
-        A gradient of it was not finite, and so may be whatever was made of it.
+        A gradient was not finite, so everything computed from it may not be finite either.
         """
 
     def settle(self) -> None:
-        """Make the replicas equal: give every rank rank 0's buffers; weights too, where they part between steps."""
+        """Make the replicas equal: give every rank rank 0's buffers, and its weights too if they drift apart."""
         self.send_buffers([buffer for _, buffer in self._model.named_buffers()] if self._model else [])
 
     def send_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
         """Give every rank rank 0's of these buffers, which are alike in shapes and dtypes on all ranks."""
         if not buffers or self.comm.world_size == 1:
             return
-        # As bytes side by side, so that all of them travel in one call, whatever their dtypes.
+        # As bytes side by side, so that all of them are sent in one call, whatever their dtypes.
         parts = [buffer.data.contiguous().view(-1).view(torch.uint8) for buffer in buffers]
         together = torch.cat(parts)
         self.comm.broadcast(together, "buffers", purpose=BUFFERS)
@@ -164,6 +163,6 @@ class SyncFacts:
     def agree_on_finite(self, is_finite: bool) -> bool:
         """From whether this rank's gradients are finite after `finish`, whether every rank's are.
 
-        Only fp16 needs it. An average is the same on every rank, so nothing has to travel.
+        Only fp16 needs it. An average is the same on every rank, so nothing has to be sent.
         """
         return is_finite

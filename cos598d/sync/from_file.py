@@ -31,7 +31,7 @@ def is_own(name: str) -> bool:
 
 
 def label_of(name: str) -> str:
-    """A sync's name as it may stand in a file's name: for FILE.py:CLASS, the class."""
+    """A sync's name for use in a file name: for FILE.py:CLASS, the class."""
     return name.rpartition(":")[2] if is_own(name) else name
 
 
@@ -103,7 +103,7 @@ def load_file(path: Path, shown: str, compiled: Callable[[ModuleType, bytes, str
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # for imports of its neighbours; last, so that it hides nothing
     try:
-        # Compiled here, so that nothing is written beside the file.
+        # Compiled here, so that nothing is written next to the file.
         exec(compiled(module, source, str(path)), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]

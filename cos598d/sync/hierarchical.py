@@ -32,7 +32,7 @@ class Hierarchical(WithCodec, SharedMemory):
     a host. Nothing of 2 hides behind backward. In memory as `shared_memory`. Choose it for several hosts of several
     ranks each.
 
-    With `--compress` what travels between hosts does so in the codec's form; sums within a host stay exact. What the
+    `--compress` compresses what is sent between hosts; sums within a host stay exact. What the
     codec remembers is a host's, and its first rank's to save; a rank that becomes a first one by a resume on other
     hosts begins with nothing held back.
     """

@@ -19,7 +19,7 @@ class LocalSGD(GradientSync):
     1. In every step each rank steps by the gradient of its own share of the global batch, clipped by its own norm.
     2. After every H-th step (`--sync_every H`), and before the model is evaluated or saved, all ranks average
        their weights, in one buffer, by a ring all-reduce. What the optimizer remembers stays each rank's own; a run
-       that goes on with other ranks, or under another sync, does with rank 0's.
+       that resumes with other ranks, or under another sync, does with rank 0's.
     3. Under fp16 the ranks agree in every step on whether any of them overflowed, by an all-reduce of 4 bytes: they
        leave out the same steps, so that loss scales and learning rates stay alike.
 
@@ -43,7 +43,7 @@ class LocalSGD(GradientSync):
         return module
 
     def finish(self) -> None:
-        """Nothing travels: every rank goes its own way until the next average."""
+        """Nothing is sent: every rank goes its own way until the next average."""
 
     def after_step(self) -> None:
         self._steps += 1

@@ -1,4 +1,4 @@
-"""No synchronization: a single process, and the floor that exposed communication is measured against."""
+"""No synchronization: a single process, and the compute-only baseline for exposed communication."""
 
 from cos598d.comm.communicator import Communicator
 from cos598d.sync.base import GradientSync
@@ -10,7 +10,7 @@ class NoSync(GradientSync):
     """Every rank keeps its own gradients.
 
     1. Before training every rank receives rank 0's state, as in every sync.
-    2. After that nothing travels: with more than one rank the replicas drift apart, in their weights, in their buffers
+    2. After that nothing is sent: with more than one rank the replicas drift apart, in their weights, in their buffers
        and, under fp16, in their loss scales and learning rates too.
 
     Cost: 0 calls, 0 bytes. Choose it for one process (task 1), and on n ranks only to measure: an iteration's time

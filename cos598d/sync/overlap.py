@@ -15,11 +15,11 @@ class Overlap(OverlappingSync):
 
     1. As soon as backward has computed a gradient, every rank divides it by n, into memory of its own, and starts its
        ring all-reduce, in the reverse order of registration, which is the order of arrival.
-    2. Backward goes on with the layers below while the ring runs.
+    2. Backward continues with the layers below while the ring runs.
     3. After backward every rank waits for the calls that are left.
 
     Cost for P gradients of S bytes in all: P calls; every rank sends and receives 2(n-1)/n S, as `all_reduce` does.
-    What fits beside backward is hidden, but each of the P calls still costs its 2(n-1) steps: too many for small
+    What fits during backward is hidden, but each of the P calls still costs its 2(n-1) steps: too many for small
     tensors. Choose it to see what overlap alone gains; `bucketed` does the same with fewer calls.
     """
 

@@ -8,7 +8,7 @@ from cos598d.sync.cost import Collective, CollectiveCall, Load, Step
 
 
 class Reduce(Collective):
-    """A ring reduce-scatter whose parts go to rank 0, which says that it is ready for them when its ring has ended.
+    """A ring reduce-scatter whose parts go to rank 0, which reports that it is ready for them when its ring has ended.
 
     gloo's ring leaves out the last two segments of a part alone, so that almost all of the payload goes round.
     """

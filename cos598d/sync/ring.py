@@ -17,7 +17,7 @@ class Ring(ByMessages, Flat):
        rank r holds the whole sum of part r+1.
     2. All-gather: n-1 steps. In step s rank r sends part r+1-s, which is finished, and receives part r-s.
     3. Each .grad becomes a view of its place in the buffer.
-    A part travels in segments: a segment goes on to the next rank as soon as it is added, while others arrive.
+    A part is sent in segments: a segment goes on to the next rank as soon as it is added, while others arrive.
 
     Cost for a gradient of S bytes: 1 call of 2(n-1) steps; every rank sends and receives 2(n-1)/n S. Exactly, with
     parts that differ by one element where n does not divide S: rank r sends 2S less parts r+1 and r+2, and receives

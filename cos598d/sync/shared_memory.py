@@ -21,7 +21,7 @@ def copied_by(payload: float, ranks: int) -> float:
 
 
 class SharedMemoryCollective(Collective):
-    """Through memory that the ranks of one host share: nothing is sent. `shared_memory.py` says what is copied."""
+    """Through memory that the ranks of one host share: nothing is sent. `shared_memory.py` describes what is copied."""
 
     def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
         return 0, 0
@@ -46,7 +46,7 @@ class SharedMemory(OverlappingSync):
 
     Cost for a gradient of S bytes in B buckets: nothing is sent. Every rank reads 3 S of memory and writes
     (2 + 1/n) S: S and S in 1, S and S/n in 2, S and S in 3, however many ranks there are. The host holds (n+1) S
-    for all ranks, beside the gradients that backward makes. Choose it when all ranks share a host: the library would
+    for all ranks, next to the gradients that backward makes. Choose it when all ranks share a host: the library would
     copy each byte into the kernel and out again for each of the 2(n-1)/n S that it sends through the loopback.
     """
 

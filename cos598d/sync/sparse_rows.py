@@ -1,4 +1,4 @@
-"""The rows of an embedding that a batch touched travel, the zeros of all others stay where they are."""
+"""Sends only the rows of an embedding that a batch used; the other rows are zeros."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,28 +19,27 @@ from cos598d.sync.parts.embeddings import LEAST_BYTES, large_embeddings, why_no_
 
 
 class SparseRows(Bucketed):
-    """As `bucketed`, but of an embedding's gradient only the rows that some rank looked up; nothing is lost.
+    """As `bucketed`, but sends only the embedding rows that some rank looked up. All other rows are zero.
 
-    BERT's word embedding is a fifth of its gradient (of MiniLM's a half), it arrives last in backward, when nothing is
-    left to hide its travel, and all its rows but those of the batch's tokens are zero.
+    BERT's word embedding is a fifth of its gradient (of MiniLM's a half). It arrives last in backward, when nothing is
+    left to hide its call, and only the rows of the batch's tokens are not zero.
 
     1. In forward every rank notes the ids that each large embedding is asked for, in all micro-batches of the step;
        those of a forward whose backward is still to come are noted for the next step as well.
     2. When backward has its first gradient, forward is over: the ranks start to agree on the union of their ids,
-       by an all-reduce (maximum) of one byte a row. It runs beside backward.
+       by an all-reduce (maximum) of one byte per row. It runs during backward.
     3. When an embedding's gradient arrives, every rank copies the rows of the union into a buffer, divided by n, and
-       starts its all-reduce; all other parameters travel in buckets meanwhile. Beside it travels one number: which
+       starts its all-reduce; all other parameters are sent in buckets meanwhile. With it one number is sent: which
        rank has a gradient outside these rows, if any has. It is an error then, on every rank.
     4. After backward every rank waits, and copies the averaged rows back into its own gradient.
 
-    An embedding whose weight also serves elsewhere (as an output layer) has a dense gradient and travels in a bucket.
+    An embedding whose weight also serves elsewhere (as an output layer) has a dense gradient and is sent in a bucket.
 
     Cost for a gradient of S bytes, E of them of R rows of embeddings, of which U rows were touched: B calls for the
     buckets, and for each embedding 1 for the ids, 1 for the rows and 1 of 4 bytes; every rank sends and receives
-    2(n-1)/n (S - E + E U/R), and 2(n-1)/n R for the ids. With `--compress` the rows of the union travel in the codec's
-    form, as one more bucket; what a codec holds back of a row (its error feedback) is kept by the row's number and
-    waits until a step looks the row up again. Choose it for any model with a large vocabulary, and the more the slower
-    the links are; with large batches U nears R and it becomes `bucketed`.
+    2(n-1)/n (S - E + E U/R), and 2(n-1)/n R for the ids. `--compress` compresses the rows of the union as one more
+    bucket. Error feedback is kept per row, and waits until a step looks the row up again. Choose it for any model with
+    a large vocabulary, especially on slow links. With large batches U nears R, and it becomes `bucketed`.
     """
 
     def attach(self, model: nn.Module) -> nn.Module:
@@ -91,7 +90,7 @@ class SparseRows(Bucketed):
             if torch.count_nonzero(values) != torch.count_nonzero(parameter.grad):
                 outside.fill_(1 + self.comm.rank)
             values /= self.comm.world_size
-        # Beside the rows, so that no rank waits for it: a rank that raised now would leave the others waiting.
+        # Next to the rows, so that no rank waits for it: a rank that raised now would leave the others waiting.
         call = self.comm.all_reduce(
             outside, f"ranks with a gradient outside the rows of {name}",
             purpose=AGREEMENT, async_op=True, op=torch.distributed.ReduceOp.MAX,
@@ -138,7 +137,7 @@ class SparseRows(Bucketed):
         large = [t for t in step.tensors if "embedding" in t.name and len(t.shape) == 2 and t.bytes >= LEAST_BYTES]
         dense = [tensor for tensor in step.tensors if tensor not in large]
         buckets = in_buckets(dense, step.options)
-        # One byte a row says which rows are touched; it travels beside backward, and is waited for with the rows.
+        # One byte per row marks the rows that are touched. It is sent during backward, and waited for with the rows.
         rows = [CollectiveCall(ALL_REDUCE, [t], share=step.touched, agreed=t.shape[0]) for t in reversed(large)]
         return [*(CollectiveCall(ALL_REDUCE, bucket) for bucket in buckets), *rows]
 

@@ -50,7 +50,7 @@ def wait_together(
     """Wait until all have ended well, or one has failed and the others had their time to end too.
 
     Returns None, or the place and the code of the one that failed first; `grace(code)` is the others' time in seconds.
-    Raises TimeoutError where none has failed, and one still runs, after `seconds`.
+    Raises TimeoutError if none has failed, and one still runs, after `seconds`.
     """
     deadline = time.monotonic() + seconds
     while True:

@@ -215,7 +215,7 @@ def open_own(path: str | os.PathLike, flags: int = 0) -> int:
 
 
 def own_folder(path: Path) -> None:
-    """Make the folder `path`, or find it there. Raises OSError where it is a link: what it leads to is not ours."""
+    """Make the folder `path`, or find it there. Raises OSError if it is a link: what it leads to is not ours."""
     path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a link", str(path))

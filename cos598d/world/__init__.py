@@ -8,6 +8,6 @@
 4. What does rank 0 serve? Its `server` sees who has come, and whether all want the same run. Then it serves the keys
    and values of a `store`. A `meeting` is the ranks that have met: they exchange values through the store.
 5. How do we learn that one is gone? A `watchdog` in every rank keeps connections to its `neighbours`, and says so.
-   It also finds a `deadlock`: ranks that wait for each other for ever.
+   It also finds a `deadlock`: ranks that wait for each other forever.
 6. What does a rank compute with, and how does it end? `devices` chooses its GPU and threads; `exit` is its last words.
 """

@@ -6,7 +6,7 @@ The handshake:
 2. Whoever opened it sends the same greeting, its rank, a nonce, and a digest of both nonces and the rank under the key.
 3. The first answers with a digest of its own, or with a refusal, and closes what is silent, late or wrong.
 
-Both make the key of this one connection from the nonces. Each message then travels with its length and a digest under
+Both make the key of this one connection from the nonces. Each message then is sent with its length and a digest under
 that key, which also counts the messages: none can be forged, repeated or left out. Nothing is encrypted.
 """
 
@@ -111,7 +111,7 @@ class Connection:
         return messages
 
     def send(self, words: Any, data: bytes = b"") -> None:
-        """Send a message. Raises OSError where the other end is gone."""
+        """Send a message. Raises OSError if the other end is gone."""
         self.socket.sendall(self.pack(words, data))
 
     def send_now(self, words: Any) -> None:
@@ -142,7 +142,7 @@ def _send_rest(line: socket.socket, rest: bytes) -> None:
 def connect(address: tuple[str, int], key: bytes, rank: int, seconds: float, largest: int) -> Connection:
     """Connect to `address` as `rank`.
 
-    Raises AuthenticationError where the other end has another key, ProtocolError where it does not speak our protocol
+    Raises AuthenticationError if the other end has another key, ProtocolError where it does not speak our protocol
     or takes longer than `seconds`, OSError where nothing answers.
     """
     line, deadline = socket.create_connection(address, timeout=min(seconds, 5.0)), time.monotonic() + seconds
@@ -268,7 +268,7 @@ class Acceptor:
 
 
 def hang_up(line: socket.socket) -> None:
-    """End what travels on a socket, which wakes a thread that waits on it."""
+    """End what is sent on a socket, which wakes a thread that waits on it."""
     with contextlib.suppress(OSError):  # it has ended already
         line.shutdown(socket.SHUT_RDWR)
 

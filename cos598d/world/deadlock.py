@@ -1,4 +1,4 @@
-"""Ranks that wait for each other for ever: what one waits for, and whether another one is ever going to send it."""
+"""Ranks that wait for each other forever: what one waits for, and whether another one is ever going to send it."""
 
 import time
 from collections import Counter

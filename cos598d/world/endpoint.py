@@ -80,7 +80,7 @@ def listen(ip: str, port: int, at_once: bool = True) -> socket.socket:
 def find_rank_0(identity: Identity, seconds: float, deadline: float, say: Callable[[str], None]) -> StoreClient:
     """Connect to rank 0, again and again until it answers. `say` is called with a sentence where that takes long.
 
-    Raises UserError where nothing has answered at `deadline`, or what answers is not rank 0 of this run. Where torchrun
+    Raises UserError if nothing has answered at `deadline`, or what answers is not rank 0 of this run. Where torchrun
     has started the ranks again, the port in its agent's store may be that of an earlier rank 0, by now anybody's: then
     what answers counts only at the deadline, until when rank 0 may have published its own.
     """
@@ -165,7 +165,7 @@ def _agents_store(identity: Identity) -> Store:
 
 
 def _published_port(identity: Identity, agent: Store) -> int | None:
-    """The port that rank 0 has published; None where there is none yet, or rank 0 did not write it."""
+    """The port that rank 0 has published; None if there is none yet, or rank 0 did not write it."""
     try:
         if not agent.check(["port"]):
             return None

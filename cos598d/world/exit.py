@@ -52,7 +52,7 @@ def print_last_words(rank: int | None, sentence: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # either stream may be closed or unread by now
         sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError):
-        # The terminal's line may hold a progress bar: start it afresh.
+        # The terminal's line may hold a progress bar: start it again.
         start = "\r\033[K" if sys.stderr.isatty() else ""
         print(f"{start}{ERROR}{'' if rank is None else f'rank {rank}: '}{sentence}", file=sys.stderr, flush=True)
 

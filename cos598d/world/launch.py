@@ -56,7 +56,7 @@ def start_local_workers(
     ended all). Up to `max_restarts` times all are then started again, with the further arguments that `again` returns,
     another secret and, unless `master_port` says one, another port; but not where they have refused a word on the
     command line, or left to go on later. The first signal that comes here is passed on, so that workers that train can
-    save what they have; a further Ctrl-C ends them, and after neither are they started again. Raises UserError where
+    save what they have; a further Ctrl-C ends them, and after neither are they started again. Raises UserError if
     the port is taken, or this host does not give so many processes or open files.
     """
     workers: list[Worker] = []

@@ -27,7 +27,7 @@ LARGEST_OF_OLD = 32 << 20
 def allow_descriptors(rank: int, world_size: int) -> None:
     """Raise this process's soft limit of open files to what its rank needs besides what it has inherited.
 
-    gloo connects every pair of ranks, and rank 0 also serves each of them. Raises UserError where the hard limit is
+    gloo connects every pair of ranks, and rank 0 also serves each of them. Raises UserError if the hard limit is
     below that.
     """
     _allow((2 if rank == 0 else 1) * world_size, f"rank {rank} of {world_size}")

@@ -60,7 +60,7 @@ class Meeting:
             return [json.loads(text) for text in self._take(name)]
         if self.identity.rank == 0:
             texts = self._take(name)
-            # What several ranks say alike travels once: the distinct values, and the place of each rank's in them.
+            # What several ranks say alike is sent once: the distinct values, and the place of each rank's in them.
             places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
             self.store.set(f"{name}/all", f"[[{','.join(places)}],{json.dumps([places[text] for text in texts])}]")
             self._read = f"{name}/all"
@@ -94,7 +94,7 @@ class Meeting:
         return texts
 
     def _get(self, keys: list[str], name: str) -> list[bytes]:
-        """The values of `keys`, in the exchange `name`. Raises UserError where they do not come."""
+        """The values of `keys`, in the exchange `name`. Raises UserError if they do not come."""
         try:
             if self._is_served:
                 return self.store.multi_get(keys)

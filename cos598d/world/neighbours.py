@@ -35,7 +35,7 @@ def connect_neighbours(meeting: Meeting) -> tuple[list[Connection], list[int]]:
     """Connect this rank with its parent and its children, each of which proves that it has met the others.
 
     Returns the connections, and the children that have not come in time. Strangers, and whoever comes a second time,
-    are dropped. Raises UserError where the parent cannot be reached.
+    are dropped. Raises UserError if the parent cannot be reached.
     """
     rank = meeting.identity.rank
     expected, parent = set(children_of(rank, meeting.identity.world_size)), parent_of(rank)

@@ -97,7 +97,8 @@ def _wait_for_all(identity: Identity, server: RendezvousServer, seconds: float, 
             refused = server.acceptor.refused
             server.objection = (
                 f"{ranks_in_words(missing)} did not come to {identity.endpoint} within {seconds:g} s (--timeout)"
-                + (f"; {refused} came with another --secret or from another run." if refused else ".")
+                + (f"; {refused} came with another --secret or from another run" if refused else "")
+                + ". Start them again, or check --master_ip, --master_port and the firewall."
             )
             return missing
         if now - told > pause and missing != waited_for:

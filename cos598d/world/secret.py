@@ -62,7 +62,7 @@ def _checked(secret: bytes, name: str) -> bytes:
 def _this_users() -> bytes:
     """This user's secret on this host, made by the first process that needs it.
 
-    Raises UserError where no folder can keep it.
+    Raises UserError if no folder can keep it.
     """
     user = os.geteuid() if hasattr(os, "geteuid") else "user"
     tried = []
@@ -86,7 +86,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def _kept(path: Path) -> bytes:
-    """The secret in `path`, made where there is none; empty where it cannot be kept, or others may know it."""
+    """The secret in `path`, made if there is none; empty where it cannot be kept, or others may know it."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(path):

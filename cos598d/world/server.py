@@ -28,7 +28,7 @@ class Admission(NamedTuple):
 
     `hosts[r]` is the number of rank r's host, in the order in which hosts have their first ranks: numbers, since every
     rank hears of every other. `elsewhere` is an address in another network than rank 0's from which some rank has come;
-    empty where there is none. `run_key` is known only to those who have met. `is_late` tells somebody who comes when
+    empty if there is none. `run_key` is known only to those who have met. `is_late` tells somebody who comes when
     the run has begun.
     """
 

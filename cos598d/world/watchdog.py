@@ -5,7 +5,7 @@ TCP connections to its neighbours in a tree, which in all but large worlds is a 
 kernel closes them when the process ends, however it ends, and TCP's keepalive closes them when a host falls silent: a
 neighbour reads the end of the stream and tells its other neighbours which rank it was; they pass it on.
 A rank that fails with a sentence sends that sentence first, so that all can repeat it. A rank passes on what it hears
-before it leaves, so its own end is never news. Ranks that wait for each other for ever find it out the same way
+before it leaves, so its own end is never news. Ranks that wait for each other forever find it out the same way
 (`deadlock`).
 
 The thread that watches the connections ends the process by `os._exit` where it must: the main thread may be inside a

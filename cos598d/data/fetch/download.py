@@ -39,7 +39,7 @@ def obtain(
 
     1. Files that are there and check are left alone.
     2. Otherwise, one process at a time (a lock file in `data_dir`): fetch to `*.part` files, unpack into a hidden
-       folder beside the target, check there, and rename. Files of the target that did not check are set aside as
+       folder next to the target, check there, and rename. Files of the target that did not check are set aside as
        `NAME.replaced-1`, never deleted.
     At whatever point this ends, the target holds whole files only, and nothing else is left but `*.part` (taken up
     by the next call) and the lock; a hidden folder that a killed process left is removed by the next call.

@@ -2,7 +2,7 @@
 
 What has arrived stands in `NAME.TAG.part`. TAG is a digest of what the server says identifies the file's present
 version (its ETag or date, and its length), so bytes of two versions never end up in one file: if the server's answer
-to a request for the rest carries another tag, the old part is dropped and the download starts anew.
+to a request for the rest carries another tag, the old part is dropped and the download starts again.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ MOST_BYTES = 2 * 1024**3  # MNLI, the largest, is 0.3 GB; a server that sends wi
 _TRIES = 4
 _PROGRESS = 1024**2  # a try that brought more bytes than this was no failure
 _CHUNK = 32 * 1024
-_SLOWEST = 1024  # bytes a second: a server that sends fewer might take for ever
+_SLOWEST = 1024  # bytes a second: a server that sends fewer might take forever
 
 
 class Unreachable(UserError):

@@ -22,7 +22,7 @@ class Refused(Exception):
 
 
 def check_pillow() -> None:
-    """Raise UsageError where Pillow is missing, which the extra `images` installs."""
+    """Raise UsageError if Pillow is missing, which the extra `images` installs."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:

@@ -66,7 +66,7 @@ class ImageFolderTask(ImageTask):
 
 
 def find_classes(store: ImageStore) -> FoundImages:
-    """The classes and parts that the folders of `store` say. Raises UserError where they say none, or contradict."""
+    """The classes and parts that the folders of `store` say. Raises UserError if they say none, or contradict."""
     files = store.files
     inside = _common_folders(files)
     by_part: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))

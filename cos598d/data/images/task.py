@@ -119,7 +119,7 @@ class ImageTask(Task):
 
 def candidates(data_dir: str | None, environ: Mapping[str, str], names: Sequence[str]) -> Iterator[tuple[Path, str]]:
     """The paths that a task's data may be at, with words for each: --data_dir, else IMAGE_DIR, and what is in it by
-    these `names`; "" for itself. Raises UserError where what was named is not there."""
+    these `names`; "" for itself. Raises UserError if what was named is not there."""
     named = data_dir or environ.get(VARIABLE)
     if not named:
         return

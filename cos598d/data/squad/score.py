@@ -1,7 +1,7 @@
 """SQuAD's official scores: exact match and F1 over words, the best over the gold answers, of anybody's predictions.
 
 The rules are those of the official evaluation scripts for 1.1 (Rajpurkar et al. 2016, section 6.1) and 2.0
-(Rajpurkar, Jia and Liang 2018, section 5), written anew. `cos598d score --task squad` scores a file.
+(Rajpurkar, Jia and Liang 2018, section 5), written again. `cos598d score --task squad` scores a file.
 """
 
 import functools
@@ -119,7 +119,7 @@ def _texts(question: Question) -> list[str]:
 
 
 def _texts_or_none(question: Question) -> list[str]:
-    """The gold answers that have words; where there are none, the empty one is right."""
+    """The gold answers that have words; if there are none, the empty one is right."""
     return [text for text in _texts(question) if normalize_answer(text)] or [""]
 
 
@@ -154,7 +154,7 @@ def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> 
     """The official scores of a predictions file, {question id: answer}, and remarks on what does not fit.
 
     `data` is a SQuAD file. If it has questions without an answer, 2.0's rules hold, else 1.1's. `null_odds`, {question
-    id: number}, adds 2.0's best thresholds. Questions without a prediction count as wrong. Raises UserError where a
+    id: number}, adds 2.0's best thresholds. Questions without a prediction count as wrong. Raises UserError if a
     file cannot be read or has another form, or where the predictions are for other questions altogether.
     """
     squad = read_squad(data)

@@ -147,7 +147,7 @@ class _Builder:
             self._rows.extend((*row, base + length + 1, len(query) + 1, *labels))
 
     def features(self) -> Features:
-        """Raises UserError where there is no window."""
+        """Raises UserError if there is no window."""
         if not self._rows:
             raise UserError(
                 f"{self._name} holds no question whose answer is where answer_start points. Check the file."

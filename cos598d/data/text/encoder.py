@@ -63,7 +63,7 @@ class TextEncoder(Encoder):
         return self.encode_many(texts)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
-        """As `encode_many`, with each token's place in its text. Raises UserError where an encoder does not have it."""
+        """As `encode_many`, with each token's place in its text. Raises UserError if an encoder does not have it."""
         raise UserError(
             "SQuAD needs the positions of tokens in the text, which only BERT's and DistilBERT's vocabularies "
             "without added tokens give. Choose --model_type bert or distilbert."
@@ -75,7 +75,7 @@ class WordEncoder(TextEncoder):
 
     specials: the special tokens: for unknown words, between texts, for padding, for the class, and the masked one.
     find_ids: the ids of a word that has not been met before.
-    Raises UserError where the vocabulary lacks one of the first four.
+    Raises UserError if the vocabulary lacks one of the first four.
     """
 
     def __init__(self, specials: Sequence[str], vocabulary: Mapping[str, int], find_ids: Callable[[str], list[int]]):
@@ -146,7 +146,7 @@ def must_exist(file: Path) -> None:
 
 
 def read_text(file: Path) -> str:
-    """A file's text. Raises UserError where there is none, or it is not UTF-8."""
+    """A file's text. Raises UserError if there is none, or it is not UTF-8."""
     must_exist(file)
     try:
         return file.read_text(encoding="utf-8")  # universal newlines, as pytorch-transformers reads it

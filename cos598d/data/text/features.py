@@ -29,7 +29,7 @@ class Features(Examples):
     offsets: int64 (examples + 1); example i is tokens[offsets[i]:offsets[i + 1]].
     splits: int32 (examples), where each example's second segment begins (see `Layout.arrange`).
     targets: what the model's head is trained on, each (examples,); for GLUE "labels".
-    extra: what a task keeps beside them for itself, in whatever shapes.
+    extra: what a task keeps next to them for itself, in whatever shapes.
     """
 
     def __init__(

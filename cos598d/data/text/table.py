@@ -43,7 +43,7 @@ class TextOptions:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the one or two columns of text. Raises UserError where they are none or more."""
+        """The names of the one or two columns of text. Raises UserError if they are none or more."""
         names = tuple(name.strip() for name in self.text_columns.split(","))
         if not all(names) or len(names) > 2:
             raise UserError(f"--text_columns {printable(self.text_columns, _SHOWN)} has to be one or two names.")
@@ -51,7 +51,7 @@ class TextOptions:
 
 
 class TextRow(NamedTuple):
-    """One example of a file: its line, its one or two texts, and its label as written, None where none is read."""
+    """One example of a file: its line, its one or two texts, and its label as written, None if none is read."""
 
     line: int
     texts: tuple[str, ...]

@@ -53,7 +53,7 @@ class DeepSpeed(Engine):
     were off in 0.17.6 and after (its issue 7718); bf16 of stage 2 was wrong for modules used twice in 0.18.3 to 0.19.3
     (8224). fp16 has a loss scale of its own and is refused here. Its optimizer counts the steps of all parameters
     together: a state of a strategy that counts each one's is taken with the largest count. After a resume stage 3
-    learns anew in which order layers are called, so that the first step's gathers are cut otherwise; what comes of
+    learns again in which order layers are called, so that the first step's gathers are cut otherwise; what comes of
     them is the same.
     """
 
@@ -116,7 +116,7 @@ class DeepSpeed(Engine):
             self._engine.backward(loss * self.comm.world_size, scale_wrt_gas=False)
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
-        """As the contract says, but done in `step`, where DeepSpeed learns the norm."""
+        """As in the contract, but done in `step`, where DeepSpeed learns the norm."""
         if self.options.zero_stage:
             self.optimizer.clip_grad = max_norm
             return None
@@ -153,7 +153,7 @@ class DeepSpeed(Engine):
         return FlatState(self.optimizer.optimizer, fragments(copy, self.optimizer, stage, self.comm.rank))
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """As the contract says; stage 3 gathers a parameter at a time."""
+        """As in the contract; stage 3 gathers a parameter at a time."""
         for name, parameter in self._apart.copy.named_parameters():
             whole = self._gathered(parameter) if self.options.zero_stage == 3 else parameter
             if self.comm.rank == 0:
@@ -173,7 +173,7 @@ class DeepSpeed(Engine):
         del self._engine, self.optimizer
 
     def memory(self) -> dict[str, int]:
-        """As the contract says, from what DeepSpeed's optimizer holds by name."""
+        """As in the contract, from what DeepSpeed's optimizer holds by name."""
         copies = list(self._apart.copy.parameters())
         optimizer = self.optimizer
         inner = getattr(optimizer, "optimizer", optimizer)

@@ -85,7 +85,7 @@ class Engine(Strategy):
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def memory(self) -> dict[str, int]:
-        """As the contract says, of an engine that leaves the model whole; what it keeps to itself, such as buckets in
+        """As in the contract, of an engine that leaves the model whole; what it keeps to itself, such as buckets in
         C++, is not seen, and no category here."""
         return count_memory(
             parameters=[p.data for p in self.model.parameters()],

@@ -161,7 +161,7 @@ class Fabric(TorchFSDP):
         return self.optimizer.optimizer
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """As the contract says: under ddp also in which order torch has laid its buckets."""
+        """As in the contract: under ddp also in which order torch has laid its buckets."""
         facts, tensors = super().own_state()
         return facts if self.is_cut else {"arrival": self._reducer.arrival()}, tensors
 

@@ -123,7 +123,7 @@ def _check_names(comm: Communicator) -> None:
 
 
 def _address_of_name() -> str:
-    """The address of this host by its name; "" where there is none."""
+    """The address of this host by its name; "" if there is none."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:

@@ -200,7 +200,7 @@ class TorchFSDP(Engine):
                 unit.reshard()
 
     def memory(self) -> dict[str, int]:
-        """As the contract says. While a layer computes, what is gathered stands in the module for its shards."""
+        """As in the contract. While a layer computes, what is gathered stands in the module for its shards."""
         self._gathered |= {id(p): p for p in self._module.parameters() if not hasattr(p, "to_local")}
         parameters = [*self._shards, *self._gathered.values()]
         return count_memory(

@@ -28,7 +28,7 @@ class TorchZero1(Replicated):
     2. Whole parameters are dealt out to the ranks, the largest first, always to the rank that has least so far. Each
        rank steps its own, and has the optimizer's state for these alone.
     3. Each rank broadcasts what it has stepped. `parameters_as_bucket_view` lays a rank's parameters side by side, so
-       that they travel in one call a rank; without it every parameter travels by itself.
+       that they are sent in one call a rank; without it every parameter is sent by itself.
 
     Cost for S bytes of gradients and weights on n ranks: what `ddp` costs, 2(n-1)/n S, and n broadcasts of S in all.
     gloo's are trees: a rank receives S less its own share, and ranks near a root send on what they receive, up to

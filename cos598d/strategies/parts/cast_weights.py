@@ -13,7 +13,7 @@ from cos598d.strategies.parts.units import Unit
 class CastWeights:
     """What autocast makes of weights in every forward, made once a step, and once for all ranks.
 
-    1. Beside the float32 weights of a unit lie copies in half precision. A rank casts its part of them when its
+    1. Next to the float32 weights of a unit lie copies in half precision. A rank casts its part of them when its
        optimizer has stepped its part of the weights (`refresh`).
     2. While a linear layer computes under autocast its copies stand in the place of its weights. They are the bits to
        which autocast would have cast these.

@@ -20,7 +20,7 @@ class ShardedGradients(GradientSync):
     1. A hook moves each gradient that backward has computed into its unit's flat tensor and drops it. A unit of one
        parameter takes the gradient itself for its flat tensor: nothing is copied. It is read there and never written,
        since autograd may hand the same memory to another parameter, and to what it computes next.
-    2. When the unit's last gradient is there its reduce-scatter starts (`ReduceScatters`), while backward goes on.
+    2. When the unit's last gradient is there its reduce-scatter starts (`ReduceScatters`), while backward continues.
        Units start in one order on every rank: that in which they are expected; after the first step those of which
        nobody used some parameter come last, so that the others need not wait for it.
     3. `finish` starts what is left, waits for all, and finds out which parameters were used by any rank.
@@ -241,7 +241,7 @@ class ShardedGradients(GradientSync):
         return [*self._flats.values(), *self._shards.values()]
 
     def bucket_tensors(self) -> list[torch.Tensor]:
-        """What is kept for sending and receiving beside them."""
+        """What is kept for sending and receiving next to them."""
         return [*self._pool, *self._sums.tensors()]
 
     def _begin(self) -> None:

@@ -12,7 +12,7 @@ from cos598d.comm.exchange import WeightGather
 from cos598d.strategies.parts.units import Unit
 
 LEAST_ELEMENTS = 4096  # of a part that is worth the trouble
-BITS = (20, 24)  # of each weight that travel
+BITS = (20, 24)  # of each weight that are sent
 WHOLE = 32  # as it is
 ROOMS = (32, 64, 128, 512)  # one in so many weights may have moved too far for its bits
 # A form is a number of bits, and in hundreds the place of a room in ROOMS.
@@ -181,7 +181,7 @@ _EVERY = (*(bits + 100 * place for bits in BITS for place in range(len(ROOMS))),
 
 
 def _bits(form: int) -> int:
-    """How many of a weight's bits travel in this form."""
+    """How many of a weight's bits are sent in this form."""
     return form % 100
 
 

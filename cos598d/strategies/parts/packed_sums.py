@@ -1,6 +1,6 @@
-"""Reduce-scatters whose pieces travel in fewer bits, and give the same sums to the last bit.
+"""Reduce-scatters whose pieces are sent in fewer bits, and give the same sums to the last bit.
 
-Of a float32 the exponent travels as four bits below its block's largest. Sign and mantissa of a gradient are as good as
+Of a float32 the exponent is sent as four bits below its block's largest. Sign and mantissa of a gradient are as good as
 random. Its exponent is not, since neighbours are of about one size: in a block of a layer's gradient hardly one number
 in ten thousand is 2^14 times smaller than the largest.
 """
@@ -15,7 +15,7 @@ from cos598d.comm.exchange import SEGMENT_BYTES, ReduceScatters, Segment, segmen
 from cos598d.comm.messages import Places
 
 ALIGNMENT = 8  # bytes, at whose multiples a packed piece begins
-BLOCK = 64  # numbers whose largest exponent travels once
+BLOCK = 64  # numbers whose largest exponent is sent once
 FAR, LEAST_ROOM = 64, 16  # one number in so many may be too far below it, and in a small piece so many
 HEAD_BYTES = 8  # the count of these
 NO_ROOM = -1  # in place of a count: more are
@@ -77,7 +77,7 @@ class PackedReduceScatters(ReduceScatters):
 
 
 def sent_bytes(elements: int, longest: int) -> int:
-    """What travels of a part of so many elements of a float32 tensor whose longest part has `longest`."""
+    """What is sent of a part of so many elements of a float32 tensor whose longest part has `longest`."""
     count = segment_count(longest, torch.float32.itemsize)
     return sum(
         travelling_bytes(elements // count + (k < elements % count)) for k in range(count)

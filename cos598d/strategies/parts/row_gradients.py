@@ -36,7 +36,7 @@ class RowGradients(ShardedGradients):
 
     1. In forward every rank notes the rows that each table is asked for, in all micro-batches of the step.
     2. When backward has its first gradient, forward is over: every rank sends the others a bit for each row of every
-       table, whether it has noted it. They travel beside backward.
+       table, whether it has noted it. They are sent during backward.
     3. A table's gradient is sparse. When it is there, its rows travel (`EmbeddingRows.start`).
     4. `finish` adds them up, in order of rank: so all ranks have the same sums, to the last bit.
     """
@@ -171,9 +171,9 @@ class EmbeddingRows:
     2. `start`: all ranks know by now which rows each of them has noted. Every rank sends the values of its own straight
        to all others. Where a ring all-reduce of the rows that some rank has noted would send a MiB less, it is that: it
        is more messages, one after the other.
-    3. `end` adds them to `sums`, zeros but for such rows, in order of rank: on every rank to the same bits.
+    3. `end` adds them to `sums`, zeros except for such rows, in order of rank: on every rank to the same bits.
     A gradient that is more than what was noted, as one of a weight that is also read as it is: its rank says so in a
-    last row beside the values, and all ranks all-reduce it as a whole, this time and from then on.
+    last row next to the values, and all ranks all-reduce it as a whole, this time and from then on.
     """
 
     def __init__(self, comm: Communicator, unit: Unit):
@@ -182,7 +182,7 @@ class EmbeddingRows:
         self.sums = torch.zeros_like(self.parameter.data, memory_format=torch.contiguous_format)
         self.is_summed = torch.zeros(len(self.sums), dtype=torch.bool, device=self.sums.device)  # what is not zeros
         self._is_old = False  # what is summed is an earlier step's
-        self._is_whole = False  # it travels as a whole
+        self._is_whole = False  # it is sent as a whole
         self._own: torch.Tensor | None = None
         self._terms: list[tuple[torch.Tensor, torch.Tensor]] = []  # rows, and values with the last row
         self._under_way: Pending | None = None

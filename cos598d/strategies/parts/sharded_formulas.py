@@ -232,7 +232,7 @@ class _Flats:
 
 
 def _kinds(job: TrainingSpec, units: Sequence[Unit]) -> tuple[Sequence[Unit], Sequence[Unit], Sequence[Unit]]:
-    """The units that are replicated, those that are cut, and of these the ones whose weights travel by lower bits."""
+    """The units that are replicated, those that are cut, and of these the ones whose weights are sent by lower bits."""
     replicas = [unit for unit in units if isinstance(unit, ReplicatedUnit)]
     dense = [unit for unit in units if not isinstance(unit, ReplicatedUnit)]
     changing = changed_in_forward(job.model)

@@ -175,7 +175,7 @@ class SharedGradients(ShardedGradients):
 
 
 class _Rows:
-    """A large embedding's gradients, (rows, width) in every rank's segment: zeros but for marked rows.
+    """A large embedding's gradients, (rows, width) in every rank's segment: zeros except for marked rows.
 
     A rank marks, with a byte for each row, those to which it has added something. Others read the marks of its segment
     in their own part alone, as they do with the gradients.

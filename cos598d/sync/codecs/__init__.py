@@ -45,9 +45,9 @@ def get_codec(word: str) -> tuple[type[Codec], float]:
 def make_codec(
     word: str | None, comm: Communicator, all_reduce: AllReduce, members: Sequence[int] | None = None
 ) -> Codec:
-    """The codec that `word` names, for one sync whose buckets travel among the ranks `members`, by default all.
+    """The codec that `word` names, for one sync whose buckets are sent among the ranks `members`, by default all.
 
-    It changes nothing without a word, for a rank alone, and for one that is none of the members.
+    It does nothing if `word` is None, if there is one rank, and on a rank that is not among the members.
     """
     members = range(comm.world_size) if members is None else members
     if word is None or len(members) < 2 or comm.rank not in members:

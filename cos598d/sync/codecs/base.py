@@ -67,7 +67,7 @@ class Kept:
     def keep_if(self, is_finite: torch.Tensor, name: str) -> None:
         """What this step leaves under a name counts only if `is_finite`, the same on every rank: one truth value.
 
-        It is looked at when the next step begins, so that nobody waits for a device now.
+        It is read when the next step begins, so that nothing waits for a device now.
         """
         self._left[name] = is_finite
 
@@ -169,7 +169,7 @@ class Codec(Generic[Sent]):
     that is not.
 
     number_words: what its number may be, for errors, and `default` the one that it has by itself; None if it has none.
-    collective: how what it makes of a bucket travels, for the model of cost; None: by the sync's own collective.
+    collective: how what it makes of a bucket is sent, for the cost model; None: by the sync's own collective.
     memory: what it remembers from step to step, in words; None if nothing.
     """
 
@@ -206,7 +206,7 @@ class Codec(Generic[Sent]):
 
     @classmethod
     def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float) -> list[tuple[int, int]]:
-        """What travels among `ranks` for a bucket of these tensors: elements and bytes of an element, for each call."""
+        """What is sent among `ranks` for a bucket of these tensors: elements and bytes of an element, for each call."""
         raise NotImplementedError
 
     def start(self, bucket: Bucket, scale: float = 1.0) -> Sent:
@@ -223,7 +223,7 @@ class Codec(Generic[Sent]):
         return Coded(parts, _Gathering(call.start([(tensor, rank) for _, rank in others], others), call))
 
     def finish(self, bucket: Bucket, pending: Sent) -> None:
-        """Wait, and replace the buffer by its sum over the ranks, as near as the codec comes."""
+        """Wait, and replace the buffer by its sum over the ranks, up to the codec's error."""
         raise NotImplementedError
 
     def put_back_unused(self, bucket: Bucket, is_used: Sequence[bool]) -> None:

@@ -18,7 +18,7 @@ class Int8(Codec["_ChunkExchange"]):
     """Scaled 8-bit numbers, summed in 32 bits by the rank that owns the part.
 
     1. Every rank cuts its bucket into n parts, and encodes each: in blocks of 1,024 elements, x becomes
-       floor(127 x / m + u), where m is the block's largest absolute value, which travels with the block, and u is a
+       floor(127 x / m + u), where m is the block's largest absolute value, which is sent with the block, and u is a
        random number from 0 to below 1.
     2. Part r goes to rank r, which decodes and adds the n versions of it.
     3. Rank r encodes its sum and sends it to all; every rank, the owner too, decodes what was sent.

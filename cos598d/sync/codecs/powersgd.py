@@ -21,10 +21,10 @@ class PowerSGD(Codec[Coded]):
     3. Every rank computes Q = M' P; all ranks sum Q (all-reduce).
     4. The sum of the Ms is taken for P Q'; what of its own M a rank's P Q' misses waits for the next step.
     5. Q and the errors are kept, divided by the loss scale, for the next step.
-    Vectors, and matrices that rank columns would not make smaller, travel whole beside P.
+    Vectors, and matrices that rank columns would not make smaller, are sent whole, together with P.
 
     `powersgd:4`, the default, is rank 4. Cost of a bucket: 2 calls; every rank sends and receives 2(n-1)/n times
-    4 rank (rows + columns) bytes a matrix, and 4 bytes for each element that travels whole.
+    4 rank (rows + columns) bytes a matrix, and 4 bytes for each element that is sent whole.
     """
 
     default = 4
@@ -87,7 +87,7 @@ class PowerSGD(Codec[Coded]):
         for (name, matrix), p, q, part in zip(half.matrices, ps, qs, summed, strict=True):
             new = self._qs.left(name)
             torch.mul(part.view_as(q), 1 / half.scale, out=new)
-            # A column that has come to nothing, as for a gradient of zeros, would stay so for ever: the last one stays.
+            # A column that has come to nothing, as for a gradient of zeros, would stay so forever: the last one stays.
             new.copy_(torch.where(new.any(dim=0), new, half.old_qs[name]))
             self._qs.keep_if(is_finite, name)
             torch.mm(p, part.view_as(q).T, out=matrix)
@@ -122,7 +122,7 @@ def _rank_of(shape: Sequence[int], most: int) -> int:
 
 
 class _FirstHalf(NamedTuple):
-    """The matrices by name, their Qs of the step before, what travels whole, the first factors, both packed as they
+    """The matrices by name, their Qs of the step before, what is sent whole, the first factors, both packed as they
     travel, and the loss scale."""
 
     matrices: list[tuple[str, torch.Tensor]]

@@ -1,4 +1,4 @@
-"""Only the largest gradients travel, the rest waits."""
+"""Sends only the largest gradients; the rest is added to the next step's."""
 
 from collections.abc import Sequence
 

@@ -1,1 +1,1 @@
-"""What the rungs share."""
+"""What the built-in syncs share."""

@@ -30,7 +30,7 @@ def make_sparse(embeddings: Iterable[nn.Embedding]) -> Callable[[], None]:
     """Let backward compute only the rows that were looked up; what is returned puts it back as it was."""
     were_sparse = {embedding: embedding.sparse for embedding in embeddings}
     for embedding in were_sparse:
-        embedding.sparse = not embedding.scale_grad_by_freq  # torch has that for dense gradients alone
+        embedding.sparse = not embedding.scale_grad_by_freq  # torch has that only for dense gradients
 
     def put_back() -> None:
         for embedding, was_sparse in were_sparse.items():

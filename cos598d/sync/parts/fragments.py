@@ -56,7 +56,7 @@ def cut_in_rows(tensors: Sequence[Sized], rows: Sequence[int], count: int) -> li
 
 
 class Fragment:
-    """Rows of some parameters of one dtype, what the ranks agreed on of them last, and their average when it travels.
+    """Rows of some parameters of one dtype, what the ranks agreed on of them last, and their average when it is sent.
 
     agreed     what all ranks hold to be the model: the same on each
     momentum   of the steps by which it moves

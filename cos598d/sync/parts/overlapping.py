@@ -13,9 +13,9 @@ from cos598d.sync.parts.own_loop import watch_gradients
 
 
 class OverlappingSync(GradientSync):
-    """Gradients travel in units, each of one or more parameters, as soon as a unit's gradients are all there.
+    """Gradients are sent in units, each of one or more parameters, as soon as a unit's gradients are all there.
 
-    A subclass says what the units are and what happens to them:
+    A subclass defines what the units are and what happens to them:
 
         make_units(parameters)   the units in the order in which their gradients arrive
         ready(unit, place)       the local gradient of the unit's parameter `place` is final (or there is none)

@@ -66,7 +66,7 @@ def watch_gradients(
     """Call the method `on_gradient` with each parameter whose gradient is complete, as long as its object lives.
 
     Python's garbage collector does not see what torch keeps for these hooks. So a hook that held the object would keep
-    it, and a model that it holds, for ever: also where a script drops the model without `detach`.
+    it, and a model that it holds, forever: also where a script drops the model without `detach`.
     """
     method = weakref.WeakMethod(on_gradient)
 

@@ -15,7 +15,7 @@ from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS
 
 # Whose functions run when a DDP makes a call: C++ in backward and for buffers, and torch's communication hooks.
 MAKERS = (__name__, "torch.autograd.", "torch.nn.parallel.", "torch.distributed.utils", "torch.distributed.algorithms.")
-FIRST_STEPS = 2  # after which torch lays no buckets anew
+FIRST_STEPS = 2  # after which torch lays no buckets again
 
 
 class Reducer:
@@ -30,7 +30,7 @@ class Reducer:
     """
 
     def __init__(self, comm: Communicator, ddp: DistributedDataParallel, has_buckets: bool = True):
-        """`has_buckets`: whether a bucket travels in one call; else a hook makes other calls, which are numbered."""
+        """`has_buckets`: whether a bucket is sent in one call; else a hook makes other calls, which are numbered."""
         self._comm, self._ddp, self._has_buckets = comm, ddp, has_buckets
         self._parameters = [p for p in ddp.module.parameters() if p.requires_grad]
         self.steps = 0  # that have ended
@@ -82,7 +82,7 @@ class Reducer:
     def arrival(self) -> list[int] | None:
         """The places of the trainable parameters in the order in which their gradients came.
 
-        None before the first step, and where buckets are never laid anew, as with find_unused_parameters. Every rank
+        None before the first step, and where buckets are never laid again, as with find_unused_parameters. Every rank
         calls it, between two steps: what torch would do at the next forward is done now, where it is due.
         """
         self._rebuild()
@@ -92,7 +92,7 @@ class Reducer:
     def rehearse(self, order: list[int] | None, steps: int) -> None:
         """Lay the buckets as after `steps` steps of another DDP whose `arrival` was `order`, by a backward of zeros.
 
-        Every rank calls it before the first step. Raises ValueError where the order is not one of these parameters.
+        Every rank calls it before the first step. Raises ValueError if the order is not one of these parameters.
         """
         if order is not None:
             if sorted(order) != list(range(len(self._parameters))):

@@ -30,7 +30,7 @@ class ByMessages(GradientSync):
     """
 
     op: str
-    # Between two evils: each segment costs some 0.2 ms of the processor's time beside its bytes (four ranks on two
+    # Between two evils: each segment costs some 0.2 ms of the processor's time next to its bytes (four ranks on two
     # cores), and a large one may have left the processor's cache before it is added.
     segment_bytes = 2 << 20
     in_flight = 4

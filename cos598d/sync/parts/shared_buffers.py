@@ -130,7 +130,7 @@ class Segments:
 
 
 def check_on_host(model: nn.Module, name: str) -> None:
-    """Raise UserError where a parameter of the model, which is to be trained by `--sync name`, is on a device."""
+    """Raise UserError if a parameter of the model, which is to be trained by `--sync name`, is on a device."""
     for parameter, p in model.named_parameters():
         if p.device.type != "cpu":
             raise UserError(
@@ -193,7 +193,7 @@ def _open_shared(comm: Communicator, members: list[int], size: int) -> int | Non
 
 
 def _claim(file: int, size: int) -> None:
-    """Make an empty file in memory `size` bytes long, every page of it there. Raises OSError where they are not.
+    """Make an empty file in memory `size` bytes long, every page of it there. Raises OSError if they are not.
 
     Its length alone would cost nothing and promise nothing: pages come when they are first written, or the killer does.
     The kernel may call it for pages that are claimed, too, so what is free is asked first.

@@ -1,4 +1,4 @@
-"""What syncs share whose buckets may travel in a smaller form."""
+"""What syncs share whose buckets may be sent in a smaller form."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from cos598d.sync.codecs import make_codec
 
 
 class WithCodec(GradientSync):
-    """A sync that moves buckets, in whatever form `--compress` names. A subclass says
+    """A sync that moves buckets, in whatever form `--compress` names. A subclass defines
 
         sum_up(tensor, name)   start to sum a tensor, (elements,), over the ranks, in place: its own way to move bytes
         codec_ranks()          among which ranks a codec's calls are made; all, if it does not say
@@ -25,7 +25,7 @@ class WithCodec(GradientSync):
         self.codec.put_back_unused(bucket, is_used)
 
     Without `--compress` the codec sums the buffer itself by `sum_up`. Codecs whose forms can be added up (bf16, fp16,
-    powersgd) travel by `sum_up` too; int8 and topk, whose forms cannot, by an exchange of their own under every sync.
+    powersgd) are sent by `sum_up` too; int8 and topk, whose forms cannot, by an exchange of their own under every sync.
     """
 
     uses: tuple[str, ...] = ("compress",)

@@ -134,4 +134,4 @@ def exposed(books: Sequence[Book]) -> list[str]:
     if not whole or not waited:
         return []
     steps = f"steps 2 to {book['steps'][-1]['iteration']}"
-    return [f"Gradients travelled while nothing was computed for {waited:.4f} s of the {whole:.4f} s of {steps}."]
+    return [f"Nothing was computed while gradients were sent for {waited:.4f} s of the {whole:.4f} s of {steps}."]

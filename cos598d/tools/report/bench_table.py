@@ -83,7 +83,7 @@ def setting_words(record: dict[str, Any]) -> str:
     ranks, threads = setting["world_size"], setting["threads_per_rank"]
     line = f"{number_of(ranks, 'rank')} ({setting['backend']}, {setting['device']}, "
     line += f"{number_of(threads, 'thread')} each), {setting.get('precision', 'fp32')}, "
-    line += f"{setting['rounds']} rounds"
+    line += number_of(setting["rounds"], "round")
     if setting["model"] is None:
         return line
     work = "forward + backward + sync + zero_grad" + (" + clip + AdamW" if setting["step"] else ", no optimizer")
