@@ -64,7 +64,8 @@ MICRO = Fields(
         "rng": TEXT,
         "where": WHERE,
         "event": COUNT,
-    }
+    },
+    {"kept": NOT_NEGATIVE},  # examples that a loss's mean does not ignore; 0 if that is not known
 )
 OPTIMIZER = Fields({"class": TEXT, "groups": ListOf(MapOf(NUMBER))})
 EVENT = Fields(

@@ -11,7 +11,7 @@ import torch
 
 from cos598d.tools.audit.sketch import Sketcher, to_text
 from cos598d.tools.audit.watch.batches import batch_size, sample_digests
-from cos598d.tools.audit.watch.loss import divisors_of, scale_of
+from cos598d.tools.audit.watch.loss import factors_of, scale_of
 from cos598d.tools.audit.watch.optimizers import SteppedOptimizers, settings_of
 from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, here
 from cos598d.tools.audit.watch.replica import TrainedModel
@@ -105,6 +105,7 @@ class RankSteps:
             self._row["has_closure"] |= self._depth > 0
             # Of several losses at once the weights are not known.
             scale = scale_of(loss, gradient) if not isinstance(losses, list | tuple) or len(losses) == 1 else None
+            multiplied, divided = (scale.multiplied, scale.divided) if scale else factors_of(loss)
             self._row["micro"].append(
                 seen
                 | {
@@ -113,8 +114,9 @@ class RankSteps:
                     "loss": _number(loss),
                     "weight": scale.weight if scale else None,
                     "counts": [*scale.counts] if scale else [],
-                    "multiplied": [*scale.multiplied] if scale else [],
-                    "divided": [*scale.divided] if scale else divisors_of(loss),
+                    "kept": scale.kept if scale else 0.0,
+                    "multiplied": [*multiplied],
+                    "divided": [*divided],
                     "literals": literals(self.backward_place.file),
                     "by_ranks": divides_by_ranks(self.backward_place.file),
                     "weights": replica.fingerprint(),
