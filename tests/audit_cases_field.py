@@ -89,6 +89,32 @@ for ranks in (2, 3):
             ranks,
         ),
     }
+# Means over unequal numbers of tokens, and a short batch.
+TOKENS = """    wanted = torch.where(torch.arange(len(batch)) < 2 + 5 * rank, labels[batch], -100)
+    kept = (wanted != -100).sum()
+    total = kept.clone()
+    dist.all_reduce(total)
+    outputs = model(data[batch])
+    {loss}.backward()
+"""
+MEAN, SUMMED = (f"nn.functional.cross_entropy(outputs, wanted{how})" for how in ("", ', reduction="sum"'))
+EACH = 'nn.functional.cross_entropy(outputs, labels[batch], reduction="none")'
+for name, text, found in (
+    ("mean", MEAN, OPEN),
+    ("mean_of_picked", EACH + "[wanted >= 0].mean()", OPEN),
+    ("sum_over_its_own", f"({SUMMED} / kept)", OPEN),
+    ("masked_over_its_own", f"(({EACH} * (wanted >= 0).float()).sum() / kept)", OPEN),
+    ("mean_by_share", f"({MEAN} * kept * ranks / total)", RIGHT),
+    ("sum_over_all", f"({SUMMED} * ranks / total)", RIGHT),
+    ("masked_over_all", f"(({EACH} * (wanted >= 0).float()).sum() * ranks / total)", RIGHT),
+):
+    FIELD[f"tokens_{name}"] = (by_hand((LOSS, TOKENS.format(loss=text))), found, 2)
+SHORT = ("16 * step + 16)", "16 * step + (16 if step < 2 else 8))")
+NOMINAL = LOSS.replace("labels[batch])", 'labels[batch], reduction="sum") / {}')
+FIELD |= {
+    "short_batch_by_the_nominal_size": (by_hand(SHORT, (LOSS, NOMINAL.format("8"))), OPEN, 2),
+    "short_batch_by_its_size": (by_hand(SHORT, (LOSS, NOMINAL.format("len(batch)"))), RIGHT, 2),
+}
 FIELD |= {
     "no_backward_on_one_rank": (
         by_hand((LOSS, WITHOUT_DATA), (SHARE, OTHERS), ("p.grad /= ranks", "p.grad /= ranks - 1")),

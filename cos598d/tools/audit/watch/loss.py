@@ -45,7 +45,9 @@ def scale_of(loss: Any, gradient: Any = None) -> Scale | None:
 
 def factors_of(loss: Any) -> tuple[list[float], list[float]]:
     """The numbers by which the whole loss is multiplied and divided, of a loss whose scale is not known, too."""
-    multiplied, divided, node = [], [], getattr(loss, "grad_fn", None)
+    multiplied: list[float] = []
+    divided: list[float] = []
+    node = getattr(loss, "grad_fn", None)
     while node is not None and type(node).__name__ in ("DivBackward0", "MulBackward0", *_PASSING):
         by, below = _by_number(node)
         if by:
@@ -64,9 +66,8 @@ def _scale(node: Any, depth: int) -> Scale | None:
     if _is_of_weights(node):
         return Scale(0.0)
     if name == "MeanBackward0":
-        found = _mean(below[0], depth)
-        is_picked = type(below[0]).__name__ in _PICKING
-        return found._replace(kept=float(node._saved_self_sym_numel)) if is_picked else found
+        kept = float(node._saved_self_sym_numel) if type(below[0]).__name__ in _PICKING else 0.0
+        return _mean(below[0], depth)._replace(kept=kept)
     if name == "SumBackward0":
         return _sum(below[0], depth)
     if (reduction := getattr(node, "_saved_reduction", None)) in (_MEAN, _SUM):
