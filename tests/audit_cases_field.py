@@ -109,6 +109,32 @@ for name, text, found in (
     ("masked_over_all", f"(({EACH} * (wanted >= 0).float()).sum() * ranks / total)", RIGHT),
 ):
     FIELD[f"tokens_{name}"] = (by_hand((LOSS, TOKENS.format(loss=text))), found, 2)
+TIED = [
+    (
+        MODEL,
+        "nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 3))\nmodel[2].weight = model[0].weight",
+    ),
+    ("optimizer = torch", "listed = [p for layer in model for p in layer.parameters()]\noptimizer = torch"),
+]
+IN_TWO_LOOPS = """    for p in listed:
+        p.grad /= ranks
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+"""
+FIELD |= {
+    "tied_averaged_twice": (by_hand(*TIED, (AVERAGE, AVERAGE.replace("model.parameters()", "listed"))), RIGHT, 2),
+    "tied_divided_twice": (by_hand(*TIED, (AVERAGE, IN_TWO_LOOPS), (CLIP, "")), OPEN, 2),
+    "a_scaler_that_leaves_out_a_step_on_one_rank": (
+        by_hand(
+            ("for step in", "scaler = torch.amp.GradScaler('cpu', init_scale=256.0)\nfor step in"),
+            ("    loss.backward()", "    scaler.scale(loss).backward()"),
+            (CLIP, "    if step == 1 and rank:\n        model[0].bias.grad[0] = float('inf')\n"),
+            (STEP, "    scaler.step(optimizer)  # here\n    scaler.update()\n"),
+        ),
+        "different_gradients",
+        2,
+    ),
+}
 SHORT = ("16 * step + 16)", "16 * step + (16 if step < 2 else 8))")
 NOMINAL = LOSS.replace("labels[batch])", 'labels[batch], reduction="sum") / {}')
 FIELD |= {

@@ -415,6 +415,10 @@ JUDGED = {  # what is changed in the books of a right script -> the fault; "" fo
         {"weight": None, "micro": lambda rank, row: row.update(divided=[6 + rank])},
         None,
     ),
+    "an_unknown_mean_by_share": (
+        {"weight": None, "micro": lambda rank, row: row.update(size=6 + rank, multiplied=[6 + rank])},
+        "",
+    ),
     "an_unknown_sum_over_all": ({"weight": None, "divided": [13], "applied": summed}, None),
     "no_known_scale": ({"weight": None}, ""),
     "no_known_scale_summed": ({"weight": None, "applied": summed}, None),

@@ -26,7 +26,7 @@ def combination(factors: Sequence[float]) -> str:
 
 
 def absent_from(factors: Sequence[float]) -> list[int]:
-    """The ranks of which nothing is in it, next to what is in it of others: a gradient scaler makes all factors small."""
+    """The ranks of which nothing is in it, next to the others' factors: a gradient scaler makes all of them small."""
     most = max(map(abs, factors))
     return [rank for rank, factor in enumerate(factors) if abs(factor) <= NEAR * most]
 

@@ -99,7 +99,9 @@ def _examples(fits: Fits) -> list[str]:
         ways += [("micro-batch", by_rank[0])] if are_micro_batches(step.rows[0]) else []
         for of, micros in ways:
             weights = [*map(_of_an_example, micros)]
-            if all(weights) and not _are_alike(weights):
+            shares = [each / (micro["size"] or math.inf) for each, micro in zip(weights, micros, strict=True)]
+            is_weighted = micros[0]["weight"] is None and all(shares) and _are_alike(shares)
+            if all(weights) and not _are_alike(weights) and not is_weighted:
                 said = ", ".join(f"{each / weights[0]:.3g}" for each in weights)
                 why = f"step {step.iteration} has means over unequal numbers of them; by {of} one counts {said} times"
                 return [f"gradients: whether examples (tokens) are to count alike: {why} one of the first."]
