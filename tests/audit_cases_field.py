@@ -135,6 +135,10 @@ FIELD |= {
         2,
     ),
 }
+# A part of the sum that no reduce-scatter has cut: what the optimizer steps is not known then, as with DeepSpeed.
+SCATTERED = "    part.grad = torch.empty_like(part)\n    dist.reduce_scatter_tensor(part.grad, gradients)\n"
+REDUCED = "    dist.all_reduce(gradients)\n    part.grad = gradients.chunk(ranks)[rank].clone()\n"
+FIELD["part_of_an_all_reduce"] = (with_changes("flat_parts", [(SCATTERED, REDUCED)]), OPEN, 2)
 SHORT = ("16 * step + 16)", "16 * step + (16 if step < 2 else 8))")
 NOMINAL = LOSS.replace("labels[batch])", 'labels[batch], reduction="sum") / {}')
 FIELD |= {
