@@ -89,6 +89,62 @@ for ranks in (2, 3):
             ranks,
         ),
     }
+# Means over unequal numbers of tokens, and a short batch.
+TOKENS = """    wanted = torch.where(torch.arange(len(batch)) < 2 + 5 * rank, labels[batch], -100)
+    kept = (wanted != -100).sum()
+    total = kept.clone()
+    dist.all_reduce(total)
+    outputs = model(data[batch])
+    {loss}.backward()
+"""
+MEAN, SUMMED = (f"nn.functional.cross_entropy(outputs, wanted{how})" for how in ("", ', reduction="sum"'))
+EACH = 'nn.functional.cross_entropy(outputs, labels[batch], reduction="none")'
+for name, text, found in (
+    ("mean", MEAN, OPEN),
+    ("mean_of_picked", EACH + "[wanted >= 0].mean()", OPEN),
+    ("sum_over_its_own", f"({SUMMED} / kept)", OPEN),
+    ("masked_over_its_own", f"(({EACH} * (wanted >= 0).float()).sum() / kept)", OPEN),
+    ("mean_by_share", f"({MEAN} * kept * ranks / total)", RIGHT),
+    ("sum_over_all", f"({SUMMED} * ranks / total)", RIGHT),
+    ("masked_over_all", f"(({EACH} * (wanted >= 0).float()).sum() * ranks / total)", RIGHT),
+):
+    FIELD[f"tokens_{name}"] = (by_hand((LOSS, TOKENS.format(loss=text))), found, 2)
+TIED = [
+    (
+        MODEL,
+        "nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 3))\nmodel[2].weight = model[0].weight",
+    ),
+    ("optimizer = torch", "listed = [p for layer in model for p in layer.parameters()]\noptimizer = torch"),
+]
+IN_TWO_LOOPS = """    for p in listed:
+        p.grad /= ranks
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+"""
+FIELD |= {
+    "tied_averaged_twice": (by_hand(*TIED, (AVERAGE, AVERAGE.replace("model.parameters()", "listed"))), RIGHT, 2),
+    "tied_divided_twice": (by_hand(*TIED, (AVERAGE, IN_TWO_LOOPS), (CLIP, "")), OPEN, 2),
+    "a_scaler_that_leaves_out_a_step_on_one_rank": (
+        by_hand(
+            ("for step in", "scaler = torch.amp.GradScaler('cpu', init_scale=256.0)\nfor step in"),
+            ("    loss.backward()", "    scaler.scale(loss).backward()"),
+            (CLIP, "    if step == 1 and rank:\n        model[0].bias.grad[0] = float('inf')\n"),
+            (STEP, "    scaler.step(optimizer)  # here\n    scaler.update()\n"),
+        ),
+        "different_gradients",
+        2,
+    ),
+}
+# A part of the sum that no reduce-scatter has cut: what the optimizer steps is not known then, as with DeepSpeed.
+SCATTERED = "    part.grad = torch.empty_like(part)\n    dist.reduce_scatter_tensor(part.grad, gradients)\n"
+REDUCED = "    dist.all_reduce(gradients)\n    part.grad = gradients.chunk(ranks)[rank].clone()\n"
+FIELD["part_of_an_all_reduce"] = (with_changes("flat_parts", [(SCATTERED, REDUCED)]), OPEN, 2)
+SHORT = ("16 * step + 16)", "16 * step + (16 if step < 2 else 8))")
+NOMINAL = LOSS.replace("labels[batch])", 'labels[batch], reduction="sum") / {}')
+FIELD |= {
+    "short_batch_by_the_nominal_size": (by_hand(SHORT, (LOSS, NOMINAL.format("8"))), OPEN, 2),
+    "short_batch_by_its_size": (by_hand(SHORT, (LOSS, NOMINAL.format("len(batch)"))), RIGHT, 2),
+}
 FIELD |= {
     "no_backward_on_one_rank": (
         by_hand((LOSS, WITHOUT_DATA), (SHARE, OTHERS), ("p.grad /= ranks", "p.grad /= ranks - 1")),

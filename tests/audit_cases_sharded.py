@@ -38,6 +38,7 @@ FAULTS = {
     "flat_parts_sum": ("flat_parts", [(FLAT_AVERAGE, "")], "summed", ""),
     "flat_parts_clip_by_part": ("flat_parts", [(FLAT_AVERAGE, FLAT_AVERAGE + "    nn.utils.clip_grad_norm_([part], 0.01)  # here\n")], "clipped_by_part", ""),
     "flat_parts_clip_before": ("flat_parts", [("    gradients = torch.cat([p", "    nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # here\n    gradients = torch.cat([p")], "clipped_before_average", ""),
+    "flat_parts_gathered_before_the_step": ("flat_parts", [("    optimizer.step()\n    dist.all_gather_into_tensor(flat, part.detach())\n", "    dist.all_gather_into_tensor(flat, part.detach())\n" + HERE)], "old_weights", ""),
     "owners_sum": ("owners", [(OWNER_AVERAGE, "")], "summed", ""),
     "owners_by_their_own": ("owners", [("        dist.reduce(p.grad, owner)\n        p.grad /= ranks\n", "        pass\n"), (STEP, HERE)], "never_averaged", ""),
     "owners_forget_some": ("owners", [("        dist.reduce(p.grad, owner)\n        p.grad /= ranks\n", "        if p.dim() > 1:\n            dist.reduce(p.grad, owner)  # here\n            p.grad /= ranks\n")], "forgotten_tensors", ""),

@@ -26,7 +26,7 @@ from cos598d.tools.audit.judge.samples import judge_samples
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.sketch import SIZE, Sketcher, from_text, to_text
 from cos598d.tools.audit.starter import filled
-from cos598d.tools.audit.watch.loss import divisors_of, scale_of
+from cos598d.tools.audit.watch.loss import factors_of, scale_of
 from cos598d.tools.audit.watch.source import divides_by_ranks, literals
 
 RIGHT = BY_HAND.lstrip()
@@ -87,15 +87,16 @@ def test_how_much_a_loss_weighs_is_read_from_its_graph():
     for value in (loss(inputs, wanted, reduction="sum") / 5, loss(inputs, wanted, reduction="none").sum() / 5):
         assert scale_of(value)[:4] == (pytest.approx(1 / 5), (5, 6), (), (5,))
     mean = scale_of(loss(inputs, wanted))
-    assert (mean.weight, mean.counts) == (pytest.approx(1 / 5), (5, 6))
+    assert (mean.weight, mean.counts, mean.kept) == (1, (), 5)
+    assert scale_of(inputs.exp()[wanted >= 0].mean()).kept == 5 * 4
     mask = (torch.arange(6) < 2).float()
     assert scale_of((loss(inputs, wanted, reduction="none") * mask).sum() / 2)[:2] == (1 / 2, (2, 6))
     assert scale_of(inputs.exp().logsumexp((0, 1))) is None
     assert scale_of((inputs.exp() * wanted[:, None]).sum()) is None  # of a mask nobody knows how much it leaves
     assert scale_of(None) is None
-    assert scale_of(loss(inputs, wanted), torch.tensor(0.25))[:4] == (pytest.approx(1 / 20), (5, 6), (), (4,))
+    assert scale_of(loss(inputs, wanted), torch.tensor(0.25)) == (0.25, (), (), (4,), 5)
     assert scale_of(inputs.exp(), torch.ones_like(inputs)) is None
-    assert divisors_of(inputs.exp().logsumexp((0, 1)) / 3) == [3]
+    assert factors_of(inputs.exp().logsumexp((0, 1)) * 2 / 3) == ([2], [3])
 
 
 def test_numbers_in_a_loss_are_read_from_the_text(tmp_path):
@@ -407,7 +408,18 @@ JUDGED = {  # what is changed in the books of a right script -> the fault; "" fo
     "a_divided_loss_summed": (HALF | {"applied": summed}, ""),
     "a_sum_over_all": (OF_ALL | {"applied": summed}, ""),
     "a_sum_over_all_averaged": (OF_ALL, "averaged_twice"),
-    "a_sum_over_its_own": ({"micro": lambda rank, row: row.update(weight=1 / (6 + rank), counts=[6 + rank, 8])}, ""),
+    "a_sum_over_its_own": ({"micro": lambda rank, row: row.update(weight=1 / (6 + rank), counts=[6 + rank, 8])}, None),
+    "a_mean_over_its_own": ({"micro": lambda rank, row: row.update(kept=6 + rank)}, None),
+    "a_mean_over_as_many": ({"micro": lambda rank, row: row.update(kept=6)}, ""),
+    "an_unknown_sum_over_its_own": (
+        {"weight": None, "micro": lambda rank, row: row.update(divided=[6 + rank])},
+        None,
+    ),
+    "an_unknown_mean_by_share": (
+        {"weight": None, "micro": lambda rank, row: row.update(size=6 + rank, multiplied=[6 + rank])},
+        "",
+    ),
+    "an_unknown_sum_over_all": ({"weight": None, "divided": [13], "applied": summed}, None),
     "no_known_scale": ({"weight": None}, ""),
     "no_known_scale_summed": ({"weight": None, "applied": summed}, None),
     "no_known_scale_divided": ({"weight": None, "divided": [2.0], "literals": []}, None),

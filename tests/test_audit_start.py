@@ -88,6 +88,14 @@ def test_a_variable_audits_every_world_that_a_script_opens(tmp_path):
     assert (code, text) == (0, "the other one, too\n")
 
 
+def test_of_several_worlds_of_a_launcher_the_last_is_judged_and_that_is_said(tmp_path):
+    (tmp_path / "train.py").write_text(SPAWN.format(free_port(), free_port()))
+    words = ["-m", "cos598d", "audit", "--strict", "--launch", "--", sys.executable, "train.py"]
+    code, text = run(words, tmp_path)
+    assert (code, text.count("[summed]")) == (3, 1), text
+    assert "those of 1 worlds that the command opened before" in " ".join(text.split()), text
+
+
 def test_a_project_holds_its_step_to_the_audit(tmp_path):
     body = INDENTED
     for line in ('    dist.init_process_group("gloo")\n', "    dist.destroy_process_group()\n"):

@@ -64,7 +64,8 @@ MICRO = Fields(
         "rng": TEXT,
         "where": WHERE,
         "event": COUNT,
-    }
+    },
+    {"kept": NOT_NEGATIVE},  # examples that a loss's mean does not ignore; 0 if that is not known
 )
 OPTIMIZER = Fields({"class": TEXT, "groups": ListOf(MapOf(NUMBER))})
 EVENT = Fields(
@@ -94,7 +95,8 @@ STEP = Fields(
         "optimizers": ListOf(OPTIMIZER),
         **dict.fromkeys(("has_closure", "is_skipped"), FLAG),
         "seconds_after_gradients": NOT_NEGATIVE,
-    }
+    },
+    {"is_old": FLAG},  # whether the next backward pass finds this rank's part of the weights as before the step
 )
 _MOVED = dict.fromkeys(("payload_bytes", "bytes_sent", "bytes_received"), COUNT)
 _CALL = {
@@ -115,7 +117,8 @@ ITERATION = Fields(
         "seconds": Number("a number above 0", least=0, is_above=True),
         "phases": MapOf(NOT_NEGATIVE),
         "totals": MapOf(FixedList((COUNT, COUNT, COUNT, COUNT, NOT_NEGATIVE))),
-    }
+    },
+    {"rates": ListOf(NUMBER)},  # the learning rates of its steps
 )
 RECENT = Fields(
     {
@@ -185,7 +188,8 @@ BOOK_KIND = Fields(
         "settings": ListOf(OPTIMIZER),  # at the last step
         "seed": Number("a seed", is_whole=True, least=-(2**63), most=2**64),
         "threads": AT_LEAST_ONE,
-    }
+    },
+    {"earlier": COUNT},  # worlds that the same command had opened before
 )
 
 

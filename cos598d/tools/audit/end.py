@@ -10,7 +10,7 @@ from cos598d.terminal.files import write_json
 from cos598d.terminal.printable import printable
 from cos598d.terminal.words import did_you_mean
 from cos598d.tools.audit.card import annotations, card
-from cos598d.tools.audit.exchange import read_books
+from cos598d.tools.audit.exchange import flight_path, read_books
 from cos598d.tools.audit.judge import judge
 from cos598d.tools.audit.judge.verdict import AuditVerdict
 from cos598d.tools.audit.judge.words import WORDS
@@ -41,6 +41,8 @@ def conclude(folder: Path, flags: AuditFlags, code: int, is_new: bool = True) ->
     """
     try:
         books, remarks = read_books(folder)
+        if any(flight_path(folder, book["rank"]).exists() for book in books if book["stopped"]):
+            remarks.append(f"torch's flight recorder of the ranks that were stopped: {flight_path(folder, 0).parent}.")
         verdict = judge(books, remarks).without(_ignored(flags))
         without = write_record(folder, books) if is_new else ""
         if is_new:

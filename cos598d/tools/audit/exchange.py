@@ -32,6 +32,11 @@ def book_path(folder: Path, rank: int) -> Path:
     return folder / BOOKS / BOOK.format(rank=rank)
 
 
+def flight_path(folder: Path, rank: int) -> Path:
+    """Where the content of torch's flight recorder is, of a rank that was stopped."""
+    return folder / "flight" / f"rank{rank}.json"
+
+
 def _books(folder: Path) -> dict[int, Path]:
     paths = (folder / BOOKS).glob("rank*.json")
     return {int(path.stem[4:]): path for path in paths if path.stem[4:].isdigit() and len(path.stem) < 12}
@@ -42,6 +47,14 @@ def remove_books(folder: Path, world_size: int = 0) -> None:
     for rank, path in _books(folder).items():
         if rank >= world_size:
             path.unlink(missing_ok=True)
+
+
+def earlier_worlds(folder: Path, run: str) -> int:
+    """How many worlds the command of this `run` has opened before: by the book that rank 0 left of the last one."""
+    with contextlib.suppress(UserError, OSError):
+        book = read_book(book_path(folder, 0), 0)
+        return book.get("earlier", 0) + 1 if book["run"] == run else 0
+    return 0
 
 
 class Counter:

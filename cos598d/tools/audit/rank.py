@@ -21,6 +21,8 @@ from cos598d.tools.audit.exchange import (
     Counter,
     book_path,
     collect,
+    earlier_worlds,
+    flight_path,
     remove_books,
 )
 from cos598d.tools.audit.options import Told
@@ -45,6 +47,7 @@ class Rank:
         self._counter: Counter | None = None
         self._run, self._host_of_judge = told.run, ""
         self._place = (int(os.environ.get("RANK", "0") or 0), 1)
+        self._earlier = 0  # worlds of the same command
         self.trouble = ""  # why the book could not be written
         self.say: Callable[[Rank, int], int] | None = None
         self._began = time.perf_counter()
@@ -103,7 +106,10 @@ class Rank:
                 self._counter.tell("run", self._run)
         folder = Path(self.told.folder)
         with contextlib.suppress(OSError):
-            book_path(folder, self.number).unlink(missing_ok=True)
+            if self.number == 0 and self.told.run:
+                self._earlier = earlier_worlds(folder, self.told.run)
+            for path in (book_path(folder, self.number), flight_path(folder, self.number)):
+                path.unlink(missing_ok=True)
             if self.number == 0:  # an earlier world may have been larger
                 remove_books(folder, self._place[1])
 
@@ -121,8 +127,22 @@ class Rank:
         asking.start()
         asking.join(_STORE_SECONDS)
         self._write(stopped=by)
+        asking = threading.Thread(target=self._keep_flight, daemon=True)
+        asking.start()
+        asking.join(_STORE_SECONDS)
         if self.say is not None:
             self.say(self, 128 + signal.SIGTERM)
+
+    def _keep_flight(self) -> None:
+        """Write what torch's flight recorder has, for torch's own tools, where this torch has one."""
+        from torch._C import _distributed_c10d
+
+        dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
+        if dump is not None:
+            with contextlib.suppress(OSError, RuntimeError):
+                path = flight_path(Path(self.told.folder), self.number)
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(dump())
 
     def forget_stops(self) -> None:
         """In a fork: its signals are its own."""
@@ -141,7 +161,7 @@ class Rank:
         if not stopped:
             self._ask()
         about = {"run": self._run, "rank": self.number, "world_size": self._place[1], "host": network_identity()}
-        about |= {"script": os.path.basename(self.told.script)}
+        about |= {"script": os.path.basename(self.told.script), "earlier": self._earlier}
         seconds = time.perf_counter() - self._began
         try:
             self.book = book_of(self.observer, about, seconds, exit_code, error, stopped)

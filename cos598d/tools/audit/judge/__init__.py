@@ -57,6 +57,8 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
     died = [book["rank"] for book in books if _has_died(book) and not book["stopped"]]
     if died and judged and min(judged):
         unjudged.append(f"gradients: the steps that were still to come: {ranks_in_words(died)} did not end well.")
+    if earlier := books[0].get("earlier"):
+        unjudged.append(f"gradients: those of {earlier} worlds that the command opened before: the last one is judged.")
     if len(books) == 1:
         unjudged.append("anything between ranks: there is the book of one rank alone.")
     first = books[0]

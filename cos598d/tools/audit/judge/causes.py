@@ -21,7 +21,7 @@ CONSEQUENCES = {
     "forgotten_micro_batches": ("different_gradients", *_DRIFT),
     "modes_differ": ("same_dropout", "batch_norm_apart"),
     "partial_average": ("clipped_before_average", *_DRIFT),
-    "different_gradients": _DRIFT,
+    "different_gradients": ("unequal_weights", *_DRIFT),
     "optimizers_differ": _DRIFT,
     "optimizer_states_differ": ("weights_drift",),
     "uneven_steps": ("uneven_calls", "batch_norm_apart", *_DRIFT),

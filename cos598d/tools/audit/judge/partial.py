@@ -26,8 +26,9 @@ def combination(factors: Sequence[float]) -> str:
 
 
 def absent_from(factors: Sequence[float]) -> list[int]:
-    """The ranks of which nothing is in it."""
-    return [rank for rank, factor in enumerate(factors) if abs(factor) <= NEAR]
+    """The ranks of which nothing is in it, next to the others' factors: a gradient scaler makes all of them small."""
+    most = max(map(abs, factors))
+    return [rank for rank, factor in enumerate(factors) if abs(factor) <= NEAR * most]
 
 
 def partial_average(fits: Fits, factors: Sequence[float], absent: Sequence[int], says: str) -> AuditFinding:
@@ -52,13 +53,13 @@ def partial_of_some(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
     for name in names:
         of_name = [[of_rank.get(name) for of_rank in step.fits] for step in fits.steps]
         known = [each for step in of_name for each in step if each and each.kind in (BY_RANK, BY_BOTH)]
-        there = {tuple(abs(factor) > NEAR for factor in each.factors) for each in known}
-        if len(there) != 1 or all(next(iter(there))) or _is_of_a_group(fits, name):
+        absent = {(*absent_from(each.factors),) for each in known}
+        if len(absent) != 1 or absent == {()} or _is_of_a_group(fits, name):
             continue
-        has_part = next(iter(there))
+        nothing_of = next(iter(absent))
         # The rank whose gradient it is applies its own.
         others = [(rank, each) for step in of_name for rank, each in enumerate(step) if each and each not in known]
-        if all(each.kind == OWN and has_part[rank] for rank, each in others):
+        if all(each.kind == OWN and rank not in nothing_of for rank, each in others):
             found[name] = median_factors(known)
     if not found:
         return []

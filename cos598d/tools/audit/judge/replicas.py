@@ -16,13 +16,13 @@ _STATES_ALIKE, _NEXT_TO_NOTHING = 1e-3, 1e-3
 
 def judge_replicas(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
     """What is wrong with the replicas of one group of ranks, and what could not be judged of them."""
-    findings: list[AuditFinding] = []
     unjudged: list[str] = []
     if len(books) < 2:
         return [], []
+    findings = _old_weights(books)
     if any(book["model"].get("sharded") for book in books):
         unjudged = ["weights that drift apart: they are cut over the ranks."]
-        return _parts(books) + _settings(books) + _modes(books, unjudged) + _uneven(books), unjudged
+        return findings + _parts(books) + _settings(books) + _modes(books, unjudged) + _uneven(books), unjudged
     if not all(book["start"].get("weights") for book in books):
         unjudged.append("the weights: no module was seen to be trained on every rank.")
     alike = max(_ALIKE, tolerance_of(books) / 100)
@@ -42,6 +42,18 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]
     else:
         unjudged.append("what the optimizers remember: the ranks made different numbers of steps.")
     return findings + _settings(books) + _modes(books, unjudged) + _uneven(books), unjudged
+
+
+def _old_weights(books: Sequence[Book]) -> list[AuditFinding]:
+    """Steps after which the model still has a rank's part of the weights as it was before: it was sent too early."""
+    old = [[step["iteration"] for step in book["steps"] if step.get("is_old")] for book in books]
+    rank = max(range(len(books)), key=lambda each: len(old[each]))
+    if not old[rank]:
+        return []
+    count = len(books[rank]["steps"])
+    says = f"After {len(old[rank])} of {count} examined steps the model of rank {rank} has its part of the weights "
+    says += "as it was before the step."
+    return [AuditFinding("old_weights", (says,), _step_place(books))]
 
 
 def judge_saves(books: Sequence[Book]) -> list[AuditFinding]:
@@ -123,6 +135,14 @@ def _settings(books: Sequence[Book]) -> list[AuditFinding]:
                     continue
                 says = f"Step {steps[0]['iteration']}: {_difference(first, other, rank)}."
                 return [AuditFinding("optimizers_differ", (says,), _step_place(books))]
+    for step, rows in enumerate(zip(*(book["iterations"] for book in books), strict=False), 1):
+        first = rows[0].get("rates", [])
+        for rank, row in enumerate(rows):
+            rates = row.get("rates", [])
+            if len(rates) == len(first) and rates != first and not _remember_apart(books[0], books[rank]):
+                mine, theirs = next(pair for pair in zip(first, rates, strict=True) if pair[0] != pair[1])
+                says = f"Step {step}: lr is {mine:g} on rank 0 and {theirs:g} on rank {rank}."
+                return [AuditFinding("optimizers_differ", (says,), _step_place(books))]
     seen = books[0]["iterations_seen"]
     if all(_ended_well(book) and book["iterations_seen"] == seen for book in books):
         for rank, book in enumerate(books):
@@ -138,8 +158,12 @@ def _are_shared_out(first: Mapping, other: Mapping, mine: Book, theirs: Book) ->
 
     What remembers nothing, as SGD without momentum, cannot be told so.
     """
+    return first["class"] == other["class"] and _remember_apart(mine, theirs)
+
+
+def _remember_apart(mine: Book, theirs: Book) -> bool:
     here, there = ({name for step in book["steps"] for name in step["state"]} for book in (mine, theirs))
-    return first["class"] == other["class"] and bool(here and there) and here.isdisjoint(there)
+    return bool(here and there) and here.isdisjoint(there)
 
 
 def _states(books: Sequence[Book]) -> list[AuditFinding]:

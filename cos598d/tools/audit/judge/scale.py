@@ -30,6 +30,7 @@ class _Scaled:
     factor: float
     clip: float
     totals: tuple[float, ...]
+    examples: tuple[float, ...]  # of all ranks, by these ways
     are_sums: bool
     apart: Mapping[str, float]
 
@@ -101,15 +102,18 @@ def _scaled(step: StepFits, ranks: int, usual: float, by_rank: Sequence[Mapping[
     are_sums = bool(micros) and all(micro["counts"] for micro in micros)
     weights = [micro["weight"] for micro in micros]
     totals: tuple[float, ...] = ()
+    sizes = [micro["size"] for micro in micros]
+    examples: tuple[float, ...] = (sum(sizes),)
     if None not in weights and (are_sums or not any(micro["counts"] for micro in micros)):
         ways = [[1.0] * len(micros)]
         if are_sums:
             ways = [[micro["counts"][place] for micro in micros] for place in (0, -1)]
-            ways.append([micro["size"] for micro in micros])
+            ways.append(sizes)
+            examples = tuple(map(sum, ways))
         sums = [sum(map(operator.mul, weights, counts)) / ranks for counts in ways]
         totals = tuple(sums) if all(sums) else ()
     apart = {name: ratio for name, ratio in ratios.items() if not near(ratio, 1)}
-    return _Scaled(step, usual / clip, clip, totals, are_sums, apart)
+    return _Scaled(step, usual / clip, clip, totals, examples, are_sums, apart)
 
 
 def _counted_one_way(steps: list[_Scaled], ranks: int) -> list[_Scaled]:
@@ -119,7 +123,7 @@ def _counted_one_way(steps: list[_Scaled], ranks: int) -> list[_Scaled]:
     for value in (1, 1 / ranks, ranks):
         for way in range(ways):
             if all(near(each.factor * each.totals[way], value) for each in steps):
-                return [replace(each, totals=(each.totals[way],)) for each in steps]
+                return [replace(each, totals=(each.totals[way],), examples=(each.examples[way],)) for each in steps]
     return steps
 
 
@@ -151,6 +155,8 @@ def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -
 
 
 def _other_factor(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -> Judged:
+    if smaller := _smaller(steps):
+        return [], [smaller]
     factors = [each.factor for each in steps]
     open_steps = [
         each for each in steps if not near(each.factor, 1) and not (each.comes_to(1) or each.comes_to_each(1))
@@ -176,6 +182,22 @@ def _other_factor(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: fl
     if max(factors) > 1 + NEAR:  # less in some steps than in others is a clip
         return [], [f"gradients: their scale: {what}, which no clip makes."]
     return [], []
+
+
+def _smaller(steps: Sequence[_Scaled]) -> str:
+    """A sentence on a step over fewer examples that is divided by the number of another step's: each example counts as
+    much in all steps, and the step is smaller."""
+    for way in range(min(len(each.totals) for each in steps)):
+        full = next((each for each in steps if near(each.factor * each.totals[way], 1)), None)
+        if full is None or not all(each.examples[way] for each in steps):
+            continue
+        of_one = [each.factor * each.totals[way] / each.examples[way] for each in steps]
+        few = min(steps, key=lambda each: each.examples[way])
+        if all(near(each, of_one[0]) for each in of_one) and not near(few.examples[way], full.examples[way]):
+            said = f"{few.examples[way]:g} examples in step {few.step.iteration} and {full.examples[way]:g} in step "
+            said += f"{full.step.iteration} are divided by the same number"
+            return f"gradients: whether a step over fewer examples is to be smaller: {said}."
+    return ""
 
 
 def _of_some(ranks: int, fits: Fits, steps: Sequence[_Scaled], count: int) -> Judged:

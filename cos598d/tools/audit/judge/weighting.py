@@ -1,6 +1,7 @@
 """Faults of weighting: samples of one global batch that count unequally, and micro-batches that do not count at all."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cos598d.tools.audit.book import Book
@@ -19,7 +20,8 @@ def judge_weighting(books: Sequence[Book], fits: Fits) -> Judged:
         return [], []
     known = [each for step in fits.steps for of_rank in step.fits for each in of_rank.values()]
     found, unjudged = _micro_batches(fits, known)
-    return found + _weights(fits), unjudged
+    unequal = _weights(fits)
+    return found + unequal, unjudged or ([] if found or unequal else _examples(fits))
 
 
 def judge_zeros(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
@@ -86,9 +88,37 @@ def _weights(fits: Fits) -> list[AuditFinding]:
     return []
 
 
+def _examples(fits: Fits) -> list[str]:
+    """A sentence on means over unequal numbers of examples, as of tokens that a loss does not ignore, that count the
+    same: by the samples' number they count alike, by the examples' number they do not."""
+    for step in fits.steps:
+        if most_common(step.known()) != MEAN:
+            continue
+        by_rank = [row["micro"] for row in step.rows]
+        ways = [("rank", each) for each in zip(*by_rank, strict=False)]
+        ways += [("micro-batch", by_rank[0])] if are_micro_batches(step.rows[0]) else []
+        for of, micros in ways:
+            weights = [*map(_of_an_example, micros)]
+            shares = [each / (micro["size"] or math.inf) for each, micro in zip(weights, micros, strict=True)]
+            is_weighted = micros[0]["weight"] is None and all(shares) and _are_alike(shares)
+            if all(weights) and not _are_alike(weights) and not is_weighted:
+                said = ", ".join(f"{each / weights[0]:.3g}" for each in weights)
+                why = f"step {step.iteration} has means over unequal numbers of them; by {of} one counts {said} times"
+                return [f"gradients: whether examples (tokens) are to count alike: {why} one of the first."]
+    return []
+
+
+def _of_an_example(micro: Mapping[str, Any]) -> float:
+    """How much an example weighs that the loss does not ignore; 0 if that is not known. A loss of which only its factor
+    is known is one sum."""
+    if micro["weight"] is None:
+        return math.prod(micro["multiplied"]) / (math.prod(micro["divided"]) or math.inf)
+    return micro["weight"] if micro["counts"] else micro["weight"] / (micro.get("kept") or math.inf)
+
+
 def _of_a_sample(micros: Sequence[dict[str, Any]]) -> tuple[float, ...]:
-    """How much a sample of these backward passes weighs, by how samples may be counted: as rows of the batch; of losses
-    that are sums, as what they are sums over. () where it is not known. Several losses of one batch are one loss of it.
+    """How much a sample of these backward passes weighs, by how samples may be counted: as rows of the batch, or as
+    what the losses are means or sums over. () where it is not known. Several losses of one batch are one loss of it.
     """
     weights = [micro["weight"] for micro in micros]
     sizes = {(*micro["samples"],): micro["size"] for micro in micros if micro["size"]}
@@ -97,7 +127,8 @@ def _of_a_sample(micros: Sequence[dict[str, Any]]) -> tuple[float, ...]:
         return ()
     rows = sum(sizes.values())
     if not are_sums[0]:
-        return (sum(weights) / rows,)
+        of_examples = [*map(_of_an_example, micros)]
+        return (sum(weights) / rows, *([sum(of_examples) / len(micros)] if all(of_examples) else []))
     of_rows = [sum(micro["weight"] * micro["counts"][place] for micro in micros) / rows for place in (0, -1)]
     return (sum(weights) / len(weights), *of_rows)
 

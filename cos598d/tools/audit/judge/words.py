@@ -184,6 +184,13 @@ WORDS = {
         "Find what the ranks do differently: the gradients, the optimizers' settings, or a weight that one rank "
         "changes.",
     ),
+    "old_weights": Words(
+        _F,
+        "the model gets the weights of before the step",
+        "Each rank steps its part of the weights after it has sent it: each gradient is of weights that are a step "
+        "old.",
+        "Gather the parts into the model after optimizer.step(), not before it.",
+    ),
     "no_set_epoch": Words(
         _F,
         "the sampler draws the same order in every epoch",

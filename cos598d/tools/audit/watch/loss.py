@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 _NONE, _MEAN, _SUM = 0, 1, 2
 _PASSING = ("ToCopyBackward0", "ViewBackward0", "UnsafeViewBackward0", "SqueezeBackward0", "SqueezeBackward1")
 _NORMS = ("LinalgVectorNormBackward0", "NormBackward0", "NormBackward1")
+_PICKING = ("IndexBackward0", "MaskedSelectBackward0")
 _DEEPEST = 200  # a sum of many terms is as deep as it is long
 
 
@@ -19,7 +20,7 @@ class Scale(NamedTuple):
     counts: tuple[float, ...] = ()
     multiplied: tuple[float, ...] = ()  # by these numbers on the way: weights of terms
     divided: tuple[float, ...] = ()  # by these
-    is_mean: bool = False  # a sum that is a mean over what is not ignored: `counts[0]` of them
+    kept: float = 0.0  # a mean over so many examples, without those that it ignores; 0 if that is not known
 
     def times(self, factor: float) -> "Scale":
         """The same with another weight."""
@@ -42,15 +43,17 @@ def scale_of(loss: Any, gradient: Any = None) -> Scale | None:
         return None
 
 
-def divisors_of(loss: Any) -> list[float]:
-    """The numbers by which the whole loss is divided, of a loss whose scale is not known, too."""
-    found, node = [], getattr(loss, "grad_fn", None)
+def factors_of(loss: Any) -> tuple[list[float], list[float]]:
+    """The numbers by which the whole loss is multiplied and divided, of a loss whose scale is not known, too."""
+    multiplied: list[float] = []
+    divided: list[float] = []
+    node = getattr(loss, "grad_fn", None)
     while node is not None and type(node).__name__ in ("DivBackward0", "MulBackward0", *_PASSING):
         by, below = _by_number(node)
-        if by and type(node).__name__ == "DivBackward0":
-            found.append(by)
+        if by:
+            (divided if type(node).__name__ == "DivBackward0" else multiplied).append(by)
         node = below
-    return found
+    return multiplied, divided
 
 
 def _scale(node: Any, depth: int) -> Scale | None:
@@ -63,11 +66,12 @@ def _scale(node: Any, depth: int) -> Scale | None:
     if _is_of_weights(node):
         return Scale(0.0)
     if name == "MeanBackward0":
-        return _mean(below[0], depth)
+        kept = float(node._saved_self_sym_numel) if type(below[0]).__name__ in _PICKING else 0.0
+        return _mean(below[0], depth)._replace(kept=kept)
     if name == "SumBackward0":
         return _sum(below[0], depth)
     if (reduction := getattr(node, "_saved_reduction", None)) in (_MEAN, _SUM):
-        return _mean_of_kept(node) if reduction == _MEAN else Scale(1.0, _counts(node))
+        return Scale(1.0, kept=_kept(node)) if reduction == _MEAN else Scale(1.0, _counts(node))
     if name == "NegBackward0":
         return _scale(below[0], depth - 1)
     if name in ("AddBackward0", "SubBackward0"):
@@ -121,12 +125,11 @@ def _sum(node: Any, depth: int) -> Scale | None:
     return found if found is None or not by else _changed(found, name, by)
 
 
-def _mean_of_kept(node: Any) -> Scale:
-    """A mean over examples; where some are ignored, a sum over the others that is divided by how many they are."""
+def _kept(node: Any) -> float:
+    """How many examples a mean is over, if it may ignore some; 0 if it ignores none, or if classes have weights."""
     if getattr(node, "_saved_ignore_index", None) is None or getattr(node, "_saved_weight", None) is not None:
-        return Scale(1.0)
-    kept, every = _counts(node)
-    return Scale(1 / kept, (kept, every), is_mean=True) if 0 < kept < every else Scale(1.0)
+        return 0.0
+    return _counts(node)[0]
 
 
 def _masked(node: Any) -> Scale | None:
@@ -162,13 +165,12 @@ def _added(terms: Sequence[Scale | None]) -> Scale | None:
     """The scale of a sum of terms, where all are means, or all are sums over the same examples."""
     known = [each for each in terms if each is not None]
     known = [each for each in known if each.weight] or known[:1]
-    if any(each.counts != known[0].counts for each in known):  # means of different examples
-        known = [each.times(each.counts[0])._replace(counts=()) if each.is_mean else each for each in known]
     if not known or None in terms or any(each.counts != known[0].counts for each in known):
         return None
     multiplied = tuple(number for each in known for number in each.multiplied)
     divided = tuple(number for each in known for number in each.divided)
-    return Scale(sum(each.weight for each in known), known[0].counts, multiplied, divided)
+    kept = known[0].kept if all(each.kept == known[0].kept for each in known) else 0.0
+    return Scale(sum(each.weight for each in known), known[0].counts, multiplied, divided, kept)
 
 
 def _is_of_weights(node: Any) -> bool:

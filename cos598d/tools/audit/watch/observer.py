@@ -270,11 +270,12 @@ class Observer:
                     "seconds": max(ended - began, 1e-9),
                     "phases": self._phases | {"data": data},
                     "totals": {kind: [*sums] for kind, sums in totals.items()},
+                    "rates": self.steps.rates,
                 }
             )
         self._since_data = self.data.seconds
         self._phases = dict.fromkeys(self._phases, 0.0)
-        self._losses, self._size = [], 0
+        self._losses, self._size, self.steps.rates = [], 0, []
         if self.steps.iteration <= self.steps.examined:
             self._kept()
 

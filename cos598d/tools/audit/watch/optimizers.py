@@ -45,6 +45,12 @@ class SteppedOptimizers:
         return found
 
 
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    """The learning rates of an optimizer's first groups; of those that are tensors none, which could be waited for."""
+    rates = [group.get("lr") for group in optimizer.param_groups[:_GROUPS]]
+    return [float(each) for each in rates if isinstance(each, int | float) and math.isfinite(each)]
+
+
 def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """An optimizer's class and, of its first groups, the numbers by which it goes."""
     groups = []

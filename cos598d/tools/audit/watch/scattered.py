@@ -44,6 +44,26 @@ def pieces_of(
     return None
 
 
+class SteppedPart:
+    """This rank's part of all weights in a row, as an optimizer is about to step it: `tensor`, the part at `place`."""
+
+    def __init__(self, tensor: torch.Tensor, place: int):
+        self._tensor, self._place, self._before = tensor, place, tensor.detach().clone()
+
+    def is_old_in(self, weights: Sequence[torch.Tensor]) -> bool:
+        """Whether the model's `weights`, in either order, have the part as it was before the step, and not as it is."""
+        new = self._tensor.detach()
+        if any(each.layout is not torch.strided for each in weights):
+            return False
+        for order in (weights, weights[::-1]):
+            row = torch.cat([each.detach().reshape(-1) for each in order])
+            there = row[self._place * new.numel() :][: new.numel()]
+            here, before = (each.reshape(-1)[: len(there)].to(there.dtype) for each in (new, self._before))
+            if len(there) and torch.equal(there, before) and not torch.equal(there, here):
+                return True
+        return False
+
+
 def _factor(
     row: torch.Tensor,
     order: Sequence[tuple[str, int]],

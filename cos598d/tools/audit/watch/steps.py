@@ -11,11 +11,11 @@ import torch
 
 from cos598d.tools.audit.sketch import Sketcher, to_text
 from cos598d.tools.audit.watch.batches import batch_size, sample_digests
-from cos598d.tools.audit.watch.loss import divisors_of, scale_of
-from cos598d.tools.audit.watch.optimizers import SteppedOptimizers, settings_of
+from cos598d.tools.audit.watch.loss import factors_of, scale_of
+from cos598d.tools.audit.watch.optimizers import SteppedOptimizers, rates_of, settings_of
 from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, here
 from cos598d.tools.audit.watch.replica import TrainedModel
-from cos598d.tools.audit.watch.scattered import NAME, pieces_of
+from cos598d.tools.audit.watch.scattered import NAME, SteppedPart, pieces_of
 from cos598d.tools.audit.watch.shards import Shards, is_plain, local
 from cos598d.tools.audit.watch.source import divides_by_ranks, literals
 
@@ -43,6 +43,8 @@ class RankSteps:
         self._has_stepped, self._depth = False, 0
         self._row: dict[str, Any] = {}
         self._scattered = -1  # elements of this rank's part of the gradients in a row
+        self.rates: list[float] = []  # the learning rates of the iteration's steps
+        self._part: SteppedPart | None = None
         self._events = 0
 
     @property
@@ -93,6 +95,12 @@ class RankSteps:
         """A backward pass on `losses`, with their `gradients` if it was given any; `begins` an iteration; `batch` are
         the inputs of the forward pass before it, and `seen` what else was seen of that; `replica` has the weights."""
         if begins:
+            if self._part is not None:
+                weights = replica.known()["weight"]
+                self._row["is_old"] = self._part.is_old_in(
+                    [each for name, each in weights if name in self._row["local"]]
+                )
+                self._part = None
             self._begin()
         self.arrived = []
         self.backwards += 1
@@ -105,6 +113,7 @@ class RankSteps:
             self._row["has_closure"] |= self._depth > 0
             # Of several losses at once the weights are not known.
             scale = scale_of(loss, gradient) if not isinstance(losses, list | tuple) or len(losses) == 1 else None
+            multiplied, divided = (scale.multiplied, scale.divided) if scale else factors_of(loss)
             self._row["micro"].append(
                 seen
                 | {
@@ -113,8 +122,9 @@ class RankSteps:
                     "loss": _number(loss),
                     "weight": scale.weight if scale else None,
                     "counts": [*scale.counts] if scale else [],
-                    "multiplied": [*scale.multiplied] if scale else [],
-                    "divided": [*scale.divided] if scale else divisors_of(loss),
+                    "kept": scale.kept if scale else 0.0,
+                    "multiplied": [*multiplied],
+                    "divided": [*divided],
                     "literals": literals(self.backward_place.file),
                     "by_ranks": divides_by_ranks(self.backward_place.file),
                     "weights": replica.fingerprint(),
@@ -153,6 +163,7 @@ class RankSteps:
         self._depth += 1
         if self._depth == 1:
             self.optimizers.stepped(optimizer)
+            self.rates += rates_of(optimizer)
         if not self.is_examined or self._depth > 1:
             return
         self._row["optimizers"].append(settings_of(optimizer))
@@ -166,6 +177,7 @@ class RankSteps:
                 self._row["places"][self.name(tensor)] = [cut.place, cut.pieces]
             if id(tensor) not in self._of_model and tensor.grad.numel() == self._scattered:
                 self._applies(NAME, tensor.grad)
+                self._part = SteppedPart(tensor, self._row["places"][NAME][0])
             elif cut or self._shards.are_whole(tensor):
                 self._applies(self.name(tensor), local(tensor.grad))
 
