@@ -12,8 +12,9 @@ from torch.nn.modules.module import _IncompatibleKeys
 from cos598d.comm.group import GroupCommunicator
 from cos598d.errors import UsageError, UserError, flag_called
 from cos598d.fields import check_flags
+from cos598d.optimizer_shards import check_optimizers, cut_optimizer
 from cos598d.parallel import DataParallel, device_of
-from cos598d.shards import ParallelOptimizer, ShardedStep, check_optimizers, cut_optimizer
+from cos598d.shards import ParallelOptimizer, ShardedStep
 from cos598d.strategies import AUTO_SYNC, ENGINES, class_of
 from cos598d.strategies.base import MakeOptimizer
 from cos598d.strategies.sharded import Sharded
@@ -50,7 +51,7 @@ def parallelize(
     Raises UsageError for a strategy or option that does not exist or fit, for an optimizer that does not fit, and where
     no process group is open; UserError, the same on every rank, where the ranks' models or optimizers differ.
     """
-    device = device_of(model, "parallelize")
+    device = device_of(model.parameters(), "parallelize")
     if strategy == AUTO_SYNC or strategy in ENGINES:
         why = "is chosen for the trainer's own runs" if strategy == AUTO_SYNC else "is another library's engine"
         raise UsageError(f"strategy {strategy} {why}: name a gradient sync, zero1, zero2, zero3 or shared_weights.")
@@ -72,7 +73,7 @@ def parallelize(
     whole = make_optimizer(list(model.parameters()))
     if issubclass(kind, Sharded):
         check_models(comm, model)
-        check_optimizers(comm, whole, model)
+        check_optimizers(comm, whole, dict(model.named_parameters()))
         made = ShardedParallel(model, kind(comm, find_unused_parameters, chosen), whole, comm, broadcast_buffers)
         return made, made.optimizer
     sync = kind(comm, find_unused_parameters, chosen)
@@ -106,7 +107,7 @@ class ShardedParallel(DataParallel):
         """`strategy` is made over `comm`, and not attached yet; `whole` is an optimizer of all parameters."""
         self.strategy = strategy
         self._has_added = False  # the last backward was of a forward inside no_sync
-        sync = _ShardsAsSync(strategy, cut_optimizer(whole, module))
+        sync = _ShardsAsSync(strategy, cut_optimizer(whole, dict(module.named_parameters())))
         super().__init__(module, sync, comm, broadcast_buffers)  # type: ignore[arg-type]
         self._step = sync.step = ShardedStep(strategy)
         self.optimizer = ParallelOptimizer(whole, self._step)

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import warnings
+from datetime import timedelta
 
 import pytest
 import torch
@@ -287,10 +288,11 @@ def test_without_a_process_group_a_sentence_says_what_to_call():
 
 def has_more_batches(comm, strategy):
     """Rank 1 ends after a step; the other's next one is a sentence, soon."""
-    module, optimizer = cos598d.parallelize(Model(0), adamw, strategy, timeout_seconds=5)
+    group = torch.distributed.new_group(timeout=timedelta(seconds=6))
+    module, optimizer = cos598d.parallelize(Model(0), adamw, strategy, process_group=group, timeout_seconds=5)
     plainly(module, optimizer, comm.rank, 0)
     if comm.rank == 1:
-        del module, optimizer  # as at the end of a script: what is on its way to this rank keeps connections open
+        del module, optimizer, group  # as at the end of a script: what is on its way to this rank keeps connections open
         gc.collect()
         torch.distributed.destroy_process_group()
         return None
