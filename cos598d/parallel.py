@@ -53,7 +53,11 @@ class DataParallel(nn.Module):
     `forget_step` where the optimizer leaves out a step whose gradients are finite.
     As with DDP, torch.autograd.grad() leaves .grad alone and averages nothing, and what a rank's own loss divides by
     is that rank's affair: the average of n ranks' mean losses is the global mean where their batches are as large.
+
+    choice: what `parallelize` chose for strategy auto; None where the script named a strategy.
     """
+
+    choice: Any = None
 
     def __init__(self, module: nn.Module, sync: GradientSync, comm: GroupCommunicator, broadcast_buffers: bool = True):
         """`sync` is made over `comm`, and not attached yet. Raises UserError where the ranks' models differ."""

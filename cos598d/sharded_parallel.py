@@ -1,5 +1,7 @@
 """Every strategy of ours in anybody's script: a model to call, and an optimizer to step it by, in torch's terms."""
 
+import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
@@ -45,6 +47,7 @@ def parallelize(
     make_optimizer: called once with the model's parameters, whole. It may make groups of them as it likes.
     strategy: a gradient sync, as `data_parallel` takes it, local_sgd and diloco too; or zero1, zero2, zero3,
     sparse_zero1 or shared_weights, whose ranks hold shards. These take optimizers that treat every element by itself.
+    auto measures for a second or two, and picks an exact one; rank 0 prints which, and the model's `choice` has it.
     options: those of the strategy by the names of their flags: bucket_mb, compress, sync_every, pack_gradients, ...
     The others are `data_parallel`'s. Gradients are averages over the ranks when backward returns, as with DDP.
 
@@ -52,9 +55,20 @@ def parallelize(
     no process group is open; UserError, the same on every rank, where the ranks' models or optimizers differ.
     """
     device = device_of(model.parameters(), "parallelize")
-    if strategy == AUTO_SYNC or strategy in ENGINES:
-        why = "is chosen for the trainer's own runs" if strategy == AUTO_SYNC else "is another library's engine"
-        raise UsageError(f"strategy {strategy} {why}: name a gradient sync, zero1, zero2, zero3 or shared_weights.")
+    if strategy in ENGINES:
+        raise UsageError(
+            f"strategy {strategy} is another library's engine: name a gradient sync, zero1, zero2, zero3 or "
+            "shared_weights."
+        )
+    whole, choice = None, None
+    if strategy == AUTO_SYNC:
+        if options:
+            raise UsageError(f"{next(iter(options))} means nothing to auto: leave it out, or name a strategy.")
+        whole = make_optimizer(list(model.parameters()))
+        choice = _chosen(
+            GroupCommunicator(process_group, device, timeout_seconds), model, whole, find_unused_parameters
+        )
+        strategy = choice.sync
     with flag_called("strategy", "--sync"):
         kind: Any = class_of(strategy) if isinstance(strategy, str) else strategy
     name = strategy if isinstance(strategy, str) else strategy.__name__
@@ -70,18 +84,37 @@ def parallelize(
     comm = GroupCommunicator(process_group, device, timeout_seconds)
     if hasattr(kind, "check_options"):
         kind.check_options(chosen, comm.backend)
-    whole = make_optimizer(list(model.parameters()))
+    if whole is None:
+        whole = make_optimizer(list(model.parameters()))
     if issubclass(kind, Sharded):
         check_models(comm, model)
         check_optimizers(comm, whole, dict(model.named_parameters()))
         made = ShardedParallel(model, kind(comm, find_unused_parameters, chosen), whole, comm, broadcast_buffers)
+        made.choice = choice
         return made, made.optimizer
     sync = kind(comm, find_unused_parameters, chosen)
     # Local replicas follow their own buffers until they are averaged.
     module = DataParallel(model, sync, comm, broadcast_buffers and not sync.averages_weights)
+    module.choice = choice
     if sync.averages_weights:
         whole.register_step_post_hook(lambda *_: sync.after_step())
     return module, whole
+
+
+def _chosen(comm: GroupCommunicator, model: nn.Module, whole: torch.optim.Optimizer, may_be_unused: bool) -> Any:
+    """The Choice of strategy `auto`, the same on every rank; rank 0 prints it to stderr."""
+    from cos598d.cost.choice import choose_for_script  # which few scripts need
+
+    check_models(comm, model)
+    named = dict(model.named_parameters())
+    make = None
+    with contextlib.suppress(UsageError):  # the same on every rank
+        check_optimizers(comm, whole, named)
+        make = cut_optimizer(whole, named)
+    choice = choose_for_script(comm, model, may_be_unused, make)
+    if comm.rank == 0:
+        print(f"strategy auto: {choice.words}", file=sys.stderr, flush=True)
+    return choice
 
 
 class ShardedParallel(DataParallel):
