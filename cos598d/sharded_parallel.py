@@ -200,6 +200,17 @@ class ShardedParallel(DataParallel):
         self.strategy.load_state(wholes)
         return _IncompatibleKeys([], unknown)
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        """As every module's, for `to`, `double` and the like. Raises UsageError for another dtype or device."""
+        for p in self._trained.values():
+            like = fn(torch.empty(0, dtype=p.dtype, device=p.device))
+            if like.dtype != p.dtype or like.device != p.device:
+                raise UsageError(
+                    f"the model's shards are {str(p.dtype).removeprefix('torch.')} on {p.device}: move or cast it "
+                    "before parallelize."
+                )
+        return super()._apply(fn, recurse)
+
     def _came_to_output(self, averages: bool, gradient: torch.Tensor | None = None) -> None:
         if self._layout is not None and not self._is_asked and own_loop.will_get_gradients(self._trained.values()):
             self._has_added = not averages

@@ -117,8 +117,16 @@ class ShardedStep:
             p.grad = None
 
     def step(self) -> None:
-        """Step the weights and drop the gradients; nothing where there are none."""
+        """Step the weights and drop the gradients; nothing where there are none.
+
+        Raises UserError where no backward of this step was outside `no_sync`: there is no sum to step by.
+        """
         if not self.is_summed:
+            if self.has_gradients:
+                raise UserError(
+                    "every backward of this step was inside no_sync(), so no gradient was averaged: leave no_sync() "
+                    "for the last forward before optimizer.step()."
+                )
             return
         self._divide()
         for _, part, parameter, _, _ in self.strategy.pieces:
