@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from cos598d.commands.from_python import compare as compare
     from cos598d.commands.from_python import train as train
     from cos598d.parallel import data_parallel as data_parallel
+    from cos598d.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
     from cos598d.sharded_parallel import parallelize as parallelize
 
 __version__ = "0.1.0"
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 _OFFERED = {
     "data_parallel": "cos598d.parallel",
     "parallelize": "cos598d.sharded_parallel",
+    "ShardedOptimizer": "cos598d.sharded_optimizer",
     "train": "cos598d.commands.from_python",
     "compare": "cos598d.commands.from_python",
     "TrainedRun": "cos598d.commands.from_python",

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -53,7 +53,11 @@ class DataParallel(nn.Module):
     `forget_step` where the optimizer leaves out a step whose gradients are finite.
     As with DDP, torch.autograd.grad() leaves .grad alone and averages nothing, and what a rank's own loss divides by
     is that rank's affair: the average of n ranks' mean losses is the global mean where their batches are as large.
+
+    choice: what `parallelize` chose for strategy auto; None where the script named a strategy.
     """
+
+    choice: Any = None
 
     def __init__(self, module: nn.Module, sync: GradientSync, comm: GroupCommunicator, broadcast_buffers: bool = True):
         """`sync` is made over `comm`, and not attached yet. Raises UserError if the ranks' models differ."""
@@ -360,7 +364,7 @@ def data_parallel(
     Raises UsageError for a sync or codec that does not exist, does not fit, or averages weights instead of gradients,
     and where no process group is open; UserError where the ranks' models differ.
     """
-    device = device_of(module, "data_parallel")
+    device = device_of(module.parameters(), "data_parallel")
     sync_class = get_sync(sync) if isinstance(sync, str) else sync
     name = sync if isinstance(sync, str) else sync.__name__
     if sync_class.averages_weights:
@@ -387,8 +391,8 @@ def data_parallel(
     return DataParallel(module, made, comm, broadcast_buffers)
 
 
-def device_of(module: nn.Module, caller: str) -> torch.device:
-    """Where all of the module's parameters are.
+def device_of(parameters: Iterable[nn.Parameter], caller: str) -> torch.device:
+    """Where all of a model's parameters are.
 
     Raises UsageError, on behalf of the function `caller`, where they are not on one device, and where no process group
     is open.
@@ -397,7 +401,7 @@ def device_of(module: nn.Module, caller: str) -> torch.device:
         raise UsageError(
             f"{caller} needs an open process group. Call torch.distributed.init_process_group('gloo') before it."
         )
-    devices = {p.device for p in module.parameters()}
+    devices = {p.device for p in parameters}
     if len(devices) != 1:
         raise UsageError(
             f"{caller} needs all parameters of a model on one device. Move them to one: they are on "

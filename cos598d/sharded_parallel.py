@@ -1,5 +1,7 @@
 """Every strategy of ours in anybody's script: a model to call, and an optimizer to step it by, in torch's terms."""
 
+import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
@@ -12,8 +14,9 @@ from torch.nn.modules.module import _IncompatibleKeys
 from cos598d.comm.group import GroupCommunicator
 from cos598d.errors import UsageError, UserError, flag_called
 from cos598d.fields import check_flags
+from cos598d.optimizer_shards import check_optimizers, cut_optimizer
 from cos598d.parallel import DataParallel, device_of
-from cos598d.shards import ParallelOptimizer, ShardedStep, check_optimizers, cut_optimizer
+from cos598d.shards import ParallelOptimizer, ShardedStep
 from cos598d.strategies import AUTO_SYNC, ENGINES, class_of
 from cos598d.strategies.base import MakeOptimizer
 from cos598d.strategies.sharded import Sharded
@@ -44,16 +47,28 @@ def parallelize(
     make_optimizer: called once with the model's parameters, whole. It may make groups of them as it likes.
     strategy: a gradient sync, as `data_parallel` takes it, local_sgd and diloco too; or zero1, zero2, zero3,
     sparse_zero1 or shared_weights, whose ranks hold shards. These take optimizers that treat every element by itself.
+    auto measures for a second or two, and picks an exact one; rank 0 prints which, and the model's `choice` has it.
     options: those of the strategy by the names of their flags: bucket_mb, compress, sync_every, pack_gradients, ...
     The others are `data_parallel`'s. Gradients are averages over the ranks when backward returns, as with DDP.
 
     Raises UsageError for a strategy or option that does not exist or fit, for an optimizer that does not fit, and where
     no process group is open; UserError, the same on every rank, where the ranks' models or optimizers differ.
     """
-    device = device_of(model, "parallelize")
-    if strategy == AUTO_SYNC or strategy in ENGINES:
-        why = "is chosen for the trainer's own runs" if strategy == AUTO_SYNC else "is another library's engine"
-        raise UsageError(f"strategy {strategy} {why}. Name a gradient sync, zero1, zero2, zero3 or shared_weights.")
+    device = device_of(model.parameters(), "parallelize")
+    if strategy in ENGINES:
+        raise UsageError(
+            f"strategy {strategy} is another library's engine. Name a gradient sync, zero1, zero2, zero3 or "
+            "shared_weights."
+        )
+    whole, choice = None, None
+    if strategy == AUTO_SYNC:
+        if options:
+            raise UsageError(f"{next(iter(options))} has no effect with auto. Leave it out, or name a strategy.")
+        whole = make_optimizer(list(model.parameters()))
+        choice = _chosen(
+            GroupCommunicator(process_group, device, timeout_seconds), model, whole, find_unused_parameters
+        )
+        strategy = choice.sync
     with flag_called("strategy", "--sync"):
         kind: Any = class_of(strategy) if isinstance(strategy, str) else strategy
     name = strategy if isinstance(strategy, str) else strategy.__name__
@@ -69,18 +84,37 @@ def parallelize(
     comm = GroupCommunicator(process_group, device, timeout_seconds)
     if hasattr(kind, "check_options"):
         kind.check_options(chosen, comm.backend)
-    whole = make_optimizer(list(model.parameters()))
+    if whole is None:
+        whole = make_optimizer(list(model.parameters()))
     if issubclass(kind, Sharded):
         check_models(comm, model)
-        check_optimizers(comm, whole, model)
+        check_optimizers(comm, whole, dict(model.named_parameters()))
         made = ShardedParallel(model, kind(comm, find_unused_parameters, chosen), whole, comm, broadcast_buffers)
+        made.choice = choice
         return made, made.optimizer
     sync = kind(comm, find_unused_parameters, chosen)
     # Local replicas follow their own buffers until they are averaged.
     module = DataParallel(model, sync, comm, broadcast_buffers and not sync.averages_weights)
+    module.choice = choice
     if sync.averages_weights:
         whole.register_step_post_hook(lambda *_: sync.after_step())
     return module, whole
+
+
+def _chosen(comm: GroupCommunicator, model: nn.Module, whole: torch.optim.Optimizer, may_be_unused: bool) -> Any:
+    """The Choice of strategy `auto`, the same on every rank; rank 0 prints it to stderr."""
+    from cos598d.cost.choice import choose_for_script  # which few scripts need
+
+    check_models(comm, model)
+    named = dict(model.named_parameters())
+    make = None
+    with contextlib.suppress(UsageError):  # the same on every rank
+        check_optimizers(comm, whole, named)
+        make = cut_optimizer(whole, named)
+    choice = choose_for_script(comm, model, may_be_unused, make)
+    if comm.rank == 0:
+        print(f"strategy auto: {choice.words}", file=sys.stderr, flush=True)
+    return choice
 
 
 class ShardedParallel(DataParallel):
@@ -106,7 +140,7 @@ class ShardedParallel(DataParallel):
         """`strategy` is made over `comm`, and not attached yet; `whole` is an optimizer of all parameters."""
         self.strategy = strategy
         self._has_added = False  # the last backward was of a forward inside no_sync
-        sync = _ShardsAsSync(strategy, cut_optimizer(whole, module))
+        sync = _ShardsAsSync(strategy, cut_optimizer(whole, dict(module.named_parameters())))
         super().__init__(module, sync, comm, broadcast_buffers)  # type: ignore[arg-type]
         self._step = sync.step = ShardedStep(strategy)
         self.optimizer = ParallelOptimizer(whole, self._step)
@@ -164,6 +198,17 @@ class ShardedParallel(DataParallel):
         wholes += [FullTensor(BUFFERS, name, given.get(name, kept)) for name, kept in self.module.named_buffers()]
         self.strategy.load_state(wholes)
         return _IncompatibleKeys([], unknown)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        """As every module's, for `to`, `double` and the like. Raises UsageError for another dtype or device."""
+        for p in self._trained.values():
+            like = fn(torch.empty(0, dtype=p.dtype, device=p.device))
+            if like.dtype != p.dtype or like.device != p.device:
+                raise UsageError(
+                    f"the model's shards are {str(p.dtype).removeprefix('torch.')} on {p.device}: move or cast it "
+                    "before parallelize."
+                )
+        return super()._apply(fn, recurse)
 
     def _came_to_output(self, averages: bool, gradient: torch.Tensor | None = None) -> None:
         if self._layout is not None and not self._is_asked and own_loop.will_get_gradients(self._trained.values()):

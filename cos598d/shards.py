@@ -1,22 +1,17 @@
 """Gradients and an optimizer that are cut over the ranks, in torch's terms: what a script sees of them is whole."""
 
-import hashlib
-import inspect
-import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import dtype_name
-from cos598d.errors import UsageError, UserError, first_line
-from cos598d.records.conventions import AGREEMENT, STATE
-from cos598d.strategies.base import MakeOptimizer
+from cos598d.errors import UsageError, UserError
+from cos598d.optimizer_shards import OptimizerOfShards, options_of, result_of
+from cos598d.records.conventions import AGREEMENT
 from cos598d.strategies.parts.units import ReplicatedUnit
 from cos598d.strategies.sharded import Sharded
-from cos598d.strategies.state import BUFFERS, WEIGHTS, FullTensor
+from cos598d.strategies.state import BUFFERS, WEIGHTS, FullTensor, ShardSlice
 
 ELEMENTWISE = ("mul_", "div_", "clamp_", "nan_to_num_", "zero_")  # what a script may do to a gradient, by numbers
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"  # what torch's GradScaler does to all gradients
@@ -122,8 +117,16 @@ class ShardedStep:
             p.grad = None
 
     def step(self) -> None:
-        """Step the weights and drop the gradients; nothing if there are none."""
+        """Step the weights and drop the gradients; nothing if there are none.
+
+        Raises UserError where no backward of this step was outside `no_sync`: there is no sum to step by.
+        """
         if not self.is_summed:
+            if self.has_gradients:
+                raise UserError(
+                    "every backward of this step was inside no_sync(), so no gradient was averaged: leave no_sync() "
+                    "for the last forward before optimizer.step()."
+                )
             return
         self._divide()
         for _, part, parameter, _, _ in self.strategy.pieces:
@@ -193,8 +196,8 @@ class ShardedStep:
             self._is_mean = True
 
 
-class ParallelOptimizer(torch.optim.Optimizer):
-    """The optimizer of a model in shards: groups of whole parameters, and whole states.
+class ParallelOptimizer(OptimizerOfShards):
+    """The optimizer of a model whose gradients are in shards, which `parallelize` gives.
 
     In `step` this rank's own optimizer steps its parts, with the options that the groups have then.
     """
@@ -203,7 +206,8 @@ class ParallelOptimizer(torch.optim.Optimizer):
         """`whole`: the script's own optimizer of the whole parameters, whose groups this one takes over."""
         self._step: ShardedStep | None = None
         super().__init__(whole.param_groups, whole.defaults)
-        self._step = step
+        self._step, self._strategy = step, step.strategy
+        self._comm, self._parameters = step.strategy.comm, step.parameters
         if whole.state:  # made with the optimizer, as Adagrad's
             self.state.update(whole.state)
             self._cut_state()
@@ -212,12 +216,9 @@ class ParallelOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As torch's; `closure` is called once. The gradients are dropped. Every rank calls it."""
         assert self._step is not None
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group, own in zip(self.param_groups, self._step.strategy.optimizer.param_groups, strict=True):
-            own.update(_options(group))
+        loss = result_of(closure)
+        for group, own in zip(self.param_groups, self._strategy.optimizer.param_groups, strict=True):
+            own.update(options_of(group))
         self._step.step()
         return loss
 
@@ -235,139 +236,8 @@ class ParallelOptimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What one optimizer of all parameters would give, whole, on every rank. Every rank calls it."""
-        assert self._step is not None
-        for (kind, name), tensor in _gathered_state(self._step.strategy).items():
-            self.state[self._step.parameters[name]][kind] = tensor
-        try:
-            return super().state_dict()
-        finally:
-            self.state.clear()
+    def _own_state(self) -> Iterable[ShardSlice]:
+        return (piece for piece in self._strategy.state() if piece.kind not in (WEIGHTS, BUFFERS))
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what `state_dict` gave, of any strategy or of one optimizer. Every rank calls it with the same."""
-        super().load_state_dict(state_dict)
-        self._cut_state()
-
-    def _cut_state(self) -> None:
-        """This rank's optimizer remembers its parts of `state`, which is left empty."""
-        assert self._step is not None
-        names: dict[torch.Tensor, str] = {p: name for name, p in self._step.parameters.items()}
-        self._step.strategy.load_optimizer(
-            FullTensor(kind, names[p], torch.as_tensor(value))
-            for p, values in self.state.items()
-            for kind, value in values.items()
-            if value is not None and p in names
-        )
-        self.state.clear()
-
-
-def cut_optimizer(whole: torch.optim.Optimizer, model: nn.Module) -> MakeOptimizer:
-    """What makes an optimizer of pieces of the model's parameters, in the same groups as `whole` has them.
-
-    Raises UsageError if `whole` leaves out a parameter that trains, or has one that is not the model's.
-    """
-    names = {p: name for name, p in model.named_parameters()}
-    group_of: dict[str, int] = {}
-    for number, group in enumerate(whole.param_groups):
-        for p in group["params"]:
-            if p not in names:
-                raise UsageError(
-                    f"the optimizer has a parameter of the shape {tuple(p.shape)} that is not the model's. "
-                    "Give it the parameters that parallelize hands over."
-                )
-            group_of[names[p]] = number
-    left = next((name for p, name in names.items() if p.requires_grad and name not in group_of), None)
-    if left is not None:
-        raise UsageError(
-            f"the optimizer leaves out {left}, which trains. Add it, or freeze it by requires_grad_(False)."
-        )
-    takes = inspect.signature(type(whole)).parameters
-    defaults = {word: value for word, value in whole.defaults.items() if word in takes}
-
-    def make(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        groups: list[dict[str, Any]] = [{"params": [], **_options(group)} for group in whole.param_groups]
-        for name, part in named:
-            groups[group_of.get(name, 0)]["params"].append(part)  # what has no such name is a probe
-        return type(whole)(groups, **defaults)
-
-    return make
-
-
-def check_optimizers(comm: Communicator, whole: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Raise UsageError if the optimizer does not treat every element by itself, and UserError where the ranks'
-    optimizers differ: the same on every rank, which all call it."""
-    problem = ""
-    try:
-        _check_elementwise(type(whole).__name__, cut_optimizer(whole, model), comm.device)
-    except UsageError as error:
-        problem = str(error)
-    names = {p: name for name, p in model.named_parameters()}
-    groups = [[[names.get(p) for p in group["params"]], repr(_options(group))] for group in whole.param_groups]
-    digest = hashlib.sha256(json.dumps([type(whole).__name__, groups]).encode()).hexdigest()
-    problems, digests = zip(*comm.exchange([problem, digest]), strict=True)
-    if any(problems):
-        raise UsageError(next(filter(None, problems)))
-    other = next((rank for rank, theirs in enumerate(digests) if theirs != digests[0]), None)
-    if other is not None:
-        raise UserError(
-            f"the ranks' optimizers differ: rank {other} has another kind, other groups or other options than rank 0. "
-            "Make them alike on every rank."
-        )
-
-
-def _check_elementwise(name: str, make: MakeOptimizer, device: torch.device) -> None:
-    """Have a matrix stepped whole and in pieces. Raises UsageError if that is not the same."""
-    generator = torch.Generator().manual_seed(0)
-    values, *gradients = torch.randn(4, 6, 5, generator=generator).to(device)
-
-    def stepped(cut: Callable[[torch.Tensor], Iterable[torch.Tensor]]) -> torch.Tensor:
-        parts = [nn.Parameter(part.clone()) for part in cut(values)]
-        optimizer = make([("", part) for part in parts])
-        for group in optimizer.param_groups:
-            group["lr"] = 0.1  # it may be 0 while it is warmed up
-        for gradient in gradients:
-            for part, own in zip(parts, cut(gradient), strict=True):
-                part.grad = own.clone()
-            optimizer.step()
-        return torch.cat([part.detach().flatten() for part in parts])
-
-    why = ""
-    try:
-        if not torch.allclose(stepped(lambda t: [t]), stepped(lambda t: t.flatten().split([7, 23])), 1e-3, 1e-5):
-            why = "it does not step a matrix in pieces as it steps the whole"
-    except Exception as error:  # of any optimizer, which may be anybody's
-        why = first_line(error)
-    if why:
-        raise UsageError(
-            f"{name} cannot step shards of parameters ({why}). Take an optimizer that treats every element by itself, "
-            "as SGD and AdamW do, or a strategy without shards, such as bucketed."
-        )
-
-
-def _gathered_state(strategy: Sharded) -> dict[tuple[str, str], torch.Tensor]:
-    """What all ranks' optimizers remember, whole, by kind and by the parameter's name, on every rank."""
-    comm, kinds = strategy.comm, (WEIGHTS, BUFFERS)
-    mine = [piece for piece in strategy.state() if piece.kind not in kinds]
-    facts = [[p.kind, p.name, p.shape, p.begin, len(p.values.view(-1)), dtype_name(p.values.dtype)] for p in mine]
-    found: dict[tuple[str, str], torch.Tensor] = {}
-    for rank, pieces in enumerate(comm.exchange(facts)):
-        for dtype in dict.fromkeys(piece[-1] for piece in pieces):
-            chosen = [piece for piece in pieces if piece[-1] == dtype]
-            kind = getattr(torch, dtype)
-            flat = torch.empty(sum(piece[4] for piece in chosen), dtype=kind, device=comm.device)
-            if rank == comm.rank:
-                own = [piece.values.view(-1) for piece in mine if piece.values.dtype == kind]
-                torch.cat([values.to(comm.device) for values in own], out=flat)
-            comm.broadcast(flat, "the optimizer's state", root=rank, purpose=STATE)
-            lengths = [piece[4] for piece in chosen]
-            for (word, name, shape, begin, length, _), values in zip(chosen, flat.split(lengths), strict=True):
-                if (word, name) not in found:
-                    found[word, name] = flat.new_empty(shape)
-                found[word, name].view(-1)[begin : begin + length] = values
-    return found
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    return {word: value for word, value in group.items() if word not in ("params", "param_names")}
+    def _load_own(self, wholes: Iterable[FullTensor]) -> None:
+        self._strategy.load_optimizer(wholes)

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import warnings
+from datetime import timedelta
 
 import pytest
 import torch
@@ -225,7 +226,6 @@ def refuses(comm):
     """One sentence each, the same on every rank, and every rank goes on."""
     for strategy, make, words in (
         ("zreo3", adamw, "unknown strategy zreo3\\. Did you mean 'zero3'"),
-        ("auto", adamw, "strategy auto is chosen for the trainer's own runs"),
         ("torch_fsdp", adamw, "strategy torch_fsdp is another library's engine"),
         ("zero1", Rotated, "Rotated cannot step shards of parameters .*Take .* that treats every element by itself"),
         ("zero2", torch.optim.Adafactor, "Adafactor cannot step shards"),
@@ -247,7 +247,9 @@ def refuses(comm):
     ):
         with pytest.raises(UsageError, match=words):
             cos598d.parallelize(Model(0), adamw, "zero1", **options)
-    for strategy in EVERY:
+    with pytest.raises(UsageError, match="bucket_mb means nothing to auto"):
+        cos598d.parallelize(Model(0), adamw, "auto", bucket_mb=5)
+    for strategy in [*EVERY, "auto"]:
         with pytest.raises(UserError, match="the ranks' models differ: rank 1 has"):
             cos598d.parallelize(nn.Linear(3, 3 + comm.rank), adamw, strategy)
     with pytest.raises(UserError, match="the ranks' optimizers differ: rank 1 has another kind"):
@@ -280,6 +282,33 @@ def test_what_cannot_be_is_one_sentence_on_every_rank():
     run_ranks(2, refuses)
 
 
+def chooses(comm):
+    """An exact strategy, the same on every rank: of shards too, where the optimizer can step them."""
+    for make in (adamw, lambda params: Rotated(params, lr=0.05)):
+        expected = Model(0)
+        alone, single = Alone(expected, comm.world_size), make(list(expected.parameters()))
+        module, optimizer = cos598d.parallelize(Model(comm.rank), make, "auto")
+        choice = module.choice
+        assert comm.exchange(choice.sync) == [choice.sync] * comm.world_size
+        assert list(choice.predicted.values()) == sorted(choice.predicted.values())
+        assert choice.sync == next(iter(choice.predicted))
+        assert choice.left_out.keys() >= {"zero3", "local_sgd", "torch_fsdp"}
+        assert (choice.left_out.get("zero1") == "the optimizer cannot step shards") == (make is not adamw)
+        for step in (0, 2, 3):
+            plainly(module, optimizer, comm.rank, step)
+            plainly_alone(alone, single, step)
+        assert_as(module.full_state_dict(), expected, choice.sync, within=0.0 if make is adamw else 1e-6)
+        module.detach()
+    module, _ = cos598d.parallelize(Model(0), adamw, "zero1")
+    assert module.choice is None
+    module.detach()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_auto_is_one_exact_strategy_on_all_ranks(world_size):
+    run_ranks(world_size, chooses)
+
+
 def test_without_a_process_group_a_sentence_says_what_to_call():
     with pytest.raises(UsageError, match=r"parallelize needs an open process group\. Call .*init_process_group"):
         cos598d.parallelize(nn.Linear(2, 2), adamw, "zero3")
@@ -287,10 +316,12 @@ def test_without_a_process_group_a_sentence_says_what_to_call():
 
 def has_more_batches(comm, strategy):
     """Rank 1 ends after a step; the other's next one is a sentence, soon."""
-    module, optimizer = cos598d.parallelize(Model(0), adamw, strategy, timeout_seconds=5)
+    group = torch.distributed.new_group(timeout=timedelta(seconds=6))
+    module, optimizer = cos598d.parallelize(Model(0), adamw, strategy, process_group=group, timeout_seconds=5)
     plainly(module, optimizer, comm.rank, 0)
     if comm.rank == 1:
-        del module, optimizer  # as at the end of a script: what is on its way to this rank keeps connections open
+        # As at the end of a script: what is on its way to this rank keeps connections open.
+        del module, optimizer, group
         gc.collect()
         torch.distributed.destroy_process_group()
         return None

@@ -1,6 +1,7 @@
-"""The choice of `--sync auto`: what is measured, what the cost model makes of it, and what is said of that."""
+"""The choice of `--sync auto`, and of a script's: what is measured, what the model of cost predicts, and its words."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,13 +12,14 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.hosts import host_groups
 from cos598d.config import RunConfig
 from cos598d.cost.calls import planned_calls
-from cos598d.cost.compute import Computed, time_compute
+from cos598d.cost.compute import Computed, step_seconds, time_compute
 from cos598d.cost.model import Compute, ModelledCall, arrange, iteration_seconds
 from cos598d.cost.probe import Probe, measure
 from cos598d.data.examples import Examples
 from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.strategies import STRATEGIES, class_of, get_strategy, is_our_own
+from cos598d.strategies.base import MakeOptimizer, Strategy
 from cos598d.strategies.formula import TrafficEstimate, TrainingSpec, without_values
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 from cos598d.strategies.replicated import Replicated
@@ -86,11 +88,16 @@ class Choice:
     @property
     def sentence(self) -> str:
         """For the screen."""
+        return f"--sync auto: {self.words}"
+
+    @property
+    def words(self) -> str:
+        """What was chosen, and why."""
         if not self.predicted:
-            return f"--sync auto: {self.sync}, {self.why}"
+            return f"{self.sync}, {self.why}"
         others = [f"{name} {seconds:.3g} s" for name, seconds in self.predicted.items() if name != self.sync]
         then = f"; then {', '.join(others[:RUNNERS_UP])}" if others else ""
-        return f"--sync auto: {self.sync}, {self.predicted[self.sync]:.3g} s per iteration predicted{then} ({self.why})"
+        return f"{self.sync}, {self.predicted[self.sync]:.3g} s per iteration predicted{then} ({self.why})"
 
     def as_record(self) -> dict[str, Any]:
         """For the run's record, JSON."""
@@ -109,6 +116,49 @@ def choose(
 
     before: the sync and its options of the run that goes on, on as many ranks; it stays what it was where that can be.
     """
+    return _choose(config, comm, model, may_be_unused, lambda _: time_compute(config, comm, model, examples), before)
+
+
+def choose_for_script(
+    comm: Communicator, model: nn.Module, may_be_unused: bool, make_optimizer: MakeOptimizer | None
+) -> Choice:
+    """Choose for a model whose inputs are not there to be timed; every rank calls it, and all have rank 0's choice.
+
+    Calls, bytes and the optimizer's step are measured. The passes are guessed: backward takes as long as `bucketed`
+    needs for its gradients, forward half of that, and every row of an embedding is looked up.
+    make_optimizer: makes the script's optimizer of pieces; None where it steps whole parameters only.
+    """
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    weights = sum(p.numel() for _, p in trainable)
+
+    def guess(predicted: Callable[[Sequence[str], Computed], Mapping[str, float]]) -> Computed:
+        step = step_seconds(make_optimizer, True, comm, weights) if make_optimizer is not None else 0.0
+        names = [name for name, _ in reversed(trainable)]
+        computed = Computed(Compute(0.0, 0.0, step, dict.fromkeys(names, 0.0)), step, names, 1.0)
+        backward = comm.exchange(predicted(["bucketed"], computed)["bucketed"] - step)[0]
+        ends = itertools.accumulate(p.numel() / weights for _, p in reversed(trainable))
+        moments = {name: backward * end for name, end in zip(names, ends, strict=True)}
+        return replace(computed, compute=Compute(backward / 2, backward, step, moments))
+
+    def unfit(name: str) -> str:
+        kind = class_of(name)
+        if issubclass(kind, Strategy) and make_optimizer is None:
+            return "the optimizer cannot step shards"
+        return "all ranks would have to call the same layers" if getattr(kind, "equal_layers", False) else ""
+
+    return _choose(RunConfig(), comm, model, may_be_unused, guess, None, unfit)
+
+
+def _choose(
+    config: RunConfig,
+    comm: Communicator,
+    model: nn.Module,
+    may_be_unused: bool,
+    compute: Callable[[Callable[[Sequence[str], Computed], Mapping[str, float]]], Computed],
+    before: Mapping[str, Any] | None,
+    unfit: Callable[[str], str] = lambda name: "",
+) -> Choice:
+    """compute: what an iteration computes, given what predicts seconds by name from that; unfit: why not, or ""."""
     hosts = host_groups(comm)
     if comm.world_size == 1:
         return _default(FLOOR, "since a single rank has nothing to average")
@@ -118,14 +168,20 @@ def choose(
         )
     shares_memory = _can_share(comm, hosts, sum(p.nbytes for p in model.parameters()))
     names, left_out = candidates(config, hosts, shares_memory)
+    left_out |= {name: why for name in names if (why := unfit(name))}
+    names = [name for name in names if name not in left_out]
     if before is not None and _fits(before, names, config):
         return _default(before["sync"], "as in the run that is resumed")
-    computed = time_compute(config, comm, model, examples)
     crowd = max(comm.exchange(max(1.0, torch.get_num_threads() * len(_mine(hosts, comm.rank)) / count_cores())))
     probe = measure(comm, hosts, crowd)
+
+    def seconds(names: Sequence[str], computed: Computed) -> tuple[dict[str, float], dict[str, str]]:
+        return predict(names, config, model, may_be_unused, hosts, computed, probe, crowd)
+
+    computed = compute(lambda names, computed: seconds(names, computed)[0])
     predicted: dict[str, float] = {}
     if comm.rank == 0:
-        predicted, unsaid = predict(names, config, model, may_be_unused, hosts, computed, probe, crowd)
+        predicted, unsaid = seconds(names, computed)
         left_out |= unsaid
     predicted, left_out = comm.exchange([predicted, left_out])[0]
     ordered = dict(sorted(predicted.items(), key=lambda one: one[1]))

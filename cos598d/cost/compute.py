@@ -26,6 +26,7 @@ from cos598d.data.sampler import micro_batches
 from cos598d.models.padding import cuts_by_length
 from cos598d.plan import Plan
 from cos598d.records.conventions import AGREEMENT
+from cos598d.strategies.base import MakeOptimizer
 from cos598d.strategies.optimizers import make_optimizer
 from cos598d.strategies.precision import autocast
 from cos598d.sync.parts.embeddings import large_embeddings
@@ -130,7 +131,8 @@ def time_compute(config: RunConfig, comm: Communicator, model: nn.Module, exampl
     before, in_backward = fastest.before, fastest.backward
     moments = {name: max(0.0, moment) for name, moment in rows[-1].arrivals.items()}
     moments |= {name: in_backward for name, _ in trainable if name not in moments}  # it is sent at the end
-    step = _step_seconds(config, comm, sum(p.numel() for _, p in trainable))
+    make = functools.partial(make_optimizer, config=config)
+    step = step_seconds(make, bool(config.max_grad_norm), comm, sum(p.numel() for _, p in trainable))
     before, in_backward, step, moments = comm.exchange([before, in_backward, step, moments])[0]
     moments = {name: min(moment, in_backward) for name, moment in moments.items()}
     return Computed(
@@ -149,17 +151,17 @@ def _meet(comm: Communicator) -> None:
     comm.all_reduce(torch.zeros(1), "start line", purpose=AGREEMENT)
 
 
-def _step_seconds(config: RunConfig, comm: Communicator, weights: int) -> float:
-    """What clipping and stepping all weights takes, by a stand-in's."""
+def step_seconds(make: MakeOptimizer, clips: bool, comm: Communicator, weights: int) -> float:
+    """What stepping all weights takes, and maybe clipping, by a stand-in's. Every rank calls it."""
     stand_in = nn.Parameter(torch.zeros(min(weights, STAND_IN)))
-    optimizer = make_optimizer([("stand-in", stand_in)], config)
+    optimizer = make([("stand-in", stand_in)])
     seconds = 0.0
     for _ in range(2):  # the first makes the optimizer's state
         stand_in.grad = torch.ones_like(stand_in)
         _meet(comm)
         began = time.perf_counter()
-        if config.max_grad_norm:
-            torch.nn.utils.clip_grad_norm_([stand_in], config.max_grad_norm)
+        if clips:
+            torch.nn.utils.clip_grad_norm_([stand_in], 1.0)
         optimizer.step()
         seconds = time.perf_counter() - began
     return seconds * weights / stand_in.numel()

@@ -1,0 +1,177 @@
+"""An optimizer whose state is cut over the ranks: what all such have in common, and which optimizers can be cut."""
+
+import hashlib
+import inspect
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import dtype_name
+from cos598d.errors import UsageError, UserError, first_line
+from cos598d.records.conventions import STATE
+from cos598d.strategies.base import MakeOptimizer
+from cos598d.strategies.state import FullTensor, ShardSlice
+
+
+class OptimizerOfShards(torch.optim.Optimizer):
+    """What a script sees is whole: `param_groups`, and the states that it saves and loads.
+
+    On each rank an optimizer of its own steps the parts of the parameters that this rank has, and remembers their
+    state. `state` is empty between calls.
+    """
+
+    _comm: Communicator
+    _parameters: dict[str, nn.Parameter]  # by name, all whose state may be saved
+
+    @abstractmethod
+    def _own_state(self) -> Iterable[ShardSlice]:
+        """What this rank's optimizer remembers."""
+
+    @abstractmethod
+    def _load_own(self, wholes: Iterable[FullTensor]) -> None:
+        """This rank's optimizer remembers its parts of these, and nothing else."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What one optimizer of all parameters would give, whole, on every rank. Every rank calls it."""
+        for (kind, name), tensor in _gathered_state(self._comm, list(self._own_state())).items():
+            self.state[self._parameters[name]][kind] = tensor
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict` gave, of any strategy or of one optimizer. Every rank calls it with the same."""
+        super().load_state_dict(state_dict)
+        self._cut_state()
+
+    def _cut_state(self) -> None:
+        """This rank's optimizer remembers its parts of `state`, which is left empty."""
+        names: dict[torch.Tensor, str] = {p: name for name, p in self._parameters.items()}
+        self._load_own(
+            FullTensor(kind, names[p], torch.as_tensor(value))
+            for p, values in self.state.items()
+            for kind, value in values.items()
+            if value is not None and p in names
+        )
+        self.state.clear()
+
+
+def cut_optimizer(whole: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]) -> MakeOptimizer:
+    """What makes an optimizer of pieces of the named parameters, in the same groups as `whole` has them.
+
+    Raises UsageError where `whole` leaves out a parameter that trains, or has one that is not among them.
+    """
+    names = {p: name for name, p in named.items()}
+    group_of: dict[str, int] = {}
+    for number, group in enumerate(whole.param_groups):
+        for p in group["params"]:
+            if p not in names:
+                raise UsageError(
+                    f"the optimizer has a parameter of the shape {tuple(p.shape)} that is not the model's. "
+                    "Give it the parameters that parallelize hands over."
+                )
+            group_of[names[p]] = number
+    left = next((name for p, name in names.items() if p.requires_grad and name not in group_of), None)
+    if left is not None:
+        raise UsageError(
+            f"the optimizer leaves out {left}, which trains. Add it, or freeze it by requires_grad_(False)."
+        )
+    takes = inspect.signature(type(whole)).parameters
+    defaults = {word: value for word, value in whole.defaults.items() if word in takes}
+
+    def make(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        groups: list[dict[str, Any]] = [{"params": [], **options_of(group)} for group in whole.param_groups]
+        for name, part in named:
+            groups[group_of.get(name, 0)]["params"].append(part)  # what has no such name is a probe
+        return type(whole)(groups, **defaults)
+
+    return make
+
+
+def check_optimizers(comm: Communicator, whole: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]) -> None:
+    """Raise UsageError if the optimizer does not treat every element by itself, and UserError where the ranks'
+    optimizers differ: the same on every rank, which all call it."""
+    problem = ""
+    try:
+        _check_elementwise(type(whole).__name__, cut_optimizer(whole, named), comm.device)
+    except UsageError as error:
+        problem = str(error)
+    names = {p: name for name, p in named.items()}
+    groups = [[[names.get(p) for p in group["params"]], repr(options_of(group))] for group in whole.param_groups]
+    digest = hashlib.sha256(json.dumps([type(whole).__name__, groups]).encode()).hexdigest()
+    problems, digests = zip(*comm.exchange([problem, digest]), strict=True)
+    if any(problems):
+        raise UsageError(next(filter(None, problems)))
+    other = next((rank for rank, theirs in enumerate(digests) if theirs != digests[0]), None)
+    if other is not None:
+        raise UserError(
+            f"the ranks' optimizers differ: rank {other} has another kind, other parameters, groups or options than "
+            "rank 0. Make them alike on every rank."
+        )
+
+
+def _check_elementwise(name: str, make: MakeOptimizer, device: torch.device) -> None:
+    """Have a matrix stepped whole and in pieces. Raises UsageError if that is not the same."""
+    generator = torch.Generator().manual_seed(0)
+    values, *gradients = torch.randn(4, 6, 5, generator=generator).to(device)
+
+    def stepped(cut: Callable[[torch.Tensor], Iterable[torch.Tensor]]) -> torch.Tensor:
+        parts = [nn.Parameter(part.clone()) for part in cut(values)]
+        optimizer = make([("", part) for part in parts])
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1  # it may be 0 while it is warmed up
+        for gradient in gradients:
+            for part, own in zip(parts, cut(gradient), strict=True):
+                part.grad = own.clone()
+            optimizer.step()
+        return torch.cat([part.detach().flatten() for part in parts])
+
+    why = ""
+    try:
+        if not torch.allclose(stepped(lambda t: [t]), stepped(lambda t: t.flatten().split([7, 23])), 1e-3, 1e-5):
+            why = "in pieces it steps a matrix otherwise than as a whole"
+    except Exception as error:  # of any optimizer, which may be anybody's
+        why = first_line(error)
+    if why:
+        raise UsageError(
+            f"{name} cannot step shards of parameters ({why}). Take one that treats every element by itself, as SGD "
+            f"and AdamW do, or leave {name} whole, under a strategy without shards, such as bucketed."
+        )
+
+
+def _gathered_state(comm: Communicator, mine: Sequence[ShardSlice]) -> dict[tuple[str, str], torch.Tensor]:
+    """What all ranks' optimizers remember, whole, by kind and by the parameter's name, on every rank."""
+    facts = [[p.kind, p.name, p.shape, p.begin, len(p.values.view(-1)), dtype_name(p.values.dtype)] for p in mine]
+    found: dict[tuple[str, str], torch.Tensor] = {}
+    for rank, pieces in enumerate(comm.exchange(facts)):
+        for dtype in dict.fromkeys(piece[-1] for piece in pieces):
+            chosen = [piece for piece in pieces if piece[-1] == dtype]
+            kind = getattr(torch, dtype)
+            flat = torch.empty(sum(piece[4] for piece in chosen), dtype=kind, device=comm.device)
+            if rank == comm.rank:
+                own = [piece.values.view(-1) for piece in mine if piece.values.dtype == kind]
+                torch.cat([values.to(comm.device) for values in own], out=flat)
+            comm.broadcast(flat, "the optimizer's state", root=rank, purpose=STATE)
+            lengths = [piece[4] for piece in chosen]
+            for (word, name, shape, begin, length, _), values in zip(chosen, flat.split(lengths), strict=True):
+                if (word, name) not in found:
+                    found[word, name] = flat.new_empty(shape)
+                found[word, name].view(-1)[begin : begin + length] = values
+    return found
+
+
+def result_of(closure: Callable[[], Any] | None) -> Any:
+    """What the closure gives, called with gradients; None without one."""
+    with torch.enable_grad():
+        return closure() if closure is not None else None
+
+
+def options_of(group: dict[str, Any]) -> dict[str, Any]:
+    """What a group has beside its parameters."""
+    return {word: value for word, value in group.items() if word not in ("params", "param_names")}
