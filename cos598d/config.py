@@ -20,7 +20,7 @@ from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.measure.thinning import AUTO, FORMS, LedgerRule
 from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, TEXT_TYPES
 from cos598d.models.build import MODEL_TYPES
-from cos598d.records.conventions import PRECISIONS
+from cos598d.records.conventions import AUTO_PRECISION, PRECISIONS
 from cos598d.strategies import AUTO_SYNC, class_of, known_names
 from cos598d.strategies.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
 from cos598d.sync import or_choose
@@ -155,7 +155,12 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     num_train_epochs: float = flag(3.0, "train for so many epochs", group=TRAINING, above=0, below=1e9)
     max_steps: int = flag(-1, "train for exactly this many steps instead; -1: whole epochs", group=TRAINING)
     seed: int = flag(42, "random seed of new weights, the order of examples, and dropout", group=TRAINING, least=0)
-    precision: str = flag("fp32", "{choices}: torch's autocast", group=TRAINING, choices=PRECISIONS)
+    precision: str = flag(
+        "fp32",
+        f"{{choices}}: torch's autocast; {AUTO_PRECISION} measures, and picks the faster of fp32 and bf16",
+        group=TRAINING,
+        choices=(*PRECISIONS, AUTO_PRECISION),
+    )
 
     output_dir: str | None = flag(
         None,

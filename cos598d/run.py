@@ -26,7 +26,9 @@ from cos598d.models.checkpoint import save_description
 from cos598d.plan import Plan, TrainingSetup
 from cos598d.publish import publish_record, save_run_model, summary_facts
 from cos598d.rank import RankProcess, init_rank
+from cos598d.records.conventions import AUTO_PRECISION
 from cos598d.strategies import AUTO_SYNC, get_strategy
+from cos598d.strategies.choose_precision import choose_precision
 from cos598d.terminal.console import Console
 from cos598d.terminal.locks import locked
 from cos598d.world.devices import LAUNCHERS, launcher_facts, place_of, places_in_words
@@ -68,14 +70,20 @@ def _run(
     config.check(identity.world_size)  # again: an option may need the other backend
     has_others = identity.world_size > 1 and not identity.shares_terminal
     console = Console(f"rank {identity.rank}: " if has_others else "", identity.speaks)
-    for line in announced(config, inputs, comm, threads):
+    precision = choose_precision(config.precision, source.product, comm)
+    for line in announced(replace(config, precision=precision.precision), inputs, comm, threads):
         console.say(line)
+    if precision.remark and (config.do_train or config.precision == AUTO_PRECISION):
+        console.say(precision.remark)
+    if precision.warning and comm.rank == 0:
+        console.warn(precision.warning)
     launcher, places = launcher_facts(identity), comm.collect(place_of(comm.device))  # places: on rank 0
     if places and launcher["name"] in LAUNCHERS:
         console.say(places_in_words(launcher, places))
     output = _make_folder(config, comm, claims)
     if say_if_finished(output, config, comm, console):
         return 0
+    config = replace(config, precision=precision.precision)
 
     # Load the examples, the same on every rank.
     encoder = source.load_encoder()
@@ -90,11 +98,13 @@ def _run(
     # Dropout masks must differ between the ranks: they are for different examples of one batch.
     torch.manual_seed(config.seed + comm.rank)
     may_be_unused = not uses_every_parameter(source.model_type, task.head)
-    evaluation = Evaluation(task, parts, model, comm, config.per_gpu_eval_batch_size, config.precision)
     facts, saved, choice = {}, None, None
     if training is not None:
         facts = facts_of(config, Plan(config, len(training), comm.world_size), training, parts, source)
-        saved = find_checkpoint(output, config, facts, comm, console)
+        saved = find_checkpoint(output, config, facts, comm, console, asked.precision == AUTO_PRECISION)
+        if saved is not None and asked.precision == AUTO_PRECISION:
+            config = replace(config, precision=saved.training["facts"]["precision"])
+            facts["precision"] = config.precision
         if config.sync == AUTO_SYNC:
             from cos598d.cost.choice import choose  # which few runs need
 
@@ -104,6 +114,7 @@ def _run(
             if comm.rank == 0:
                 console.say(choice.sentence)
 
+    evaluation = Evaluation(task, parts, model, comm, config.per_gpu_eval_batch_size, config.precision)
     monitor = _monitor(config, comm, console, meeting) if training is not None else None
     board = Board(output, saved.iteration if saved else 0) if config.tensorboard and comm.rank == 0 else None
     with open_record(output, config, comm, saved, monitor, board) as record:

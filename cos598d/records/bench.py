@@ -29,7 +29,7 @@ SETTING = Fields(
     {},
     {
         **dict.fromkeys(("model", "task"), OrNone(TEXT)),
-        **dict.fromkeys(("backend", "device", "attach", "precision"), TEXT),
+        **dict.fromkeys(("backend", "device", "attach", "precision", "precision_note"), TEXT),
         **dict.fromkeys(("gradient_bytes", "tokens", "batch"), OrNone(COUNT)),
         **dict.fromkeys(("threads_per_rank", "rounds"), SIZE),
         "world_size": RANKS,

@@ -84,6 +84,7 @@ def setting_words(record: dict[str, Any]) -> str:
     line = f"{number_of(ranks, 'rank')} ({setting['backend']}, {setting['device']}, "
     line += f"{number_of(threads, 'thread')} each), {setting.get('precision', 'fp32')}, "
     line += f"{setting['rounds']} rounds"
+    line += f"\n{printable(note)}" if (note := setting.get("precision_note")) else ""
     if setting["model"] is None:
         return line
     work = "forward + backward + sync + zero_grad" + (" + clip + AdamW" if setting["step"] else ", no optimizer")
