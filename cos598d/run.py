@@ -19,10 +19,14 @@ from cos598d.inputs import RunInputs, announced, find_data, find_source, load_ex
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import Monitor
+from cos598d.measure.peak import peak_of_all
 from cos598d.measure.tensorboard import Board
 from cos598d.measure.wire import find_interface
 from cos598d.models.build import build_model, count_parameters, uses_every_parameter
 from cos598d.models.checkpoint import save_description
+from cos598d.models.operations import training_operations
+from cos598d.models.products import core_peak
+from cos598d.models.recompute import recompute_activations
 from cos598d.plan import Plan, TrainingSetup
 from cos598d.publish import publish_record, save_run_model, summary_facts
 from cos598d.rank import RankProcess, init_rank
@@ -95,6 +99,8 @@ def _run(
 
     # Build the model, the same on every rank; find the checkpoint and the sync that it is trained with.
     model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(comm.device)
+    if config.activation_checkpointing:
+        recompute_activations(model)
     # Dropout masks must differ between the ranks: they are for different examples of one batch.
     torch.manual_seed(config.seed + comm.rank)
     may_be_unused = not uses_every_parameter(source.model_type, task.head)
@@ -153,6 +159,10 @@ def _run(
             if result.stopped is not None:
                 return leave(result, setup)
             setting |= {"best": result.best} if result.best else {}
+            needed = training_operations(source.model_type, source.config, task.head, task.num_labels, training.lengths)
+            if needed is not None:
+                peak = peak_of_all(comm, config.precision, threads, core_peak)
+                setting["operations"] = {"per_example": float(needed.mean()), "peak_per_second": peak}
 
         # Save the record, then the model: it is the largest, and the likeliest not to fit.
         saves_model = training is not None and config.save_model

@@ -34,6 +34,8 @@ SETTING = Fields(
         **dict.fromkeys(("threads_per_rank", "rounds"), SIZE),
         "world_size": RANKS,
         "step": FLAG,
+        "operations": COUNT,  # of all ranks in an iteration, by formula
+        "peak_per_second": OrNone(POSITIVE),
     },
 )
 RATIO = OrNone(Fields({"median": POSITIVE, "interval_95": OrNone(ListOf(POSITIVE, count=2))}))

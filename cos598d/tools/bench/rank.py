@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -13,7 +14,10 @@ from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError, flag_called
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import HostGauges, peak_memory_bytes
+from cos598d.measure.peak import peak_of_all
 from cos598d.models.build import ModelSource, count_parameters, find_model
+from cos598d.models.operations import training_operations
+from cos598d.models.products import core_peak
 from cos598d.rank import RankProcess, init_rank
 from cos598d.records.conventions import AUTO_PRECISION, BY_LEDGER, DDP, FLOOR, WARM_UP
 from cos598d.records.summary import summarize
@@ -127,6 +131,11 @@ def _measure(
         "precision": chosen.precision,
         "attach": "once" if stay else "turns",
     }
+    per_rank = np.full(plan.batch, plan.tokens)
+    needed = training_operations(source.model_type, source.config, TASK.head, TASK.num_labels, per_rank)
+    if needed is not None:
+        peak = peak_of_all(comm, chosen.precision, record["setting"]["threads_per_rank"], core_peak)
+        found["setting"] |= {"operations": int(needed.sum()) * comm.world_size, "peak_per_second": peak}
     if note:
         found["setting"]["precision_note"] = note
     if comm.world_size > 1:
