@@ -107,7 +107,7 @@ def test_the_probe_multiplies_the_widest_layer_and_leaves_the_threads_as_they_we
 
 def test_a_run_without_bf16_instructions_says_what_its_probe_has_found(start, tmp_path, run_here):
     def words(precision, *more):
-        own = ["--precision", precision, "--max_steps", 2, "--world_size", 2, *more]
+        own = ["--precision", precision, "--max_steps", 4, "--world_size", 2, *more]
         return ["-m", "cos598d", "train", *DIGITS, *own]
 
     slow = {"ONEDNN_MAX_CPU_ISA": "AVX2"}  # oneDNN then has no instructions for 16 bits
@@ -119,6 +119,10 @@ def test_a_run_without_bf16_instructions_says_what_its_probe_has_found(start, tm
     assert read_summary(tmp_path / "auto")["precision"] == chosen
     assert json.loads((tmp_path / "auto" / "config.json").read_text())["precision"] == "auto"
     assert load_run(tmp_path / "auto")["precision"] == chosen
+    operations = read_summary(tmp_path / "auto")["operations"]
+    needed, peak = operations["per_example"], operations["peak_per_second"]
+    speed = read_summary(tmp_path / "auto")["wall"]["examples_per_second_clock"]
+    assert operations["share_of_peak"] == pytest.approx(needed * speed / peak)
 
     # Resumed, a run keeps the precision that it was saved in, whatever the probe says now.
     program = start("bf16", words("bf16", "--output_dir", "half", "--save_steps", 1), slow)

@@ -19,7 +19,7 @@ def recompute_activations(model: nn.Module) -> None:
     2. When backward comes to the layer, its forward runs again from there: dropout draws the same masks.
     3. Then the layer's backward runs as it does without this: gradients have the same bits.
 
-    A pass takes about a third more time. Memory holds one layer's activations and the inputs of all others.
+    It costs one more forward for each backward. Memory holds one layer's activations and the inputs of all others.
     """
     for layer in model.modules():
         if isinstance(layer, _LAYERS):
