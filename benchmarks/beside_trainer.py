@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from beside_student import ROOT, SEED, environment, parsed, prepare, run_ours
 
 from cos598d.data import get_task
@@ -61,8 +62,8 @@ def main() -> int:
     for who, pairs in found.items():
         step, whole = (statistics.fmean(values) for values in zip(*pairs))
         ratios = [[base[i] / own[i] for base, own in zip(found[first], pairs)] for i in (0, 1)]
-        by_repeat = ", ".join(f"{ratio:.2f}" for ratio in ratios[0])
-        print(f"{who:16} {step:.3f}   {whole:.1f}   {by_repeat}   {statistics.fmean(ratios[1]):.2f}   {apart[who]:.1e}")
+        each = ", ".join(f"{ratio:.2f}" for ratio in ratios[0])
+        print(f"{who:16} {step:.3f}   {whole:.1f}   {each}   {statistics.fmean(ratios[1]):.2f}   {apart[who]:.1e}")
     different = [who for who in everyone if not apart[who] <= SAME[options.precision]]
     if different:
         print(f"not the same work: the losses of {', '.join(different)} are not {first}'s.")
@@ -101,7 +102,6 @@ def theirs(
 
 def be_rank(options: argparse.Namespace, who: str, data: str, model_folder: str, order: str) -> None:
     """One rank of Trainer or Accelerate's loop: it leaves its losses and its steps' seconds, and rank 0 the model."""
-    import torch
     from transformers import BertForSequenceClassification
 
     torch.set_num_threads(options.threads)
@@ -130,7 +130,6 @@ def train_by_trainer(
     options: argparse.Namespace, model: Any, places: list[int], collate: Any, folder: Path, step_ends: Any
 ) -> None:
     """Trainer as it comes, without its logs, evaluations and checkpoints; it takes the examples in their order."""
-    import torch
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     losses = []
@@ -145,9 +144,6 @@ def train_by_trainer(
             return loss
 
     class Watch(TrainerCallback):
-        def on_train_begin(self, *_, **__):
-            losses.clear()
-
         def on_step_end(self, *_, **__):
             step_ends(losses[-1])
 
@@ -178,7 +174,6 @@ def train_by_accelerate(
     options: argparse.Namespace, model: Any, places: list[int], collate: Any, folder: Path, step_ends: Any
 ) -> None:
     """The loop of Accelerate's documentation."""
-    import torch
     from accelerate import Accelerator
     from transformers import get_linear_schedule_with_warmup
 
@@ -197,7 +192,6 @@ def train_by_accelerate(
         optimizer.zero_grad()
         step_ends(loss.item())
     accelerator.save_model(model, folder / "model")
-    accelerator.end_training()
 
 
 if __name__ == "__main__":
