@@ -39,21 +39,8 @@ SAME = 1e-4
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs_dir", type=Path, required=True, help="a new folder for the records")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--max_steps", type=int, default=12)
-    parser.add_argument("--world_size", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--total_batch_size", type=int, default=64, help="a multiple of --world_size")
-    parser.add_argument("--max_seq_length", type=int, default=128)
-    parser.add_argument("--model", default="minilm", help="as --model_name_or_path (default: minilm)")
-    parser.add_argument("--precision", default="fp32", choices=PRECISIONS, help="what ours computes in (default: fp32)")
     parser.add_argument("--sync", default=",".join(SYNCS), help=f"some of {','.join(SYNCS)}")
-    options = parser.parse_args()
-    if options.total_batch_size % options.world_size:
-        parser.error("--total_batch_size must be a multiple of --world_size: else a mean of means is none of all")
-    if options.max_steps <= WARM_UP:
-        parser.error(f"--max_steps must be more than {WARM_UP}, which are left out")
+    options = parsed(parser)
     options.runs_dir.mkdir(parents=True)
     data, model, order = prepare(options)
     syncs = options.sync.split(",")
@@ -85,6 +72,25 @@ def main() -> int:
     if different:
         print(f"not the same work: the losses of {', '.join(different)} are more than {SAME:g} apart.")
     return 1 if different else 0
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The flags of `parser`, and those of the work that ours and another program do in turn."""
+    parser.add_argument("--runs_dir", type=Path, required=True, help="a new folder for the records")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--max_steps", type=int, default=12)
+    parser.add_argument("--world_size", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--total_batch_size", type=int, default=64, help="a multiple of --world_size")
+    parser.add_argument("--max_seq_length", type=int, default=128)
+    parser.add_argument("--model", default="minilm", help="as --model_name_or_path (default: minilm)")
+    parser.add_argument("--precision", default="fp32", choices=PRECISIONS, help="what ours computes in (default: fp32)")
+    options = parser.parse_args()
+    if options.total_batch_size % options.world_size:
+        parser.error("--total_batch_size must be a multiple of --world_size: else a mean of means is none of all")
+    if options.max_steps <= WARM_UP:
+        parser.error(f"--max_steps must be more than {WARM_UP}, which are left out")
+    return options
 
 
 def prepare(options: argparse.Namespace) -> tuple[Path, Path, Path]:
@@ -157,7 +163,7 @@ def run_ours(
 ) -> tuple[list[float], list[float]]:
     """The same by the project's own loop, as a user starts it."""
     words = ["-m", "cos598d", "train", "--task_name", "RTE", "--sync", sync, "--world_size", options.world_size]
-    words += ["--data_dir", data, "--model_name_or_path", model, "--do_lower_case", "--do_train", "--no_save_model"]
+    words += ["--data_dir", data, "--model_name_or_path", model, "--do_lower_case", "--do_train", "--no_cuda"]
     words += ["--max_seq_length", options.max_seq_length, "--max_steps", options.max_steps, "--seed", SEED]
     words += ["--total_train_batch_size", options.total_batch_size, "--threads", options.threads]
     words += ["--learning_rate", "5e-5", "--precision", options.precision]

@@ -20,7 +20,8 @@ from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.measure.thinning import AUTO, FORMS, LedgerRule
 from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, TEXT_TYPES
 from cos598d.models.build import MODEL_TYPES
-from cos598d.records.conventions import PRECISIONS
+from cos598d.models.recompute import MODEL_TYPES as RECOMPUTED
+from cos598d.records.conventions import AUTO_PRECISION, PRECISIONS
 from cos598d.strategies import AUTO_SYNC, class_of, known_names
 from cos598d.strategies.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
 from cos598d.sync import or_choose
@@ -155,7 +156,17 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     num_train_epochs: float = flag(3.0, "train for this many epochs", group=TRAINING, above=0, below=1e9)
     max_steps: int = flag(-1, "train for exactly this many steps instead; -1: whole epochs", group=TRAINING)
     seed: int = flag(42, "random seed of new weights, the order of examples, and dropout", group=TRAINING, least=0)
-    precision: str = flag("fp32", "{choices}: torch's autocast", group=TRAINING, choices=PRECISIONS)
+    activation_checkpointing: bool = flag(
+        False,
+        "compute each layer's activations again in backward, which takes time and saves memory; the same gradients",
+        group=TRAINING,
+    )
+    precision: str = flag(
+        "fp32",
+        f"{{choices}}: torch's autocast; {AUTO_PRECISION} measures, and picks the faster of fp32 and bf16",
+        group=TRAINING,
+        choices=(*PRECISIONS, AUTO_PRECISION),
+    )
 
     output_dir: str | None = flag(
         None,
@@ -199,6 +210,11 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         able = task.model_types or (IMAGE_TYPES if task.image_form else TEXT_TYPES)
         if self.model_type not in able:
             raise UsageError(f"--model_type {self.model_type} cannot do {task.name}. Choose {' or '.join(able)}.")
+        if self.activation_checkpointing and self.model_type not in RECOMPUTED:
+            raise UsageError(
+                f"--activation_checkpointing is for {', '.join(RECOMPUTED)}, and --model_type is {self.model_type}. "
+                "Leave it out."
+            )
         self._check_task_flags(task)
         metrics = (*task.metrics, *(MACRO if task.tells_classes else ()))
         self.check_life(self.do_train, self.do_eval, self.output_dir, metrics)

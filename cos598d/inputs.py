@@ -4,8 +4,6 @@ import functools
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
-
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data import Task
@@ -16,11 +14,9 @@ from cos598d.measure.tensorboard import check_tensorboard
 from cos598d.models.build import ModelSource, find_model
 from cos598d.terminal.console import Console
 from cos598d.terminal.words import number_of
-from cos598d.world.devices import bf16_instructions
 
 # What the course's command names, which is to train offline too.
 COURSE_MODELS = ("bert-base-cased", "bert-base-uncased")
-IN_BF16 = 0.80  # of fp32's seconds a step, as measured for ddp (docs/measured-one-host.md, in bf16)
 
 
 class RunInputs(NamedTuple):
@@ -110,23 +106,10 @@ def announced(config: RunConfig, inputs: RunInputs, comm: Communicator, threads:
     ranks = number_of(comm.world_size, "rank")
     each = f"{number_of(threads, 'thread')}{' each' if comm.world_size > 1 else ''}"
     dropout = "the model's own" if config.dropout is None else f"{config.dropout:g}"
-    lines = [
+    return [
         f"{config.label}: {inputs.task.name}, sync {config.sync}, "
         f"{ranks} ({config.backend}, {comm.device}, {each}); "
         f"model: {inputs.source.description}; data: {inputs.data_words}",
         f"{config.describe_batch(comm.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
         f"{config.precision}, seed {config.seed}",
     ]
-    remark = bf16_remark(config, comm.device)
-    return lines + ([remark] if remark else [])
-
-
-def bf16_remark(config: RunConfig, device: torch.device) -> str | None:
-    """What --precision bf16 would do to this run's seconds, if its processor multiplies in bf16; else None."""
-    if not config.do_train or config.precision != "fp32" or device.type != "cpu":
-        return None
-    instructions = bf16_instructions()
-    return instructions and (
-        f"this processor has {instructions}, so --precision bf16 may be faster ({IN_BF16:g} of fp32's time per "
-        "iteration for MiniLM, 4 ranks, --sync ddp: docs/measured-one-host.md#in-bf16)"
-    )

@@ -19,14 +19,20 @@ from cos598d.inputs import RunInputs, announced, find_data, find_source, load_ex
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import Monitor
+from cos598d.measure.peak import peak_of_all
 from cos598d.measure.tensorboard import Board
 from cos598d.measure.wire import find_interface
 from cos598d.models.build import build_model, count_parameters, uses_every_parameter
 from cos598d.models.checkpoint import save_description
+from cos598d.models.operations import training_operations
+from cos598d.models.products import core_peak
+from cos598d.models.recompute import recompute_activations
 from cos598d.plan import Plan, TrainingSetup
 from cos598d.publish import publish_record, save_run_model, summary_facts
 from cos598d.rank import RankProcess, init_rank
+from cos598d.records.conventions import AUTO_PRECISION
 from cos598d.strategies import AUTO_SYNC, get_strategy
+from cos598d.strategies.choose_precision import choose_precision
 from cos598d.terminal.console import Console
 from cos598d.terminal.locks import locked
 from cos598d.world.devices import LAUNCHERS, launcher_facts, place_of, places_in_words
@@ -68,14 +74,20 @@ def _run(
     config.check(identity.world_size)  # again: an option may need the other backend
     has_others = identity.world_size > 1 and not identity.shares_terminal
     console = Console(f"rank {identity.rank}: " if has_others else "", identity.speaks)
-    for line in announced(config, inputs, comm, threads):
+    precision = choose_precision(config.precision, source.product, comm)
+    for line in announced(replace(config, precision=precision.precision), inputs, comm, threads):
         console.say(line)
+    if precision.remark and (config.do_train or config.precision == AUTO_PRECISION):
+        console.say(precision.remark)
+    if precision.warning and comm.rank == 0:
+        console.warn(precision.warning)
     launcher, places = launcher_facts(identity), comm.collect(place_of(comm.device))  # places: on rank 0
     if places and launcher["name"] in LAUNCHERS:
         console.say(places_in_words(launcher, places))
     output = _make_folder(config, comm, claims)
     if say_if_finished(output, config, comm, console):
         return 0
+    config = replace(config, precision=precision.precision)
 
     # Load the examples, the same on every rank.
     encoder = source.load_encoder()
@@ -87,14 +99,18 @@ def _run(
 
     # Build the model, the same on every rank; find the checkpoint and the sync that it is trained with.
     model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(comm.device)
+    if config.activation_checkpointing:
+        recompute_activations(model)
     # Dropout masks must differ between the ranks: they are for different examples of one batch.
     torch.manual_seed(config.seed + comm.rank)
     may_be_unused = not uses_every_parameter(source.model_type, task.head)
-    evaluation = Evaluation(task, parts, model, comm, config.per_gpu_eval_batch_size, config.precision)
     facts, saved, choice = {}, None, None
     if training is not None:
         facts = facts_of(config, Plan(config, len(training), comm.world_size), training, parts, source)
-        saved = find_checkpoint(output, config, facts, comm, console)
+        saved = find_checkpoint(output, config, facts, comm, console, asked.precision == AUTO_PRECISION)
+        if saved is not None and asked.precision == AUTO_PRECISION:
+            config = replace(config, precision=saved.training["facts"]["precision"])
+            facts["precision"] = config.precision
         if config.sync == AUTO_SYNC:
             from cos598d.cost.choice import choose  # which few runs need
 
@@ -104,6 +120,7 @@ def _run(
             if comm.rank == 0:
                 console.say(choice.sentence)
 
+    evaluation = Evaluation(task, parts, model, comm, config.per_gpu_eval_batch_size, config.precision)
     monitor = _monitor(config, comm, console, meeting) if training is not None else None
     board = Board(output, saved.iteration if saved else 0) if config.tensorboard and comm.rank == 0 else None
     with open_record(output, config, comm, saved, monitor, board) as record:
@@ -142,6 +159,10 @@ def _run(
             if result.stopped is not None:
                 return leave(result, setup)
             setting |= {"best": result.best} if result.best else {}
+            needed = training_operations(source.model_type, source.config, task.head, task.num_labels, training.lengths)
+            if needed is not None:
+                peak = peak_of_all(comm, config.precision, threads, core_peak)
+                setting["operations"] = {"per_example": float(needed.mean()), "peak_per_second": peak}
 
         # Save the record, then the model: it is the largest, and the likeliest not to fit.
         saves_model = training is not None and config.save_model

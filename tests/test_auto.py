@@ -21,6 +21,7 @@ from cos598d.errors import UsageError
 from cos598d.models.build import build_model, find_model
 from cos598d.records.run import read_summary
 from cos598d.sync import SYNCS
+from cos598d.tools.report.load import load_run
 
 ONE_HOST, FOUR_HOSTS = [[0, 1, 2, 3]], [[0], [1], [2], [3]]
 DIGITS = ["--task_name", "digits", "--max_train_examples", 60, "--max_eval_examples", 30]
@@ -236,6 +237,7 @@ def test_a_run_prints_one_line_records_its_choice_and_has_the_losses_of_that_syn
     assert f"--sync auto: {chosen['sync']}, " in said[0]
     assert list(chosen["predicted"].values()) == sorted(chosen["predicted"].values())
     assert json.loads((tmp_path / "auto" / "config.json").read_text())["sync"] == "auto"
+    assert load_run(tmp_path / "auto")["sync"] == chosen["sync"], "its two files are of one run"
     named = [word if word != "auto" else chosen["sync"] for word in words("--world_size", 2, "--output_dir", "named")]
     program = start("named", named)
     assert program.wait() == 0, program.text

@@ -312,6 +312,9 @@ def test_every_candidate_is_measured_in_every_round_and_stands_in_the_table(star
     seconds = {label: [s["seconds"] for s in record["samples"] if s["candidate"] == label] for label in labels}
     assert record["summary"] == summarize(seconds, "none", "ddp")
     assert record["setting"]["seconds_of"] == LAST_TO_LAST
+    assert record["setting"]["operations"] > 0
+    assert record["setting"]["peak_per_second"] > 0
+    assert "of the peak" in text
     assert f"seconds: {LAST_TO_LAST};" in text
     # Of two ranks each sends as much as the gradient has bytes.
     size = record["setting"]["gradient_bytes"]

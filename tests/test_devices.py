@@ -1,4 +1,4 @@
-"""Which GPU a rank takes and who shares it, on GPUs that are not there; what a processor can do in bf16."""
+"""Which GPU a rank takes and who shares it, on GPUs that are not there."""
 
 from types import SimpleNamespace
 
@@ -8,13 +8,10 @@ from worlds import run_ranks
 
 from cos598d.comm import process_group
 from cos598d.commands.bench import peaks
-from cos598d.config import RunConfig
 from cos598d.errors import UserError
-from cos598d.inputs import bf16_remark
 from cos598d.rank import init_rank
 from cos598d.tools.bench.rounds import fits
 from cos598d.tools.report.bench_table import candidate_rows
-from cos598d.world import devices
 from cos598d.world.devices import AUTO_BACKEND, check_gpus_differ, choose_backend
 
 GIB = 1 << 30
@@ -88,21 +85,3 @@ def test_a_gpu_s_peak_stands_beside_the_host_s():
     record |= {"traffic": {"flat": {"calls": [1, 1], "bytes_sent": [4, 4]}}} | found
     head, row = candidate_rows(record)
     assert (head[-2:], row[-2:]) == (["peak MB", "peak GPU MB"], ["3", "7"])
-
-
-def test_where_the_processor_multiplies_in_bf16_a_run_in_fp32_is_told_what_that_would_give(tmp_path, monkeypatch):
-    processor = tmp_path / "cpuinfo"
-    monkeypatch.setattr(devices, "PROCESSOR", processor)
-    training, cpu = RunConfig(do_train=True), torch.device("cpu")
-    assert bf16_remark(training, cpu) is None, "nobody can tell"
-    processor.write_text("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16x\n")
-    assert bf16_remark(training, cpu) is None
-    processor.write_text("processor\t: 0\nflags\t\t: fpu avx512_bf16 sse\nprocessor\t: 1\n")
-    line = bf16_remark(training, cpu)
-    assert line.startswith("this processor has avx512_bf16, so --precision bf16 may be faster (0.")
-    assert "docs/measured-one-host.md#in-bf16" in line
-    processor.write_text("flags : avx512_bf16 amx_bf16\n")
-    assert "has amx_bf16," in bf16_remark(training, cpu)
-    for other in (RunConfig(do_train=True, precision="bf16"), RunConfig(do_eval=True)):
-        assert bf16_remark(other, cpu) is None
-    assert bf16_remark(training, torch.device("cuda")) is None

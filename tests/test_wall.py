@@ -93,6 +93,9 @@ def test_both_speeds_stand_side_by_side_and_an_older_record_has_none(tmp_path):
     assert dict(zip(head, row, strict=True)) == {
         "run": "new", "examples/s": "160", "by the wall": "154.9", "off the clock": "3.2%",
     }  # fmt: skip
+    new["operations"] = {"per_example": 2e9, "peak_per_second": 1e12, "share_of_peak": 0.32}
+    assert speed_rows([new, old])[0][-1] == "of the peak"
+    assert speed_rows([new, old])[1][-1] == "32%"
     new["repeat_of"] = None
     assert "by the wall" in comparison([new, old], each=True)
     assert "by the wall" not in comparison([old])

@@ -84,10 +84,16 @@ def say_if_finished(folder: Path, config: RunConfig, comm: Communicator, console
 
 
 def find_checkpoint(
-    folder: Path, config: RunConfig, facts: Mapping[str, Any], comm: Communicator, console: Console
+    folder: Path,
+    config: RunConfig,
+    facts: Mapping[str, Any],
+    comm: Communicator,
+    console: Console,
+    any_precision: bool = False,
 ) -> Checkpoint | None:
     """The checkpoint that --resume names, whole; None where there is no --resume, or none for `auto`.
 
+    With `any_precision` its precision may be another than that of `facts`: the run then goes on in the checkpoint's.
     The same on every rank. Raises UsageError if the one that was named cannot be taken, where all are damaged, and
     where it is another run's by its `facts`.
     """
@@ -106,6 +112,9 @@ def find_checkpoint(
         console.say(sentence)
     compared = {name: value for name, value in facts.items() if name != "evaluation" or config.early_stopping}
     before = found.training["facts"]
+    if any_precision and before.get("precision") != facts["precision"]:
+        console.say(f"the run goes on in {printable(before['precision'], 20)}, as it was saved")
+        compared.pop("precision")
     changes = [
         _difference(name, before.get(name), value) for name, value in compared.items() if before.get(name) != value
     ]

@@ -81,12 +81,11 @@ def run(options: argparse.Namespace) -> int:
     try:
         record = _measured_here(plan, world_size, options)
         if options.memory:
+            by_itself = replace(
+                plan, precision=record["setting"]["precision"], alone=True, rounds=1, attach="once", trace=None
+            )
             alone = {
-                candidate["label"]: _measured_here(
-                    replace(plan, sync=candidate["label"], alone=True, rounds=1, attach="once", trace=None),
-                    world_size,
-                    options,
-                )
+                candidate["label"]: _measured_here(replace(by_itself, sync=candidate["label"]), world_size, options)
                 for candidate in record["candidates"]
             }
             record |= peaks(alone)

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -90,6 +91,7 @@ def _trained(folder: Path) -> _Trained:
         raise UserError(f"{folder} has no model. Train again without --no_save_model.")
     config = config_from(read_config(folder / "config.json"))
     task, summary = config.task(), read_summary(folder)
+    config = replace(config, precision=summary["precision"])  # which --precision auto has chosen
     classes = task.classes or tuple(summary.get("classes") or ())
     if task.tells_classes and not classes:
         raise UserError(f"{folder} does not name its classes, so it is of an older version. Train again.")

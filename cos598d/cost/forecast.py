@@ -1,7 +1,7 @@
 """What a run will cost, by formula and by the cost model, before any of its ranks is started: `--dry_run`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,9 +14,10 @@ from cos598d.cost.model import Link
 from cos598d.cost.planned import Known, PlannedSteps
 from cos598d.cost.seconds import predict_seconds
 from cos598d.cost.writes import writes
-from cos598d.errors import UsageError
+from cos598d.errors import WARNING, UsageError
 from cos598d.models.build import count_parameters
 from cos598d.strategies import AUTO_SYNC, get_strategy
+from cos598d.strategies.choose_precision import PrecisionChoice, choose_precision
 from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, TrainingSpec
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 
@@ -26,6 +27,7 @@ class Forecast:
     """What a run of some ranks will come to.
 
     model                       in words: which one, and what stands in for one that no hub gave
+    precision                   the one that this machine would compute in, and what is to be said of it
     parameters                  of the model, frozen ones included
     memory                      bytes by category that a rank holds between two steps, by the strategy's own formula;
                                 of the rank that holds most at the peak
@@ -43,6 +45,7 @@ class Forecast:
     """
 
     model: str
+    precision: PrecisionChoice
     parameters: int
     memory: Mapping[str, int]
     peak: Mapping[str, int]
@@ -96,6 +99,9 @@ def forecast(
     known = timings or Known()
     work = known.work(config)
     alone = Communicator(None, "gloo", torch.device("cpu"))
+    asked, product = config.precision, work.source.product
+    precision = known.once(("precision", asked, product), lambda: choose_precision(asked, product, alone))
+    config = replace(config, precision=precision.precision)
     strategy = get_strategy(config.sync)(alone, work.may_be_unused, config.sync_options(), config.precision)
     steps = PlannedSteps(config, work.examples, world_size, strategy.equal_passes, work.model)
     layout = [range(host * world_size // hosts, (host + 1) * world_size // hosts) for host in range(hosts)]
@@ -119,6 +125,7 @@ def forecast(
     in_all = seconds.iteration and seconds.iteration * steps.plan.steps
     return Forecast(
         model=work.source.description,
+        precision=precision,
         parameters=count_parameters(work.model),
         memory=dict(held.between_steps or {}),
         peak=dict(held.peak or {}),
@@ -158,6 +165,8 @@ def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[
     lines = [
         f"{config.label}: {config.task_name}, sync {config.sync}, {ranks}; nothing is started (--dry_run)",
         f"model: {found.model}",
+        f"precision: {found.precision.precision}",
+        *filter(None, [found.precision.remark, found.precision.warning and WARNING + found.precision.warning]),
         f"parameters: {found.parameters:,}",
         f"iterations: {found.iterations:,}, {found.iterations_per_epoch:,} per epoch; "
         f"{config.describe_batch(world_size)}",

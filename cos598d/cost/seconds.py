@@ -85,7 +85,7 @@ MOST_BATCHES = 200  # whose cost is looked at, for the mean
 # Flags by which an iteration's compute may differ, beside those of data and model.
 OF_COMPUTE = (
     *("total_train_batch_size", "per_gpu_train_batch_size", "gradient_accumulation_steps", "precision", "optimizer"),
-    *("momentum", "max_grad_norm", "dropout", "threads", "seed"),
+    *("momentum", "max_grad_norm", "dropout", "threads", "seed", "activation_checkpointing"),
 )
 
 

@@ -29,6 +29,7 @@ from cos598d.cost.compute import PassTimer
 from cos598d.cost.model import Compute
 from cos598d.cost.planned import Known, PlannedSteps, Work
 from cos598d.models.build import build_model
+from cos598d.models.recompute import recompute_activations
 from cos598d.strategies.optimizers import make_optimizer
 from cos598d.world.devices import choose_threads
 from cos598d.world.limits import keep_freed_memory
@@ -81,6 +82,8 @@ def answer(question: TimingRequest) -> Timed:
     config = RunConfig(**question.config)
     work = Known().work(config)
     model = build_model(work.source, work.task.head, work.task.num_labels, config.dropout, config.seed)
+    if config.activation_checkpointing:
+        recompute_activations(model)
     context = multiprocessing.get_context("fork")
     barrier, counted = context.Barrier(question.processes, timeout=WAIT_SECONDS), context.Value("i", 0)
     inlet, outlet = context.Pipe(duplex=False)

@@ -15,6 +15,7 @@ from cos598d.measure.attempts import Attempts, find_earlier, why
 from cos598d.measure.claim import FACTS, NOTHING_DONE, OLD_IS_GONE, clear, told
 from cos598d.measure.iterations import IterationRows, Row, last_text, row_text, sums_at
 from cos598d.measure.monitor import Monitor, peak_gpu_bytes, peak_memory_bytes
+from cos598d.measure.peak import share_of_peak
 from cos598d.measure.row_files import RankFiles, remove_published, rows_of_others, take_up_departed
 from cos598d.measure.tensorboard import Board, remove_events
 from cos598d.measure.thinning import AUTO, Detail
@@ -342,6 +343,8 @@ class RunRecord:
             "attempts": self._attempts.finished(self.iterations),
         }
         found |= {"evaluations": self.evaluations} if self.evaluations else {}
+        if "operations" in facts:
+            found["operations"] = share_of_peak(facts["operations"], found["wall"]["examples_per_second_clock"])
         texts = {name: json_text(value) for name, value in others.items()}
         texts[EPOCHS] = "".join(map(row_text, self.epochs))
         texts["summary.json"] = json_text(facts | found)

@@ -42,6 +42,7 @@ from cos598d.models.find import (
 from cos598d.models.find_image import find_vit
 from cos598d.models.linear import multiply_by_the_faster
 from cos598d.models.padding import leave_out_padding
+from cos598d.models.products import Shape, widest_product
 from cos598d.terminal.printable import printable
 
 MODEL_TYPES = tuple(ARCHITECTURES)
@@ -72,6 +73,7 @@ class ModelSource:
     description  one phrase for the user: which model, from where, how large
     revisions    the commits of the models on the hub that its files are of, by these models' names
     images       what makes its inputs, of a model that reads images
+    product      the shape of the largest product of its linear layers, by which precisions are compared
     """
 
     model_type: str
@@ -82,6 +84,7 @@ class ModelSource:
     description: str
     revisions: Mapping[str, str] = field(default_factory=dict)
     images: ImageEncoder | None = None
+    product: Shape = Shape(rows=1, inputs=1, outputs=1)  # until the model's modules are known
 
     def load_encoder(self) -> Encoder:
         """What makes the model's inputs of a task's texts or images. Raises UserError for a vocabulary that is none."""
@@ -129,14 +132,16 @@ def find_model(
         )
     else:
         source = _find_text_model(name, model_type, config_name, tokenizer_name, cache_dir, do_lower_case)
-    parameters = count_parameters(unfilled_model(model_type, ARCHITECTURES[model_type].head, source.config))
+    model = unfilled_model(model_type, ARCHITECTURES[model_type].head, source.config)
+    parameters = count_parameters(model)
     memory = psutil.virtual_memory().total
     if 4 * parameters > memory:
         raise UserError(
             f"the configuration ({config_name or name}) makes a model of {4 * parameters / 1e9:.3g} GB, and this "
             f"machine has {memory / 1e9:.3g} GB of memory. Choose a smaller model."
         )
-    return replace(source, description=f"{source.description}, {parameters / 1e6:.1f} M parameters")
+    description = f"{source.description}, {parameters / 1e6:.1f} M parameters"
+    return replace(source, description=description, product=widest_product(model))
 
 
 def _find_text_model(

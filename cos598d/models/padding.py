@@ -5,6 +5,7 @@ side, every layer has them alone, and attention is within each example. Losses a
 rounding: no token attends to padding, and what becomes of padding nobody reads.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -45,10 +46,11 @@ class Packing:
         padded = tokens.new_zeros(self._shape.numel(), tokens.shape[1])
         return padded.index_copy(0, self._places, tokens).unflatten(0, self._shape)
 
-    def ask_for_first(self) -> None:
-        """From now on only the output for each example's first token is asked for."""
-        ends = torch.tensor(self.lengths).cumsum(0)
-        self._asked = ends - torch.tensor(self.lengths)
+    def asking_for_first(self) -> "Packing":
+        """The same packing where only the output for each example's first token is asked for."""
+        ends, first = torch.tensor(self.lengths).cumsum(0), copy.copy(self)
+        first._asked = ends - torch.tensor(self.lengths)
+        return first
 
     def asked(self, tokens: torch.Tensor) -> torch.Tensor:
         """Of (tokens, width) those whose output is asked for."""
@@ -117,7 +119,7 @@ class PackedEncoder(modeling_bert.BertEncoder):
         tokens = packing.pack(hidden_states)
         for number, layer in enumerate(self.layer, start=1):
             if self.first_only and number == len(self.layer):
-                packing.ask_for_first()
+                packing = packing.asking_for_first()
             tokens = layer(tokens, packing)[0]
         return (packing.unpack(tokens),)
 

@@ -29,11 +29,13 @@ SETTING = Fields(
     {},
     {
         **dict.fromkeys(("model", "task"), OrNone(TEXT)),
-        **dict.fromkeys(("backend", "device", "attach", "precision"), TEXT),
+        **dict.fromkeys(("backend", "device", "attach", "precision", "precision_note"), TEXT),
         **dict.fromkeys(("gradient_bytes", "tokens", "batch"), OrNone(COUNT)),
         **dict.fromkeys(("threads_per_rank", "rounds"), SIZE),
         "world_size": RANKS,
         "step": FLAG,
+        "operations": COUNT,  # of all ranks in an iteration, by formula
+        "peak_per_second": OrNone(POSITIVE),
     },
 )
 RATIO = OrNone(Fields({"median": POSITIVE, "interval_95": OrNone(ListOf(POSITIVE, count=2))}))

@@ -5,6 +5,7 @@ CHECKPOINT = "checkpoint"
 # its own state, or of the state between the iteration before and this one.
 PHASES = ("data", "forward", "backward", "sync", "clip", "step", CHECKPOINT)
 PRECISIONS = ("fp32", "bf16", "fp16")
+AUTO_PRECISION = "auto"  # --precision's word for the faster of fp32 and bf16
 # What others are compared with: the run without any sync, and torch's own way.
 FLOOR, DDP = "none", "ddp"
 # The floor as it is where no rank computes a dense gradient of an embedding, which is zeros except for a few rows.

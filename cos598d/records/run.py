@@ -121,6 +121,11 @@ ATTEMPT = Fields(
     }
 )
 ATTEMPTS_FILE = Fields({"attempts": ListOf(ATTEMPT)})
+# Of matrix products, forward and backward, by formula; the most that all ranks can do; and the share that they did.
+OPERATIONS = Fields(
+    {"per_example": POSITIVE},
+    {"peak_per_second": OrNone(POSITIVE), "share_of_peak": OrNone(NOT_NEGATIVE)},
+)
 WALL = ("examples_per_second_clock", "examples_per_second_wall", "share_off_the_clock")
 # What a run is, which is known before it has begun.
 SETTING_FIELDS = {
@@ -278,5 +283,6 @@ def summary_of(world_size: int) -> ValueKind:
         "wall": OrNone(Fields({}, dict.fromkeys(WALL, OrNone(NUMBER)))),
         "attempts": ListOf(ATTEMPT),
         "ledger": LEDGER,
+        "operations": OPERATIONS,
     }
     return Fields(needed, optional)

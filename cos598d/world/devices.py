@@ -4,7 +4,6 @@ import os
 import socket
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +15,7 @@ from cos598d.world.identity import Identity
 # torch.version's word for what it was built for -> how the names of such devices in /dev begin.
 DEVICE_FILES = {"cuda": ("nvidia", "nvhost", "dxg"), "hip": ("kfd", "dxg"), "xpu": ("dri",)}
 MOST_THREADS, THREADS_A_CORE = 64, 4  # of a rank, whichever is more on a host
-PROCESSOR = Path("/proc/cpuinfo")
-# The kernel's words for the instructions by which a processor multiplies in bf16; the faster ones first.
 AUTO_BACKEND = "auto"  # see `choose_backend`
-BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 # What SLURM's variables say of a job, by the names that the record gives it.
 SLURM = {
     "job": "SLURM_JOB_ID",
@@ -54,17 +50,6 @@ def choose_device(use_cuda: bool, index_on_host: int) -> torch.device:
     device = torch.device("cuda", index_on_host % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
-
-
-def bf16_instructions() -> str | None:
-    """The instructions of this processor that multiply in bf16, by the kernel's word; None where it has none, or where
-    there is no telling."""
-    try:
-        lines = PROCESSOR.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
-    return next((name for name in BF16_INSTRUCTIONS if name in flags), None)
 
 
 def gpu_of(device: torch.device) -> str | None:

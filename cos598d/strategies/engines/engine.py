@@ -10,7 +10,7 @@ from torch import nn
 
 from cos598d.comm.watched import watched
 from cos598d.errors import UsageError, UserError, first_line
-from cos598d.records.conventions import STATE
+from cos598d.records.conventions import AUTO_PRECISION, STATE
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.formula import TrafficEstimate, TrainingSpec
 from cos598d.strategies.memory import count_memory, state_tensors
@@ -36,7 +36,7 @@ class Engine(Strategy):
     @classmethod
     def check_config(cls, config: Any, world_size: int) -> None:
         """Raise UsageError for a run, with this RunConfig, that this engine cannot make, before the ranks meet."""
-        if config.precision not in cls.precisions:
+        if config.precision not in (*cls.precisions, AUTO_PRECISION):
             raise UsageError(
                 f"--precision {config.precision} does not work with --sync {config.sync}. Choose "
                 f"{' or '.join(cls.precisions)}, or another --sync."

@@ -7,6 +7,7 @@ from typing import Any
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, flag, flag_like, flags_of
+from cos598d.records.conventions import AUTO_PRECISION
 from cos598d.strategies import STRATEGIES
 from cos598d.tools.bench.candidates import Candidate, parse_candidates, references, sweep_candidates
 
@@ -44,7 +45,7 @@ class BenchPlan:
         "fp32",
         "one of {choices}: precision of forward and backward, as in `train --precision`",
         group=WHAT,
-        choices=("fp32", "bf16"),  # fp16's loss scale is no work of the bench's
+        choices=("fp32", "bf16", AUTO_PRECISION),  # fp16's loss scale is no work of the bench's
     )
     tokens: int = flag(64, "tokens per example; examples are cut or padded to this", group=WHAT, least=8)
     rounds: int = flag(10, "rounds, each with every sync once", group=HOW, least=1)

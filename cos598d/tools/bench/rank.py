@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -13,12 +14,17 @@ from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError, flag_called
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import HostGauges, peak_memory_bytes
+from cos598d.measure.peak import peak_of_all
 from cos598d.models.build import ModelSource, count_parameters, find_model
+from cos598d.models.operations import training_operations
+from cos598d.models.products import core_peak
 from cos598d.rank import RankProcess, init_rank
-from cos598d.records.conventions import BY_LEDGER, DDP, FLOOR, WARM_UP
+from cos598d.records.conventions import AUTO_PRECISION, BY_LEDGER, DDP, FLOOR, WARM_UP
 from cos598d.records.summary import summarize
 from cos598d.strategies import class_of
 from cos598d.strategies.base import Strategy
+from cos598d.strategies.choose_precision import choose_precision
+from cos598d.terminal.console import Console
 from cos598d.tools.bench.arrivals import measure_arrivals
 from cos598d.tools.bench.candidates import Candidate
 from cos598d.tools.bench.plan import BenchPlan
@@ -98,7 +104,11 @@ def _measure(
     progress: Callable[[], Any],
 ) -> dict[str, Any]:
     """The candidates' part of the record."""
-    workload = Workload(source, comm.device, plan.batch, plan.tokens, plan.seed, plan.precision)
+    chosen = choose_precision(plan.precision, source.product, comm)
+    workload = Workload(source, comm.device, plan.batch, plan.tokens, plan.seed, chosen.precision)
+    if chosen.warning and comm.rank == 0:  # now, since slow rounds are what it warns of
+        Console("", True).warn(chosen.warning)
+    note = chosen.warning or (chosen.remark if plan.precision == AUTO_PRECISION else "")
     stay = stays_attached(workload, candidates, comm, ranks_on_host, plan.attach)
     found = measure_rounds(workload, candidates, comm, plan.rounds, plan.seed, stay, plan.step, progress)
     seconds = {
@@ -118,9 +128,16 @@ def _measure(
         "batch": plan.batch,
         "tokens": plan.tokens,
         "step": plan.step,
-        "precision": plan.precision,
+        "precision": chosen.precision,
         "attach": "once" if stay else "turns",
     }
+    per_rank = np.full(plan.batch, plan.tokens)
+    needed = training_operations(source.model_type, source.config, TASK.head, TASK.num_labels, per_rank)
+    if needed is not None:
+        peak = peak_of_all(comm, chosen.precision, record["setting"]["threads_per_rank"], core_peak)
+        found["setting"] |= {"operations": int(needed.sum()) * comm.world_size, "peak_per_second": peak}
+    if note:
+        found["setting"]["precision_note"] = note
     if comm.world_size > 1:
         found["remarks"] = _remarks(candidates, workload)
     if FLOOR in seconds:  # the pass without a sync that they belong to

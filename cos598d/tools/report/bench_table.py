@@ -19,6 +19,7 @@ NORM_TOLERANCE = 0.02
 SPARSE_FLOOR_NOTE = (
     f"{SPARSE_FLOOR}: as {FLOOR}, but backward computes only the used rows of a large embedding's gradient."
 )
+OF_PEAK_NOTE = "of the peak: products that an iteration needs, by formula, as a share of what the machine can multiply."
 
 
 def legend(record: dict[str, Any]) -> str:
@@ -29,7 +30,9 @@ def legend(record: dict[str, Any]) -> str:
         "exposed: the median minus that of sync none; its 95 % is from the differences within each round.\n"
         "MB: 1,000,000 bytes, sent in the last iteration by the rank that sends most, from the communication log."
     )
-    return f"{lines}\n{SPARSE_FLOOR_NOTE}" if has_sparse_floor(record) else lines
+    notes = [SPARSE_FLOOR_NOTE] if has_sparse_floor(record) else []
+    notes += [OF_PEAK_NOTE] if record["setting"].get("peak_per_second") else []
+    return "\n".join([lines, *notes])
 
 
 def has_sparse_floor(record: dict[str, Any]) -> bool:
@@ -68,6 +71,7 @@ def page_tables(record: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
         note = f"Seconds {seconds_of(record)}, medians over the rounds. Ratios: medians of those within each round, "
         note += "and their 95 % intervals. Exposed: the median less that of none, and the 95 % interval of the "
         note += "differences within each round. MB: of the rank that sends most."
+        note += f" {OF_PEAK_NOTE}" if record["setting"].get("peak_per_second") else ""
         note += f" {SPARSE_FLOOR_NOTE}" if has_sparse_floor(record) else ""
         tables.append((note, candidate_rows(record)))
     if "memory" in record:
@@ -84,6 +88,7 @@ def setting_words(record: dict[str, Any]) -> str:
     line = f"{number_of(ranks, 'rank')} ({setting['backend']}, {setting['device']}, "
     line += f"{number_of(threads, 'thread')} each), {setting.get('precision', 'fp32')}, "
     line += number_of(setting["rounds"], "round")
+    line += f"\n{printable(note)}" if (note := setting.get("precision_note")) else ""
     if setting["model"] is None:
         return line
     work = "forward + backward + sync + zero_grad" + (" + clip + AdamW" if setting["step"] else ", no optimizer")
@@ -103,7 +108,10 @@ def candidate_rows(record: dict[str, Any]) -> list[list[str]]:
         if name in record
     }
     head = ["sync", "median s", "quartiles", "ratio to ddp", "95 %", "ratio to none", "95 %", "exposed s", "95 %"]
-    rows = [[*head, "calls", "MB sent", *peaks]]
+    setting = record["setting"]
+    needed, can = setting.get("operations"), setting.get("peak_per_second")
+    of_peak = ["of the peak"] if needed and can else []
+    rows = [[*head, *of_peak, "calls", "MB sent", *peaks]]
     for candidate in record["candidates"]:
         label = candidate["label"]
         summary, traffic = record["summary"][label], record["traffic"][label]
@@ -116,6 +124,7 @@ def candidate_rows(record: dict[str, Any]) -> list[list[str]]:
         within = summary.get("exposed_within_rounds")  # records of older versions have none
         low, high = (within and label != FLOOR and within["interval_95"]) or (None, None)
         row += [_seconds(summary["seconds_exposed"]), "-" if low is None else f"{_seconds(low)}-{_seconds(high)}"]
+        row += [f"{needed / can / summary['seconds_median']:.0%}"] if of_peak else []
         if is_in_ledger(candidate):
             row += [str(max(traffic["calls"])), f"{max(traffic['bytes_sent']) / 1e6:.3f}"]
         else:

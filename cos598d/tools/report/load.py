@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import COMMUNICATION, HOST, ITERATIONS, LIVE, WARM_UP, WIRE
+from cos598d.records.conventions import AUTO_PRECISION, COMMUNICATION, HOST, ITERATIONS, LIVE, WARM_UP, WIRE
 from cos598d.records.facts import ALSO_OF_WORK, CODE, GROUND, NOT_OF_A_STEP, OF_RUNS, OF_WORK, collect
 from cos598d.records.kinds import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone, ValueKind
 from cos598d.records.run import (
@@ -34,6 +34,8 @@ from cos598d.tools.report.series import Series, find_calls, read_calls
 Row = Mapping[str, Any]
 # What a run's summary, or setting, says as its config does.
 SAID_TWICE = ("label", "sync", "world_size", "precision", "seed", "dropout", "max_seq_length")
+# What the config has where the run has chosen, and the summary tells what.
+CHOSEN = {"sync": "auto", "precision": AUTO_PRECISION}
 # An epoch's seconds, by the wall, are no fewer than its iterations', by their clock, except for rounding.
 MOST_OF = 0.99
 # What the table needs of a run, beyond what every record has.
@@ -182,7 +184,7 @@ def _taken_by_others(folder: Path, run: Summary, environment: dict[str, Any], gr
 def _check_of_one_run(folder: Path, summary: Summary, config: Mapping[str, Any]) -> None:
     """Raise UserError where a run's two files that say the same do not."""
     for name in SAID_TWICE:
-        if name in config and name in summary and config[name] != summary[name]:
+        if name in config and name in summary and config[name] not in (summary[name], CHOSEN.get(name)):
             shown = [printable(value, 60) for value in (summary[name], config[name])]
             raise UserError(
                 f"{folder} has {name} {shown[0]} in one file and {shown[1]} in its config.json, so these files are "

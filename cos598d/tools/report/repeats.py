@@ -18,7 +18,7 @@ JOB = frozenset(("launcher", "places"))
 
 def what_was_asked(summary: Summary, config: dict[str, Any], environment: dict[str, Any]) -> str:
     """What two runs must share to be repeats of one another: label, flags, and the ground with the code's commit."""
-    named = [summary.get(name) for name in ("label", "sync", "world_size", "model", "data")]
+    named = [summary.get(name) for name in ("label", "sync", "world_size", "model", "data", "precision")]
     asked = {name: value for name, value in config.items() if name not in PLACES}
     ground = {name: value for name, value in environment.items() if name not in JOB}
     return json.dumps([named, asked, ground], sort_keys=True)

@@ -42,7 +42,11 @@ FIRST_LOSSES = 3
 # The columns of `time_cells`. The last ones of a table are the phases.
 SPREAD, AGAINST = ("s/it", "95 %", "median"), ("ratio to ddp", "exposed s")
 SLOW_ONES = ("90th percentile", "first")
-SPEED_NOTE = "examples/s: by rank 0's iterations, and by wall-clock time, which includes recording. No warm-up."
+OF_PEAK = "of the peak"
+SPEED_NOTE = (
+    "examples/s: by rank 0's iterations, and by wall-clock time, which includes recording. No warm-up. Of the peak: "
+    "matrix products that the examples need, by formula, as a share of what the processors or GPUs can multiply."
+)
 
 
 def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = False) -> str:
@@ -192,8 +196,17 @@ def speed_rows(runs: Sequence[Summary]) -> list[list[str]]:
         found = [[(one.get("wall") or {}).get(name) for name in names] for one in members(run)]
         if all(isinstance(value, int | float) for values in found for value in values):
             clock, wall, share = (fmean(values) for values in zip(*found))
-            rows.append([run["run"], f"{clock:.4g}", f"{wall:.4g}", f"{share:.1%}"])
-    return [["run", "examples/s", "by the wall", "off the clock"], *rows] if rows else []
+            rows.append([run["run"], f"{clock:.4g}", f"{wall:.4g}", f"{share:.1%}", _of_peak(run)])
+    if not any(row[-1] != "-" for row in rows):  # as in older records
+        rows = [row[:-1] for row in rows]
+    head = ["run", "examples/s", "by the wall", "off the clock", OF_PEAK]
+    return [head[: len(rows[0])], *rows] if rows else []
+
+
+def _of_peak(run: Summary) -> str:
+    shares = [(one.get("operations") or {}).get("share_of_peak") for one in members(run)]
+    known = [share for share in shares if share is not None]
+    return f"{fmean(known):.0%}" if known else "-"
 
 
 def traffic_rows(runs: Sequence[Summary]) -> list[list[str]]:
@@ -231,7 +244,7 @@ def legend(runs: Sequence[Summary]) -> str:
         "counted: everything that the kernel sent through the interface, with headers and other programs' bytes;\n"
         "on one host, only each rank's own sockets, without headers.\n"
         + textwrap.fill(BYTES_NOTE, 118)
-        + (f"\n{SPEED_NOTE}" if speed_rows(runs) else "")
+        + (f"\n{textwrap.fill(SPEED_NOTE, 118)}" if speed_rows(runs) else "")
         + (f"\n{textwrap.fill(memory_note(runs), 118)}" if memory_rows(runs) else "")
         + assumed_bytes(runs, before="\n")
     )

@@ -7,7 +7,8 @@ from pathlib import Path
 from cos598d.config import config_from
 from cos598d.cost.forecast import Forecast, forecast
 from cos598d.cost.planned import Known
-from cos598d.errors import UserError
+from cos598d.errors import WARNING, UserError
+from cos598d.records.conventions import AUTO_PRECISION
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_text
 from cos598d.tools.runs.planned import PlannedRun
@@ -34,7 +35,9 @@ def forecast_words(runs: Sequence[PlannedRun], parallel: int, costs_from: tuple[
             continue
         rows.append([name, str(times[name]), str(one.setup.world_size), *_cells(found)])
         total += (found.seconds or 0.0) * times[name]
-        notes += filter(None, [found.bytes_unsaid, found.memory_unsaid])
+        chosen = found.precision
+        notes += filter(None, [found.bytes_unsaid, found.memory_unsaid, chosen.warning and WARNING + chosen.warning])
+        notes += [chosen.remark] if one.values.get("precision") == AUTO_PRECISION else []
         ranks = one.setup.world_size
         basis.setdefault(
             (ranks, found.seconds is None), f"Seconds of {ranks} rank{'s'[: ranks - 1]}, {found.seconds_from}."

@@ -1,0 +1,92 @@
+"""The formula of a step's operations counts what torch's own counter counts, and the peak is that of all cores once."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from cos598d.data.encoder import ImageForm
+from cos598d.measure import peak
+from cos598d.measure.peak import gpu_peak, peak_of_all
+from cos598d.models import build
+from cos598d.models.build import build_model, find_model
+from cos598d.models.operations import training_operations
+from cos598d.models.padding import MULTIPLE
+
+CLASSIFIES, ANSWERS, IMAGES = "sequence_classification", "question_answering", "image_classification"
+EXAMPLES, TOKENS, LABELS = 3, 2 * MULTIPLE, 4
+
+
+def counted(model, inputs):
+    """What torch counts in a forward and a backward pass. Attention is computed by products that it sees."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(**inputs)[0].backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "head"),
+    [
+        ("tiny", "bert", CLASSIFIES),
+        ("tiny", "bert", ANSWERS),
+        ("tiny", "distilbert", CLASSIFIES),
+        ("minilm", "bert", CLASSIFIES),
+        ("vit-tiny", "vit", IMAGES),
+    ],
+)
+def test_the_formula_counts_what_torch_counts(name, model_type, head, monkeypatch):
+    monkeypatch.setattr(build, "multiply_by_the_faster", lambda model: None)  # torch's counter knows its own products
+    source = find_model(name, model_type, form=ImageForm(8, 1) if model_type == "vit" else None)
+    labels = 2 if head == ANSWERS else LABELS
+    model = build_model(source, head, labels, 0.0, seed=1)
+    if model_type == "vit":
+        config = source.config
+        inputs = {"pixel_values": torch.rand(EXAMPLES, config.num_channels, config.image_size, config.image_size)}
+    else:
+        inputs = {"input_ids": torch.ones(EXAMPLES, TOKENS, dtype=torch.long)}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    zeros = torch.zeros(EXAMPLES, dtype=torch.long)
+    inputs |= {"start_positions": zeros, "end_positions": zeros} if head == ANSWERS else {"labels": zeros}
+    expected = counted(model, inputs)
+    if head == ANSWERS:  # the library computes the pooler's forward, which nothing uses
+        expected -= 2 * source.config.hidden_size**2 * EXAMPLES
+    found = training_operations(model_type, source.config, head, labels, np.full(EXAMPLES, TOKENS))
+    assert found.shape == (EXAMPLES,)
+    assert found.sum() == expected
+
+
+def test_attention_grows_with_the_square_of_a_length_and_padding_costs_nothing():
+    config = find_model("tiny").config
+    one, two, four = training_operations("bert", config, ANSWERS, 2, np.array([10, 20, 40]))
+    square = config.num_hidden_layers * 3 * 4 * config.hidden_size * 10**2
+    assert two - 2 * one == 2 * square
+    assert four - 4 * one == 12 * square
+    assert training_operations("xlnet", config, ANSWERS, 2, np.array([10])) is None
+
+
+def on_cpu(*ranks):
+    """A communicator of rank 0 that hears what the other ranks give."""
+    return SimpleNamespace(device=torch.device("cpu"), exchange=lambda mine: [mine, *ranks])
+
+
+def test_a_core_counts_once_and_only_where_a_thread_can_use_it(monkeypatch):
+    here, there = [("here", 0), ("here", 1)], [("there", 5)]
+    monkeypatch.setattr(peak, "own_cores", lambda: here)
+    assert peak_of_all(on_cpu(), "fp32", 1, lambda precision: 100.0) == 100
+    assert peak_of_all(on_cpu(*[[here, 1, 100.0]] * 3), "fp32", 1, lambda precision: 100.0) == 200
+    assert peak_of_all(on_cpu([there, 1, 50.0]), "bf16", 2, {"bf16": 100.0}.get) == 3 * 75
+
+
+def test_gpus_are_known_by_name():
+    assert gpu_peak("NVIDIA H100 80GB HBM3", "bf16", False) == 989.4e12
+    assert gpu_peak("NVIDIA H100 PCIe", "fp32", True) == 378e12
+    assert gpu_peak("NVIDIA A100-SXM4-40GB", "fp32", False) == 19.5e12
+    assert gpu_peak("Tesla V100-SXM2-16GB", "fp16", False) == 125e12
+    assert gpu_peak("Tesla V100-SXM2-16GB", "bf16", False) is None
+    assert gpu_peak("Tesla T4", "fp32", True) == 8.1e12
+    assert gpu_peak("NVIDIA L4", "bf16", False) == 121e12
+    assert gpu_peak("NVIDIA A1000", "bf16", False) is None
+    assert gpu_peak("A GPU of 2030", "fp32", False) is None

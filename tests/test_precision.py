@@ -1,0 +1,141 @@
+"""A precision that is slow here is said before it costs anything, and `auto` takes the faster one, by a probe."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from worlds import run_ranks
+
+from cos598d.config import RunConfig
+from cos598d.errors import UsageError
+from cos598d.models.products import MOST_OPERATIONS, seconds_of_product, widest_product
+from cos598d.records.run import read_summary
+from cos598d.strategies import choose_precision as choosing
+from cos598d.strategies.choose_precision import choose_precision, decide
+from cos598d.tools.report.load import load_run
+from cos598d.world import processor
+
+DIGITS = ["--task_name", "digits", "--max_train_examples", 60, "--max_eval_examples", 30]
+DIGITS += ["--total_train_batch_size", 20, "--no_cuda"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "ratio", "chosen", "says", "warns"),
+    [
+        ("auto", 0.4, "bf16", "--precision auto: bf16, since bf16 takes 0.4 times fp32's seconds", ""),
+        ("auto", 0.99, "fp32", "--precision auto: fp32, since bf16 takes 0.99 times", ""),
+        ("auto", 7.7, "fp32", "--precision auto: fp32, since bf16 takes 7.7 times", ""),
+        ("bf16", 7.7, "bf16", "", "bf16 takes 7.7 times fp32's seconds here, measured now. Use --precision fp32"),
+        ("fp16", 5.0, "fp16", "", "fp16 takes 5 times fp32's seconds"),
+        ("bf16", 0.5, "bf16", "", ""),
+        ("fp16", 1.0, "fp16", "", ""),
+    ],
+)
+def test_the_decision_follows_the_probe(asked, ratio, chosen, says, warns):
+    found = decide(asked, ratio, "here")
+    assert found.precision == chosen
+    for text, beginning in ((found.remark, says), (found.warning, warns)):
+        assert text.startswith(beginning)
+        assert bool(text) is bool(beginning)
+
+
+def chosen_where_one_is_slow(comm, half_seconds):
+    """On a rank: what is chosen where 16 bits take `half_seconds[rank]` and float32 takes one second."""
+    choosing.seconds_of_product = lambda shape, *precisions: dict(
+        zip(precisions, (1.0, half_seconds[comm.rank]), strict=True)
+    )
+    return [choose_precision(asked, "a shape", comm) for asked in ("auto", "bf16")]
+
+
+def test_all_ranks_choose_alike_and_the_slowest_counts():
+    first, second = run_ranks(2, chosen_where_one_is_slow, [0.3, 4.0])
+    assert first == second
+    (auto, says, _), (_, _, warns) = first
+    assert auto == "fp32"
+    assert "bf16 takes 4 times fp32's seconds in a product of a shape on the slowest rank" in says
+    assert warns.startswith("bf16 takes 4 times")
+
+
+@pytest.mark.parametrize(("support", "chosen"), [(True, "bf16"), (False, "fp32")])
+def test_on_gpus_auto_is_bf16_where_all_multiply_in_it(support, chosen, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: support)
+    comm = SimpleNamespace(device=torch.device("cuda"), rank=0, exchange=lambda value: [True, value])
+    assert choose_precision("auto", "a shape", comm).precision == chosen
+    assert choose_precision("fp16", "a shape", comm) == ("fp16", "", "")
+    assert choose_precision("fp32", "a shape", comm) == ("fp32", "", "")
+
+
+def test_where_the_processor_multiplies_in_bf16_a_run_in_fp32_is_told_what_that_would_give(tmp_path, monkeypatch):
+    facts = tmp_path / "cpuinfo"
+    monkeypatch.setattr(processor, "PROCESSOR", facts)
+    seconds = {"fp32": 2.0, "bf16": 0.5}
+    monkeypatch.setattr(choosing, "seconds_of_product", lambda shape, *_: seconds)
+    comm = SimpleNamespace(device=torch.device("cpu"), rank=0)
+
+    def remark():
+        return choose_precision("fp32", "a shape", comm).remark
+
+    assert remark() == "", "nobody can tell"
+    facts.write_text("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16x\n")
+    assert remark() == ""
+    facts.write_text("processor\t: 0\nflags\t\t: fpu avx512_bf16 sse\nprocessor\t: 1\n")
+    assert remark().startswith("this processor has avx512_bf16: with --precision bf16 a product of a shape takes 0.25")
+    facts.write_text("flags : avx512_bf16 amx_bf16\n")
+    assert "has amx_bf16:" in remark()
+    seconds["bf16"] = 2.0
+    assert remark() == "", "it has the instructions, and they are not used"
+    comm.rank = 1
+    assert choose_precision("fp32", "a shape", comm).remark == ""
+
+
+def test_the_probe_multiplies_the_widest_layer_and_leaves_the_threads_as_they_were():
+    model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 8), nn.Embedding(1000, 500))
+    shape = widest_product(model)
+    assert shape[1:] == (32, 64)
+    large = widest_product(nn.Linear(5000, 6000))
+    assert large.inputs == 5000
+    assert 0 < large.operations <= MOST_OPERATIONS
+    threads = torch.get_num_threads()
+    found = seconds_of_product(shape, "fp32", "bf16", "fp16")
+    assert found.keys() == {"fp32", "bf16", "fp16"}
+    assert all(seconds >= 0 for seconds in found.values())
+    assert torch.get_num_threads() == threads
+
+
+def test_a_run_without_bf16_instructions_says_what_its_probe_has_found(start, tmp_path, run_here):
+    def words(precision, *more):
+        own = ["--precision", precision, "--max_steps", 4, "--world_size", 2, *more]
+        return ["-m", "cos598d", "train", *DIGITS, *own]
+
+    slow = {"ONEDNN_MAX_CPU_ISA": "AVX2"}  # oneDNN then has no instructions for 16 bits
+    program = start("auto", words("auto", "--output_dir", "auto", "--save_steps", 1), slow)
+    assert program.wait() == 0, program.text
+    ((chosen, ratio),) = re.findall(r"--precision auto: (\w+), since bf16 takes (\S+) times", program.text)
+    assert chosen == decide("auto", float(ratio), "").precision or 0.9 < float(ratio) < 0.92
+    assert f"{chosen}, seed 42" in program.text
+    assert read_summary(tmp_path / "auto")["precision"] == chosen
+    assert json.loads((tmp_path / "auto" / "config.json").read_text())["precision"] == "auto"
+    assert load_run(tmp_path / "auto")["precision"] == chosen
+    operations = read_summary(tmp_path / "auto")["operations"]
+    needed, peak = operations["per_example"], operations["peak_per_second"]
+    speed = read_summary(tmp_path / "auto")["wall"]["examples_per_second_clock"]
+    assert operations["share_of_peak"] == pytest.approx(needed * speed / peak)
+
+    # Resumed, a run keeps the precision that it was saved in, whatever the probe says now.
+    program = start("bf16", words("bf16", "--output_dir", "half", "--save_steps", 1), slow)
+    assert program.wait() == 0, program.text
+    ratios = re.findall(r"warning: bf16 takes (\S+) times fp32's seconds", program.text)
+    assert len(ratios) <= 1
+    assert all(decide("bf16", float(one), "").warning or float(one) == 1.1 for one in ratios)
+    program = start("on", [*words("auto", "--output_dir", "on"), "--resume", "half/checkpoints"])
+    assert program.wait() == 0, program.text
+    assert read_summary(tmp_path / "on")["precision"] == "bf16"
+
+
+def test_only_the_four_words_are_precisions():
+    RunConfig(precision="auto").check(2)
+    with pytest.raises(UsageError, match="unknown --precision half"):
+        RunConfig(precision="half").check(2)
