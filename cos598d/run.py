@@ -24,6 +24,7 @@ from cos598d.measure.wire import find_interface
 from cos598d.models.build import build_model, count_parameters, uses_every_parameter
 from cos598d.models.checkpoint import save_description
 from cos598d.plan import Plan, TrainingSetup
+from cos598d.predictions import predict_test_sets, read_test_sets
 from cos598d.publish import publish_record, save_run_model, summary_facts
 from cos598d.rank import RankProcess, init_rank
 from cos598d.strategies import AUTO_SYNC, get_strategy
@@ -84,6 +85,7 @@ def _run(
         for part in (task.evaluation_parts if config.do_eval else ())
     }
     training = load_examples("train", config, inputs, encoder, comm, console) if config.do_train else None
+    tests = read_test_sets(config, inputs, encoder, comm) if config.do_predict else {}
 
     # Build the model, the same on every rank; find the checkpoint and the sync that it is trained with.
     model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(comm.device)
@@ -143,9 +145,12 @@ def _run(
                 return leave(result, setup)
             setting |= {"best": result.best} if result.best else {}
 
+        # Predict the test set, with the model as it is at the end.
+        tables = predict_test_sets(model, task, tests, config, comm)
+
         # Save the record, then the model: it is the largest, and the likeliest not to fit.
         saves_model = training is not None and config.save_model
-        publish_record(record, comm, setting, evaluation.files | files, training is None or saves_model)
+        publish_record(record, comm, setting, evaluation.files | tables | files, training is None or saves_model)
         if comm.rank == 0 and saves_model:
             save_run_model(output, model, encoder)
         comm.exchange("the model is saved")

@@ -25,7 +25,11 @@ from cos598d.terminal.locks import locked
 # What a run writes into `live/`: of all its ranks, and what rank 0 writes beside rows.
 ALL_ROWS = (*(name.format(rank="[0-9]*") for name in ROWS), EPOCHS, EVALUATIONS)
 FACTS = (ATTEMPTS, SETTING, CONFIG_FILE, ENVIRONMENT_FILE)
-PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
+TEST_PREDICTIONS = "predictions{part}.tsv"  # of a test set, by --do_predict
+PREDICTION_FILES = (
+    *("predictions.json", "nbest_predictions.json", "null_odds.json"),
+    *(TEST_PREDICTIONS.format(part=part) for part in ("", "_mismatched")),
+)
 
 # What stands in the folder: at the begin, before an earlier run's files are removed, and after that.
 NOTHING_DONE = "Nothing of this run is in {folder}, and an earlier run's files are still there."

@@ -323,9 +323,10 @@ class RunRecord:
         }
 
     def stage(self, facts: dict[str, Any], shares: Sequence[dict[str, Any]], others: Mapping[str, Any]) -> None:
-        """Rank 0: write summary.json, epochs.jsonl and `others` (JSON values by their files' names), all yet unnamed.
+        """Rank 0: write summary.json, epochs.jsonl and `others`, all yet unnamed.
 
-        `shares` are all ranks', in order of rank. NaN and infinities are refused (ValueError).
+        `others` are by their files' names: a text for .tsv, else a JSON value. `shares` are all ranks', in order of
+        rank. NaN and infinities are refused (ValueError).
         """
         assert self._attempts  # rank 0's
         ranks = [RankSums(share["sums"]) for share in shares]
@@ -342,7 +343,7 @@ class RunRecord:
             "attempts": self._attempts.finished(self.iterations),
         }
         found |= {"evaluations": self.evaluations} if self.evaluations else {}
-        texts = {name: json_text(value) for name, value in others.items()}
+        texts = {name: value if name.endswith(".tsv") else json_text(value) for name, value in others.items()}
         texts[EPOCHS] = "".join(map(row_text, self.epochs))
         texts["summary.json"] = json_text(facts | found)
         with told(self.folder):
