@@ -187,6 +187,16 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         group=RECORD,
         is_local=True,
     )
+    csv: bool = flag(
+        False, "also write steps.csv and evaluations.csv to the output folder", group=RECORD, is_local=True
+    )
+    logger: str | None = flag(
+        None,
+        "also tell a logger of your own of every step, evaluation and checkpoint",
+        group=RECORD,
+        metavar="FILE.py:CLASS",
+        is_local=True,
+    )
     # task1, task2a, ... in the lessons' scripts
     label: str = flag("train", "name of the run in its files and in tables", group=RECORD, is_local=True)
 

@@ -15,11 +15,10 @@ from cos598d.checkpoints.resume import facts_of, find_checkpoint, is_ours, named
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig, folder_name
 from cos598d.evaluate import Evaluation
-from cos598d.inputs import RunInputs, announced, find_data, find_source, load_examples
+from cos598d.inputs import RunInputs, announced, find_data, find_loggers, find_source, load_examples
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import Monitor
-from cos598d.measure.tensorboard import Board
 from cos598d.measure.wire import find_interface
 from cos598d.models.build import build_model, count_parameters, uses_every_parameter
 from cos598d.models.checkpoint import save_description
@@ -107,8 +106,8 @@ def _run(
                 console.say(choice.sentence)
 
     monitor = _monitor(config, comm, console, meeting) if training is not None else None
-    board = Board(output, saved.iteration if saved else 0) if config.tensorboard and comm.rank == 0 else None
-    with open_record(output, config, comm, saved, monitor, board) as record:
+    loggers = [make() for make in find_loggers(config)] if comm.rank == 0 else []
+    with open_record(output, config, comm, saved, monitor, loggers) as record:
         comm.ledger = record.ledger
         setting = summary_facts(config, inputs, comm, count_parameters(model))
         setting |= {"auto": choice.as_record()} if choice else {}

@@ -22,7 +22,7 @@ PLACES = ("output_dir", "overwrite_output_dir", "overwrite_cache", "resume", "re
 # Of each pair one alone may be said: who gives one does not want the file's other.
 EXCLUSIVE = {"total_train_batch_size": "per_gpu_train_batch_size", "per_gpu_train_batch_size": "total_train_batch_size"}
 # Flags that may name code, which a file makes nobody run.
-OWN = {"sync": "sync", "task_name": "task"}
+OWN = {"sync": "sync", "task_name": "task", "logger": "logger"}
 MOST_BYTES = 1 << 20  # of a file
 WORLD_SIZE = "world_size"
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     words = list(options.words)
     if not max_restarts:
         # Other code may read a rank's place when it is imported, as only a fresh interpreter does.
-        is_ours = is_our_own(config.sync) and not is_own(config.task_name)
+        is_ours = is_our_own(config.sync) and not is_own(config.task_name) and config.logger is None
         be_rank = _rank_in_a_fork(config, ranks) if is_ours and may_fork() else None
         return start_local_workers(world_size, ranks.master_port, words, be_rank=be_rank)
     folder = named_folder(config)
