@@ -35,7 +35,7 @@ help:
 	@echo "make book     the documentation as a site that needs no server, in site/"
 	@echo "make book-records  the figures and numbers of docs/lessons again (about 15 minutes); PAGE=lesson5: only of that page; QUICK=1: no benches"
 	@echo "make setup    only install, into $(VENV)"
-	@echo "make engines  install DeepSpeed, Lightning Fabric and Horovod as well (compiled once: about 6 minutes, needs g++)"
+	@echo "make engines  install DeepSpeed, Lightning, Accelerate, transformers and Horovod as well (compiled once: about 6 minutes, needs g++)"
 	@echo "make test-engines  the engines' tests"
 	@echo "make test-slurm  the tests that start a SLURM of four nodes, and mpirun (apt-get install slurm-wlm munge openmpi-bin; root)"
 	@echo "make clean    remove $(VENV), the docs site and caches; runs/ stays"
@@ -56,9 +56,9 @@ $(READY): setup.py constraints.txt
 engines: $(ENGINES)
 
 $(ENGINES): $(READY) setup.py constraints.txt constraints-engines.txt scripts/install_horovod.py scripts/cxx17
-	@echo "== installing DeepSpeed and Lightning Fabric"
+	@echo "== installing DeepSpeed, Lightning, Accelerate and transformers"
 	@DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--constraint constraints-engines.txt --no-build-isolation --editable '.[engines]'
+		--constraint constraints-engines.txt --no-build-isolation --editable '.[engines,libraries]'
 	@$(RUN) scripts/install_horovod.py
 	@touch $(ENGINES)
 

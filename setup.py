@@ -61,6 +61,8 @@ setup(
         "tensorboard": ["tensorboard>=2.17"],
         # Horovod cannot be compiled beside a recent torch without help: `make engines` builds it; these four it needs.
         "engines": ["deepspeed>=0.19.4", "lightning>=2.6", "cffi>=1.4", "cloudpickle", "packaging", "PyYAML"],
+        # What examples/ train in beside Lightning, for tests/test_engines_libraries.py.
+        "libraries": ["accelerate>=1.0", "transformers>=5"],
         "book": ["mkdocs-material>=9.5", "mkdocs<2"],
         "images": ["pillow>=10"],
         "notebook": ["ipykernel>=6.29", "nbclient>=0.10"],

@@ -21,12 +21,12 @@ from cos598d.measure.thinning import AUTO, FORMS, LedgerRule
 from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, TEXT_TYPES
 from cos598d.models.build import MODEL_TYPES
 from cos598d.models.recompute import MODEL_TYPES as RECOMPUTED
+from cos598d.own_code import label_of
 from cos598d.records.conventions import AUTO_PRECISION, PRECISIONS
 from cos598d.strategies import AUTO_SYNC, class_of, known_names
 from cos598d.strategies.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
 from cos598d.sync import or_choose
 from cos598d.sync.codecs import CODECS, get_codec
-from cos598d.sync.from_file import label_of
 from cos598d.sync.options import SYNC_GROUP, SyncFlags, SyncOptions
 from cos598d.terminal.printable import printable
 from cos598d.world.devices import AUTO_BACKEND, check_threads
@@ -82,7 +82,7 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         300.0, "seconds to wait for other ranks to arrive and for a collective to end", group=RANKS, above=0
     )
 
-    task_name: str = flag("rte", f"task to train: {', '.join(TASK_NAMES)}", group=DATA)
+    task_name: str = flag("rte", f"task to train: {', '.join(TASK_NAMES)}; FILE.py:CLASS for your own", group=DATA)
     data_dir: str | None = flag(
         None,
         "folder of the task's files, or a zip of images (else $GLUE_DIR/TASK, $SQUAD_DIR, $IMAGE_DIR or $AG_NEWS_DIR, "
@@ -136,6 +136,7 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
 
     do_train: bool = flag(False, "train (without --do_train and --do_eval: do both)", group=TRAINING)
     do_eval: bool = flag(False, "evaluate after every epoch", group=TRAINING)
+    do_predict: bool = flag(False, "at the end, predict the data's test set, as `cos598d predict` does", group=TRAINING)
     total_train_batch_size: int | None = flag(
         None,
         "examples per step, divided among all ranks (default: 64)",
@@ -197,6 +198,16 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         group=RECORD,
         is_local=True,
     )
+    csv: bool = flag(
+        False, "also write steps.csv and evaluations.csv to the output folder", group=RECORD, is_local=True
+    )
+    logger: str | None = flag(
+        None,
+        "also tell a logger of your own of every step, evaluation and checkpoint",
+        group=RECORD,
+        metavar="FILE.py:CLASS",
+        is_local=True,
+    )
     # task1, task2a, ... in the lessons' scripts
     label: str = flag("train", "name of the run in its files and in tables", group=RECORD, is_local=True)
 
@@ -215,6 +226,11 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
                 f"--activation_checkpointing is for {', '.join(RECOMPUTED)}, and --model_type is {self.model_type}. "
                 "Leave it out."
             )
+        if self.do_predict and task.head != "sequence_classification":
+            raise UsageError(
+                f"--do_predict is for tasks of texts, and {task.name} has no test set. Leave it out, and give files to "
+                "`cos598d predict`."
+            )
         self._check_task_flags(task)
         metrics = (*task.metrics, *(MACRO if task.tells_classes else ()))
         self.check_life(self.do_train, self.do_eval, self.output_dir, metrics)
@@ -228,7 +244,7 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
             )
         if self.total_train_batch_size is not None and self.per_gpu_train_batch_size is not None:
             raise UsageError("--total_train_batch_size and --per_gpu_train_batch_size exclude each other. Give one.")
-        if self.sync == "none" and world_size > 1 and self.do_eval:
+        if self.sync == "none" and world_size > 1 and (self.do_eval or self.do_predict):
             raise UsageError(
                 f"--sync none on {world_size} ranks lets the replicas drift apart, so there is no model to evaluate. "
                 "Give only --do_train, or another --sync."
@@ -341,5 +357,5 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
 
 def folder_name(config: RunConfig, world_size: int, when: str) -> Path:
     """Where a run's record goes without --output_dir: runs/LABEL-TASK-SYNC-nN-WHEN."""
-    words = dict.fromkeys((config.label, config.task_name.lower(), label_of(config.sync)))
+    words = dict.fromkeys((config.label, label_of(config.task_name).lower(), label_of(config.sync)))
     return Path("runs") / "-".join((*words, f"n{world_size}", when))

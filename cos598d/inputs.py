@@ -1,6 +1,7 @@
 """What a run works on, found, checked and announced: its data and its model, the same on every rank."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,7 +11,8 @@ from cos598d.data import Task
 from cos598d.data.examples import Examples
 from cos598d.errors import HubUnreachable, UsageError, UserError
 from cos598d.measure.environment import network_facts
-from cos598d.measure.tensorboard import check_tensorboard
+from cos598d.measure.loggers import CsvLogger, Logger, load_logger
+from cos598d.measure.tensorboard import Board, check_tensorboard
 from cos598d.models.build import ModelSource, find_model
 from cos598d.terminal.console import Console
 from cos598d.terminal.words import number_of
@@ -37,12 +39,20 @@ def find(config: RunConfig) -> RunInputs:
 def find_data(config: RunConfig) -> tuple[Task, Any, str]:
     """Find and check a run's data: the task, where its files are, and that in words. Raises UserError."""
     network_facts()  # so that a mistake in it is known now, not when the record is written
-    if config.tensorboard:
-        check_tensorboard()
+    find_loggers(config)
     task = config.task()
     location, words = task.locate(config.data_dir)
     task.check(location, (["train"] if config.do_train else []) + list(task.evaluation_parts if config.do_eval else ()))
     return task, location, words
+
+
+def find_loggers(config: RunConfig) -> list[Callable[[], Logger]]:
+    """What makes each logger that the flags ask for. Raises UsageError for one that cannot be used."""
+    found: list[Callable[[], Logger]] = [CsvLogger] if config.csv else []
+    if config.tensorboard:
+        check_tensorboard()
+        found.append(Board)
+    return found if config.logger is None else [*found, load_logger(config.logger)]
 
 
 def find_source(config: RunConfig, task: Task) -> ModelSource:

@@ -21,8 +21,8 @@ def publish_record(
 ) -> None:
     """Give the files of a run that has ended well their names in its folder, the summary last. Every rank calls it.
 
-    `setting` are the summary's facts, `files` JSON values by the names of their files, both of rank 0. An earlier
-    run's model goes unless `keeps_model`. Raises UserError if the disk refuses; an earlier record stands until all
+    `setting` are the summary's facts, `files` as `RunRecord.stage` takes them, both of rank 0. An earlier
+    run's model goes unless `keeps_model`. Raises UserError where the disk refuses; an earlier record stands until all
     of this one is on it.
     """
     shares = comm.collect(record.share())

@@ -15,12 +15,11 @@ from cos598d.checkpoints.resume import facts_of, find_checkpoint, is_ours, named
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig, folder_name
 from cos598d.evaluate import Evaluation
-from cos598d.inputs import RunInputs, announced, find_data, find_source, load_examples
+from cos598d.inputs import RunInputs, announced, find_data, find_loggers, find_source, load_examples
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.peak import peak_of_all
-from cos598d.measure.tensorboard import Board
 from cos598d.measure.wire import find_interface
 from cos598d.models.build import build_model, count_parameters, uses_every_parameter
 from cos598d.models.checkpoint import save_description
@@ -28,6 +27,7 @@ from cos598d.models.operations import training_operations
 from cos598d.models.products import core_peak
 from cos598d.models.recompute import recompute_activations
 from cos598d.plan import Plan, TrainingSetup
+from cos598d.predictions import predict_test_sets, read_test_sets
 from cos598d.publish import publish_record, save_run_model, summary_facts
 from cos598d.rank import RankProcess, init_rank
 from cos598d.records.conventions import AUTO_PRECISION
@@ -96,6 +96,7 @@ def _run(
         for part in (task.evaluation_parts if config.do_eval else ())
     }
     training = load_examples("train", config, inputs, encoder, comm, console) if config.do_train else None
+    tests = read_test_sets(config, inputs, encoder, comm) if config.do_predict else {}
 
     # Build the model, the same on every rank; find the checkpoint and the sync that it is trained with.
     model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(comm.device)
@@ -122,8 +123,8 @@ def _run(
 
     evaluation = Evaluation(task, parts, model, comm, config.per_gpu_eval_batch_size, config.precision)
     monitor = _monitor(config, comm, console, meeting) if training is not None else None
-    board = Board(output, saved.iteration if saved else 0) if config.tensorboard and comm.rank == 0 else None
-    with open_record(output, config, comm, saved, monitor, board) as record:
+    loggers = [make() for make in find_loggers(config)] if comm.rank == 0 else []
+    with open_record(output, config, comm, saved, monitor, loggers) as record:
         comm.ledger = record.ledger
         setting = summary_facts(config, inputs, comm, count_parameters(model))
         setting |= {"auto": choice.as_record()} if choice else {}
@@ -164,9 +165,12 @@ def _run(
                 peak = peak_of_all(comm, config.precision, threads, core_peak)
                 setting["operations"] = {"per_example": float(needed.mean()), "peak_per_second": peak}
 
+        # Predict the test set, with the model as it is at the end.
+        tables = predict_test_sets(model, task, tests, config, comm)
+
         # Save the record, then the model: it is the largest, and the likeliest not to fit.
         saves_model = training is not None and config.save_model
-        publish_record(record, comm, setting, evaluation.files | files, training is None or saves_model)
+        publish_record(record, comm, setting, evaluation.files | tables | files, training is None or saves_model)
         if comm.rank == 0 and saves_model:
             save_run_model(output, model, encoder)
         comm.exchange("the model is saved")

@@ -50,8 +50,8 @@ class _NoSync(_BackwardSyncControl):
         return module.no_sync() if enabled else contextlib.nullcontext()
 
 
-def main():
-    strategy = SyncStrategy(sync="ring", timeout=timedelta(seconds=60))
+def train(strategy, steps):
+    """Train the digits on two ranks; the Fabric, each batch's mean loss, and the mean loss of all digits after it."""
     fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
     fabric.launch()
     rank, ranks = fabric.global_rank, fabric.world_size
@@ -60,14 +60,25 @@ def main():
     images = images.float() / 16
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.5))
-    for _ in range(100):
+    losses = []
+    for _ in range(steps):
         batch = torch.randint(0, len(labels), (64,))[rank::ranks]  # the same draw on every rank; its own share
         loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
         optimizer.zero_grad()
         fabric.backward(loss)
         optimizer.step()
+        losses.append(loss.item())
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(images), labels)
+    return fabric, fabric.all_reduce(torch.tensor(losses), reduce_op="mean").tolist(), loss.item()
+
+
+def main():
+    strategy = SyncStrategy(sync="ring", timeout=timedelta(seconds=60))
+    for name, each in (("ddp", "ddp"), ("ours", SyncStrategy(sync="ring", timeout=timedelta(seconds=60)))):
+        fabric, losses, _ = train(each, steps=10)
+        fabric.print(f"{name}: {' '.join(f'{loss:.6f}' for loss in losses)}")
+    fabric, _, loss = train(strategy, steps=100)
     fabric.print(f"loss after 100 steps: {loss:.6f}")
     for tensor, total in strategy.replica.ledger.totals().items():
         fabric.print(f"{tensor}: {total.calls} calls, {total.bytes_sent} bytes sent")

@@ -57,27 +57,34 @@ class SyncStrategy(DDPStrategy):
 class Digits(LightningModule):
     """The model and the batches of digits.py."""
 
-    def __init__(self):
+    def __init__(self, steps):
         super().__init__()
+        self.losses = []
         torch.manual_seed(0)
         images, self.labels = (torch.tensor(part) for part in load_digits(return_X_y=True))
         self.images = images.float() / 16
         self.layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-        self.draws = [torch.randint(0, len(self.labels), (64,)) for _ in range(100)]  # the same ones on every rank
+        self.draws = [torch.randint(0, len(self.labels), (64,)) for _ in range(steps)]  # the same ones on every rank
 
     def train_dataloader(self):
         """This rank's share of each draw."""
         return DataLoader([draw[self.global_rank :: self.trainer.world_size] for draw in self.draws], batch_size=None)
 
     def training_step(self, batch, index):
-        return nn.functional.cross_entropy(self.layers(self.images[batch]), self.labels[batch])
+        loss = nn.functional.cross_entropy(self.layers(self.images[batch]), self.labels[batch])
+        self.losses.append(loss.item())
+        return loss
+
+    def on_train_end(self):
+        """The losses are now each batch's mean over the ranks."""
+        self.losses = self.trainer.strategy.reduce(torch.tensor(self.losses), reduce_op="mean").tolist()
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
-def main():
-    strategy, model = SyncStrategy(sync="ring", timeout=timedelta(seconds=60)), Digits()
+def train(strategy, steps):
+    """Train the digits on two ranks; the Trainer and the model."""
     trainer = Trainer(
         accelerator="cpu",
         devices=2,
@@ -87,7 +94,18 @@ def main():
         logger=False,
         enable_checkpointing=False,
     )
+    model = Digits(steps)
     trainer.fit(model)
+    return trainer, model
+
+
+def main():
+    strategy = SyncStrategy(sync="ring", timeout=timedelta(seconds=60))
+    for name, each in (("ddp", "ddp"), ("ours", SyncStrategy(sync="ring", timeout=timedelta(seconds=60)))):
+        trainer, model = train(each, steps=10)
+        if trainer.is_global_zero:
+            print(f"{name}: {' '.join(f'{loss:.6f}' for loss in model.losses)}")
+    trainer, model = train(strategy, steps=100)
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model.layers(model.images), model.labels)
     if trainer.is_global_zero:

@@ -171,8 +171,10 @@ def test_tensorboard_is_shown_each_class_the_seconds_and_the_speed(tmp_path, mon
     by_class = [{"class": "a cat", "examples": 2, "precision": 0.5, "recall": 1.0, "f1": 0.75}]
     training = {"examples": 8, "tokens": 80, "wall_seconds": 4.0}
     training |= {"examples_per_second_wall": 2.0, "tokens_per_second_wall": 20.0}
-    facts = {"epoch": 1, "last_iteration": 3, "loss": 0.5, "f1_macro": 0.75, "seconds_evaluation": 1.5}
-    Board(tmp_path).epoch(facts | {"training": training, "by_class": by_class, "confusion": [[2]]})
+    facts = {"epoch": 1, "iteration": 3, "last_iteration": 3, "loss": 0.5, "f1_macro": 0.75, "seconds_evaluation": 1.5}
+    board = Board()
+    board.run(tmp_path, {}, 0)
+    board.evaluation(facts | {"training": training, "by_class": by_class, "confusion": [[2]]})
     assert {tag: value for tag, (value, _) in shown.items()} == {
         "epoch/loss": 0.5,
         "epoch/f1_macro": 0.75,
@@ -187,5 +189,5 @@ def test_tensorboard_is_shown_each_class_the_seconds_and_the_speed(tmp_path, mon
     }
     assert {step for _, step in shown.values()} == {3}
     shown.clear()
-    Board(tmp_path).epoch(facts | {"by_class": by_class})
+    board.evaluation(facts | {"by_class": by_class})
     assert not any(tag.startswith("class/") for tag in shown), "of more than 20 classes there are no charts"

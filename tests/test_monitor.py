@@ -412,12 +412,13 @@ def test_tensorboard_goes_on_after_an_iteration_and_forgets_what_came_later(tmp_
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for first, last, loss in ((1, 5, 0.5), (4, 6, 0.25)):
-        board = Board(tmp_path, after=first - 1)
+        board = Board()
+        board.run(tmp_path, {}, first - 1)
         for iteration in range(first, last + 1):
-            board.iteration({"iteration": iteration, "loss": loss})
+            board.step({"iteration": iteration, "loss": loss})
             if iteration == 5:
-                board.epoch({"epoch": 1, "last_iteration": 5, "loss": loss, "acc": loss})
-        board.close()
+                board.evaluation({"epoch": 1, "iteration": 5, "last_iteration": 5, "loss": loss, "acc": loss})
+        board.end({"iteration": last, "why": None})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     shown = [(event.step, event.value) for event in events.Scalars("loss")]

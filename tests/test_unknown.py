@@ -58,7 +58,7 @@ def test_the_report_says_it_too_and_a_call_without_times_is_no_fault(runs):
 
 def test_tensorboard_is_shown_no_value_that_is_not_known():
     shown = {}
-    board = object.__new__(Board)
+    board = Board()
     board._writer = SimpleNamespace(add_scalar=lambda tag, value, step: shown.__setitem__(tag, value))
-    board.iteration({"iteration": 1, "loss": 0.5, "seconds": None, "seconds_sync": None, "counted_bytes_sent": None})
+    board.step({"iteration": 1, "loss": 0.5, "seconds": None, "seconds_sync": None, "counted_bytes_sent": None})
     assert shown == {"loss": 0.5}

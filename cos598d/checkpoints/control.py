@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from cos598d.checkpoint_flags import LOSS_METRIC, CheckpointFlags
+from cos598d.checkpoints.layout import step_name
 from cos598d.checkpoints.save import Checkpoints
 from cos598d.checkpoints.snapshot import RECORD, RankState, load_random_states, random_states
 from cos598d.comm.communicator import Communicator
@@ -204,6 +205,7 @@ class TrainingControl:
         training = {"position": asdict(at), "early_stopping": self.early.position(), "facts": self._facts}
         is_best = self._is_best and at.evaluated == at.iteration
         self._checkpoints.save(self._setup.strategy, at.iteration, training, self._rank_state, is_best)
+        self._setup.record.checkpoint(self._checkpoints.folder / step_name(at.iteration))
         if self._stopping:
             self._stopping.saved()
         self._is_best, self._saved = False, replace(at)

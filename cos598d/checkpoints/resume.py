@@ -1,7 +1,7 @@
 """How a run resumes that was started before: in which folder, from which checkpoint, and whether it is the same run."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.errors import UsageError, UserError
 from cos598d.measure.claim import clear, was_left
+from cos598d.measure.loggers import Logger
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
-from cos598d.measure.tensorboard import Board
 from cos598d.models.build import ModelSource
 from cos598d.plan import Plan
 from cos598d.records.conventions import ITERATIONS
@@ -134,7 +134,7 @@ def open_record(
     comm: Communicator,
     found: Checkpoint | None,
     monitor: Monitor | None = None,
-    board: Board | None = None,
+    loggers: Sequence[Logger] = (),
 ) -> RunRecord:
     """The run's record, one from its first start to its last: it goes on where `found` was made, or begins.
 
@@ -145,7 +145,7 @@ def open_record(
     if found is not None:
         positions, place = found.facts_of_ranks(RECORD, comm), found.path.parent.parent
         return RunRecord(
-            folder, rank, monitor, board, world_size=world_size, kept=kept, resume=positions, resumed_from=place
+            folder, rank, monitor, loggers, world_size=world_size, kept=kept, resume=positions, resumed_from=place
         )
     clear(folder)
     if rank == 0 and config.do_train:
@@ -157,7 +157,7 @@ def open_record(
                 "be taken for one of this run. Choose another --output_dir."
             ) from None
     comm.exchange("what an earlier run has left is gone")
-    return RunRecord(folder, rank, monitor, board, world_size=world_size, kept=kept)
+    return RunRecord(folder, rank, monitor, loggers, world_size=world_size, kept=kept)
 
 
 def how_to_go_on(folder: Path, config: RunConfig) -> str:

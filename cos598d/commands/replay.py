@@ -12,8 +12,8 @@ from cos598d.commands.rank_flags import RankFlags, identity_from
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.fields import LARGEST
+from cos598d.own_code import is_own
 from cos598d.records.run import RANKS
-from cos598d.sync.from_file import is_own
 from cos598d.terminal.printable import printable
 from cos598d.terminal.reading import parse_json, read_plain
 
@@ -21,6 +21,8 @@ from cos598d.terminal.reading import parse_json, read_plain
 PLACES = ("output_dir", "overwrite_output_dir", "overwrite_cache", "resume", "resume_anyway")
 # Of each pair one alone may be said: who gives one does not want the file's other.
 EXCLUSIVE = {"total_train_batch_size": "per_gpu_train_batch_size", "per_gpu_train_batch_size": "total_train_batch_size"}
+# Flags that may name code, which a file makes nobody run.
+OWN = {"sync": "sync", "task_name": "task", "logger": "logger"}
 MOST_BYTES = 1 << 20  # of a file
 WORLD_SIZE = "world_size"
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -62,12 +64,12 @@ class EarlierRun:
                     f"--config {self.path} is of a run with --{name} {self.found[name]}, and this script's is {value}. "
                     f"Repeat it by cos598d train --config."
                 )
-        sync = self.found["sync"]
-        if "sync" not in given and is_own(sync):
-            raise UsageError(
-                f"--config {self.path} is of a run whose sync is code in a file, {sync}. Add "
-                f"--sync {sync} to run it, or another --sync."
-            )
+        for name, what in OWN.items():
+            if name not in given and is_own(self.found[name] or ""):
+                raise UsageError(
+                    f"--config {self.path} is of a run whose {what} is code in a file, {self.found[name]}. Add "
+                    f"--{name} {self.found[name]} to run it, or another --{name}."
+                )
         left_out = {*PLACES, WORLD_SIZE, *(EXCLUSIVE[name] for name in given if name in EXCLUSIVE)}
         return {name: value for name, value in self.found.items() if name not in left_out} | dict(given)
 

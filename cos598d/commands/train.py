@@ -21,6 +21,7 @@ from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.data import get_task
 from cos598d.errors import UsageError
 from cos598d.inputs import find
+from cos598d.own_code import is_own
 from cos598d.run import run as run_rank
 from cos598d.strategies import is_our_own
 from cos598d.terminal.reader import ends_with_its_reader
@@ -72,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
     words = list(options.words)
     if not max_restarts:
         # Other code may read a rank's place when it is imported, as only a fresh interpreter does.
-        be_rank = _rank_in_a_fork(config, ranks) if is_our_own(config.sync) and may_fork() else None
+        is_ours = is_our_own(config.sync) and not is_own(config.task_name) and config.logger is None
+        be_rank = _rank_in_a_fork(config, ranks) if is_ours and may_fork() else None
         return start_local_workers(world_size, ranks.master_port, words, be_rank=be_rank)
     folder = named_folder(config)
     if folder is None:  # each start would make a new one

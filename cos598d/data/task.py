@@ -3,7 +3,7 @@
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from cos598d.data.encoder import ImageForm
 from cos598d.data.examples import Examples
-from cos598d.errors import UserError
+from cos598d.errors import UsageError, UserError
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Task(ABC):
     defaults: values of RunConfig's that differ for this task.
     options_kind: the dataclass of the flags that only tasks like it have.
     image_form: of a task with images, what these are; None where there are texts.
+    texts: 2 where examples are pairs of texts, 1 where they are single ones; None where both may be.
 
     A `location`, in all methods, is where the data are, as `locate` returned it; an `encoder` is the model's, for texts
     or for images, and features are what `load` returned.
@@ -54,6 +55,7 @@ class Task(ABC):
     defaults: Mapping[str, Any] = {}
     options_kind: type | None = None
     image_form: ImageForm | None = None
+    texts: int | None = None
 
     @property
     def tells_classes(self) -> bool:
@@ -87,6 +89,14 @@ class Task(ABC):
         however many processes ask. Raises UserError naming the place of whatever does not fit the task,
         ValueError for a part that it does not have.
         """
+
+    def test_sets(self, location: Any) -> Mapping[str, Any]:
+        """The data without labels that --do_predict predicts, for `unlabelled`, by what their files' names end in."""
+        return {}
+
+    def unlabelled(self, source: Any) -> Iterable[tuple[str, tuple[str, ...]]]:
+        """The examples of a file without labels: the name of each, and its one or two texts. Raises UserError."""
+        raise UsageError(f"of {self.name} no files without labels are read: give --text.")
 
     def remarks(self, part: str, features: Any) -> list[str]:
         """What the user should know of a part's data, a line each."""

@@ -1,4 +1,4 @@
-"""The registry of tasks: GLUE's from its table, the others one file each, loaded when its name is asked for."""
+"""The registry of tasks: GLUE's from its table, the others one file each, loaded when its name is asked for; yours."""
 
 import importlib
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from cos598d.data.squad.options import SquadOptions
 from cos598d.data.task import Task
 from cos598d.data.text.table import TextOptions
 from cos598d.errors import UsageError
+from cos598d.own_code import is_own
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,18 @@ _STANDARD = TaskOptions()
 
 
 def get_task(name: str, options: TaskOptions = _STANDARD) -> Task:
-    """The task of that name, in upper or lower case; `options` are the flags of tasks like it.
+    """The task of that name, in upper or lower case, or your own as FILE.py:CLASS.
 
-    Raises UsageError that lists the known names.
+    `options` are the flags of tasks like it. Raises UsageError that lists the known names, or what is wrong in a file.
     """
+    if is_own(name):
+        from cos598d.data.own import OwnTask
+
+        return OwnTask(name)
     known = name.lower()
     if known in _GLUE:
         return _GLUE[known]
     if known not in _OTHERS:
-        raise UsageError(f"unknown task {name!r}. Choose one of {', '.join(TASK_NAMES)}.")
+        raise UsageError(f"unknown task {name!r}. Choose one of {', '.join(TASK_NAMES)}, or your own as FILE.py:CLASS.")
     module, class_name = _OTHERS[known].split(":")
     return getattr(importlib.import_module(module), class_name)(options)

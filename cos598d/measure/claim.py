@@ -10,6 +10,8 @@ from cos598d.records.conventions import (
     ATTEMPTS,
     CHECKPOINTS,
     CONFIG_FILE,
+    CSV_EVALUATIONS,
+    CSV_STEPS,
     ENVIRONMENT_FILE,
     EPOCHS,
     EVALUATIONS,
@@ -25,7 +27,12 @@ from cos598d.terminal.locks import locked
 # What a run writes into `live/`: of all its ranks, and what rank 0 writes beside rows.
 ALL_ROWS = (*(name.format(rank="[0-9]*") for name in ROWS), EPOCHS, EVALUATIONS)
 FACTS = (ATTEMPTS, SETTING, CONFIG_FILE, ENVIRONMENT_FILE)
-PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
+TABLES = (CSV_STEPS, CSV_EVALUATIONS)
+TEST_PREDICTIONS = "predictions{part}.tsv"  # of a test set, by --do_predict
+PREDICTION_FILES = (
+    *("predictions.json", "nbest_predictions.json", "null_odds.json"),
+    *(TEST_PREDICTIONS.format(part=part) for part in ("", "_mismatched")),
+)
 
 # What stands in the folder: at the begin, before an earlier run's files are removed, and after that.
 NOTHING_DONE = "Nothing of this run is in {folder}, and an earlier run's files are still there."
@@ -79,7 +86,7 @@ def check_places(folder: Path) -> None:
                 "another --output_dir."
             )
     for place in folder.iterdir():
-        if place.is_dir() and is_named(place.name, ("summary.json", *FACTS, *ALL_ROWS, *PREDICTION_FILES)):
+        if place.is_dir() and is_named(place.name, ("summary.json", *FACTS, *ALL_ROWS, *PREDICTION_FILES, *TABLES)):
             raise UserError(
                 f"{place} is a folder, where a run writes a file of that name. Remove it, or choose another "
                 "--output_dir."

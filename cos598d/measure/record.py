@@ -14,6 +14,7 @@ from cos598d.comm.ledger import Ledger, Totals
 from cos598d.measure.attempts import Attempts, find_earlier, why
 from cos598d.measure.claim import FACTS, NOTHING_DONE, OLD_IS_GONE, clear, told
 from cos598d.measure.iterations import IterationRows, Row, last_text, row_text, sums_at
+from cos598d.measure.loggers import CsvLogger, Logger, remove_tables
 from cos598d.measure.monitor import Monitor, peak_gpu_bytes, peak_memory_bytes
 from cos598d.measure.peak import share_of_peak
 from cos598d.measure.row_files import RankFiles, remove_published, rows_of_others, take_up_departed
@@ -23,6 +24,7 @@ from cos598d.measure.wire import Counters
 from cos598d.records.conventions import (
     ATTEMPTS,
     COMMUNICATION,
+    CONFIG_FILE,
     EPOCHS,
     EVALUATIONS,
     HOST,
@@ -56,8 +58,8 @@ class RunRecord:
 
     Use as a context; `ledger` is the ledger to hand to the communicator. Until `publish` the rows are in the folder's
     `live/`, each there as soon as it is written, so that they can be read and outlive the process. A `monitor` adds
-    samples taken while training continues, a `board` is shown everything at once. `kept` is what --ledger says. In
-    memory an iteration leaves nothing.
+    samples taken while training goes on, rank 0's `loggers` are told everything at once. `kept` is what --ledger says.
+    In memory an iteration leaves nothing.
 
     `resume` are the positions that all ranks of an earlier world gave, in order of rank, each the same list: the rows
     go on after them, and what came later is cut off. They are looked for in `live/`, in the folder itself, and in that
@@ -71,7 +73,7 @@ class RunRecord:
         folder: Path,
         rank: int,
         monitor: Monitor | None = None,
-        board: Board | None = None,
+        loggers: Sequence[Logger] = (),
         *,
         world_size: int = 1,
         kept: str = AUTO,
@@ -79,7 +81,8 @@ class RunRecord:
         resumed_from: Path | None = None,
     ):
         self.folder, self.rank, self.world_size = folder, rank, world_size
-        self._monitor, self._board = monitor, board
+        self._monitor, self._loggers = monitor, loggers
+        self._listening: list[Logger] = []  # those that have been told of the run
         self._others = [] if resumed_from is None else [resumed_from]
         by_rank = dict(enumerate(resume or []))
         if resume:
@@ -133,8 +136,8 @@ class RunRecord:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: TracebackType | None) -> None:
         if self._monitor:
             self._monitor.stop()
-        if self._board:
-            self._board.close()
+        said = None if self._is_published else (self._attempts and self._attempts.all[-1]["why"]) or why(error)
+        self._tell("end", {"iteration": self.iterations, "why": said})
         self._staged.close()
         self._files.close()
         if self._attempts and not self._is_published:
@@ -152,6 +155,9 @@ class RunRecord:
         with told(self.folder, NOTHING_DONE):
             for name, value in {**files, SETTING: setting}.items():
                 write_json(self.folder / LIVE / name, value)
+            for logger in self._loggers:
+                logger.run(self.folder, files.get(CONFIG_FILE, {}), self.iterations)
+                self._listening.append(logger)
 
     def ends(self, why: str) -> None:
         """Why this attempt is about to end before its work is done, for `attempts`."""
@@ -203,8 +209,11 @@ class RunRecord:
         """
         with told(self.folder):
             remove_published(self.folder)
-            if not self._board:
+            logged = {type(logger) for logger in self._listening}
+            if Board not in logged:
                 remove_events(self.folder)
+            if CsvLogger not in logged:
+                remove_tables(self.folder)
             if with_model:
                 remove_known(self.folder / MODEL, MODEL_FILES)
 
@@ -265,8 +274,7 @@ class RunRecord:
         moved, totals = self._take()
         with told(self.folder):
             row = self._rows.add(facts, seconds, phases, moved, totals, counted, counts or {})
-        if self._board:
-            self._board.iteration(row)
+        self._tell("step", row)
 
     def _take(self) -> tuple[tuple[int, int], Totals]:
         """Write what calls there were since this was called last, and return what they moved."""
@@ -292,15 +300,22 @@ class RunRecord:
             row |= {"training": epoch_training(without_rows(sums, earlier))}
         self.epochs.append(row)
         self._show(EPOCHS, row)
-        if self._board:
-            self._board.epoch(row)
+        self._tell("evaluation", row | {"iteration": self.iterations})
 
     def evaluation(self, facts: Row) -> None:
         """Add an evaluation within an epoch: after which iteration, in which epoch, its metrics and its seconds."""
         self.evaluations.append(facts)
         self._show(EVALUATIONS, facts)
-        if self._board:
-            self._board.evaluation(facts)
+        self._tell("evaluation", facts)
+
+    def checkpoint(self, folder: Path) -> None:
+        """A checkpoint has been taken of the training as it is now, to be written to `folder`."""
+        self._tell("checkpoint", {"iteration": self.iterations, "folder": str(folder)})
+
+    def _tell(self, call: str, row: Row) -> None:
+        with told(self.folder):
+            for logger in self._listening:
+                getattr(logger, call)(row)
 
     def _show(self, name: str, row: Row) -> None:
         if self.rank == 0:
@@ -324,9 +339,10 @@ class RunRecord:
         }
 
     def stage(self, facts: dict[str, Any], shares: Sequence[dict[str, Any]], others: Mapping[str, Any]) -> None:
-        """Rank 0: write summary.json, epochs.jsonl and `others` (JSON values by their files' names), all yet unnamed.
+        """Rank 0: write summary.json, epochs.jsonl and `others`, all yet unnamed.
 
-        `shares` are all ranks', in order of rank. NaN and infinities are refused (ValueError).
+        `others` are by their files' names: a text for .tsv, else a JSON value. `shares` are all ranks', in order of
+        rank. NaN and infinities are refused (ValueError).
         """
         assert self._attempts  # rank 0's
         ranks = [RankSums(share["sums"]) for share in shares]
@@ -345,7 +361,7 @@ class RunRecord:
         found |= {"evaluations": self.evaluations} if self.evaluations else {}
         if "operations" in facts:
             found["operations"] = share_of_peak(facts["operations"], found["wall"]["examples_per_second_clock"])
-        texts = {name: json_text(value) for name, value in others.items()}
+        texts = {name: value if name.endswith(".tsv") else json_text(value) for name, value in others.items()}
         texts[EPOCHS] = "".join(map(row_text, self.epochs))
         texts["summary.json"] = json_text(facts | found)
         with told(self.folder):

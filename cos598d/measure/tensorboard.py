@@ -3,10 +3,12 @@
 Unlike the other files of a record they appear during the run, and those of a run that fails stay.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UsageError
+from cos598d.measure.loggers import Logger
 from cos598d.records.conventions import COUNTED, TENSORBOARD
 from cos598d.terminal.files import remove_known
 
@@ -30,9 +32,9 @@ def remove_events(record: Path) -> None:
     remove_known(record / TENSORBOARD, ("events.out.tfevents.*",))
 
 
-class Board:
-    """One rank's scalars, all by the number of an iteration, an epoch's by that of its last. An earlier run's vanish
-    first; where this one goes on `after` an iteration, only those of later ones.
+class Board(Logger):
+    """Rank 0's scalars, all by the number of an iteration, an epoch's by that of its last. An earlier run's vanish
+    first; where this one goes on after an iteration, only those of later ones.
 
     loss, learning_rate; seconds/iteration and seconds/PHASE; bytes/predicted_sent, bytes/counted_sent and the same
     received (this rank's; `records.figures.epoch_traffic` says what they include); epoch/loss, epoch/METRIC and
@@ -41,18 +43,17 @@ class Board:
     chart.
     """
 
-    def __init__(self, record: Path, after: int = 0):
+    def run(self, folder: Path, config: Mapping[str, Any], iteration: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        if not after:
-            remove_events(record)
-        purge = after + 1 if after else None
-        self._writer = SummaryWriter(str(record / TENSORBOARD), purge_step=purge, flush_secs=FLUSH_SECONDS)
+        if not iteration:
+            remove_events(folder)
+        purge = iteration + 1 if iteration else None
+        self._writer = SummaryWriter(str(folder / TENSORBOARD), purge_step=purge, flush_secs=FLUSH_SECONDS)
         # In one chart, under "Custom scalars".
         self._writer.add_custom_scalars({"loss": {"training and validation": ["Multiline", list(LOSSES)]}})
 
-    def iteration(self, row: dict[str, Any]) -> None:
-        """Show a row of `iterations.rankR.jsonl`."""
+    def step(self, row: Mapping[str, Any]) -> None:
         for name, value in row.items():
             if name in ("loss", "learning_rate"):
                 tag = name
@@ -67,7 +68,7 @@ class Board:
             if value is not None:
                 self._writer.add_scalar(tag, value, row["iteration"])
 
-    def epoch(self, facts: dict[str, Any]) -> None:
+    def _epoch(self, facts: Mapping[str, Any]) -> None:
         """Show an epoch's mean loss, metrics, seconds of evaluation and speed of training."""
         for name, value in facts.items():
             if isinstance(value, float):
@@ -77,17 +78,16 @@ class Board:
         for name, value in (found | {"seconds_training": training.get("wall_seconds")}).items():
             if value is not None:
                 self._writer.add_scalar(f"epoch/{name}", value, facts["last_iteration"])
-        self.evaluation(facts | {"iteration": facts["last_iteration"]})
 
-    def evaluation(self, facts: dict[str, Any]) -> None:
-        """Show an evaluation's metrics: `facts` has the iteration that it came after."""
-        for name, value in facts.items():
+    def evaluation(self, row: Mapping[str, Any]) -> None:
+        if "last_iteration" in row:
+            self._epoch(row)
+        for name, value in row.items():
             if isinstance(value, float) and name not in ("loss", "seconds_evaluation"):
-                self._writer.add_scalar(f"evaluation/{name}", value, facts["iteration"])
-        for one in facts.get("by_class", []) if "confusion" in facts else []:
+                self._writer.add_scalar(f"evaluation/{name}", value, row["iteration"])
+        for one in row.get("by_class", []) if "confusion" in row else []:
             for name in ("precision", "recall", "f1"):
-                self._writer.add_scalar(f"class/{name}/{one['class']}", one[name], facts["iteration"])
+                self._writer.add_scalar(f"class/{name}/{one['class']}", one[name], row["iteration"])
 
-    def close(self) -> None:
-        """Write what has not been written yet."""
+    def end(self, row: Mapping[str, Any]) -> None:
         self._writer.close()

@@ -46,6 +46,8 @@ MONITOR_ROWS = (WIRE, HOST)
 ROWS = (ITERATIONS, COMMUNICATION, *MONITOR_ROWS)
 # Of rank 0.
 EPOCHS, EVALUATIONS = "epochs.jsonl", "evaluations.jsonl"
+# Of rank 0 with --csv, for other programs.
+CSV_STEPS, CSV_EVALUATIONS = "steps.csv", "evaluations.csv"
 # What a summary will say of the run's setting, and who trained when.
 SETTING, ATTEMPTS = "setting.json", "attempts.json"
 # Whatever else rank 0 writes there.

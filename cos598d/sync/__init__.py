@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Iterable
 
 from cos598d.errors import UsageError
+from cos598d.own_code import is_own
 from cos598d.sync.base import GradientSync
 from cos598d.terminal.words import did_you_mean
 
@@ -31,9 +32,9 @@ def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:
         file = importlib.import_module(f"cos598d.sync.{name}")
         (found,) = (kind for kind in vars(file).values() if _is_sync_of(kind, file.__name__))
         return found
-    from cos598d.sync.from_file import is_own, load_own  # which few runs need
-
     if is_own(name):
+        from cos598d.sync.from_file import load_own  # which few runs need
+
         return load_own(name)
     raise UsageError(
         f"unknown --sync {name}.{did_you_mean(name, [*SYNCS, *also])} Choose one of {', '.join([*SYNCS, *also])}, "

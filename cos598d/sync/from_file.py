@@ -2,37 +2,20 @@
 
 import functools
 import inspect
-import sys
-import traceback
-from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from types import CodeType, ModuleType
 from typing import Any
 
 from torch import nn
 
 from cos598d.errors import UsageError
+from cos598d.own_code import SUFFIXES, load_class
 from cos598d.sync.base import GradientSync
 from cos598d.sync.facts import SyncFacts
 from cos598d.sync.options import DEFAULTS, SyncOptions
-from cos598d.terminal.reading import read_plain
 
 CONTRACT = ("attach", "finish", "no_sync", "detach")
 TEMPLATE = "template.py.txt"
-SUFFIXES = (".py", ".py.txt")  # the second is of files that a package carries, and that no tool takes for its own code
-
-_modules: dict[tuple[Path, bytes], ModuleType] = {}
-
-
-def is_own(name: str) -> bool:
-    """Whether `name` is meant as a file's class, not as a registered sync."""
-    return ":" in name or name.endswith(".py")
-
-
-def label_of(name: str) -> str:
-    """A sync's name for use in a file name: for FILE.py:CLASS, the class."""
-    return name.rpartition(":")[2] if is_own(name) else name
 
 
 def load_own(name: str) -> type[GradientSync]:
@@ -42,24 +25,10 @@ def load_own(name: str) -> type[GradientSync]:
     the class is not a gradient sync: it need not inherit GradientSync, but must have the contract's methods and take
     (comm, find_unused_parameters).
     """
-    path, _, class_name = name.rpartition(":") if ":" in name else (name, "", "")
-    module = load_file(Path(path), path)
-    alike = [each.__name__ for each in vars(module).values() if _is_alike(each, module)]
-    known = f"Choose {' or '.join(alike)}" if alike else "Write one: no class there is a gradient sync"
-    if not class_name:
-        raise UsageError(f"{path} names no class. Give {path}:{alike[0] if alike else 'CLASS'}.")
-    found = getattr(module, class_name, None)
-    if found is None:
-        raise UsageError(f"{path} has no class {class_name}. {known}.")
-    if not isinstance(found, type):
-        raise UsageError(f"{class_name} in {path} is a {type(found).__name__}, not a class. {known}.")
-    missing = [method for method in CONTRACT if not callable(getattr(found, method, None))]
-    if missing:
-        raise UsageError(
-            f"{class_name} in {path} lacks {' and '.join(missing)}: a gradient sync has {', '.join(CONTRACT)}. "
-            "Inherit them from cos598d.sync.base.GradientSync or write them."
-        )
-    return _complete(found, path)
+    found = load_class(
+        name, CONTRACT, "gradient sync", "Inherit them from cos598d.sync.base.GradientSync or write them"
+    )
+    return _complete(found, name.rpartition(":")[0])
 
 
 def write_template(path: Path) -> None:
@@ -74,59 +43,6 @@ def write_template(path: Path) -> None:
         raise UsageError(f"{path} exists already and is not overwritten. Give another name.") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}). Give another path.") from None
-
-
-def _compiled(module: ModuleType, source: bytes, path: str) -> CodeType:
-    return compile(source, path, "exec")
-
-
-def load_file(path: Path, shown: str, compiled: Callable[[ModuleType, bytes, str], CodeType] = _compiled) -> ModuleType:
-    """Run a Python file as a module of its own, `shown` in what is said of it. Raises UsageError, with the line.
-
-    `compiled(module, source, path)` is the code that runs, and may give the module names before.
-    """
-    if not path.name.endswith(SUFFIXES):
-        raise UsageError(f"{shown} is not a Python file. Give FILE.py:CLASS.")
-    try:
-        source = read_plain(path)
-    except OSError as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise UsageError(
-            f"{shown}: {reason}. Give the path of FILE.py:CLASS relative to {Path.cwd()}, or in full."
-        ) from None
-    path = path.resolve()
-    if (path, source) in _modules:
-        return _modules[path, source]
-    module = ModuleType(f"{__name__}:{path}")  # a name that no other module has
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses look there for their own module
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for imports of its neighbours; last, so that it hides nothing
-    try:
-        # Compiled here, so that nothing is written next to the file.
-        exec(compiled(module, source, str(path)), vars(module))
-    except (Exception, SystemExit) as error:
-        del sys.modules[module.__name__]
-        raise UsageError(f"{shown} {_explain(error, path)}. Fix that file.") from error
-    _modules[path, source] = module
-    return module
-
-
-def _explain(error: BaseException, path: Path) -> str:
-    """What went wrong in a file's import, with the line."""
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        text = f": {error.text.strip()}" if error.text else ""
-        return f"is not Python ({error.msg}, line {error.lineno}{text})"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    if not lines:  # refused by the compiler, without a line
-        return f"is not Python ({error})"
-    message = " ".join(str(error).split())
-    return f"raises {type(error).__name__} while being imported, at line {lines[-1]}: {message or 'without a message'}"
-
-
-def _is_alike(value: object, module: ModuleType) -> bool:
-    is_its_own = isinstance(value, type) and value.__module__ == module.__name__
-    return is_its_own and all(callable(getattr(value, method, None)) for method in CONTRACT)
 
 
 @functools.cache  # a class is completed once, however often it is asked for

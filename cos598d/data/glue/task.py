@@ -33,6 +33,7 @@ class GlueTask(Task):
         self.num_labels = len(form.labels) or 1
         self.evaluation_parts = form.dev_parts
         self.metrics = form.metric.names
+        self.texts = 1 if form.text_b is None else 2
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Path | None, str]:
         """`data_dir` holds train.tsv, or is the folder above it; GLUE_DIR is always the one above."""
@@ -93,6 +94,19 @@ class GlueTask(Task):
         return load_texts(
             self.name, part, (digest,), examples, encoder, max_seq_length, overwrite_cache, limit, kind, count
         )
+
+    def test_sets(self, location: Path | None) -> dict[str, Path]:
+        found = (
+            {}
+            if location is None
+            else {part: location / f"{part.replace('dev', 'test')}.tsv" for part in self.form.dev_parts}
+        )
+        return {
+            part.removeprefix("dev").removesuffix("_matched"): file for part, file in found.items() if file.is_file()
+        }
+
+    def unlabelled(self, source: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+        return self.form.read_unlabelled(source)
 
     def score(self, part: str, outputs: np.ndarray, features: "Features") -> Scores:
         predicted = outputs.argmax(axis=1) if self.form.labels else outputs.reshape(-1)

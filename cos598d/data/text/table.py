@@ -77,6 +77,7 @@ class TextTask(Task):
 
     def __init__(self, options: TextOptions):
         self.options = options
+        self.texts = len(options.columns)
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[FoundTexts, str]:
         if not data_dir:
@@ -127,6 +128,15 @@ class TextTask(Task):
         digest, _ = digest_file(file)
         key = (digest, file.suffix, part if part in location.files else "all", *location.classes, *self._columns)
         return load_texts(self.name, part, key, examples, encoder, max_seq_length, overwrite_cache, limit)
+
+    def test_sets(self, location: FoundTexts) -> dict[str, Path]:
+        folder = location.files["train"].parent if "train" in location.files else None
+        found = [] if folder is None else [folder / f"test{suffix}" for suffix in SUFFIXES]
+        return next(({"": file} for file in found if file.is_file()), {})
+
+    def unlabelled(self, source: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+        rows = read_rows(source, self.options, with_labels=False)
+        return ((str(place), row.texts) for place, row in enumerate(rows))
 
     @property
     def _columns(self) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from cos598d.checkpoint_flags import LOSS_METRIC
 from cos598d.data import get_task
 from cos598d.errors import WARNING
-from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
+from cos598d.own_code import is_own
+from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT, NOT_METRICS
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_markdown, as_text, markdown_text
@@ -25,7 +26,9 @@ PAGE, TABLE = "report.html", "table.md"
 def result_words(run: Run) -> str:
     """What a finished run came to: the task's metrics and the losses of its last epoch, and the seconds of one."""
     last = run.summary["epochs"][-1]
-    names = [*get_task(run.config["task_name"]).metrics, LOSS_METRIC, "loss"]
+    task = run.config["task_name"]
+    metrics = [name for name in last if name not in NOT_METRICS | {LOSS_METRIC}]  # of a file no code is run here
+    names = [*(metrics if is_own(task) else get_task(task).metrics), LOSS_METRIC, "loss"]
     shown = [f"{name} {last[name]:.4f}" for name in names if is_number(last.get(name))]
     return ", ".join([*shown, f"{epoch_seconds(run):.3g} s per epoch"])
 

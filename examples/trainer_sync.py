@@ -1,0 +1,80 @@
+"""Our gradient syncs in Hugging Face's Trainer, next to its own DDP.
+
+`torchrun --nproc_per_node 2 examples/trainer_sync.py`
+"""
+
+import tempfile
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from transformers import PrinterCallback, Trainer, TrainingArguments
+
+import cos598d
+
+
+class SyncTrainer(Trainer):
+    """A Trainer that trains with `cos598d.data_parallel` where DistributedDataParallel stood.
+
+    `sync` holds the arguments of data_parallel, such as {"sync": "sparse_rows", "compress": "bf16"}. While the Trainer
+    accumulates, nothing is sent; what it saves has the model's plain names.
+    """
+
+    def __init__(self, *arguments, sync, **named):
+        super().__init__(*arguments, **named)
+        self._sync = sync
+
+    def _wrap_model(self, model, training=True, dataloader=None):
+        if not training or self.args.world_size == 1 or model is not self.model:
+            return super()._wrap_model(model, training, dataloader)
+        return cos598d.data_parallel(model, **self._sync)
+
+
+class Digits(nn.Module):
+    """The model of digits.py, with its loss, as the Trainer calls it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+    def forward(self, images, labels):
+        logits = self.layers(images)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def train(kind, **named):
+    """The losses of ten steps of the digits, each the mean over the ranks."""
+    images, labels = load_digits(return_X_y=True)
+    rows = [{"images": torch.tensor(row / 16).float(), "labels": int(label)} for row, label in zip(images, labels)]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            use_cpu=True,
+            max_steps=10,
+            per_device_train_batch_size=32,
+            learning_rate=0.5,
+            optim="sgd",
+            lr_scheduler_type="constant",
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            log_level="error",
+        )
+        trainer = kind(Digits(), arguments, train_dataset=rows, **named)
+        trainer.pop_callback(PrinterCallback)
+        trainer.train()
+    return trainer.is_world_process_zero(), [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+
+def main():
+    for name, kind, named in (("ddp", Trainer, {}), ("ours", SyncTrainer, {"sync": {"sync": "ring"}})):
+        is_first, losses = train(kind, **named)
+        if is_first:
+            print(f"{name}: {' '.join(f'{float(loss):.6f}' for loss in losses)}", flush=True)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""A task of your own from a file: trained, resumed, predicted with, and every mistake in it one sentence."""
+
+import json
+
+import pytest
+from programs import Program
+
+import cos598d
+from cos598d.commands.cli import main
+from cos598d.data import get_task
+from cos598d.errors import UsageError, UserError
+
+SETTING = {"model": "tiny", "max_seq_length": 32, "total_train_batch_size": 16, "world_size": 2, "quiet": True}
+TASK = """
+import json, pathlib
+
+class Reviews:
+    classes = ("bad", "good")
+
+    def examples(self, part, data_dir):
+        for line in (pathlib.Path(data_dir) / f"{part}.jsonl").open():
+            row = json.loads(line)
+            yield row["text"], row.get("label")
+"""
+SCORE = """
+class Stars(Reviews):
+    classes = None
+    metrics = ("error",)
+
+    def examples(self, part, data_dir):
+        for number in range(24):
+            yield f"stars {number % 5}", "a pair", number % 5
+
+    def score(self, predictions, labels):
+        return {"error": -abs(predictions - labels).mean()}
+"""
+
+
+def reviews(count):
+    words = {"good": ["great", "fine"], "bad": ["awful", "poor"]}
+    return [
+        {"text": f"{words[label][i % 2]} {i}", "label": label}
+        for i, label in enumerate(["good", "bad", "good"] * (count // 3))
+    ]
+
+
+def write(folder, part, found):
+    (folder / f"{part}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in found))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a task, its data, and a run of two ranks that has predicted its test part."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "my_task.py").write_text(TASK + SCORE)
+    write(folder, "train", reviews(60))
+    write(folder, "dev", reviews(27))
+    write(folder, "test", [{"text": row["text"]} for row in reviews(27)])
+    cos598d.train(f"{folder}/my_task.py:Reviews", output_dir=folder / "run", data_dir=folder, do_train=True,
+                  do_eval=True, do_predict=True, max_steps=4, save_steps=2, learning_rate=1e-3, **SETTING)  # fmt: skip
+    return folder
+
+
+def words_of(place, *more):
+    return ["predict", str(place / "run"), "--file", str(place), "--task_name", f"{place}/my_task.py:Reviews", *more]
+
+
+def test_it_trains_and_predicts_with_the_accuracy_that_the_run_found(place, capsys):
+    summary = json.loads((place / "run" / "summary.json").read_text())
+    assert (summary["task"], summary["classes"]) == ("Reviews", ["bad", "good"])
+    assert main(words_of(place)) == 0
+    said = capsys.readouterr().out
+    assert said == (place / "run" / "predictions.tsv").read_text()
+    head, *found = [line.split("\t") for line in said.splitlines()]
+    assert head == ["index", "prediction", "probability"]
+    right = [row[1] == one["label"] for row, one in zip(found, reviews(27), strict=True)]
+    assert sum(right) / len(right) == pytest.approx(summary["epochs"][-1]["acc"])
+
+
+@pytest.mark.parametrize("ranks", ["2", "3"])
+def test_any_number_of_ranks_predicts_each_example_once_and_in_order(ranks, place, tmp_path):
+    words = words_of(place, "--world_size", ranks, "--batch", "2", "-o", str(tmp_path / "found.tsv"))
+    program = Program(tmp_path, "predict", ["-m", "cos598d", *words])
+    assert program.wait() == 0, program.text
+    rows, expected = (
+        [line.split("\t") for line in file.read_text().splitlines()]
+        for file in (tmp_path / "found.tsv", place / "run" / "predictions.tsv")
+    )
+    assert [row[:2] for row in rows] == [row[:2] for row in expected]
+    assert [float(row[2]) for row in rows[1:]] == pytest.approx([float(row[2]) for row in expected[1:]], abs=2e-4)
+
+
+def test_a_rank_that_fails_ends_the_others_with_one_sentence(place, tmp_path):
+    program = Program(tmp_path, "predict", ["-m", "cos598d", *words_of(place, "--world_size", "2", "--image", "a.png")])
+    assert program.wait() == 2
+    assert program.text.count("error:") == 1
+    missing = [word if word != str(place) else str(tmp_path) for word in words_of(place, "--world_size", "2")]
+    program = Program(tmp_path, "predict", ["-m", "cos598d", *missing])
+    assert program.wait() == 1
+    assert program.text.count("error:") == 1, program.text
+
+
+def test_a_run_goes_on_with_the_same_data_and_not_with_others(place, tmp_path, capsys):
+    known = {"output_dir": tmp_path / "again", "resume": str(place / "run"), "max_steps": 4, "learning_rate": 1e-3}
+    cos598d.train(f"{place}/my_task.py:Reviews", data_dir=place, **known, **SETTING)
+    again, first = (json.loads((run / "summary.json").read_text()) for run in (tmp_path / "again", place / "run"))
+    assert again["epochs"][-1]["loss"] == first["epochs"][-1]["loss"]
+    for part in ("train", "dev"):
+        write(tmp_path, part, reviews(60)[::-1])
+    with pytest.raises(UserError, match="training data are others"):
+        cos598d.train(f"{place}/my_task.py:Reviews", data_dir=tmp_path, **known | {"output_dir": tmp_path / "other"},
+                      **SETTING)  # fmt: skip
+
+
+def test_pairs_with_numbers_are_scored_as_the_class_does(place, tmp_path):
+    run = cos598d.train(f"{place}/my_task.py:Stars", output_dir=tmp_path / "run", max_steps=2, **SETTING)
+    assert run.summary["epochs"][-1]["error"] < 0
+
+
+def test_a_folder_of_a_run_makes_no_code_run(place, capsys):
+    words = words_of(place)
+    assert main([*words[: words.index("--task_name")]]) == 2
+    assert f"Add --task_name {place}/my_task.py:Reviews" in capsys.readouterr().err
+    config = place / "run" / "config.json"
+    assert main(["train", "--config", str(config), "--dry_run"]) == 2
+    assert f"Add --task_name {place}/my_task.py:Reviews" in capsys.readouterr().err
+    assert main(words_of(place)[:-1] + [f"{place}/my_task.py:Stars"]) == 1
+    assert "trained on the classes bad, good" in capsys.readouterr().err
+
+
+def use(named):
+    """Do what a run does with a task: check it, load it and score it."""
+    from cos598d.models.build import find_model
+
+    task = get_task(named)
+    task.check(None)
+    features = task.load("dev", None, find_model("tiny").load_encoder(), 16)
+    task.score("dev", features.labels[:, None] == [[0, 1]], features)
+
+
+BODY = "class T:\n    classes = ('a', 'b')\n    def examples(self, part, data_dir):\n        "
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, ["no such file", "FILE.py:CLASS"]),
+        ("class Other:\n    def examples(self): pass\n", ["no class T", "Choose Other"]),
+        ("T = 3\n", ["is a int"]),
+        ("import nothing_here\n", ["ModuleNotFoundError", "line 1"]),
+        ("class T: classes = ('a', 'b')\n", ["lacks examples"]),
+        ("class T:\n    def __init__(self, x): pass\n    def examples(self): pass\n", ["take no arguments"]),
+        ("class T:\n    def examples(self): pass\n", ["classes = ()", "different names"]),
+        (BODY.replace("'b'", "'a'") + "pass", ["('a', 'a')"]),
+        (BODY + "pass\n    def score(self, p, l): pass", ["metrics = ()"]),
+        (BODY + "return None", ["returned None", "yield"]),
+        (BODY + "return []", ["no example"]),
+        (BODY + "yield 'text'", ["example 0", "(text, label)"]),
+        (BODY + "yield 3, 'a'", ["example 0", "texts are str"]),
+        (BODY + "yield 'text', 'c'", ["example 0", "'c'", "a, b"]),
+        (BODY + "yield 'text', 'a'\n        1 / 0", ["ZeroDivisionError", "line 5"]),
+        (BODY + "yield 'text', 'a'\n    metrics = ('f1',)\n    def score(self, p, l): return 1", ["returned 1", "f1"]),
+        (BODY + "yield 'text', 'a'\n    metrics = ('f1',)\n    def score(self, p, l): return p.no", ["line 6"]),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_that_names_its_place(text, words, tmp_path):
+    if text is not None:
+        (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UserError) as error:
+        use(f"{tmp_path}/mine.py:T")
+    assert [word for word in words if word not in str(error.value)] == []
+    assert "\n" not in str(error.value)
+    assert str(error.value).endswith(".")
+
+
+def test_what_has_no_test_set_is_refused_before_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("GLUE_DIR", raising=False)
+    for task in ("rte", "digits"):
+        with pytest.raises(UserError, match="has no test set"):
+            cos598d.train(task, do_train=True, do_predict=True, output_dir=tmp_path / task, quiet=True)
+    with pytest.raises(UsageError, match="drift"):
+        cos598d.train("rte", sync="none", do_train=True, do_predict=True, world_size=2)
