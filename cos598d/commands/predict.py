@@ -1,4 +1,4 @@
-"""`cos598d predict`: what a run's model says of texts, questions or images that have no labels."""
+"""`cos598d predict`: a run's model predicts for texts, questions or images that have no labels."""
 
 import argparse
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ def _trained(folder: Path) -> _Trained:
 
 
 def _outputs(trained: _Trained, features: "Examples", batch: int) -> "np.ndarray":
-    """What the model says of every example, (examples, sum of the task's output widths)."""
+    """The model's outputs for every example, (examples, sum of the task's output widths)."""
     import torch
 
     from cos598d.comm.communicator import Communicator
