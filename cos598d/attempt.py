@@ -71,9 +71,9 @@ def _end_with_the_best(
 
 
 def leave(result: TrainResult, setup: TrainingSetup) -> int:
-    """Say why a run stops before its work is done, and how it goes on; return the exit code.
+    """Print why a run stops before its work is done, and how to resume it; return the exit code.
 
-    Raises UserError, the same on every rank, where it cannot go on: nothing is saved.
+    Raises UserError, the same on every rank, if it cannot be resumed because nothing is saved.
     """
     iteration = setup.record.iterations
     if result.saved is None:

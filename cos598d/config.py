@@ -43,7 +43,7 @@ MOST_EXAMPLES = 1 << 20  # in a step, or parts of it
 
 @dataclass(frozen=True)
 class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
-    """What a run is to do. Each field is the flag of its name; `check` says in a sentence what cannot work.
+    """The settings of a run. Each field is the flag of its name; `check` raises an error for what cannot work.
 
     A flag is one line here, or among those that it inherits: the parser, --help, the check of its range and what
     ranks compare when they meet are made from it.

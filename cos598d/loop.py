@@ -62,7 +62,7 @@ def train(
     """Train the model of `setup` in place: every rank calls it with the same arguments.
 
     `evaluate` returns the current model's metrics, or None where it was broken off because a rank is asked to end;
-    every rank calls it after every epoch, and where --eval_steps says so. `control` restores and saves the training,
+    every rank calls it after every epoch, and at each step of --eval_steps. `control` restores and saves the training,
     and ends it early; without one nothing is saved.
 
     Raises UserError, the same on every rank, when a global batch's loss or, before an evaluation, a weight is not

@@ -23,7 +23,7 @@ from cos598d.sync.parts import own_loop
 
 # What a script calls on torch's DDP and not here, and what takes its place.
 IN_PLACE_OF = {
-    "join": "Give every rank as many batches, as DistributedSampler does, or keep torch's DDP.",
+    "join": "Give every rank the same number of batches, as DistributedSampler does, or keep torch's DDP.",
     "register_comm_hook": "Give data_parallel compress=, or sync= a class of your own.",
     "_set_static_graph": "Leave it out, and give data_parallel find_unused_parameters=False.",
 }
@@ -48,7 +48,7 @@ class DataParallel(nn.Module):
     What is new then gets rank 0's values, and what a codec had kept for later steps is lost. Where not all ranks have
     changed the model, every rank raises UserError. Two of these modules in one backward, of which one rank leaves
     parameters unused or raises, need a process group each: their calls may come in another order there.
-    A codec that keeps what it did not send has to know by what the loss is multiplied. It learns that from torch's
+    A codec that keeps what it did not send needs the factor of the loss. It learns that from torch's
     GradScaler by itself. A script that multiplies its loss in another way sets `loss_scale` before backward, and calls
     `forget_step` where the optimizer leaves out a step whose gradients are finite.
     As with DDP, torch.autograd.grad() leaves .grad alone and averages nothing, and what a rank's own loss divides by
@@ -90,7 +90,7 @@ class DataParallel(nn.Module):
 
     @property
     def communication(self) -> dict[str, int]:
-        """The bytes that this rank has sent so far, by tensor or bucket; `ledger.totals()` tells them by purpose."""
+        """The bytes that this rank has sent so far, by tensor or bucket; `ledger.totals()` has them by purpose."""
         return self._comm.ledger.bytes_sent()
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
@@ -102,7 +102,7 @@ class DataParallel(nn.Module):
             self._send_buffers()
             call = self._call if self._sync.sends_buffers and self.module is layout.model else self.module
             return call(*inputs, **keywords)
-        # A checkpointed module is called again inside backward, and the step goes on there.
+        # A checkpointed module is called again inside backward, and the step continues there.
         if torch._C._current_graph_task_id() == -1:
             if self._is_begun:
                 self._end_what_was_cut_short()
@@ -353,7 +353,7 @@ def data_parallel(
     """Wrap a model where `DistributedDataParallel(model)` stood, with one of our gradient syncs. Every rank calls it.
 
     sync: a registered name (`bucketed`, `sparse_rows`, `ring`, ...), FILE.py:CLASS, or a class with GradientSync's
-    methods. compress: the codec in which buckets travel ("bf16", "int8", "powersgd:4", ...), for syncs that have
+    methods. compress: the compression of buckets ("bf16", "int8", "powersgd:4", ...), for syncs that have
     buckets. bucket_mb: their size in MiB. process_group: the ranks to average over; torch's default group if None.
     find_unused_parameters: whether a step may leave a trainable parameter without a gradient on some rank; finding
     out costs a small all-reduce a step, of 4 bytes where it may not. gradient_as_bucket_view: whether gradients are

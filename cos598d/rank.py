@@ -64,7 +64,7 @@ class RankProcess:
     """The context in which this process is a rank. `exit_code` is its work's, or that of what ended it.
 
     1. First the rank checks what it can check by itself, before other ranks wait for it.
-    2. `meet` waits for the others. From then on a rank that fails tells them, and they leave with its sentence.
+    2. `meet` waits for the others. From then on a rank that fails sends them its error, and they end with it.
     3. At its end the context waits until all ranks have done their work.
 
     No exception leaves the context: a failure is printed as one sentence. After `meet` a failure does not leave it

@@ -41,7 +41,7 @@ from cos598d.world.meeting import Meeting
 
 
 def run(config: RunConfig, identity: Identity, inputs: RunInputs | None = None) -> int:
-    """Run one rank of a run; return the process's exit code. `RankProcess` says how it ends when something fails.
+    """Run one rank of a run; return the process's exit code. `RankProcess` decides how it ends when something fails.
 
     `inputs` are what `find` returns, where the caller has them already. GOES_ON is the code of a rank that was asked to
     stop and has saved what it had.

@@ -45,7 +45,8 @@ def test_one_that_never_comes_and_one_with_another_secret_are_told_among_many(se
     port = them[0].master_port
     assert set(heard) == {
         f"ranks 62, 63 did not come to 127.0.0.1:{port} within 4 s (--timeout); "
-        "1 came with another --secret or from another run."
+        "1 came with another --secret or from another run. "
+        "Start them again, or check --master_ip, --master_port and the firewall."
     }
     assert refused.startswith(f"rank 0 at 127.0.0.1:{port} has another secret or belongs to another run. ")
 

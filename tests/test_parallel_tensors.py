@@ -280,7 +280,7 @@ def has_ddps_words(comm):
             with pytest.raises(UsageError, match="gradient_as_bucket_view has no effect with"):
                 cos598d.data_parallel(Layers(0), name, gradient_as_bucket_view=True)
     for word, words in (
-        ("join", "as many batches"),
+        ("join", "same number of batches"),
         ("register_comm_hook", "compress="),
         ("_set_static_graph", "find_unused_parameters=False"),
     ):
@@ -319,7 +319,9 @@ def end_early(comm):
         if comm.rank == 1:
             module.detach()
         else:
-            with pytest.raises(UserError, match=r"rank \d has called detach\(\) or.*Give every rank as many batches"):
+            with pytest.raises(
+                UserError, match=r"rank \d has called detach\(\) or.*Give every rank the same number of batches"
+            ):
                 plain(module, module.module, comm.rank, 2)
 
 
@@ -338,7 +340,7 @@ def leave_early(comm):
     for module in modules:
         with pytest.raises(
             UserError,
-            match="another rank took no part in .*Give every|rank . has called detach.*Give every rank as many batches",
+            match="another rank took no part in .*Give every|rank . has called detach.*the same number of batches",
         ):
             plain(module, module.module, comm.rank, 1)
 

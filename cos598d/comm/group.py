@@ -22,7 +22,7 @@ from cos598d.errors import UserError, one_line
 from cos598d.records.conventions import GRADIENTS, STATE
 
 # What ends a sentence about a rank that takes no part.
-AS_MANY_BATCHES = "Give every rank as many batches."
+AS_MANY_BATCHES = "Give every rank the same number of batches."
 # How often a rank that waits looks whether another has left.
 LOOK_EVERY = timedelta(seconds=2)
 # By the ranks of a group, the number of its next communicator, which is the same on every rank.

@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the word behind `cluster` says, and return the exit code."""
+    """Run the subcommand of `cluster`, and return the exit code."""
     return options.what(options)
 
 

@@ -1,4 +1,4 @@
-"""The flags that tell what a run will come to without starting it, and what they print."""
+"""The flags that predict a run without starting it, and what they print."""
 
 import argparse
 from collections.abc import Sequence

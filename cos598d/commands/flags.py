@@ -80,15 +80,15 @@ def add_flags(
 ) -> None:
     """Add the flags of the dataclasses `kinds` to `parser`, without those, or the groups, named in `but`.
 
-    Those of one group stand together. `shown` are defaults for --help in place of the fields' own. A flag that is not
-    given stays None in the result, and one whose word for None was given becomes NONE.
+    Flags of one group are listed together. `shown` are defaults for --help in place of the fields' own. A flag that is
+    not given stays None in the result, and one whose word for None was given becomes NONE.
     """
     groups: dict[str, Any] = {}
     for kind in kinds:
         for name, said in flags_of(kind).items():
             if name not in but and said.group not in but:
                 if said.group not in groups:
-                    # A group without a name would stand under a colon.
+                    # A group without a name would be listed under a lone colon.
                     groups[said.group] = parser.add_argument_group(said.group) if said.group else parser
                 _add_flag(groups[said.group], name, said, (shown or {}).get(name, said.default))
 

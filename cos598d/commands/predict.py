@@ -1,4 +1,4 @@
-"""`cos598d predict`: what a run's model says of texts, questions or images that have no labels."""
+"""`cos598d predict`: a run's model predicts for texts, questions or images that have no labels."""
 
 import argparse
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The flags that say where a rank stands: how many there are, which one it is, where they meet."""
+"""The flags of a rank: how many ranks there are, which one it is, and where they meet."""
 
 from dataclasses import astuple, dataclass
 
@@ -57,6 +57,6 @@ def restarts_from(asked: int | None, identity: Identity | None) -> int:
 
 
 def identity_from(flags: RankFlags) -> Identity | None:
-    """This process's place in the world, as `find_identity` says; None: the ranks are to be started here."""
+    """This process's identity from `find_identity`; None: the ranks are to be started here."""
     check_flags(flags)
     return find_identity(*astuple(flags))

@@ -74,7 +74,7 @@ class EarlierRun:
         return {name: value for name, value in self.found.items() if name not in left_out} | dict(given)
 
     def ranks(self, flags: RankFlags) -> RankFlags:
-        """The `flags`, with as many ranks as the run had, where neither the user nor a launcher says a number."""
+        """The `flags`, with the run's number of ranks if neither the user nor a launcher gives one."""
         if self.path is None or flags.world_size is not None:
             return flags
         if flags.local_rank in (None, -1):
@@ -128,7 +128,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _of_kind(path: Path, name: str, value: Any, kind: Any) -> Any:
-    """The value of a field; a whole number may stand for a number."""
+    """The value of a field; a whole number is accepted for a number."""
     kinds = get_args(kind) or (kind,)
     wanted = next(one for one in kinds if one is not NoneType)
     if value is None and NoneType in kinds:

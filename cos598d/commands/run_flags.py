@@ -30,7 +30,7 @@ class CourseFlags:
     save_total_limit: int | None = flag(None, "the same as --keep", group=CHECKPOINTS)
 
 
-# The flags of RunConfig that the course's other words stand for.
+# The flags of RunConfig by their other names in the course.
 SAME = {
     "per_device_train_batch_size": "per_gpu_train_batch_size",
     "per_device_eval_batch_size": "per_gpu_eval_batch_size",

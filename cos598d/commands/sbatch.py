@@ -1,4 +1,4 @@
-"""`cos598d sbatch`: a script for SLURM's `sbatch` that trains, and goes on by itself after a preemption.
+"""`cos598d sbatch`: a script for SLURM's `sbatch` that trains, and resumes by itself after a preemption.
 
 The ranks are started by `srun`. Before the time limit each of them gets SIGUSR1, on a preemption SIGTERM: they finish
 their step, write a checkpoint and leave with exit code 75. Before a time limit the script then puts its job back into
@@ -23,7 +23,7 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.program import own_python_path
 
 JOB, LIFE = "job", "time limit and restarts"
-# What sbatch reads in an #SBATCH line as one word, whatever stands in it.
+# What sbatch reads in an #SBATCH line as one word, whatever it contains.
 WORD = re.compile(r"[\w.,:;=/%@+*\[\]()&|!^~-]+", re.ASCII)
 TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+(:\d+){0,2}", re.ASCII)
 LAST_SECONDS = 65535  # before a time limit, the most that SLURM takes
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def job_flags(options: argparse.Namespace, **shape: int) -> BatchFlags:
-    """What is asked of SLURM, with a `shape` that no flag says. Raises UsageError for what SLURM could not take."""
+    """The request to SLURM, with a `shape` that has no flag. Raises UsageError for values that SLURM refuses."""
     asked = BatchFlags(**given_flags(options, BatchFlags) | shape)
     check_flags(asked)
     for name in ("mem", "partition", "account", "job_name", "output"):

@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Fit the model, say what it says, and return the exit code."""
+    """Fit the cost model, print its predictions, and return the exit code."""
     _check(options)
     options.records = options.records or sorted(path.parent for path in Path("runs").glob(f"*/{FILE_NAME}"))
     if not options.records:

@@ -18,7 +18,7 @@ WORDS, EXIT_CODE = "interrupted (Ctrl-C).", 128 + signal.SIGINT
 def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: Any) -> NoReturn:
     """Call `load`, which imports and returns a function, then that function, and exit with the code it returns."""
     prepare_streams()
-    # Of numpy's own threads nothing here makes use, and beside them a process must not be forked. An audited script has
+    # Nothing here uses numpy's own threads, and a process with threads must not be forked. An audited script has
     # those that it would have.
     if sys.argv[1:2] != ["audit"]:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

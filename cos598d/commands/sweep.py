@@ -45,7 +45,7 @@ EPILOG = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's flags to `parser`; what stands behind -- becomes `program`."""
+    """Add the command's flags to `parser`; the arguments after -- become `program`."""
     assert isinstance(parser, Parser)
     parser.ends_at_dashes("program")
     parser.epilog = EPILOG

@@ -12,7 +12,7 @@ from cos598d.tools.report.sweep_entries import LINKS
 from cos598d.tools.runs.planned import PlannedRun, Setup
 from cos598d.tools.runs.programs import OURS
 
-OF_SETUPS = ("nodes", "ranks_per_node")  # which the axis `setup` says
+OF_SETUPS = ("nodes", "ranks_per_node")  # which the axis `setup` gives
 MOST_TASKS = 1000  # SLURM's own limit, where its administrators have not said another
 WORDS = ("option", "setup")  # flags of the job that are lists
 

@@ -113,7 +113,7 @@ def _train_all(options: argparse.Namespace, runs: Sequence[PlannedRun]) -> list[
     path = many_runs.folder_of(options, "traffic")
     is_of_several = options.local_rank is not None
     if is_of_several and path.is_dir() and any(path.iterdir()):
-        # The other hosts' ranks cannot know what is finished here.
+        # Ranks on other hosts cannot see what is finished here.
         raise UserError(f"--runs_dir {path} is not empty. Choose another folder.")
     if _is_emulated(options):
         check_rights()

@@ -37,7 +37,7 @@ def add_options(
 ) -> None:
     """Add the flags of a run to `parser`, without those, or the groups, named in `but`.
 
-    `lesson` are RunConfig's values which a lesson's script sets; `single_process` says that it knows no other rank.
+    `lesson` are RunConfig's values that a task's script sets; `single_process`: it runs without other ranks.
     """
     lesson = dict(lesson or {})
     defaults = get_task(lesson.get("task_name", RunConfig.task_name)).defaults
@@ -87,13 +87,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _rank_in_a_fork(config: RunConfig, ranks: RankFlags) -> Callable[[], int]:
-    """What a fork of this process calls to be a rank as its environment says; what all ranks find is found here."""
+    """The function that a fork of this process calls to be the rank of its environment, with shared work done here."""
     torch.set_num_threads(1)  # what is computed here must leave no threads behind
     found = find(config)
 
     def be_rank() -> int:
         identity = identity_from(ranks)
-        assert identity is not None  # the environment says it
+        assert identity is not None  # it is in the environment
         return run_rank(config, identity, found)
 
     @ends_with_its_reader
@@ -104,7 +104,7 @@ def _rank_in_a_fork(config: RunConfig, ranks: RankFlags) -> Callable[[], int]:
 
 
 def _words_again(config: RunConfig, folder: Path, before: set[tuple[str, int]]) -> list[str]:
-    """The further flags of ranks that are started again: they go on in `folder`, from its newest checkpoint.
+    """The further flags of ranks that are started again: they resume in `folder`, from its newest checkpoint.
 
     Where nothing has been saved there that was not `before`, a run begins again if it was to, and one that resumes from
     elsewhere does so once more.

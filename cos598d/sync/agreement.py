@@ -77,7 +77,7 @@ class Agreement:
         self.has_fault = bool(self.has_fault) or faults.item() > 0
 
     def all_finite(self, is_finite: bool) -> bool:
-        """Whether all ranks' gradients are finite: by an all-reduce of 4 bytes. For syncs whose gradients differ."""
+        """Whether all ranks' gradients are finite: an all-reduce of 4 bytes, if gradients differ by rank."""
         overflowed = torch.tensor(not is_finite, dtype=torch.int32, device=self.comm.device)
         self.comm.all_reduce(overflowed, "ranks whose gradients are not finite", purpose=AGREEMENT)
         return overflowed.item() == 0

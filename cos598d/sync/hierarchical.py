@@ -32,9 +32,8 @@ class Hierarchical(WithCodec, SharedMemory):
     a host. Nothing of 2 hides behind backward. In memory as `shared_memory`. Choose it for several hosts of several
     ranks each.
 
-    `--compress` compresses what is sent between hosts; sums within a host stay exact. What the
-    codec remembers is a host's, and its first rank's to save; a rank that becomes a first one by a resume on other
-    hosts begins with nothing held back.
+    `--compress` compresses what is sent between hosts; sums within a host stay exact. Error feedback belongs to a host,
+    and its first rank saves it. A rank that becomes a first one by a resume on other hosts begins without any.
     """
 
     uses = ("bucket_mb", "compress", "copies_gradients")
