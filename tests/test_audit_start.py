@@ -56,23 +56,28 @@ def run(words, folder, **more):
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_module_is_audited_as_python_runs_it(tmp_path):
+def audited(start, words):
+    """The exit code and what is printed of `cos598d audit`, each in a program that has torch already."""
+    program = start("audit", ["-m", "cos598d", "audit", *words], {"PYTHONPATH": str(ROOT)})
+    return program.wait(), program.text
+
+
+def test_a_module_is_audited_as_python_runs_it(start, tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "names.py").write_text("NAME = 1\n")
     (tmp_path / "package" / "train.py").write_text(f"from .names import NAME\n\nassert __package__ == 'package'\n{SUM}")
-    code, text = run(["-m", "cos598d", "audit", "--strict", "--world_size", 2, "--", "-m", "package.train"], tmp_path)
+    code, text = audited(start, ["--strict", "--world_size", 2, "--", "-m", "package.train"])
     assert (code, "[summed]" in text) == (3, True), text
     assert (tmp_path / "runs" / "audit-package.train" / "audit.json").exists()
 
 
-def test_ranks_of_a_launcher_are_audited(tmp_path):
+def test_ranks_of_a_launcher_are_audited(start, tmp_path):
     (tmp_path / "train.py").write_text(SUM)
     torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--master_port", free_port(), "train.py"]
-    words = ["-m", "cos598d", "audit", "--strict", "--launch", "--", sys.executable, *torchrun]
-    code, text = run(words, tmp_path)
+    code, text = audited(start, ["--strict", "--launch", "--", sys.executable, *torchrun])
     assert (code, "[summed]" in text) == (3, True), text
-    code, text = run(["-m", "cos598d", "audit", "--launch", "--", "no-such-launcher"], tmp_path)
+    code, text = audited(start, ["--launch", "--", "no-such-launcher"])
     assert (code, "no-such-launcher is no program" in text) == (2, True), text
 
 

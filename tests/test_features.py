@@ -1,14 +1,13 @@
 """Features: arranged as the course arranges them, padded to the batch's longest, kept in a file that is built once."""
 
 import os
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from programs import PATIENCE
+from worlds import run_ranks
 
 from cos598d.data import get_task
 from cos598d.data.glue.course import convert_examples_to_features, processors
@@ -19,7 +18,6 @@ from cos598d.data.text.layout import LAYOUTS, Layout, truncated_lengths
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[1]
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
 ROWS = [
     ("a b c", "d e", "entailment"),
@@ -249,53 +247,32 @@ def test_a_cache_folder_that_cannot_be_written_is_one_sentence(folder, encoder, 
         get_task("rte").load("train", folder, encoder, 16)
 
 
-PROCESS = """
-import sys, time
-from pathlib import Path
-import torch
-from cos598d.data import (get_task)
-from cos598d.data.text import features
-from cos598d.data.text.tokenization import load_encoder
-folder, log = Path(sys.argv[1]), sys.argv[2]
-encoder = load_encoder("bert", sys.argv[3].split(), True)
-real = features.build_features
-def counted(*arguments):
-    with open(log, "a") as lines:
-        lines.write("built\\n")
-    time.sleep(0.5)  # long enough for the others to arrive
-    return real(*arguments)
-features.build_features = counted
-print("ready", flush=True)
-for word in sys.stdin:
-    loaded = get_task("rte").load("train", folder, encoder, 16, overwrite_cache=word == "overwrite\\n")
-    print(len(loaded), int(loaded.tokens.sum()), flush=True)
-"""
+def load_thrice(comm, folder, log, cache):
+    """On a rank: load the rows at once with the others, twice and then anew; each time their number and all builds."""
+    os.environ["COS598D_CACHE"] = cache
+    build, encoder, found = features_module.build_features, load_encoder("bert", PIECES, True), []
+
+    def counted(*arguments):
+        with open(log, "a") as lines:
+            lines.write("built\n")
+        time.sleep(0.5)  # long enough for the others to arrive
+        return build(*arguments)
+
+    features_module.build_features = counted
+    for overwrite in (False, False, True):
+        comm.all_reduce(torch.zeros(1), "all begin")
+        loaded = get_task("rte").load("train", Path(folder), encoder, 16, overwrite_cache=overwrite)
+        comm.all_reduce(torch.zeros(1), "all have loaded")
+        found.append([len(loaded), int(loaded.tokens.sum()), Path(log).read_text().count("built")])
+    return found
 
 
 def test_four_processes_that_start_at_once_build_once_and_overwrite_once(folder, tmp_path):
-    log, pipe = tmp_path / "builds", subprocess.PIPE
-    arguments = [sys.executable, "-c", PROCESS, str(folder), str(log), " ".join(PIECES)]
-    running = [subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) for _ in range(4)]
-
-    def answers():
-        return [process.stdout.readline() or process.stderr.read() for process in running]
-
-    try:
-        assert answers() == ["ready\n"] * 4
-        for builds, word in ((1, "keep"), (1, "keep"), (2, "overwrite")):
-            for process in running:
-                process.stdin.write(f"{word}\n")
-                process.stdin.flush()
-            said = answers()
-            assert len(set(said)) == 1
-            assert said[0].startswith(f"{len(ROWS)} ")
-            assert log.read_text().count("built") == builds
-        assert [process.communicate(timeout=PATIENCE)[1] for process in running] == [""] * 4  # nothing on stderr
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in running] == [0] * 4
+    cache = os.environ["COS598D_CACHE"]
+    found, *others = run_ranks(4, load_thrice, str(folder), str(tmp_path / "builds"), cache)
+    assert others == [found] * 3
+    assert [(rows, builds) for rows, _, builds in found] == [(len(ROWS), 1), (len(ROWS), 1), (len(ROWS), 2)]
+    assert len({tokens for _, tokens, _ in found}) == 1
 
 
 def test_features_are_built_block_by_block(monkeypatch):

@@ -278,7 +278,7 @@ def test_without_a_hub_the_course_s_command_trains_minilm_and_says_so(tmp_path, 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     words = "--model_type bert --model_name_or_path bert-base-cased --task_name RTE --do_train --max_seq_length 128"
-    words += " --per_device_train_batch_size 64 --learning_rate 2e-5 --num_train_epochs 3 --overwrite_output_dir"
+    words += " --per_device_train_batch_size 1 --learning_rate 2e-5 --num_train_epochs 3 --overwrite_output_dir"
     assert main(["train", *words.split(), "--output_dir", str(tmp_path / "RTE"), "--dry_run"]) == 0
     assert "MiniLM-L6 (minilm), pretrained, 22.7 M parameters, in place of bert-base-cased" in capfd.readouterr().out
     assert main(["train", "--model_name_or_path", "bert-large-cased", "--dry_run"]) == 1
