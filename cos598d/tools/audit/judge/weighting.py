@@ -98,6 +98,8 @@ def _examples(fits: Fits) -> list[str]:
         ways = [("rank", each) for each in zip(*by_rank, strict=False)]
         ways += [("micro-batch", by_rank[0])] if are_micro_batches(step.rows[0]) else []
         for of, micros in ways:
+            if len({micro["weight"] is None for micro in micros}) > 1:
+                continue
             weights = [*map(_of_an_example, micros)]
             shares = [each / (micro["size"] or math.inf) for each, micro in zip(weights, micros, strict=True)]
             is_weighted = micros[0]["weight"] is None and all(shares) and _are_alike(shares)
