@@ -116,6 +116,8 @@ def test_the_tour_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch):
     nbformat.validate(notebook)
     model = next(cell for cell in notebook.cells if 'MODEL = "minilm"' in cell.source)
     model.source = model.source.replace('MODEL = "minilm"', 'MODEL = "tiny"')
+    for cell in notebook.cells:  # as small as it goes: each rank of its runs loads torch
+        cell.source = cell.source.replace("world_size=4", "world_size=2")
     # Sockets in a folder, which nobody else can reach.
     private = Config({"AsyncKernelManager": {"transport": "ipc"}})
     done = NotebookClient(notebook, config=private, kernel_name="python3", timeout=300).execute()
