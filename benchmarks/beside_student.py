@@ -39,6 +39,7 @@ SAME = 1e-4
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs_dir", type=Path, required=True, help="a new folder for the records")
     parser.add_argument("--sync", default=",".join(SYNCS), help=f"some of {','.join(SYNCS)}")
     options = parsed(parser)
     options.runs_dir.mkdir(parents=True)
@@ -76,7 +77,6 @@ def main() -> int:
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The flags of `parser`, and those of the work that ours and another program do in turn."""
-    parser.add_argument("--runs_dir", type=Path, required=True, help="a new folder for the records")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max_steps", type=int, default=12)
     parser.add_argument("--world_size", type=int, default=4)

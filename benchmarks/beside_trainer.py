@@ -37,6 +37,7 @@ THEIRS = ("trainer", "accelerate")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", type=Path, required=True, help="the folder with transformers and accelerate")
+    parser.add_argument("--runs_dir", type=Path, required=True, help="a new folder for the records")
     parser.add_argument("--sync", default="ddp,shared_weights", help="ours (default: ddp,shared_weights)")
     parser.add_argument("--theirs", default="trainer", help=f"some of {','.join(THEIRS)} (default: trainer)")
     parser.add_argument("--be_rank", nargs=4, metavar=("WHO", "DATA", "MODEL", "ORDER"), help=argparse.SUPPRESS)
