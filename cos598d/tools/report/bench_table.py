@@ -108,7 +108,7 @@ def candidate_rows(record: dict[str, Any]) -> list[list[str]]:
         if name in record
     }
     head = ["sync", "median s", "quartiles", "ratio to ddp", "95 %", "ratio to none", "95 %", "exposed s", "95 %"]
-    setting = record["setting"]
+    setting = record.get("setting", {})
     needed, can = setting.get("operations"), setting.get("peak_per_second")
     of_peak = ["of the peak"] if needed and can else []
     rows = [[*head, *of_peak, "calls", "MB sent", *peaks]]
