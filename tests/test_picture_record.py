@@ -57,8 +57,8 @@ def test_a_record_without_times_or_of_two_runs_is_refused_in_a_sentence(tmp_path
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "picture needs a run. Give a run's folder, or --sync NAME"),
-        (["run", "--sync", "ring"], "give either"),
+        ([], "picture draws either a run or a sync. Give a run's folder, or --sync NAME"),
+        (["run", "--sync", "ring"], "picture draws either a run or a sync"),
         (["run", "--beside", "ring"], "--beside ring needs --sync"),
         (["--sync", "ring", "-o", "ring.png"], "-o ring.png: the name must end in .svg."),
         (["--sync", "ring", "-o", "nowhere/ring.svg"], "there is no folder nowhere"),

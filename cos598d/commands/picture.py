@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     """Raise UsageError for words that do not fit together."""
     if (options.record is None) == (options.sync is None):
-        raise UsageError("picture needs a run. Give a run's folder, or --sync NAME for a small run.")
+        raise UsageError("picture draws either a run or a sync. Give a run's folder, or --sync NAME for a small run.")
     if options.record is not None and options.beside is not None:
         raise UsageError(f"--beside {options.beside} needs --sync. A run's folder is drawn by itself.")
     if options.output is not None and options.output.suffix != FORM:
