@@ -26,6 +26,24 @@ OURS = {
     "examples/digits.py": None,
     "examples/digits_ddp.py": None,
 }
+IN_SHARDS = ("task3/run_glue.py --sync zero1", "task3/run_glue.py --sync zero3")  # no gradient of these is judged
+PARALLELIZED = """
+import torch
+import torch.distributed as dist
+
+import cos598d
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 3)
+model, optimizer = cos598d.parallelize(model, lambda params: torch.optim.AdamW(params, lr=0.01), "{strategy}")
+torch.manual_seed(dist.get_rank())
+for step in range(4):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.randint(3, (8,))).backward()
+    {clip}
+    optimizer.step()
+dist.destroy_process_group()
+"""
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -86,3 +104,14 @@ def test_our_own_scripts_are_accused_of_nothing(name, start, tmp_path):
     assert codes == [0, 0], text
     assert verdict["faults"] + verdict["wastes"] == [], text
     assert verdict["seen"]["steps"] >= 5, text
+    assert (verdict["seen"]["judged"] == 0) == ("NOT JUDGED" in text) == (name in IN_SHARDS), text
+
+
+@pytest.mark.parametrize(("strategy", "clip"), [("zero1", "model.clip_grad_norm_(0.1)"), ("zero3", "")])
+def test_shards_of_parallelize_are_not_judged_and_the_audit_makes_no_error(strategy, clip, start, tmp_path):
+    codes, text, verdict = audit(start, tmp_path, PARALLELIZED.format(strategy=strategy, clip=clip))
+    assert codes == [0, 0], text
+    assert (verdict["faults"], verdict["wastes"], verdict["remarks"]) == ([], [], []), text
+    assert (verdict["seen"]["steps"], verdict["seen"]["judged"]) == (4, 0), text
+    assert any(each.startswith("gradients of steps 1 to 3: each rank steps shards") for each in verdict["not_judged"])
+    assert not any("no optimizer" in each or "no step" in each for each in verdict["not_judged"]), text

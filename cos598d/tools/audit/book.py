@@ -96,7 +96,10 @@ STEP = Fields(
         **dict.fromkeys(("has_closure", "is_skipped"), FLAG),
         "seconds_after_gradients": NOT_NEGATIVE,
     },
-    {"is_old": FLAG},  # whether the next backward pass finds this rank's part of the weights as before the step
+    {
+        "is_old": FLAG,  # whether the next backward pass finds this rank's part of the weights as before the step
+        "in_shards": FLAG,  # whether the gradients that the optimizer steps by are only readable in parts
+    },
 )
 _MOVED = dict.fromkeys(("payload_bytes", "bytes_sent", "bytes_received"), COUNT)
 _CALL = {

@@ -15,8 +15,8 @@ from cos598d.tools.audit.judge.words import WORDS
 
 WIDTH = 118
 _TO_DO = (
-    "let every rank make two or more steps of a torch.optim optimizer, on data of its own, in a process that "
-    "`cos598d audit` starts; then audit again."
+    "let every rank make two or more steps of a torch.optim optimizer of the model's parameters (not of shards), on "
+    "data of its own, in a process that `cos598d audit` starts; then audit again."
 )
 _COMMANDS = {FAULT: "error", WASTE: "warning", NOTE: "notice"}
 _HEADS = {FAULT: ("fault", "faults"), WASTE: ("waste", "wastes"), NOTE: ("note", "notes")}
@@ -49,8 +49,8 @@ def _result(verdict: AuditVerdict) -> str:
     sure = sure if seen.judged else "NOT JUDGED"
     what = f"{number_of(faults, 'fault')} found" if faults else sure
     judged = f"gradients judged in {seen.judged} of {seen.steps} steps"
-    cost = f"the audit took {seen.own_seconds:.2f} s of {seen.seconds:.1f}"
-    after = f", {seen.own_share_after:.1%} of the steps after those that it looked at closely"
+    cost = f"the audit took {seen.own_seconds:.2f} s of {seen.seconds:.1f} s"
+    after = f"; after the examined steps, {100 * seen.own_share_after:.1f} % of a step's time"
     return _filled(f"{what}; {judged}; {cost}{after if seen.own_share_after else ''}.")
 
 

@@ -1,6 +1,7 @@
 """The end of an audit: its books are judged, and the verdict is printed, written, and made an exit code."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,6 +95,8 @@ def conclude_on_rank(rank: "Rank", code: int, flags: AuditFlags | None = None) -
         rank.collect()
     elif not rank.has_started_others():
         why = "it never opened a process group" if code == 0 else f"it ended with {code} before its ranks had met"
-        print(f"{ERROR}nothing of {rank.told.script} was audited: {why}.", file=sys.stderr)
+        fix = "Let it open one on each rank" if code == 0 else "Correct the error above"
+        fix = fix if "WORLD_SIZE" in os.environ else "Start it with --world_size N, or under torchrun"
+        print(f"{ERROR}nothing of {rank.told.script} was audited: {why}. {fix}.", file=sys.stderr)
         return code
     return conclude(Path(rank.told.folder), flags or AuditFlags(), code)[1]

@@ -13,7 +13,7 @@ class AuditFlags:
 
     steps: int = flag(3, "examine the first N steps in full, and only count the others", least=1, below=1001)
     output_dir: str | None = flag(
-        None, "folder for the verdict, the log of each rank and the run (default: runs/audit-SCRIPT)", metavar="DIR"
+        None, "folder for the traces, the verdict and the logs of the ranks (default: runs/audit-SCRIPT)", metavar="DIR"
     )
     strict: bool = flag(
         False,
@@ -23,14 +23,14 @@ class AuditFlags:
     ignore: str | None = flag(
         None, "names of findings to ignore, such as padded_duplicates,same_dropout", metavar="NAMES"
     )
-    strict_on: str = flag("fault", "the mildest finding that counts with --strict", choices=LEVELS)
+    strict_on: str = flag("fault", "the mildest finding that --strict counts", choices=LEVELS)
     json: str | None = flag(
         None, "also write the verdict as JSON; -: print it, and everything else on stderr", metavar="FILE"
     )
     github: bool = flag(False, "also print the findings as GitHub annotations")
     launch: bool = flag(False, "run a command that starts the ranks itself, such as mpirun -n 2 python train.py")
     timeout: float | None = flag(
-        None, "stop the script after this many seconds, and judge the steps so far", above=0, metavar="SECONDS"
+        None, "stop the script after SECONDS, and judge the steps so far", above=0, metavar="SECONDS"
     )
     world_size: int | None = flag(
         None,

@@ -145,6 +145,8 @@ def _why_not(rows: Sequence[dict[str, Any]], ranks: int) -> str:
         return "they are computed within the optimizer's step"
     if any(row["is_skipped"] for row in rows):
         return "the step was left out for an overflow"
+    if any(row.get("in_shards") for row in rows):
+        return "each rank steps shards of the parameters (cos598d.parallelize), and no rank has the whole average"
     if not all(row["applied"] for row in rows):
         return "no optimizer of torch.optim applied any"
     if not all(row["local"] or row["local_parts"] for row in rows):

@@ -20,7 +20,9 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]
     if len(books) < 2:
         return [], []
     findings = _old_weights(books)
-    if any(book["model"].get("sharded") for book in books):
+    # After a step by shards the whole weights come only with the next forward pass: at the end they are old.
+    in_shards = any(step.get("in_shards") for book in books for step in book["steps"])
+    if in_shards or any(book["model"].get("sharded") for book in books):
         unjudged = ["weights that drift apart: they are cut over the ranks."]
         return findings + _parts(books) + _settings(books) + _modes(books, unjudged) + _uneven(books), unjudged
     if not all(book["start"].get("weights") for book in books):

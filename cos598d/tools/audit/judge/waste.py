@@ -1,14 +1,16 @@
 """Waste and notes: what costs without need, and what a reader of the script's output should know."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from cos598d.tools.audit.book import Book
-from cos598d.tools.audit.contents import BARRIER, GRADIENT, OTHER, SCALAR
+from cos598d.tools.audit.contents import ALL_GATHER, ALL_REDUCE, BARRIER, GATHER, GRADIENT, OTHER, REDUCE, SCALAR
 from cos598d.tools.audit.judge.gradients import Fits
 from cos598d.tools.audit.judge.verdict import AuditFinding, where
 
 _LEAST_EVALUATED = 64  # samples of an evaluation that is worth a word
 _HALF = 0.5
+_MOST_NUMBERS = 64  # in a call that may carry a loss, next to what else is printed
 
 
 def judge_waste(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
@@ -20,11 +22,23 @@ def judge_waste(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
 
 def judge_notes(books: Sequence[Book]) -> list[AuditFinding]:
     """What is no fault, and good to know."""
-    kinds = {entry["kind"] for book in books for entry in book["ledger"]}
-    if len(books) > 1 and books[0]["iterations_seen"] and not kinds.intersection((SCALAR, OTHER)):
-        calls = sum(entry["calls"] for entry in books[0]["ledger"])
-        return [AuditFinding("local_loss", (f"None of {calls} calls carried a single number.",))]
-    return []
+    if len(books) < 2 or not books[0]["iterations_seen"] or any(map(_brings_numbers_together, books)):
+        return []
+    calls = sum(entry["calls"] for entry in books[0]["ledger"])
+    says = f"None of {calls} calls sums or gathers a few numbers over the ranks, except before the first backward pass."
+    return [AuditFinding("local_loss", (says,))]
+
+
+def _brings_numbers_together(book: Book) -> bool:
+    """Whether a rank made a call that may carry a loss, since its first backward pass and outside backward passes."""
+    calls = sum(entry["calls"] for entry in book["ledger"] if _may_carry_loss(entry))
+    return calls > sum(not row["iteration"] and _may_carry_loss(row) for row in book["calls"])
+
+
+def _may_carry_loss(call: dict[str, Any]) -> bool:
+    sums_or_gathers = call["op"] in (ALL_REDUCE, REDUCE, ALL_GATHER, GATHER)
+    is_small = call["kind"] == SCALAR or (call["kind"] == OTHER and call["elements"] <= _MOST_NUMBERS)
+    return sums_or_gathers and is_small and not call["in_backward"]
 
 
 def _every_micro_batch(fits: Fits) -> list[AuditFinding]:

@@ -19,7 +19,7 @@ from cos598d.tools.audit.contents import (
     WEIGHT,
 )
 from cos598d.tools.audit.watch.places import ScriptLine, called_from, here
-from cos598d.tools.audit.watch.shards import Shards, local
+from cos598d.tools.audit.watch.shards import Shards, gradient_of, local
 
 # Functions of torch's that make calls of one kind.
 _BY_FUNCTION = {
@@ -213,8 +213,8 @@ class CallLog:
         known = self._places.get(place)
         if known is None or known[0] != GRADIENT:
             return True
-        gradient = known[2].grad
-        return gradient is not None and local(gradient).untyped_storage().data_ptr() == place
+        gradient = gradient_of(known[2])
+        return gradient is not None and gradient.untyped_storage().data_ptr() == place
 
     def _by_place(self) -> dict[int, tuple[str, str, torch.Tensor]]:
         found: dict[int, tuple[str, str, torch.Tensor]] = {}
@@ -223,9 +223,9 @@ class CallLog:
             if _has_storage(tensor):
                 found[tensor.untyped_storage().data_ptr()] = (BUFFER, name, tensor)
         for name, tensor in known["weight"]:
-            for kind, each in ((WEIGHT, tensor), (GRADIENT, tensor.grad)):
-                if each is not None and _has_storage(local(each)):
-                    found[local(each).untyped_storage().data_ptr()] = (kind, name, tensor)
+            for kind, each in ((WEIGHT, local(tensor)), (GRADIENT, gradient_of(tensor))):
+                if each is not None and _has_storage(each):
+                    found[each.untyped_storage().data_ptr()] = (kind, name, tensor)
         found.pop(0, None)
         return found
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cos598d.tools.audit.sketch import Sketcher, to_text
-from cos598d.tools.audit.watch.shards import Shards, is_plain, local, plain_name
+from cos598d.tools.audit.watch.shards import Shards, gradient_of, is_plain, plain_name
 
 _MOST = 5000  # tensors of a model that are compared
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "OptimizedModule")
@@ -72,7 +72,8 @@ class TrainedModel:
 
     def have_gradients(self) -> bool:
         """Whether any weight has a gradient that is not 0."""
-        return any(each.grad is not None and bool(local(each.grad).to_dense().any()) for each in self._weights.values())
+        gradients = map(gradient_of, self._weights.values())
+        return any(each is not None and bool(each.to_dense().any()) for each in gradients)
 
     def sketches(self) -> dict[str, dict[str, str]]:
         """What the rank holds now."""

@@ -125,6 +125,16 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def is_in_shards(parameter: torch.Tensor) -> bool:
+    """Whether what is in its .grad stands for parts on all ranks, and has no memory (cos598d.parallelize)."""
+    return type(parameter.grad).__name__ == "ShardedGradient"
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """This rank's gradient of a parameter, or of its part of one; None where there is none that can be read."""
+    return None if parameter.grad is None or is_in_shards(parameter) else local(parameter.grad)
+
+
 def plain_name(name: str) -> str:
     """A parameter's name without those of its wrappers."""
     for part in ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module."):

@@ -16,7 +16,7 @@ from cos598d.tools.audit.watch.optimizers import SteppedOptimizers, rates_of, se
 from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, here
 from cos598d.tools.audit.watch.replica import TrainedModel
 from cos598d.tools.audit.watch.scattered import NAME, SteppedPart, pieces_of
-from cos598d.tools.audit.watch.shards import Shards, is_plain, local
+from cos598d.tools.audit.watch.shards import Shards, gradient_of, is_in_shards, is_plain
 from cos598d.tools.audit.watch.source import divides_by_ranks, literals
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
@@ -170,16 +170,18 @@ class RankSteps:
         where: ScriptLine = here()
         self.event("step", where=[*where])
         stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        self._row["in_shards"] |= any(map(is_in_shards, stepped))
         for tensor in [*stepped, *self._shards.flats]:
-            if tensor.grad is None:
+            gradient = gradient_of(tensor)
+            if gradient is None:
                 continue
             if cut := self._shards.cut(tensor):
                 self._row["places"][self.name(tensor)] = [cut.place, cut.pieces]
-            if id(tensor) not in self._of_model and tensor.grad.numel() == self._scattered:
-                self._applies(NAME, tensor.grad)
+            if id(tensor) not in self._of_model and gradient.numel() == self._scattered:
+                self._applies(NAME, gradient)
                 self._part = SteppedPart(tensor, self._row["places"][NAME][0])
             elif cut or self._shards.are_whole(tensor):
-                self._applies(self.name(tensor), local(tensor.grad))
+                self._applies(self.name(tensor), gradient)
 
     def _applies(self, name: str, gradient: torch.Tensor) -> None:
         self._row["applied"][name] = to_text(self._sketch(gradient))
@@ -224,7 +226,7 @@ class RankSteps:
                 "applied": {},
                 "elements": {},
             }
-            self._row |= {"events": [], "optimizers": [], "has_closure": False, "is_skipped": False}
+            self._row |= {"events": [], "optimizers": [], "has_closure": False, "is_skipped": False, "in_shards": False}
             self._row |= {"local_parts": {}, "places": {}, "state": {}, "seconds_after_gradients": 0.0}
             self.rows.append(self._row)
 
@@ -238,8 +240,9 @@ class RankSteps:
         holder = self._shards.home(tensor)
         name, cut = self.name(holder), self._shards.cut(holder)
         found = self._row["local" if cut is None else "local_parts"].setdefault(name, [])
-        if not found and holder.grad is not None:
-            before = self._sketch(local(holder.grad))
+        kept = gradient_of(holder)
+        if not found and kept is not None:
+            before = self._sketch(kept)
             if before.any():
                 self._row["before"][name] = to_text(before)
         found += [None] * (self.micro + 1 - len(found))
