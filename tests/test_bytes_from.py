@@ -35,7 +35,7 @@ def test_compare_has_the_word_and_no_formula_where_there_is_none(tmp_path):
     assert head[-2:] == ["counted MB/it", "bytes from"]
     assert known[1:] == ["2", "2", "2.000", "2.000 x 2", "2.000 x 2", "4.080 (ranks 0, 1)", "log"]
     assert silent[1:] == ["-", "-", "-", "-", "-", "4.080 (ranks 0, 1)", "counters"]
-    assert "Bytes from: the communication log (ledger)" in comparison([load_run(tmp_path / "ring")])
+    assert "Bytes from: the communication log (log)" in comparison([load_run(tmp_path / "ring")])
 
 
 def test_predicted_and_counted_are_of_the_same_iterations_unless_an_epoch_had_more_ranks(tmp_path):
