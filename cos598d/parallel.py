@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from cos598d.comm.group import GroupCommunicator, TensorLedger
-from cos598d.errors import UsageError, UserError
-from cos598d.sync import get_sync, or_choose
+from cos598d.errors import UsageError, UserError, flag_called
+from cos598d.own_code import is_own
+from cos598d.sync import SYNCS, get_sync, or_choose
 from cos598d.sync.alike import check_models
 from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import get_codec
@@ -365,7 +366,7 @@ def data_parallel(
     and where no process group is open; UserError where the ranks' models differ.
     """
     device = device_of(module.parameters(), "data_parallel")
-    sync_class = get_sync(sync) if isinstance(sync, str) else sync
+    sync_class = _named(sync) if isinstance(sync, str) else sync
     name = sync if isinstance(sync, str) else sync.__name__
     if sync_class.averages_weights:
         raise UsageError(
@@ -389,6 +390,20 @@ def data_parallel(
     )
     made = sync_class(comm, find_unused_parameters, options)
     return DataParallel(module, made, comm, broadcast_buffers)
+
+
+def _named(sync: str) -> type[GradientSync]:
+    """The gradient sync of that name. Raises UsageError, which says what takes the other strategies."""
+    try:
+        with flag_called("sync", "--sync"):
+            return get_sync(sync)
+    except UsageError as error:
+        if sync in SYNCS or is_own(sync):
+            raise
+        raise UsageError(
+            f"{error} For auto, and for zero1 and others that shard, use cos598d.parallelize(model, make_optimizer, "
+            "strategy)."
+        ) from None
 
 
 def device_of(parameters: Iterable[nn.Parameter], caller: str) -> torch.device:

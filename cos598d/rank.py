@@ -157,6 +157,8 @@ def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]
             end = f" while rank {watchdog.rank} waited for {what}" if watchdog and what else ""
             return f"a collective failed: {who} was silent for {int(late[1]) / 1000:g} s (stopped, or stuck?){end}.", 1
         return f"a collective failed: {one_line(error)}.", 1
+    if isinstance(error, BrokenPipeError) and not error.filename:
+        return "the program that read this output has ended. Write the output to a file, or let its reader run on.", 1
     if isinstance(error, OSError) and error.strerror:  # a full disk, a folder that may not be written
         return f"{error.strerror}: {error.filename or 'a file of the run'}.", 1
     # A defect, ours or of a student's sync: where it is matters.

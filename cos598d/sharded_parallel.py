@@ -54,6 +54,11 @@ def parallelize(
     Raises UsageError for a strategy or option that does not exist or fit, for an optimizer that does not fit, and where
     no process group is open; UserError, the same on every rank, where the ranks' models or optimizers differ.
     """
+    if not callable(make_optimizer):
+        raise UsageError(
+            f"make_optimizer is {type(make_optimizer).__name__}, not a function. Give a function that makes the "
+            "optimizer: lambda params: torch.optim.AdamW(params, lr=...)."
+        )
     device = device_of(model.parameters(), "parallelize")
     if strategy in ENGINES:
         raise UsageError(

@@ -33,9 +33,9 @@ def write_runs(folder, **changes):
 def test_compare_has_the_word_and_no_formula_where_there_is_none(tmp_path):
     head, known, silent = traffic_rows([load_run(folder) for folder in write_runs(tmp_path)])
     assert head[-2:] == ["counted MB/it", "bytes from"]
-    assert known[1:] == ["2", "2", "2.000", "2.000 x 2", "2.000 x 2", "4.080 (ranks 0, 1)", "ledger"]
+    assert known[1:] == ["2", "2", "2.000", "2.000 x 2", "2.000 x 2", "4.080 (ranks 0, 1)", "log"]
     assert silent[1:] == ["-", "-", "-", "-", "-", "4.080 (ranks 0, 1)", "counters"]
-    assert "Bytes from: the communication log (ledger)" in comparison([load_run(tmp_path / "ring")])
+    assert "Bytes from: the communication log (log)" in comparison([load_run(tmp_path / "ring")])
 
 
 def test_predicted_and_counted_are_of_the_same_iterations_unless_an_epoch_had_more_ranks(tmp_path):
@@ -70,7 +70,7 @@ def test_the_page_has_the_word_and_names_no_formula_for_it(tmp_path):
     page = build_page([load_run_as(folder, folder.name) for folder in write_runs(tmp_path)])
     (blocks,) = (section.blocks for section in page.sections if section.title == "Traffic, predicted and counted")
     tables = [block for block in blocks if isinstance(block, Table)]
-    assert [row[-1] for row in tables[0].rows] == ["bytes from", "ledger", "counters"]
+    assert [row[-1] for row in tables[0].rows] == ["bytes from", "log", "counters"]
     predicted = {row[0]: row[2:5] for row in tables[1].rows}
     assert predicted["ring"] == ["4.000", "4.080", "+2.0%"]
     assert predicted["horovod"] == ["-", "4.080", "-"]
@@ -88,7 +88,7 @@ def test_the_table_of_strategies_has_what_a_rank_sends_and_the_word(tmp_path):
         [StrategyResult(folder.name, 2, 2, run=load_run_as(folder, folder.name)) for folder in folders]
     )
     places = [rows[0].index(name) for name in ("sent MB/it", "bytes from")]
-    assert [[row[place] for place in places] for row in rows[1:]] == [["2.0", "ledger"], ["2.0", "counters"]]
+    assert [[row[place] for place in places] for row in rows[1:]] == [["2.0", "log"], ["2.0", "counters"]]
     change(folders[1] / "summary.json", wire=None)
     rows = strategies_rows([StrategyResult("horovod", 2, 2, run=load_run_as(folders[1], "horovod"))])
     assert [rows[1][place] for place in places] == ["-", "counters"]

@@ -326,7 +326,7 @@ def test_nothing_to_resume_from_is_none_for_auto_and_a_sentence_for_a_folder(tmp
     assert find("auto", tmp_path / "empty", comm) is None
     with pytest.raises(UserError, match="there is no such folder"):
         find(str(tmp_path / "none"), None, comm)
-    with pytest.raises(UserError, match="incomplete or damaged .manifest.json is missing."):
+    with pytest.raises(UserError, match="this folder has no checkpoint"):
         find(str(tmp_path / "empty"), None, comm)
 
 

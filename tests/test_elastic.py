@@ -129,7 +129,7 @@ def test_when_torchruns_agent_is_killed_its_ranks_leave_by_themselves(start):
     assert len(ranks) == 2
     torchrun.process.kill()
     assert not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
-    assert "the program that started this worker has ended. Start the run again." in torchrun.text
+    assert "the program that started this worker has ended. Repeat the command, with --resume auto" in torchrun.text
 
 
 @pytest.fixture

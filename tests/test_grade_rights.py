@@ -201,8 +201,8 @@ def test_where_nobody_cannot_read_what_is_needed_the_grader_says_so():
             user, said = user_for([str(open_to_all), str(path)])
             assert user is None
             assert said == (
-                f"Submissions run as root, since nobody cannot read {path}: they can end the grader, change its "
-                "results and read all files."
+                f"The user nobody cannot read {path}. Then submissions run as root: they can end the grader, change "
+                "its results and read all files."
             )
 
 
@@ -211,11 +211,11 @@ def test_where_nobody_cannot_read_what_is_needed_nothing_runs_unless_the_teacher
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o700)
         monkeypatch.setattr(submission, "needed_by", lambda _: [folder])
-        words = "Submissions run as root, since nobody cannot read .* or give --as_root"
+        words = "The user nobody cannot read .* or give --as_root"
         with pytest.raises(UsageError, match=words), grading(assignment_by(lambda _: "")):
             pass
         with grading(assignment_by(lambda _: ""), as_root=True) as grader:
-            assert grader.remark.startswith("Submissions run as root, since nobody cannot read")
+            assert grader.remark.startswith("The user nobody cannot read")
 
 
 def test_answers_that_cannot_be_hidden_are_not_graded_beside(monkeypatch, tmp_path):

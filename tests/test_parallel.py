@@ -217,7 +217,8 @@ def takes_codecs_and_classes(comm):
         worst = (module.module.output.weight.grad - expected.output.weight.grad).abs().max()
         assert worst < 1e-2 * expected.output.weight.grad.abs().max()
     for arguments, words in (
-        (("no_such",), "unknown --sync"),
+        (("no_such",), "unknown sync no_such"),
+        (("zero1",), "unknown sync zero1.*cos598d.parallelize"),
         (("local_sgd",), "averages weights after the optimizer's step"),
     ):
         with pytest.raises(UsageError, match=words):

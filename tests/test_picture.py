@@ -49,7 +49,7 @@ A rank's first row shows when it computes. The rows
 below show its calls, one row for each that runs at the
 same time. A gap means that it does none of this. The
 number in a call is its number in the list. The picture
-shows one step, once, and is no measurement.
+shows one step, once, and is not a measurement.
         0                             10.0 ms
 rank 0  ############
                     .....1......=====1===========2======

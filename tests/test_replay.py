@@ -135,11 +135,11 @@ def test_a_file_s_name_is_printed_as_text(recorded, tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b"", "is no JSON"),
-        (b"\xff\xfe", "is no JSON (it is no UTF-8)"),
-        (b"[1]", "is no JSON object"),
-        (b'{"learning_rate": NaN}', "is no JSON (NaN is not a JSON number)"),
-        (b"[" * 100_000, "is no JSON"),
+        (b"", "is not valid JSON"),
+        (b"\xff\xfe", "is not valid JSON (it is no UTF-8)"),
+        (b"[1]", "is not a JSON object"),
+        (b'{"learning_rate": NaN}', "is not valid JSON (NaN is not a JSON number)"),
+        (b"[" * 100_000, "is not valid JSON"),
         (b" " * (2 << 20), "cannot be read (it has more than 1 MiB). Give the config.json"),
     ],
 )

@@ -114,7 +114,10 @@ def test_auto_begins_at_the_beginning_where_there_is_nothing(tmp_path):
 
 
 def test_a_folder_without_a_checkpoint_is_refused_by_name(tmp_path):
-    for resume, words in ((tmp_path / "nowhere", "there is no such folder"), (tmp_path, "incomplete or damaged")):
+    for resume, words in (
+        (tmp_path / "nowhere", "there is no such folder"),
+        (tmp_path, "this folder has no checkpoint"),
+    ):
         with pytest.raises(RankFailure) as caught:
             run_ranks(2, live, str(tmp_path / "out"), {"sync": "all_reduce", "resume": str(resume)})
         assert len(caught.value.texts) == 2

@@ -91,14 +91,14 @@ def test_both_speeds_stand_side_by_side_and_an_older_record_has_none(tmp_path):
     assert speed_rows([old]) == []
     head, row = speed_rows([new, old])
     assert dict(zip(head, row, strict=True)) == {
-        "run": "new", "examples/s": "160", "by the wall": "154.9", "off the clock": "3.2%",
+        "run": "new", "examples/s": "160", "examples/s (wall clock)": "154.9", "share not timed": "3.2%",
     }  # fmt: skip
     new["operations"] = {"per_example": 2e9, "peak_per_second": 1e12, "share_of_peak": 0.32}
     assert speed_rows([new, old])[0][-1] == "of the peak"
     assert speed_rows([new, old])[1][-1] == "32%"
     new["repeat_of"] = None
-    assert "by the wall" in comparison([new, old], each=True)
-    assert "by the wall" not in comparison([old])
+    assert "examples/s (wall clock)" in comparison([new, old], each=True)
+    assert "examples/s (wall clock)" not in comparison([old])
 
 
 def test_texts_count_their_tokens_and_images_are_images():

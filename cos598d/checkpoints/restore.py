@@ -17,6 +17,7 @@ from cos598d.checkpoints.layout import (
     MANIFEST,
     MODEL,
     RANK,
+    TRAINING,
     Damaged,
     as_bytes,
     check_digests,
@@ -34,6 +35,7 @@ from cos598d.terminal.locks import locked
 
 AUTO = "auto"
 AS_GIVEN = Forms()
+START_OVER, NOT_THIS_ONE = "Start over with --overwrite_output_dir.", "Leave out --resume to start over."
 
 
 @dataclass(frozen=True)
@@ -199,8 +201,10 @@ def _named(path: Path, forms: Forms) -> Checkpoint:
         raise UserError(f"--resume {path}: there is no such folder. Give a checkpoint's, a run's, or auto.")
     if (path / FOLDER).is_dir():
         path = path / FOLDER
-    if not (path / MANIFEST).exists() and (newest := _newest(path, forms)):
+    if not (path / MANIFEST).exists() and (newest := _newest(path, forms, NOT_THIS_ONE)):
         return newest
+    if not any((path / name).exists() for name in (MANIFEST, TRAINING, MODEL)):
+        raise UserError(f"--resume {path}: this folder has no checkpoint. Give a run's folder with one, or auto.")
     try:
         return open_checkpoint(path, forms)
     except Damaged as error:
@@ -209,7 +213,7 @@ def _named(path: Path, forms: Forms) -> Checkpoint:
         ) from None
 
 
-def _newest(folder: Path | None, forms: Forms) -> Checkpoint | None:
+def _newest(folder: Path | None, forms: Forms, fix: str = START_OVER) -> Checkpoint | None:
     """The newest whole checkpoint; None if there is none at all. UserError where there are, and none is whole."""
     if folder is None or not folder.is_dir():
         return None
@@ -227,10 +231,7 @@ def _newest(folder: Path | None, forms: Forms) -> Checkpoint | None:
         return found
     if remarks:
         others = f", and {len(remarks) - 1} more" if len(remarks) > 1 else ""
-        raise UserError(
-            f"no usable checkpoint is left in {folder}: {remarks[0].removesuffix('.')}{others}. Start over with "
-            "--overwrite_output_dir."
-        )
+        raise UserError(f"no usable checkpoint is left in {folder}: {remarks[0].removesuffix('.')}{others}. {fix}")
     return None
 
 

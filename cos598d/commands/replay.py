@@ -106,9 +106,9 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as error:
         reason = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else printable(error, 100).rstrip(".")
-        raise _no_config(path, f"is no JSON ({reason})") from None
+        raise _no_config(path, f"is not valid JSON ({reason})") from None
     if not isinstance(values, dict):
-        raise _no_config(path, "is no JSON object")
+        raise _no_config(path, "is not a JSON object")
     if WORLD_SIZE not in values or "sync" not in values:
         raise _no_config(path, f"has no {'sync' if WORLD_SIZE in values else WORLD_SIZE}")
     known = {one.name: one.type for one in fields(RunConfig)}

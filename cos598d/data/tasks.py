@@ -11,6 +11,7 @@ from cos598d.data.task import Task
 from cos598d.data.text.table import TextOptions
 from cos598d.errors import UsageError
 from cos598d.own_code import is_own
+from cos598d.terminal.words import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ def get_task(name: str, options: TaskOptions = _STANDARD) -> Task:
     if known in _GLUE:
         return _GLUE[known]
     if known not in _OTHERS:
-        raise UsageError(f"unknown task {name!r}. Choose one of {', '.join(TASK_NAMES)}, or your own as FILE.py:CLASS.")
+        near = did_you_mean(known, TASK_NAMES)
+        raise UsageError(
+            f"unknown task {name!r}.{near} Choose one of {', '.join(TASK_NAMES)}, or your own as FILE.py:CLASS."
+        )
     module, class_name = _OTHERS[known].split(":")
     return getattr(importlib.import_module(module), class_name)(options)

@@ -39,7 +39,7 @@ def class_of(name: str) -> type[Strategy] | type[GradientSync]:
     Raises UsageError with the known names for any other, and what is wrong with a file that cannot be used.
     """
     if name not in STRATEGIES:
-        return get_sync(name, also=STRATEGIES)
+        return get_sync(name, also=(*STRATEGIES, AUTO_SYNC))
     file = importlib.import_module(f"cos598d.strategies.{'engines.' if name in ENGINES else ''}{name}")
     (found,) = (kind for kind in vars(file).values() if _is_strategy_of(kind, file.__name__))
     return found

@@ -54,7 +54,7 @@ class SparseZero1(Zero1):
     rows and one more for each embedding, (n-1) R/8 to say which they are, and with clipping 8(n-1).
     `zero1` sends 2(n-1)/n (S + E). Memory: as `zero1` for S, and 0.8 S + S/n to send and receive weights in; of
     embeddings E of weights, E of gradients and, with AdamW, 2E of state on every rank (`held_by_sparse_zero1`), which
-    steps E where `zero1` steps E/n. Choose it between hosts, and the more the slower their links are.
+    steps E where `zero1` steps E/n. Choose it between hosts. The slower the links, the more it saves.
 
     `pack_gradients`: of a gradient 28.3 bits of 32 travel (`PackedReduceScatters`), and the sums have the same bits. To
     pack and unpack them takes the processor's time: choose it where the link is so slow that a bench says it pays.

@@ -36,9 +36,10 @@ def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:
         from cos598d.sync.from_file import load_own  # which few runs need
 
         return load_own(name)
+    known = [*SYNCS, *also]
     raise UsageError(
-        f"unknown --sync {name}.{did_you_mean(name, [*SYNCS, *also])} Choose one of {', '.join([*SYNCS, *also])}, "
-        "auto, or your own as FILE.py:CLASS."
+        f"unknown --sync {name}.{did_you_mean(name, known)} Choose one of {', '.join(known)}, or your own as "
+        "FILE.py:CLASS."
     )
 
 

@@ -14,7 +14,7 @@ from cos598d.terminal.files import remove_unfinished
 
 LOST_RANK = (
     "lost connection to rank {rank}: it was killed, or its host is down. "
-    "Look at that rank's host, then start the run again."
+    "Look at that rank's host, then repeat the command, with --resume auto if the run has saved a checkpoint."
 )
 STAY_SECONDS = 2.0  # how long the first process with a sentence keeps it, for those that fail a little later
 NEWS_SECONDS = 0.2

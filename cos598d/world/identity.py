@@ -226,4 +226,7 @@ def check_launcher() -> None:
     """Raise UserError if this process is a worker whose launcher, our own or torchrun's agent, is gone."""
     launcher = int(os.environ.get(LAUNCHER_PID) or (PARENT_PID if TORCHRUN in os.environ else 0))
     if launcher and os.getppid() != launcher:
-        raise UserError("the program that started this worker has ended. Start the run again.")
+        raise UserError(
+            "the program that started this worker has ended. Repeat the command, with --resume auto if the run has "
+            "saved a checkpoint."
+        )

@@ -128,7 +128,7 @@ def _ask(identity: Identity, seconds: float, deadline: float, mine: dict) -> tup
         answer, _ = store.arrive(mine, seconds + PATIENCE_SECONDS)
     except DistError as error:
         gone = "does not answer" if isinstance(error, StoreTimeout) else "closed the connection"
-        raise UserError(f"rank 0 {gone} at {identity.endpoint}. See its own error, and start the run again.") from None
+        raise UserError(f"rank 0 {gone} at {identity.endpoint}. See its own error, then repeat the command.") from None
     return store, Admission(*answer)
 
 

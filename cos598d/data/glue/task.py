@@ -61,7 +61,7 @@ class GlueTask(Task):
         if not location.is_dir():
             raise UserError(f"There is no folder {location}. Give the one that holds {self.form.folder}'s train.tsv.")
         for part in self.form.parts if parts is None else parts:
-            check_file(location / f"{part}.tsv", self._how_to_get())
+            check_file(location / f"{part}.tsv", self._how_to_mend())
 
     def load(
         self,
@@ -82,7 +82,7 @@ class GlueTask(Task):
             digest, count = _digest_rows(self._sample_rows(part))
         else:
             file = location / f"{part}.tsv"
-            check_file(file, self._how_to_get())
+            check_file(file, self._how_to_mend())
             digest, count = digest_file(file)
             source = str(file)
 
@@ -120,6 +120,9 @@ class GlueTask(Task):
             "Set --data_dir to its folder or GLUE_DIR to the folder above, or download it with "
             f"{fetch_command(self.form.folder)}"
         )
+
+    def _how_to_mend(self) -> str:
+        return f"Download it again with {fetch_command(self.form.folder)}, or give a --data_dir that has it"
 
     def _refuse_without_sample(self) -> None:
         if not self.form.has_sample:

@@ -160,4 +160,11 @@ def _spread(values: dict[str, float], scale: float) -> str:
 
 def _indented(text: str) -> str:
     indent = " " * STATUS_WIDTH
-    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_long_words=False)
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cos598d.errors import UsageError
 from cos598d.records.kinds import TEXT, ListOf, Number, OneOf
+from cos598d.terminal.words import did_you_mean
 from cos598d.tools.grade.gradescope import VISIBILITIES
 from cos598d.tools.grade.kinds import KINDS
 from cos598d.tools.grade.kinds.kind import AssignmentKind
@@ -51,6 +52,10 @@ def assignment_of(word: str) -> Assignment:
     """The assignment in a file, or the plain one of a kind that `word` names. Raises UsageError."""
     if word in KINDS:
         return read_assignment(TomlTable.of_text(word, f'kind = "{word}"\n'))
+    if (near := did_you_mean(word, KINDS)) and not Path(word).exists():
+        raise UsageError(
+            f"there is no file {word}.{near} Give an assignment's TOML file, or one of {', '.join(KINDS)}."
+        )
     return read_assignment(TomlTable.read(Path(word)))
 
 

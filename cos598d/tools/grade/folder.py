@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
+from cos598d.tools.check.card import STATUS_WIDTH
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.scored import Judged, Scored, exit_code, most, number, total
 from cos598d.tools.grade.submission import Grader, SubmissionEnd
@@ -17,6 +19,7 @@ from cos598d.tools.grade.submission import Grader, SubmissionEnd
 STATUS = {0: "passed", 1: "wrong", 2: "not judged"}
 LONGEST = 1000  # characters of what the table says of a submission
 MOST_NAMES = 20  # of what was passed over
+_WRAPPED = re.compile(rf"\n {{{STATUS_WIDTH + 1},}}")  # within a sentence of `check`
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,9 @@ class Graded:
         """Why points are missing: the end's remark, else the first lines on the first claim that does not hold."""
         first = next((each for each in self.scored if not each.passed), None)
         said = self.end.remark or (f"{first.name}: {first.words}" if first else "")
-        return " ".join(said.split())
+        lines = [" ".join(line.split()) for line in _WRAPPED.sub(" ", said).splitlines() if line.strip()]
+        ended = [line if line[-1] in ".:;!?" else f"{line}." for line in lines[:-1]]
+        return " ".join([*ended, *lines[-1:]])
 
 
 def submissions_in(folder: Path) -> tuple[list[Path], list[str]]:

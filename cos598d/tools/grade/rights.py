@@ -56,12 +56,10 @@ def user_for(needed: Sequence[str]) -> tuple[User | None, str]:
         user = User(found.pw_uid, found.pw_gid)
         why = _said_elsewhere(lambda: _unread_by(user, needed))
     except KeyError:
-        why = f"there is no user {NOBODY}"
+        why = f"There is no user {NOBODY}"
     if not why:
         return user, ""
-    return None, (
-        f"Submissions run as root, since {why}: they can end the grader, change its results and read all files."
-    )
+    return None, f"{why}. Then submissions run as root: they can end the grader, change its results and read all files."
 
 
 def needed_by(assignment: Assignment) -> list[str]:
@@ -82,10 +80,10 @@ def _unread_by(user: User, needed: Sequence[str]) -> str:
     try:
         user.become()
     except OSError as error:
-        return f"no process can become {NOBODY}'s ({error.strerror})"
+        return f"No process can become {NOBODY}'s ({error.strerror})"
     for path in needed:
         if not os.access(path, os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK):
-            return f"{NOBODY} cannot read {path}"
+            return f"The user {NOBODY} cannot read {path}"
     return ""
 
 

@@ -60,7 +60,8 @@ class Grader:
         self._user, self.remark = user_for(needed_by(assignment))
         if self.remark and not as_root:
             raise UsageError(
-                f"{self.remark} Let {NOBODY} read it, or give --as_root in a container with nothing to lose."
+                f"{self.remark} Let the user {NOBODY} read it (chmod o+rX, also for the folders above it), or give "
+                "--as_root in a container with nothing to lose."
             )
         hidden = assignment.kind.hides
         why = what_stops(hidden) if hidden else ""

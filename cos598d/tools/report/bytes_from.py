@@ -9,7 +9,7 @@ from cos598d.records.run import Summary
 
 BYTES_FROM = "bytes from"  # the column of every table of bytes
 BYTES_NOTE = (
-    "Bytes from: the communication log (ledger), which has every call with its formula, or only the kernel's "
+    "Bytes from: the communication log (log), which has every call with its formula, or only the kernel's "
     "counters if a library does not report its calls. The counters are those of the interface to the other hosts, "
     "with packet headers, or on one host those of each rank's sockets, without headers."
 )
@@ -18,7 +18,7 @@ BYTES_NOTE = (
 def bytes_from(record: Mapping[str, Any]) -> str:
     """Who knows what travelled, in a word, of a run's summary or a bench's candidate."""
     if is_in_ledger(record):
-        return BY_LEDGER
+        return "log"
     return OWN_SOCKETS if is_by_sockets(counted_wire(record)) else record["bytes_from"]
 
 

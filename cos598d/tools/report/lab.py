@@ -35,7 +35,7 @@ QUESTIONS = {
     "bytes": (
         "S is the gradient's size (payload), n the number of ranks. Write down, for each task, the bytes that rank 0 "
         "sends in an iteration, and the others, as formulas of n and S. Do they agree with the table?",
-        "Two tasks may send as much as each other and take another time. What else costs time?",
+        "Two tasks may send the same bytes and still take different times. What else costs time?",
         "What would change with eight ranks? With links of a tenth of the rate?",
     ),
     "accuracy": ("Should the tasks come to the same accuracy? Do they? What would you look at if one did not?",),
@@ -98,8 +98,8 @@ def find_runs(folder: Path) -> list[tuple[Path, Summary]]:
     missing = [task for task in TASKS if task not in {run["label"] for _, run in found}]
     if missing:
         raise UserError(
-            f"{folder} has no finished run of {listed(missing)}. Run the task's script with --output_dir "
-            f"{folder / missing[0]}."
+            f"{folder} has no finished run of {listed(missing)}. Run {'each' if len(missing) > 1 else 'the'} "
+            f"task's script with --output_dir {listed([folder / task for task in missing])}."
         )
     return sorted(found, key=lambda pair: TASKS.index(pair[1]["label"]))
 

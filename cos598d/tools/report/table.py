@@ -199,7 +199,7 @@ def speed_rows(runs: Sequence[Summary]) -> list[list[str]]:
             rows.append([run["run"], f"{clock:.4g}", f"{wall:.4g}", f"{share:.1%}", _of_peak(run)])
     if not any(row[-1] != "-" for row in rows):  # as in older records
         rows = [row[:-1] for row in rows]
-    head = ["run", "examples/s", "by the wall", "off the clock", OF_PEAK]
+    head = ["run", "examples/s", "examples/s (wall clock)", "share not timed", OF_PEAK]
     return [head[: len(rows[0])], *rows] if rows else []
 
 

@@ -21,7 +21,7 @@ from cos598d.strategies.base import Strategy
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS
 from cos598d.sync.options import SyncOptions
-from cos598d.terminal.words import number_of
+from cos598d.terminal.words import did_you_mean, number_of
 from cos598d.tools.check import card
 from cos598d.tools.check.judge import judge
 from cos598d.tools.check.spawn import RETURNED, RankEnd, run_world
@@ -68,8 +68,11 @@ def run_trial(name: str, world_size: int) -> PictureTrial:
     if not 2 <= world_size <= MOST_RANKS:
         raise UsageError(f"--world_size {world_size} cannot be drawn. Give 2 to {MOST_RANKS} ranks.")
     if name == AUTO_SYNC or not (is_own(name) or is_our_own(name)):
-        drawn = ", ".join(each for each in (*SYNCS, *STRATEGIES) if is_our_own(each))
-        raise UsageError(f"--sync {name} cannot be drawn. Give one of {drawn}, or your own as FILE.py:CLASS.")
+        drawn = [each for each in (*SYNCS, *STRATEGIES) if is_our_own(each)]
+        raise UsageError(
+            f"--sync {name} cannot be drawn.{did_you_mean(name, drawn)} Give one of {', '.join(drawn)}, or your own as "
+            "FILE.py:CLASS."
+        )
     ends = run_world(world_size, observe, name, seconds=SECONDS, timeout=SECONDS + 30)
     return _trial(name, [_answer(name, ends, end) for end in ends])
 

@@ -70,7 +70,7 @@ def reading(parts: Sequence[RankTimelines]) -> str:
     words += " A gap means that it does none of this."
     if numbered:
         words += " The number in a call is its number in the list."
-    return f"{words} The picture shows one step, once, and is no measurement."
+    return f"{words} The picture shows one step, once, and is not a measurement."
 
 
 def differences(own: RankTimelines, other: RankTimelines, mine: str = "yours", its: str = "the reference") -> str:
