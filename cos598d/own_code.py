@@ -7,7 +7,6 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from cos598d.errors import UsageError
-from cos598d.terminal.reading import read_plain
 
 SUFFIXES = (".py", ".py.txt")  # the second is of files that a package carries, and that no tool takes for its own code
 
@@ -61,6 +60,8 @@ def load_file(path: Path, shown: str, compiled: Callable[[ModuleType, bytes, str
     """
     if not path.name.endswith(SUFFIXES):
         raise UsageError(f"{shown} is not a Python file. Give FILE.py:CLASS.")
+    from cos598d.terminal.reading import read_plain  # which few runs need
+
     try:
         source = read_plain(path)
     except OSError as error:

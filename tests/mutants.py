@@ -57,6 +57,16 @@ class NoBroadcastOfFrozenWeights(AllReduce):
         return model
 
 
+@mutant("a sum in half precision", MEAN, OFF, "summed and not averaged: off by exactly n")
+class SumInHalfPrecision(AllReduce):
+    """Two mistakes: the larger one is named."""
+
+    def average(self, name, gradient):
+        half = gradient.half()
+        self.comm.all_reduce(half, name)
+        gradient.copy_(half)
+
+
 @mutant("no broadcast of buffers", "starts_from_rank_0", "buffer scale", "the buffer scale differs from rank 0's")
 class NoBroadcastOfBuffers(AllReduce):
     def attach(self, model):

@@ -42,7 +42,7 @@ from cos598d.models.find import (
 from cos598d.models.find_image import find_vit
 from cos598d.models.linear import multiply_by_the_faster
 from cos598d.models.padding import leave_out_padding
-from cos598d.models.products import Shape, widest_product
+from cos598d.models.products import ProductShape, widest_product
 from cos598d.terminal.printable import printable
 
 MODEL_TYPES = tuple(ARCHITECTURES)
@@ -84,7 +84,7 @@ class ModelSource:
     description: str
     revisions: Mapping[str, str] = field(default_factory=dict)
     images: ImageEncoder | None = None
-    product: Shape = Shape(rows=1, inputs=1, outputs=1)  # until the model's modules are known
+    product: ProductShape = ProductShape(rows=1, inputs=1, outputs=1)  # until the model's modules are known
 
     def load_encoder(self) -> Encoder:
         """What makes the model's inputs of a task's texts or images. Raises UserError for a vocabulary that is none."""

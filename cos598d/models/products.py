@@ -16,7 +16,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PEAK_SIDE = 512  # of the square matrices whose product tells a core's peak
 
 
-class Shape(NamedTuple):
+class ProductShape(NamedTuple):
     """A product's: rows (rows, inputs) times a weight (outputs, inputs), transposed."""
 
     rows: int
@@ -32,16 +32,16 @@ class Shape(NamedTuple):
         return f"{self.rows} x {self.inputs} by {self.inputs} x {self.outputs}"
 
 
-def widest_product(model: nn.Module) -> Shape:
+def widest_product(model: nn.Module) -> ProductShape:
     """The product of some tokens and the model's largest linear layer, cut to MOST_OPERATIONS."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     widest = max(layers, key=lambda layer: layer.in_features * layer.out_features)
     inputs, outputs = widest.in_features, widest.out_features
     rows = min(MOST_ROWS, max(LEAST_ROWS, int(MOST_OPERATIONS // (2 * inputs * outputs))))
-    return Shape(rows, inputs, max(1, min(outputs, int(MOST_OPERATIONS // (2 * rows * inputs)))))
+    return ProductShape(rows, inputs, max(1, min(outputs, int(MOST_OPERATIONS // (2 * rows * inputs)))))
 
 
-def seconds_of_product(shape: Shape, *precisions: str) -> dict[str, float]:
+def seconds_of_product(shape: ProductShape, *precisions: str) -> dict[str, float]:
     """Seconds of one core for one product of this shape in each of these precisions, measured now, in turn.
 
     float32 is multiplied by the library that the model's layers use.
@@ -57,5 +57,5 @@ def seconds_of_product(shape: Shape, *precisions: str) -> dict[str, float]:
 
 def core_peak(precision: str) -> float:
     """Operations per second of one core in a product of two square matrices, measured now."""
-    shape = Shape(PEAK_SIDE, PEAK_SIDE, PEAK_SIDE)
+    shape = ProductShape(PEAK_SIDE, PEAK_SIDE, PEAK_SIDE)
     return shape.operations / seconds_of_product(shape, precision)[precision]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from cos598d.comm.communicator import Communicator
-from cos598d.models.products import Shape, seconds_of_product
+from cos598d.models.products import ProductShape, seconds_of_product
 from cos598d.records.conventions import AUTO_PRECISION
 from cos598d.world.processor import bf16_instructions
 
@@ -20,7 +20,7 @@ class PrecisionChoice(NamedTuple):
     warning: str = ""
 
 
-def choose_precision(asked: str, shape: Shape, comm: Communicator) -> PrecisionChoice:
+def choose_precision(asked: str, shape: ProductShape, comm: Communicator) -> PrecisionChoice:
     """What `asked`, a value of --precision, comes to for a model whose widest product has this shape.
 
     Every rank calls it. On CPUs each rank measures a product in 16 bits and in float32, for at most 50 ms, and the
@@ -55,7 +55,7 @@ def decide(asked: str, ratio: float, where: str) -> PrecisionChoice:
     return PrecisionChoice(asked)
 
 
-def _what_bf16_gives(shape: Shape) -> str:
+def _what_bf16_gives(shape: ProductShape) -> str:
     """What bf16 would do to the seconds of a product, where the processor has instructions for it; "" elsewhere."""
     instructions = bf16_instructions()
     if instructions is None:
