@@ -265,7 +265,7 @@ else:
             write(self.global_rank)
     strategy = SyncStrategy(sync="ring", timeout=timedelta(seconds=300))
     quiet = {{"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False}}
-    Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=-1, **quiet).fit(Endless())
+    Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=-1, **quiet).fit(Endless(10))
 """
 
 
