@@ -61,21 +61,19 @@ def test_everything_else_is_torchs_own(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("capability", "seconds", "is_slow"),
-    [
-        ("AVX512", {"torch": 2.1, "oneDNN": 1.0}, True),
-        ("AVX512", {"torch": 1.15, "oneDNN": 1.0}, False),
-        ("AVX2", {"torch": 2.1, "oneDNN": 1.0}, False),
-    ],
+    ("vendor", "capability", "is_slow"),
+    [("AuthenticAMD", "AVX512", True), ("AuthenticAMD", "AVX2", False), ("GenuineIntel", "AVX512", False)],
 )
-def test_the_library_is_chosen_by_a_probe(capability, seconds, is_slow, monkeypatch):
-    asked = []
-    monkeypatch.setattr(linear, "seconds_in_turn", lambda calls: asked.append(sorted(calls)) or seconds)
+def test_mkl_is_slow_on_processors_with_avx512_that_are_not_intels(vendor, capability, is_slow, monkeypatch, tmp_path):
+    facts = tmp_path / "cpuinfo"
+    facts.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
+    monkeypatch.setattr(linear, "_CPU_FACTS", facts)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     assert mkl_is_slow.__wrapped__() is is_slow
-    assert asked == ([["oneDNN", "torch"]] if capability == "AVX512" else [])
+    facts.unlink()
+    assert not mkl_is_slow.__wrapped__(), "who makes the processor is not known"
 
 
 def test_layers_change_their_class_and_nothing_else(monkeypatch):

@@ -5,34 +5,28 @@ torch brings along and takes for 16 bits, uses what the processor has. The numbe
 another order.
 """
 
-from functools import cache, partial
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
-from cos598d.world.processor import seconds_in_turn
-
-# The product by which the libraries are compared: rows, inputs, outputs. With AVX-512 oneDNN is about twice as fast or
-# as fast, with less about a tenth faster; between the two the decision does not depend on what else the machine does.
-COMPARED, MUCH_FASTER = (256, 384, 1536), 1.5
+_CPU_FACTS = Path("/proc/cpuinfo")
 
 
 @cache
 def mkl_is_slow() -> bool:
-    """Whether oneDNN multiplies float32 matrices much faster than torch's own choice, by a probe of this process.
+    """Whether this processor has AVX-512 and is none of Intel's, and torch has both libraries.
 
-    Only asked where torch uses AVX-512 and has both libraries: elsewhere both use the same instructions.
+    The processor decides, not a probe: the libraries differ in the last bits. A probe on a busy machine may choose one
+    library in one process and the other in the next. Then ranks differ, and so does a run that is resumed.
     """
     has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    if not has_both or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if not has_both or torch.backends.cpu.get_cpu_capability() != "AVX512" or not _CPU_FACTS.exists():
         return False
-    count, inputs, outputs = COMPARED
-    rows, weight = torch.ones(count, inputs), torch.ones(outputs, inputs)
-    ways = {"torch": partial(functional.linear, rows, weight), "oneDNN": partial(multiply, rows, weight)}
-    seconds = seconds_in_turn(ways)
-    return seconds["torch"] > MUCH_FASTER * seconds["oneDNN"]
+    return "GenuineIntel" not in _CPU_FACTS.read_text(encoding="utf-8", errors="replace")
 
 
 def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
