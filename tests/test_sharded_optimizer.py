@@ -153,7 +153,7 @@ def saves_for_one_rank(comm):
     if comm.rank == 1:
         assert_same_state(ours.state_dict(), theirs.state_dict(), "consolidated")
     else:
-        with pytest.raises(UserError, match=r"for rank 1, and this is rank 0: call state_dict\(\) on rank 1"):
+        with pytest.raises(UserError, match=r"for rank 1, and this is rank 0\. Call state_dict\(\) on rank 1"):
             ours.state_dict()
     for one, m in ((ours, model), (theirs, expected)):
         one.step()
