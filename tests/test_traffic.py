@@ -41,7 +41,7 @@ def test_the_difference_is_other_calls_and_headers_and_a_rest():
     row = " ".join(cells(traffic_table([record()])))
     headers = 10 * 500 * HEADER_BYTES / 1e6
     assert "20.0 x 2 20.5 x 2 +2.50%" in row
-    assert row.endswith(f"0.100 x 2 {headers:.3f} x 2 {0.5 - 0.1 - headers:.3f} x 2 ledger")
+    assert row.endswith(f"0.100 x 2 {headers:.3f} x 2 {0.5 - 0.1 - headers:.3f} x 2 log")
 
 
 def test_of_an_engine_that_tells_nobody_what_it_sends_only_what_the_kernel_counted_is_there():
