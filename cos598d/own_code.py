@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from cos598d.errors import UsageError
+from cos598d.errors import UsageError, one_line
 
 SUFFIXES = (".py", ".py.txt")  # the second is of files that a package carries, and that no tool takes for its own code
 
@@ -44,7 +44,7 @@ def load_class(name: str, contract: Sequence[str], kind: str, how: str) -> type:
     missing = [method for method in contract if not callable(getattr(found, method, None))]
     if missing:
         raise UsageError(
-            f"{class_name} in {path} lacks {' and '.join(missing)}: a {kind} has {', '.join(contract)}. {how}."
+            f"{class_name} in {path} lacks {' and '.join(missing)}. A {kind} has {', '.join(contract)}. {how}."
         )
     return found
 
@@ -92,14 +92,18 @@ def _explain(error: BaseException, path: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(path):
         text = f": {error.text.strip()}" if error.text else ""
         return f"is not Python ({error.msg}, line {error.lineno}{text})"
-    line = line_in(error, str(path))
-    if line is None:  # refused by the compiler, without a line
+    if _line_in(error, str(path)) is None:  # refused by the compiler, without a line
         return f"is not Python ({error})"
-    message = " ".join(str(error).split())
-    return f"raises {type(error).__name__} while being imported, at line {line}: {message or 'without a message'}"
+    return raised(error, str(path), " while being imported,")
 
 
-def line_in(error: BaseException, file: str) -> int | None:
+def raised(error: BaseException, file: str, when: str = "") -> str:
+    """What code in `file` raised, for a sentence after what was called: the error's type, its line and its message."""
+    line = _line_in(error, file)
+    return f"raises {type(error).__name__}{when}{f' at line {line}' if line else ''}: {one_line(error).rstrip('.')}"
+
+
+def _line_in(error: BaseException, file: str) -> int | None:
     """The line of `file` that raised, the innermost one; None where the error comes from elsewhere."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return lines[-1] if lines else None

@@ -210,7 +210,7 @@ class ShardedParallel(DataParallel):
             like = fn(torch.empty(0, dtype=p.dtype, device=p.device))
             if like.dtype != p.dtype or like.device != p.device:
                 raise UsageError(
-                    f"the model's shards are {str(p.dtype).removeprefix('torch.')} on {p.device}: move or cast it "
+                    f"the model's shards are {str(p.dtype).removeprefix('torch.')} on {p.device}. Move or cast it "
                     "before parallelize."
                 )
         return super()._apply(fn, recurse)

@@ -178,7 +178,7 @@ def says(comm):
         module, optimizer = cos598d.parallelize(Tied(), lambda p: torch.optim.Adam(p, lr=1e-2), strategy)
         module.to(torch.float32).to("cpu")
         for cast in (module.double, module.bfloat16, lambda module=module: module.to("meta")):
-            with pytest.raises(UsageError, match="the model's shards are float32 on cpu: move or cast it before"):
+            with pytest.raises(UsageError, match="the model's shards are float32 on cpu. Move or cast it before"):
                 cast()
         with module.no_sync():
             module(ids_of(comm.rank, 0)).square().mean().backward()

@@ -72,7 +72,7 @@ def test_csv_goes_on_after_an_iteration_and_forgets_what_came_later(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("class T: pass\n", ["is no logger", "run, step, evaluation, checkpoint, end"]),
+        ("class T: pass\n", ["is not a logger", "run, step, evaluation, checkpoint, end"]),
         ("class T:\n    def step(self): pass\n", ["step()", "step(self, row"]),
         ("class T:\n    def __init__(self, x): pass\n    def step(self, row): pass\n", ["take no arguments"]),
     ],
@@ -82,3 +82,34 @@ def test_a_wrong_logger_is_refused_in_a_sentence(text, words, tmp_path):
     with pytest.raises(UsageError) as error:
         load_logger(f"{tmp_path}/mine.py:T")()
     assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_a_csv_file_that_was_damaged_keeps_its_whole_rows(tmp_path):
+    from cos598d.measure.loggers import CsvLogger
+
+    (tmp_path / "steps.csv").write_bytes(b"iteration,loss\r\n1,0.5\r\nx,\xff\r\n2,0.25\r\n3,0.2")
+    (tmp_path / "evaluations.csv").write_bytes(b"")
+    logger = CsvLogger()
+    logger.run(tmp_path, {}, 2)
+    logger.step({"iteration": 3, "loss": 0.125})
+    logger.evaluation({"iteration": 3, "epoch": 1, "acc": 0.5})
+    logger.end({"iteration": 3, "why": None})
+    assert [(row["iteration"], row["loss"]) for row in table(tmp_path / "steps.csv")] == [
+        ("1", "0.5"),
+        ("2", "0.25"),
+        ("3", "0.125"),
+    ]
+    assert [row["acc"] for row in table(tmp_path / "evaluations.csv")] == ["0.5"]
+
+
+@pytest.mark.parametrize("call", ["step", "end"])
+def test_an_error_in_a_logger_is_a_sentence_with_its_line_and_the_run_is_kept(tmp_path, call, capfd, monkeypatch):
+    monkeypatch.delenv("GLUE_DIR", raising=False)
+    (tmp_path / "mine.py").write_text(f"class Bad:\n    def {call}(self, row):\n        row['no such key']\n")
+    flags = {"output_dir": tmp_path / "run", "logger": f"{tmp_path}/mine.py:Bad", "max_steps": 2, **SETTING}
+    with pytest.raises(cos598d.errors.UserError) as error:
+        cos598d.train("rte", do_train=True, save_model=False, **flags)
+    said = f"{error.value}\n{capfd.readouterr().err}"
+    assert f"{call}() raises KeyError at line 3" in said
+    assert "Traceback" not in said
+    assert (tmp_path / "run" / "summary.json").exists() == (call == "end")

@@ -153,7 +153,7 @@ BODY = "class T:\n    classes = ('a', 'b')\n    def examples(self, part, data_di
         ("class T:\n    def examples(self): pass\n", ["classes = ()", "different names"]),
         (BODY.replace("'b'", "'a'") + "pass", ["('a', 'a')"]),
         (BODY + "pass\n    def score(self, p, l): pass", ["metrics = ()"]),
-        (BODY + "return None", ["returned None", "yield"]),
+        (BODY + "return None", ["returned None", "Yield"]),
         (BODY + "return []", ["no example"]),
         (BODY + "yield 'text'", ["example 0", "(text, label)"]),
         (BODY + "yield 3, 'a'", ["example 0", "texts are str"]),

@@ -112,7 +112,6 @@ class _Trained(NamedTuple):
 
 def _trained(options: argparse.Namespace) -> _Trained:
     """What a run has left. Raises UserError where it is no run, has not saved its model, or is of code not named."""
-
     from cos598d.commands.replay import read_config
     from cos598d.config import config_from
     from cos598d.models.build import find_model
@@ -169,7 +168,7 @@ def _texts(trained: _Trained, options: argparse.Namespace) -> _Asked:
             )
     rows = [("0", tuple(options.text))] if options.text else task.unlabelled(options.file)
     encoder = trained.source.load_encoder()
-    assert isinstance(encoder, TextEncoder)  # as the task's head says
+    assert isinstance(encoder, TextEncoder)  # the task's head implies it
     found = read_texts(rows, encoder, trained.config.max_seq_length)
     with_probability = True if options.text else not isinstance(task, GlueTask)
     return _Asked(found.features, lambda outputs: table(found.names, outputs, task, with_probability))

@@ -12,8 +12,8 @@ import numpy as np
 from cos598d.data.glue.metrics import ACCURACY, CORRELATIONS
 from cos598d.data.glue.metrics import score as standard_score
 from cos598d.data.task import Scores, Task
-from cos598d.errors import UsageError, UserError, one_line
-from cos598d.own_code import line_in, load_class
+from cos598d.errors import UsageError, UserError
+from cos598d.own_code import load_class, raised
 from cos598d.terminal.printable import printable
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PARTS = ("train", "dev", "test")
 MOST_CLASSES = 1000
-_FORM = "give (text, label) or (text, second text, label)"
+_FORM = "Give (text, label) or (text, second text, label)"
 _SHOWN = 100  # characters of a value that are printed at most
 
 Row = tuple[str, str | None, Any]  # the first text, the second or None, the label
@@ -113,7 +113,7 @@ class OwnTask(Task):
         is_right = isinstance(found, Mapping) and set(found) == set(self.metrics)
         if not is_right or not all(_is_finite(value) for value in found.values()):
             raise UserError(
-                f"{self._named}: score() returned {_shown(found)}: return a dict with a finite number for "
+                f"{self._named}: score() returned {_shown(found)}. Return a dict with a finite number for "
                 f"{' and '.join(self.metrics)}."
             )
         return Scores({name: float(found[name]) for name in self.metrics})
@@ -126,7 +126,7 @@ class OwnTask(Task):
         is_list = isinstance(found, (list, tuple)) and all(isinstance(one, str) for one in found)
         if not is_list or not 2 <= len(set(found)) == len(found) <= MOST_CLASSES:
             raise UsageError(
-                f"{self._named} has classes = {_shown(found)}: give a tuple of 2 to {MOST_CLASSES} different names, or "
+                f"{self._named} has classes = {_shown(found)}. Give a tuple of 2 to {MOST_CLASSES} different names, or "
                 "None where labels are numbers."
             )
         return tuple(found)
@@ -135,7 +135,7 @@ class OwnTask(Task):
         found = getattr(self._own, "metrics", ())
         if not isinstance(found, (list, tuple)) or not found or not all(isinstance(one, str) for one in found):
             raise UsageError(
-                f"{self._named} has score() and metrics = {_shown(found)}: give a tuple of the names that score() "
+                f"{self._named} has score() and metrics = {_shown(found)}. Give a tuple of the names that score() "
                 'returns, such as metrics = ("f1",).'
             )
         return tuple(found)
@@ -149,36 +149,35 @@ class OwnTask(Task):
         try:
             found = self._own.examples(part, data_dir)
             if not hasattr(found, "__iter__"):
-                raise UserError(f"{call} returned {_shown(found)}: yield examples, or return a list of them.")
+                raise UserError(f"{call} returned {_shown(found)}. Yield examples, or return a list of them.")
             for number, row in enumerate(found):
                 if not isinstance(row, (list, tuple)) or len(row) not in (2, 3):
-                    raise UserError(f"{call}, example {number}, is {_shown(row)}: {_FORM}.")
+                    raise UserError(f"{call}, example {number}, is {_shown(row)}. {_FORM}.")
                 texts = row[:-1]
                 if not all(isinstance(text, str) for text in texts):
-                    raise UserError(f"{call}, example {number}, is {_shown(row)}: {_FORM}, where texts are str.")
+                    raise UserError(f"{call}, example {number}, is {_shown(row)}. {_FORM}, where texts are str.")
                 yield texts[0], texts[1] if len(texts) == 2 else None, row[-1]
         except UserError:
             raise
         except Exception as error:
             raise UserError(f"{call} {self._why(error)}. Fix that file.") from error
         if number < 0:
-            raise UserError(f"{call} gave no example: give at least one.")
+            raise UserError(f"{call} gave no example. Give at least one.")
 
     def _label(self, label: Any, part: str, number: int = 0) -> int | float:
         """A label as the model is trained on it. Raises UserError for one that is no class, or no number."""
-        if self.classes and label in self.classes:
+        if isinstance(label, str) and label in self.classes:
             return self.classes.index(label)
         if not self.classes and _is_finite(label):
             return float(label)
         known = f"one of the classes {', '.join(self.classes)}" if self.classes else "a finite number"
         raise UserError(
-            f"{self._named}: the label of example {number} of {part!r} is {_shown(label)}: give "
+            f"{self._named}: the label of example {number} of {part!r} is {_shown(label)}. Give "
             f"{printable(known, _SHOWN)}."
         )
 
     def _why(self, error: Exception) -> str:
-        line = line_in(error, self._file)
-        return f"raises {type(error).__name__}{f' at line {line}' if line else ''}: {one_line(error).rstrip('.')}"
+        return raised(error, self._file)
 
 
 def _is_finite(value: Any) -> bool:

@@ -96,7 +96,7 @@ class Task(ABC):
 
     def unlabelled(self, source: Any) -> Iterable[tuple[str, tuple[str, ...]]]:
         """The examples of a file without labels: the name of each, and its one or two texts. Raises UserError."""
-        raise UsageError(f"of {self.name} no files without labels are read: give --text.")
+        raise UsageError(f"{self.name} has no form for --file. Give --text.")
 
     def remarks(self, part: str, features: Any) -> list[str]:
         """What the user should know of a part's data, a line each."""

@@ -1,14 +1,17 @@
-"""Loggers: what a run tells somebody who looks on, by five calls of rank 0. TensorBoard's is in tensorboard.py."""
+"""Loggers: five calls by which rank 0 reports its run while it trains. TensorBoard's is in tensorboard.py."""
 
 import csv
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import io
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from cos598d.errors import UsageError
-from cos598d.own_code import load_class
+from cos598d.errors import UsageError, UserError
+from cos598d.own_code import load_class, raised
 from cos598d.records.conventions import CSV_EVALUATIONS, CSV_STEPS
+from cos598d.terminal.files import write_whole
 
 CALLS = ("run", "step", "evaluation", "checkpoint", "end")
 
@@ -58,20 +61,23 @@ class _Table:
 
     def __init__(self, path: Path, after: int):
         """Keep the rows of the file up to the iteration `after`, or begin it. Raises OSError."""
-        kept: Sequence[dict[str, Any]] = ()
-        if after and path.is_file():
-            with path.open(encoding="utf-8", newline="") as earlier:
-                kept = [row for row in csv.DictReader(earlier) if _number(row.get("iteration")) <= after]
-        self._file: TextIO = path.open("w", encoding="utf-8", newline="")
-        self._writer: csv.DictWriter[str] | None = None
-        for row in kept:
-            self.write(row)
+        kept = _rows_up_to(path, after) if after else []
+        text = io.StringIO()
+        self._columns: list[str] = list(kept[0]) if kept else []
+        if kept:
+            writer = csv.DictWriter(text, self._columns)
+            writer.writeheader()
+            writer.writerows(kept)
+        write_whole(path, text.getvalue())  # a run that is killed here loses no row
+        self._file: TextIO = path.open("a", encoding="utf-8", newline="")
 
     def write(self, row: Mapping[str, Any]) -> None:
-        if self._writer is None:
-            self._writer = csv.DictWriter(self._file, list(row), extrasaction="ignore")
-            self._writer.writeheader()
-        self._writer.writerow(row)
+        is_first = not self._columns
+        self._columns = self._columns or list(row)
+        writer = csv.DictWriter(self._file, self._columns, extrasaction="ignore")
+        if is_first:
+            writer.writeheader()
+        writer.writerow(row)
         self._file.flush()
 
     def close(self) -> None:
@@ -79,12 +85,25 @@ class _Table:
 
 
 class _Own(Logger):
-    """A logger of the user's, of which those of the five calls count that it has."""
+    """A logger of the user's, of which those of the five calls count that it has.
 
-    def __init__(self, own: Any):
+    An error in one of them is a UserError with the file's line: it is no error of the run's.
+    """
+
+    def __init__(self, own: Any, named: str):
+        self._named, self._file = named, str(Path(named.rpartition(":")[0]).resolve())
         for name in CALLS:
             if callable(getattr(own, name, None)):
-                setattr(self, name, getattr(own, name))
+                setattr(self, name, partial(self._call, getattr(own, name)))
+
+    def _call(self, method: Callable[..., None], *arguments: Any) -> None:
+        try:
+            method(*arguments)
+        except Exception as error:
+            why = raised(error, self._file)
+            raise UserError(
+                f"{self._named}: {method.__name__}() {why}. Fix that file, or leave out --logger."
+            ) from error
 
 
 def remove_tables(folder: Path) -> None:
@@ -100,23 +119,30 @@ def load_logger(named: str) -> Callable[[], Logger]:
     """
     kind = load_class(named, (), "logger", "")
     if not any(callable(getattr(kind, name, None)) for name in CALLS):
-        raise UsageError(f"{named} is no logger: give it one or more of the methods {', '.join(CALLS)}.")
+        raise UsageError(f"{named} is not a logger. Give it one or more of the methods {', '.join(CALLS)}.")
     for name in CALLS:
         method, wanted = getattr(kind, name, None), inspect.signature(getattr(Logger, name))
         try:
             if callable(method):
                 inspect.signature(method).bind(*wanted.parameters)
         except TypeError as error:
-            raise UsageError(f"{named}: {name}() cannot be called ({error}): write {name}{wanted}.") from None
+            raise UsageError(f"{named}: {name}() cannot be called ({error}). Write {name}{wanted}.") from None
 
     def make() -> Logger:
         try:
-            return _Own(kind())
+            return _Own(kind(), named)
         except Exception as error:
             raise UsageError(f"{named} cannot be made ({error}). Let its __init__ take no arguments.") from error
 
     return make
 
 
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 0
+def _rows_up_to(path: Path, iteration: int) -> list[dict[str, Any]]:
+    """The whole rows of a file up to this iteration; what a crash or an editor has damaged is left out."""
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as earlier:
+            rows = list(csv.DictReader(earlier))
+    except (FileNotFoundError, csv.Error):
+        return []
+    numbers = ((row, row.get("iteration") or "") for row in rows if None not in row and None not in row.values())
+    return [row for row, number in numbers if number.isdecimal() and int(number) <= iteration]

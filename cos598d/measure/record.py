@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from cos598d.comm.ledger import Ledger, Totals
+from cos598d.errors import UserError
 from cos598d.measure.attempts import Attempts, find_earlier, why
 from cos598d.measure.claim import FACTS, NOTHING_DONE, OLD_IS_GONE, clear, told
 from cos598d.measure.iterations import IterationRows, Row, last_text, row_text, sums_at
@@ -137,7 +138,6 @@ class RunRecord:
         if self._monitor:
             self._monitor.stop()
         said = None if self._is_published else (self._attempts and self._attempts.all[-1]["why"]) or why(error)
-        self._tell("end", {"iteration": self.iterations, "why": said})
         self._staged.close()
         self._files.close()
         if self._attempts and not self._is_published:
@@ -149,6 +149,11 @@ class RunRecord:
             tell_no_more(self._ends_early)
         if not self._is_published and not self.iterations and not self.epochs:
             self._clear_up()  # nothing was done that anybody could look at
+        try:
+            self._tell("end", {"iteration": self.iterations, "why": said})
+        except UserError:
+            if error is None:  # else the run ends for that error
+                raise
 
     def describe(self, files: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
         """Rank 0: write `files` (JSON values by their names) and the summary's facts, for who looks on meanwhile."""
