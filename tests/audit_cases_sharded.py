@@ -61,6 +61,7 @@ RIGHT = {
     "fsdp1_accumulation": ("fsdp1", [(LOSS, MICRO)], ""),
     "tensor_parallel": ("fsdp2", [(UNIT + ROOT, 'parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})\n'), ("[rank::ranks]", ""), (CLIP, ""), ("from torch.distributed.fsdp import fully_shard", "from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module")], ""),
     "owners": ("owners", [], ""),
+    "owners_by_rates": ("owners", [("optimizer = torch.optim.Adam([p for p in owners if owners[p] == rank], lr=0.01)\n", "optimizer = torch.optim.SGD([p for p in owners if owners[p] == rank], lr=0.01 * (1 + rank))\n")], ""),
     "owners_by_groups": ("owners", [("optimizer = torch.optim.Adam([p for p in owners if owners[p] == rank], lr=0.01)\n", "mine = [p for p in owners if owners[p] == rank]\ngroups = [([p for p in mine if p.dim() > 1], 0.1), ([p for p in mine if p.dim() == 1], 0.0)]\noptimizer = torch.optim.AdamW([{'params': some, 'weight_decay': decay} for some, decay in groups if some], lr=0.01)\n")], ""),
     "flat_parts": ("flat_parts", [], ""),
     "flat_parts_divided_before": ("flat_parts", [(FLAT_AVERAGE, ""), ("dist.reduce_scatter_tensor(part.grad, gradients)", "dist.reduce_scatter_tensor(part.grad, gradients / ranks)")], ""),

@@ -141,7 +141,7 @@ def _settings(books: Sequence[Book]) -> list[AuditFinding]:
         first = rows[0].get("rates", [])
         for rank, row in enumerate(rows):
             rates = row.get("rates", [])
-            if len(rates) == len(first) and rates != first and not _remember_apart(books[0], books[rank]):
+            if len(rates) == len(first) and rates != first and not _step_apart(books[0], books[rank]):
                 mine, theirs = next(pair for pair in zip(first, rates, strict=True) if pair[0] != pair[1])
                 says = f"Step {step}: lr is {mine:g} on rank 0 and {theirs:g} on rank {rank}."
                 return [AuditFinding("optimizers_differ", (says,), _step_place(books))]
@@ -156,16 +156,18 @@ def _settings(books: Sequence[Book]) -> list[AuditFinding]:
 
 
 def _are_shared_out(first: Mapping, other: Mapping, mine: Book, theirs: Book) -> bool:
-    """Whether two ranks' optimizers remember different tensors: then each may go by what is right for its own.
-
-    What remembers nothing, as SGD without momentum, cannot be told so.
-    """
-    return first["class"] == other["class"] and _remember_apart(mine, theirs)
+    """Whether two ranks' optimizers step different tensors: then each may go by what is right for its own."""
+    return first["class"] == other["class"] and _step_apart(mine, theirs)
 
 
-def _remember_apart(mine: Book, theirs: Book) -> bool:
-    here, there = ({name for step in book["steps"] for name in step["state"]} for book in (mine, theirs))
-    return bool(here and there) and here.isdisjoint(there)
+def _step_apart(mine: Book, theirs: Book) -> bool:
+    """Whether no tensor is stepped on both ranks: by what the optimizers remember, and by what they apply, since SGD
+    without momentum remembers nothing."""
+    for what in ("state", "applied"):
+        here, there = ({name for step in book["steps"] for name in step[what]} for book in (mine, theirs))
+        if here and there and here.isdisjoint(there):
+            return True
+    return False
 
 
 def _states(books: Sequence[Book]) -> list[AuditFinding]:
