@@ -127,9 +127,7 @@ def _trained(options: argparse.Namespace) -> _Trained:
     values, summary = read_config(folder / "config.json"), read_summary(folder)
     asked = values["task_name"]
     if is_own(asked) and options.task_name is None:
-        raise UsageError(
-            f"{folder} is of a run whose task is code in a file, {asked}. Add --task_name {asked} to run it."
-        )
+        raise UsageError(f"the task of {folder} is code in a file, {asked}. Add --task_name {asked} to run that code.")
     if options.task_name is not None and not is_own(asked):
         raise UsageError(f"--task_name is for runs of a task of your own, and {folder} is of {asked}. Leave it out.")
     config = config_from(values | {"task_name": options.task_name or asked})
@@ -161,10 +159,10 @@ def _texts(trained: _Trained, options: argparse.Namespace) -> _Asked:
     task = trained.task
     if options.text:
         wanted = task.texts
-        if wanted is not None and len(options.text) != wanted or len(options.text) > 2:
+        if len(options.text) not in ((1, 2) if wanted is None else (wanted,)):
+            known = {1: "a single text. Give 1", 2: "a pair. Give 2", None: "one text or a pair. Give 1 or 2"}[wanted]
             raise UsageError(
-                f"--text has {len(options.text)} texts, and the model was trained on "
-                f"{'single texts' if wanted == 1 else 'pairs'}. Give {wanted or 2}, each in quotes."
+                f"--text has {len(options.text)} texts, and an example of {task.name} is {known}, each in quotes."
             )
     rows = [("0", tuple(options.text))] if options.text else task.unlabelled(options.file)
     encoder = trained.source.load_encoder()
