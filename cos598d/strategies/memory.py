@@ -11,6 +11,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
+from cos598d import own_code
+
+# Where the classes of a sync's parts are: this library's, and a user's file.
+_SYNCS = ("cos598d.sync", own_code.__name__)
+
 
 def count_memory(**categories: Iterable[torch.Tensor]) -> dict[str, int]:
     """The bytes of each category's storages; a storage that belongs to several counts in the first alone."""
@@ -62,7 +67,7 @@ def _kind_of(kind: type) -> str:
         return "mapping"
     if issubclass(kind, (list, tuple, set, deque)):
         return "items"
-    is_ours = kind.__module__.startswith("cos598d.sync") and not issubclass(kind, nn.Module)
+    is_ours = kind.__module__.startswith(_SYNCS) and not issubclass(kind, nn.Module)
     return "object" if is_ours and kind.__dictoffset__ else ""
 
 
