@@ -28,7 +28,6 @@ from cos598d.comm.communicator import Communicator
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
-from cos598d.fields import flags_of
 from cos598d.models.build import build_model, find_model
 from cos598d.records.conventions import COMMUNICATION, WIRE
 from cos598d.records.run import CALL, WIRE_ROW, read_table
@@ -37,6 +36,7 @@ from cos598d.strategies.parts.low_bytes import packed_bytes
 from cos598d.strategies.parts.row_gradients import row_embeddings
 from cos598d.strategies.parts.units import looked_up
 from cos598d.strategies.zero3 import Zero3
+from cos598d.terminal.fields import flags_of
 from cos598d.terminal.files import write_json
 from cos598d.terminal.reading import read_json
 from cos598d.terminal.tables import as_text

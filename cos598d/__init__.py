@@ -7,17 +7,17 @@ if TYPE_CHECKING:
     from cos598d.commands.from_python import TrainedRun as TrainedRun
     from cos598d.commands.from_python import compare as compare
     from cos598d.commands.from_python import train as train
-    from cos598d.parallel import data_parallel as data_parallel
-    from cos598d.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
-    from cos598d.sharded_parallel import parallelize as parallelize
+    from cos598d.doors.parallel import data_parallel as data_parallel
+    from cos598d.doors.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
+    from cos598d.doors.sharded_parallel import parallelize as parallelize
 
 __version__ = "0.1.0"
 
 # What the package offers to Python, by the module that has it.
 _OFFERED = {
-    "data_parallel": "cos598d.parallel",
-    "parallelize": "cos598d.sharded_parallel",
-    "ShardedOptimizer": "cos598d.sharded_optimizer",
+    "data_parallel": "cos598d.doors.parallel",
+    "parallelize": "cos598d.doors.sharded_parallel",
+    "ShardedOptimizer": "cos598d.doors.sharded_optimizer",
     "train": "cos598d.commands.from_python",
     "compare": "cos598d.commands.from_python",
     "TrainedRun": "cos598d.commands.from_python",

@@ -1,4 +1,4 @@
-"""One start of a run's training: from where the run is to its end, or until it is asked to stop."""
+"""One start of a run: trained from where the run is to its end or until it is asked to stop, and published."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,9 +7,11 @@ from typing import Any
 from cos598d.checkpoints import Checkpoints
 from cos598d.checkpoints.control import Stopping, TrainingControl
 from cos598d.checkpoints.resume import how_to_go_on
+from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError
 from cos598d.evaluate import Evaluation
 from cos598d.loop import train
+from cos598d.measure.record import RunRecord
 from cos598d.plan import TrainingSetup
 from cos598d.terminal.signals import GOES_ON, Requests
 
@@ -85,3 +87,26 @@ def leave(result: TrainResult, setup: TrainingSetup) -> int:
     how = how_to_go_on(setup.record.folder, setup.config)
     setup.console.say_last(f"{result.stopped} after iteration {iteration}{lost}: {how}.")
     return GOES_ON
+
+
+def publish_record(
+    record: RunRecord, comm: Communicator, setting: Mapping[str, Any], files: Mapping[str, Any], keeps_model: bool
+) -> None:
+    """Give the files of a run that has ended well their names in its folder, the summary last. Every rank calls it.
+
+    `setting` are the summary's facts, `files` as `RunRecord.stage` takes them, both of rank 0. An earlier
+    run's model goes unless `keeps_model`. Raises UserError where the disk refuses; an earlier record stands until all
+    of this one is on it.
+    """
+    shares = comm.collect(record.share())
+    record.complete()
+    if shares is not None:  # on rank 0
+        record.stage(dict(setting), shares, files)
+    comm.exchange("all of the record is on the disk, whatever it is called")
+    if comm.rank == 0:
+        record.remove_old(with_model=not keeps_model)
+    comm.exchange("an earlier run's is gone")
+    record.publish()
+    comm.exchange("the rows are there")
+    if comm.rank == 0:
+        record.publish_summary()

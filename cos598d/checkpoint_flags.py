@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cos598d.errors import UsageError
-from cos598d.fields import flag, flags_of, given
+from cos598d.terminal.fields import flag, flags_of, given
 
 GROUP = "checkpoints and stopping"  # where --help lists them
 LOSS_METRIC = "validation_loss"

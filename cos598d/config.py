@@ -16,18 +16,18 @@ from cos598d.data.squad.options import SquadOptions
 from cos598d.data.tasks import TaskOptions
 from cos598d.data.text.table import TextOptions
 from cos598d.errors import UsageError
-from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.measure.thinning import AUTO, FORMS, LedgerRule
 from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, TEXT_TYPES
 from cos598d.models.build import MODEL_TYPES
 from cos598d.models.recompute import MODEL_TYPES as RECOMPUTED
-from cos598d.own_code import label_of
 from cos598d.records.conventions import AUTO_PRECISION, PRECISIONS
 from cos598d.strategies import AUTO_SYNC, class_of, known_names
 from cos598d.strategies.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
 from cos598d.sync import or_choose
 from cos598d.sync.codecs import CODECS, get_codec
 from cos598d.sync.options import SYNC_GROUP, SyncFlags, SyncOptions
+from cos598d.terminal.fields import check_flags, defaults_of, flag, flags_of, given
+from cos598d.terminal.own_code import label_of
 from cos598d.terminal.printable import printable
 from cos598d.world.devices import AUTO_BACKEND, check_threads
 

@@ -12,10 +12,13 @@ from torch import nn
 
 from cos598d.checkpoint_flags import LOSS_METRIC
 from cos598d.comm.communicator import Communicator
+from cos598d.config import RunConfig
 from cos598d.data import Task
 from cos598d.data.classes import class_scores
 from cos598d.data.examples import Examples
+from cos598d.data.glue.task import GlueTask
 from cos598d.data.sampler import evaluation_batches
+from cos598d.data.unlabelled import Unlabelled, table
 from cos598d.records.conventions import EVALUATION
 from cos598d.strategies.precision import autocast
 
@@ -132,3 +135,24 @@ def _cross_entropy(scores: np.ndarray, targets: np.ndarray, lengths: np.ndarray)
     scores = np.where(np.arange(scores.shape[1]) < lengths[:, None], scores.astype(np.float64), -np.inf)
     scores -= scores.max(axis=1, keepdims=True)
     return float(np.mean(np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(scores)), targets]))
+
+
+def predict(
+    model: nn.Module, task: Task, features: Examples, config: RunConfig, comm: Communicator, batch_size: int
+) -> np.ndarray:
+    """What the model says of every example, (examples, sum of the task's output widths). Every rank calls it."""
+    widths, context = task.output_widths(features), autocast(config.precision, comm.device)
+    found = model_outputs(model, features, widths, comm, batch_size, context)
+    assert found is not None  # nobody asks it to stop
+    return found
+
+
+def predict_test_sets(
+    model: nn.Module, task: Task, tests: Mapping[str, Unlabelled], config: RunConfig, comm: Communicator
+) -> dict[str, str]:
+    """The tables of --do_predict by their files' names: GLUE's as its benchmark takes them, of two columns."""
+    size, with_probability = config.per_gpu_eval_batch_size, not isinstance(task, GlueTask)
+    return {
+        name: table(test.names, predict(model, task, test.features, config, comm, size), task, with_probability)
+        for name, test in tests.items()
+    }

@@ -8,12 +8,17 @@ from typing import Any, NamedTuple
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data import Task
+from cos598d.data.encoder import Encoder
 from cos598d.data.examples import Examples
+from cos598d.data.text.encoder import TextEncoder
+from cos598d.data.unlabelled import Unlabelled, read_texts
 from cos598d.errors import HubUnreachable, UsageError, UserError
+from cos598d.measure.claim import TEST_PREDICTIONS
 from cos598d.measure.environment import network_facts
 from cos598d.measure.loggers import CsvLogger, Logger, load_logger
 from cos598d.measure.tensorboard import Board, check_tensorboard
 from cos598d.models.build import ModelSource, find_model
+from cos598d.records.conventions import BY_LEDGER
 from cos598d.terminal.console import Console
 from cos598d.terminal.words import number_of
 
@@ -111,6 +116,29 @@ def load_examples(
     return examples
 
 
+def read_test_sets(config: RunConfig, inputs: RunInputs, encoder: Encoder, comm: Communicator) -> dict[str, Unlabelled]:
+    """What --do_predict predicts, by the names of its files in the run's folder.
+
+    Raises UserError for unfit files, and, the same on every rank, where a rank's are not rank 0's.
+    """
+    sets = inputs.task.test_sets(inputs.location)
+    if not sets:
+        raise UsageError(
+            f"--do_predict: {inputs.data_words} has no test set of {inputs.task.name}. Leave the flag out, and give "
+            "files to `cos598d predict`."
+        )
+    assert isinstance(encoder, TextEncoder)  # as RunConfig.check has made sure
+    found = {
+        TEST_PREDICTIONS.format(part=ending): read_texts(inputs.task.unlabelled(source), encoder, config.max_seq_length)
+        for ending, source in sets.items()
+    }
+    digests = comm.exchange([one.features.digest() for one in found.values()])
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise UserError(f"the test set of rank {rank} is not rank 0's. Give every rank the same data and model.")
+    return found
+
+
 def announced(config: RunConfig, inputs: RunInputs, comm: Communicator, threads: int) -> list[str]:
     """What a run prints first: what it trains, by which sync, on how many ranks, with which numbers."""
     ranks = number_of(comm.world_size, "rank")
@@ -123,3 +151,26 @@ def announced(config: RunConfig, inputs: RunInputs, comm: Communicator, threads:
         f"{config.describe_batch(comm.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
         f"{config.precision}, seed {config.seed}",
     ]
+
+
+def summary_facts(config: RunConfig, inputs: RunInputs, comm: Communicator, parameters: int) -> dict[str, Any]:
+    """What the summary tells of a run besides what was measured; `parameters` is the model's number of weights."""
+    return {
+        "task": inputs.task.name,
+        "label": config.label,
+        "sync": config.sync,
+        "world_size": comm.world_size,
+        "backend": config.backend,
+        "bytes_are_assumed": comm.bytes_are_assumed,
+        "bytes_from": BY_LEDGER,
+        "device": comm.device.type,
+        "model": inputs.source.description,
+        "data": inputs.data_words,
+        **({"classes": list(inputs.task.classes)} if inputs.task.tells_classes else {}),
+        "parameters": parameters,
+        "total_train_batch_size": config.total_batch_size(comm.world_size),
+        "max_seq_length": config.max_seq_length,
+        "dropout": config.dropout,
+        "precision": config.precision,
+        "seed": config.seed,
+    }

@@ -9,26 +9,33 @@ from pathlib import Path
 
 import torch
 
-from cos598d.attempt import leave, train_and_checkpoint
+from cos598d.attempt import leave, publish_record, train_and_checkpoint
 from cos598d.checkpoints import FOLDER, Checkpoints
 from cos598d.checkpoints.resume import facts_of, find_checkpoint, is_ours, named_folder, open_record, say_if_finished
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig, folder_name
-from cos598d.evaluate import Evaluation
-from cos598d.inputs import RunInputs, announced, find_data, find_loggers, find_source, load_examples
+from cos598d.evaluate import Evaluation, predict_test_sets
+from cos598d.inputs import (
+    RunInputs,
+    announced,
+    find_data,
+    find_loggers,
+    find_source,
+    load_examples,
+    read_test_sets,
+    summary_facts,
+)
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.peak import peak_of_all
 from cos598d.measure.wire import find_interface
 from cos598d.models.build import build_model, count_parameters, uses_every_parameter
-from cos598d.models.checkpoint import save_description
+from cos598d.models.checkpoint import save_description, save_run_model
 from cos598d.models.operations import training_operations
 from cos598d.models.products import core_peak
 from cos598d.models.recompute import recompute_activations
 from cos598d.plan import Plan, TrainingSetup
-from cos598d.predictions import predict_test_sets, read_test_sets
-from cos598d.publish import publish_record, save_run_model, summary_facts
 from cos598d.rank import RankProcess, init_rank
 from cos598d.records.conventions import AUTO_PRECISION
 from cos598d.strategies import AUTO_SYNC, get_strategy

@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from torch.utils.data import DataLoader
 
 import cos598d
-from cos598d.parallel import DataParallel
+from cos598d.doors.parallel import DataParallel
 
 
 class SyncStrategy(DDPStrategy):

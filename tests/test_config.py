@@ -10,9 +10,9 @@ from cos598d.commands.flags import to_words as flag_words
 from cos598d.commands.run_flags import CourseFlags, add_run_options, run_values, to_words
 from cos598d.config import SYNC_FIELDS, RunConfig, config_from, folder_name
 from cos598d.errors import UsageError
-from cos598d.fields import Flag, check_flags, defaults_of, flag, flags_of
 from cos598d.strategies import class_of, known_names
 from cos598d.sync.options import SyncOptions
+from cos598d.terminal.fields import Flag, check_flags, defaults_of, flag, flags_of
 from cos598d.tools.audit.options import AuditFlags
 
 

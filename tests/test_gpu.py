@@ -18,9 +18,9 @@ from cos598d.checkpoints import RankState, find, load_random_states, random_stat
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.comm.process_group import close_group, open_group
+from cos598d.doors.parallel import data_parallel
 from cos598d.measure.clock import IterationClock
 from cos598d.models.build import find_model
-from cos598d.parallel import data_parallel
 from cos598d.records.conventions import PHASES
 from cos598d.tools.bench.candidates import parse_candidate
 from cos598d.tools.bench.trace import MarkedClock

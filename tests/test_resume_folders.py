@@ -13,6 +13,7 @@ from saved_states import save_all
 from test_unfinished import SETTING
 from worlds import run_ranks
 
+from cos598d.attempt import publish_record
 from cos598d.checkpoints import FOLDER, find, has_checkpoints, remove_all, whole_in
 from cos598d.checkpoints.layout import step_name
 from cos598d.checkpoints.resume import find_checkpoint, how_to_go_on, is_ours, open_record, say_if_finished
@@ -23,7 +24,6 @@ from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError
 from cos598d.measure.claim import claim_folder, told
 from cos598d.measure.record import RunRecord
-from cos598d.publish import publish_record
 from cos598d.records.conventions import MODEL_FILES, PHASES
 from cos598d.terminal.files import whole_folder
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from worlds import run_ranks
 
-from cos598d.own_code import load_file
+from cos598d.terminal.own_code import load_file
 from cos598d.tools.check.trace import trace_direct_calls
 
 CODE = """import torch

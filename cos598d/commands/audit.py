@@ -11,7 +11,7 @@ from pathlib import Path
 from cos598d.commands.flags import add_flags, given_flags
 from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import ERROR, UsageError
-from cos598d.fields import check_flags
+from cos598d.terminal.fields import check_flags
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.audit import script
 from cos598d.tools.audit.book import BOOKS

@@ -13,8 +13,8 @@ from typing import Any
 from cos598d.commands.flags import add_flags, check_output_file, given_flags, to_words
 from cos598d.commands.rank_flags import RankFlags, identity_from
 from cos598d.errors import UsageError, UserError
-from cos598d.fields import flag
 from cos598d.records.bench import FILE_NAME
+from cos598d.terminal.fields import flag
 from cos598d.terminal.files import write_json
 from cos598d.tools.bench.plan import HOW, BenchPlan, plan_from
 from cos598d.tools.report.answer import fastest_in

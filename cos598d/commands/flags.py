@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cos598d.errors import ERROR, UsageError
-from cos598d.fields import Flag, flags_of
+from cos598d.terminal.fields import Flag, flags_of
 from cos598d.terminal.printable import printable
 from cos598d.terminal.words import did_you_mean
 

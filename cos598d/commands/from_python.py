@@ -17,9 +17,9 @@ from typing import Any
 from cos598d.commands.run_flags import to_words
 from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.errors import UsageError, UserError
-from cos598d.fields import flags_of
 from cos598d.records.conventions import COMMUNICATION, SYNCHRONIZING
 from cos598d.terminal.children import end_all, exit_code_of
+from cos598d.terminal.fields import flags_of
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import start
 from cos598d.terminal.words import did_you_mean

@@ -60,8 +60,8 @@ def run(options: argparse.Namespace) -> int:
 
         assert ranks.world_size is not None  # ranks that are to be started here have a number
         return start_local_workers(ranks.world_size, ranks.master_port, options.words)
+    from cos598d.evaluate import predict
     from cos598d.models.build import build_model
-    from cos598d.predictions import predict
     from cos598d.rank import RankProcess, init_rank
     from cos598d.terminal.files import write_whole
 
@@ -115,9 +115,9 @@ def _trained(options: argparse.Namespace) -> _Trained:
     from cos598d.commands.replay import read_config
     from cos598d.config import config_from
     from cos598d.models.build import find_model
-    from cos598d.own_code import is_own
     from cos598d.records.conventions import MODEL
     from cos598d.records.run import read_summary
+    from cos598d.terminal.own_code import is_own
 
     folder = options.trained
     if not (folder / "summary.json").is_file():
@@ -154,7 +154,7 @@ def _texts(trained: _Trained, options: argparse.Namespace) -> _Asked:
     """A table of tab-separated values: the example's place or id, its class or score, and the class's probability."""
     from cos598d.data.glue.task import GlueTask
     from cos598d.data.text.encoder import TextEncoder
-    from cos598d.predictions import read_texts, table
+    from cos598d.data.unlabelled import read_texts, table
 
     task = trained.task
     if options.text:
@@ -179,7 +179,7 @@ def _images(trained: _Trained, options: argparse.Namespace) -> _Asked:
     from cos598d.data.images.decode import Refused, check_pillow, decode
     from cos598d.data.images.encoder import ImageEncoder, Images
     from cos598d.data.images.files import MOST_BYTES
-    from cos598d.predictions import table
+    from cos598d.data.unlabelled import table
     from cos598d.terminal.reading import read_plain
 
     check_pillow()

@@ -13,7 +13,7 @@ from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import give_result, read_world_sizes
 from cos598d.config import SYNC_FIELDS
 from cos598d.errors import UsageError
-from cos598d.fields import given
+from cos598d.terminal.fields import given
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.terminal.words import number_of
 from cos598d.tools.bench.candidates import Candidate, parse_candidates

@@ -4,7 +4,7 @@ from dataclasses import astuple, dataclass
 
 from cos598d.config import RANKS
 from cos598d.errors import UsageError
-from cos598d.fields import check_flags, flag, flags_of
+from cos598d.terminal.fields import check_flags, flag, flags_of
 from cos598d.world.identity import SILENCE_SECONDS, Identity, find_identity
 from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT
 

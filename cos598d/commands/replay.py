@@ -11,9 +11,9 @@ from cos598d.commands.flags import to_words
 from cos598d.commands.rank_flags import RankFlags, identity_from
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
-from cos598d.fields import LARGEST
-from cos598d.own_code import is_own
 from cos598d.records.run import RANKS
+from cos598d.terminal.fields import LARGEST
+from cos598d.terminal.own_code import is_own
 from cos598d.terminal.printable import printable
 from cos598d.terminal.reading import parse_json, read_plain
 

@@ -11,7 +11,7 @@ from cos598d.commands.flags import to_words as to_plain_words
 from cos598d.commands.rank_flags import RankFlags, StarterFlags
 from cos598d.config import TRAINING, RunConfig
 from cos598d.errors import UsageError
-from cos598d.fields import flag
+from cos598d.terminal.fields import flag
 
 LOGGING_STEPS = 50  # as in the course's scripts
 

@@ -18,7 +18,7 @@ from cos598d.commands.replay import EarlierRun
 from cos598d.commands.run_flags import run_values
 from cos598d.config import config_from
 from cos598d.errors import UsageError
-from cos598d.fields import check_flags, flag
+from cos598d.terminal.fields import check_flags, flag
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import own_python_path
 

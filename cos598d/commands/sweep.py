@@ -19,9 +19,9 @@ from cos598d.commands.rank_flags import RankFlags, StarterFlags
 from cos598d.commands.run_flags import run_values
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
-from cos598d.fields import flags_of
 from cos598d.measure.claim import claim_folder
 from cos598d.records.quantities import parse_rate
+from cos598d.terminal.fields import flags_of
 from cos598d.terminal.printable import printable
 from cos598d.tools.cluster.network import check_rights
 from cos598d.tools.report.render import need

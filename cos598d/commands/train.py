@@ -21,9 +21,9 @@ from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.data import get_task
 from cos598d.errors import UsageError
 from cos598d.inputs import find
-from cos598d.own_code import is_own
 from cos598d.run import run as run_rank
 from cos598d.strategies import is_our_own
+from cos598d.terminal.own_code import is_own
 from cos598d.terminal.reader import ends_with_its_reader
 from cos598d.world.launch import start_local_workers
 from cos598d.world.workers import may_fork

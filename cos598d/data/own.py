@@ -13,7 +13,7 @@ from cos598d.data.glue.metrics import ACCURACY, CORRELATIONS
 from cos598d.data.glue.metrics import score as standard_score
 from cos598d.data.task import Scores, Task
 from cos598d.errors import UsageError, UserError
-from cos598d.own_code import load_class, raised
+from cos598d.terminal.own_code import load_class, raised
 from cos598d.terminal.printable import printable
 
 if TYPE_CHECKING:

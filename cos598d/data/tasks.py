@@ -10,7 +10,7 @@ from cos598d.data.squad.options import SquadOptions
 from cos598d.data.task import Task
 from cos598d.data.text.table import TextOptions
 from cos598d.errors import UsageError
-from cos598d.own_code import is_own
+from cos598d.terminal.own_code import is_own
 from cos598d.terminal.words import did_you_mean
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cos598d.errors import UsageError, UserError
-from cos598d.own_code import load_class, raised
 from cos598d.records.conventions import CSV_EVALUATIONS, CSV_STEPS
 from cos598d.terminal.files import write_whole
+from cos598d.terminal.own_code import load_class, raised
 
 CALLS = ("run", "step", "evaluation", "checkpoint", "end")
 

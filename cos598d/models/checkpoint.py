@@ -6,6 +6,7 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -13,7 +14,8 @@ from safetensors.torch import load_file
 
 from cos598d.data.encoder import Encoder
 from cos598d.errors import UserError, first_line
-from cos598d.terminal.files import whole_file, write_json
+from cos598d.records.conventions import MODEL, MODEL_FILES
+from cos598d.terminal.files import whole_file, whole_folder, write_json
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # what the first BERT checkpoints called LayerNorm's two
@@ -175,6 +177,21 @@ def _own_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 def _inside(module: str, names: Iterable[str]) -> bool:
     return any(name.startswith(module + ".") for name in names)
+
+
+def save_run_model(output: Path, model: torch.nn.Module, encoder: Any) -> None:
+    """Save the model next to the run's record, which is there already, in place of an earlier run's model."""
+    place = output / MODEL
+    try:
+        with whole_folder(place, MODEL_FILES) as folder:
+            save_model(folder, model, encoder)
+    except (CannotSave, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error.reason
+        old = ", and the model there is still an earlier run's" if place.exists() else ""
+        raise UserError(
+            f"the model cannot be saved as {place} ({reason}). The run's other files in {output} are complete{old}. "
+            "Make room there."
+        ) from error
 
 
 def _modern_name(name: str) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
-from cos598d import own_code
+from cos598d.terminal import own_code
 
 # Where the classes of a sync's parts are: this library's, and a user's file.
 _SYNCS = ("cos598d.sync", own_code.__name__)

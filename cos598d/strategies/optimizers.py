@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cos598d.fields import flag
+from cos598d.terminal.fields import flag
 
 TRAINING = "training"  # where --help lists the flags below
 # By the share of the steps after the warm-up that is left, the factor of the peak learning rate.

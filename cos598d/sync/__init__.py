@@ -4,8 +4,8 @@ import importlib
 from collections.abc import Iterable
 
 from cos598d.errors import UsageError
-from cos598d.own_code import is_own
 from cos598d.sync.base import GradientSync
+from cos598d.terminal.own_code import is_own
 from cos598d.terminal.words import did_you_mean
 
 # The names on the command line, which are those of the files, in the order in which tables list them.

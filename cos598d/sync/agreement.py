@@ -21,7 +21,7 @@ class Agreement:
     """One rank's part in what all agree on. Each agreement is a small all-reduce.
 
     heeds_faults: whether the ranks report a `fault` to each other in every step: the reason why a rank's gradients do
-    not count. Only in a script of your own can a rank continue after that (`cos598d.parallel`).
+    not count. Only in a script of your own can a rank continue after that (`cos598d.doors.parallel`).
     has_fault: whether some rank has one, once they have agreed on it; None before.
     """
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from cos598d.errors import UsageError
-from cos598d.own_code import SUFFIXES, load_class
 from cos598d.sync.base import GradientSync
 from cos598d.sync.facts import SyncFacts
 from cos598d.sync.options import DEFAULTS, SyncOptions
+from cos598d.terminal.own_code import SUFFIXES, load_class
 
 CONTRACT = ("attach", "finish", "no_sync", "detach")
 TEMPLATE = "template.py.txt"

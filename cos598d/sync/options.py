@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cos598d.fields import flag
+from cos598d.terminal.fields import flag
 
 SYNC_GROUP = "gradient sync"  # where --help lists the flags below
 

@@ -1,1 +1,1 @@
-"""What is printed: a rank's lines and progress bar, streams that may be closed, and text that may be hostile."""
+"""What a terminal gives and shows: flags, code of your own, a rank's lines and progress bar, text that may be hostile."""

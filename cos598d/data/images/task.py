@@ -14,7 +14,7 @@ from cos598d.data.examples import spread
 from cos598d.data.images.encoder import ImageEncoder, Images
 from cos598d.data.task import Task
 from cos598d.errors import UserError
-from cos598d.fields import flag
+from cos598d.terminal.fields import flag
 
 GROUP = "images"  # where --help lists them
 VARIABLE = "IMAGE_DIR"

@@ -13,7 +13,7 @@ import numpy as np
 from cos598d.data.examples import split
 from cos598d.data.task import Task, check_file, digest_file
 from cos598d.errors import UserError
-from cos598d.fields import flag
+from cos598d.terminal.fields import flag
 from cos598d.terminal.printable import printable
 
 if TYPE_CHECKING:

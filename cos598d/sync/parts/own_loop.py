@@ -1,4 +1,4 @@
-"""What a script with a loop of its own may do, and our training loop never does: see `cos598d.parallel`."""
+"""What a script with a loop of its own may do, and our training loop never does: see `cos598d.doors.parallel`."""
 
 import functools
 import weakref

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cos598d.fields import flag
+from cos598d.terminal.fields import flag
 
 LEVELS = ("fault", "waste", "note")  # of findings, the worst first
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
-from cos598d.fields import check_flags, flag, flag_like, flags_of
 from cos598d.records.conventions import AUTO_PRECISION
 from cos598d.strategies import STRATEGIES
+from cos598d.terminal.fields import check_flags, flag, flag_like, flags_of
 from cos598d.tools.bench.candidates import Candidate, parse_candidates, references, sweep_candidates
 
 # Where --help lists the flags below, beside the ranks' own.

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UsageError
-from cos598d.own_code import is_own
 from cos598d.sync import get_sync
+from cos598d.terminal.own_code import is_own
 from cos598d.tools.check import card, ranks
 from cos598d.tools.check.causes import causes_of
 from cos598d.tools.check.claims import CLAIMS, claims_of

@@ -99,7 +99,7 @@ def rebound(source: bytes, name: str) -> tuple[int, str] | None:
 
 def load(path: str, lesson: "Lesson", rank: int) -> ModuleType:
     """Run the file, on a rank. Raises UsageError where that fails, and where it lacks what the lesson asks for."""
-    from cos598d.own_code import load_file
+    from cos598d.terminal.own_code import load_file
     from cos598d.tools.learn.unshared import compiled_for
 
     module = load_file(Path(path), Path(path).name, compiled_for(rank))

@@ -6,8 +6,8 @@ from typing import Any
 
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, flag_called
-from cos598d.fields import Flag, flags_of
 from cos598d.records.quantities import parse_delay, parse_rate
+from cos598d.terminal.fields import Flag, flags_of
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.sweep_entries import BATCH, DELAY, LINKS, RATE, SETUP
 from cos598d.tools.runs.planned import Setup

@@ -7,9 +7,9 @@ from pathlib import Path
 from cos598d.checkpoint_flags import LOSS_METRIC
 from cos598d.data import get_task
 from cos598d.errors import WARNING
-from cos598d.own_code import is_own
 from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT, NOT_METRICS
 from cos598d.terminal.files import write_whole
+from cos598d.terminal.own_code import is_own
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_markdown, as_text, markdown_text
 from cos598d.tools.report.epochs import epoch_seconds

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
-from cos598d.own_code import load_file
 from cos598d.sync.base import GradientSync
+from cos598d.terminal.own_code import load_file
 from cos598d.tools.grade.under_test import SUBJECTS
 
 SEED = 598  # of torch's generator before each test, on every rank

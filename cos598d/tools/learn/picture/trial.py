@@ -14,13 +14,13 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError, UserError
-from cos598d.own_code import is_own
 from cos598d.records.conventions import AGREEMENT, OF_TRAINING
 from cos598d.strategies import AUTO_SYNC, STRATEGIES, get_strategy, is_our_own
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS
 from cos598d.sync.options import SyncOptions
+from cos598d.terminal.own_code import is_own
 from cos598d.terminal.words import did_you_mean, number_of
 from cos598d.tools.check import card
 from cos598d.tools.check.judge import judge

@@ -12,11 +12,10 @@ from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
 from cos598d.comm.group import GroupCommunicator
+from cos598d.doors.optimizer_shards import check_optimizers, cut_optimizer
+from cos598d.doors.parallel import DataParallel, device_of
+from cos598d.doors.shards import ParallelOptimizer, ShardedStep
 from cos598d.errors import UsageError, UserError, flag_called
-from cos598d.fields import check_flags
-from cos598d.optimizer_shards import check_optimizers, cut_optimizer
-from cos598d.parallel import DataParallel, device_of
-from cos598d.shards import ParallelOptimizer, ShardedStep
 from cos598d.strategies import AUTO_SYNC, ENGINES, class_of
 from cos598d.strategies.base import MakeOptimizer
 from cos598d.strategies.sharded import Sharded
@@ -27,6 +26,7 @@ from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import get_codec
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts import own_loop
+from cos598d.terminal.fields import check_flags
 
 OWN_OPTIONS = ("first_bucket_mb", "copies_gradients", "broadcast_buffers")  # of SyncOptions, which no script gives
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from cos598d.doors.optimizer_shards import OptimizerOfShards, options_of, result_of
 from cos598d.errors import UsageError, UserError
-from cos598d.optimizer_shards import OptimizerOfShards, options_of, result_of
 from cos598d.records.conventions import AGREEMENT
 from cos598d.strategies.parts.units import ReplicatedUnit
 from cos598d.strategies.sharded import Sharded

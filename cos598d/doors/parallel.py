@@ -14,13 +14,13 @@ from torch.utils import _pytree as pytree
 
 from cos598d.comm.group import GroupCommunicator, TensorLedger
 from cos598d.errors import UsageError, UserError, flag_called
-from cos598d.own_code import is_own
 from cos598d.sync import SYNCS, get_sync, or_choose
 from cos598d.sync.alike import check_models
 from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import get_codec
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts import own_loop
+from cos598d.terminal.own_code import is_own
 
 # What a script calls on torch's DDP and not here, and what takes its place.
 IN_PLACE_OF = {

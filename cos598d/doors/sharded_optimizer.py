@@ -11,9 +11,9 @@ from torch import nn
 from cos598d.comm.exchange import WeightGather
 from cos598d.comm.group import GroupCommunicator
 from cos598d.comm.ledger import dtype_name
+from cos598d.doors.optimizer_shards import OptimizerOfShards, check_optimizers, cut_optimizer, options_of, result_of
+from cos598d.doors.parallel import device_of
 from cos598d.errors import UsageError, UserError
-from cos598d.optimizer_shards import OptimizerOfShards, check_optimizers, cut_optimizer, options_of, result_of
-from cos598d.parallel import device_of
 from cos598d.strategies.parts.units import Unit
 from cos598d.strategies.state import FullTensor, OptimizerState, ShardSlice, Stepped
 from cos598d.sync.buckets import Named, plan_buckets
