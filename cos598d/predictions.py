@@ -1,4 +1,4 @@
-"""What a model says of examples without labels: `cos598d predict`, and --do_predict after a training."""
+"""Predictions for examples without labels: `cos598d predict`, and --do_predict after a training."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class Unlabelled(NamedTuple):
-    """Examples without labels: what each is called, and their features. The labels in these mean nothing."""
+    """Examples without labels: their names and their features. The labels in the features mean nothing."""
 
     names: Sequence[str]
     features: Examples
 
 
 def read_texts(rows: Iterable[tuple[str, tuple[str, ...]]], encoder: TextEncoder, max_seq_length: int) -> Unlabelled:
-    """The features of named texts, one or two each."""
+    """The features of named texts; each row has one text or two."""
     found = list(rows)
     examples = ((texts[0], texts[1] if len(texts) > 1 else None, {"labels": 0}) for _, texts in found)
     features = build_features(examples, encoder, max_seq_length, {"labels": np.int64})
@@ -42,9 +42,9 @@ def read_texts(rows: Iterable[tuple[str, tuple[str, ...]]], encoder: TextEncoder
 def read_test_sets(
     config: RunConfig, inputs: "RunInputs", encoder: Encoder, comm: Communicator
 ) -> dict[str, Unlabelled]:
-    """What --do_predict predicts, by the names of its files in the run's folder.
+    """The test sets for --do_predict, by the names of their files in the run's folder.
 
-    Raises UserError for unfit files, and, the same on every rank, where a rank's are not rank 0's.
+    Raises UserError for unfit files, and, the same on every rank, if the ranks' test sets differ.
     """
     sets = inputs.task.test_sets(inputs.location)
     if not sets:
@@ -52,7 +52,7 @@ def read_test_sets(
             f"--do_predict: {inputs.data_words} has no test set of {inputs.task.name}. Leave the flag out, and give "
             "files to `cos598d predict`."
         )
-    assert isinstance(encoder, TextEncoder)  # as RunConfig.check has made sure
+    assert isinstance(encoder, TextEncoder)  # RunConfig.check has made sure of this
     found = {
         TEST_PREDICTIONS.format(part=ending): read_texts(inputs.task.unlabelled(source), encoder, config.max_seq_length)
         for ending, source in sets.items()
@@ -67,7 +67,7 @@ def read_test_sets(
 def predict(
     model: nn.Module, task: Task, features: Examples, config: RunConfig, comm: Communicator, batch_size: int
 ) -> np.ndarray:
-    """What the model says of every example, (examples, sum of the task's output widths). Every rank calls it."""
+    """The model's outputs for every example: (examples, sum of the task's output widths). Every rank calls it."""
     widths, context = task.output_widths(features), autocast(config.precision, comm.device)
     found = model_outputs(model, features, widths, comm, batch_size, context)
     assert found is not None  # nobody asks it to stop
@@ -77,9 +77,9 @@ def predict(
 def table(
     names: Sequence[str], outputs: np.ndarray, task: Task, with_probability: bool = True, first: str = "index"
 ) -> str:
-    """A table of tab-separated values: an example's name, its class or score, and the class's probability if asked.
+    """A table of tab-separated values: each example's name, its class or score, and, if asked, the class's probability.
 
-    `first` is the title of the names.
+    `first` is the title of the first column, of names.
     """
     if not task.tells_classes:
         rows = zip(names, outputs, strict=True)
@@ -97,7 +97,7 @@ def table(
 def predict_test_sets(
     model: nn.Module, task: Task, tests: Mapping[str, Unlabelled], config: RunConfig, comm: Communicator
 ) -> dict[str, str]:
-    """The tables of --do_predict by their files' names: GLUE's as its benchmark takes them, of two columns."""
+    """The tables of --do_predict by file name. For GLUE they have the two columns that its benchmark accepts."""
     size, with_probability = config.per_gpu_eval_batch_size, not isinstance(task, GlueTask)
     return {
         name: table(test.names, predict(model, task, test.features, config, comm, size), task, with_probability)

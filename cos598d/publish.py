@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: the facts of its summary, its record, and its model."""
+"""What a run writes to its folder at the end: the summary, the record files, and the model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,28 +19,28 @@ from cos598d.terminal.files import whole_folder
 def publish_record(
     record: RunRecord, comm: Communicator, setting: Mapping[str, Any], files: Mapping[str, Any], keeps_model: bool
 ) -> None:
-    """Give the files of a run that has ended well their names in its folder, the summary last. Every rank calls it.
+    """Give the files of a run that ended well their final names, the summary last. Every rank calls it.
 
-    `setting` are the summary's facts, `files` as `RunRecord.stage` takes them, both of rank 0. An earlier
-    run's model goes unless `keeps_model`. Raises UserError where the disk refuses; an earlier record stands until all
-    of this one is on it.
+    `setting` are the summary's facts and `files` are as `RunRecord.stage` takes them; both count on rank 0. An earlier
+    run's model is deleted unless `keeps_model`. Raises UserError if the disk refuses. An earlier run's record is kept
+    until all of the new one is on the disk.
     """
     shares = comm.collect(record.share())
     record.complete()
     if shares is not None:  # on rank 0
         record.stage(dict(setting), shares, files)
-    comm.exchange("all of the record is on the disk, whatever it is called")
+    comm.exchange("the whole record is on the disk under temporary names")
     if comm.rank == 0:
         record.remove_old(with_model=not keeps_model)
-    comm.exchange("an earlier run's is gone")
+    comm.exchange("an earlier run's record is deleted")
     record.publish()
-    comm.exchange("the rows are there")
+    comm.exchange("the rows have their final names")
     if comm.rank == 0:
         record.publish_summary()
 
 
 def save_run_model(output: Path, model: torch.nn.Module, encoder: Any) -> None:
-    """Save the model next to the run's record, which is there already, in place of an earlier run's model."""
+    """Save the model next to the run's published record. It replaces an earlier run's model."""
     place = output / MODEL
     try:
         with whole_folder(place, MODEL_FILES) as folder:
@@ -55,7 +55,7 @@ def save_run_model(output: Path, model: torch.nn.Module, encoder: Any) -> None:
 
 
 def summary_facts(config: RunConfig, inputs: RunInputs, comm: Communicator, parameters: int) -> dict[str, Any]:
-    """What the summary tells of a run besides what was measured; `parameters` is the model's number of weights."""
+    """The summary's facts that are not measurements. `parameters` is the model's number of weights."""
     return {
         "task": inputs.task.name,
         "label": config.label,
