@@ -42,7 +42,7 @@ class Console:
     def progress(
         self, steps: int, done: int = 0, every: int | None = None
     ) -> Iterator[Callable[[int, float, float, int], None]]:
-        """A bar over `steps` iterations, `done` of them done. Call the result with iteration, loss, seconds and examples.
+        """A bar over `steps` iterations, `done` of them done. Call it with iteration, loss, seconds and examples.
 
         The first five iterations are printed as lines, and then one of `every`. With None, and if standard error is not
         a terminal, a line with the speed is printed every few seconds instead of a bar.
