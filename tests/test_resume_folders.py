@@ -182,7 +182,7 @@ def test_a_run_s_folder_that_leads_elsewhere_is_refused_before_anything_is_done(
         claim_folder(tmp_path / "run", overwrite=True).__enter__()
     (tmp_path / "real" / name).unlink()
     (tmp_path / "real" / "summary.json").mkdir()
-    with pytest.raises(UserError, match=r"summary.json is a folder, where a run writes a file of that name. Remove it"):
+    with pytest.raises(UserError, match=r"summary.json is a folder.* Remove it"):
         claim_folder(tmp_path / "run", overwrite=True).__enter__()
 
 
