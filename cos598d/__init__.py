@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What the package offers to Python, by the module that has it.
+# What the package offers to Python, and the module of each name.
 _OFFERED = {
     "data_parallel": "cos598d.doors.parallel",
     "parallelize": "cos598d.doors.sharded_parallel",
@@ -25,7 +25,7 @@ _OFFERED = {
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when it is used: a look at the version, or at a record, costs no torch.
+    # Loaded on first use: asking for the version, or reading a run's files, must not import torch.
     if name in _OFFERED:
         return getattr(importlib.import_module(_OFFERED[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

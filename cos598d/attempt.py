@@ -1,4 +1,4 @@
-"""One start of a run: trained from where the run is to its end or until it is asked to stop, and published."""
+"""One attempt of a run's training: from where it starts or resumes to its end, or until it is asked to stop."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from cos598d.terminal.signals import GOES_ON, Requests
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a start of a training ended, the same on every rank.
+    """How one attempt of a training ended, the same on every rank.
 
-    stopped: why it was stopped before its work was done; None where it is done. saved: the iteration of the newest
-    whole checkpoint; None if there is none. best: which evaluation was the best, JSON for the summary; None of none.
+    stopped: the reason if it stopped before the work was done, else None. saved: the iteration of the newest complete
+    checkpoint, or None. best: facts about the best evaluation, as JSON for the summary, or None.
     """
 
     stopped: str | None
@@ -32,12 +32,11 @@ class TrainResult:
 def train_and_checkpoint(
     setup: TrainingSetup, evaluation: Evaluation, checkpoints: Checkpoints, facts: Mapping[str, Any], began: float
 ) -> TrainResult:
-    """Train until the work is done, or until a signal or --max_seconds ask for the end. Every rank calls it.
+    """Train until the work is done, or until a signal or --max_seconds asks for the end. Every rank calls it.
 
-    Meanwhile the signals of `terminal/signals.ENDING` are only noted. `facts` are what must not change from one start
-    of a run to the next. `began` is the moment of time.monotonic() from which --max_seconds counts. With
-    --early_stopping the model is the best one afterwards. Raises UserError as `train` does, and where no checkpoint can
-    be kept.
+    During training, the signals of `terminal/signals.ENDING` are only noted. `facts` are what must be equal in every
+    attempt of a run. --max_seconds counts from `began`, a time.monotonic(). With --early_stopping, the model has the
+    best weights afterwards. Raises UserError as `train` does, and if no checkpoint can be saved.
     """
     with Requests() as requests, checkpoints:
         stopping = Stopping(setup.config, setup.comm, requests, began)
@@ -57,14 +56,14 @@ def train_and_checkpoint(
 def _end_with_the_best(
     setup: TrainingSetup, control: TrainingControl, checkpoints: Checkpoints, evaluation: Evaluation
 ) -> dict[str, Any] | None:
-    """Name the best evaluation; with --early_stopping give the model its weights, and evaluate it again."""
+    """Return facts about the best evaluation. With --early_stopping, also load its weights and evaluate them again."""
     early, console = control.early, setup.console
     if early.best is None:
         return None
     best = {"iteration": early.best_iteration, "metric": early.metric, "value": early.best}
     if early.patience is None or early.best_iteration == setup.record.iterations:
         return best
-    if not checkpoints.load_best(setup.model, early.best_iteration):  # its disk was full, or somebody took it away
+    if not checkpoints.load_best(setup.model, early.best_iteration):  # the disk was full, or somebody deleted it
         console.say(f"the best model, after iteration {early.best_iteration}, could not be kept: the last one stays")
         return best
     metrics = evaluation() or {}
@@ -80,10 +79,10 @@ def leave(result: TrainResult, setup: TrainingSetup) -> int:
     iteration = setup.record.iterations
     if result.saved is None:
         raise UserError(
-            f"{result.stopped} after iteration {iteration}, and nothing of it could be saved. Make room in the run's "
+            f"{result.stopped} after iteration {iteration}, and no checkpoint could be saved. Make room in the run's "
             "folder, then start again."
         )
-    lost = "" if result.saved == iteration else f", and saved as it was after iteration {result.saved}"
+    lost = "" if result.saved == iteration else f"; the newest checkpoint is of iteration {result.saved}"
     how = how_to_go_on(setup.record.folder, setup.config)
     setup.console.say_last(f"{result.stopped} after iteration {iteration}{lost}: {how}.")
     return GOES_ON
@@ -92,21 +91,21 @@ def leave(result: TrainResult, setup: TrainingSetup) -> int:
 def publish_record(
     record: RunRecord, comm: Communicator, setting: Mapping[str, Any], files: Mapping[str, Any], keeps_model: bool
 ) -> None:
-    """Give the files of a run that has ended well their names in its folder, the summary last. Every rank calls it.
+    """Give the files of a run that ended well their final names, the summary last. Every rank calls it.
 
-    `setting` are the summary's facts, `files` as `RunRecord.stage` takes them, both of rank 0. An earlier
-    run's model goes unless `keeps_model`. Raises UserError where the disk refuses; an earlier record stands until all
-    of this one is on it.
+    `setting` are the summary's facts and `files` are as `RunRecord.stage` takes them; both count on rank 0. An earlier
+    run's model is deleted unless `keeps_model`. Raises UserError if the disk refuses. An earlier run's record is kept
+    until all of the new one is on the disk.
     """
     shares = comm.collect(record.share())
     record.complete()
     if shares is not None:  # on rank 0
         record.stage(dict(setting), shares, files)
-    comm.exchange("all of the record is on the disk, whatever it is called")
+    comm.exchange("the whole record is on the disk under temporary names")
     if comm.rank == 0:
         record.remove_old(with_model=not keeps_model)
-    comm.exchange("an earlier run's is gone")
+    comm.exchange("an earlier run's record is deleted")
     record.publish()
-    comm.exchange("the rows are there")
+    comm.exchange("the rows have their final names")
     if comm.rank == 0:
         record.publish_summary()

@@ -1,17 +1,17 @@
-"""The flags of a run's life: when it is evaluated, when it is saved, when it stops, and how it goes on."""
+"""The flags for checkpoints: when a run is evaluated and saved, when it stops, and how it resumes."""
 
 from dataclasses import dataclass
 
 from cos598d.errors import UsageError
 from cos598d.terminal.fields import flag, flags_of, given
 
-GROUP = "checkpoints and stopping"  # where --help lists them
+GROUP = "checkpoints and stopping"  # their heading in --help
 LOSS_METRIC = "validation_loss"
 
 
 @dataclass(frozen=True)
 class CheckpointFlags:
-    """What may happen between two steps of a training."""
+    """What may happen between two steps of a training: evaluating, saving, stopping."""
 
     save_steps: int | None = flag(
         None, "steps from one checkpoint to the next, in checkpoints/ of the run's folder", group=GROUP, least=1
@@ -57,9 +57,9 @@ class CheckpointFlags:
     )
 
     def patience(self) -> int | None:
-        """How many evaluations may be no better than the best; None for any number.
+        """How many evaluations in a row may be no better than the best; None without --early_stopping.
 
-        Raises UsageError for what is no number of at least 1, with or without a metric behind it.
+        Raises UsageError unless the flag starts with a whole number of at least 1. A metric may follow it.
         """
         if self.early_stopping is None:
             return None

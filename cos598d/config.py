@@ -1,4 +1,4 @@
-"""One frozen record of what a run is to do, checked once, with every error a sentence."""
+"""The settings of a run: one frozen dataclass, checked once, whose every error is a sentence."""
 
 import re
 from collections.abc import Mapping
@@ -33,20 +33,20 @@ from cos598d.world.devices import AUTO_BACKEND, check_threads
 
 BACKENDS = (AUTO_BACKEND, "gloo", "nccl")
 SYNC_FIELDS = tuple(defaults_of(SyncFlags))
-# The flags that mean nothing to images.
+# Flags without effect on tasks of images.
 TEXT_FLAGS = ("max_seq_length", "tokenizer_name", "do_lower_case")
-# Where --help lists the flags below.
+# The headings of the flags below in --help.
 RANKS, DATA, MODEL, RECORD = "ranks", "task and data", "model", "output"
 
-MOST_EXAMPLES = 1 << 20  # in a step, or parts of it
+MOST_EXAMPLES = 1 << 20  # per step, or per micro-batch
 
 
 @dataclass(frozen=True)
 class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     """The settings of a run. Each field is the flag of its name; `check` raises an error for what cannot work.
 
-    A flag is one line here, or among those that it inherits: the parser, --help, the check of its range and what
-    ranks compare when they meet are made from it.
+    A flag is one line here or in a base class. The parser, --help, its range check and the comparison between ranks
+    follow from it.
     """
 
     sync: str = flag(
@@ -67,7 +67,7 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         least=0,
     )
 
-    # Until `make gpu` has run on a GPU, nobody has seen nccl work here.
+    # nccl has not been tested here: `make gpu` has not run on a GPU yet.
     backend: str = flag(
         AUTO_BACKEND,
         "{choices}; auto: nccl if every rank has a GPU of its own, else gloo (nccl has not been run yet)",
@@ -203,16 +203,16 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     )
     logger: str | None = flag(
         None,
-        "also tell a logger of your own of every step, evaluation and checkpoint",
+        "also call your own logger for every step, evaluation and checkpoint",
         group=RECORD,
         metavar="FILE.py:CLASS",
         is_local=True,
     )
-    # task1, task2a, ... in the lessons' scripts
+    # task1, task2a, ... in the four task scripts
     label: str = flag("train", "name of the run in its files and in tables", group=RECORD, is_local=True)
 
     def check(self, world_size: int) -> None:
-        """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
+        """Raise UsageError for the first value that cannot work on `world_size` ranks."""
         self._check_label()
         check_threads(self.threads)
         task = self.task()
@@ -255,15 +255,15 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
                 "apart. Leave it out, or give another --sync."
             )
         if self.backend == "nccl" and (self.no_cuda or not torch.cuda.is_available()):
-            reason = "--no_cuda was given" if self.no_cuda else "this host has none that torch can use"
+            reason = "--no_cuda was given" if self.no_cuda else "torch cannot use one on this machine"
             raise UsageError(f"--backend nccl needs a CUDA device, and {reason}. Use --backend gloo.")
 
     def task(self) -> Task:
-        """The task, with what the flags say of it. Raises UsageError for an unknown one."""
+        """The task, with its flags applied. Raises UsageError for an unknown one."""
         return get_task(self.task_name, self)
 
     def sync_options(self) -> SyncOptions:
-        """What the flags say of the sync."""
+        """The flags of the sync."""
         return SyncOptions(**{name: getattr(self, name) for name in SYNC_FIELDS})
 
     def total_batch_size(self, world_size: int) -> int:
@@ -273,18 +273,18 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         return self.total_train_batch_size or 64
 
     def facts(self) -> dict[str, Any]:
-        """What every rank must have been started with alike, as JSON values."""
+        """The settings that must be equal on every rank, as JSON values."""
         return {name: getattr(self, name) for name, said in flags_of(RunConfig).items() if not said.is_local}
 
     def describe_batch(self, world_size: int) -> str:
-        """The global batch in words."""
+        """The global batch as a phrase for the user."""
         total = self.total_batch_size(world_size)
         per_rank = f"{total // world_size}" + ("" if total % world_size == 0 else f" or {total // world_size + 1}")
         parts = f" in {self.gradient_accumulation_steps} parts" if self.gradient_accumulation_steps > 1 else ""
         return f"{total} examples per step{parts}" + (f", {per_rank} on each rank" if world_size > 1 else "")
 
     def _check_label(self) -> None:
-        """A label is a part of the name of the run's folder, and must not lead out of runs/."""
+        """Raise UsageError if the label, a part of the run folder's name, would lead out of runs/."""
         if not re.fullmatch(r"[\w+=@][\w.+=@ -]{0,99}", self.label):
             raise UsageError(
                 f"--label {printable(self.label, 100)} is not valid. Give a name of up to 100 letters, digits and . "
@@ -306,7 +306,7 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
                 raise UsageError(f"--{name} has no effect with --sync {self.sync}. Leave it out{or_choose(name)}.")
         if self.compress is not None:
             get_codec(self.compress)
-        if hasattr(sync, "check_options"):  # a sync of somebody's own need not have it
+        if hasattr(sync, "check_options"):  # your own sync need not have it
             sync.check_options(self.sync_options(), "gloo" if self.backend == AUTO_BACKEND else self.backend)
         if hasattr(sync, "check_config"):
             sync.check_config(self, world_size)
@@ -337,9 +337,10 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
 
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:
-    """A RunConfig of the `values` that it has a field for, else of the task's own defaults, and of the model type's.
+    """A RunConfig from `values`, with defaults of the task and of the model type for the rest.
 
-    Without do_train and do_eval, both are meant. Raises UsageError for an unknown task.
+    Keys of `values` that are no field are ignored. Without do_train and do_eval, both are on. Raises UsageError for an
+    unknown task.
     """
     known = flags_of(RunConfig)
     chosen = {name: value for name, value in values.items() if name in known}
@@ -356,6 +357,6 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
 
 
 def folder_name(config: RunConfig, world_size: int, when: str) -> Path:
-    """Where a run's record goes without --output_dir: runs/LABEL-TASK-SYNC-nN-WHEN."""
+    """The default of --output_dir: runs/LABEL-TASK-SYNC-nN-WHEN."""
     words = dict.fromkeys((config.label, label_of(config.task_name).lower(), label_of(config.sync)))
     return Path("runs") / "-".join((*words, f"n{world_size}", when))

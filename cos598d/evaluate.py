@@ -1,4 +1,4 @@
-"""Evaluation over all ranks, each example exactly once: what the model says of it, and the mean loss of that."""
+"""Evaluation over all ranks: the model's outputs for each example exactly once, their metrics and their mean loss."""
 
 import contextlib
 import math
@@ -24,9 +24,9 @@ from cos598d.strategies.precision import autocast
 
 
 class Evaluation:
-    """A task's metrics of a model, and its mean loss, on every part that the task evaluates. Every rank calls it.
+    """Computes a task's metrics and mean loss for a model, on every part that the task evaluates. Every rank calls it.
 
-    `files` are what the task wants kept of the last evaluation, JSON values by name, on rank 0.
+    `files` are the files that the task wants kept of the last evaluation: JSON values by name, on rank 0 only.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class Evaluation:
         self._batch_size, self._precision = batch_size, precision
 
     def __call__(self, is_asked_to_end: Callable[[], bool] | None = None) -> dict[str, Any] | None:
-        """The metrics with the loss and the evaluation's seconds, the same on every rank; nothing of no parts.
+        """Return the metrics, losses and seconds of an evaluation, the same on every rank; {} if there are no parts.
 
-        Where the task tells classes apart, MACRO, and of the first part `by_class` and, of few classes, `confusion`.
-        None where a rank, by whatever it was given, was asked to end meanwhile.
+        A task of classes adds MACRO, the first part's `by_class` and, with few classes, its `confusion`. Returns None
+        if any rank was asked to end meanwhile, even if its argument differs from other ranks'.
         """
         started, comm = time.perf_counter(), self._comm
         found: dict[str, Any] = {}
@@ -58,7 +58,7 @@ class Evaluation:
             metrics: dict[str, Any] = {}
             if comm.rank == 0:
                 scores, loss = self._task.score(part, outputs, features), mean_loss(outputs, widths, features)
-                # A second part's is called as its metrics are: "validation_loss_mismatched".
+                # A second part's loss is named as its metrics are: "validation_loss_mismatched".
                 name = LOSS_METRIC + ("" if part == next(iter(self._parts)) else part.removeprefix("dev"))
                 metrics = scores.metrics | ({name: loss} if math.isfinite(loss) else {})
                 metrics |= self._of_classes(outputs, features, part)
@@ -67,7 +67,7 @@ class Evaluation:
         return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
 
     def _of_classes(self, outputs: np.ndarray, features: Examples, part: str) -> dict[str, Any]:
-        """How well classes are told apart; a second part's metrics are called as its others are."""
+        """Macro averages for a task of classes. A second part's metrics get its suffix, like its other metrics."""
         if not self._task.tells_classes:
             return {}
         scores = class_scores(outputs.argmax(axis=1), features.labels, self._task.classes)
@@ -86,12 +86,13 @@ def model_outputs(
     context: contextlib.AbstractContextManager,
     is_asked_to_end: Callable[[], bool] | None = None,
 ) -> np.ndarray | None:
-    """What the model says of every example, float32 (examples, sum of `widths`), in the features' order, on every rank.
+    """The model's outputs for every example: float32 (examples, sum of `widths`), in the features' order, on every
+    rank.
 
-    `widths` are the most values that each of the model's first outputs has for an example; where a batch gives fewer,
-    the rest is zeros. Each rank computes every n-th batch, in the `context`, and leaves zeros elsewhere; the sum over
-    ranks is then exact, because every row has one rank's numbers and zeros from the others. A rank that is asked to end
-    computes no further batch, and then the result is None on every rank.
+    `widths` are the numbers of values per example in each of the model's first outputs. If a batch gives fewer, the
+    rest is zeros. Each rank computes every n-th batch, in the `context`, and leaves zeros elsewhere. The sum over ranks
+    is then exact, because every row has one rank's numbers and zeros from the others. A rank that is asked to end
+    computes no further batch; the result is then None on every rank.
     """
     was_training = model.training
     model.eval()
@@ -116,10 +117,11 @@ def model_outputs(
 
 
 def mean_loss(outputs: np.ndarray, widths: Sequence[int], features: Examples) -> float:
-    """The mean over all examples of what training would minimize, from the `model_outputs` of `widths`.
+    """The mean over all examples of the loss that training minimizes, from the `model_outputs` of `widths`.
 
-    Cross entropy of classes, squared error of scores; of spans the mean of the begin's and the end's cross entropy over
-    the example's own tokens (of a window that does not hold the first gold answer, that of its first token).
+    It is the cross entropy for classes and the squared error for scores. For spans, it is the mean of the start's and
+    the end's cross entropy over the example's own tokens. (In a window without the first gold answer, both targets are
+    its first token.)
     """
     if "labels" in features.targets:
         if features.labels.dtype.kind == "f":
@@ -131,7 +133,7 @@ def mean_loss(outputs: np.ndarray, widths: Sequence[int], features: Examples) ->
 
 
 def _cross_entropy(scores: np.ndarray, targets: np.ndarray, lengths: np.ndarray) -> float:
-    """The mean over rows, of whose scores the first so many count."""
+    """The mean cross entropy over rows of `scores`; row i counts only its first lengths[i] columns."""
     scores = np.where(np.arange(scores.shape[1]) < lengths[:, None], scores.astype(np.float64), -np.inf)
     scores -= scores.max(axis=1, keepdims=True)
     return float(np.mean(np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(scores)), targets]))
@@ -140,7 +142,7 @@ def _cross_entropy(scores: np.ndarray, targets: np.ndarray, lengths: np.ndarray)
 def predict(
     model: nn.Module, task: Task, features: Examples, config: RunConfig, comm: Communicator, batch_size: int
 ) -> np.ndarray:
-    """What the model says of every example, (examples, sum of the task's output widths). Every rank calls it."""
+    """The model's outputs for every example: (examples, sum of the task's output widths). Every rank calls it."""
     widths, context = task.output_widths(features), autocast(config.precision, comm.device)
     found = model_outputs(model, features, widths, comm, batch_size, context)
     assert found is not None  # nobody asks it to stop
@@ -150,7 +152,7 @@ def predict(
 def predict_test_sets(
     model: nn.Module, task: Task, tests: Mapping[str, Unlabelled], config: RunConfig, comm: Communicator
 ) -> dict[str, str]:
-    """The tables of --do_predict by their files' names: GLUE's as its benchmark takes them, of two columns."""
+    """The tables of --do_predict by file name. For GLUE they have the two columns that its benchmark accepts."""
     size, with_probability = config.per_gpu_eval_batch_size, not isinstance(task, GlueTask)
     return {
         name: table(test.names, predict(model, task, test.features, config, comm, size), task, with_probability)

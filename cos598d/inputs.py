@@ -1,4 +1,4 @@
-"""What a run works on, found, checked and announced: its data and its model, the same on every rank."""
+"""The inputs of a run, found, checked and announced: its data and its model, the same on every rank."""
 
 import functools
 from collections.abc import Callable
@@ -22,12 +22,13 @@ from cos598d.records.conventions import BY_LEDGER
 from cos598d.terminal.console import Console
 from cos598d.terminal.words import number_of
 
-# What the course's command names, which is to train offline too.
+# The models of the original assignment's commands, which must also train offline.
 COURSE_MODELS = ("bert-base-cased", "bert-base-uncased")
 
 
 class RunInputs(NamedTuple):
-    """What a run's flags name, the same for all ranks of a host. `location` is as the task's `locate` says."""
+    """The inputs that a run's flags name, the same for all ranks of a host. `location` is what the task's `locate`
+    gives."""
 
     task: Task
     location: Any
@@ -42,8 +43,9 @@ def find(config: RunConfig) -> RunInputs:
 
 
 def find_data(config: RunConfig) -> tuple[Task, Any, str]:
-    """Find and check a run's data: the task, where its files are, and that in words. Raises UserError."""
-    network_facts()  # so that a mistake in it is known now, not when the record is written
+    """Find and check a run's data. Return the task, the location of its files, and a phrase for it. Raises
+    UserError."""
+    network_facts()  # raises now, before training, if its settings are wrong
     find_loggers(config)
     task = config.task()
     location, words = task.locate(config.data_dir)
@@ -52,7 +54,7 @@ def find_data(config: RunConfig) -> tuple[Task, Any, str]:
 
 
 def find_loggers(config: RunConfig) -> list[Callable[[], Logger]]:
-    """What makes each logger that the flags ask for. Raises UsageError for one that cannot be used."""
+    """The constructors of all loggers that the flags ask for. Raises UsageError for one that cannot be used."""
     found: list[Callable[[], Logger]] = [CsvLogger] if config.csv else []
     if config.tensorboard:
         check_tensorboard()
@@ -63,8 +65,8 @@ def find_loggers(config: RunConfig) -> list[Callable[[], Logger]]:
 def find_source(config: RunConfig, task: Task) -> ModelSource:
     """Find a run's model for its task, or download it from the hub.
 
-    For a model of COURSE_MODELS MiniLM is taken if the hub cannot be reached; its description says so. Raises
-    UserError if there is none, or it cannot read texts so long.
+    If the hub cannot be reached, MiniLM replaces a model of COURSE_MODELS, and its description shows that. Raises
+    UserError if there is no model, or if it cannot read such long texts.
     """
     find = functools.partial(
         find_model,
@@ -97,10 +99,8 @@ def find_source(config: RunConfig, task: Task) -> ModelSource:
 def load_examples(
     part: str, config: RunConfig, inputs: RunInputs, encoder: Any, comm: Communicator, console: Console
 ) -> Examples:
-    """Load the examples of a part of the task's data.
-
-    Raises UserError, the same on every rank, when a rank's data are not rank 0's.
-    """
+    """Load the examples of one part of the task's data. Raises UserError, the same on every rank, if the ranks' data
+    differ."""
     task, limit = inputs.task, config.max_train_examples if part == "train" else config.max_eval_examples
     examples = task.load(part, inputs.location, encoder, config.max_seq_length, config.overwrite_cache, limit)
     found = comm.exchange([len(examples), examples.digest()])
@@ -117,9 +117,9 @@ def load_examples(
 
 
 def read_test_sets(config: RunConfig, inputs: RunInputs, encoder: Encoder, comm: Communicator) -> dict[str, Unlabelled]:
-    """What --do_predict predicts, by the names of its files in the run's folder.
+    """The test sets for --do_predict, by the names of their files in the run's folder.
 
-    Raises UserError for unfit files, and, the same on every rank, where a rank's are not rank 0's.
+    Raises UserError for unfit files, and, the same on every rank, if the ranks' test sets differ.
     """
     sets = inputs.task.test_sets(inputs.location)
     if not sets:
@@ -127,7 +127,7 @@ def read_test_sets(config: RunConfig, inputs: RunInputs, encoder: Encoder, comm:
             f"--do_predict: {inputs.data_words} has no test set of {inputs.task.name}. Leave the flag out, and give "
             "files to `cos598d predict`."
         )
-    assert isinstance(encoder, TextEncoder)  # as RunConfig.check has made sure
+    assert isinstance(encoder, TextEncoder)  # RunConfig.check has made sure of this
     found = {
         TEST_PREDICTIONS.format(part=ending): read_texts(inputs.task.unlabelled(source), encoder, config.max_seq_length)
         for ending, source in sets.items()
@@ -140,7 +140,7 @@ def read_test_sets(config: RunConfig, inputs: RunInputs, encoder: Encoder, comm:
 
 
 def announced(config: RunConfig, inputs: RunInputs, comm: Communicator, threads: int) -> list[str]:
-    """What a run prints first: what it trains, by which sync, on how many ranks, with which numbers."""
+    """The lines that a run prints first: the model and data, the sync, the number of ranks, and the main settings."""
     ranks = number_of(comm.world_size, "rank")
     each = f"{number_of(threads, 'thread')}{' each' if comm.world_size > 1 else ''}"
     dropout = "the model's own" if config.dropout is None else f"{config.dropout:g}"
@@ -154,7 +154,7 @@ def announced(config: RunConfig, inputs: RunInputs, comm: Communicator, threads:
 
 
 def summary_facts(config: RunConfig, inputs: RunInputs, comm: Communicator, parameters: int) -> dict[str, Any]:
-    """What the summary tells of a run besides what was measured; `parameters` is the model's number of weights."""
+    """The summary's facts that are not measurements. `parameters` is the model's number of weights."""
     return {
         "task": inputs.task.name,
         "label": config.label,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # an optimizer loads it at its first step; loaded here, forked ranks share it
+import torch._dynamo  # an optimizer imports it at its first step; imported here, forked ranks share its memory
 from torch import nn
 
 from cos598d.checkpoints.control import TrainingControl
@@ -39,7 +39,8 @@ def step(
     load: Callable[[MicroBatch], Inputs],
     max_grad_norm: float,
 ) -> bool:
-    """Run one optimizer step on this rank's share of a global batch. False: fp16 overflowed, and the step was skipped.
+    """Run one optimizer step on this rank's share of a global batch. Return False if fp16 overflowed: the step was
+    skipped.
 
     The losses of all ranks' micro-batches, each times its weight, add up to the global batch's mean loss.
     """
@@ -50,7 +51,8 @@ def step(
             loss = module(**inputs)[0]  # BERT's outputs begin with the loss
             strategy.backward(loss * micro_batch.weight)
     strategy.finish()  # now every rank has the gradient of the global batch's mean loss, or its shard of it
-    strategy.clip(max_grad_norm)  # by the norm of that gradient: clipping each rank's own first would bend the average
+    # clips by the averaged gradient's norm: clipping on each rank before averaging would bias the average
+    strategy.clip(max_grad_norm)
     return strategy.step()  # the optimizer's step, and zero_grad
 
 
@@ -59,14 +61,14 @@ def train(
     evaluate: Callable[[], dict[str, Any] | None],
     control: TrainingControl | None = None,
 ) -> None:
-    """Train the model of `setup` in place: every rank calls it with the same arguments.
+    """Train the model of `setup` in place. Every rank calls it with the same arguments.
 
-    `evaluate` returns the current model's metrics, or None where it was broken off because a rank is asked to end;
-    every rank calls it after every epoch, and at each step of --eval_steps. `control` restores and saves the training,
-    and ends it early; without one nothing is saved.
+    Every rank calls `evaluate` after every epoch, and at each step of --eval_steps. It returns the current model's
+    metrics, or None if a rank was asked to end meanwhile. `control` restores and saves the training, and ends it early;
+    without one nothing is saved.
 
-    Raises UserError, the same on every rank, when a global batch's loss or, before an evaluation, a weight is not
-    finite, when the replicas have diverged, and when fp16's loss scale would fall below 1.
+    Raises UserError, the same on every rank, if a global batch's loss is not finite, if a weight is not finite before
+    an evaluation, if the replicas have diverged, or if fp16's loss scale would fall below 1.
     """
     config, comm, model, strategy = setup.config, setup.comm, setup.model, setup.strategy
     features, record, console = setup.examples, setup.record, setup.console
@@ -79,7 +81,7 @@ def train(
     observed = TimedStrategy(strategy, clock, comm, control.votes)
     module = observed.attach(model, functools.partial(make_optimizer, config=config))
     model.train()
-    at = control.begin(plan)  # the beginning, or where an earlier start of this run was saved
+    at = control.begin(plan)  # the start, or where an earlier attempt of this run was saved
     observed.watched = min(at.iteration + WARM_UP, plan.steps)
 
     def split(batch: np.ndarray) -> list[MicroBatch]:
@@ -98,10 +100,12 @@ def train(
         return {name: tensor.to(comm.device) for name, tensor in ready.inputs(micro_batch).items()}
 
     def validate() -> None:
-        """Check and evaluate the model as it is now, and enter what was found: the epoch too, where it is over."""
-        record.begin_training()  # where the training continues from a checkpoint, settling is the first that is sent
+        """Check and evaluate the current model, and record the metrics; at the end of an epoch, record the epoch
+        too."""
+        record.begin_training()  # after a resume, the bytes sent by settling are the first that count
         strategy.settle()
-        comm.exchange("settled")  # once all ranks have received everything, it has left this one, and is counted
+        # once all ranks have received everything, this rank has sent and counted all its bytes
+        comm.exchange("settled")
         record.pause_training()
         _check_replicas(comm, strategy, [*model.named_parameters(), *model.named_buffers()], at.iteration)
         _check_weights(model, at.iteration, config.learning_rate)
@@ -121,7 +125,7 @@ def train(
             console.evaluation(evaluation)
 
     def goes_on() -> bool:
-        """Do what is due between two steps; whether another one follows."""
+        """Do what is due between two steps. Return whether another step follows."""
         if plan.evaluates(at) and not control.is_over:
             validate()
         if control.saves(at):

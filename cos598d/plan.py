@@ -1,4 +1,4 @@
-"""What a training is made of: how many steps, which batch and rate in each, and when it is evaluated and saved."""
+"""The plan of a training: its steps, the batch and learning rate of each, and when it is evaluated and saved."""
 
 import itertools
 import math
@@ -20,13 +20,13 @@ from cos598d.terminal.console import Console
 
 @dataclass
 class Position:
-    """Where a training stands between two steps.
+    """How far a training has come, between two steps.
 
-    iteration: steps so far, in all; the next one's number is one more.
-    stepped: those that fp16 did not skip, by which the learning rate goes.
-    evaluated: the iteration after which the last evaluation was; 0 before the first.
-    epoch_iterations, epoch_loss: of the epoch that is not entered yet, how many iterations, and the sum of their
-        losses, each times its share of a full batch.
+    iteration: the number of steps so far.
+    stepped: the number of steps that fp16 did not skip; the learning rate follows these.
+    evaluated: the iteration after which the last evaluation ran; 0 before the first.
+    epoch_iterations, epoch_loss: iterations of the epoch that is not recorded yet, and the sum of their losses, each
+        times its share of a full batch.
     """
 
     iteration: int = 0
@@ -36,14 +36,14 @@ class Position:
     epoch_loss: float = 0.0
 
     def add(self, loss: float, share: float) -> None:
-        """A step has ended, whose global batch had this mean loss, and this share of a full batch's examples."""
+        """Count a step whose global batch had this mean loss and this share of a full batch's examples."""
         self.epoch_iterations += 1
         self.epoch_loss += loss * share
 
     def end_epoch(self, last_share: float) -> dict[str, float]:
-        """How many iterations the epoch had, and their examples' mean loss; the next one begins.
+        """End the epoch. Return its number of iterations and its examples' mean loss.
 
-        last_share: of a full batch's examples, what the last iteration had; the others' batches were full.
+        last_share: the last iteration's share of a full batch's examples; the other batches were full.
         """
         iterations, loss = self.epoch_iterations, self.epoch_loss
         self.epoch_iterations, self.epoch_loss = 0, 0.0
@@ -71,12 +71,12 @@ class Plan:
         return (iteration - 1) // self.epoch_steps + 1
 
     def share(self, iteration: int) -> float:
-        """The share of a full batch's examples that an iteration has: 1, except for the last of an epoch."""
+        """The iteration's share of a full batch's examples: 1, except in the last iteration of an epoch."""
         left = self._examples - (iteration - 1) % self.epoch_steps * self.batch_size
         return min(left, self.batch_size) / self.batch_size
 
     def ends_epoch(self, iteration: int) -> bool:
-        """Whether no other iteration of its epoch follows."""
+        """Whether the iteration is the last of its epoch."""
         return iteration % self.epoch_steps == 0 or iteration == self.steps
 
     def evaluates(self, at: Position) -> bool:
@@ -92,11 +92,11 @@ class Plan:
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether any are asked for: then one is made of the best evaluation too."""
+        """Whether any checkpoints were asked for. If so, the best evaluation gets one too."""
         return bool(self._save_steps or self._save_epochs or self._saves_otherwise)
 
     def batches(self, after: int) -> Iterator[tuple[int, np.ndarray]]:
-        """The epoch and the global batch of every iteration that comes after iteration `after` (0: of all)."""
+        """Yield (epoch, global batch) for every iteration after iteration `after`. With 0, these are all iterations."""
         for epoch in range(self.epoch_of(after + 1), self.epoch_of(self.steps) + 1):
             before = (epoch - 1) * self.epoch_steps
             batches = global_batches(self._examples, self.batch_size, self._seed, epoch - 1)
@@ -105,7 +105,7 @@ class Plan:
 
 
 def epochs_between_checkpoints(config: RunConfig) -> int:
-    """By --save_epochs, or the default that stands for it where no flag asks for checkpoints; 0: none."""
+    """--save_epochs, or its default: 1 for several epochs without another flag for checkpoints, else 0 (none)."""
     if config.save_epochs is not None:
         return config.save_epochs
     return int(config.max_steps < 0 and config.num_train_epochs > 1 and not (config.save_steps or config.save_seconds))
@@ -117,7 +117,7 @@ def _divides(interval: int | None, number: int) -> bool:
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What one rank trains: `model` by `strategy` on `examples`, as `config` says. `record` takes the measurements."""
+    """What one rank trains: `model` with `strategy` on `examples`, by `config`. `record` takes the measurements."""
 
     config: RunConfig
     comm: Communicator

@@ -1,4 +1,4 @@
-"""The frame of one rank's process: it meets the others, works, and leaves in a sentence whatever goes wrong."""
+"""The frame of one rank's process: it meets the other ranks, works, and ends with one sentence for any failure."""
 
 import re
 import signal
@@ -22,15 +22,15 @@ from cos598d.world.meeting import Meeting
 from cos598d.world.rendezvous import meet, tell_failure
 from cos598d.world.watchdog import Watchdog
 
-# How long a rank whose collective broke waits to be told which rank was lost.
+# How long a rank whose collective broke waits for news of which rank was lost.
 NEWS_SECONDS = 5.0
-ANSWER_SECONDS = 2.0  # a neighbour that runs answers in milliseconds, whatever its main thread does
-# Words in the errors of gloo and nccl that mean that a peer is gone or silent.
+ANSWER_SECONDS = 2.0  # a rank that runs answers in milliseconds, whatever its main thread does
+# Substrings in errors of gloo and nccl which mean that a peer is gone or silent.
 BROKEN_COLLECTIVE = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
 
 
 class StoppedBySignal(BaseException):
-    """A scheduler's signal arrived. Not an Exception, so that nothing takes it for an error to recover from."""
+    """A scheduler's signal arrived. It is not an Exception, so that no code handles it as an error."""
 
     def __init__(self, number: int):
         super().__init__(number)
@@ -38,7 +38,7 @@ class StoppedBySignal(BaseException):
 
 
 class RankContext(NamedTuple):
-    """Where a rank works: its collectives, its threads, and how many ranks its host has."""
+    """A rank's environment: its collectives, its threads, and the number of ranks on its host."""
 
     comm: Communicator
     threads: int
@@ -46,7 +46,10 @@ class RankContext(NamedTuple):
 
 
 def init_rank(meeting: Meeting | None, backend: str, no_cuda: bool, threads: int | None) -> RankContext:
-    """Choose this rank's device, backend and threads, and open the process group of those that met (None: alone)."""
+    """Choose this rank's device, backend and threads, and open the process group.
+
+    `meeting` has the ranks that met; None for a single rank.
+    """
     use_cuda = torch.cuda.is_available() and not no_cuda
     device = choose_device(use_cuda, meeting.index_on_host if meeting else 0)
     gpus = meeting.exchange(gpu_of(device)) if meeting else [gpu_of(device)]
@@ -61,14 +64,14 @@ def init_rank(meeting: Meeting | None, backend: str, no_cuda: bool, threads: int
 
 
 class RankProcess:
-    """The context in which this process is a rank. `exit_code` is its work's, or that of what ended it.
+    """The context in which this process is a rank. `exit_code` is that of its work, or of the error that ended it.
 
     1. First the rank checks what it can check by itself, before other ranks wait for it.
-    2. `meet` waits for the others. From then on a rank that fails sends them its error, and they end with it.
+    2. `meet` waits for the others. From then on, a rank that fails sends its error to them, and they end with it.
     3. At its end the context waits until all ranks have done their work.
 
-    No exception leaves the context: a failure is printed as one sentence. After `meet` a failure does not leave it
-    either, but ends the process: the threads of a broken process group would hold it.
+    No exception leaves the context: a failure is printed as one sentence. After `meet`, a failure ends the process,
+    because the threads of a broken process group would keep it alive.
     """
 
     exit_code = 0
@@ -105,17 +108,18 @@ class RankProcess:
         return True
 
     def _leave(self) -> None:
-        """The work is done: wait for the others' and close the process group."""
+        """After the work is done: wait for the other ranks and close the process group."""
         if self._watchdog:
             self._watchdog.close()
         process_group.close_group()
         for number, handler in self._before.items():
-            if self.exit_code != GOES_ON or number == signal.SIGINT:  # schedulers repeat their signals to the very end
+            # schedulers repeat their signals until the process ends
+            if self.exit_code != GOES_ON or number == signal.SIGINT:
                 signal.signal(number, handler)
 
     def _fail(self, error: BaseException) -> None:
-        """Tell the other ranks and the user what ended this one."""
-        # From here on this process only leaves: a launcher's SIGTERM must not interrupt its last words.
+        """Report the error that ended this rank to the other ranks and to the user."""
+        # From here on this process only ends: a launcher's SIGTERM must not interrupt its last messages.
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
         identity = self._identity
@@ -127,7 +131,7 @@ class RankProcess:
         who = identity.rank if identity.world_size > 1 else None
         if who is None or self._is_prepared or not isinstance(error, UserError):
             print_last_words(who, sentence)
-        elif identity.shares_terminal:  # the launcher takes the others down
+        elif identity.shares_terminal:  # the launcher ends the other ranks
             with first_to_say(sentence) as is_first:
                 if is_first:
                     print_last_words(who, sentence)
@@ -139,7 +143,7 @@ class RankProcess:
 
 
 def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]:
-    """The sentence and the exit code for what ended this rank."""
+    """The error sentence and the exit code of what ended this rank."""
     if isinstance(error, UserError):
         return str(error), error.exit_code
     if isinstance(error, KeyboardInterrupt):
@@ -159,9 +163,9 @@ def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]
         return f"a collective failed: {one_line(error)}.", 1
     if isinstance(error, BrokenPipeError) and not error.filename:
         return "the program that read this output has ended. Write the output to a file, or let its reader run on.", 1
-    if isinstance(error, OSError) and error.strerror:  # a full disk, a folder that may not be written
+    if isinstance(error, OSError) and error.strerror:  # such as a full disk, or a folder without write permission
         return f"{error.strerror}: {error.filename or 'a file of the run'}.", 1
-    # A defect, ours or of a student's sync: where it is matters.
+    # A bug, ours or in a student's sync, so its line matters.
     traceback.print_exception(error)
     return f"{type(error).__name__}: {one_line(error)}.", 1
 

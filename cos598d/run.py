@@ -1,4 +1,4 @@
-"""One rank's run, from its flags to its record."""
+"""One rank's run, from its flags to its files."""
 
 import contextlib
 import os
@@ -50,8 +50,8 @@ from cos598d.world.meeting import Meeting
 def run(config: RunConfig, identity: Identity, inputs: RunInputs | None = None) -> int:
     """Run one rank of a run; return the process's exit code. `RankProcess` decides how it ends when something fails.
 
-    `inputs` are what `find` returns, where the caller has them already. GOES_ON is the code of a rank that was asked to
-    stop and has saved what it had.
+    Pass `inputs` if you have already called `find`. A rank that was asked to stop, and has saved its state, returns
+    GOES_ON.
     """
     with contextlib.ExitStack() as claims, RankProcess(identity) as process:
         process.exit_code = _run(config, identity, inputs, process, claims)
@@ -65,20 +65,21 @@ def _run(
     process: RankProcess,
     claims: contextlib.ExitStack,
 ) -> int:
-    """Parse, join, load, build, train, save; return the exit code. The run's folder is claimed until `claims` end."""
+    """Parse, join, load, build, train, save; return the exit code. The run's folder stays locked until `claims`
+    closes."""
     # Parse: what this rank can check by itself, before other ranks wait for it.
     began, asked = time.monotonic(), config
     config.check(identity.world_size)
     task, location, words = inputs[:3] if inputs else find_data(config)
     _claim_folder(config, identity, claims)
-    source = inputs.source if inputs else find_source(config, task)  # which may be downloaded
+    source = inputs.source if inputs else find_source(config, task)  # may download
     inputs = RunInputs(task, location, words, source)
 
-    # Join: find the other ranks, and agree on the run's folder.
+    # Join: meet the other ranks, and agree on the run's folder.
     meeting = process.meet(config.timeout, config.facts())
     comm, threads, ranks_on_host = init_rank(meeting, config.backend, config.no_cuda, config.threads)
     config = replace(config, backend=comm.backend)
-    config.check(identity.world_size)  # again: an option may need the other backend
+    config.check(identity.world_size)  # again, because an option may not fit the backend that was chosen
     has_others = identity.world_size > 1 and not identity.shares_terminal
     console = Console(f"rank {identity.rank}: " if has_others else "", identity.speaks)
     precision = choose_precision(config.precision, source.product, comm)
@@ -88,7 +89,7 @@ def _run(
         console.say(precision.remark)
     if precision.warning and comm.rank == 0:
         console.warn(precision.warning)
-    launcher, places = launcher_facts(identity), comm.collect(place_of(comm.device))  # places: on rank 0
+    launcher, places = launcher_facts(identity), comm.collect(place_of(comm.device))  # places: on rank 0 only
     if places and launcher["name"] in LAUNCHERS:
         console.say(places_in_words(launcher, places))
     output = _make_folder(config, comm, claims)
@@ -105,11 +106,11 @@ def _run(
     training = load_examples("train", config, inputs, encoder, comm, console) if config.do_train else None
     tests = read_test_sets(config, inputs, encoder, comm) if config.do_predict else {}
 
-    # Build the model, the same on every rank; find the checkpoint and the sync that it is trained with.
+    # Build the model, the same on every rank. Find the checkpoint to resume from, and the sync to train with.
     model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(comm.device)
     if config.activation_checkpointing:
         recompute_activations(model)
-    # Dropout masks must differ between the ranks: they are for different examples of one batch.
+    # Dropout masks must differ between ranks, since each rank has other examples of the batch.
     torch.manual_seed(config.seed + comm.rank)
     may_be_unused = not uses_every_parameter(source.model_type, task.head)
     facts, saved, choice = {}, None, None
@@ -172,10 +173,11 @@ def _run(
                 peak = peak_of_all(comm, config.precision, threads, core_peak)
                 setting["operations"] = {"per_example": float(needed.mean()), "peak_per_second": peak}
 
-        # Predict the test set, with the model as it is at the end.
+        # Predict the test set with the final model.
         tables = predict_test_sets(model, task, tests, config, comm)
 
-        # Save the record, then the model: it is the largest, and the likeliest not to fit.
+        # Publish the record, then save the model: the model is the largest file, so the likeliest not to fit on the
+        # disk.
         saves_model = training is not None and config.save_model
         publish_record(record, comm, setting, evaluation.files | tables | files, training is None or saves_model)
         if comm.rank == 0 and saves_model:
@@ -186,27 +188,27 @@ def _run(
 
 
 def _claim_folder(config: RunConfig, identity: Identity, claims: contextlib.ExitStack) -> None:
-    """Claim the folder that the run is to write to. Raises UserError if it is not free."""
-    named = named_folder(config)  # None: the run's folder will have a name in runs/ that no other has
+    """Lock the folder that the run is to write to. Raises UserError if it is not free."""
+    named = named_folder(config)  # None: the run's folder will get a unique name in runs/
     folder = named or Path("runs")
     may_be_full = named is None or config.overwrite_output_dir or is_ours(folder, config)
     claims.enter_context(claim_folder(folder, may_be_full, locks=named is not None and identity.rank == 0))
 
 
 def _make_folder(config: RunConfig, comm: Communicator, claims: contextlib.ExitStack) -> Path:
-    """The run's folder, which hosts may or may not share: rank 0's where this rank was given none."""
+    """The run's folder: this rank's own if it was given one, else rank 0's. Hosts need not share it."""
     named = named_folder(config)
     new = folder_name(config, comm.world_size, f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
     first = comm.exchange(str(named or new))[0]
     folder = named if config.output_dir is not None and named else Path(first)
     folder.mkdir(parents=True, exist_ok=True)
     if comm.rank == 0 and named is None:
-        claims.enter_context(locked(folder))  # for those who look whether it is at work
+        claims.enter_context(locked(folder))  # the lock shows others that the run is at work
     return folder
 
 
 def _monitor(config: RunConfig, comm: Communicator, console: Console, meeting: Meeting | None) -> Monitor | None:
-    """What samples this rank while it trains; None with --monitor_interval 0, which other ranks need not have."""
+    """What samples this rank during training; None with --monitor_interval 0, which may differ between ranks."""
     interface = find_interface(comm, meeting)
     if not config.monitor_interval:
         return None

@@ -129,7 +129,7 @@ def cases():
     out = ("/etc/hostname", "../step-00000003/rank0.json", "model/../../step-00000003/rank0.json", "model/sub/file")
     odd = ("other/file", "model/", "", ".", "..", "./rank0.json", "model\\file", "a\0b", "-rf", "\x1b[31mred\n", "a\n")
     for name in (*out, *odd, "x" * 5000):
-        yield changed(edit_files, name, one, "which is no file of a checkpoint")
+        yield changed(edit_files, name, one, "which is not a file of a checkpoint")
     for value in (None, True, -1, 1.0, "12", [1], {}, 10**400, 2**63, 4):
         for key in ("format", "iteration", "world_size"):
             yield changed(edit, key, value)
@@ -176,11 +176,11 @@ def cases():
     a, four = "exp_avg/a", [4]
     two_types = {f"{a}@0": torch.zeros(2), f"{a}@2": torch.zeros(2, dtype=torch.int64)}
     wrong_pieces = [
-        ({f"{a}@0": 4}, {a: [5]}, "not all there"),
+        ({f"{a}@0": 4}, {a: [5]}, "are missing"),
         ({f"{a}@0": 4, f"{a}@3": 2}, {a: [5]}, "do not fit together"),
         ({f"{a}@1": 4}, {a: four}, "do not fit together"),
         (two_types, {a: four}, "do not fit together"),
-        ({}, {a: four}, "not all there"),
+        ({}, {a: four}, "are missing"),
         ({f"{a}@0": 4}, {}, "no piece of a tensor"),
         *(({a + at: 4}, {a: four}, "no piece of a tensor") for at in ("", "@-1", "@²", "@" + "9" * 30)),
         *(({f"{a}@0": 4}, {a: shape}, "shape") for shape in ("4", [-2, -2], [4.0], [True], [2**62] * 2, [1] * 100)),
@@ -222,7 +222,7 @@ def test_a_model_s_folder_that_is_a_link_leads_nowhere_and_another_iteration_s_m
     assert "model is not a folder" in find("auto", folder, COMM).remarks[0]
     shutil.rmtree(folder / NEWEST)
     shutil.copytree(folder / "step-00000003", folder / NEWEST)
-    assert "manifest.json is that of iteration 3" in find("auto", folder, COMM).remarks[0]
+    assert "manifest.json belongs to iteration 3" in find("auto", folder, COMM).remarks[0]
 
 
 def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed_or_says_the_same(folder):

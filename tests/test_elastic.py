@@ -112,7 +112,7 @@ def test_a_rank_that_is_killed_twice_under_torchrun_costs_no_step(start, tmp_pat
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--max-restarts", 3]
     again = ["--output_dir", "again", "--resume", "auto"]
     torchrun = start("torchrun", [*launcher, script("task2b/run_glue.py"), *flags, *again])
-    for words in ("(?s)run begins at the beginning.*iteration 11:", "(?s)restart 1.*resumes after.*iteration 3\\d:"):
+    for words in ("(?s)training starts from scratch.*iteration 11:", "(?s)restart 1.*resumes after.*iteration 3\\d:"):
         torchrun.wait_for(words)
         ranks_below(torchrun)[1].kill()
     assert torchrun.wait() == 0, torchrun.text

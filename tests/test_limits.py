@@ -40,7 +40,7 @@ def test_too_few_open_files_are_told_before_the_meeting_and_a_soft_limit_is_rais
     starter, rank = map(int, limited(256, 4096))
     assert starter == 2 * 200 + OTHER_FILES
     assert 400 - FIRST_FILES <= rank - (2 * 400 + OTHER_FILES) <= 400
-    assert "the starter of 200 ranks needs 592 open files, and this process may have 300" in limited(256, 300)[0]
+    assert "200 ranks needs 592 open files, and this process may have 300" in limited(256, 300)[0]
     assert re.search(r"rank 0 of 400 needs 1\d{3} open files, and this process may have 700", limited(256, 700)[1])
 
 

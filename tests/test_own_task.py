@@ -107,7 +107,7 @@ def test_a_run_goes_on_with_the_same_data_and_not_with_others(place, tmp_path, c
     assert again["epochs"][-1]["loss"] == first["epochs"][-1]["loss"]
     for part in ("train", "dev"):
         write(tmp_path, part, reviews(60)[::-1])
-    with pytest.raises(UserError, match="training data are others"):
+    with pytest.raises(UserError, match="training data differ"):
         cos598d.train(f"{place}/my_task.py:Reviews", data_dir=tmp_path, **known | {"output_dir": tmp_path / "other"},
                       **SETTING)  # fmt: skip
 

@@ -224,7 +224,7 @@ def tells_all_of_other_rows(comm):
     for options in ({}, {"find_unused_parameters": False}, {"compress": "topk:0.5"}):
         module = cos598d.data_parallel(Looks(), "sparse_rows", **options)
         for _ in range(2):
-            with pytest.raises(UserError, match="embedding.weight has on rank 0 a gradient outside the rows"):
+            with pytest.raises(UserError, match="embedding.weight .* rank 0 outside the rows"):
                 module(comm.rank, 0, reads=comm.rank == 0).backward()
             assert all(p.grad is None for p in module.parameters())
         module(comm.rank, 0).backward()

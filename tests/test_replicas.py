@@ -64,8 +64,8 @@ def test_a_gradient_that_was_not_averaged_once_ends_the_run_and_is_named():
     answers = run_ranks(3, train_with_each, [0, 2, 1])
     assert answers[1] == answers[2] == answers[0]
     for (sentence, evaluated), told_after in zip(answers[0], (8, 4, 3), strict=True):
-        start = f"weights differ between ranks after iteration {told_after}: rank 1's hidden.bias is off rank 0's"
-        assert sentence.startswith(start)
+        assert f"iteration {told_after}:" in sentence
+        assert "rank 1's hidden.bias" in sentence
         assert "--check_replicas 1" in sentence
         assert evaluated == []
 
@@ -120,19 +120,20 @@ def test_last_bits_become_rank_0s():
 
 
 @pytest.mark.parametrize(
-    ("offsets", "words"),
+    ("offsets", "which", "by"),
     [
-        ([0.0, 2e-7, 1e-3], "rank 2's second is off rank 0's by up to 1.0e-03 of its largest value"),
-        ([0.0, float("nan"), 0.0], "rank 1's second is off rank 0's by a value that is not finite"),
-        ([float("inf"), 0.0, 0.0], "rank 1's second is off rank 0's by a value that is not finite"),
+        ([0.0, 2e-7, 1e-3], "rank 2's second", "up to 1.0e-03"),
+        ([0.0, float("nan"), 0.0], "rank 1's second", "not finite"),
+        ([float("inf"), 0.0, 0.0], "rank 1's second", "not finite"),
     ],
     ids=str,
 )
-def test_more_than_last_bits_is_told_on_every_rank(offsets, words):
+def test_more_than_last_bits_is_told_on_every_rank(offsets, which, by):
     answers = run_ranks(3, compare_tensors, offsets)
     assert {sentence for sentence, _ in answers} == {answers[0][0]}
-    assert answers[0][0].startswith("weights differ between ranks after iteration 5: ")
-    assert words in answers[0][0]
+    assert "iteration 5:" in answers[0][0]
+    assert which in answers[0][0]
+    assert by in answers[0][0]
 
 
 def test_equal_models_send_nothing():

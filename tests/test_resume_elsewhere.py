@@ -43,8 +43,8 @@ def test_what_cannot_be_carried_over_is_said_in_one_line(tmp_path):
     (found,) = run_ranks(1, live, str(tmp_path), {"sync": "none", "resume": "auto"})
     (line,) = [line for line in found["lines"] if line.startswith("resumes after iteration 4")]
     assert "with 1 rank in place of 2" in line
-    assert "dropout's masks are other ones" in line
-    assert "powersgd's factors and what it has held back (its error feedback) is not carried over" in line
+    assert "dropout masks differ" in line
+    assert "powersgd's factors and what it has held back (its error feedback) is lost" in line
     assert len(found["losses"]) == 12
 
 
@@ -53,7 +53,7 @@ def test_replicas_that_part_go_on_elsewhere_from_their_average_and_say_so(tmp_pa
     run_world(2, live, str(tmp_path), values, ("forward", 6, 0), seconds=90)
     found = run_ranks(3, live, str(tmp_path), values | {"resume": "auto"})
     (line,) = [line for line in found[0]["lines"] if line.startswith("resumes after iteration 4")]
-    assert "average, with rank 0's optimizer) is not carried over" in line
+    assert "average, with rank 0's optimizer) is lost" in line
     assert len({json.dumps(one["weights"]) for one in found}) == 1
 
 
@@ -64,7 +64,7 @@ def test_replicas_that_part_go_on_elsewhere_from_their_average_and_say_so(tmp_pa
         ({"learning_rate": 1e-4}, "--learning_rate was 0.001 and is 0.0001"),
         ({"total_train_batch_size": 16}, "--total_train_batch_size was 8 and is 16"),
         ({"max_steps": 24}, "--num_train_epochs or --max_steps, in steps, was 12 and is 24"),
-        ({"max_train_examples": 48}, "--max_train_examples was 56 and is 48; the training data are others"),
+        ({"max_train_examples": 48}, "--max_train_examples was 56 and is 48; the training data differ"),
         ({"lr_scheduler": "cosine"}, "--lr_scheduler was linear and is cosine"),
         ({"optimizer": "sgd"}, "--optimizer was adamw and is sgd"),
         ({"dropout": 0.2}, "--dropout was 0.1 and is 0.2"),
@@ -110,7 +110,7 @@ def test_when_it_is_evaluated_saved_and_logged_may_change(half_done, tmp_path):
 def test_auto_begins_at_the_beginning_where_there_is_nothing(tmp_path):
     (found,) = run_ranks(1, live, str(tmp_path), {"sync": "none", "resume": "auto", "max_steps": 2})
     assert found["from"] == 0
-    assert f"there is no checkpoint in {tmp_path}: the run begins at the beginning" in found["lines"]
+    assert any("no checkpoint" in line and str(tmp_path) in line for line in found["lines"])
 
 
 def test_a_folder_without_a_checkpoint_is_refused_by_name(tmp_path):

@@ -77,7 +77,7 @@ def test_a_run_that_begins_anew_takes_away_ours_alone(tmp_path):
     save_all(checkpoints, COMM, 7, 9, keep=1)
     assert [name for name in files_in(checkpoints) if not name.startswith(step_name(9))] == kept
     (reason,) = save_all(checkpoints, COMM, 99)
-    assert f"{step_name(99)} there holds what no run has saved" in reason
+    assert step_name(99) in reason
     assert set(kept) < set(files_in(checkpoints))
     remove_all(tmp_path / "nowhere")
     scratch = tmp_path / "scratch"
@@ -182,7 +182,7 @@ def test_a_run_s_folder_that_leads_elsewhere_is_refused_before_anything_is_done(
         claim_folder(tmp_path / "run", overwrite=True).__enter__()
     (tmp_path / "real" / name).unlink()
     (tmp_path / "real" / "summary.json").mkdir()
-    with pytest.raises(UserError, match=r"summary.json is a folder, where a run writes a file of that name. Remove it"):
+    with pytest.raises(UserError, match=r"summary.json is a folder.* Remove it"):
         claim_folder(tmp_path / "run", overwrite=True).__enter__()
 
 
@@ -230,7 +230,7 @@ def test_ranks_that_are_started_again_begin_anew_go_on_or_go_on_from_elsewhere(t
 
 def test_what_a_stop_says_is_what_works(tmp_path):
     named = config(resume="old", output_dir=str(tmp_path))
-    assert how_to_go_on(tmp_path, named) == "start it again as it was started, with --overwrite_output_dir"
+    assert "--overwrite_output_dir" in how_to_go_on(tmp_path, named)
     save_all(tmp_path / FOLDER, COMM, 3)
     assert "add --resume auto to its flags" in how_to_go_on(tmp_path, named)
     assert how_to_go_on(tmp_path, config()) == "start it again with the same flags, and it resumes"
@@ -296,7 +296,7 @@ def test_evaluation_data_must_be_the_same_where_a_run_ends_by_them(finished, tmp
         (found,) = run_ranks(1, live, str(tmp_path / str(place)), go_on | values)
         assert found["from"] == 4
     go_on |= {"early_stopping": "3", "max_eval_examples": 8}
-    with pytest.raises(AssertionError, match="the evaluation data are others"):
+    with pytest.raises(AssertionError, match="the evaluation data differ"):
         run_ranks(1, live, str(tmp_path / "refused"), go_on)
 
 

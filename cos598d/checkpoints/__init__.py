@@ -1,4 +1,4 @@
-"""Checkpoints: what a run needs to go on to the last bit, written while it trains, and read by any strategy."""
+"""Checkpoints: everything that a run needs to resume to the last bit, written while it trains, read by any strategy."""
 
 from cos598d.checkpoints.contents import Forms
 from cos598d.checkpoints.folder import has_checkpoints, remove_all, whole_in

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint's files: tensors by name, in pieces of several ranks, and what each rank remembered."""
+"""The contents of a checkpoint's files: tensors by name, in pieces of several ranks, and each rank's own state."""
 
 import math
 from collections import defaultdict
@@ -33,7 +33,7 @@ from cos598d.strategies.state import BUFFERS, WEIGHTS
 from cos598d.terminal.printable import printable
 
 MOST_ELEMENTS = 1 << 60
-ANYTHING = Fields()  # as long as it is an object
+ANYTHING = Fields()  # any object
 
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=16)]
@@ -41,10 +41,10 @@ Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=16)]
 
 @dataclass(frozen=True)
 class Forms:
-    """What the values must be that a run has put into its checkpoints, which somebody may have changed meanwhile.
+    """The forms of the values in a run's checkpoints, which may have been edited since.
 
-    training: by the checkpoint's iteration, that of `Checkpoints.save`'s `training`. facts: by iteration and rank,
-    that of each rank's `RankState.facts`.
+    training: from a checkpoint's iteration, the form of `training` in `Checkpoints.save`. facts: from iteration and
+    rank, the form of that rank's `RankState.facts`.
     """
 
     training: Callable[[int], ValueKind] = lambda _: ANYTHING
@@ -52,7 +52,7 @@ class Forms:
 
 
 class Stored(NamedTuple):
-    """Some elements of a tensor, from `begin` of the flattened whole, and where they are."""
+    """Some elements of a tensor, from `begin` of the flattened whole, and the file that has them."""
 
     begin: int
     elements: int
@@ -62,7 +62,7 @@ class Stored(NamedTuple):
 
 
 class TensorEntry(NamedTuple):
-    """A tensor of the state, and the pieces that make it whole, in order."""
+    """A tensor of the state, and the pieces that make it complete, in order."""
 
     kind: str
     name: str
@@ -70,12 +70,12 @@ class TensorEntry(NamedTuple):
     pieces: Sequence[Stored]
 
     def facts(self) -> tuple[str, str, tuple[int, ...], str, str]:
-        """What another rank has to know to receive it: kind, name, shape, dtype, and its (first) file."""
+        """What another rank needs to receive it: kind, name, shape, dtype, and its (first) file."""
         return self.kind, self.name, self.shape, dtype_name(self.pieces[0].dtype), self.pieces[0].file
 
 
 class OpenCheckpoint:
-    """The files of a checkpoint, open. `entries` are the state's tensors, weights first; `training` is training.json.
+    """The open files of a checkpoint. `entries` are the state's tensors, weights first; `training` is training.json.
 
     Raises Damaged if they do not fit each other or `forms`.
     """
@@ -88,7 +88,7 @@ class OpenCheckpoint:
         of_training = Fields(common | {"training": forms.training(iteration)}, {"own_is_lost": OrNone(TEXT)})
         self.training = self._object(TRAINING, of_training)
         if (self.training["iteration"], self.training["world_size"]) != (iteration, manifest.world_size):
-            raise Damaged(f"{TRAINING} is another checkpoint's")
+            raise Damaged(f"{TRAINING} belongs to another checkpoint")
         self._ranks = [
             self._object(
                 RANK.format(rank=rank), Fields({OF_TRAINING: forms.facts(iteration, rank), OF_STRATEGY: ANYTHING})
@@ -111,13 +111,13 @@ class OpenCheckpoint:
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(entry.shape)
 
     def own(self, rank: int, whose: Sequence[str]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """What a rank remembered: facts by whose they are, and tensors by names that begin with it."""
+        """A rank's own state: facts by owner, and tensors, whose names begin with their owner."""
         name = OWN.format(rank=rank)
         keys = [key for key in self._own_keys.get(name, ()) if key.split("/")[0] in whose]
         return {one: self._ranks[rank][one] for one in whose}, {key: self._tensor(name, key) for key in keys}
 
     def close(self) -> None:
-        """Let go of the files, until something is read again."""
+        """Close the files until something is read again."""
         self._open.clear()
 
     def _tensor(self, name: str, key: str) -> torch.Tensor:
@@ -133,7 +133,7 @@ class OpenCheckpoint:
 
     @contextmanager
     def _checked(self, name: str) -> Iterator[Any]:
-        """The file of tensors `name`, about whose form nothing is known. Raises Damaged for what it cannot read."""
+        """The file of tensors `name`, whose form is not known yet. Raises Damaged if it cannot be read."""
         try:
             with safe_open(self._folder / name, framework="pt") as file:
                 yield file
@@ -141,7 +141,7 @@ class OpenCheckpoint:
             raise Damaged(f"{name} cannot be read: {printable(first_line(error))}") from None
 
     def _object(self, name: str, form: ValueKind) -> dict[str, Any]:
-        """The JSON object in a file, which has this form."""
+        """The JSON object in a file, checked for this form."""
         value = read_json_inside(self._folder, name)
         if is_too_deep(value):
             raise Damaged(f"{name} is nested more than {DEEPEST} deep")
@@ -157,7 +157,7 @@ class OpenCheckpoint:
                 yield TensorEntry(BUFFERS if key in buffers else WEIGHTS, key, shape, [_stored(file, MODEL, key, 0)])
 
     def _optimizer_entries(self) -> Iterator[TensorEntry]:
-        """The optimizer's tensors, each of consecutive pieces, whichever ranks they come from."""
+        """The optimizer's tensors, each of consecutive pieces, from any ranks."""
         shapes: dict[str, tuple[int, ...]] = {}
         pieces: dict[str, list[Stored]] = defaultdict(list)
         for name in (OPTIMIZER.format(rank=rank) for rank in range(self._manifest.world_size)):
@@ -166,7 +166,7 @@ class OpenCheckpoint:
             with self._checked(name) as file:
                 for whole, shape in _metadata(file, name, "shapes", dict[str, Shape]).items():
                     if shapes.setdefault(whole, shape) != shape:
-                        raise Damaged(f"{name} has {printable(whole, 200)} in another shape than another rank's")
+                        raise Damaged(f"{name} has {printable(whole, 200)} in another shape than another rank's file")
                 for key in file.keys():  # noqa: SIM118 - a file of tensors is no mapping
                     whole, _, begin = key.rpartition("@")
                     if whole not in shapes or not (begin.isascii() and begin.isdigit() and len(begin) < 20):
@@ -182,7 +182,7 @@ class OpenCheckpoint:
                     raise Damaged(f"the pieces of {printable(whole, 200)} do not fit together")
                 end += piece.elements
             if not ordered or end != _elements(ordered[0].file, whole, shape):
-                raise Damaged(f"the pieces of {printable(whole, 200)} are not all there")
+                raise Damaged(f"some pieces of {printable(whole, 200)} are missing")
             yield TensorEntry(kind, called, shape, ordered)
 
 
@@ -202,7 +202,7 @@ def _metadata(file: Any, name: str, key: str, form: Any) -> Any:
 
 
 def _elements(name: str, key: str, shape: Sequence[int]) -> int:
-    """The number of elements of a tensor. Raises Damaged for more than any tensor has, zeros left out."""
+    """The number of elements of a tensor. Raises Damaged for an impossible number, even if a size is zero."""
     if math.prod(max(1, size) for size in shape) > MOST_ELEMENTS:
         raise Damaged(f"{name} gives {printable(key, 200)} the shape {printable(shape, 100)}")
     return math.prod(shape)

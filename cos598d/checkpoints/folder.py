@@ -1,6 +1,6 @@
-"""The folder of a run's checkpoints: which of them stay, how one takes its name, and what a killed program left.
+"""The folder of a run's checkpoints: which of them are kept, how one gets its name, and what a killed program left.
 
-Nothing that a save did not write is deleted, and no link is followed.
+Only files that a save has written are deleted, and no link is followed.
 """
 
 import contextlib
@@ -27,31 +27,32 @@ from cos598d.checkpoints.layout import (
 from cos598d.records.conventions import MODEL_FILES
 from cos598d.terminal.files import is_named, own_folder, remove_known, sync_folder
 
-# What a save writes next to the manifest, which names the same.
+# What a save writes next to the manifest, which lists these names.
 FILES = (TRAINING, *(name.format(rank="[0-9]*") for name in (RANK, OWN, OPTIMIZER)))
-PARTIAL, OLD, REMOVED = "partial", "old", "removed"  # what a folder with a hidden name is
-REMOVING = "0" * 16  # in place of a token, where no run of ranks removes
+PARTIAL, OLD, REMOVED = "partial", "old", "removed"  # the states of a folder with a hidden name
+REMOVING = "0" * 16  # replaces the token when no ranks of a run do the removing
 
 _HIDDEN = re.compile(rf"\.(?:(step-\d{{8,15}})\.[0-9a-f]{{16}}\.({PARTIAL}|{OLD}|{REMOVED})|probe-[0-9a-f]{{16}})")
 
 
 def hidden_name(name: str, token: str, state: str) -> str:
-    """The name of a checkpoint's folder while it is PARTIAL, OLD (to be replaced) or REMOVED."""
+    """The name of a checkpoint's folder in the state PARTIAL, OLD (to be replaced) or REMOVED."""
     return f".{name}.{token}.{state}"
 
 
 def probe_name(token: str) -> str:
-    """The name of the folder in which ranks find out whether they share a disk."""
+    """The name of the folder by which ranks find out whether they share a disk."""
     return f".probe-{token}"
 
 
 def prune(folder: Path, newest: Manifest, keep: int, token: str) -> None:
-    """Remove what a run needs no more: all except its `keep` newest whole checkpoints and the best one.
+    """Remove all checkpoints except the `keep` newest complete ones and the best one.
 
-    `newest` is whole, has just taken its name, and stays. A checkpoint of another run goes, and one that comes after
-    `newest` in a run that went back to an earlier checkpoint. A damaged one stays until there are `keep` whole ones, so
-    that whoever resumes is told of it. A folder without a manifest, which no save has finished, stays too. Order is by
-    iteration, since clocks jump. Raises OSError when one cannot be removed; those that can be are.
+    `newest` is complete, has just got its name, and is kept. Checkpoints of another run are removed. So are those later
+    than `newest`, in a run that went back to an earlier checkpoint. A damaged one is kept until there are `keep`
+    complete ones, so that a resume can report it. A folder without a manifest, which no save has finished, is kept too.
+    They are ordered by iteration, since clocks jump. Raises OSError if one cannot be removed, after removing the
+    others.
     """
     kept, has_best, refused = 0, False, None
     for iteration, place in steps(folder):
@@ -75,7 +76,7 @@ def prune(folder: Path, newest: Manifest, keep: int, token: str) -> None:
 
 
 def remove(place: Path, token: str) -> None:
-    """Remove a checkpoint, under another name: what is half removed must not look like one. Raises OSError.
+    """Remove a checkpoint, renamed first, so that a half-removed one is not taken for one. Raises OSError.
 
     Files in its folder that no save has written stay there.
     """
@@ -85,7 +86,7 @@ def remove(place: Path, token: str) -> None:
 
 
 def take_name(partial: Path, target: Path, token: str) -> None:
-    """Give a whole checkpoint its name, in place of one that has it; that one is back where this does not work."""
+    """Give a complete checkpoint its name, replacing one with that name, which is restored if this fails."""
     old = target.with_name(hidden_name(target.name, token, OLD))
     if os.path.lexists(target):
         _check_replaceable(target)
@@ -103,9 +104,9 @@ def take_name(partial: Path, target: Path, token: str) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what saves that were killed have left in `folder`; a checkpoint that was about to be replaced is back.
+    """Remove what killed saves have left in `folder`, and restore a checkpoint that was about to be replaced.
 
-    Nobody else may be saving there. Raises OSError.
+    Nothing else may save there at the same time. Raises OSError.
     """
     put_back(folder)
     for place in list(folder.iterdir()):
@@ -114,16 +115,16 @@ def tidy(folder: Path) -> None:
             continue
         if place.is_symlink() or not place.is_dir():
             place.unlink()
-        elif found[2] in (OLD, REMOVED):  # it was a checkpoint, to which somebody may have added files
+        elif found[2] in (OLD, REMOVED):  # a checkpoint, to which somebody may have added files
             _discard(place)
         else:
             shutil.rmtree(place)
 
 
 def put_back(folder: Path) -> None:
-    """Give a checkpoint that was about to be replaced, when its run was killed, its name back, where that is free.
+    """If a run was killed while replacing a checkpoint, restore the old one's name, if that is free.
 
-    Nobody else may be saving in `folder`. Raises OSError.
+    Nothing else may save in `folder` at the same time. Raises OSError.
     """
     for place in list(folder.iterdir()):
         found = _HIDDEN.fullmatch(place.name)
@@ -132,12 +133,12 @@ def put_back(folder: Path) -> None:
 
 
 def has_checkpoints(folder: Path) -> bool:
-    """Whether runs have left checkpoints in `folder`, or what was to become some."""
+    """Whether runs have left checkpoints in `folder`, complete or not."""
     return folder.is_dir() and bool(steps(folder) or any(_HIDDEN.fullmatch(place.name) for place in folder.iterdir()))
 
 
 def whole_in(folder: Path) -> set[tuple[str, int]]:
-    """The whole checkpoints in `folder`: the run of each, as its manifest calls it, and its iteration."""
+    """The complete checkpoints in `folder`: the run of each, as in its manifest, and its iteration."""
     found = [_whole(place) for _, place in steps(folder)] if folder.is_dir() else []
     return {(manifest.run, manifest.iteration) for manifest in found if manifest}
 
@@ -147,7 +148,7 @@ def remove_all(folder: Path) -> None:
     if not folder.is_dir():
         return
     own_folder(folder)
-    tidy(folder)  # first: it gives names back
+    tidy(folder)  # first, because it restores names
     for _, place in steps(folder):
         if _has_manifest(place):
             remove(place, REMOVING)
@@ -156,7 +157,7 @@ def remove_all(folder: Path) -> None:
 
 
 def _has_manifest(place: Path) -> bool:
-    """Whether a save has finished the folder `place`: its manifest comes last. Without one it may be anybody's."""
+    """Whether a save has finished the folder `place`: the manifest is written last. Without one it may be anybody's."""
     try:
         return stat.S_ISREG(os.lstat(place / MANIFEST).st_mode)
     except OSError:
@@ -164,7 +165,7 @@ def _has_manifest(place: Path) -> bool:
 
 
 def _whole(place: Path) -> Manifest | None:
-    """Its manifest, if all files have the sizes in it."""
+    """Its manifest, if all files have the sizes listed there."""
     try:
         return read_manifest(place)
     except Damaged:
@@ -172,7 +173,7 @@ def _whole(place: Path) -> Manifest | None:
 
 
 def _discard(hidden: Path) -> None:
-    """Remove what a save has written into a folder that was renamed; with something else in it, it gets its name back.
+    """Remove what a save has written into a renamed folder. If something else is in it, restore its name.
 
     Raises OSError.
     """
@@ -180,7 +181,7 @@ def _discard(hidden: Path) -> None:
     remove_known(hidden / MODEL_FOLDER, of_model)
     remove_known(hidden, ours)
     if hidden.is_dir():
-        (hidden / MANIFEST).unlink(missing_ok=True)  # last: it names the others
+        (hidden / MANIFEST).unlink(missing_ok=True)  # last: it lists the others
         found = _HIDDEN.fullmatch(hidden.name)
         if not any(hidden.iterdir()):
             hidden.rmdir()
@@ -189,7 +190,7 @@ def _discard(hidden: Path) -> None:
 
 
 def _check_replaceable(place: Path) -> None:
-    """Raise OSError if `place`, which is to make room for a checkpoint, holds anything that no save has written."""
+    """Raise OSError if `place`, which is to be replaced by a checkpoint, has anything that no save has written."""
     ours, of_model = _names(place)
     model = place / MODEL_FOLDER
     foreign = place.is_symlink() or not _has_manifest(place) or model.is_symlink()
@@ -198,11 +199,11 @@ def _check_replaceable(place: Path) -> None:
     for inside in model.iterdir() if not foreign and model.is_dir() else ():
         foreign |= not is_named(inside.name, of_model)
     if foreign:
-        raise OSError(errno.EEXIST, f"{place.name} there holds what no run has saved", str(place))
+        raise OSError(errno.EEXIST, f"{place.name} there has files that no run has saved", str(place))
 
 
 def _names(place: Path) -> tuple[set[str], set[str]]:
-    """What of a checkpoint's folder is its own, and what in the model's folder: all except the manifest."""
+    """The checkpoint's own files in its folder, and those in the model's folder: all except the manifest."""
     try:
         named = read_json_inside(place, MANIFEST)["files"].keys()
     except (Damaged, KeyError, TypeError, AttributeError):

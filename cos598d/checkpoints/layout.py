@@ -1,8 +1,8 @@
-"""The files of a checkpoint: their names, how they are written, and whether they are all there.
+"""The files of a checkpoint: their names, how they are written, and whether they are complete.
 
 Named tensors are safetensors files: 8 bytes with the length of the header, the header as JSON, and the tensors' bytes
-in the order that it gives (https://huggingface.co/docs/safetensors). The library's own writer would leave files that
-only their owner may read, and would turn a full disk into words, so only its reader is used.
+in the order of the header (https://huggingface.co/docs/safetensors). Only the library's reader is used. Its writer
+would make files that only their owner may read, and would hide a full disk's OSError.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ FOLDER = CHECKPOINTS  # in a run's output folder
 MANIFEST, TRAINING = "manifest.json", "training.json"
 MODEL_FOLDER, MODEL = "model", "model/model.safetensors"
 OPTIMIZER, OWN, RANK = "optimizer.rank{rank}.safetensors", "own.rank{rank}.safetensors", "rank{rank}.json"
-CHUNK_BYTES = 4 << 20  # what is read or written at a time
+CHUNK_BYTES = 4 << 20  # the size of reads and writes
 MOST_JSON_BYTES = 64 << 20
 DTYPES = {
     torch.float64: "F64",
@@ -43,14 +43,14 @@ DTYPES = {
 }
 
 _STEP = re.compile(r"step-(\d{8,15})")
-# A file's name as this package gives them: plain ones, in the folder itself or in the model's.
+# File names of this package: plain ones, in the folder itself or in the model's.
 _FILE = re.compile(rf"(?:{MODEL_FOLDER}/)?[A-Za-z0-9_][A-Za-z0-9_.-]{{0,99}}")
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Damaged(Exception):
-    """A checkpoint is not whole; the message names the file and the fault, in words that fit in brackets."""
+    """A checkpoint is incomplete or damaged. The message has the file and the fault, as a phrase for brackets."""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -61,9 +61,9 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The list of a checkpoint's files; written last, so that a checkpoint without one is half-written.
+    """The list of a checkpoint's files. It is written last, so a checkpoint without one is half-written.
 
-    run: the same in all checkpoints of a run, through its restarts. iteration: the last one that it contains.
+    run: equal in all checkpoints of a run, through its restarts. iteration: the last one that it contains.
     world_size: the number of ranks that saved it. is_best: whether it was the best of its run when it was written.
     files: by their names within the checkpoint's folder.
     """
@@ -76,7 +76,7 @@ class Manifest(msgspec.Struct, frozen=True):
     files: dict[str, Written]
 
     def text(self) -> str:
-        """Its JSON."""
+        """The manifest as JSON."""
         return json.dumps(msgspec.to_builtins(self), indent=1) + "\n"
 
 
@@ -86,19 +86,19 @@ def step_name(iteration: int) -> str:
 
 
 def steps(folder: Path) -> list[tuple[int, Path]]:
-    """The checkpoints in `folder`, whole or not, by their iterations, the last first. Never by the clock."""
+    """The checkpoints in `folder`, complete or not, ordered by iteration, the last first. Clocks play no role."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
             name = _STEP.fullmatch(entry.name)
-            # Two ways to write one number would be two checkpoints of one iteration.
+            # Two ways to write one number would make two checkpoints of one iteration.
             if name and entry.is_dir(follow_symlinks=False) and entry.name == step_name(int(name[1])):
                 found.append((int(name[1]), folder / entry.name))
     return sorted(found, reverse=True)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the checkpoint in `folder`, whose files are there in the sizes that it gives.
+    """The manifest of the checkpoint in `folder`, after checking that all files have the sizes listed in it.
 
     Raises Damaged. `check_digests` compares the files' contents.
     """
@@ -113,9 +113,9 @@ def read_manifest(folder: Path) -> Manifest:
         raise Damaged(f"{MANIFEST}: {printable(error, 200)}") from None
     for name in manifest.files:
         if not _FILE.fullmatch(name):
-            raise Damaged(f"{MANIFEST} names {printable(name, 100)!r}, which is no file of a checkpoint")
+            raise Damaged(f"{MANIFEST} names {printable(name, 100)!r}, which is not a file of a checkpoint")
     if _STEP.fullmatch(folder.name) and folder.name != step_name(manifest.iteration):
-        raise Damaged(f"{MANIFEST} is that of iteration {printable(manifest.iteration, 40)}")
+        raise Damaged(f"{MANIFEST} belongs to iteration {printable(manifest.iteration, 40)}")
     if manifest.world_size > len(manifest.files):
         raise Damaged(f"{MANIFEST} has {printable(manifest.world_size, 40)} ranks and only {len(manifest.files)} files")
     for name in (MODEL, TRAINING, *(RANK.format(rank=rank) for rank in range(manifest.world_size))):
@@ -130,7 +130,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_digests(folder: Path, manifest: Manifest) -> None:
-    """Read every file and raise Damaged, which names it, for one that does not have the digest in the manifest."""
+    """Read every file and raise Damaged, with its name, for one whose digest differs from the manifest's."""
     for name, written in manifest.files.items():
         digest = hashlib.sha256()
         with open_inside(folder, name) as file:
@@ -140,7 +140,7 @@ def check_digests(folder: Path, manifest: Manifest) -> None:
             except OSError as error:
                 raise Damaged(f"{name} cannot be read: {error.strerror}") from None
         if digest.hexdigest() != written.sha256:
-            raise Damaged(f"{name} has not the SHA-256 that was written")
+            raise Damaged(f"the SHA-256 of {name} differs from the one in {MANIFEST}")
 
 
 def read_json_inside(folder: Path, name: str) -> Any:
@@ -158,7 +158,7 @@ def read_json_inside(folder: Path, name: str) -> Any:
 
 
 def open_inside(folder: Path, name: str) -> IO[bytes]:
-    """Open a plain file of a checkpoint for reading; no link leads out of the folder. Raises Damaged."""
+    """Open a plain file of a checkpoint for reading. Links out of the folder are refused. Raises Damaged."""
     path = folder / name
     try:
         if path.parent != folder and not stat.S_ISDIR(os.lstat(path.parent).st_mode):
@@ -171,17 +171,17 @@ def open_inside(folder: Path, name: str) -> IO[bytes]:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor as (bytes,) of uint8."""
+    """The memory of a contiguous tensor, (bytes,) uint8."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str], check: Callable[[], None]
 ) -> Written:
-    """Write contiguous tensors on the host to `path`, and to the disk. Other threads run on meanwhile.
+    """Write contiguous tensors on the host to `path`, and sync it to the disk. Other threads run meanwhile.
 
-    `check` is called now and then, and may raise. Raises OSError, and ValueError for a dtype that the format has no
-    name for.
+    `check` is called from time to time, and may raise. Raises OSError, and ValueError for a dtype that the format
+    lacks.
     """
     # The widest first, so that every tensor begins at a multiple of its elements' size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
@@ -199,7 +199,7 @@ def write_tensors(
 
 
 def write_bytes(path: Path, *contents: bytes | memoryview, check: Callable[[], None] = lambda: None) -> Written:
-    """Write the memory of `contents`, one after the other, to a new file and to the disk. Raises OSError."""
+    """Write `contents`, one after the other, to a new file, and sync it to the disk. Raises OSError."""
     digest, size = hashlib.sha256(), 0
     with path.open("xb", buffering=0) as file:
         for content in contents:

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, whether it is whole, and its state on every rank, read only by rank 0."""
+"""Resuming from a checkpoint: which one, whether it is complete, and its state on every rank, read only by rank 0."""
 
 import contextlib
 import json
@@ -40,10 +40,10 @@ START_OVER, NOT_THIS_ONE = "Start over with --overwrite_output_dir.", "Leave out
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was found whole. Every rank has one; its files are read by rank 0.
+    """A checkpoint that was found complete. Every rank has one; only rank 0 reads its files.
 
-    training: what was given to `Checkpoints.save`. own_is_lost: the saved strategy's words. run: what all checkpoints
-    of one run share. remarks: sentences about damaged ones that were passed over. contents: the files, on rank 0.
+    training: from `Checkpoints.save`. own_is_lost: the saved strategy's phrase. run: equal in all checkpoints of one
+    run. remarks: sentences about damaged ones that were skipped. contents: the files, on rank 0.
     """
 
     path: Path
@@ -62,12 +62,12 @@ class Checkpoint:
     ) -> tuple[RankState | None, str | None]:
         """Load `strategy`, attached and not stepped yet, on every rank.
 
-        Returns what the rank of this number remembered next to it (None if there was no such rank), and what could not
-        be restored, as a phrase for the user (None if nothing was lost). `sync` is what was given to `Checkpoints`:
-        where it or the number of ranks differs, what the strategy alone remembers on each rank is dropped.
+        Return the state of the rank with this number in addition to its strategy's (None if there was no such rank),
+        and what could not be restored, as a phrase for the user (None if nothing was lost). `sync` is the argument of
+        `Checkpoints`. If it or the number of ranks has changed, the strategy's state of single ranks is dropped.
 
-        Raises UserError, the same on every rank, where this is another model's; and on the rank whose own file has what
-        its strategy cannot take.
+        Raises UserError, the same on every rank, if this is another model's checkpoint; and on one rank, if its own
+        file does not fit its strategy.
         """
         strategy.load_state(self._wholes(comm))
         strategy.load_scalars(self.scalars)
@@ -82,15 +82,15 @@ class Checkpoint:
         return RankState(*own[OF_TRAINING]) if own else None, None if is_same_world else self.own_is_lost
 
     def facts_of_ranks(self, name: str, comm: Communicator) -> list[Any]:
-        """What every rank gave as the fact `name` of its `RankState`, in order of rank; every rank must call it."""
+        """The fact `name` of every rank's `RankState`, in order of rank. Every rank must call it."""
         here = self.contents
         every = [here.own(rank, (OF_TRAINING,))[0] for rank in range(self.world_size)] if here else None
         return [facts[OF_TRAINING][name] for facts in _broadcast_json(comm, every, name)]
 
     def load_model(self, model: nn.Module, comm: Communicator) -> None:
-        """Put weights and buffers alone into a model that is whole on every rank; every rank must call it.
+        """Load only weights and buffers into a model that is whole on every rank. Every rank must call it.
 
-        Raises UserError, the same on every rank, where this is another model's.
+        Raises UserError, the same on every rank, if this is another model's checkpoint.
         """
         missing = dict.fromkeys(name for name, _ in (*model.named_parameters(), *model.named_buffers()))
         for whole in self._wholes(comm, (WEIGHTS, BUFFERS)):
@@ -107,7 +107,7 @@ class Checkpoint:
             self.contents.close()
 
     def _wholes(self, comm: Communicator, kinds: Sequence[str] = ()) -> Iterator[FullTensor]:
-        """Every tensor of the state, of some `kinds` or all, one after the other, on every rank."""
+        """Yield every tensor of the state, of some `kinds` or all, on every rank."""
         here = self.contents
         entries = _broadcast_json(comm, [entry.facts() for entry in here.entries] if here else None, "checkpoint")
         for place, (kind, name, shape, dtype, file) in enumerate(entries):
@@ -120,7 +120,7 @@ class Checkpoint:
     def _own(
         self, comm: Communicator, whose: Sequence[str]
     ) -> dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]]:
-        """What this rank remembered, by whose it is; no other rank receives it. Nothing if there was no such rank."""
+        """This rank's saved state, by owner, which no other rank receives. Empty if there was no such rank."""
         mine = {}
         for rank in range(min(self.world_size, comm.world_size)):
             facts, tensors = self.contents.own(rank, whose) if self.contents else ({}, {})
@@ -138,12 +138,12 @@ class Checkpoint:
 
 
 def find(resume: str, folder: Path | None, comm: Communicator, forms: Forms = AS_GIVEN) -> Checkpoint | None:
-    """The checkpoint to resume from, the same on every rank; every rank must call it, and only rank 0 looks.
+    """The checkpoint to resume from, the same on every rank. Every rank must call it, and only rank 0 looks.
 
-    `resume` is "auto": the newest whole one in `folder`, a run's folder of checkpoints, or None if there is none at
-    all; or a path: a checkpoint, or a folder in which the newest whole one is taken, a run's or its checkpoints'.
-    One whose values are not of these `forms` is damaged too. Raises UserError, the same on every rank, where there is
-    none to take; names the damaged ones.
+    `resume` is "auto" or a path. "auto" is the newest complete one in `folder`, a run's folder of checkpoints, or None
+    if there is none at all. A path is a checkpoint, or a run's folder or its folder of checkpoints, in which the newest
+    complete one is taken. One whose values do not have these `forms` counts as damaged. Raises UserError, the same on
+    every rank, with the damaged ones, if none can be used.
     """
     return _on_all_ranks(
         comm, lambda: _newest(folder, forms) if resume == AUTO else _named(Path(resume).expanduser(), forms)
@@ -151,7 +151,7 @@ def find(resume: str, folder: Path | None, comm: Communicator, forms: Forms = AS
 
 
 def find_best(folders: Sequence[Path], run: str, comm: Communicator) -> Checkpoint | None:
-    """The best checkpoint of a run that is whole in one of `folders`, the same on every rank; every rank calls it."""
+    """The best complete checkpoint of a run in one of `folders`, the same on every rank. Every rank calls it."""
 
     def look() -> Checkpoint | None:
         for place in (place for folder in folders if folder.is_dir() for _, place in steps(folder)):
@@ -165,7 +165,7 @@ def find_best(folders: Sequence[Path], run: str, comm: Communicator) -> Checkpoi
 
 
 def _on_all_ranks(comm: Communicator, look: Callable[[], Checkpoint | None]) -> Checkpoint | None:
-    """What rank 0 finds, on every rank; its UserError too."""
+    """Rank 0's result on every rank; its UserError too."""
     found: Checkpoint | None = None
     facts: dict[str, Any] = {}
     if comm.rank == 0:
@@ -196,7 +196,7 @@ def open_checkpoint(path: Path, forms: Forms = AS_GIVEN) -> Checkpoint:
 
 
 def _named(path: Path, forms: Forms) -> Checkpoint:
-    """The checkpoint that the user named by a folder."""
+    """The checkpoint of a path that the user gave."""
     if not path.is_dir():
         raise UserError(f"--resume {path}: there is no such folder. Give a checkpoint's, a run's, or auto.")
     if (path / FOLDER).is_dir():
@@ -214,10 +214,10 @@ def _named(path: Path, forms: Forms) -> Checkpoint:
 
 
 def _newest(folder: Path | None, forms: Forms, fix: str = START_OVER) -> Checkpoint | None:
-    """The newest whole checkpoint; None if there is none at all. UserError where there are, and none is whole."""
+    """The newest complete checkpoint; None if there is none at all. Raises UserError if there are only damaged ones."""
     if folder is None or not folder.is_dir():
         return None
-    with contextlib.suppress(OSError), locked(folder) as is_alone:  # one that cannot be changed is read as it is
+    with contextlib.suppress(OSError), locked(folder) as is_alone:  # a folder without write permission is read as it is
         if is_alone and not folder.is_symlink():
             put_back(folder)
     remarks: list[str] = []
@@ -236,7 +236,7 @@ def _newest(folder: Path | None, forms: Forms, fix: str = START_OVER) -> Checkpo
 
 
 def transfer(comm: Communicator, files: Mapping[str, Mapping[str, torch.Tensor]], *, source: int, target: int) -> None:
-    """Send the source's tensors, on the host, into the target's of the same names; other ranks do nothing."""
+    """Send the source's tensors, on the host, into the target's of the same names. Other ranks do nothing."""
     if source == target or comm.rank not in (source, target):
         return
     for file, tensors in files.items():
@@ -252,7 +252,7 @@ def transfer(comm: Communicator, files: Mapping[str, Mapping[str, torch.Tensor]]
 
 
 def _broadcast_json(comm: Communicator, value: Any, name: str) -> Any:
-    """Rank 0's value (JSON, however long) on every rank."""
+    """Rank 0's value (JSON of any length) on every rank."""
     text = bytearray(json.dumps(value).encode()) if comm.rank == 0 else bytearray()
     size = torch.tensor([len(text)])
     _broadcast(comm, size, name)
@@ -270,9 +270,9 @@ def _broadcast(comm: Communicator, tensor: torch.Tensor, name: str) -> None:
 
 @contextlib.contextmanager
 def _travelling(comm: Communicator, tensor: torch.Tensor, arrives: bool) -> Iterator[torch.Tensor]:
-    """The bytes of a tensor on the host where the backend sends them from; what `arrives` there is then in `tensor`."""
+    """The bytes of a host tensor on the device from which the backend sends. If it `arrives`, they are copied back."""
     host = as_bytes(tensor)
-    memory = host if comm.backend == "gloo" else host.to(comm.device)  # nccl sends what lies on a device
+    memory = host if comm.backend == "gloo" else host.to(comm.device)  # nccl sends from a device
     yield memory
     if arrives and memory is not host:
         host.copy_(memory)

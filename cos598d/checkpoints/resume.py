@@ -1,4 +1,4 @@
-"""How a run resumes that was started before: in which folder, from which checkpoint, and whether it is the same run."""
+"""How a run resumes: in which folder, from which checkpoint, and whether it is the same run."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -23,33 +23,33 @@ from cos598d.records.saved import facts_after, training_after
 from cos598d.terminal.console import Console
 from cos598d.terminal.printable import printable
 
-# A run in which one of these changes is another run; its sync, its ranks, and when it is saved may change.
+# If one of these flags changes, it is another run. The sync, the ranks and the times of saving may change.
 SAME_FLAGS = (
     *("task_name", "max_seq_length", "max_train_examples", "augment", "dropout", "precision", "seed", "optimizer"),
     *("learning_rate", "lr_scheduler", "warmup_steps", "weight_decay", "adam_epsilon", "momentum", "max_grad_norm"),
 )
-# Facts that no flag of SAME_FLAGS gives, and how a sentence calls them; of digests, all that is said.
+# Facts that no flag of SAME_FLAGS gives, and their names in a sentence; for digests, the complete phrase.
 OTHERS = {
     "total_train_batch_size": "--total_train_batch_size",
     "steps": "--num_train_epochs or --max_steps, in steps,",
     "model": "--model_name_or_path",
 }
 DIGESTS = {
-    "configuration": "the model's configuration is another",
-    "data": "the training data are others",
-    "evaluation": "the evaluation data are others",
+    "configuration": "the model's configuration differs",
+    "data": "the training data differ",
+    "evaluation": "the evaluation data differ",
 }
 
 SUMMARY = "summary.json"
 
 
 def named_folder(config: RunConfig) -> Path | None:
-    """The run's folder where flags name it: --output_dir, or that of the run whose checkpoint --resume names."""
+    """The run's folder, if flags name it: --output_dir, or that of the run whose checkpoint --resume names."""
     return Path(config.output_dir) if config.output_dir is not None else _resumed_folder(config)
 
 
 def is_ours(folder: Path, config: RunConfig) -> bool:
-    """Whether `folder`, which is not empty, is that of an earlier start of this run, on this host."""
+    """Whether `folder`, which is not empty, belongs to an earlier attempt of this run, on this host."""
     if config.resume is None:
         return False
     resumed = _resumed_folder(config)
@@ -58,14 +58,14 @@ def is_ours(folder: Path, config: RunConfig) -> bool:
         return False
     if has_checkpoints(folder / FOLDER) or was_left(folder) or _is_finished(folder, config):
         return True
-    # Of ranks on another host than rank 0, whose summary was still to come.
+    # Rows of ranks on another host than rank 0, whose summary did not exist yet.
     return any(folder.glob(ITERATIONS.format(rank="*"))) and not (folder / SUMMARY).is_file()
 
 
 def say_if_finished(folder: Path, config: RunConfig, comm: Communicator, console: Console) -> bool:
-    """Whether the run that is to go on has nothing left to do, the same on every rank; then it says so.
+    """Whether the run to resume has nothing left to do, the same on every rank. If so, print that.
 
-    Raises UsageError, the same on every rank, where it is another run by its flags.
+    Raises UsageError, the same on every rank, if its flags make it another run.
     """
     if config.resume is None or config.resume_anyway:
         return False
@@ -91,11 +91,11 @@ def find_checkpoint(
     console: Console,
     any_precision: bool = False,
 ) -> Checkpoint | None:
-    """The checkpoint that --resume names, whole; None where there is no --resume, or none for `auto`.
+    """The checkpoint that --resume names; None without --resume, or if `auto` finds none.
 
-    With `any_precision` its precision may be another than that of `facts`: the run then goes on in the checkpoint's.
-    The same on every rank. Raises UsageError if the one that was named cannot be taken, where all are damaged, and
-    where it is another run's by its `facts`.
+    With `any_precision`, its precision may differ from that in `facts`: the run then continues in the checkpoint's. The
+    result is the same on every rank. Raises UsageError if the named one cannot be used, if all are damaged, or if it is
+    another run's by its `facts`.
     """
     if config.resume is None:
         return None
@@ -106,22 +106,22 @@ def find_checkpoint(
                 f"there is no checkpoint to resume from in {folder}, which has a finished run. Choose another "
                 "folder, or add --overwrite_output_dir."
             )
-        console.say(f"there is no checkpoint in {folder}: the run begins at the beginning")
+        console.say(f"there is no checkpoint in {folder}: training starts from scratch")
         return None
     for sentence in found.remarks:
         console.say(sentence)
     compared = {name: value for name, value in facts.items() if name != "evaluation" or config.early_stopping}
     before = found.training["facts"]
     if any_precision and before.get("precision") != facts["precision"]:
-        console.say(f"the run goes on in {printable(before['precision'], 20)}, as it was saved")
+        console.say(f"the run continues in {printable(before['precision'], 20)}, the precision that it was saved in")
         compared.pop("precision")
     changes = [
         _difference(name, before.get(name), value) for name, value in compared.items() if before.get(name) != value
     ]
     if changes and not config.resume_anyway:
         raise UsageError(
-            f"this differs from the run that was saved as {found.path}: {'; '.join(changes)}. Start it as it was "
-            "started then, or add --resume_anyway."
+            f"this differs from the run that was saved as {found.path}: {'; '.join(changes)}. Use the same flags as "
+            "then, or add --resume_anyway."
         )
     for change in changes:
         console.say(f"this differs from the saved run, and resumes anyway: {change}")
@@ -136,10 +136,10 @@ def open_record(
     monitor: Monitor | None = None,
     loggers: Sequence[Logger] = (),
 ) -> RunRecord:
-    """The run's record, one from its first start to its last: it goes on where `found` was made, or begins.
+    """The run's record, one over all attempts: it continues from `found`, or begins.
 
-    Of a run that begins again in a folder that is overwritten, rows and checkpoints of an earlier one go at once: it
-    could be taken for this one. Raises UserError if they cannot be removed.
+    If a run starts over in a folder that is overwritten, an earlier run's rows and checkpoints are removed at once:
+    they could be mistaken for this one's. Raises UserError if they cannot be removed.
     """
     rank, world_size, kept = comm.rank, comm.world_size, config.ledger
     if found is not None:
@@ -156,24 +156,23 @@ def open_record(
                 f"an earlier run's checkpoint cannot be removed ({error.filename}: {error.strerror}), and it would "
                 "be taken for one of this run. Choose another --output_dir."
             ) from None
-    comm.exchange("what an earlier run has left is gone")
+    comm.exchange("an earlier run's files are removed")
     return RunRecord(folder, rank, monitor, loggers, world_size=world_size, kept=kept)
 
 
 def how_to_go_on(folder: Path, config: RunConfig) -> str:
-    """What to do so that a run that was stopped goes on, in words."""
+    """What to do to resume a run that was stopped, as a phrase for the user."""
     if config.resume == AUTO:
         return "start it again with the same flags, and it resumes"
-    if config.resume is not None and not has_checkpoints(folder / FOLDER):  # the disk has taken none of this start
-        return "start it again as it was started, with --overwrite_output_dir"
+    if config.resume is not None and not has_checkpoints(folder / FOLDER):  # the disk has kept nothing of this attempt
+        return "start it again with the same flags and --overwrite_output_dir"
     return f"add --resume {AUTO if config.output_dir is not None else folder} to its flags, and it resumes"
 
 
 def facts_of(
     config: RunConfig, plan: Plan, features: Examples, evaluated: Mapping[str, Examples], source: ModelSource
 ) -> dict[str, Any]:
-    """What must not change from one start of a run to the next, as JSON values; what is `evaluated`, where the run ends
-    by that."""
+    """What must be equal in every attempt of a run, as JSON values. `evaluated` counts if it can end the run."""
     facts = {name: getattr(config, name) for name in SAME_FLAGS}
     facts |= {"total_train_batch_size": plan.batch_size, "steps": plan.steps, "model": source.description}
     configuration = hashlib.sha256(source.config.to_json_string().encode()).hexdigest()
@@ -200,13 +199,13 @@ def _resumed_folder(config: RunConfig) -> Path | None:
 
 
 def _is_finished(folder: Path, config: RunConfig) -> bool:
-    """Whether the record in a folder is that of a run that ended well, model included."""
+    """Whether the record in a folder is that of a run that ended well, with its model."""
     has_model = not (config.do_train and config.save_model) or (folder / "model").is_dir()
     return has_model and (folder / SUMMARY).is_file() and not was_left(folder)
 
 
 def _changed_flags(folder: Path, config: RunConfig, world_size: int) -> list[str]:
-    """What the flags of this run say otherwise than those of the finished one in a folder, in words.
+    """How this run's flags differ from those of the finished one in a folder, as phrases.
 
     Raises UserError if its record is damaged.
     """

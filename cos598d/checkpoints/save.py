@@ -1,6 +1,6 @@
-"""The checkpoints of a run as its training sees them: save, hear how it went, close.
+"""The checkpoints of a run, from its training's side: save, report failures, close.
 
-Which ranks write into rank 0's folder themselves is found out once; the others' parts reach rank 0 as messages.
+The ranks find out once which of them write into rank 0's folder themselves. The others send their parts to rank 0.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ from cos598d.strategies.base import Strategy
 from cos598d.terminal.files import json_text, own_folder
 from cos598d.terminal.locks import locked
 
-LONG_SECONDS = 60.0  # to wait for a disk without a word
+LONG_SECONDS = 60.0  # how long to wait for a disk silently
 
 
 class Checkpoints:
-    """Where a run keeps its checkpoints; a context. Every rank makes one and calls its methods alike:
+    """The checkpoints of a run; a context. Every rank creates one and makes the same calls:
 
         with Checkpoints(folder, comm, keep, describe, sync, resumed, warn) as checkpoints:
             ...
@@ -39,8 +39,8 @@ class Checkpoints:
             newest = checkpoints.close()                                     # before what follows the training
 
     `save` copies what this rank contributes and returns; a thread writes it while the next steps run. One checkpoint is
-    written at a time: the next `save` waits for the last. A disk that refuses costs that checkpoint and a sentence for
-    `warn`, not the run. Leaving the context without `close` gives up the one that is being written.
+    written at a time: the next `save` waits for the last. If the disk refuses, only that checkpoint is lost, and `warn`
+    gets a sentence. Leaving the context without `close` gives up the one that is being written.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Checkpoints:
         resumed: Checkpoint | None,
         warn: Callable[[str], None],
     ):
-        """`keep` newest checkpoints and the best one stay. `describe(folder)` writes a model's configuration and
-        vocabulary. `sync` is what the strategy's own state depends on, apart from the number of ranks: its name and
-        options. `resumed` is the checkpoint that this run resumes from. Rank 0's `warn` is told what there is to say.
-        """
+        """The `keep` newest checkpoints and the best one are kept. `describe(folder)` writes a model's configuration
+        and vocabulary. `sync` is what the strategy's own state depends on, in addition to the number of ranks: its name
+        and options. `resumed` is the checkpoint that this run resumes from. Rank 0 calls `warn` with sentences for the
+        user."""
         self.folder, self.resumed, self.sync = folder, resumed, dict(sync)
         self._comm, self._keep, self._describe, self._warn = comm, keep, describe, warn
         self._memory = HostMemory(comm.device)
@@ -64,8 +64,8 @@ class Checkpoints:
         self._place: SharedFolder | None = None
         self._writing: Writing | None = None
         self._saves = 0
-        self._awaited: str | None = None  # the key by which rank 0 says that the latest save is over
-        #: The iteration of the newest checkpoint that is known to be whole, on rank 0; None before the first.
+        self._awaited: str | None = None  # the key that rank 0 sets when the latest save is over
+        #: The iteration of the newest checkpoint known to be complete, on rank 0; None before the first.
         self.newest: int | None = resumed.iteration if resumed else None
 
     def __enter__(self) -> "Checkpoints":
@@ -77,17 +77,17 @@ class Checkpoints:
         self._lock.close()
 
     def open(self) -> SharedFolder:
-        """Make the folder, if this start has not yet; rank 0 removes what killed saves have left there.
+        """Create the folder, once per attempt. Rank 0 removes what killed saves have left there.
 
-        Raises UserError, the same on every rank, where it is in use by another run or cannot be written.
+        Raises UserError, the same on every rank, if another run uses it or it cannot be written.
         """
         if self._place is None:
             comm, folder = self._comm, self.folder
             token = self._claim()
             probe = folder / probe_name(token)
-            with contextlib.suppress(OSError):  # this rank has no such folder, or may not write there
+            with contextlib.suppress(OSError):  # this rank has no such folder, or no write permission
                 (probe / str(comm.rank)).touch()
-            comm.exchange("whoever can has written")
+            comm.exchange("all ranks that can write have written")
             far: list[int] = []
             if comm.rank == 0:
                 far = [rank for rank in range(1, comm.world_size) if not (probe / str(rank)).exists()]
@@ -98,7 +98,7 @@ class Checkpoints:
         return self._place
 
     def _claim(self) -> str:
-        """Have rank 0 lock the folder and make a probe in it; a token that all ranks share and no other start has."""
+        """Make rank 0 lock the folder and create a probe in it. Return a token that only this attempt's ranks share."""
         first: dict[str, str] = {}
         if self._comm.rank == 0:
             try:
@@ -128,12 +128,12 @@ class Checkpoints:
         own: Callable[[], RankState],
         is_best: bool = False,
     ) -> None:
-        """Copy the state of the training after `iteration`, and have it written.
+        """Copy the training's state after `iteration`, and start to write it.
 
-        `training` (JSON) is what all ranks know alike, `own()` what this rank alone does, asked when the strategy has
-        given its state, since the ranks may communicate for that; both come back from `Checkpoint.restore`. `is_best`:
-        by whichever measure, this is better than every earlier one. Every rank must call it between two steps. Returns
-        when the training may continue. Raises UserError as `open` does.
+        `training` (JSON) is equal on all ranks. `own()` is this rank's state; it is called after the strategy has given
+        its own, since the ranks may communicate for that. Both come back from `Checkpoint.restore`. `is_best`: this is
+        better than every earlier one, by any measure. Every rank must call it between two steps. It returns when the
+        training may continue. Raises UserError as `open` does.
         """
         place, comm = self.open(), self._comm
         self._finish()
@@ -154,14 +154,14 @@ class Checkpoints:
         writing = Writing(place, self._saves, iteration, is_best, parts, self._memory)
         self._awaited = writing.ended_key
         if comm.rank in place.far:
-            with contextlib.suppress(OSError):  # the record is this host's, and is checked when it has to be whole
+            with contextlib.suppress(OSError):  # the record is on this host, and is checked when it must be complete
                 part.complete()
         else:
             self._writing = writing
             writing.start()
 
     def _gather(self, part: CheckpointPart, place: SharedFolder) -> list[CheckpointPart]:
-        """On rank 0 the parts of the far ranks, which send theirs to it, in memory that the next save overwrites."""
+        """On rank 0: the parts of far ranks, which send them to it, in memory that the next save overwrites."""
         self._memory.wait()
         comm, content = self._comm, None
         if comm.rank in place.far:
@@ -187,9 +187,9 @@ class Checkpoints:
         return found
 
     def poll(self) -> None:
-        """Say what there is to say of a checkpoint that could not be written. Costs nothing.
+        """Report a checkpoint that could not be written. Costs nothing.
 
-        Raises what a writing thread failed with if no disk is to blame.
+        Raises the error of a writing thread if no disk caused it.
         """
         if self._writing is not None and not self._writing.is_alive():
             if self._comm.rank == 0:
@@ -198,7 +198,7 @@ class Checkpoints:
                 raise self._writing.defect
 
     def load_best(self, model: nn.Module, iteration: int) -> bool:
-        """Give `model`, whole on every rank, the weights that were best, after `iteration`; whether they are there."""
+        """Load the best weights, of `iteration`, into `model`, whole on every rank. Return whether they exist."""
         folders = [self.folder] + ([self.resumed.path.parent] if self.resumed else [])
         found = find_best(folders, self.open().run, self._comm)
         if found is None or found.iteration != iteration:
@@ -207,14 +207,14 @@ class Checkpoints:
         return True
 
     def close(self) -> int | None:
-        """Wait until what is being written is on the disk; the iteration of the newest whole checkpoint, if any."""
-        if self._place is None:  # nothing was saved by this start
+        """Wait until everything is on the disk. Return the iteration of the newest complete checkpoint, if any."""
+        if self._place is None:  # this attempt has saved nothing
             return self.newest
         self._finish()
         return self._comm.exchange(self.newest)[0]
 
     def _finish(self) -> None:
-        """Wait for the latest save, and say how it went."""
+        """Wait for the latest save, and report a failure."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.join(LONG_SECONDS)
@@ -227,7 +227,7 @@ class Checkpoints:
             if writing.defect is not None:
                 raise writing.defect
         if self._comm.rank and self._awaited is not None:
-            # However long a disk takes: in a collective, patience ends with --timeout.
+            # However long a disk takes: a collective would time out after --timeout.
             wait_for_key(self._comm.store, self._awaited)
         self._awaited = None
         if self._comm.rank or writing is None:

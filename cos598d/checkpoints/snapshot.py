@@ -1,4 +1,4 @@
-"""The copy that a save begins with: what a rank contributes to a checkpoint, as it is between two steps."""
+"""The copy that begins a save: what a rank contributes to a checkpoint, as it is between two steps."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,21 +14,21 @@ from cos598d.strategies.state import BUFFERS, WEIGHTS
 from cos598d.terminal.files import json_text
 
 SLAB_BYTES, ALIGNED_TO = 256 << 20, 64
-OF_TRAINING, OF_STRATEGY = "training", "strategy"  # whose own facts and tensors
-RECORD = "record"  # the fact of every rank that has its position in the record
+OF_TRAINING, OF_STRATEGY = "training", "strategy"  # the owners of facts and tensors
+RECORD = "record"  # the fact in which every rank has its position in the record
 CPU, CUDA = "random_cpu", "random_cuda"
 
 
 def _nothing() -> None:
-    """There is nothing to complete."""
+    """Nothing to complete."""
 
 
 @dataclass(frozen=True)
 class RankState:
-    """What one rank alone remembers, next to its strategy: facts as JSON, and named tensors (random states).
+    """One rank's own state in addition to its strategy's: facts as JSON, and named tensors (random states).
 
-    complete: brings what the facts speak of, such as rows of a record, to the disk; called on the thread that writes,
-    before the checkpoint is whole. Raises OSError if it cannot be.
+    complete: syncs to the disk what the facts refer to, such as rows of a record. The writing thread calls it before
+    the checkpoint is complete. Raises OSError if it fails.
     """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -38,9 +38,9 @@ class RankState:
 
 @dataclass
 class CheckpointPart:
-    """What of a checkpoint comes from one rank: files of named tensors with their metadata, and texts, by file.
+    """One rank's part of a checkpoint: files of named tensors with their metadata, and texts, by file.
 
-    complete: `RankState`'s, of a rank that is here.
+    complete: that of a `RankState`, for a rank of this process.
     """
 
     tensors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
@@ -52,31 +52,31 @@ class CheckpointPart:
         """Add a file of tensors, if there are any; `metadata` are JSON values."""
         if tensors:
             self.tensors[name] = tensors
-            # Readers of models ask for "format", which says whose shapes and dtypes these are.
+            # Readers of models require "format", the framework of these shapes and dtypes.
             self.metadata[name] = {"format": "pt"} | {key: json.dumps(value) for key, value in metadata.items()}
 
 
 class HostMemory:
-    """Memory of the host for copies of tensors, kept from one save to the next: fresh pages cost more than the copy.
+    """Host memory for copies of tensors, reused by later saves: fresh pages cost more than the copy.
 
-    Cut from large slabs, of which the system gives only what is used; pinned where tensors come from a GPU, so that the
-    copy runs next to the host's work.
+    It is cut from large slabs, of which the system only provides what is used. It is pinned if tensors come from a GPU,
+    so that the copy overlaps with the host's work.
     """
 
     def __init__(self, device: torch.device):
         self._device, self._is_pinned = device, device.type == "cuda"
         self._kept: dict[str, torch.Tensor] = {}  # bytes
-        self._slab = torch.empty(0, dtype=torch.uint8)  # what is left of it
+        self._slab = torch.empty(0, dtype=torch.uint8)  # the rest of the current slab
         self._copied: torch.cuda.Event | None = None
 
     def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of `tensor`, on the host as soon as `wait` returns; the next copy under `name` overwrites it."""
+        """A copy of `tensor` on the host, valid after `wait`. The next copy under `name` overwrites it."""
         place = self.empty(name, tuple(tensor.shape), tensor.dtype)
         place.copy_(tensor.detach(), non_blocking=True)
         return place
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for a tensor, as `copy` would use it."""
+        """Memory for a tensor, of the kind that `copy` uses."""
         size = torch.Size(shape).numel() * dtype.itemsize
         if name not in self._kept or self._kept[name].numel() < size:
             taken = -(-size // ALIGNED_TO) * ALIGNED_TO
@@ -86,12 +86,12 @@ class HostMemory:
         return self._kept[name][:size].view(dtype).view(shape)
 
     def mark(self) -> None:
-        """Let `wait` wait for what was copied until here."""
+        """Make `wait` cover the copies so far."""
         if self._is_pinned:
             self._copied = torch.cuda.current_stream(self._device).record_event()
 
     def wait(self) -> None:
-        """Wait, on whichever thread, until the copies are there."""
+        """Wait, on any thread, until the copies are complete."""
         if self._copied is not None:
             self._copied.synchronize()
 
@@ -134,7 +134,7 @@ def take(strategy: Strategy, rank: int, own: Callable[[], RankState], memory: Ho
 
 
 def random_states(device: torch.device) -> dict[str, torch.Tensor]:
-    """The states of torch's generators that a training on `device` draws from, by name: dropout resumes from them."""
+    """The states of torch's generators that a training on `device` uses, by name: dropout resumes from them."""
     states = {CPU: torch.get_rng_state()}
     if device.type == "cuda":
         states[CUDA] = torch.cuda.get_rng_state(device)
@@ -142,9 +142,9 @@ def random_states(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def load_random_states(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Go on from what `random_states` gave, on the same kind of device: the last thing before the next step.
+    """Continue from `random_states`, on the same kind of device. Call it last before the next step.
 
-    A generator of which `states` has nothing stays as it is. Raises UserError if they cannot be such states.
+    A generator that is missing in `states` does not change. Raises UserError if they cannot be such states.
     """
     try:
         if CPU in states:

@@ -1,14 +1,15 @@
-"""A checkpoint on its way to the disk, in a thread of its own while the training continues.
+"""A checkpoint being written to the disk, in a thread of its own while the training continues.
 
 Every rank that sees rank 0's folder does this at once, into a hidden folder in it:
 
-    1. It writes its part (rank 0 also the parts of ranks that do not see the folder), hashing on the way, and waits
-       until each file is on the disk, as are the rows of the record that the part speaks of.
-    2. It tells rank 0 through the ranks' store the files' sizes and digests, or why it failed. Not by a file: a full
-       disk would not take it.
-    3. Rank 0 waits for all, writes the manifest, gives the folder its name, and removes what is needed no more.
+1. It writes its part (rank 0 also the parts of ranks that do not see the folder), and hashes it meanwhile. It waits
+   until each file is on the disk, and the rows of the record to which the part refers.
+2. It reports the files' sizes and digests to rank 0 through the ranks' store, or why it failed. It uses no file, which
+   would not fit on a full disk.
+3. Rank 0 waits for all, writes the manifest, gives the folder its name, and removes old checkpoints.
 
-Killed at any moment, it leaves the older checkpoints as they were, and at most a folder that the next start removes.
+If it is killed at any moment, the older checkpoints stay as they were. At most a hidden folder remains, which the next
+attempt removes.
 """
 
 import contextlib
@@ -40,21 +41,21 @@ from cos598d.checkpoints.snapshot import CheckpointPart, HostMemory
 from cos598d.errors import first_line
 from cos598d.terminal.files import sync_folder, sync_to_disk, unfinished
 
-SPARE_BYTES = 1 << 20  # what a checkpoint leaves free on the disk, for the run's record
-SHORTEST_POLL, LONGEST_POLL = 0.005, 0.1  # seconds between two looks for the other ranks' word
+SPARE_BYTES = 1 << 20  # room that a checkpoint leaves on the disk for the run's record
+SHORTEST_POLL, LONGEST_POLL = 0.005, 0.1  # seconds between two checks for the other ranks' reports
 GIVEN_UP = "given up"
-GIVE_UP_SECONDS = 5.0  # a disk that does not answer keeps nobody from leaving
-NICENESS = 10  # the training's threads go first
+GIVE_UP_SECONDS = 5.0  # a disk that does not answer must not keep a process from ending
+NICENESS = 10  # the training's threads have priority
 
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """Where this start of a run writes its checkpoints, and who does.
+    """Where this attempt of a run writes its checkpoints, and which ranks do.
 
-    token: no other start has it. run: what all checkpoints of the run share. keep: how many checkpoints stay.
-    describe: writes what a model's folder needs next to the weights (configuration, vocabulary) into the folder that it
-    is given; rank 0's writing thread calls it. rank: this one. near: the ranks besides rank 0 that see the folder.
-    far: those whose parts rank 0 writes. store: the ranks'.
+    token: unique to this attempt. run: equal in all checkpoints of the run. keep: how many checkpoints are kept.
+    describe: writes what a model's folder needs next to the weights (configuration, vocabulary) into the given folder;
+        rank 0's writing thread calls it. rank: this one. near: the ranks other than rank 0 that see the folder.
+    far: those whose parts rank 0 writes. store: the ranks' store.
     """
 
     folder: Path
@@ -68,22 +69,22 @@ class SharedFolder:
     store: Store
 
     def key(self, *words: str | int) -> str:
-        """The name under which something of this start is in the ranks' store."""
+        """A key of this attempt in the ranks' store."""
         return "/".join(map(str, ("checkpoint", self.token, *words)))
 
 
 class PartReport(msgspec.Struct):
-    """What a rank wrote; `reason` says why it could not."""
+    """What a rank wrote; `reason`: why it could not."""
 
     files: dict[str, Written] = {}
     reason: str | None = None
 
 
 class Writing(threading.Thread):
-    """A checkpoint that is being written; `join` waits for this rank's part, on rank 0 for all of it.
+    """A checkpoint that is being written. `join` waits for this rank's part, on rank 0 for all of it.
 
-    After that `reason` is None if it is there, else why it is not; `remark` what else did not work. Both are rank 0's,
-    which then sets `ended_key` in the ranks' store. `defect` is an error, on any rank, that no disk made.
+    After that, `reason` is None if it is complete, else why it is not. `remark` is what else failed. Both are set on
+    rank 0, which then sets `ended_key` in the ranks' store. `defect` is an error, on any rank, that no disk caused.
     """
 
     reason: str | None = None
@@ -99,7 +100,7 @@ class Writing(threading.Thread):
         parts: Sequence[CheckpointPart],
         memory: HostMemory,
     ):
-        """It is save `number` of this start. Rank 0 is given its own part and the far ranks', a near rank its own."""
+        """It is save `number` of this attempt. Rank 0 gets its own and the far ranks' parts; a near rank its own."""
         super().__init__(name=f"checkpoint {iteration}", daemon=True)
         self.iteration, self.ended_key = iteration, place.key(number, "ended")
         self._place, self._number, self._is_best = place, number, is_best
@@ -108,13 +109,13 @@ class Writing(threading.Thread):
         self._is_given_up = threading.Event()
 
     def give_up(self) -> None:
-        """Stop soon, and remove what there is; do not wait for other ranks, which may be gone."""
+        """Stop soon, and remove what exists. Do not wait for other ranks, which may be lost."""
         self._is_given_up.set()
         self.join(GIVE_UP_SECONDS)
 
     def run(self) -> None:
         """Write; never raises."""
-        if sys.platform == "linux":  # elsewhere it would be the whole process's
+        if sys.platform == "linux":  # elsewhere it would apply to the whole process
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:
@@ -123,7 +124,7 @@ class Writing(threading.Thread):
             else:
                 report = msgspec.json.encode(self._try(self._write_parts)).decode()
                 self._place.store.set(self._place.key(self._number, self._place.rank), report)
-        except Exception as error:  # the store is gone: so are the ranks, or soon
+        except Exception as error:  # the store is lost, and so are the ranks, or soon will be
             self.defect = error
         self._parts = ()
         if self._place.rank == 0:
@@ -139,7 +140,7 @@ class Writing(threading.Thread):
                     files = {name: each for report in reports.values() for name, each in report.files.items()}
                     reports[0] = self._try(lambda: self._publish(files))
             finally:
-                shutil.rmtree(self._partial, ignore_errors=True)  # which has another name by now if all went well
+                shutil.rmtree(self._partial, ignore_errors=True)  # it has another name by now if all went well
         reasons = [
             f"rank {rank}: {report.reason}" if rank else report.reason
             for rank, report in reports.items()
@@ -186,12 +187,12 @@ class Writing(threading.Thread):
         return found
 
     def _check_room(self) -> None:
-        """Raise OSError at once where there is no room: a disk that is full for a moment would end the run's record."""
+        """Raise OSError at once if there is no room: a briefly full disk would end the run's record."""
         tensors = [tensor for part in self._parts for named in part.tensors.values() for tensor in named.values()]
         needed = SPARE_BYTES + sum(tensor.nbytes for tensor in tensors)
         if hasattr(os, "statvfs"):
             disk = os.statvfs(self._partial)
-            if disk.f_blocks and disk.f_bavail * disk.f_frsize < needed:  # some file systems know no blocks
+            if disk.f_blocks and disk.f_bavail * disk.f_frsize < needed:  # some file systems report no blocks
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._partial))
 
     def _publish(self, files: dict[str, Written]) -> dict[str, Written]:
@@ -210,7 +211,7 @@ class Writing(threading.Thread):
         return files
 
     def _hear(self, rank: int) -> PartReport:
-        """What a near rank tells of its part."""
+        """A near rank's report on its part."""
         key, store = self._place.key(self._number, rank), self._place.store
         if not wait_for_key(store, key, self._is_given_up):
             return PartReport(reason=GIVEN_UP)
@@ -220,9 +221,9 @@ class Writing(threading.Thread):
 
 
 def wait_for_key(store: Store, key: str, is_given_up: threading.Event | None = None) -> bool:
-    """Wait until a key is in the ranks' store; whether it is, since this `is_given_up` at some time."""
+    """Wait until a key is in the ranks' store. Return False if `is_given_up` was set meanwhile."""
     pause, is_given_up = SHORTEST_POLL, is_given_up or threading.Event()
-    while not store.check([key]):  # never a wait, during which some stores serve nobody else
+    while not store.check([key]):  # polling: during a blocking wait, some stores serve nobody else
         if is_given_up.wait(pause):
             return False
         pause = min(2 * pause, LONGEST_POLL)

@@ -1,1 +1,1 @@
-"""What is sent between ranks: collectives and messages, each call entered in the ledger."""
+"""Communication between ranks: collectives and messages; each call is entered in the ledger."""

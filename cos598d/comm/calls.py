@@ -1,4 +1,4 @@
-"""Calls under way, and how one is waited for."""
+"""Calls that have been started, and how to wait for them."""
 
 from typing import Any, Protocol
 
@@ -10,13 +10,13 @@ from cos598d.comm.timers import Timer, Timestamp
 
 
 class Pending(Protocol):
-    """A call under way: `wait` blocks until its result is there."""
+    """A call that has been started. `wait` blocks until its result is ready."""
 
     def wait(self) -> None: ...
 
 
 class Call:
-    """A collective under way; `wait` blocks until the result is there, and enters the call in the ledger."""
+    """A collective that has been started. `wait` blocks until its result is ready, and enters it in the ledger."""
 
     def __init__(
         self,
@@ -27,25 +27,25 @@ class Call:
         started: Timestamp,
         landing: tuple[torch.Tensor, torch.Tensor] | None = None,
     ):
-        """`landing`: what is sent, and the tensor into which it is copied when it is there; None: the tensor itself."""
+        """`landing`: the tensor being sent, and the tensor into which its result is copied; None: the tensor itself."""
         self._ledger, self._work, self._row, self._time, self._started = ledger, work, row, time, started
         self._landing = landing
 
     @classmethod
     def done(cls) -> "Call":
-        """A call that is over, and in the ledger."""
+        """A call that has ended and is in the ledger."""
         return cls(Ledger(), None, None, Timer(), None)
 
     @property
     def is_under_way(self) -> bool:
-        """Whether nobody has waited for it yet."""
+        """Whether nothing has waited for it yet."""
         return self._row is not None
 
     def wait(self) -> None:
-        """Block until the result is in the tensor; on CUDA, whatever this stream does next, not the host.
+        """Block until the result is in the tensor. On CUDA only this stream's later work waits, not the host.
 
-        nccl's wait makes the stream wait. gloo works on the host: its wait blocks the host while the tensor is sent
-        from and to host memory, and the stream until it is back on the device.
+        nccl's wait makes the stream wait. gloo works on the host. Its wait blocks the host while the tensor is sent to
+        and from host memory, and blocks the stream until the result is on the device.
         """
         if self._row is None:
             return

@@ -1,8 +1,8 @@
-"""The collectives, each call entered in the ledger under the name of its tensor.
+"""The collectives. Each call is entered in the ledger under the name of its tensor.
 
 The bytes are those of gloo's algorithms (`cos598d/comm/gloo.py`). nccl chooses other algorithms by size and links, and
-does not tell: its calls are taken to move what gloo's do. Collectives of a sync's own are composed of messages
-(`Communicator.composed`), and counted as they are sent.
+does not report them. Its calls are assumed to send as many bytes as gloo's. A sync's own collectives consist of
+messages (`Communicator.composed`), which are counted as they are sent.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ from cos598d.records.conventions import GRADIENTS
 class Communicator(Endpoint):
     """One rank's collectives over one process group.
 
-    With a world of one rank nothing is sent: results are the rank's own tensors, and the ledger stays empty.
+    In a world of one rank nothing is sent: results are the rank's own tensors, and the ledger stays empty.
 
-    gloo reads a tensor's memory from its first element on, whatever its strides are, and takes few dtypes. So a tensor
-    that is not contiguous is sent as a dense copy, and what is only moved is sent as bytes.
+    gloo reads a tensor's memory from its first element on, ignores its strides, and supports few dtypes. So a tensor
+    that is not contiguous is sent as a dense copy, and tensors that are not summed are sent as bytes.
     """
 
     def all_reduce(
         self, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS, async_op: bool = False, op: Any = None
     ) -> Call:
-        """Put the sum (or `op`, a torch.distributed.ReduceOp) over all ranks into `tensor` of each; return the call."""
+        """Put the sum (or `op`, a torch.distributed.ReduceOp) over all ranks into `tensor` on each; return the call."""
         dense = as_dense(tensor)
         return self._start(
             lambda: dist.all_reduce(dense, op=op or dist.ReduceOp.SUM, group=self.group, async_op=True),
@@ -42,7 +42,7 @@ class Communicator(Endpoint):
         )
 
     def broadcast(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
-        """Put the root's `tensor` into `tensor` of each rank."""
+        """Put the root's `tensor` into `tensor` on each rank."""
         dense = as_dense(tensor)
         self._start(
             lambda: dist.broadcast(as_bytes(dense), src=self.peer(root), group=self.group, async_op=True),
@@ -91,7 +91,7 @@ class Communicator(Endpoint):
             tensor.copy_(from_bytes(landing, tensor))
 
     def reduce(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
-        """Put the sum over all ranks into the root's `tensor`; what the others' hold afterwards is undefined."""
+        """Put the sum over all ranks into the root's `tensor`. Other ranks' tensors are undefined afterwards."""
         dense = as_dense(tensor)
         real = torch.view_as_real(dense) if dense.is_complex() else dense
         self._start(
@@ -104,7 +104,7 @@ class Communicator(Endpoint):
     def all_gather(
         self, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS, async_op: bool = False
     ) -> tuple[list[torch.Tensor], Call]:
-        """The tensors of all ranks, of one shape, in order of rank, and the call to wait for before they are read."""
+        """Start an all-gather. Return all ranks' tensors, of one shape and in rank order, and the call to wait for."""
         if self.world_size == 1:
             return [tensor], Call.done()
         dense = as_dense(tensor)
@@ -117,14 +117,14 @@ class Communicator(Endpoint):
         return parts, call
 
     def compose(self, op: str, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS) -> PointToPointCollective:
-        """A collective `op` on `tensor` that the caller makes of messages, and ends."""
+        """A collective `op` on `tensor` that the caller builds from messages, and ends."""
         return PointToPointCollective(self, op, tensor, name, purpose)
 
     @contextlib.contextmanager
     def composed(
         self, op: str, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS
     ) -> Iterator[PointToPointCollective]:
-        """As `compose`, ended with the context."""
+        """As `compose`; the context's end ends the collective."""
         call = self.compose(op, tensor, name, purpose=purpose)
         yield call
         call.end()

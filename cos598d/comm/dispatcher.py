@@ -1,7 +1,8 @@
 """Every collective call of this process, as torch's dispatcher sees it: DDP's reducer, functional calls, async ones.
 
-No function of torch.distributed is replaced: however a script imported it, and though C++ calls it, a kernel in front
-of the backend's gets the call, hands it on unchanged, and tells the listeners. Without a listener there is no kernel.
+No function of torch.distributed is replaced. A kernel in front of the backend's gets every call, passes it on
+unchanged, and reports it to the listeners. So it does not matter how a script imported a function, or whether C++ calls
+it. Without a listener there is no kernel.
 """
 
 import contextlib
@@ -22,10 +23,10 @@ BARRIER = "barrier"
 
 
 class Operator(NamedTuple):
-    """An operator of the dispatcher's: its collective, and the places of its arguments; `root` is None without one;
-    of a call between two ranks it is the other one.
+    """An operator of the dispatcher: its collective, and the indices of its arguments. `root` is None without one; for
+    a call between two ranks it is the other rank.
 
-    `payload` is the argument whose tensors are this rank's part, `group` the process group.
+    `payload` is the argument with this rank's tensors, `group` the process group.
     """
 
     op: str
@@ -56,7 +57,7 @@ OPERATORS = {
     "recv_": Operator("recv", 0, 1, 2),
     "recv_any_source_": Operator("recv", 0, 1),
 }
-# The modules of torch.distributed's functions. What one of objects is made of counts by itself.
+# Modules of torch.distributed's functions. The calls inside an object collective count individually.
 FUNCTIONS, OF_OBJECTS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger"), "object"
 
 
@@ -64,11 +65,11 @@ FUNCTIONS, OF_OBJECTS = ("torch.distributed.distributed_c10d", "torch.distribute
 class DispatchedCall:
     """One call of this rank.
 
-    op            the collective, as `bytes_moved` names it
+    op            the collective, named as in `bytes_moved`
     tensors       this rank's part; in a reduce-scatter and an all-to-all the parts for all ranks
     work          what to wait for, if anything
     seconds       until the operator returned
-    module        the Python module that made the call; of a call from C++ the one whose function runs it, "" for none
+    module        the Python module that made the call; for a call from C++, the one whose function runs it; "" for none
     function      the function of torch.distributed that it called; "" for none
     """
 
@@ -83,12 +84,12 @@ class DispatchedCall:
 
     @property
     def rank(self) -> int:
-        """This rank's place in the group."""
+        """This rank's index in the group."""
         return self.group.rank()
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The group's ranks by their numbers among all; of a group that torch.distributed does not know, its places."""
+        """The global ranks of the group; for a group that torch.distributed does not know, its own indices."""
         try:
             return tuple(dist.get_process_group_ranks(self.group))
         except (KeyError, ValueError, RuntimeError):
@@ -111,7 +112,7 @@ _library: torch.library.Library | None = None
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell `listener` of every call that this process makes meanwhile, after it was made, on the same thread."""
+    """A context in which `listener` gets every call of this process, after the call and on the same thread."""
     global _library  # noqa: PLW0603 - the dispatcher is this process's, too
     _listeners.append(listener)
     if _library is None:
@@ -145,13 +146,13 @@ def _kernel(overload: Any, below: Any, operator: Operator, keyset: Any, *argumen
     root = 0 if operator.root is None else int(arguments[operator.root])
     by = _caller(sys._getframe().f_back, operator.op)
     call = DispatchedCall(operator.op, tensors, group, root, _work(result), seconds, *by)
-    for listener in dict.fromkeys(_listeners):  # of each once, however often it listens
+    for listener in dict.fromkeys(_listeners):  # each once, however often it is registered
         listener(call)
     return result
 
 
 def _caller(frame: FrameType | None, op: str) -> tuple[str, str]:
-    """The module and function of a DispatchedCall, whose kernel was called in this frame."""
+    """The module and function of a DispatchedCall whose kernel was called in this frame."""
     function = ""
     while frame is not None and frame.f_globals.get("__name__") in FUNCTIONS:
         name = frame.f_code.co_name

@@ -1,4 +1,4 @@
-"""One rank's place in a process group: who it is, where the others are, and what each of its calls is entered in."""
+"""One rank's endpoint in a process group: who it is, where the others are, and the ledger of its calls."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Endpoint:
     """One rank of a process group.
 
-    `device` is where this rank's tensors live, `time` gives the moments of its work, `backend` is "gloo" or "nccl".
+    `device` holds this rank's tensors, `time` takes timestamps of its work, `backend` is "gloo" or "nccl".
     """
 
     def __init__(self, meeting: "Meeting | None", backend: str, device: torch.device, ledger: Ledger | None = None):
@@ -29,11 +29,11 @@ class Endpoint:
         self.ledger = ledger or Ledger()
         self.deadlocks = meeting.deadlocks if meeting else DeadlockDetector()
         self._meeting = meeting
-        self._next_tag = 1  # 0 is for messages in one order
-        self.group: dist.ProcessGroup | None = None  # torch's default one
+        self._next_tag = 1  # 0 is for messages that keep one order
+        self.group: dist.ProcessGroup | None = None  # None: torch's default group
 
     def take_tags(self, count: int) -> int:
-        """The first of so many tags in a row that nobody else takes; every rank asks for the same, in one order.
+        """The first of `count` successive unused tags. Every rank must ask for the same counts in the same order.
 
         So one model's messages are never taken for another model's.
         """
@@ -42,39 +42,39 @@ class Endpoint:
 
     @property
     def others(self) -> list[int]:
-        """All other ranks, the next one first: if every rank begins there, not all of them send to rank 0 first."""
+        """All other ranks, the next one first. If every rank sends in this order, they do not all start with rank 0."""
         return [(self.rank + step) % self.world_size for step in range(1, self.world_size)]
 
     @property
     def timeout_seconds(self) -> float:
-        """After how many seconds a collective that does not end is an error; without end for a single rank."""
+        """The seconds after which an unfinished collective is an error; infinite for a single rank."""
         return self._meeting.seconds if self._meeting else float("inf")
 
     @property
     def store(self) -> dist.Store:
-        """The key-value store of the ranks' meeting; one of its own for a single rank."""
+        """The key-value store of the ranks' rendezvous; for a single rank, a store of its own."""
         return self._meeting.store if self._meeting else dist.HashStore()
 
     @property
     def bytes_are_assumed(self) -> bool:
-        """Whether the formulas are another backend's: the bytes of single collectives have then never been counted."""
+        """Whether the formulas are another backend's, so that no call's bytes have ever been measured."""
         return self.backend != "gloo"
 
     @property
     def messages_have_tags(self) -> bool:
-        """Whether messages are told apart by their tags, and not only by their order."""
+        """Whether messages are distinguished by their tags, and not only by their order."""
         return self.backend == "gloo"
 
     def exchange(self, value: Any) -> list[Any]:
-        """Every rank's `value` (JSON), in order of rank. For small facts: through the store, not measured."""
+        """Every rank's `value` (JSON), in order of rank. For small values: they go through the store, uncounted."""
         return self._meeting.exchange(value) if self._meeting else [value]
 
     def collect(self, value: Any) -> list[Any] | None:
-        """Every rank's `value` (JSON) on rank 0, in order of rank; None on the others, which do not wait for it."""
+        """Every rank's `value` (JSON) on rank 0, in order of rank. Other ranks get None at once."""
         return self._meeting.collect(value) if self._meeting else [value]
 
     def peer(self, rank: int) -> int:
-        """What torch calls a rank of this group among all processes."""
+        """The number of this group's rank among all processes, as torch needs it."""
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
     def guard(self, start: Callable[[], Any], name: str) -> Pending:
@@ -82,7 +82,7 @@ class Endpoint:
         return start()
 
     def row(self, op: str, tensor: torch.Tensor, name: str, purpose: str, sent: int, received: int) -> dict[str, Any]:
-        """A row of the ledger for a call, without its iteration and its times."""
+        """A row of the ledger for a call, without its iteration and times."""
         return {
             "purpose": purpose,
             "op": op,
@@ -100,7 +100,7 @@ class Endpoint:
 
 
 def as_dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or a contiguous copy of it; a sparse one is sent as it is."""
+    """The tensor itself, or a contiguous copy of it. A sparse tensor stays as it is."""
     return tensor.resolve_conj().resolve_neg().contiguous() if tensor.layout == torch.strided else tensor
 
 
@@ -110,5 +110,5 @@ def as_bytes(dense: torch.Tensor) -> torch.Tensor:
 
 
 def from_bytes(part: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """What `as_bytes` made of a tensor of this one's dtype and shape."""
+    """The inverse of `as_bytes`: a tensor with the dtype and shape of `tensor`."""
     return part.view(tensor.dtype).view(tensor.shape)

@@ -1,4 +1,4 @@
-"""Reduce-scatter and all-gather by direct exchange of messages: every rank sends (n-1)/n of what there is, no more."""
+"""Reduce-scatter and all-gather by direct exchange of messages: every rank sends only (n-1)/n of the data."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,15 +11,15 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.messages import Messages, Places, PointToPointCollective, PostedReceives
 from cos598d.records.conventions import PARAMETERS
 
-# What is added may still be in the processor's cache, and a rank that is ahead need not wait for its neighbours.
+# Small segments may still be in the CPU's cache when they are added; several let a rank run ahead of others.
 SEGMENT_BYTES, IN_FLIGHT = 2 << 20, 4
 
 
 @dataclass
 class Segment:
-    """A segment of one sum: `own` goes into `into`, with the others' that land in `landings`, (ranks - 1, elements).
+    """A segment of one sum. `own`, plus the others' terms in `landings`, (ranks - 1, elements), goes into `into`.
 
-    `pieces` are what the others get of it.
+    `pieces` are what this rank sends to the others.
     """
 
     call: PointToPointCollective
@@ -34,7 +34,7 @@ class Segment:
 
 
 class _Coming(NamedTuple):
-    """What others will send of a segment: `landings`, (ranks - 1, elements) in `scratch`, are ready for it."""
+    """The receives for a segment: `landings`, (ranks - 1, elements) in `scratch`, are ready for it."""
 
     tag: int
     expected: PostedReceives
@@ -43,20 +43,21 @@ class _Coming(NamedTuple):
 
 
 class ReduceScatters:
-    """Sums over the ranks, of which each rank gets its own part, several under way at a time.
+    """Sums over the ranks of which each rank gets its own part, several at a time.
 
-    1. Rank r sends part k of its tensor to rank k, for every k but its own, and receives n-1 copies of its own part.
-    2. When they are there it adds them and its own, in order of rank: so a sum does not depend on who adds it.
-    Parts are sent in segments. `IN_FLIGHT` of them are under way at most, so scratch is `IN_FLIGHT` (n-1) segments,
-    however large the tensors; to start one more is to wait for the oldest. Every rank starts the same sums in the same
-    order. Where that is told beforehand (`expect`), scratch that is free is ready for what others send of the sums to
-    come. Rank r sends (n-1)/n S, and receives as much; gloo's reduce_scatter is the ring of its all_reduce, and
-    sends twice that.
+    1. Rank r sends part k of its tensor to rank k, for every other k, and receives n-1 copies of its own part.
+    2. When they have arrived, it adds them and its own in order of rank, so that a sum does not depend on which rank
+       adds it.
+    Parts are sent in segments. At most `IN_FLIGHT` of them are being sent, so scratch is `IN_FLIGHT` (n-1) segments,
+    however large the tensors are. Starting one more waits for the oldest. Every rank starts the same sums in the same
+    order. If they are announced (`expect`), free scratch can receive in advance what others send of the next sums.
+    Rank r sends (n-1)/n S, and receives as much. gloo's reduce_scatter is the ring of its all_reduce, and sends
+    twice that.
     """
 
     def __init__(self, comm: Communicator, longest: Mapping[torch.dtype, int] | None = None):
-        """`longest`: elements of the longest part of what will be summed, by dtype, where that is known: each piece of
-        scratch will do for all of it, so that there are no more of them than segments under way."""
+        """`longest`: elements of the longest part of what will be summed, by dtype, if that is known. Each piece of
+        scratch then fits all sums, so that there are no more pieces than segments being sent."""
         self._comm, self._longest = comm, longest or {}
         self._free: dict[torch.dtype, list[torch.Tensor]] = {}  # scratch, (ranks - 1, elements of a segment)
         self._under_way: deque[Segment] = deque()
@@ -64,12 +65,12 @@ class ReduceScatters:
         self._expected: deque[tuple[torch.Tensor, int, int, int]] = deque()  # like, longest, own elements, tag
 
     def expect(self, sums: Iterable[tuple[torch.Tensor, Sequence[int], int]]) -> None:
-        """The next sums that will be started: a tensor like theirs, lengths and tag of each."""
+        """Announce the sums that will be started next: a tensor like theirs, lengths and tag of each."""
         if not self._comm.messages_have_tags or self._comm.world_size == 1:
             return
         for like, lengths, tag in sums:
             own, count = lengths[self._comm.rank], segment_count(lengths[0], like.element_size())
-            for k in range(count):  # as tensor_split cuts
+            for k in range(count):  # split as by tensor_split
                 self._expected.append((like, lengths[0], own // count + (k < own % count), tag))
         self._make_ready()
 
@@ -84,13 +85,14 @@ class ReduceScatters:
         adds: bool = False,
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the sum of every rank's `flat`, (elements,), of which this rank's part goes `into`, (own elements,).
+        """Start the sum of every rank's `flat`, (elements,). This rank's part of it goes `into`, (own elements,).
 
-        lengths: the elements of each rank's part, the longest first. `into` may be the own part of `flat` itself.
-        `adds`: to what is in `into` already. `then` is called when the sum is there and `flat` may be changed.
+        lengths: the elements of each rank's part, the longest first. `into` may be this rank's own part of `flat`.
+        `adds`: to the current values of `into`. `then` is called when the sum is complete and `flat` may be changed.
         """
         rank = self._comm.rank
-        count = segment_count(lengths[0], flat.element_size())  # the longest part's, so that all ranks cut all alike
+        # the longest part's, so that all ranks split all parts alike
+        count = segment_count(lengths[0], flat.element_size())
         parts = [part.tensor_split(count) for part in flat.split(list(lengths))]
         call = self._comm.compose("reduce_scatter", flat, name)
 
@@ -115,19 +117,19 @@ class ReduceScatters:
             self._under_way.append(Segment(call, messages, pieces, own, landings, target, adds, scratch, ends))
 
     def drain(self) -> None:
-        """Block until all sums that were started are there; what was sent may then be changed."""
+        """Block until all started sums are complete. Their tensors may then be changed."""
         while self._under_way:
             self._end_first()
 
     def land(self, like: torch.Tensor, longest: int, own: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Where `own` elements of each other rank land, and the scratch that they land in; `longest`: the elements of
-        the sum's longest part."""
+        """Where `own` elements of each other rank arrive, and the scratch that contains these places. `longest`: the
+        elements of the sum's longest part."""
         elements = min(SEGMENT_BYTES // like.element_size(), max(longest, self._longest.get(like.dtype, 0)))
         scratch = self.take_scratch(like, self._comm.world_size - 1, elements)
         return [row[:own] for row in scratch], scratch
 
     def take_scratch(self, like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-        """A piece of scratch of such numbers, (rows, at least so many columns), until its segment is summed."""
+        """A piece of scratch like `like`, (rows, at least `columns`), in use until its segment is summed."""
         free = self._free.setdefault(like.dtype, [])
         for place, scratch in enumerate(free):
             if scratch.shape[1] >= columns:
@@ -135,21 +137,21 @@ class ReduceScatters:
         return like.new_empty(rows, columns)
 
     def sent(self, pieces: Places, scratch: torch.Tensor) -> Places:
-        """The messages in which the pieces travel."""
+        """The messages that carry the pieces."""
         return pieces
 
     def terms(self, segment: Segment) -> list[torch.Tensor]:
-        """The others' pieces of a segment that has come, (ranks - 1, elements), to be written to."""
+        """The others' pieces of a received segment, (ranks - 1, elements). They may be overwritten."""
         return segment.landings
 
     def tensors(self) -> list[torch.Tensor]:
-        """The scratch that is kept."""
+        """The scratch tensors."""
         free = [scratch for kept in self._free.values() for scratch in kept]
         coming = [each.scratch for each in self._coming]
         return free + coming + [segment.scratch for segment in self._under_way]
 
     def _make_ready(self) -> None:
-        """Be ready for as much of what is expected as there may be scratch for."""
+        """Post as many of the expected receives as scratch allows."""
         while self._expected and len(self._under_way) + len(self._coming) < IN_FLIGHT:
             like, longest, own, tag = self._expected.popleft()
             landings, scratch = self.land(like, longest, own)
@@ -173,16 +175,16 @@ class ReduceScatters:
 
 
 def segment_count(longest: int, element_bytes: int) -> int:
-    """In how many segments parts travel, of which the longest has so many elements."""
+    """The number of segments of each part, if the longest part has `longest` elements."""
     return max(1, -(-longest // (SEGMENT_BYTES // element_bytes)))
 
 
 def _nothing() -> None:
-    """A sum that has more segments to come."""
+    """For all segments of a sum except the last."""
 
 
 def _add_up(segment: Segment, others: Sequence[torch.Tensor], rank: int) -> None:
-    """`into` becomes the sum in order of rank; whatever is summed before own part's turn is in one of the `others`."""
+    """Put the sum, in order of rank, into `into`. Terms before this rank's own are added up in one of the `others`."""
     into, terms = segment.into, list(others)
     terms.insert(rank, segment.own)
     if segment.adds:
@@ -191,16 +193,17 @@ def _add_up(segment: Segment, others: Sequence[torch.Tensor], rank: int) -> None
         return
     total = terms[0]
     for place, term in enumerate(terms[1:], start=1):
-        # Own part may be `into` itself: nothing else is written there before own part is in the sum.
+        # This rank's part may be `into` itself: write there only after it has been added.
         total = torch.add(total, term, out=into if place >= rank else total)
     if len(terms) == 1 and total.data_ptr() != into.data_ptr():
         into.copy_(total)
 
 
 class WeightGather:
-    """An all-gather of weights: every rank's part, in place, in `flat` of each.
+    """An all-gather of weights: every rank's part, in place, in `flat` on each.
 
-    Every rank sends its part to the n-1 others straight from the tensor and receives theirs into it: nothing is copied.
+    Every rank sends its part to the n-1 others directly from the tensor, and receives theirs into it: nothing is
+    copied.
     """
 
     def __init__(
@@ -212,24 +215,24 @@ class WeightGather:
         tag: int,
         purpose: str = PARAMETERS,
     ):
-        """`flat`, (elements,), is the weights; lengths: the elements of each rank's part."""
+        """`flat`, (elements,), has the weights; lengths: the elements of each rank's part."""
         self._comm, self._name, self._flat, self._tag, self._purpose = comm, name, flat, tag, purpose
         self._parts = flat.split(list(lengths))
         self._expected: PostedReceives | None = None
         self._call: PointToPointCollective | None = None
 
     def expect(self) -> None:
-        """The others' parts may come from now on: nobody reads the weights until they have."""
+        """Post the receives: nobody may read the weights until they have arrived."""
         if self._expected is None and self._comm.messages_have_tags:
             self._expected = PostedReceives(self._comm, self._coming(), self._tag)
 
     @property
     def is_expected(self) -> bool:
-        """Whether the others' parts may come, and it has not been started."""
+        """Whether the receives are posted, but `start` has not been called."""
         return self._expected is not None
 
     def start(self) -> Self:
-        """This rank's part is as it should be: send it."""
+        """Send this rank's part, which is final."""
         expected, self._expected = self._expected, None
         self._call = self._comm.compose("all_gather", self._flat, self._name, purpose=self._purpose)
         sends = [(own, other) for other in self._comm.others for own in self.messages(self._comm.rank)]
@@ -237,15 +240,15 @@ class WeightGather:
         return self
 
     def messages(self, rank: int) -> list[torch.Tensor]:
-        """What that rank sends to every other one; also where it lands."""
+        """The tensors that this rank sends to every other one; also those that receive them."""
         return [self._parts[rank]] if len(self._parts[rank]) else []
 
     def _coming(self) -> list[tuple[torch.Tensor, int]]:
         return [(theirs, other) for other in self._comm.others for theirs in self.messages(other)]
 
     def wait(self) -> None:
-        """Block until the weights are there, and their own part may be changed. May be called more than once."""
-        call, self._call = self._call, None  # an error is raised once, not again by whoever tidies up after it
+        """Block until all weights have arrived and this rank's part may be changed. May be called more than once."""
+        call, self._call = self._call, None  # an error is raised once, not again during cleanup
         if call is not None:
             self._messages.wait()
             call.end()

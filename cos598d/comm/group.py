@@ -1,4 +1,4 @@
-"""The collectives of a process group that a script opened: errors in words, and sums in place of a ledger's rows."""
+"""The collectives of a process group that a script opened: errors are sentences, and a ledger has only totals."""
 
 import contextlib
 import functools
@@ -21,19 +21,19 @@ from cos598d.comm.timers import Timer, Timestamp
 from cos598d.errors import UserError, one_line
 from cos598d.records.conventions import GRADIENTS, STATE
 
-# What ends a sentence about a rank that takes no part.
+# The end of a sentence about a rank that is missing from a collective.
 AS_MANY_BATCHES = "Give every rank the same number of batches."
-# How often a rank that waits looks whether another has left.
+# How often a waiting rank checks whether another one has left.
 LOOK_EVERY = timedelta(seconds=2)
-# By the ranks of a group, the number of its next communicator, which is the same on every rank.
+# For the ranks of a group, the number of its next communicator, which is the same on every rank.
 _NUMBERS: dict[tuple[int, ...], Iterator[int]] = defaultdict(count)
-# And the next tag that none of its communicators has taken: several models train in one script.
+# For the same key, the next unused tag: several models may train in one script.
 _TAGS: dict[tuple[int, ...], int] = defaultdict(lambda: 1)
 
 
 @dataclass
 class TensorTotals:
-    """What was sent for one tensor or bucket: calls, and bytes by the ledger's formulas."""
+    """The calls and bytes of one tensor or bucket; bytes by the ledger's formulas."""
 
     calls: int = 0
     payload_bytes: int = 0
@@ -42,7 +42,7 @@ class TensorTotals:
 
 
 class TensorLedger(Ledger):
-    """A ledger that keeps sums by purpose and tensor and no rows, so that it does not grow with the steps."""
+    """A ledger with totals by purpose and tensor instead of rows, so that it does not grow with the steps."""
 
     def __init__(self):
         super().__init__()
@@ -56,10 +56,11 @@ class TensorLedger(Ledger):
         total.bytes_received += row.bytes_received
 
     def enter_call(self, facts: dict[str, Any], time: Timer, started: Timestamp, ended: Timestamp) -> None:
-        self.enter(Row(self.iteration, **facts, seconds=None))  # seconds are not kept, and no host waits for them
+        # seconds are not kept, so the host need not wait for them
+        self.enter(Row(self.iteration, **facts, seconds=None))
 
     def bytes_sent(self) -> dict[str, int]:
-        """The bytes that this rank has sent so far, by tensor or bucket, whatever for."""
+        """The bytes that this rank has sent so far, by tensor or bucket, for all purposes."""
         sent: dict[str, int] = defaultdict(int)
         for (_, tensor), total in self._totals.items():
             sent[tensor] += total.bytes_sent
@@ -74,18 +75,19 @@ class TensorLedger(Ledger):
 
 
 class GroupCommunicator(Communicator):
-    """The collectives of a process group that somebody else opened (None: torch's default one)."""
+    """The collectives of a process group that was opened elsewhere (None: torch's default one)."""
 
     ledger: TensorLedger
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device, seconds: float):
-        # One backend, or one for each kind of device: "cpu:gloo,cuda:nccl".
+        # One backend, or one per kind of device: "cpu:gloo,cuda:nccl".
         backends = dict(part.split(":") for part in dist.get_backend_config(group).split(",") if ":" in part)
         super().__init__(None, backends.get(device.type, dist.get_backend(group)), device, TensorLedger())
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        self.group = None if group is dist.group.WORLD else group  # one that is held stays open when it is destroyed
+        # a reference to the default group would keep it open after it is destroyed
+        self.group = None if group is dist.group.WORLD else group
         self._seconds = seconds
-        self.equal_already: set[str] = set()  # the parameters and buffers of which rank 0's are not sent
+        self.equal_already: set[str] = set()  # names of the parameters and buffers that need not be sent from rank 0
         self.calls = 0  # collectives so far
         self._ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
         self._key = f"cos598d/left/{'-'.join(map(str, self._ranks))}/{next(_NUMBERS[self._ranks])}"
@@ -105,13 +107,13 @@ class GroupCommunicator(Communicator):
         return first
 
     def leave(self, calls: int) -> None:
-        """Tell the ranks that wait for this one in a collective that it takes part only in the first `calls`."""
+        """Tell the ranks that wait for this one in a collective that it takes part only in its first `calls`."""
         if self._store is not None:
-            with contextlib.suppress(RuntimeError):  # the process that has the store may have ended
+            with contextlib.suppress(RuntimeError):  # the process with the store may have ended
                 self._store.set(f"{self._key}/{self.rank}", str(calls))
 
     def has_left(self, call: int) -> int | None:
-        """A rank that makes no such call, since it has left before; None if there is none."""
+        """A rank that has left before this call and will not make it; None if there is none."""
         if self._store is None:
             return None
         with contextlib.suppress(RuntimeError):
@@ -124,7 +126,7 @@ class GroupCommunicator(Communicator):
         return _GuardedCall(self, start, name)
 
     def _start(self, collective: Callable[[], Any], entry: tuple, *arguments: Any, **options: Any) -> Call:
-        self.calls += 1  # as many on every rank
+        self.calls += 1  # the same number on every rank
         return super()._start(
             lambda: _GuardedCall(self, collective, entry[2], self.calls), entry, *arguments, **options
         )
@@ -145,9 +147,9 @@ class GroupCommunicator(Communicator):
 
 
 class _GuardedCall:
-    """A message or collective under way, whose `wait` ends in a sentence where another rank has left.
+    """A message or collective that has been started. Its `wait` raises a sentence if another rank has left.
 
-    A collective is given its number: while it waits it looks now and then whether a rank has left before it.
+    A collective has a number. While it waits, it checks from time to time whether a rank has left before that number.
     """
 
     def __init__(self, comm: GroupCommunicator, start: Callable[[], Any], name: str, number: int | None = None):
@@ -169,13 +171,13 @@ class _GuardedCall:
                     )
 
     def _is_over(self) -> bool:
-        """Wait for a while; whether the call has ended."""
+        """Wait for a while. Return whether the call has ended."""
         try:
             self._work.wait(LOOK_EVERY)
         except RuntimeError:
             if not self._work.is_completed():
                 return False
-            self._work.wait()  # it has ended meanwhile, maybe by an error of its own
+            self._work.wait()  # it has ended in the meantime, maybe with an error of its own
         return True
 
     @contextlib.contextmanager
@@ -185,7 +187,7 @@ class _GuardedCall:
         except RuntimeError as error:
             if not re.search("closed by peer|reset by peer|broken pipe|timed out|timeout", str(error), re.IGNORECASE):
                 raise
-            # Ranks further round a ring wait for this one, and their connections are whole.
+            # Ranks further along a ring wait for this one, and their connections are intact.
             self._comm.leave(self._comm.calls if self._number is None else self._number - 1)
             raise UserError(
                 f"another rank took no part in {self._name}: {one_line(error)}. It failed, or it had fewer batches. "

@@ -1,4 +1,4 @@
-"""Which ranks share a host, as the ranks find out among themselves."""
+"""Which ranks share a host, as the ranks find out from each other."""
 
 from cos598d.comm.communicator import Communicator
 from cos598d.world.network import network_identity

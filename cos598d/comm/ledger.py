@@ -1,4 +1,4 @@
-"""The ledger: one row for every collective call that a rank really made, with the bytes it moved."""
+"""The ledger: one row for every collective call that a rank really made, with the bytes that it sent and received."""
 
 import functools
 import json
@@ -19,15 +19,15 @@ BEFORE_TRAINING = 0
 class Row:
     """One collective call of one rank.
 
-    `iteration` counts from 1; 0 is before training. A call is of the iteration in which it ended, or after which, up to
-    the next one's begin. `payload_bytes` is the tensor's size; `bytes_sent` and `bytes_received` are what the
-    algorithm's formula says this rank's links carried, rounded to a byte;
-    `seconds` is from the call to its completion; for a call that ran during other work, to when it was waited for; None
-    if the library that made the call does not report it. On CUDA both are moments of the stream that computes: when it
-    got to the call, and when it went on after waiting; `seconds` is None until the ledger's `settle`. `messages`
-    is how many this rank sent, for a call that a sync composed of messages; None for the library's own collectives.
-    `started` is in seconds since the iteration began; None before training, and where `seconds` is. It is below 0 for
-    a call that was begun in an earlier iteration, or after it.
+    `iteration` counts from 1; 0 is before training. A call belongs to the iteration in which it ended; after an
+    iteration's end, to that one until the next begins. `payload_bytes` is the tensor's size. `bytes_sent` and
+    `bytes_received` are this rank's bytes by the algorithm's formula, rounded to a byte. `seconds` is from the call to
+    its completion; for a call that overlaps other work, to the end of the wait for it; None if a library makes the call
+    and does not report it. On CUDA both are timestamps of the computing stream: when it reached the call, and when it
+    continued after waiting. `seconds` is None until the ledger's `settle`. `messages` is how many this rank sent, for a
+    sync's own collective; None for the library's collectives. `started` is in seconds since the iteration began. It is
+    None before training, and if `seconds` is. It is negative for a call that was started in an earlier iteration, or
+    after it.
     """
 
     iteration: int
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over one iteration's calls that synchronize: of gradients, or of weights that are held in shards.
+    """Sums over one iteration's synchronizing calls: of gradients, or of weights that are held in shards.
 
     A tensor that is sent in several calls (gathered, then scattered) counts once in `tensors` and `payload_bytes`.
     """
@@ -63,56 +63,57 @@ class Totals:
 
 
 class Output(Protocol):
-    """Where rows go: a text file, as far as a ledger asks."""
+    """Anything with writelines(), such as a text file."""
 
     def writelines(self, lines: Iterable[str], /) -> None:
-        """Add to its end."""
+        """Append the lines."""
 
 
 class RowFilter(Protocol):
-    """Says of which iterations the rows are written."""
+    """Decides which iterations' rows are written."""
 
     def keeps(self, iteration: int, /) -> bool:
-        """Whether those of this iteration are."""
+        """Whether to write the rows of this iteration."""
 
     def wrote(self, rows: int, /) -> None:
-        """So many rows have been written."""
+        """Called after this number of rows has been written."""
 
 
 class Ledger:
-    """Rows in the order of the calls, written as JSON lines by `flush`, summed on the way.
+    """Rows in the order of the calls. `flush` writes them as JSON lines, and sums are kept.
 
-    The loop marks where an iteration begins. Without `output` the rows of the iterations so far stay in `rows`.
-    With it only their sums are kept: those since the last `take`, and `by_purpose` those of all, also of the rows that
-    the `keeper` does not want written.
+    The loop calls `begin` for each iteration. Without `output`, the rows of all iterations stay in `rows`. With it,
+    only two sums are kept: since the last `take`, and in `by_purpose` of all rows. Both include rows that the `keeper`
+    does not write.
     """
 
     def __init__(self, output: Output | None = None, keeper: RowFilter | None = None):
         self.iteration = BEFORE_TRAINING
         self.rows: list[Row] = []
-        # Of every purpose: calls, bytes of payload, bytes sent, bytes received.
+        # By purpose: calls, bytes of payload, bytes sent, bytes received.
         self.by_purpose: dict[str, tuple[int, int, int, int]] = {}
-        self.entered = self.written = 0  # rows flushed so far, and those of them that were written
+        self.entered = self.written = 0  # rows flushed so far, and how many of them were written
         self._output, self._keeper = output, keeper
         self._flushed: dict[int, Totals] = {}
-        self._moved = (0, 0)  # bytes sent and received by what was flushed since the last `take`
+        self._moved = (0, 0)  # bytes sent and received by rows that were flushed since the last `take`
         self._began: Timestamp = None
-        # Rows whose end the device may not have got to: place, time, the iteration's begin, the call's begin and end.
+        # Rows whose end the device may not have reached: index, timer, begin of the iteration, start and end of the
+        # call.
         self._unsettled: list[tuple[int, Timer, Timestamp, Timestamp, Timestamp]] = []
 
     def begin(self, iteration: int, began: Timestamp) -> None:
-        """The rows from here on are of `iteration`, which `began` at that moment of the device's work."""
+        """Begin `iteration`, to which the next rows belong. The device reached its begin at the timestamp `began`."""
         self.iteration, self._began = iteration, began
 
     def enter(self, row: Row) -> None:
-        """Add one call whose seconds are known, or will never be."""
+        """Add one call whose seconds are final, or will never be known."""
         self.rows.append(row)
 
     def enter_call(self, facts: dict[str, Any], time: Timer, started: Timestamp, ended: Timestamp) -> None:
-        """Add a call that has ended, by a row's fields except its iteration and its times.
+        """Add a call that has ended, from a row's fields without its iteration and times.
 
-        Its iteration is the one under way now: that of its start may be over, and summed up. Its times are those of two
-        moments of `time`.
+        Its iteration is the current one, since the one in which it started may be over and summed up. Its times come
+        from two timestamps of `time`.
         """
         if time.is_at_once:
             self.rows.append(Row(self.iteration, **facts, **_times(time, self._began, started, ended)))
@@ -121,7 +122,7 @@ class Ledger:
         self.rows.append(Row(self.iteration, **facts, seconds=None))
 
     def settle(self) -> None:
-        """Give all rows their seconds. The host waits until the device has got to the end of each call."""
+        """Set the seconds of all rows. The host waits until the device has reached the end of each call."""
         for place, time, began, started, ended in self._unsettled:
             time.wait(ended)
             self.rows[place] = replace(self.rows[place], **_times(time, began, started, ended))
@@ -132,7 +133,7 @@ class Ledger:
         self.rows, self._unsettled = [], []
 
     def flush(self) -> None:
-        """Write the rows entered since the last flush and forget them. Called between iterations, off the clock."""
+        """Write the rows since the last flush and drop them. Called between iterations, outside of any timed phase."""
         if self._output is None or not self.rows:
             return
         self.settle()
@@ -151,14 +152,14 @@ class Ledger:
         self.rows = []
 
     def totals_by_iteration(self) -> dict[int, Totals]:
-        """The synchronizing calls summed by iteration, those flushed and those not, which may be of the same one."""
+        """The synchronizing calls summed by iteration, over flushed and unflushed rows."""
         found = dict(self._flushed)
         for iteration, total in _sums(self.rows).items():
             found[iteration] = found.get(iteration, Totals()).plus(total)
         return found
 
     def take(self) -> tuple[tuple[int, int], Totals]:
-        """Flush; of all rows since this was called last, the bytes sent and received, and the synchronizing calls."""
+        """Flush, and return the sums since the last `take`: bytes sent and received, and the synchronizing calls."""
         self.flush()
         moved, found = self._moved, self._flushed
         self._moved, self._flushed = (0, 0), {}
@@ -169,7 +170,7 @@ class Ledger:
         return {"by_purpose": self.by_purpose, "entered": self.entered, "written": self.written}
 
     def resume(self, position: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from the result of `position`."""
         self.by_purpose = {purpose: (*sums,) for purpose, sums in position["by_purpose"].items()}
         self.entered, self.written = position["entered"], position["written"]
 
@@ -178,7 +179,7 @@ _NAMES = tuple(field.name for field in fields(Row))
 
 
 def _shortened(row: Row) -> dict[str, Any]:
-    """A row for the file: seconds to the nanosecond, which is the clocks' resolution."""
+    """A row for the file: seconds are rounded to nanoseconds, the clocks' resolution."""
     found = {name: getattr(row, name) for name in _NAMES}
     for name in ("seconds", "started"):
         if found[name] is not None:
@@ -187,7 +188,7 @@ def _shortened(row: Row) -> dict[str, Any]:
 
 
 def _times(time: Timer, began: Timestamp, started: Timestamp, ended: Timestamp) -> dict[str, Any]:
-    """A row's times, of a call that ended in an iteration that `began` then (None: before the first)."""
+    """The times of a call that ended in an iteration which `began` at that timestamp (None: before the first)."""
     return {
         "seconds": time.seconds(started, ended),
         "started": None if began is None else time.seconds(began, started),
@@ -203,7 +204,7 @@ def _sums(rows: Iterable[Row]) -> dict[int, Totals]:
 
 
 def _total(calls: list[Row]) -> Totals:
-    # A tensor may be sent in pieces (the sum) and in several ways, out and back (the largest of them).
+    # A tensor may be sent in pieces (take the sum) and in several ways, such as out and back (take the largest).
     by_op: dict[tuple[str, str], int] = defaultdict(int)
     for row in calls:
         by_op[row.tensor, row.op] += row.payload_bytes
@@ -220,7 +221,7 @@ def _total(calls: list[Row]) -> Totals:
 
 
 def size_in_bytes(tensor: torch.Tensor) -> int:
-    """The payload of a tensor: its elements' bytes."""
+    """The payload of a tensor: the bytes of its elements."""
     return tensor.numel() * tensor.element_size()
 
 

@@ -1,4 +1,4 @@
-"""Messages between two ranks, of which a sync composes a collective of its own."""
+"""Messages between two ranks, from which a sync builds its own collective."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from cos598d.comm.endpoint import Endpoint
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.world.deadlock import DeadlockDetector
 
-Places = Sequence[tuple[torch.Tensor, int]]  # tensors, each for a rank or from it
+Places = Sequence[tuple[torch.Tensor, int]]  # tensors, each with the rank to or from which it is sent
 
 
 class Messages:
-    """Messages under way; `wait` blocks until those received are in their tensors and those sent may be changed."""
+    """Messages being sent. `wait` blocks until all are received, and the sent tensors may be changed."""
 
     def __init__(
         self,
@@ -25,8 +25,8 @@ class Messages:
         deadlocks: DeadlockDetector,
         exchange: tuple[int, int, str] | None,
     ):
-        """`exchange`: tag, number and words for `deadlocks`, where all ranks send to all."""
-        self._works, self._landings, self._departures = works, landings, departures  # kept until they are gone
+        """`exchange`: tag, number and a phrase for `deadlocks`, if all ranks send to all."""
+        self._works, self._landings, self._departures = works, landings, departures  # kept alive until they are sent
         self._deadlocks, self._exchange = deadlocks, exchange
 
     def wait(self) -> None:
@@ -42,10 +42,10 @@ class Messages:
 
 
 class PostedReceives:
-    """Messages that may come from now on, before this rank sends its own of the same exchange.
+    """Receives that are posted before this rank sends its own messages of the same exchange.
 
-    A message is sent only after its receiver has reported that it is ready. On a link with a delay that costs the delay
-    once more, unless the report comes early. Only messages with tags can be told apart so early.
+    A message is sent only after its receiver has reported that it is ready. On a slow link that costs one more delay,
+    unless the report comes early. Only messages with tags can be distinguished so early.
     """
 
     def __init__(self, comm: Endpoint, receives: Places, tag: int):
@@ -58,7 +58,7 @@ class PostedReceives:
 
 
 class PointToPointCollective:
-    """A collective that a sync makes of messages; counts what this rank really sends. `end` enters its row."""
+    """A collective that a sync builds from messages. It counts what this rank really sends; `end` enters its row."""
 
     def __init__(self, comm: Endpoint, op: str, tensor: torch.Tensor, name: str, purpose: str):
         self._comm, self._entry, self._started = comm, (op, tensor, name, purpose), comm.time.now()
@@ -72,16 +72,16 @@ class PointToPointCollective:
         expected: PostedReceives | None = None,
         among_all: bool = True,
     ) -> Messages:
-        """Start sending tensors to ranks, and receiving tensors from ranks; all contiguous.
+        """Start to send tensors to ranks, and to receive tensors from ranks. All must be contiguous.
 
-        Between two ranks messages of one `tag` arrive in the order in which they were started; over nccl, which has no
-        tags, all messages do. Every rank starts to send to all others and to receive from them under a tag other than
-        0, unless it is not `among_all`: where ranks then wait for each other forever, they find it out. `expected` are
-        receives of before.
+        Between two ranks, messages of one `tag` arrive in the order in which they were started. nccl has no tags, so
+        there all messages do. With a tag other than 0, every rank must send to all others and receive from them (unless
+        `among_all` is False). The deadlock detector then notices ranks that wait for each other forever. `expected`:
+        receives that were posted before.
         """
         operations: list[tuple[Callable[..., dist.Work | None], torch.Tensor, int]] = []
         landings, departures = [], []
-        # Receives first: gloo sends on the calling thread, and a peer may wait for the word that we are ready.
+        # Receives first: gloo sends on the calling thread, and a peer may wait for our ready message.
         for tensor, rank in receives:
             landing = self._comm.to_host(tensor)
             if landing is not tensor:
@@ -99,7 +99,7 @@ class PointToPointCollective:
                 self._comm.guard(functools.partial(operation, tensor, peer, group=group, tag=tag), self._entry[2])
                 for operation, tensor, peer in operations
             ]
-        elif operations:  # nccl may wait for a message's other end, so it must know of all of them together
+        elif operations:  # nccl may wait for a message's other end, so it needs all messages at once
             started = [*dist.batch_isend_irecv([dist.P2POp(*each, group=group) for each in operations])]
         else:
             started = []
@@ -114,11 +114,11 @@ class PointToPointCollective:
         return Messages(works, landings, departures, deadlocks, exchange)
 
     def swap(self, sends: Places = (), receives: Places = ()) -> None:
-        """As `start`, and wait."""
+        """As `start`, then wait."""
         self.start(sends, receives).wait()
 
     def end(self) -> None:
-        """The collective is done: enter it in the ledger."""
+        """End the collective and enter it in the ledger."""
         if self._comm.world_size > 1:
             row = self._comm.row(*self._entry, self.bytes_sent, self.bytes_received) | {"messages": self.messages}
             self._comm.ledger.enter_call(row, self._comm.time, self._started, self._comm.time.now())

@@ -1,4 +1,4 @@
-"""torch's default process group, opened for the ranks that met, and closed."""
+"""torch's default process group for the ranks that met: opening and closing it."""
 
 import os
 from datetime import timedelta
@@ -9,14 +9,15 @@ import torch.distributed.nn  # noqa: F401  # before a group opens: its functions
 from cos598d.world.meeting import Meeting
 from cos598d.world.network import choose_interface
 
-# How gloo's ranks learn from the store where the others are: each asks once for up to 128 of them, and hears an address
-# of each. Left alone, each asks twice for every other one, and hears of it a number for every pair that it is in: among
-# n ranks 2 n^2 questions and n^3 numbers, all of them through rank 0. All ranks have to do the same.
+# How gloo's ranks find each other's addresses in the store. With these settings each asks once for up to 128 ranks, and
+# gets one address of each. By default each asks twice for every other rank, and gets a number for every pair that it is
+# in. Among n ranks these are 2 n^2 questions and n^3 numbers, all of them through rank 0. All ranks must have the same
+# settings.
 GLOO_RENDEZVOUS = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
 
 
 def open_group(meeting: Meeting | None, backend: str) -> None:
-    """Make torch's default process group of the ranks that met; its collectives time out after the meeting's seconds.
+    """Open torch's default process group for the ranks that met. Collectives time out after the meeting's seconds.
 
     A single rank needs no meeting: its group has only itself.
     """

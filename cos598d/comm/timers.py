@@ -1,37 +1,37 @@
-"""The time of a device's work: on the host's clock, or on a CUDA stream's."""
+"""Timestamps of a device's work: of the host's clock, or of a CUDA stream."""
 
 import time
 from typing import Any
 
 import torch
 
-Timestamp = Any  # what a timer's `now` returns, for that timer only
+Timestamp = Any  # the result of a timer's `now`, for that timer only
 
 
 class Timer:
-    """The host's clock, for a device that has done its work when the call returns. Timestamps are seconds."""
+    """The host's clock, for a device that has done its work when a call returns. Timestamps are seconds."""
 
     # Whether a timestamp is known as soon as it is taken.
     is_at_once = True
 
     def now(self) -> Timestamp:
-        """The time at which the device has done all that it was given so far."""
+        """A timestamp after everything that the device was given so far."""
         return time.perf_counter()
 
     def wait(self, timestamp: Timestamp) -> None:
-        """Block the host until the device has got to `timestamp`."""
+        """Block the host until the device has reached `timestamp`."""
 
     def seconds(self, first: Timestamp, last: Timestamp) -> float:
-        """From one timestamp to a later one; the device must have got to both."""
+        """Seconds between two timestamps, the earlier one first. The device must have reached both."""
         return last - first
 
 
 class StreamTimer(Timer):
-    """The order of a CUDA device's current stream: a timestamp is when the device gets there, not when the host asks.
+    """A CUDA device's current stream: a timestamp is when the device gets there, not when the host asks.
 
-    `now` puts a timing event into the stream and goes on. So a phase has the time of its own work and of what that
-    waits for; work on other streams is not waited for. Synchronizing the device in its place would wait for all
-    streams, and take the time of a collective that runs during backward for backward's.
+    `now` puts a timing event into the stream and returns. So a phase has the time of its own work and of what it waits
+    for, not of other streams' work. Synchronizing the device instead would wait for all streams. It would add the time
+    of a collective that overlaps backward to backward's time.
     https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
     """
 
@@ -53,5 +53,5 @@ class StreamTimer(Timer):
 
 
 def timer_of(device: torch.device) -> Timer:
-    """The timer of work on `device`."""
+    """The timer for work on `device`."""
     return StreamTimer(device) if device.type == "cuda" else Timer()

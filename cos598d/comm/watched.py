@@ -1,4 +1,4 @@
-"""What other people's code sends through torch.distributed, entered in the ledger as our own calls are."""
+"""Calls that other libraries make through torch.distributed, entered in the ledger like ours."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _watchers: list[tuple[Communicator, str | None]] = []
 
 
 def purpose_in_training(call: DispatchedCall) -> str:
-    """What a call of an engine is for, in a step: what is summed is gradients, what is handed round is parameters."""
+    """The purpose of an engine's call in a step: sums are gradients; everything else is parameters."""
     if sum(tensor.numel() for tensor in call.tensors) == 1:  # a norm, or whether it is finite
         return AGREEMENT
     return GRADIENTS if "reduce" in call.op else PARAMETERS
@@ -20,11 +20,11 @@ def purpose_in_training(call: DispatchedCall) -> str:
 
 @contextlib.contextmanager
 def watched(comm: Communicator, purpose: str | None = None) -> Iterator[None]:
-    """Enter in `comm`'s ledger every call of a torch.distributed function that is made meanwhile, by whichever thread.
+    """A context in which `comm`'s ledger gets every call of a torch.distributed function, from any thread.
 
-    Their `purpose`: by default `purpose_in_training`. Calls through a Communicator are in the ledger already, and are
-    left out. So are calls that torch makes in C++, as its DDP's reducer does. Of several watchers the innermost enters
-    them. Seconds are not told: many calls end later.
+    Their `purpose` is `purpose_in_training` by default. Calls through a Communicator are skipped, since they are in the
+    ledger already. Calls that torch makes in C++, as its DDP's reducer does, are skipped too. If contexts are nested,
+    the innermost enters the calls. Durations are not recorded: many calls end later.
     """
     watcher = comm, purpose
     _watchers.append(watcher)
@@ -36,7 +36,7 @@ def watched(comm: Communicator, purpose: str | None = None) -> Iterator[None]:
 
 
 def row_of(comm: Communicator, call: DispatchedCall, purpose: str, name: str) -> Row | None:
-    """The ledger's row for a call whose seconds are not known; None where nothing is sent."""
+    """The ledger's row for a call without seconds; None if nothing is sent."""
     if call.op == BARRIER or call.group.size() == 1 or not call.payload_bytes:
         return None
     elements = sum(tensor.numel() for tensor in call.tensors)

@@ -1,1 +1,1 @@
-"""The cost model: what calls cost, what a run will take, and which sync is the fastest here."""
+"""The cost model: what calls cost, what a run will cost, and which sync is the fastest here."""

@@ -1,4 +1,4 @@
-"""What the model takes from a bench's record, and what makes a record unfit for it."""
+"""The parts of a bench's record that the model uses, and reasons why it cannot use a record."""
 
 import statistics
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from cos598d.records.quantities import parse_delay, parse_rate
 from cos598d.sync.cost import Tensor
 from cos598d.terminal.words import number_of
 
-# What records must share to be of the same work; batch, ranks and links may differ, since they are what is modelled.
+# Records of the same work share these. Batch, ranks and links may differ, since the model covers them.
 SAME_WORK = ("model", "task", "gradient_bytes", "tokens", "step", "precision", "backend", "device", "threads_per_rank")
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A candidate as it was measured. `bytes_sent` is the mean over the ranks, `seconds` the median."""
+    """A sync as a bench measured it. `bytes_sent` is the mean over the ranks, `seconds` the median."""
 
     label: str
     sync: str
@@ -33,9 +33,9 @@ class Rung:
 
 @dataclass(frozen=True)
 class BenchSeconds:
-    """A bench's record. `crowd`: ranks for each core of the machine that they share, at least 1.
+    """A bench's record. `crowd`: ranks per core of the machine that they share, at least 1.
 
-    `offload`: "on" or "off" for an emulated cluster that says so, else None.
+    `offload`: "on" or "off" for an emulated cluster that reports it, else None.
     """
 
     name: str
@@ -51,12 +51,12 @@ class BenchSeconds:
 
     @property
     def words(self) -> str:
-        """What tells it from the others: "4 ranks, links of 1gbit, batch 8"."""
+        """Its difference from the others as a phrase: "4 ranks, links of 1gbit, batch 8"."""
         return f"{number_of(self.ranks, 'rank')}, links of {self.link.words}, batch {self.batch}"
 
 
 def load_records(paths: Sequence[Path]) -> list[BenchSeconds]:
-    """The records in these folders (or files). Raises UserError for one that cannot be used next to the first."""
+    """The records in these folders (or files). Raises UserError for one that does not fit the first."""
     records = [load_record(path) for path in paths]
     for record in records:
         for name in SAME_WORK:
@@ -75,7 +75,7 @@ def load_records(paths: Sequence[Path]) -> list[BenchSeconds]:
 
 
 def load_record(path: Path) -> BenchSeconds:
-    """The record in a folder of the bench, or in a JSON file. Raises UserError if there is none to be used."""
+    """The record in a bench's folder, or in a JSON file. Raises UserError if it cannot be used."""
     file, found = read_record(path)
     if not found["candidates"]:
         raise UserError(f"{file} has no syncs, only a sweep of messages. Measure with `bench --sync`.")
@@ -91,7 +91,7 @@ def load_record(path: Path) -> BenchSeconds:
 
 
 def _record(name: str, found: dict[str, Any]) -> BenchSeconds:
-    # Before there were others, a bench computed in fp32.
+    # The first benches always computed in fp32.
     setting, environment = {"precision": "fp32"} | found["setting"], found["environment"]
     ranks, network = setting["world_size"], environment["network"]
     if network and network["hosts"] != ranks:
@@ -134,7 +134,7 @@ def _record(name: str, found: dict[str, Any]) -> BenchSeconds:
 
 
 def _compute(found: dict[str, Any]) -> Compute:
-    """The floor's phases; the arrivals, measured in passes of their own, are stretched to the floor's backward."""
+    """The floor's phases. The arrival times come from separate passes, and are scaled to the floor's backward."""
     floor = [sample for sample in found["samples"] if sample["candidate"] == FLOOR]
     seconds = found["summary"][FLOOR]["seconds_median"]
 

@@ -1,4 +1,4 @@
-"""The collective calls of a step: those of a benched sync on any number of hosts, and those of a planned step."""
+"""The collective calls of a step: of a measured sync on any number of hosts, and of a planned step."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -16,7 +16,7 @@ from cos598d.sync.options import SyncOptions
 
 
 def reason_left_out(rung: Rung) -> str | None:
-    """Why the model cannot say what `rung` costs; None where it can."""
+    """Why the model cannot predict `rung`; None if it can."""
     if rung.sync not in SYNCS:
         return "the calls of this sync are unknown"
     codec = rung.options.get("compress")
@@ -26,27 +26,27 @@ def reason_left_out(rung: Rung) -> str | None:
 
 
 def overlaps(rung: Rung) -> bool:
-    """Whether its calls begin during backward."""
+    """Whether its calls start during backward."""
     return get_sync(rung.sync).overlaps
 
 
 def plan_calls(rung: Rung, record: BenchSeconds, n: int, batch: int) -> list[ModelledCall]:
-    """The calls of an iteration of `rung` on `n` hosts, in order; `record` is the one that has measured it.
+    """The calls of an iteration of `rung` on `n` hosts, in order. `record` is the one that measured it.
 
-    `batch`: examples on each host, on which it depends how many rows of an embedding are used.
+    `batch`: examples on each host, which determine how many embedding rows are used.
     """
     travels = _travels(rung, record, n, n * batch / (record.ranks * record.batch)) if n > 1 else []
     calls = agreements(travels, n) + [
         call for travel in travels for call in calls_of(travel, rung.options.get("compress"), n)
     ]
-    # Segments are gloo's.
+    # Only gloo sends segments.
     return calls if record.work["backend"] == "gloo" else [replace(call, segments=0) for call in calls]
 
 
 def agreements(travels: Sequence[CollectiveCall], n: int) -> list[ModelledCall]:
-    """The calls, of all `n` ranks, by which they agree on what of the `travels` travels: begun with the first gradient.
+    """The calls by which all `n` ranks agree on what they send of the `travels`: they start with the first gradient.
 
-    It is the first tensor's of the first call.
+    That is the first tensor of the first call.
     """
     return [
         ModelledCall(**vars(travel.collective.load(travel.agreed, n)), tensors=(travels[0].tensors[0].name,))
@@ -56,7 +56,7 @@ def agreements(travels: Sequence[CollectiveCall], n: int) -> list[ModelledCall]:
 
 
 def calls_of(travel: CollectiveCall, word: str | None, n: int) -> list[ModelledCall]:
-    """The call of some gradients among `n` ranks, or those that the codec which `word` names makes of it."""
+    """The call for some gradients among `n` ranks, or the calls that the codec `word` makes of it."""
     if n == 1:
         return []
     loads = [travel.collective.load(travel.gradient_bytes, n)]
@@ -67,13 +67,13 @@ def calls_of(travel: CollectiveCall, word: str | None, n: int) -> list[ModelledC
 
 
 def _travels(rung: Rung, record: BenchSeconds, n: int, lookups: float) -> list[CollectiveCall]:
-    """What the rung's sync states of a step of the record's model on `n` hosts of one rank each.
+    """The calls of the sync for a step of the record's model, on `n` hosts of one rank each.
 
-    `lookups` times as many tokens as in the record look up rows, most of them the same ones again.
+    `lookups`: how many times as many tokens as in the record look up rows; most look up the same ones again.
     """
     sync = get_sync(rung.sync)
     known = {field.name: rung.options[field.name] for field in fields(SyncOptions) if field.name in rung.options}
-    # Of tensors that arrive together the later in the model comes first.
+    # Of tensors that arrive together, the later one in the model comes first.
     backward = record.tensors[::-1]
     arrival = sorted(backward, key=lambda tensor: record.compute.arrivals[tensor.name])
     step = Step(record.tensors, SyncOptions(**known), [[host] for host in range(n)], arrival)
@@ -81,9 +81,9 @@ def _travels(rung: Rung, record: BenchSeconds, n: int, lookups: float) -> list[C
 
 
 def _touched(sync: type[GradientSync], step: Step, rung: Rung, ranks: int, lookups: float) -> float:
-    """The share of rows that some rank looks up, from the payload that was measured among so many ranks.
+    """The share of rows that some rank looks up, from the payload that was measured with `ranks` ranks.
 
-    If a share f of the rows is used after some lookups that fall anywhere, then 1 - (1-f)^k is after k times as many.
+    If random lookups use a share f of the rows, k times as many use 1 - (1-f)^k.
     """
     word = rung.options.get("compress")
 
@@ -95,7 +95,7 @@ def _touched(sync: type[GradientSync], step: Step, rung: Rung, ranks: int, looku
 
     none, every = payload(0.0), payload(1.0)
     if none == every:
-        return 1.0  # no rows of anything: all of every gradient travels
+        return 1.0  # no rows at all: every gradient is sent completely
     measured = (rung.payload_bytes - none) / (every - none)
     return 1 - (1 - min(1.0, max(0.0, measured))) ** lookups
 
@@ -107,13 +107,14 @@ def planned_calls(
     arrival: Sequence[Tensor] | None = None,
     touched: float | None = None,
 ) -> tuple[list[ModelledCall], bool]:
-    """A step's calls, and whether they begin during backward.
+    """A step's calls, and whether they start during backward.
 
-    Of what is no gradient sync only their number and bytes are known: they are taken for equal ones, spread over
-    backward. arrival: the tensors as backward comes to them (None: in the reverse of the model's order); touched: the
-    share of a large embedding's rows that some rank looks up, without which `sparse_rows` states nothing.
+    For other strategies than gradient syncs, only the number and the bytes of calls are known. They are assumed to be
+    equal, and spread over backward. arrival: the tensors in the order in which backward reaches them (None: the reverse
+    of the model's order). touched: the share of a large embedding's rows that some rank looks up; without it
+    `sparse_rows` has no prediction.
     """
-    # It is there when the last backward begins.
+    # It is ready when the last backward begins.
     loss = ModelledCall(2 * (job.ranks - 1), 0.0, 0.0, 0.0, 2, tensors=(job.tensors[-1].name,))
     if isinstance(strategy, Replicated):
         sync = strategy.sync

@@ -1,4 +1,4 @@
-"""The choice of `--sync auto`, and of a script's: what is measured, what the model of cost predicts, and its words."""
+"""The choice of `--sync auto`, and of a script's: the measurements, the cost model's predictions, and its report."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -33,9 +33,9 @@ from cos598d.world.limits import available_bytes
 def candidates(
     config: RunConfig, hosts: Sequence[Sequence[int]], shares_memory: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """The names, in the order of the ladder, and of those left out the reason in words.
+    """The candidates' names, in the order of the built-in syncs, and the reasons for those left out, as phrases.
 
-    hosts: the ranks of each host; shares_memory: whether those of a host can.
+    hosts: the ranks of each host; shares_memory: whether the ranks of a host can share memory.
     """
     chosen, left_out = [], {}
     ranks = sum(map(len, hosts))
@@ -51,7 +51,7 @@ def candidates(
 
 
 def _reason(name: str, config: RunConfig, ranks: int, hosts: int, shares_memory: bool) -> str:
-    """Why not; "" for a candidate."""
+    """Why it is left out; "" for a candidate."""
     if not is_our_own(name):
         return "another library's engine"
     kind = class_of(name)
@@ -73,10 +73,10 @@ RUNNERS_UP = 2
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, the same on every rank.
+    """The choice, the same on every rank.
 
-    predicted: seconds per iteration by candidate, quickest first; empty where nothing was measured. why: in words, what
-    that rests on, or why nothing was. left_out: by name why not.
+    predicted: seconds per iteration by candidate, fastest first; empty if nothing was measured. why: a phrase for what
+    the choice rests on, or why nothing was measured. left_out: reasons, by name.
     """
 
     sync: str
@@ -87,12 +87,12 @@ class Choice:
 
     @property
     def sentence(self) -> str:
-        """For the screen."""
+        """The line for the screen."""
         return f"--sync auto: {self.words}"
 
     @property
     def words(self) -> str:
-        """What was chosen, and why."""
+        """The choice and its reason."""
         if not self.predicted:
             return f"{self.sync}, {self.why}"
         others = [f"{name} {seconds:.3g} s" for name, seconds in self.predicted.items() if name != self.sync]
@@ -100,7 +100,7 @@ class Choice:
         return f"{self.sync}, {self.predicted[self.sync]:.3g} s per iteration predicted{then} ({self.why})"
 
     def as_record(self) -> dict[str, Any]:
-        """For the run's record, JSON."""
+        """For the run's record, as JSON."""
         return asdict(self)
 
 
@@ -112,9 +112,9 @@ def choose(
     may_be_unused: bool,
     before: Mapping[str, Any] | None = None,
 ) -> Choice:
-    """Measure and choose; every rank calls it, and all have rank 0's choice.
+    """Measure and choose. Every rank calls it, and gets rank 0's choice.
 
-    before: the sync and its options of the run that goes on, on as many ranks; it stays what it was where that can be.
+    before: the sync and options of a run that is resumed on the same number of ranks. It keeps them if possible.
     """
     return _choose(config, comm, model, may_be_unused, lambda _: time_compute(config, comm, model, examples), before)
 
@@ -122,11 +122,11 @@ def choose(
 def choose_for_script(
     comm: Communicator, model: nn.Module, may_be_unused: bool, make_optimizer: MakeOptimizer | None
 ) -> Choice:
-    """Choose for a model whose inputs are not there to be timed; every rank calls it, and all have rank 0's choice.
+    """Choose for a model whose inputs cannot be timed. Every rank calls it, and gets rank 0's choice.
 
-    Calls, bytes and the optimizer's step are measured. The passes are guessed: backward takes as long as `bucketed`
-    needs for its gradients, forward half of that, and every row of an embedding is looked up.
-    make_optimizer: makes the script's optimizer of pieces; None where it steps whole parameters only.
+    Calls, bytes and the optimizer's step are measured. The passes are estimated: backward takes as long as `bucketed`
+    needs for its gradients, forward half of that, and every row of an embedding is looked up. make_optimizer: makes the
+    script's optimizer for shards; None if it can only step whole parameters.
     """
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     weights = sum(p.numel() for _, p in trainable)
@@ -158,7 +158,8 @@ def _choose(
     before: Mapping[str, Any] | None,
     unfit: Callable[[str], str] = lambda name: "",
 ) -> Choice:
-    """compute: what an iteration computes, given what predicts seconds by name from that; unfit: why not, or ""."""
+    """compute: what an iteration computes, from a function that predicts seconds by name; unfit: why a sync is left
+    out, or ""."""
     hosts = host_groups(comm)
     if comm.world_size == 1:
         return _default(FLOOR, "since a single rank has nothing to average")
@@ -199,13 +200,13 @@ def predict(
     probe: Probe,
     crowd: float,
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Seconds per iteration of each candidate, and of those about which nothing can be said the reason."""
+    """Seconds per iteration of each candidate, and the reasons for candidates without a prediction."""
     states, ranks = (states_per_weight(config), counter_bytes(config)), sum(map(len, hosts))
     clips, touched = bool(config.max_grad_norm), computed.touched
     job = TrainingSpec(without_values(model), ranks, 0, *states, clips=clips, hosts=hosts, touched=touched)
     tensors = {tensor.name: tensor for tensor in job.tensors}
     arrival = [tensors[name] for name in computed.arrival]
-    alone = Communicator(None, "gloo", torch.device("cpu"))  # nothing is sent while formulas are asked
+    alone = Communicator(None, "gloo", torch.device("cpu"))  # formulas send nothing
 
     def seconds(name: str, calls: Sequence[ModelledCall], spread: float, compute: Compute, overlaps: bool) -> float:
         calls = [replace(call, link_bytes=call.link_bytes * spread) for call in calls]
@@ -217,7 +218,7 @@ def predict(
         strategy = get_strategy(name)(alone, may_be_unused, options, config.precision)
         spread = 1.0 if isinstance(strategy, Replicated) else probe.spread  # its ranks send to all others at once
         sent = strategy.expected_sent(job)
-        if sent.unsaid and not isinstance(strategy, Replicated):  # of a sync its calls tell
+        if sent.unsaid and not isinstance(strategy, Replicated):  # a sync's calls are enough
             unsaid[name] = sent.unsaid
             continue
         before_step, after_step = _halves(sent)
@@ -227,7 +228,7 @@ def predict(
         calls, overlaps = planned_calls(strategy, job, before_step, arrival, touched)
         predicted[name] = seconds(name, calls, spread, compute, overlaps)
         if after_step.synchronizing:
-            # Weights go round during the next forward, from its begin: what is left of them then is waited for.
+            # Weights are sent during the next forward, from its start. The rest of that time is waited for.
             forward = Compute(0.0, compute.before, 0.0, dict.fromkeys(compute.arrivals, 0.0))
             calls, _ = planned_calls(strategy, job, after_step)
             predicted[name] += seconds(name, calls, spread, forward, True) - forward.seconds
@@ -235,7 +236,7 @@ def predict(
 
 
 def _halves(sent: TrafficEstimate) -> tuple[TrafficEstimate, TrafficEstimate]:
-    """What is sent before a step and after it, half of the calls each where anything does after it."""
+    """What is sent before a step and after it. If anything is sent after it, half of the calls belong to each."""
     if not sent.gathered:
         return sent, TrafficEstimate()
     calls = sent.calls // 2
@@ -259,7 +260,7 @@ def _mine(hosts: Sequence[Sequence[int]], rank: int) -> Sequence[int]:
 
 
 def _can_share(comm: Communicator, hosts: Sequence[Sequence[int]], weights: int) -> bool:
-    """Whether the ranks of every host can map the same memory, and there is enough of it for all their gradients."""
+    """Whether the ranks of every host can map the same memory, with room for all their gradients."""
     mine = _mine(hosts, comm.rank)
     if not all(comm.exchange(available_bytes() > (len(mine) + 1) * weights)):
         return False

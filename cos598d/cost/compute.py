@@ -1,10 +1,10 @@
 """What an iteration computes. `PassTimer` times a model's passes, for `--sync auto` and for `--dry_run`.
 
-With `--sync auto` the ranks time the model's own passes over the first global batch, before training begins:
+With `--sync auto`, the ranks time the model's own passes over the first global batch, before training begins:
 
-1. All ranks start together; each goes forward and backward over its share, and notes when gradients arrive.
-2. Which rows of large embeddings any rank looks up is summed over the ranks.
-3. A step of the optimizer, and clipping, are timed on a stand-in of some of the weights.
+1. All ranks start together. Each runs forward and backward over its share, and records when gradients arrive.
+2. The rows of large embeddings that any rank looks up are combined over the ranks.
+3. A step of the optimizer, and clipping, are timed on a part of the weights.
 Afterwards gradients are dropped, buffers and random states are restored, and no weight has changed.
 """
 
@@ -31,8 +31,8 @@ from cos598d.strategies.optimizers import make_optimizer
 from cos598d.strategies.precision import autocast
 from cos598d.sync.parts.embeddings import large_embeddings
 
-SECONDS, MOST = 1.0, 5  # how long passes are repeated, about, and how often at most
-STAND_IN = 1 << 22  # elements of the weights that stand for all
+SECONDS, MOST = 1.0, 5  # roughly how long passes are repeated, and how often at most
+STAND_IN = 1 << 22  # elements of the weights that represent all
 
 
 class PassTimer:
@@ -51,7 +51,7 @@ class PassTimer:
     def time(self, passes: Iterable[tuple[Mapping[str, torch.Tensor], float]]) -> Compute:
         """Seconds of the passes of one step, each an input and the weight of its loss, without the optimizer's step.
 
-        `arrivals` counts from the begin of the last backward. The time spent in the last `meet` belongs to backward.
+        `arrivals` counts from the start of the last backward. The time in the last `meet` belongs to backward.
         """
         self._meet()
         began = backward = time.perf_counter()
@@ -75,10 +75,10 @@ class PassTimer:
 
 @dataclass(frozen=True)
 class Computed:
-    """An iteration without a sync, the same on every rank. step_seconds: of it, clipping and the optimizer's step.
+    """An iteration without a sync, the same on every rank. step_seconds: its seconds for clipping and stepping.
 
-    arrival: the tensors' names in the order in which their gradients come. touched: the share of the rows of large
-    embeddings that some rank looks up; 1 without such an embedding.
+    arrival: the tensors' names in the order in which their gradients arrive. touched: the share of large embeddings'
+    rows that some rank looks up; 1 without such an embedding.
     """
 
     compute: Compute
@@ -88,7 +88,7 @@ class Computed:
 
 
 def time_compute(config: RunConfig, comm: Communicator, model: nn.Module, examples: Examples) -> Computed:
-    """Time it; every rank calls it with the same model."""
+    """Time an iteration. Every rank calls it with the same model."""
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     _, batch = next(Plan(config, len(examples), comm.world_size).batches(after=0))
     share = micro_batches(
@@ -113,7 +113,7 @@ def time_compute(config: RunConfig, comm: Communicator, model: nn.Module, exampl
     rows: list[Compute] = []
     with torch.random.fork_rng(devices=[]):
         count = 1
-        while len(rows) <= count:  # the first one warms up
+        while len(rows) <= count:  # the first one is a warm-up
             rows.append(timer.time(passes))
             for _, p in trainable:
                 p.grad = None
@@ -130,7 +130,8 @@ def time_compute(config: RunConfig, comm: Communicator, model: nn.Module, exampl
     fastest = min(rows[1:], key=lambda row: row.seconds)
     before, in_backward = fastest.before, fastest.backward
     moments = {name: max(0.0, moment) for name, moment in rows[-1].arrivals.items()}
-    moments |= {name: in_backward for name, _ in trainable if name not in moments}  # it is sent at the end
+    # unused parameters are sent at the end of backward
+    moments |= {name: in_backward for name, _ in trainable if name not in moments}
     make = functools.partial(make_optimizer, config=config)
     step = step_seconds(make, bool(config.max_grad_norm), comm, sum(p.numel() for _, p in trainable))
     before, in_backward, step, moments = comm.exchange([before, in_backward, step, moments])[0]
@@ -152,11 +153,11 @@ def _meet(comm: Communicator) -> None:
 
 
 def step_seconds(make: MakeOptimizer, clips: bool, comm: Communicator, weights: int) -> float:
-    """What stepping all weights takes, and maybe clipping, by a stand-in's. Every rank calls it."""
+    """Seconds to step all weights, and to clip if asked, from a part of them. Every rank calls it."""
     stand_in = nn.Parameter(torch.zeros(min(weights, STAND_IN)))
     optimizer = make([("stand-in", stand_in)])
     seconds = 0.0
-    for _ in range(2):  # the first makes the optimizer's state
+    for _ in range(2):  # the first step creates the optimizer's state
         stand_in.grad = torch.ones_like(stand_in)
         _meet(comm)
         began = time.perf_counter()

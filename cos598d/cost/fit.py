@@ -1,4 +1,4 @@
-"""The costs that explain what was measured best, and what they predict."""
+"""The costs that best explain the measurements, and what they predict."""
 
 import statistics
 from collections.abc import Sequence
@@ -15,16 +15,17 @@ from cos598d.errors import UserError
 from cos598d.records.conventions import FLOOR
 from cos598d.records.fit import TOLERATED_RESIDUAL
 
-# Where the fit begins, and what it keeps where the records say nothing: TCP's headers leave some 95 % to the payload.
+# The fit's starting point, and the result for costs that the records do not determine. TCP's headers leave some 95 %
+# for the payload.
 START = {"call_seconds": 3e-4, "step_seconds": 1e-4, "processor_seconds_per_byte": 5e-10}
 EFFICIENCY = 0.95
-# How far the logarithm of a cost may go for the price of a residual of 1: so weak that only what the records leave open
-# is decided by it. The link's efficiency is nearly known; a codec's seconds are counted in iterations.
+# Regularization widths, for logarithms: weak enough to matter only for costs that the records do not determine. The
+# link's efficiency is nearly known; a codec's seconds are relative to iterations.
 LOG_WIDTH, EFFICIENCY_WIDTH, CODEC_WIDTH = 300.0, 16.0, 8.0
 
 
 class Observation(NamedTuple):
-    """A rung in a record."""
+    """A sync in a record."""
 
     record: BenchSeconds
     rung: Rung
@@ -33,23 +34,23 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True)
 class Fitted:
-    """The costs, what they were fitted to, and what was left as it is for want of records that tell."""
+    """The costs, the records they were fitted to, and what could not be fitted."""
 
     costs: Costs
     records: tuple[BenchSeconds, ...]
-    rungs: dict[str, tuple[Rung, BenchSeconds]]  # by label, with the record that it is taken from
+    rungs: dict[str, tuple[Rung, BenchSeconds]]  # by label, with the record that it comes from
     left_out: dict[str, str]
     remarks: tuple[str, ...]
 
     @property
     def base(self) -> list[BenchSeconds]:
-        """The records whose floor is the hosts' compute: those of the most ranks, since ranks may share a machine."""
+        """The records whose floor gives the hosts' compute: those with the most ranks, as they may share a machine."""
         most = max(record.ranks for record in self.records)
         return [record for record in self.records if record.ranks == most]
 
     @property
     def steals(self) -> bool:
-        """Whether calls take the processor that computes."""
+        """Whether calls use the processor that computes."""
         return self.records[0].work["device"] == "cpu"
 
     def compute(self, batch: int) -> tuple[Compute, float]:
@@ -60,7 +61,7 @@ class Fitted:
         return computes_by_batch({size: _typical(found) for size, found in of_batch.items()}, batch)
 
     def predict(self, label: str, hosts: int, link: Link, batch: int, on: BenchSeconds | None = None) -> float:
-        """Seconds per iteration of the rung `label`; `on`: with the compute of that record and as many ranks a core."""
+        """Seconds per iteration of the sync `label`. `on`: use that record's compute and its ranks per core."""
         rung, record = self.rungs[label]
         compute, crowd = (on.compute, on.crowd) if on else (self.compute(batch)[0], self.base[0].crowd)
         calls, costs = arrange(plan_calls(rung, record, hosts, batch), compute, crowd), self.costs.crowded(crowd)
@@ -70,8 +71,8 @@ class Fitted:
 def fit(records: Sequence[BenchSeconds]) -> Fitted:
     """Robust least squares (soft L1) over the relative residuals of all built-in syncs in all records.
 
-    The costs are fitted as logarithms, and shared by all rungs; the link's efficiency needs two rates. A codec's
-    seconds are its own. Raises UserError if no record has a rung that sends anything.
+    The costs are fitted as logarithms and shared by all syncs. The link's efficiency needs two rates. A codec's seconds
+    are its own. Raises UserError if no record has a sync that sends anything.
     """
     rungs: dict[str, tuple[Rung, BenchSeconds]] = {}
     left_out: dict[str, str] = {}
@@ -111,7 +112,7 @@ def fit(records: Sequence[BenchSeconds]) -> Fitted:
 
 
 class _Space:
-    """A point of the optimizer as costs: logarithms over START, a codec's seconds over a scale; it begins at 0."""
+    """A point of the optimizer as costs: logarithms relative to START, a codec's seconds relative to a scale."""
 
     def __init__(self, coded: Sequence[str], fits_efficiency: bool):
         self._coded, self._shared = list(coded), len(START) + fits_efficiency
@@ -131,7 +132,7 @@ class _Space:
 
 
 def _typical(found: Sequence[Compute]) -> Compute:
-    """The compute of the median seconds, or between the two in the middle."""
+    """The compute with the median seconds, or the mean of the two in the middle."""
     wanted = statistics.median(compute.seconds for compute in found)
     nearest = min(found, key=lambda compute: abs(compute.seconds - wanted))
     return nearest.scaled(wanted / nearest.seconds)

@@ -1,4 +1,4 @@
-"""What a run will cost, by formula and by the cost model, before any of its ranks is started: `--dry_run`."""
+"""What a run will cost, by formula and by the cost model, without starting any rank: `--dry_run`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,24 +24,24 @@ from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run of some ranks will come to.
+    """What a run on some ranks costs.
 
-    model                       in words: which one, and what stands in for one that no hub gave
-    precision                   the one that this machine would compute in, and what is to be said of it
+    model                       a phrase for the model, and for what replaces one that no hub gave
+    precision                   the one that this machine would compute in, with its remark and warning
     parameters                  of the model, frozen ones included
     memory                      bytes by category that a rank holds between two steps, by the strategy's own formula;
-                                of the rank that holds most at the peak
-    peak                        the same at the moment of a step when it holds most
-    memory_unsaid               why the two are empty, or what they lack; "" where nothing is missing
-    iterations                  of the run, and of a whole epoch
-    bytes_sent_per_iteration    by rank, of gradients and of weights that are held in shards: what a record has under
-                                this name; empty where nobody can say
-    bytes_sent_per_epoch        by rank, of all that an epoch's training makes travel: what its row predicts
-    bytes_unsaid                why the two are empty; "" where they are not
-    seconds_per_iteration       None if none were asked for, or nothing tells
-    seconds_per_epoch           of training alone, without evaluation and checkpoints
-    seconds_from                in words, what the seconds rest on, or why there are none
-    writes                      what the run would leave on the disk, and about how many bytes
+                                for the rank that holds most at the peak
+    peak                        the same at the peak of a step
+    memory_unsaid               why the two are empty, or what they lack; "" if nothing is missing
+    iterations                  of the run; and per epoch
+    bytes_sent_per_iteration    by rank, of gradients and of weights held in shards, as in a record; empty if there is
+                                no prediction
+    bytes_sent_per_epoch        by rank, of everything that an epoch's training sends, as predicted in its row
+    bytes_unsaid                why the two are empty; "" if they are not
+    seconds_per_iteration       None if none were asked for, or none are known
+    seconds_per_epoch           of training only, without evaluation and checkpoints
+    seconds_from                a phrase for the source of the seconds, or for why there are none
+    writes                      what the run would write to the disk, and roughly how many bytes
     """
 
     model: str
@@ -62,18 +62,19 @@ class Forecast:
 
     @property
     def peak_bytes(self) -> int:
-        """What the rank holds at the peak of a step, all categories together; 0 where nobody can say."""
+        """The rank's bytes at the peak of a step, over all categories; 0 if there is no prediction."""
         return sum(self.peak.values())
 
     @property
     def seconds(self) -> float | None:
-        """Of all iterations of the run."""
+        """Seconds of all iterations of the run."""
         return None if self.seconds_per_iteration is None else self.seconds_per_iteration * self.iterations
 
 
-LOOKED_AT = 16  # so many ranks' memory: of more, those at both ends, since shares only differ by a rounding
-OWN_CALLS = 2  # of a step, beside those that synchronize: the loss, and what the ranks agree on
-LOSS_BYTES = 8  # and of each vote that is sent with it
+# compute memory for this many ranks; for more, only the first and last ones, since shares differ by rounding
+LOOKED_AT = 16
+OWN_CALLS = 2  # per step, in addition to those that synchronize: the loss, and what the ranks agree on
+LOSS_BYTES = 8  # also of each vote that is sent with it
 
 
 def forecast(
@@ -84,12 +85,12 @@ def forecast(
     delay: float = 0.0,
     timings: Known | None = None,
 ) -> Forecast:
-    """What the run of these flags on `world_size` ranks, spread evenly over `hosts`, will come to.
+    """What a run with these flags costs on `world_size` ranks, spread evenly over `hosts`.
 
-    `rate` (bits per second, None: no limit) and `delay` (seconds, host to host) are the links'. `timings` keeps what
-    was found out and timed, so that several forecasts share it. Nothing is started and no folder of a run is made; the
-    training data are read as the run reads them, into the same cache.
-    Raises UserError, as the run itself would, for flags, data and a model that cannot work.
+    `rate` (bits per second, None: no limit) and `delay` (seconds, host to host) describe the links. `timings` caches
+    what was found and timed, for several forecasts. Nothing is started, and no run's folder is created. The training
+    data are read as the run reads them, into the same cache. Raises UserError, as the run would, for flags, data and a
+    model that cannot work.
     """
     config.check(world_size)
     if not config.do_train:
@@ -143,7 +144,7 @@ def forecast(
 
 
 def _of_an_epoch(sent: TrafficEstimate, steps: PlannedSteps) -> int:
-    """With the loss and the votes that are sent with it in every step."""
+    """Bytes of an epoch, with the loss and the votes that are sent with it in every step."""
     loss = all_reduce_bytes(LOSS_BYTES * (1 + len(Stopping.VOTES)), steps.ranks)
     iterations = min(steps.plan.epoch_steps, steps.plan.steps)
     in_steps = iterations * (sent.synchronizing + sent.others + loss)
@@ -155,12 +156,12 @@ def _looked_at(ranks: int) -> Sequence[int]:
 
 
 def _most(found: Sequence[MemoryEstimate]) -> MemoryEstimate:
-    """Of the rank that holds most at the peak."""
+    """The estimate of the rank that holds most at the peak."""
     return max(found, key=lambda each: sum((each.peak or each.between_steps or {}).values()))
 
 
 def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[str]:
-    """What the run of `config` would come to, a line for each thing, what each rests on next to it."""
+    """The forecast for the run of `config`, a line per fact, with its source."""
     ranks = f"{world_size} rank{'s'[: world_size != 1]}"
     lines = [
         f"{config.label}: {config.task_name}, sync {config.sync}, {ranks}; nothing is started (--dry_run)",
@@ -206,7 +207,7 @@ def _seconds(found: Forecast) -> str:
 
 
 def _size(size: float) -> str:
-    """Bytes as "12.3 MB", by thousands."""
+    """Bytes as "12.3 MB", in powers of 1000."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"

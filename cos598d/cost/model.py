@@ -1,34 +1,34 @@
-"""Seconds per iteration from what is computed, what is called and what the link carries. Pure functions.
+"""Seconds per iteration from compute, calls and links. Pure functions.
 
-A call of s steps, of which b bytes pass the busiest link one after another, m bytes are moved by a processor and k
-bytes are read or written in memory that ranks share, takes
+Consider a call of s steps. b bytes pass the busiest link one after another, m bytes are processed by a CPU, and k bytes
+are read or written in memory that ranks share. The call takes
 
     work    = call_seconds + s step_seconds + m processor_seconds_per_byte + k memory_seconds_per_byte
     sending = b / (efficiency rate)                                                 of the link
     travel  = sending + (s + w) delay
 
-where w counts delays that are waited for next to the steps': for words that a receiver is ready.
+where w counts delays in addition to those of the steps: for messages that a receiver is ready.
 
-gloo's rings move their bytes in g segments, two at a time. A segment leaves when its receiver has said that it is
-ready, so each pair of them takes two delays and the time of one segment, unless it takes longer to send both:
+gloo's rings send their bytes in g segments, two at a time. A segment is sent when its receiver has reported that it is
+ready. So each pair of them takes two delays and the time of one segment, unless sending both takes longer:
 
     travel  = sending + w delay + max(s delay, g/2 (2 delay - sending/g) - s step_seconds)
 
-where the last term is what the processor is busy with anyway while that word travels. A long delay makes a ring of
-many segments slow, whatever the rate.
+where the last term is the CPU time that overlaps with these reports. A long delay makes a ring of many segments slow,
+whatever the rate.
 
-After backward the calls follow one another: seconds = compute + sum of (work + travel).
+After backward, calls run one after another: seconds = compute + sum of (work + travel).
 
-During backward a call can begin when its gradients are there, the calls before it have begun, and fewer than AT_ONCE
-are under way. Those under way share the link and the processor (`run_together`). On a processor their work delays
-backward by as much; a GPU has a processor next to it, which does not.
+During backward a call can start when its gradients are ready, the calls before it have started, and fewer than AT_ONCE
+are running. Concurrent calls share the link and the CPU (`run_together`). On a CPU their work delays backward by as
+much. On a GPU it does not, since the CPU does that work.
 
     seconds = before + max(backward + the work of the calls that begin in it, the last call's end) + after
 
-Hosts of the emulated cluster share the machine's cores. With c ranks a core the core does the work of all c: m is c
-times the mean over the ranks or, if that is more, what the busiest rank moves; calls and steps count c times.
+Hosts of the emulated cluster share the machine's cores. With c ranks per core, the core does the work of all c: m is c
+times the mean over the ranks or, if that is more, the busiest rank's bytes; calls and steps count c times.
 
-A codec's own seconds, its arithmetic, are added where records tell them: they depend on the codec alone.
+A codec's own seconds, its arithmetic, are added if records contain them: they depend only on the codec.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ from cos598d.sync.cost import Load
 
 @dataclass(frozen=True)
 class Link:
-    """A host's link to the others: bits per second each way (None: no limit known) and seconds from host to host."""
+    """A host's link to the others: bits per second each way (None: no known limit) and seconds from host to host."""
 
     rate: float | None = None
     delay: float = 0.0
@@ -57,9 +57,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Compute:
-    """An iteration without any sync: seconds until backward begins, of backward, and after it.
+    """An iteration without any sync: seconds before backward, of backward, and after it.
 
-    arrivals: seconds from backward's begin to each tensor's gradient, by name.
+    arrivals: seconds from backward's start to each tensor's gradient, by name.
     """
 
     before: float
@@ -69,27 +69,27 @@ class Compute:
 
     @property
     def seconds(self) -> float:
-        """Of the whole iteration."""
+        """Seconds of the whole iteration."""
         return self.before + self.backward + self.after
 
     def scaled(self, factor: float) -> "Compute":
-        """The same with every moment `factor` times as late."""
+        """The same with every time multiplied by `factor`."""
         moments = {name: seconds * factor for name, seconds in self.arrivals.items()}
         return Compute(self.before * factor, self.backward * factor, self.after * factor, moments)
 
 
 @dataclass(frozen=True)
 class ModelledCall(Load):
-    """A collective call among ranks; it can begin when `tensors`, by their names, have their gradients."""
+    """A collective call among ranks. It can start when `tensors`, by name, have their gradients."""
 
     tensors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What calls cost where each rank has a core of its own.
+    """The costs of calls if each rank has a core of its own.
 
-    codec_seconds: by a rung's label, what its codec computes in an iteration.
+    codec_seconds: by a sync's label, the seconds that its codec computes per iteration.
     """
 
     call_seconds: float
@@ -100,7 +100,7 @@ class Costs:
     codec_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def crowded(self, crowd: float) -> "Costs":
-        """The same where `crowd` ranks share a core, which does the work of all of them."""
+        """The same if `crowd` ranks share a core, which does the work of all of them."""
         return replace(
             self,
             call_seconds=self.call_seconds * crowd,
@@ -110,7 +110,7 @@ class Costs:
 
 
 class CallArrays(NamedTuple):
-    """An iteration's calls, each field an array over the calls; `ready` is in seconds from backward's begin."""
+    """An iteration's calls, each field an array over the calls. `ready` is in seconds from backward's start."""
 
     ready: np.ndarray
     steps: np.ndarray
@@ -122,7 +122,7 @@ class CallArrays(NamedTuple):
 
 
 def arrange(calls: Sequence[ModelledCall], compute: Compute, crowd: float) -> CallArrays:
-    """The calls as arrays, with the moments at which their gradients are there."""
+    """The calls as arrays, with the times at which their gradients are ready."""
     return CallArrays(
         np.array([max(compute.arrivals[name] for name in call.tensors) for call in calls], dtype=float),
         np.array([call.steps for call in calls], dtype=float),
@@ -137,9 +137,9 @@ def arrange(calls: Sequence[ModelledCall], compute: Compute, crowd: float) -> Ca
 def iteration_seconds(
     label: str, calls: CallArrays, compute: Compute, link: Link, costs: Costs, overlaps: bool, steals: bool = True
 ) -> float:
-    """Seconds of an iteration of the rung `label`; `steals`: its work takes the processor that computes.
+    """Seconds of an iteration of the sync `label`. `steals`: its work uses the processor that computes.
 
-    `costs` are those where as many ranks share a core as `calls` were arranged for.
+    `costs` must be for the same number of ranks per core as `calls` were arranged for.
     """
     codec = costs.codec_seconds.get(label, 0.0)
     if not len(calls.steps):
@@ -161,10 +161,9 @@ def iteration_seconds(
 def beside_backward(
     ready: np.ndarray, work: np.ndarray, travel: np.ndarray, sending: np.ndarray, backward: float, steals: bool
 ) -> tuple[float, float]:
-    """Seconds from backward's begin to the last call's end, and to backward's own.
+    """Seconds from backward's start to the last call's end, and to backward's own end.
 
-    A call begins after those before it: not before the last of their gradients is there, and what their work has
-    delayed it by.
+    A call starts after those before it, when the last of its gradients is ready, plus the delay that their work causes.
     """
     begins = np.maximum.accumulate(ready) + (np.cumsum(work) - work if steals else 0.0)
     stolen = float(work[ready < backward].sum()) if steals else 0.0
@@ -172,17 +171,17 @@ def beside_backward(
 
 
 def computes_by_batch(measured: Mapping[int, Compute], batch: int) -> tuple[Compute, float]:
-    """The compute of a batch, and the fixed part of its seconds, from what was measured of one or more batches.
+    """The compute of a batch, and the fixed part of its seconds, from measurements of one or more batches.
 
-    Of one batch all seconds grow with the examples; of several a line through them tells the part that does not. What
-    was measured is returned as it is.
+    With one batch, all seconds grow with the examples. With several, a line through them gives the part that does not.
+    Measured batches are returned unchanged.
     """
     nearest = min(measured, key=lambda known: abs(known - batch))
     fixed, per_example = 0.0, measured[nearest].seconds / nearest
     if len(measured) > 1:
         sizes = list(measured)
         per_example, fixed = np.polyfit(sizes, [measured[size].seconds for size in sizes], 1)
-        if per_example <= 0 or fixed < 0:  # noise, between batches that lie too close
+        if per_example <= 0 or fixed < 0:  # noise, between batches of similar size
             fixed, per_example = 0.0, measured[nearest].seconds / nearest
     if batch in measured:
         return measured[batch], float(fixed)
@@ -190,23 +189,23 @@ def computes_by_batch(measured: Mapping[int, Compute], batch: int) -> tuple[Comp
     return measured[nearest].scaled(float(factor)), float(fixed)
 
 
-AT_ONCE = 2  # collectives that gloo works on at a time: a process group has so many threads; further ones wait in line
+AT_ONCE = 2  # collectives that gloo works on at a time: a process group has this many threads; further ones wait
 
 
 def run_together(
     begins: Sequence[float], work: np.ndarray, travel: np.ndarray, sending: np.ndarray, at_once: int = AT_ONCE
 ) -> float:
-    """When the last of the calls ends.
+    """The time at which the last of the calls ends.
 
-    begins: the moment from which each may begin; they begin in their order, each when fewer than `at_once` are under
-    way. Alone a call takes work + travel seconds; for `work` of them it needs the processor, for `sending` of them the
-    link. Those under way go on at full speed as long as they need no more than the whole of either; else all of them as
-    much slower.
+    begins: the earliest start of each call. They start in this order, when fewer than `at_once` are running. By itself
+    a call takes work + travel seconds; it needs the processor for `work` of them, and the link for `sending` of them.
+    Concurrent calls run at full speed until together they exceed the processor or the link. Then all slow down by the
+    same factor.
     """
     alone = work + travel
     of_processor, of_link = work / np.maximum(alone, 1e-12), sending / np.maximum(alone, 1e-12)
     now, first = 0.0, 0
-    under_way: list[list[float]] = []  # seconds left, alone, and the shares of processor and link that it needs
+    under_way: list[list[float]] = []  # seconds left when running by itself, and its shares of processor and link
     while first < len(begins) or under_way:
         while first < len(begins) and len(under_way) < at_once and begins[first] <= now:
             under_way.append([float(alone[first]), float(of_processor[first]), float(of_link[first])])

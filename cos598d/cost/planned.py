@@ -1,4 +1,4 @@
-"""A run that has not begun: its data and model, its steps, and what several forecasts share."""
+"""A run that has not started: its data and model, its steps, and what several forecasts share."""
 
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -32,7 +32,7 @@ OF_MODEL = ("model_type", "model_name_or_path", "config_name", "tokenizer_name",
 
 @dataclass(frozen=True)
 class Work:
-    """What a run computes: its task, where the data are, the training examples, the model's source and its shapes."""
+    """What a run computes: its task, the location of its data, the training examples, the model's source and shapes."""
 
     task: Task
     location: Any
@@ -48,10 +48,10 @@ class Work:
 
 @dataclass
 class Known:
-    """What was found so far, kept for the next forecast: give the same one to all of a sweep's.
+    """A cache of what was found so far, for the next forecast: use the same one for all of a sweep's.
 
-    costs_from: folders of benches that tell what calls cost; without them a short one is made. times:
-    whether compute is timed, by which alone a forecast has seconds.
+    costs_from: folders of benches from which calls' costs are fitted; without them a short one is run. times: whether
+    compute is timed, without which a forecast has no seconds.
     """
 
     costs_from: tuple[Path, ...] = ()
@@ -59,17 +59,17 @@ class Known:
     _found: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
-        """What `find` gives, called for the first of equal keys alone."""
+        """The result of `find`, which is called only for the first of equal keys."""
         if key not in self._found:
             self._found[key] = find()
         return self._found[key]
 
     def work(self, config: RunConfig) -> Work:
-        """The run's work. Raises UserError for a model or data that cannot be used, as the run itself would."""
+        """The run's work. Raises UserError for a model or data that cannot be used, as the run would."""
         return self.once(("work", self.work_key(config)), lambda: _find_work(config))
 
     def work_key(self, config: RunConfig) -> Hashable:
-        """What runs of the same data and model have in common."""
+        """A key that is equal for runs with the same data and model."""
         return tuple(getattr(config, name) for name in (*OF_DATA, *OF_MODEL))
 
 
@@ -85,7 +85,7 @@ def _find_work(config: RunConfig) -> Work:
 
 @dataclass(frozen=True)
 class PlannedSteps:
-    """A run's steps on so many ranks. `equal_passes` is the strategy's, `model` as the run builds it."""
+    """A run's steps on `ranks` ranks. `equal_passes` is the strategy's, `model` as the run builds it."""
 
     config: RunConfig
     examples: Examples
@@ -95,11 +95,11 @@ class PlannedSteps:
 
     @cached_property
     def plan(self) -> Plan:
-        """When which batch is computed."""
+        """When each batch is computed."""
         return Plan(self.config, len(self.examples), self.ranks)
 
     def share(self, batch: np.ndarray, rank: int) -> list[MicroBatch]:
-        """What a rank computes of a global batch, as the run cuts it."""
+        """The micro-batches that a rank computes of a global batch, split as in the run."""
         return micro_batches(
             batch,
             self.examples.lengths,
@@ -115,7 +115,7 @@ class PlannedSteps:
         return self.config.no_cuda or not torch.cuda.is_available()
 
     def first(self, count: int) -> list[np.ndarray]:
-        """The first global batches."""
+        """The first `count` global batches."""
         return [batch for _, batch in itertools.islice(self.plan.batches(after=0), count)]
 
     def passes(self, rank: int) -> int:
@@ -124,16 +124,16 @@ class PlannedSteps:
 
     @cached_property
     def _counted_batch(self) -> np.ndarray:
-        """Found once for all ranks: it takes an epoch's permutation."""
+        """Cached for all ranks: it takes an epoch's permutation."""
         return self.first(min(WARM_UP, self.plan.steps))[-1]
 
     def evaluations_per_epoch(self) -> int:
-        """How often the model is made whole in an epoch."""
+        """How often per epoch the model is made whole."""
         often = self.config.eval_steps
         return max(1, self.plan.epoch_steps // often if often else 1)
 
     def costs(self, batches: Sequence[np.ndarray]) -> Iterator[float]:
-        """What each batch costs the rank that has most of it, in tokens."""
+        """Each batch's cost, in tokens, for the rank with most of them."""
         for batch in batches:
             yield max(self._cost(self.share(batch, rank)) for rank in range(self.ranks))
 

@@ -1,4 +1,4 @@
-"""Speed-up and efficiency against the number of hosts, drawn by matplotlib."""
+"""Speed-up and efficiency as a function of the number of hosts, drawn by matplotlib."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +14,9 @@ DASHES = ("--", ":", "-.")
 
 
 def draw(points: Sequence[Prediction], path: Path, title: str) -> None:
-    """Write two panels with a line for each rung: markers where it was measured, broken lines where extrapolated.
+    """Write two panels with a line per sync: markers for measurements, broken lines for extrapolations.
 
-    Raises UserError without matplotlib, or where the file cannot be written.
+    Raises UserError without matplotlib, or if the file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -28,11 +28,11 @@ def draw(points: Sequence[Prediction], path: Path, title: str) -> None:
     speed, share = figure.subplots(1, 2)
     counts = sorted({point.hosts for point in points})
     speed.plot(counts, counts, color="0.75", linewidth=4, label="linear", zorder=1)
-    # The floor is the straight line, by its definition.
+    # The floor is the straight line, by definition.
     for place, label in enumerate(dict.fromkeys(point.sync for point in points if point.sync != FLOOR)):
         line = [point for point in points if point.sync == label]
         style = {"color": SERIES[place % len(SERIES)]}
-        again = place // len(SERIES)  # a colour's second and third line have other dashes and markers
+        again = place // len(SERIES)  # a colour's second and third lines have other dashes and markers
         dashes, marker = DASHES[again % len(DASHES)], MARKERS[(place + again) % len(MARKERS)]
         for axes, value, found in (
             (speed, lambda p: p.speed_up, lambda p: p.measured_speed_up),

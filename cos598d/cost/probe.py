@@ -2,12 +2,12 @@
 
     delay       half of the fastest of some round trips of a few bytes from rank 0 to another host
     step        an all-reduce of 1 KiB takes 2(n-1) steps, and waits for two delays in each
-    bytes       every rank sends to the next and receives from the one before, all at once, 4 times as much each time:
-                of what another byte takes, the processor's part is what its clock says; the rest is the link's
-    spread      the same number of bytes, of which every rank sends as much to each other: how many times longer
+    bytes       every rank sends to the next and receives from the previous one, all at once, with sizes growing by a
+                factor of 4; of the time per additional byte, the CPU's part is its CPU time, and the rest is the link's
+    spread      the same number of bytes, but every rank sends equal parts to all others: by what factor it is slower
     memory      every rank copies from memory to memory, all at once
 
-Each is the slowest rank's, for all wait for it.
+Each is the slowest rank's, because all wait for it.
 """
 
 import time
@@ -23,22 +23,23 @@ from cos598d.records.conventions import AGREEMENT
 
 SMALL_BYTES, FIRST_BYTES, FACTOR, LARGEST_BYTES = 1 << 10, 1 << 16, 4, 1 << 24
 COPIED_BYTES = 1 << 23
-PHASE_SECONDS = 0.2  # for which something is repeated, about
+PHASE_SECONDS = 0.2  # roughly how long something is repeated
 LEAST_REPEATS, MOST_REPEATS = 3, 40
-LONG_SECONDS = 0.5  # what takes so long is not done a third time
-MOST_HOSTS = 3  # between which round trips are made
-# Below it a round trip is made of the ranks' own steps; and of bytes, what is the processor's and not a link's.
+LONG_SECONDS = 0.5  # work that takes this long is not done a third time
+MOST_HOSTS = 3  # to measure round trips
+# Shorter round trips consist of the ranks' own steps; then bytes cost CPU time, and no link's.
 LEAST_DELAY = 3e-4
 LINK_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What was found, the same on every rank.
+    """The measurements, the same on every rank.
 
-    rate: bits per second of a host's link, when a rank sends to one other; None if none is seen. spread: how many
-    times longer the same bytes of a rank take when it sends to all others at once, at least 1: connections share a
-    link, and of the ranks of a host all send over it, where one of them has a neighbour elsewhere. 1 without a link.
+    rate: bits per second of a host's link when a rank sends to one other; None if no link is visible. spread: by what
+    factor the same bytes of a rank are slower when it sends to all others at once, at least 1. Connections share a
+    link; and then all ranks of a host send over it, not only the one with a neighbour elsewhere. It is 1 without a
+    link.
     """
 
     delay: float
@@ -56,7 +57,7 @@ class Probe:
 
     @property
     def costs(self) -> Costs:
-        """Of calls among these ranks, as many on a core as there are. The rate is what a link gives."""
+        """The costs of calls among these ranks, with their ranks per core. The rate is what a link achieves."""
         return Costs(
             call_seconds=0.0,
             step_seconds=self.step_seconds,
@@ -67,7 +68,7 @@ class Probe:
 
 
 def measure(comm: Communicator, hosts: Sequence[Sequence[int]], crowd: float) -> Probe:
-    """Measure; every rank calls it. hosts: the ranks of each host; crowd: ranks for each of a host's cores."""
+    """Measure. Every rank calls it. hosts: the ranks of each host; crowd: ranks per core of a host."""
     began = time.perf_counter()
     delay = _delay(comm, [ranks[0] for ranks in hosts][:MOST_HOSTS])
     small = _repeated(comm, lambda: comm.all_reduce(torch.zeros(SMALL_BYTES // 4), "small", purpose=AGREEMENT))
@@ -83,7 +84,7 @@ def measure(comm: Communicator, hosts: Sequence[Sequence[int]], crowd: float) ->
         delay=delay,
         rate=8 / of_link if has_link else None,
         step_seconds=max(1e-6, small / steps - 2 * delay),
-        # A byte that is sent is moved by its sender and by its receiver.
+        # Both sender and receiver process a byte that is sent.
         processor_seconds_per_byte=(of_processor if has_link else per_byte) / 2,
         memory_seconds_per_byte=memory,
         seconds=time.perf_counter() - began,
@@ -93,7 +94,7 @@ def measure(comm: Communicator, hosts: Sequence[Sequence[int]], crowd: float) ->
 
 
 def _delay(comm: Communicator, firsts: Sequence[int]) -> float:
-    """Seconds from host to host: the longest of rank 0's to the first ranks of some others."""
+    """Seconds from host to host: the longest from rank 0 to the first ranks of some others."""
     longest = 0.0
     for other in firsts[1:]:
         quickest = comm.exchange(_round_trip(comm, other))[0]
@@ -104,14 +105,14 @@ def _delay(comm: Communicator, firsts: Sequence[int]) -> float:
 
 
 def _round_trip(comm: Communicator, other: int) -> float:
-    """Seconds of a word from rank 0 to another rank and back; 0 on ranks that have no part in it."""
+    """Seconds of a short message from rank 0 to another rank and back; 0 on ranks that take no part."""
     if comm.rank not in (0, other):
         return 0.0
     call = comm.compose("ping", torch.zeros(1), "round trip", purpose=AGREEMENT)
     peer = 0 if comm.rank else other
     out, back = [(torch.zeros(1), peer)], [(torch.zeros(1), peer)]
     started = time.perf_counter()
-    if comm.rank == 0:  # it is ready for the answer before it sends: so each way takes one delay
+    if comm.rank == 0:  # the receive for the answer is posted before sending, so each way takes one delay
         call.swap(out, back)
     else:
         call.swap([], back)
@@ -120,8 +121,8 @@ def _round_trip(comm: Communicator, other: int) -> float:
 
 
 def _bytes(comm: Communicator) -> tuple[float, float, float]:
-    """Seconds for each byte that a rank sends while it receives another: in all, and of this rank's processor; and how
-    many times longer they take when it sends to all others at once."""
+    """Seconds per byte that a rank sends while it receives another: in total, and of this rank's CPU; and by what
+    factor they are longer when it sends to all others at once."""
     after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
     size, taken = FIRST_BYTES, []
     while True:
@@ -132,15 +133,15 @@ def _bytes(comm: Communicator) -> tuple[float, float, float]:
     (less, quick, few), (more, slow, many) = taken[-2:]
     per_byte, of_processor = (slow - quick) / (more - less), (many - few) / (more - less)
     others, spread = [rank for rank in range(comm.world_size) if rank != comm.rank], 1.0
-    if len(others) > 1:  # the same exchange once more would say nothing but how much its time varies
+    if len(others) > 1:  # repeating the same exchange would only show how much its time varies
         to_all, _ = _swapped(comm, more // len(others), others, others)
         spread = max(1.0, to_all / slow)
     return max(1e-12, per_byte), max(1e-12, of_processor), spread
 
 
 def _swapped(comm: Communicator, size: int, to: Sequence[int], of: Sequence[int]) -> tuple[float, float]:
-    """The seconds in which the slowest rank sends so many bytes to each of some ranks, while it receives as many from
-    each of others; and its processor's. The faster of two times: what is late by accident would stand for a link."""
+    """Seconds in which the slowest rank sends `size` bytes to each rank of `to`, while it receives as many from each of
+    `of`; and its CPU seconds. The faster of two runs: an accidental delay must not look like a link."""
     sent, landings, taken = torch.zeros(size // 4), [torch.empty(size // 4) for _ in of], []
     _worst(comm, 0.0)  # all begin together, each time
     for _ in range(3):  # the first touches the memory, and opens the connections' windows
@@ -155,7 +156,7 @@ def _swapped(comm: Communicator, size: int, to: Sequence[int], of: Sequence[int]
 
 
 def _repeated(comm: Communicator, work: Callable[[], object]) -> float:
-    """Seconds that `work` takes on the slowest rank, all at it at once; the mean of a few times."""
+    """Seconds that `work` takes on the slowest rank, with all at it at once: the mean of a few runs."""
     work()
     started = time.perf_counter()
     work()
@@ -168,12 +169,12 @@ def _repeated(comm: Communicator, work: Callable[[], object]) -> float:
 
 
 def _repeats(seconds: float) -> int:
-    """How often to do what takes so long."""
+    """How often to repeat work that takes this long."""
     return max(LEAST_REPEATS, min(MOST_REPEATS, int(PHASE_SECONDS / max(seconds, 1e-9))))
 
 
 def _worst(comm: Communicator, *numbers: float) -> list[float]:
-    """The largest of the ranks' numbers, each by itself, on every rank."""
+    """The element-wise maximum of the ranks' numbers, on every rank."""
     worst = torch.tensor(numbers, dtype=torch.float64)
     comm.all_reduce(worst, "the slowest rank's seconds", purpose=AGREEMENT, op=dist.ReduceOp.MAX)
     return worst.tolist()

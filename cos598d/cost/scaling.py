@@ -1,4 +1,4 @@
-"""What the fitted model predicts next to what was measured, and both as text: how syncs scale, and the misses."""
+"""Predictions of the fitted model next to measurements, and both as text: how syncs scale, and the errors."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,10 @@ from cos598d.terminal.tables import as_text
 
 @dataclass(frozen=True)
 class Prediction:
-    """A rung on some hosts; `measured_seconds`, and the speed-up by it, are None where it is extrapolated.
+    """A sync on some hosts; `measured_seconds`, and its speed-up, are None if it is extrapolated.
 
-    speed_up     examples per second of all hosts over those of one host alone: n t(1) / t(n), each host with a batch of
-                 its own (weak scaling); that of a measurement is against what was measured without a sync
+    speed_up     examples per second of all hosts over those of one host: n t(1) / t(n), each host with a batch of its
+                 own (weak scaling); a measured one is relative to the measurement without a sync
     efficiency   speed_up / n
     """
 
@@ -31,7 +31,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Miss:
-    """A rung of a record, measured and as others predict it; `miss` is predicted / measured - 1."""
+    """A sync of a record, measured and predicted from other records. `miss` is predicted / measured - 1."""
 
     sync: str
     predicted_seconds: float
@@ -43,13 +43,13 @@ class Miss:
 
 
 def host_counts(largest: int, measured: Sequence[int]) -> list[int]:
-    """1, 2, 4, 8 ... up to `largest`, itself, and what was measured below it."""
+    """1, 2, 4, 8 ... up to `largest`, `largest` itself, and the measured numbers below it."""
     powers = [1 << power for power in range(largest.bit_length()) if 1 << power <= largest]
     return sorted({*powers, largest, *(ranks for ranks in measured if ranks <= largest)})
 
 
 def scale_points(fitted: Fitted, largest: int, link: Link, batch: int) -> list[Prediction]:
-    """Every rung on 1 to `largest` hosts with this link and batch, in the order of the records."""
+    """Every sync on 1 to `largest` hosts with this link and batch, in the order of the records."""
     alone = fitted.compute(batch)[0].seconds
     points = []
     for label in fitted.rungs:
@@ -68,15 +68,15 @@ def scale_points(fitted: Fitted, largest: int, link: Link, batch: int) -> list[P
 
 
 def is_crowded_otherwise(fitted: Fitted, record: BenchSeconds) -> bool:
-    """Whether a core has another number of the record's ranks than of those fitted, and so another speed for each."""
+    """Whether the record's ranks per core differ from the fitted records', and so the speed of each rank."""
     return record.crowd != fitted.base[0].crowd
 
 
 def misses(fitted: Fitted, record: BenchSeconds) -> list[Miss]:
-    """What `fitted` says of a record's built-in syncs, of those that it knows.
+    """The predictions of `fitted` for a record's built-in syncs that it knows.
 
-    Where its ranks are crowded otherwise they take the record's own compute: then the communication alone is predicted,
-    and the floor is not.
+    If the record's ranks per core differ, its own compute is used. Then only the communication is predicted, and the
+    floor is left out.
     """
     on = record if is_crowded_otherwise(fitted, record) else None
     return [
@@ -86,7 +86,7 @@ def misses(fitted: Fitted, record: BenchSeconds) -> list[Miss]:
     ]
 
 
-GOAL = 0.15  # a miss beyond this is stated
+GOAL = 0.15  # larger errors are listed
 
 LEGEND = (
     "speed-up: examples per second of n hosts over those of one, n t(1) / t(n): every host has its own batch\n"
@@ -96,7 +96,7 @@ LEGEND = (
 
 
 def describe_fit(fitted: Fitted) -> str:
-    """What was fitted to what, and what was left out."""
+    """The fitted costs, their source, and what was left out."""
     costs = fitted.costs
     lines = ["fitted to:"] + [f"  {record.name}: {record.words}" for record in fitted.records]
     lines.append(
@@ -116,7 +116,7 @@ def describe_fit(fitted: Fitted) -> str:
 
 
 def scale_table(points: Sequence[Prediction], link: Link, batch: int) -> str:
-    """Seconds, speed-up and efficiency of every rung by the number of hosts, and what the words mean."""
+    """Seconds, speed-up and efficiency of every sync by the number of hosts, and the meaning of the words."""
     parts = [f"hosts with links of {link.words}, batch {batch} on each"]
     for title, cell in (
         ("seconds per iteration", lambda p: _pair(p.seconds, p.measured_seconds, "{:.3f}")),
@@ -128,9 +128,9 @@ def scale_table(points: Sequence[Prediction], link: Link, batch: int) -> str:
 
 
 def miss_table(found: Sequence[Miss], name: str, words: str, unknown: Sequence[str], own_compute: bool) -> str:
-    """Predicted and measured of one record's built-in syncs, and the largest misses in words.
+    """Predictions and measurements of one record's built-in syncs, and a sentence about the largest errors.
 
-    `own_compute`: the compute is that of the record itself.
+    `own_compute`: the compute is the record's own.
     """
     rows = [["sync", "predicted s", "measured s", "miss"]]
     rows += [
@@ -151,7 +151,7 @@ def miss_table(found: Sequence[Miss], name: str, words: str, unknown: Sequence[s
 
 
 def grid_table(found: Mapping[str, Sequence[Miss]]) -> str:
-    """Of misses by record, every rung's in every record (predicted / measured - 1), and the largest."""
+    """The errors (predicted / measured - 1) of every sync in every record, and the largest."""
     labels = list(dict.fromkeys(miss.sync for misses in found.values() for miss in misses))
     by_place = {(miss.sync, name): miss.miss for name, misses in found.items() for miss in misses}
     rows = [["sync", *found, "largest"]]

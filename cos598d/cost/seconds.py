@@ -1,4 +1,4 @@
-"""Seconds of an iteration by the cost model: what is computed, timed here, and what the sync's calls cost."""
+"""Seconds of an iteration by the cost model: the compute, timed here, and the cost of the sync's calls."""
 
 import json
 import statistics
@@ -25,14 +25,14 @@ from cos598d.strategies.formula import TrafficEstimate, TrainingSpec
 from cos598d.terminal.program import start
 from cos598d.world.devices import count_cores
 
-MOST_SECONDS = 300  # after which one has gone wrong
+MOST_SECONDS = 300  # after this time something has gone wrong
 
 
 def answer_of(words: Sequence[str], failure: str, question: str = "") -> str:
-    """What `python WORDS` prints, with `question` on its standard input.
+    """The output of `python WORDS`, with `question` on its standard input.
 
-    A process computes with one thread unless OMP_NUM_THREADS says otherwise.
-    Raises UserError that begins with `failure` where it does not end well.
+    A process computes with one thread unless OMP_NUM_THREADS is set. Raises UserError that begins with `failure` if it
+    does not end well.
     """
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with start([sys.executable, *words], {"OMP_NUM_THREADS": "1"}, **pipes) as child:
@@ -48,22 +48,22 @@ def answer_of(words: Sequence[str], failure: str, question: str = "") -> str:
     raise UserError(f"{failure}: {said}.")
 
 
-# Many small calls and one large one tell a call's own cost from that of its bytes.
+# Many small calls and one large one separate a call's own cost from that of its bytes.
 SHORT_BENCH = ("--model", "tiny", "--batch", "2", "--tokens", "32", "--rounds", "15", "--sync", "all_reduce,flat")
 
 
 @dataclass(frozen=True)
 class CallCosts:
-    """The costs of calls, and in words where they are from."""
+    """The costs of calls, and a phrase for their source."""
 
     costs: Costs
     words: str
 
 
 def costs_of(benches: Sequence[Path], ranks: int) -> CallCosts:
-    """Fitted to `benches`; without one, to a short bench of `ranks` ranks side by side, made here over loopback.
+    """The costs fitted to `benches`; without any, to a short bench of `ranks` ranks, run here over loopback.
 
-    Raises UserError for a record of a bench that cannot be used, and where the short one fails.
+    Raises UserError for a bench's record that cannot be used, and if the short bench fails.
     """
     if benches:
         words = f"their costs are fitted to {len(benches)} bench{'es' if len(benches) > 1 else ''}"
@@ -79,10 +79,10 @@ def costs_of(benches: Sequence[Path], ranks: int) -> CallCosts:
 
 
 TIMED_SECONDS = 3.0
-MOST_PROCESSES = 16  # that are timed side by side, for however many ranks
-BUSY = 0.6  # a rank that gets less than this of what is its part of the cores shares them with other programs
-MOST_BATCHES = 200  # whose cost is looked at, for the mean
-# Flags by which an iteration's compute may differ, beside those of data and model.
+MOST_PROCESSES = 16  # timed at once, for any number of ranks
+BUSY = 0.6  # a rank that gets less than this share of its part of the cores competes with other programs
+MOST_BATCHES = 200  # whose cost is computed, for the mean
+# Flags that may change an iteration's compute, in addition to those of data and model.
 OF_COMPUTE = (
     *("total_train_batch_size", "per_gpu_train_batch_size", "gradient_accumulation_steps", "precision", "optimizer"),
     *("momentum", "max_grad_norm", "dropout", "threads", "seed", "activation_checkpointing"),
@@ -91,7 +91,7 @@ OF_COMPUTE = (
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of an iteration and of an epoch, and in words what they rest on; None where nothing tells."""
+    """Seconds of an iteration and of an epoch, and a phrase for their source; None if they are not known."""
 
     iteration: float | None
     epoch: float | None
@@ -107,7 +107,7 @@ def predict_seconds(
     link: Link,
     known: Known,
 ) -> Seconds:
-    """What an iteration of rank `job.rank` takes, in the mean over the batches of an epoch."""
+    """What an iteration of rank `job.rank` takes, averaged over the batches of an epoch."""
     if not known.times:
         return Seconds(None, None, "nothing was timed, as asked")
     if torch.cuda.is_available() and not config.no_cuda:
@@ -127,7 +127,7 @@ def predict_seconds(
     crowd = max(1.0, job.ranks * timed.threads / cores)
     if timed.share * max(1.0, processes * timed.threads / cores) < BUSY:
         said += " (other programs were using the CPU, so this is an overestimate; try again on an idle machine)"
-    if known.costs_from or job.ranks > 1:  # one rank's have no use for them, but they may be no benches
+    if known.costs_from or job.ranks > 1:  # a single rank does not use them, but they may not be valid benches
         costs = known.once(("costs", known.costs_from, processes), lambda: costs_of(known.costs_from, processes))
     if job.ranks == 1:
         return _of_all(compute.seconds, steps, f"{said}, which one rank does not need")
@@ -135,7 +135,7 @@ def predict_seconds(
         return Seconds(None, None, f"{sent.unsaid}")
     calls, overlaps = planned_calls(strategy, job, sent)
     arranged = arrange(calls, compute, crowd)
-    label = f"{config.sync}+{config.compress}" if config.compress else config.sync  # as benches call it
+    label = f"{config.sync}+{config.compress}" if config.compress else config.sync  # as benches name it
     seconds = iteration_seconds(label, arranged, compute, link, costs.costs.crowded(crowd), overlaps)
     return _of_all(seconds, steps, f"{said}, and {_count(len(calls), 'call')} are added; {costs.words}")
 
@@ -145,17 +145,17 @@ def _of_all(seconds: float, steps: PlannedSteps, words: str) -> Seconds:
 
 
 def _compute(timed: Timed, steps: PlannedSteps, job: TrainingSpec, crowding: float) -> Compute:
-    """That of the epoch's mean batch; `crowding`: how many times as many processes there will be."""
+    """The compute of the epoch's mean batch. `crowding`: by what factor there will be more processes."""
     batches = steps.first(min(MOST_BATCHES, steps.plan.epoch_steps, steps.plan.steps))
     factor = statistics.fmean(steps.costs(batches)) / timed.cost * crowding
     compute = replace(timed.compute.scaled(factor), after=timed.compute.after * crowding)
-    # A tensor that gets no gradient is sent at the end.
+    # A tensor without a gradient is sent at the end.
     arrivals = {tensor.name: compute.backward for tensor in job.tensors} | compute.arrivals
     return replace(compute, arrivals=arrivals)
 
 
 def _time(config: RunConfig, strategy: Strategy, ranks: int) -> Timed:
-    """What `timed` answers. Raises UserError if it cannot."""
+    """The result of `timed`. Raises UserError if it fails."""
     question = TimingRequest(
         asdict(replace(config, no_cuda=True)),
         ranks,

@@ -1,12 +1,12 @@
-"""A short timing of what ranks compute, without their communication: as many processes as ranks, side by side.
+"""A short timing of what ranks compute, without their communication: as many processes as ranks, at once.
 
     python -m cos598d.cost.timed < QUESTION > ANSWER
 
-This is a program of its own, since it forks: torch's threads, and what a caller has computed before, survive no fork.
-1. It loads the model and the data of the run once, and forks a process for each rank.
+It is a separate program, since it forks: torch's threads, and a caller's earlier computations, do not survive a fork.
+1. It loads the run's model and data once, and forks a process for each rank.
 2. Each computes its share of the run's first global batches: forward, backward, clipping and the optimizer's step.
-   After backward they wait for one another, as a sync has them wait: so the seconds know that they compete for cores.
-3. Nothing is sent between them, nobody listens, and the model that they train is dropped.
+   After backward they wait for one another, as in a sync. So the seconds include their competition for cores.
+3. Nothing is sent between them, nothing listens, and the trained model is dropped.
 """
 
 import contextlib
@@ -34,14 +34,14 @@ from cos598d.strategies.optimizers import make_optimizer
 from cos598d.world.devices import choose_threads
 from cos598d.world.limits import keep_freed_memory
 
-WARM_UP, LEAST, MOST = 2, 3, 60  # iterations that are left out, and at least and at most counted
-WAIT_SECONDS = 120  # after which one that waits for the others knows that one of them has died
+WARM_UP, LEAST, MOST = 2, 3, 60  # iterations that are excluded, and at least and at most counted
+WAIT_SECONDS = 120  # a process that waits longer for the others knows that one of them has died
 
 
 @dataclass(frozen=True)
 class TimingRequest:
-    """What to time: a run's flags, on so many ranks, of which so many processes stand for all. seconds: how long to go
-    on, about. sharded: whether each rank steps and clips an n-th of the weights alone; equal_passes: the strategy's."""
+    """What to time: a run's flags, on `ranks` ranks, of which `processes` processes represent all. seconds: roughly how
+    long. sharded: whether each rank steps and clips only an n-th of the weights. equal_passes: the strategy's."""
 
     config: dict[str, Any]
     ranks: int
@@ -53,13 +53,13 @@ class TimingRequest:
 
 @dataclass(frozen=True)
 class Timed:
-    """What was timed of rank 0.
+    """The timing of rank 0.
 
     compute     seconds of an iteration without communication, medians; `backward` includes the wait for other ranks
     counted     iterations that were counted
     cost        tokens of their mean batch, to which `compute` refers
     threads     of each rank
-    share       the part of its time for which each thread had a core, at most 1
+    share       the share of its time for which each thread had a core, at most 1
     """
 
     compute: Compute
@@ -76,8 +76,8 @@ class Timed:
 
 
 def answer(question: TimingRequest) -> Timed:
-    """Fork the ranks, and return what rank 0 has seen. Raises RuntimeError if one of them did not end well."""
-    torch.set_num_threads(1)  # no pool of threads before the fork
+    """Fork the ranks, and return rank 0's timing. Raises RuntimeError if one of them did not end well."""
+    torch.set_num_threads(1)  # no thread pool before the fork
     keep_freed_memory()  # as ranks do
     config = RunConfig(**question.config)
     work = Known().work(config)
@@ -115,7 +115,7 @@ def _be_rank(
     counted: Any,
     outlet: Any,
 ) -> None:
-    """One rank's iterations. Rank 0 decides how many there are, and sends what it has seen through `outlet`."""
+    """One rank's iterations. Rank 0 decides on their number, and sends its timing through `outlet`."""
     threads = choose_threads(config.threads, question.ranks)
     torch.manual_seed(config.seed + rank)
     steps = PlannedSteps(config, work.examples, question.ranks, question.equal_passes, model)
@@ -130,7 +130,7 @@ def _be_rank(
     while number < WARM_UP + (counted.value or MOST):
         if number == WARM_UP and rank == 0:
             counted.value = max(LEAST, min(MOST, int(question.seconds / max(rows[-1].seconds, 1e-4))))
-        barrier.wait()  # `counted` is known to all
+        barrier.wait()  # all know `counted` now
         if number == WARM_UP:
             wall, processor = time.perf_counter(), time.process_time()
         share = steps.share(batches[number % len(batches)], rank)
@@ -151,7 +151,7 @@ def _be_rank(
         rows = rows[WARM_UP:]
         costs = list(steps.costs([batches[(WARM_UP + place) % len(batches)] for place in range(len(rows))]))
         cost = statistics.fmean(costs)
-        # What a batch of the mean cost would have taken: batches of texts differ by a tenth and more.
+        # The seconds for a batch of the mean cost: batches of texts differ by a tenth and more.
         alike = [row.scaled(cost / own) for row, own in zip(rows, costs, strict=True)]
         compute = Compute(
             statistics.median(row.before for row in alike),
@@ -163,7 +163,7 @@ def _be_rank(
         outlet.send_bytes(json.dumps(asdict(found)).encode())
     with contextlib.suppress(BrokenPipeError):
         outlet.close()
-    os._exit(0)  # nothing of the parent's is tidied up twice
+    os._exit(0)  # the parent's clean-up must not run here too
 
 
 def _part(whole: torch.Tensor, ranks: int) -> nn.Parameter:

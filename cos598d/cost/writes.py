@@ -1,4 +1,4 @@
-"""What a run would leave on the disk, and about how large."""
+"""What a run would write to the disk, and roughly how much."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,19 +12,19 @@ from cos598d.plan import epochs_between_checkpoints
 from cos598d.strategies.formula import TrainingSpec
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 
-# Bytes of a row, as rows of real runs have them: of an iteration, of a call, and of what is sampled every second.
+# Bytes of a row, as in rows of real runs: of an iteration, of a call, and of a sample per second.
 ITERATION_BYTES, CALL_BYTES, SAMPLE_BYTES = 1100, 330, 500
-FILES_BYTES = 20_000  # config, environment and summary, except for its losses
+FILES_BYTES = 20_000  # config, environment and summary, without its losses
 LOSS_BYTES = 22
-TENSOR_BYTES = 300  # what a file of weights says of each tensor next to its values
+TENSOR_BYTES = 300  # bytes that a weights file has per tensor in addition to its values
 
 
 def writes(
     config: RunConfig, work: Work, steps: PlannedSteps, calls: int, seconds: float | None
 ) -> list[tuple[Path, int]]:
-    """Path and bytes of the record, of the model and of the checkpoints (the most that lie there at a time).
+    """Path and bytes of the record, of the model and of the checkpoints (at their largest).
 
-    calls: a rank's in a step. seconds: of the whole run, where they are known, by which the interface is sampled.
+    calls: one rank's per step. seconds: of the whole run, if known, for the samples of the network.
     """
     folder = named_folder(config) or folder_name(config, steps.ranks, "WHEN")
     tensors = len(list(work.model.named_parameters()))
@@ -41,7 +41,7 @@ def writes(
 
 
 def checkpoints_kept(config: RunConfig, steps: PlannedSteps) -> int:
-    """How many checkpoints lie on the disk at the end, at most: the newest ones, and the best one next to them."""
+    """How many checkpoints are on the disk at the end, at most: the newest ones, and the best one in addition."""
     if not steps.plan.has_checkpoints:
         return 0
     epochs = steps.plan.epoch_of(steps.plan.steps)
@@ -66,5 +66,5 @@ def _record(config: RunConfig, steps: PlannedSteps, calls: int, seconds: float |
 
 
 def _kept(rule: LedgerRule, iterations: int) -> int:
-    """The iterations whose calls have rows, by a rule that goes by their numbers alone."""
+    """The number of iterations whose calls have rows, for a rule that depends only on their numbers."""
     return sum(rule.keeps(iteration) for iteration in range(1, iterations + 1))

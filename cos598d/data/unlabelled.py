@@ -13,14 +13,14 @@ from cos598d.terminal.printable import printable
 
 
 class Unlabelled(NamedTuple):
-    """Examples without labels: what each is called, and their features. The labels in these mean nothing."""
+    """Examples without labels: their names and their features. The labels in the features mean nothing."""
 
     names: Sequence[str]
     features: Examples
 
 
 def read_texts(rows: Iterable[tuple[str, tuple[str, ...]]], encoder: TextEncoder, max_seq_length: int) -> Unlabelled:
-    """The features of named texts, one or two each."""
+    """The features of named texts; each row has one text or two."""
     found = list(rows)
     examples = ((texts[0], texts[1] if len(texts) > 1 else None, {"labels": 0}) for _, texts in found)
     features = build_features(examples, encoder, max_seq_length, {"labels": np.int64})
@@ -30,9 +30,9 @@ def read_texts(rows: Iterable[tuple[str, tuple[str, ...]]], encoder: TextEncoder
 def table(
     names: Sequence[str], outputs: np.ndarray, task: Task, with_probability: bool = True, first: str = "index"
 ) -> str:
-    """A table of tab-separated values: an example's name, its class or score, and the class's probability if asked.
+    """A table of tab-separated values: each example's name, its class or score, and, if asked, the class's probability.
 
-    `first` is the title of the names.
+    `first` is the title of the first column, of names.
     """
     if not task.tells_classes:
         rows = zip(names, outputs, strict=True)

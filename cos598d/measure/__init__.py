@@ -1,1 +1,1 @@
-"""Measuring a run: clocks, the ledger of collective calls, what the wire and the host say, and the record on disk."""
+"""Measuring a run: clocks, the communication ledger, samples of network and host, and the record on disk."""

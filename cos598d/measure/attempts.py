@@ -1,4 +1,4 @@
-"""Who trained when: a run's attempts, from where each went on to what ended it, and what of its work was lost."""
+"""A run's attempts: where each started or resumed, what ended it, and how much of its work was lost."""
 
 import contextlib
 import json
@@ -17,11 +17,11 @@ Attempt = dict[str, Any]
 
 
 class Attempts:
-    """Rank 0's list of a run's attempts, in a file that is whole at any time.
+    """Rank 0's list of a run's attempts, in a file that is complete at any time.
 
-    Each has `begun` and `ended` (UTC; None while it goes on, or where nobody was left to write it down), the iteration
-    that it went on from and the one it came to (`from_iteration`, `to_iteration`), `lost_iterations`: those of its own
-    that a later attempt did again; `ranks`, and `why` it ended (None as for `ended`).
+    Each has `begun` and `ended` (UTC). `ended` is None while it runs, or if nothing was left to write it.
+    `from_iteration` and `to_iteration` are where it started or resumed and how far it got. `lost_iterations` are those
+    that a later attempt repeated. It also has `ranks`, and `why` it ended (None as for `ended`).
     """
 
     def __init__(self, path: Path, earlier: list[Attempt], iteration: int, ranks: int):
@@ -31,30 +31,30 @@ class Attempts:
         self.write()
 
     def end(self, why: str, iteration: int) -> None:
-        """This attempt ends after `iteration`."""
+        """End this attempt after `iteration`."""
         self.all[-1] |= {"ended": _utc(), "to_iteration": iteration, "why": why}
 
     def finished(self, iteration: int) -> list[Attempt]:
-        """All of them, for the summary of a run whose work is done."""
+        """All attempts, for the summary of a run whose work is done."""
         last = {"ended": _utc(), "to_iteration": iteration, "why": self.all[-1]["why"] or FINISHED}
         return [*self.all[:-1], self.all[-1] | last]
 
     def write(self) -> None:
-        """Bring it to the disk. Raises OSError as a disk does."""
+        """Write the list to the disk. Raises OSError."""
         write_json(self._path, {"attempts": self.all})
 
 
 def find_earlier(places: Sequence[Path], position: Mapping[str, Any] | None) -> list[Attempt]:
-    """The attempts before one that resumes from `position`, rank 0's, with what they have lost by that; none without.
+    """The attempts before one that resumes from rank 0's `position`, with the iterations that they lose by that.
 
-    They are read from the first of `places` (a run's live/) that has them, and rank 0's rows there say how far the last
-    of them came; else from the checkpoint.
+    They are read from the first of `places` (a run's live/) that has them, where rank 0's rows show how far the last
+    attempt got. Otherwise they come from the checkpoint.
     """
     if not position:
         return []
     found, rows = None, places[0]
     for place in places:
-        for file in (place / ATTEMPTS, place.parent / "summary.json"):  # the second of one that has ended well
+        for file in (place / ATTEMPTS, place.parent / "summary.json"):  # the second file if the run has ended well
             with contextlib.suppress(UserError):  # damaged: that costs some lines of a summary, and no run
                 if found is None and (found := read_object(file, ATTEMPTS_FILE)):
                     rows = place
@@ -72,7 +72,7 @@ def find_earlier(places: Sequence[Path], position: Mapping[str, Any] | None) -> 
 
 
 def why(error: BaseException | None) -> str:
-    """Why a run ends that `error` ended, or that ends without one before its work is done."""
+    """Why a run ends: by `error`, or without one before its work is done."""
     if error is None:
         return "ended before its work was done"
     if isinstance(error, UserError):
@@ -82,7 +82,7 @@ def why(error: BaseException | None) -> str:
 
 
 def _last_iteration(rows: Path) -> tuple[int, str | None]:
-    """The last iteration in a file of rows, whatever became of the row after it, and when it was written."""
+    """The last iteration in a file of rows, even if the row after it is incomplete, and the time of its writing."""
     try:
         content = rows.stat()
         row = last_row(rows, content.st_size)
@@ -94,6 +94,6 @@ def _last_iteration(rows: Path) -> tuple[int, str | None]:
 
 
 def _utc(seconds: float | None = None) -> str:
-    """A moment of the clock, by default this one."""
+    """A time, by default now, as UTC text."""
     moment = datetime.now(timezone.utc) if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

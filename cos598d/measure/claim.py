@@ -1,4 +1,4 @@
-"""A run's folder: it is one run's at a time, and keeps its files unless the user says otherwise."""
+"""A run's folder: one run at a time uses it, and its files are kept unless the user asks to overwrite them."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ from cos598d.records.conventions import (
 from cos598d.terminal.files import is_named, remove_known
 from cos598d.terminal.locks import locked
 
-# What a run writes into `live/`: of all its ranks, and what rank 0 writes beside rows.
+# A run's files in `live/`: of all ranks, and rank 0's files other than rows.
 ALL_ROWS = (*(name.format(rank="[0-9]*") for name in ROWS), EPOCHS, EVALUATIONS)
 FACTS = (ATTEMPTS, SETTING, CONFIG_FILE, ENVIRONMENT_FILE)
 TABLES = (CSV_STEPS, CSV_EVALUATIONS)
@@ -34,7 +34,7 @@ PREDICTION_FILES = (
     *(TEST_PREDICTIONS.format(part=part) for part in ("", "_mismatched")),
 )
 
-# What stands in the folder: at the begin, before an earlier run's files are removed, and after that.
+# The state of the folder: at the beginning, before an earlier run's files are removed, and after that.
 NOTHING_DONE = "Nothing of this run is in {folder}, and an earlier run's files are still there."
 OLD_STANDS = "This run's rows so far stay in {folder}/live, and an earlier run's files are still there."
 OLD_IS_GONE = "The files in {folder} are incomplete, and the earlier run's are already removed."
@@ -42,7 +42,7 @@ OLD_IS_GONE = "The files in {folder} are incomplete, and the earlier run's are a
 
 @contextlib.contextmanager
 def told(folder: Path, remains: str = OLD_STANDS) -> Iterator[None]:
-    """Make a UserError of an OSError in the block; `remains` says what stands in the record's `folder` then."""
+    """Convert an OSError in the block into a UserError. `remains` describes the state of the record's `folder` then."""
     try:
         yield
     except OSError as error:
@@ -53,9 +53,9 @@ def told(folder: Path, remains: str = OLD_STANDS) -> Iterator[None]:
 
 
 def clear(folder: Path) -> None:
-    """Take away what a run that did not end well left in `folder`, and nothing else.
+    """Remove only what a run that did not end well left in `folder`.
 
-    For a run that begins again: each of its ranks calls it, before any of them makes its files.
+    It is for a run that starts over: each of its ranks calls it, before any of them creates its files.
     """
     if was_left(folder):
         with contextlib.suppress(OSError):  # what cannot be removed is overwritten
@@ -63,7 +63,7 @@ def clear(folder: Path) -> None:
 
 
 def was_left(folder: Path) -> bool:
-    """Whether a run that did not end well has left its rows in `folder`, or what was to become some."""
+    """Whether a run that did not end well has left rows in `folder`, complete or not."""
     try:
         names = os.listdir(folder / LIVE)
     except OSError:
@@ -74,31 +74,30 @@ def was_left(folder: Path) -> bool:
 def check_places(folder: Path) -> None:
     """Raise UserError if a run would write through something in its `folder` that leads elsewhere.
 
-    Its subfolders must be no links, since it deletes in them; and no folder may have the name of one of its files. The
-    folder itself may be a link: who starts the run has named it.
+    Its subfolders must not be links, since the run deletes files in them. No folder may have the name of one of its
+    files. The folder itself may be a link, since the user named it.
     """
     for name in (LIVE, CHECKPOINTS, MODEL, TENSORBOARD):
         place = folder / name
         if place.is_symlink() or (place.exists() and not place.is_dir()):
             what = "a link" if place.is_symlink() else "no folder"
             raise UserError(
-                f"{place} is {what}, where a run writes and deletes files in a folder of its own. Remove it, or choose "
+                f"{place} is {what}, but a run writes and deletes files in a folder of its own. Remove it, or choose "
                 "another --output_dir."
             )
     for place in folder.iterdir():
         if place.is_dir() and is_named(place.name, ("summary.json", *FACTS, *ALL_ROWS, *PREDICTION_FILES, *TABLES)):
             raise UserError(
-                f"{place} is a folder, where a run writes a file of that name. Remove it, or choose another "
-                "--output_dir."
+                f"{place} is a folder, but a run writes a file of that name. Remove it, or choose another --output_dir."
             )
 
 
 @contextlib.contextmanager
 def claim_folder(folder: Path, overwrite: bool, locks: bool = True, flag: str = "--output_dir") -> Iterator[None]:
-    """Make the output folder and keep other programs of ours from claiming it until the block ends, however it ends.
+    """Create the output folder and lock it for the block, so that no other program of ours uses it.
 
-    Raises UserError when something stands in it and `overwrite` is off, or when another run has claimed it. Without
-    `locks` it is only looked at: of a run's ranks, the first claims it for all. `flag` is what names it.
+    Raises UserError if it is not empty and `overwrite` is off, or if another run has locked it. Without `locks` it is
+    only checked: a run's first rank locks it for all. `flag` is the flag that named it.
     """
     if folder.is_file():
         raise UserError(f"{flag} {folder} is a file. Give a folder.")
@@ -111,7 +110,7 @@ def claim_folder(folder: Path, overwrite: bool, locks: bool = True, flag: str = 
     with contextlib.ExitStack() as claim:
         if locks and not claim.enter_context(locked(folder)):
             raise UserError(f"{flag} {folder} is in use by another run. Choose another folder.")
-        # Only now, when nobody else can have looked meanwhile.
+        # Only now, since nobody else can have checked meanwhile.
         if not overwrite and flag == "--output_dir" and was_left(folder):
             raise UserError(
                 f"{flag} {folder} has an unfinished run. Resume it with --resume auto, start over with "

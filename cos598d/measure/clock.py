@@ -11,18 +11,18 @@ from cos598d.records.conventions import PHASES
 
 
 class IterationClock:
-    """Seconds of one iteration and of its phases, summed over micro-batches. They are there once it has stopped.
+    """Seconds of one iteration and of its phases, summed over micro-batches. They are complete once it has stopped.
 
-    `spans` has each stretch of a phase by itself: its name, when it began in seconds since the iteration did, and
-    its seconds. `began` is the iteration's beginning as a moment of the device's work; `started` and `stopped` are its
-    ends on the host, on time.perf_counter's clock.
+    `spans` has each part of a phase: its name, its begin in seconds since the iteration's, and its seconds. `began` is
+    the iteration's begin as a timestamp of the device; `started` and `stopped` are its ends on the host, by
+    time.perf_counter.
 
-    A phase between two iterations, such as the copy for a checkpoint, is added to the next one's: to its phases and
-    to its seconds, and not to its spans.
+    A phase between two iterations, such as the copy for a checkpoint, counts for the next one: for its phases and
+    seconds, but not its spans.
 
-    On CUDA phases are told apart on the stream that computes (`StreamTimer`), and the host waits for the device once an
-    iteration, in `stop`. Host and device run side by side there: what the host does while the device still has
-    work is in no phase, and while the device waits for the host it is in the phase whose work comes next.
+    On CUDA, phases are timed on the computing stream (`StreamTimer`), and the host waits for the device once per
+    iteration, in `stop`. Host and device overlap there. What the host does while the device still has work is in no
+    phase. The time in which the device waits for the host is in the phase whose work comes next.
     """
 
     def __init__(self, device: torch.device):
@@ -35,7 +35,7 @@ class IterationClock:
         self._before = 0  # how many of them are from before the iteration
 
     def start(self) -> None:
-        """A new iteration begins."""
+        """Begin a new iteration."""
         self.phases = dict.fromkeys(PHASES, 0.0)
         self.spans = []
         self._before = len(self._stretches)
@@ -44,13 +44,13 @@ class IterationClock:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What runs in this context belongs to phase `name`, one of PHASES."""
+        """A context whose time counts for phase `name`, one of PHASES."""
         began = self._time.now()
         yield
         self._stretches.append((name, began, self._time.now()))
 
     def stop(self) -> float:
-        """Seconds since the iteration began: its phases and what lies between them; and of phases before it."""
+        """Seconds since the iteration began, including the time between its phases; plus those of phases before it."""
         ended: Timestamp = self._time.now()
         self._time.wait(ended)
         self.stopped = ended if self._time.is_at_once else time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, processors, device, and the state of the code."""
+"""The environment of a run: versions, processors, device, and the state of the code."""
 
 import importlib.metadata
 import os
@@ -19,7 +19,7 @@ PACKAGES = ("torch", "pytorch-transformers", "numpy", "tokenizers", "safetensors
 
 
 def describe_environment(device: torch.device, backend: str, threads: int, ranks_on_host: int) -> dict[str, Any]:
-    """The facts that a figure needs next to it to mean something, for `environment.json`. Memory is in bytes."""
+    """The facts without which a figure means little, for `environment.json`. Memory is in bytes."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -32,7 +32,7 @@ def describe_environment(device: torch.device, backend: str, threads: int, ranks
         "tf32": computes_in_tf32(device),
         "backend": backend,
         "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
-        # What an emulated cluster says of its links (rate, delay); None on real ones.
+        # The links of an emulated cluster (rate, delay); None on real ones.
         "network": network_facts(),
         "versions": {name: _version(name) for name in PACKAGES},
         "cuda": torch.version.cuda,
@@ -41,17 +41,17 @@ def describe_environment(device: torch.device, backend: str, threads: int, ranks
 
 
 def computes_in_tf32(device: torch.device) -> bool:
-    """Whether products of float32 matrices are rounded to TF32, as a GPU may be told to; a CPU has no such thing."""
+    """Whether products of float32 matrices are rounded to TF32, an option of GPUs; always False on a CPU."""
     if device.type != "cuda":
         return False
-    override = os.environ.get("NVIDIA_TF32_OVERRIDE")  # which cuBLAS follows, whatever torch says
+    override = os.environ.get("NVIDIA_TF32_OVERRIDE")  # cuBLAS follows it, whatever torch's setting is
     return override == "1" if override in ("0", "1") else torch.get_float32_matmul_precision() != "highest"
 
 
 def network_facts() -> dict[str, Any] | None:
-    """What an emulated cluster says of its links to the programs on its hosts, in COS598D_NETWORK; None without.
+    """An emulated cluster's links, which it tells the programs on its hosts in COS598D_NETWORK; None without one.
 
-    Raises UserError for what no cluster of ours has said.
+    Raises UserError for a value that our clusters do not set.
     """
     said = os.environ.get("COS598D_NETWORK", "null")
     try:
@@ -70,7 +70,7 @@ def _version(package: str) -> str | None:
 
 
 def processor() -> str:
-    """The processor's name, as the kernel tells it."""
+    """The processor's name, as the kernel reports it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -17,10 +17,10 @@ Row = dict[str, Any]
 
 
 class IterationRows:
-    """The rows of one rank in `file`, as `detail` thins them, and the sums of all of them, thinned or not.
+    """One rank's rows in `file`, thinned by `detail`, and the sums of all of them, thinned or not.
 
-    To the last row is added what is sent and what time passes until the next iteration begins. It is in the file
-    already; a checkpoint has it too, since the run may continue from there several times.
+    The bytes and the time until the next iteration are added to the last row. It is in the file already, and in a
+    checkpoint too, since the run may resume from there several times.
     """
 
     def __init__(self, file: RowFile, detail: Detail):
@@ -28,15 +28,15 @@ class IterationRows:
         self._sums = RankSums()  # of the rows before the last
         self._last: Row | None = None
         self._last_size = 0  # in the file
-        self._moment: float | None = None  # up to which rows have the wall's time; None while training pauses
+        self._moment: float | None = None  # end of the wall time in the rows so far; None while training pauses
 
     def begin(self) -> None:
-        """Training begins, or goes on after an evaluation: wall time runs. Nothing changes where it does."""
+        """Start the wall time: training begins, or continues after an evaluation. Does nothing if it runs."""
         if self._moment is None:
             self._moment = time.perf_counter()
 
     def pause(self) -> None:
-        """Training pauses: what came after its last iteration belongs to the epoch too."""
+        """Stop the wall time. What came after the last iteration belongs to its epoch too."""
         if self._last and self._moment is not None:
             self._last["wall_seconds_after"] += time.perf_counter() - self._moment
         self._moment = None
@@ -52,7 +52,7 @@ class IterationRows:
         counts: Mapping[str, int],
     ) -> Row:
         """Add an iteration: bytes sent and received by formula (`moved`) and by the kernel, synchronizing calls, and
-        what its examples come to. Return its row. Raises OSError."""
+        its examples' tokens or images. Return its row. Raises OSError."""
         now = time.perf_counter()
         wall, self._moment = now - (now if self._moment is None else self._moment), now
         timed = {"seconds": seconds, **{f"seconds_{phase}": phases[phase] for phase in PHASES}, "wall_seconds": wall}
@@ -72,7 +72,7 @@ class IterationRows:
         return row
 
     def add_to_last(self, moved: tuple[int, int], totals: Totals, counted: Counters | None) -> None:
-        """Add to the last iteration, and to its row, what was sent since. Raises OSError."""
+        """Add what was sent since the last iteration to its row. Raises OSError."""
         row = self._last
         if row is None:
             return
@@ -90,7 +90,7 @@ class IterationRows:
         return sums_at(self.position())
 
     def position(self) -> dict[str, Any]:
-        """The sums and the last row (JSON), for `resume`; its file is shorter there by that row."""
+        """The sums and the last row (JSON), for `resume`, where its file is shorter by that row."""
         return {"sums": self._sums.table, "row": self._last, "detail": self._detail.position()}
 
     @property
@@ -99,7 +99,7 @@ class IterationRows:
         return self._file.size - self._last_size
 
     def resume(self, position: Mapping[str, Any]) -> None:
-        """Go on from there. Raises OSError."""
+        """Continue from there. Raises OSError."""
         self._sums = RankSums(position["sums"])
         self._last = position["row"] and dict(position["row"])
         self._detail.resume(position["detail"])
@@ -109,12 +109,12 @@ class IterationRows:
 
 
 def row_text(row: Mapping[str, Any] | None) -> str:
-    """A row as a line of its file; "" of None."""
+    """A row as a line of its file; "" for None."""
     return "" if row is None else json.dumps(row) + "\n"
 
 
 def last_text(position: Mapping[str, Any]) -> str:
-    """The last row of a rank's iterations at a position, as its file has it: "" where it is left out."""
+    """The last row of a rank's iterations at a position, as in its file; "" if it is left out there."""
     detail = Detail(AUTO, 0, 1)
     detail.resume(position["detail"])
     return row_text(position["row"] and detail.of_row(position["row"]))

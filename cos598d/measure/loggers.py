@@ -1,4 +1,4 @@
-"""Loggers: five calls by which rank 0 reports its run while it trains. TensorBoard's is in tensorboard.py."""
+"""Loggers: five calls by which rank 0 reports its run during training. TensorBoard's is in tensorboard.py."""
 
 import csv
 import inspect
@@ -17,29 +17,29 @@ CALLS = ("run", "step", "evaluation", "checkpoint", "end")
 
 
 class Logger:
-    """The five calls. A logger of your own has those that it needs, under `--logger FILE.py:CLASS`, and may inherit
-    these, which do nothing. It is made without arguments, on rank 0 only."""
+    """The five calls. Your own logger, `--logger FILE.py:CLASS`, has those that it needs. It may inherit these, which
+    do nothing. It is constructed without arguments, on rank 0 only."""
 
     def run(self, folder: Path, config: Mapping[str, Any], iteration: int) -> None:
-        """A run begins in `folder`, or goes on after an `iteration` that is not 0; `config` is as in config.json."""
+        """A run begins in `folder`, or resumes after an `iteration` that is not 0. `config` is that of config.json."""
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """A step is done: `row` is as in `iterations.rank0.jsonl`."""
+        """A step is done. `row` is as in `iterations.rank0.jsonl`."""
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
-        """The model was evaluated after `row["iteration"]`: a row of `evaluations.jsonl`. At the end of an epoch, that
-        of `epochs.jsonl`, which has "last_iteration" too."""
+        """The model was evaluated after `row["iteration"]`. `row` is as in `evaluations.jsonl`; at the end of an epoch
+        as in `epochs.jsonl`, with "last_iteration" too."""
 
     def checkpoint(self, row: Mapping[str, Any]) -> None:
-        """A checkpoint was taken after `row["iteration"]`; `row["folder"]` is where it is written meanwhile."""
+        """A checkpoint was taken after `row["iteration"]`, and is being written to `row["folder"]`."""
 
     def end(self, row: Mapping[str, Any]) -> None:
-        """The run ends after `row["iteration"]`; `row["why"]` is None, or says what it ended for."""
+        """The run ends after `row["iteration"]`; `row["why"]` is the reason, or None."""
 
 
 class CsvLogger(Logger):
-    """steps.csv and evaluations.csv in the run's folder, a line as soon as there is one. Where a run goes on, the lines
-    of later iterations go first."""
+    """steps.csv and evaluations.csv in the run's folder, written line by line. A resumed run first removes the lines of
+    later iterations."""
 
     def run(self, folder: Path, config: Mapping[str, Any], iteration: int) -> None:
         self._files = [_Table(folder / name, iteration) for name in (CSV_STEPS, CSV_EVALUATIONS)]
@@ -57,10 +57,10 @@ class CsvLogger(Logger):
 
 
 class _Table:
-    """A CSV file, whose columns are those of its first row."""
+    """A CSV file with the columns of its first row."""
 
     def __init__(self, path: Path, after: int):
-        """Keep the rows of the file up to the iteration `after`, or begin it. Raises OSError."""
+        """Keep the rows of the file up to iteration `after`, or begin the file. Raises OSError."""
         kept = _rows_up_to(path, after) if after else []
         text = io.StringIO()
         self._columns: list[str] = list(kept[0]) if kept else []
@@ -85,9 +85,9 @@ class _Table:
 
 
 class _Own(Logger):
-    """A logger of the user's, of which those of the five calls count that it has.
+    """A user's logger; only the calls that it has are made.
 
-    An error in one of them is a UserError with the file's line: it is no error of the run's.
+    An error in one of them is a UserError with the file's line, since it is not the run's.
     """
 
     def __init__(self, own: Any, named: str):
@@ -107,15 +107,15 @@ class _Own(Logger):
 
 
 def remove_tables(folder: Path) -> None:
-    """Remove what an earlier run's CsvLogger left in `folder`. Raises OSError."""
+    """Remove the files of an earlier run's CsvLogger from `folder`. Raises OSError."""
     for name in (CSV_STEPS, CSV_EVALUATIONS):
         (folder / name).unlink(missing_ok=True)
 
 
 def load_logger(named: str) -> Callable[[], Logger]:
-    """What makes the logger that FILE.py:CLASS names, and raises UsageError if that is not possible.
+    """The constructor of the logger FILE.py:CLASS.
 
-    Raises UsageError in a sentence for a file or class that cannot be used.
+    Raises UsageError for a file or class that cannot be used. So does the constructor if it fails.
     """
     kind = load_class(named, (), "logger", "")
     if not any(callable(getattr(kind, name, None)) for name in CALLS):
@@ -132,13 +132,13 @@ def load_logger(named: str) -> Callable[[], Logger]:
         try:
             return _Own(kind(), named)
         except Exception as error:
-            raise UsageError(f"{named} cannot be made ({error}). Let its __init__ take no arguments.") from error
+            raise UsageError(f"{named} cannot be constructed ({error}). Let its __init__ take no arguments.") from error
 
     return make
 
 
 def _rows_up_to(path: Path, iteration: int) -> list[dict[str, Any]]:
-    """The whole rows of a file up to this iteration; what a crash or an editor has damaged is left out."""
+    """The complete rows of a file up to this iteration. Damaged ones, by a crash or an editor, are skipped."""
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as earlier:
             rows = list(csv.DictReader(earlier))

@@ -1,4 +1,4 @@
-"""Sampling while a run trains: an interface's counters, and the gauges of a rank's process, host and GPU."""
+"""Samples during a run: an interface's counters, and the gauges of a rank's process, host and GPU."""
 
 import json
 import resource
@@ -15,28 +15,28 @@ import torch
 from cos598d.measure.thinning import Thinning
 from cos598d.measure.wire import Counters, Interface, WireCounter
 
-JOIN_SECONDS = 2.0  # a sample takes less than a millisecond; a gauge that hangs must not hold up the end
+JOIN_SECONDS = 2.0  # a sample takes less than a millisecond; a gauge that hangs must not delay the end
 
 Sample = TypeVar("Sample")
-Write = Callable[[str], Any]  # of a row's line
+Write = Callable[[str], Any]  # of one line with a row
 
-# In a long run rows are rarer than one each `interval` seconds: the next comes no sooner than after this part of the
+# In a long run rows are rarer than one per `interval` seconds: the time to the next row is at least this part of the
 # time since training started.
 SPACING = 1 / 2000
 
 
 class Monitor:
-    """One rank's samples, as rows in a file for the wire and one for the host.
+    """One rank's samples, as rows in one file for the network ("wire") and one for the host.
 
-    `begin` and `pause` enclose what is training: evaluation, the meeting and the exchange of facts are not counted.
-    1. `begin` reads both and starts a thread, which reads both every `interval` seconds, and ever less often in a
-       run of many hours.
-    2. `end_iteration` reads the wire, off the iteration's clock and without a word to other ranks: what they have
-       still on their way counts with the next iteration. `read` does so between two iterations.
-    3. `pause` reads both. From then on the thread reads the host alone, until the next `begin` with its row "resume".
+    `begin` and `pause` enclose training: evaluation, the rendezvous and the exchange of facts are not counted.
+    1. `begin` reads both and starts a thread, which reads both every `interval` seconds, and less often in a run of
+       many hours.
+    2. `end_iteration` reads the network's counters, outside the iteration's clock and without communication. What other
+       ranks are still sending counts for the next iteration. `read` does the same between two iterations.
+    3. `pause` reads both. After that the thread reads only the host, until the next `begin` with its row "resume".
     4. `stop` ends the thread.
 
-    Without an `interface` there are no rows of the wire. An error ends the sampling and not the run: `warn` is
+    Without an `interface` there are no rows for the network. An error ends the sampling but not the run: `warn` is
     called, once.
     """
 
@@ -47,7 +47,7 @@ class Monitor:
         self._counter = WireCounter(interface) if interface else None
         self._gauges = HostGauges(device, warn)
         self._counted = Counters()
-        self._began = 0.0  # when the first row was made, on time.perf_counter's clock
+        self._began = 0.0  # time of the first row, by time.perf_counter
         self._before = 0.0  # seconds from the first row to the last before the run was resumed
         self._thinning: Thinning | None = None
         self._lock = threading.Lock()
@@ -55,11 +55,11 @@ class Monitor:
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
     def open(self, wire: Write, host: Write, iteration: Callable[[], int], thinning: Thinning | None = None) -> None:
-        """How rows are written, which iteration is under way (or has just ended), and of which the wire's are kept."""
+        """Set how rows are written, which iteration is running (or just ended), and which network rows are kept."""
         self._wire, self._host, self._iteration, self._thinning = wire, host, iteration, thinning
 
     def position(self) -> dict[str, Any]:
-        """What the rows have come to (JSON), for `resume`."""
+        """The state of the rows (JSON), for `resume`."""
         with self._lock:
             return {
                 "seconds": self._seconds() if self._began else self._before,
@@ -69,7 +69,7 @@ class Monitor:
             }
 
     def resume(self, position: dict[str, Any]) -> None:
-        """Go on from there: the rows' seconds and sums do not begin again. Before `begin`."""
+        """Continue from there: the rows' seconds and sums do not start again. Call it before `begin`."""
         self._before = position["seconds"]
         self._gauges.before = position["process_cpu_seconds"]
         self._counted = Counters(*position["counted"])
@@ -77,25 +77,25 @@ class Monitor:
             self._counter.total = Counters(*position["total"])
 
     def begin(self) -> None:
-        """Training begins, or goes on after a pause."""
+        """Start counting: training begins, or continues after a pause."""
         self._sample(self._on_begin)
         if not self._thread.ident and not self._stopping.is_set():
             self._thread.start()
 
     def end_iteration(self, iteration: int) -> Counters | None:
-        """What the interface has carried since the last iteration's end; None if it is not known."""
+        """The interface's bytes and packets since the last iteration's end; None if they are not known."""
         return self._sample(lambda: self._count("iteration", iteration))
 
     def read(self) -> Counters | None:
-        """What the interface has carried since the last iteration's end, for what is sent between two of them."""
+        """The same since the last iteration's end, for what is sent between two iterations."""
         return self._sample(lambda: self._count("interval", self._iteration()))
 
     def pause(self) -> Counters | None:
-        """Training ends, or stops to evaluate: what the interface has carried since the last iteration's end."""
+        """Stop counting: training ends, or stops to evaluate. Return the counts since the last iteration's end."""
         return self._sample(self._on_pause)
 
     def stop(self) -> None:
-        """End the thread. There are no rows after this."""
+        """End the thread. There are no more rows after this."""
         self._stopping.set()
         if self._thread.ident:
             self._thread.join(JOIN_SECONDS)
@@ -108,7 +108,7 @@ class Monitor:
         if self._counter:
             self._counter.resume()
             kind = "iteration" if is_first and not self._before else "resume"
-            # As it was at `resume`: what arrives meanwhile belongs to the iteration, and not to what was before it.
+            # The counts at `resume`: what arrives meanwhile belongs to the iteration, not to the time before it.
             self._add_wire_row(self._counter, kind, self._iteration(), self._counter.total)
         self._add_host_row()
 
@@ -151,11 +151,11 @@ class Monitor:
         return {"seconds": round(self._seconds(), 6), "iteration": iteration}
 
     def _seconds(self) -> float:
-        """Since the first row, on one clock however often the run was resumed; what lay between is left out."""
+        """Since the first row, on one clock over all attempts, without the time between them."""
         return self._before + time.perf_counter() - self._began
 
     def _sample(self, take: Callable[[], Sample]) -> Sample | None:
-        """`take` a sample, alone; after an error, or after `stop`, nothing."""
+        """Call `take` for a sample, one thread at a time. After an error, or after `stop`, return None."""
         with self._lock:
             if self._stopping.is_set():
                 return None
@@ -173,10 +173,10 @@ class Monitor:
 
 
 class HostGauges:
-    """Readings of what this process and its host are doing. `start` begins the sum of the process's CPU seconds.
+    """Readings of this process and its host. `start` begins the sum of the process's CPU seconds.
 
-    A GPU's memory is what all processes hold of it. Its utilization comes from NVML, by the package nvidia-ml-py:
-    where that is missing it is left out; where NVML refuses for another reason, `warn` is called.
+    A GPU's memory is that of all processes on it. Its utilization comes from NVML, by the package nvidia-ml-py. Without
+    that package it is left out. If NVML refuses for another reason, `warn` is called.
     """
 
     def __init__(self, device: torch.device, warn: Callable[[str], None]):
@@ -188,16 +188,16 @@ class HostGauges:
         self._tells_utilization = device.type == "cuda" and _tells_utilization(device, warn)
 
     def start(self) -> None:
-        """Training begins."""
+        """Start to count CPU seconds."""
         self._began = time.process_time()
 
     @property
     def process_cpu_seconds(self) -> float:
-        """Of this process since training began, and of the one before it where the run was resumed."""
+        """CPU seconds of this process since training began, and of the one before it in a resumed run."""
         return self.before if self._began is None else self.before + time.process_time() - self._began
 
     def read(self) -> dict[str, Any]:
-        """A row's gauges; `host_cpu_percent` is the mean over all cores since the reading before."""
+        """A row's gauges; `host_cpu_percent` is the mean over all cores since the previous reading."""
         busy, total = _host_seconds()
         passed = total - self._all
         row = {
@@ -215,7 +215,7 @@ class HostGauges:
 
 
 def peak_memory_bytes() -> int:
-    """The most of the host's memory that this process has held at a time."""
+    """The peak of this process's memory on the host, in bytes."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -227,15 +227,15 @@ def peak_memory_bytes() -> int:
 
 
 def peak_gpu_bytes() -> int | None:
-    """The most of a GPU's memory that this process's tensors have held at a time, without what CUDA and the backend
-    take for themselves; None where it has used none."""
+    """The peak of this process's tensors on a GPU, in bytes, without the memory of CUDA and the backend itself; None if
+    it has not used one."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 def _host_seconds() -> tuple[float, float]:
-    """Seconds that the host's cores have been busy, and in all, since it was started."""
+    """Seconds that the host's cores have been busy, and in total, since the host started."""
     times = psutil.cpu_times()
-    # A guest's time is in "user" and "nice" already.
+    # A guest's time is included in "user" and "nice".
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     return total - times.idle - getattr(times, "iowait", 0.0), total
 

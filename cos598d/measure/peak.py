@@ -1,4 +1,4 @@
-"""The most operations per second that all ranks' processors or GPUs together can do in a product of matrices."""
+"""The peak of operations per second of all ranks' CPUs or GPUs together in a product of matrices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +10,9 @@ from cos598d.measure.environment import computes_in_tf32
 from cos598d.world.devices import gpu_of
 from cos598d.world.processor import own_cores
 
-# Dense products in 10^12 operations per second, by how torch's name of the GPU begins or what it contains: in float32,
-# in TF32 and in 16 bits (None: the GPU has no such units). From NVIDIA's data sheets, whose numbers "with sparsity" are
-# halved: nvidia.com/en-us/data-center/{h200,h100,a100,l40s,l4,a10,v100,tesla-t4}. The first that fits counts.
+# Dense products in 10^12 operations per second: in float32, in TF32 (None: the GPU has no such units) and in 16 bits.
+# The key is how torch's name of the GPU begins, or a part of it; the first that fits counts. From NVIDIA's data sheets,
+# whose numbers "with sparsity" are halved: nvidia.com/en-us/data-center/{h200,h100,a100,l40s,l4,a10,v100,tesla-t4}.
 GPUS: tuple[tuple[str, float, float | None, float], ...] = (
     ("H200", 67, 494.7, 989.4),
     ("H100 PCIe", 51, 378, 756),
@@ -29,14 +29,14 @@ GPUS: tuple[tuple[str, float, float | None, float], ...] = (
 
 
 def share_of_peak(operations: dict[str, Any], examples_per_second: float | None) -> dict[str, Any]:
-    """The summary's "operations": these, with the share of the peak that so many examples per second use."""
+    """The summary's "operations": `operations`, and the share of the peak that this rate of examples uses."""
     needed, peak = operations["per_example"], operations["peak_per_second"]
     share = needed * examples_per_second / peak if peak and examples_per_second else None
     return operations | {"share_of_peak": share}
 
 
 def gpu_peak(name: str, precision: str, tf32: bool) -> float | None:
-    """Operations per second of the GPU that torch calls `name`; None where it is not in GPUS, or has no bf16."""
+    """Operations per second of the GPU that torch calls `name`; None if it is not in GPUS, or has no bf16."""
     words = name.replace("Tesla ", "").replace("NVIDIA ", "")
     found = next((row for row in GPUS if words == row[0] or words.startswith((f"{row[0]} ", f"{row[0]}-"))), None)
     if found is None or (precision == "bf16" and found[2] is None):
@@ -47,10 +47,10 @@ def gpu_peak(name: str, precision: str, tf32: bool) -> float | None:
 
 
 def peak_of_all(comm: Communicator, precision: str, threads: int, core_peak: Callable[[str], float]) -> float | None:
-    """Operations per second of all ranks' devices together in this precision, None where that is not known.
+    """Operations per second of all ranks' devices together in this precision; None if that is not known.
 
-    On CPUs each rank measures one core by `core_peak`, and the mean counts for each of the cores that the ranks may
-    use, at most one per thread. Ranks that share cores or a GPU share their peak. Every rank calls it.
+    On CPUs each rank measures one core by `core_peak`. The mean counts for each core that the ranks may use, at most
+    one per thread. Ranks that share cores or a GPU share their peak. Every rank calls it.
     """
     device = comm.device
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""The record of a run: what each rank writes while it trains and where that goes on, and rank 0's summary of it."""
+"""The record of a run: the files that each rank writes during training, and rank 0's summary of them."""
 
 import contextlib
 import json
@@ -55,18 +55,17 @@ Position = dict[str, Any]
 
 
 class RunRecord:
-    """One rank's part of a run's record: its rows, and rank 0's summary, which comes last: then all is there.
+    """One rank's part of a run's record: its rows, and rank 0's summary, which is written last.
 
-    Use as a context; `ledger` is the ledger to hand to the communicator. Until `publish` the rows are in the folder's
-    `live/`, each there as soon as it is written, so that they can be read and outlive the process. A `monitor` adds
-    samples taken while training goes on, rank 0's `loggers` are told everything at once. `kept` is what --ledger says.
-    In memory an iteration leaves nothing.
+    Use it as a context; pass its `ledger` to the communicator. Until `publish` the rows are in the folder's `live/`.
+    Each is written at once, so it can be read and survives the process. A `monitor` adds samples during training. Rank
+    0's `loggers` get everything at once. `kept` is the value of --ledger. Iterations take no memory.
 
-    `resume` are the positions that all ranks of an earlier world gave, in order of rank, each the same list: the rows
-    go on after them, and what came later is cut off. They are looked for in `live/`, in the folder itself, and in that
-    of `resumed_from`. Where some are gone, `remark` says so.
+    `resume` are the positions of all ranks of an earlier attempt, in order of rank, the same list on each. The rows
+    continue after them, and later rows are cut off. They are looked for in `live/`, in the folder itself, and in that
+    of `resumed_from`. If some are missing, `remark` reports it.
 
-    A file that does not fit on the disk is a UserError that names it, and says what is safe.
+    If a file does not fit on the disk, that is a UserError with its name, and with what is safe.
     """
 
     def __init__(
@@ -83,20 +82,20 @@ class RunRecord:
     ):
         self.folder, self.rank, self.world_size = folder, rank, world_size
         self._monitor, self._loggers = monitor, loggers
-        self._listening: list[Logger] = []  # those that have been told of the run
+        self._listening: list[Logger] = []  # those whose `run` was called
         self._others = [] if resumed_from is None else [resumed_from]
         by_rank = dict(enumerate(resume or []))
         if resume:
             by_rank = {int(other): one for other, one in resume[0]["departed"].items()} | by_rank
-        self._own = by_rank.get(rank)  # None where this rank has never been there
-        # Rank 0 keeps the positions of ranks that this world has no more, for a world that has them again.
+        self._own = by_rank.get(rank)  # None if this rank did not exist before
+        # Rank 0 keeps the positions of ranks that this world does not have, for a later one that has them again.
         self._departed = {other: by_rank[other] for other in sorted(by_rank) if other >= world_size and rank == 0}
         self.iterations = max((one["iteration"] for one in by_rank.values()), default=0)
         self._detail = Detail(kept, rank, world_size)
         self._is_training = False
         self.epochs: list[dict[str, Any]] = []
-        self.evaluations: list[dict[str, Any]] = []  # those within an epoch
-        # Of this rank, by category: "between_steps", "peak", and what a formula expects of both.
+        self.evaluations: list[dict[str, Any]] = []  # those inside an epoch
+        # Of this rank, by category: "between_steps", "peak", and what a formula expects for both.
         self.memory: dict[str, Any] = {}
         self.remark: str | None = None
 
@@ -110,7 +109,7 @@ class RunRecord:
                 self._open_files()
         except BaseException:
             if not self.iterations:
-                clear(self.folder)  # leave nothing of a record that could not be begun
+                clear(self.folder)  # leave nothing of a record that could not be started
             raise
         files = self._files.by_name
         self._rows = IterationRows(files[ITERATIONS], self._detail)
@@ -141,22 +140,22 @@ class RunRecord:
         self._staged.close()
         self._files.close()
         if self._attempts and not self._is_published:
-            with self._ending, contextlib.suppress(OSError):  # a full disk is not what the run ended for
+            with self._ending, contextlib.suppress(OSError):  # a full disk is not what ended the run
                 if self._attempts.all[-1]["why"] is None:
                     self.ends(why(error))
                 self._attempts.write()
-        if error is None:  # else the process is about to say what it ends for
+        if error is None:  # otherwise the process is about to report its error
             tell_no_more(self._ends_early)
         if not self._is_published and not self.iterations and not self.epochs:
-            self._clear_up()  # nothing was done that anybody could look at
+            self._clear_up()  # nothing was done that is worth a look
         try:
             self._tell("end", {"iteration": self.iterations, "why": said})
         except UserError:
-            if error is None:  # else the run ends for that error
+            if error is None:  # otherwise the run ends with that error
                 raise
 
     def describe(self, files: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
-        """Rank 0: write `files` (JSON values by their names) and the summary's facts, for who looks on meanwhile."""
+        """On rank 0: write `files` (JSON values by name) and the summary's facts, for readers during the run."""
         with told(self.folder, NOTHING_DONE):
             for name, value in {**files, SETTING: setting}.items():
                 write_json(self.folder / LIVE / name, value)
@@ -165,20 +164,20 @@ class RunRecord:
                 self._listening.append(logger)
 
     def ends(self, why: str) -> None:
-        """Why this attempt is about to end before its work is done, for `attempts`."""
+        """Set why this attempt is about to end before its work is done, for `attempts`."""
         if self._attempts:
             self._attempts.end(why, self.iterations)
 
     def _ends_early(self, sentence: str) -> None:
-        """What this process says when it leaves tells more than the error of a collective that lost a rank."""
+        """This process's last sentence explains more than the error of a collective that lost a rank."""
         if self._attempts and not self._is_published:
             with self._ending:
                 self.ends(" ".join(sentence.split()))
-                if (self.folder / LIVE / ATTEMPTS).exists():  # a folder in which nothing was done stays away
+                if (self.folder / LIVE / ATTEMPTS).exists():  # no folder is created if nothing was done in it
                     self._attempts.write()
 
     def position(self) -> Position:
-        """Where this rank's record is between two iterations (JSON), for `resume`."""
+        """The position of this rank's record between two iterations (JSON), for `resume`."""
         self._catch_up()
         sizes = self._files.sizes()
         sizes[self._files.by_name[ITERATIONS].path.name] = self._rows.size
@@ -208,9 +207,9 @@ class RunRecord:
             self.remark = f"some rows of the first {self.iterations} iterations are missing in {self.folder}."
 
     def remove_old(self, with_model: bool) -> None:
-        """Rank 0: remove what an earlier run left in a folder that is overwritten, its model too where asked.
+        """On rank 0: remove an earlier run's files from a folder that is overwritten, and its model too if asked.
 
-        Called when all that comes in its place is whole on the disk of every rank.
+        Called when everything that replaces them is on the disk of every rank.
         """
         with told(self.folder):
             remove_published(self.folder)
@@ -224,21 +223,21 @@ class RunRecord:
 
     @property
     def losses(self) -> list[float]:
-        """The global batch's loss in every iteration so far, as the rows of rank 0 have it."""
+        """The global batch's loss in every iteration so far, from rank 0's rows."""
         return list(_read_back(self._files.by_name[ITERATIONS].path, "loss")["loss"])
 
     def to_disk(self) -> None:
-        """Bring the rows so far to the disk, from whichever thread, so that a power cut spares them. Raises OSError."""
+        """Sync the rows so far to the disk, from any thread, so that they survive a power cut. Raises OSError."""
         self._files.complete()
 
     def complete(self) -> None:
-        """Bring this rank's rows whole to the disk. After this, when it went well on every rank, `publish` has room."""
+        """Sync all of this rank's rows to the disk. If that worked on every rank, `publish` cannot run out of room."""
         self._catch_up()
         with told(self.folder):
             self._files.complete()
 
     def publish(self) -> None:
-        """Give this rank's rows their names in the run's folder, in place of an earlier run's."""
+        """Give this rank's rows their final names in the run's folder, replacing an earlier run's."""
         self._catch_up()
         with told(self.folder, OLD_IS_GONE):
             self._files.publish()
@@ -247,7 +246,7 @@ class RunRecord:
             self._clear_up()
 
     def begin_training(self) -> None:
-        """What is sent from now on is training's. Called before every iteration, and before a sync settles."""
+        """Count what is sent from now on as training's. Called before every iteration, and before a sync settles."""
         self._catch_up()
         if self._is_training:
             return
@@ -257,11 +256,11 @@ class RunRecord:
         self.begin_saving()
 
     def begin_saving(self) -> None:
-        """The copy for a checkpoint is part of the next iteration's seconds, so the wall's time runs from here on."""
+        """Run the wall time from here: the copy for a checkpoint counts for the next iteration's seconds."""
         self._rows.begin()
 
     def pause_training(self) -> None:
-        """What is sent from now on is not training's. Called before every evaluation, when the replicas are equal."""
+        """Do not count what is sent from now on. Called before every evaluation, when the replicas are equal."""
         if self._is_training:
             self._add_to_last(*self._take(), self._monitor.pause() if self._monitor else None)
             self._rows.pause()
@@ -270,9 +269,9 @@ class RunRecord:
     def iteration(
         self, facts: Row, seconds: float, phases: Mapping[str, float], counts: Mapping[str, int] | None = None
     ) -> None:
-        """Add one iteration. Called off its clock, so that recording is not what is measured; `wall_seconds` has it.
+        """Add one iteration. Call it outside of its clock, so that recording is not measured, except in `wall_seconds`.
 
-        `counts` are what its examples come to, as `Examples.counts` says, for the epoch's speed.
+        `counts` are its examples' tokens or images, from `Examples.counts`, for the epoch's speed.
         """
         self.iterations = facts["iteration"]
         counted = self._monitor.end_iteration(self.iterations) if self._monitor else None
@@ -282,18 +281,18 @@ class RunRecord:
         self._tell("step", row)
 
     def _take(self) -> tuple[tuple[int, int], Totals]:
-        """Write what calls there were since this was called last, and return what they moved."""
+        """Write the calls since the last `_take`, and return the bytes that they moved."""
         with told(self.folder):
             return self.ledger.take()
 
     def _catch_up(self) -> None:
-        """Between two iterations: write what calls there were since the last one; in training they are that one's."""
+        """Between two iterations: write the calls since the last one. During training they count for that one."""
         moved, totals = self._take()
         if self._is_training and any(moved):
             self._add_to_last(moved, totals, self._monitor.read() if self._monitor else None)
 
     def _add_to_last(self, moved: tuple[int, int], totals: Totals, counted: Counters | None) -> None:
-        """Add to the last iteration, and to its row, what was sent since."""
+        """Add what was sent since the last iteration to it, and to its row."""
         with told(self.folder):
             self._rows.add_to_last(moved, totals, counted)
 
@@ -308,13 +307,13 @@ class RunRecord:
         self._tell("evaluation", row | {"iteration": self.iterations})
 
     def evaluation(self, facts: Row) -> None:
-        """Add an evaluation within an epoch: after which iteration, in which epoch, its metrics and its seconds."""
+        """Add an evaluation inside an epoch: its iteration, epoch, metrics and seconds."""
         self.evaluations.append(facts)
         self._show(EVALUATIONS, facts)
         self._tell("evaluation", facts)
 
     def checkpoint(self, folder: Path) -> None:
-        """A checkpoint has been taken of the training as it is now, to be written to `folder`."""
+        """Report a checkpoint of the current training, which is being written to `folder`."""
         self._tell("checkpoint", {"iteration": self.iterations, "folder": str(folder)})
 
     def _tell(self, call: str, row: Row) -> None:
@@ -328,9 +327,9 @@ class RunRecord:
                 self._files.by_name[name].write(row_text(row))
 
     def share(self) -> dict[str, Any]:
-        """What rank 0 needs of this rank for the summary (JSON): its sums, and what it held in memory.
+        """What rank 0 needs from this rank for the summary (JSON): its sums, and its memory.
 
-        Training is over: this ends the sampling.
+        It ends the sampling, since training is over.
         """
         self._catch_up()
         if self._monitor:
@@ -344,12 +343,12 @@ class RunRecord:
         }
 
     def stage(self, facts: dict[str, Any], shares: Sequence[dict[str, Any]], others: Mapping[str, Any]) -> None:
-        """Rank 0: write summary.json, epochs.jsonl and `others`, all yet unnamed.
+        """On rank 0: write summary.json, epochs.jsonl and `others` under temporary names.
 
-        `others` are by their files' names: a text for .tsv, else a JSON value. `shares` are all ranks', in order of
-        rank. NaN and infinities are refused (ValueError).
+        `others` are by file name: text for .tsv, else a JSON value. `shares` are all ranks', in order of rank. Raises
+        ValueError for NaN and infinities.
         """
-        assert self._attempts  # rank 0's
+        assert self._attempts  # rank 0 has them
         ranks = [RankSums(share["sums"]) for share in shares]
         departed = [sums_at(one) for one in self._departed.values()]
         for epoch in self.epochs:
@@ -374,7 +373,7 @@ class RunRecord:
                 self._staged.write(self.folder / name, text)
 
     def publish_summary(self) -> None:
-        """Rank 0, when all rows have their names: give what is staged its own, the summary last."""
+        """On rank 0, when all rows have their names: give the staged files theirs, the summary last."""
         with told(self.folder, OLD_IS_GONE):
             for path in rows_of_others(self.folder / LIVE, self.world_size):
                 os.replace(path, self.folder / path.name)
@@ -382,16 +381,16 @@ class RunRecord:
         self._clear_up()
 
     def _clear_up(self) -> None:
-        """Take away this rank's part of `live/`: what was in it has a name of its own, or is worth none."""
+        """Remove this rank's part of `live/`: its contents have other names now, or are of no use."""
         if self.rank == 0:
             remove_known(self.folder / LIVE, FACTS)
         self._files.remove()
 
 
 def _read_back(rows: Path, *names: str) -> dict[str, array]:
-    """These numbers of all rows of a file of iterations, 8 bytes each: what a run need not keep while it goes on.
+    """These numbers of all rows of a file of iterations, 8 bytes each: they need not stay in memory during the run.
 
-    Raises UserError for a row that is damaged: the run resumes from rows that it has not written itself.
+    Raises UserError for a damaged row: a resumed run reads rows that it has not written itself.
     """
     found = {name: array("d") for name in names}
     for row in read_table(rows, Fields(dict.fromkeys(names, NUMBER))):

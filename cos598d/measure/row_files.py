@@ -13,7 +13,7 @@ from cos598d.records.conventions import EPOCHS, EVALUATIONS, ITERATIONS, LIVE, M
 from cos598d.terminal.files import names_errors, open_own, own_folder, sync_folder, sync_to_disk, whole_file
 from cos598d.terminal.reading import open_plain
 
-# A disk that is full now may not be so soon, as when a checkpoint that did not fit is taken away again.
+# A disk that is full now may have room soon, for example when a checkpoint that did not fit is removed.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 MOST_WAITING = 16 * 2**20  # bytes of rows that wait for room
 LONGEST_ROW = 16 * 2**20  # bytes
@@ -21,11 +21,11 @@ _RANK = re.compile("|".join(re.escape(name).replace(r"\{rank\}", r"(\d+)") for n
 
 
 class RowFile:
-    """A text file of whole rows that grows: each write goes to the system at once, so that it outlives the process.
+    """A growing text file of complete rows: each write goes to the system at once, so that it survives the process.
 
-    Opened, it keeps the first `begin` bytes of a file that is there, which must be a plain one (see `open_own`). While
-    the disk is full what is written waits in memory, up to MOST_WAITING bytes; then, and in `complete`, that is an
-    OSError. Every OSError names `path`. Threads may share it.
+    If the file exists, it must be a plain one (see `open_own`), and its first `begin` bytes are kept. While the disk is
+    full, up to MOST_WAITING bytes wait in memory; more, or `complete`, raise OSError. Every OSError names `path`.
+    Threads may share it.
     """
 
     def __init__(self, path: Path, begin: int = 0):
@@ -39,12 +39,12 @@ class RowFile:
 
     @property
     def size(self) -> int:
-        """Bytes of all rows so far, those that wait among them."""
+        """Bytes of all rows so far, including waiting ones."""
         with self._lock:
             return self._size + len(self._waiting)
 
     def write(self, text: str) -> None:
-        """Add to its end: whole rows."""
+        """Append complete rows."""
         with self._lock, names_errors(self.path):
             self._waiting += text.encode()
             try:
@@ -54,11 +54,11 @@ class RowFile:
                     raise
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Add to its end."""
+        """Append complete rows."""
         self.write("".join(lines))
 
     def replace_last(self, size: int, text: str) -> None:
-        """Put `text`, a whole row, in the place of the last row, of `size` bytes."""
+        """Replace the last row, of `size` bytes, by `text`, a complete row."""
         with self._lock, names_errors(self.path):
             kept = max(0, len(self._waiting) - size)
             self._size -= size - (len(self._waiting) - kept)
@@ -68,7 +68,7 @@ class RowFile:
         self.write(text)
 
     def complete(self) -> None:
-        """Bring all of it to the disk: one that is full raises here at the latest. Others may write meanwhile."""
+        """Sync everything to the disk; a full one raises here at the latest. Other threads may write meanwhile."""
         with names_errors(self.path):
             with self._lock:
                 self._hand_over()
@@ -79,7 +79,7 @@ class RowFile:
                 os.close(descriptor)
 
     def close(self) -> None:
-        """Close it. What could not be written yet is lost."""
+        """Close the file. Rows that could not be written yet are lost."""
         with self._lock, contextlib.suppress(OSError):
             if self._descriptor >= 0:
                 try:
@@ -89,7 +89,7 @@ class RowFile:
                     self._descriptor = -1
 
     def _hand_over(self) -> None:
-        """Give the system what waits, as far as the disk takes it."""
+        """Give the system the waiting rows, as many as fit on the disk."""
         while self._waiting:
             written = os.write(self._descriptor, self._waiting)
             self._size += written
@@ -99,9 +99,9 @@ class RowFile:
 class RankFiles:
     """The files of rows of `rank`, by their names without the rank: ROWS, and rank 0's EPOCHS and EVALUATIONS.
 
-    With `sizes` (bytes, by file name; EPOCHS is written again) they go on after so many bytes of what is in `folder`'s
-    live/, or else in the folder itself or in those of the run that the checkpoint is of, `others`; what follows there
-    is cut off. `is_whole` says whether all those bytes were found.
+    With `sizes` (bytes, by file name; EPOCHS is written again) each continues after that many bytes. They come from
+    `folder`'s live/, from the folder itself, or from those of the checkpoint's run, `others`. The rest of such a file
+    is cut off. `is_whole`: whether all those bytes were found.
     """
 
     def __init__(self, folder: Path, rank: int, sizes: Mapping[str, int], others: Sequence[Path]):
@@ -116,17 +116,17 @@ class RankFiles:
             self.by_name[name] = RowFile(self.live / file, begin)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file so far, for another's `sizes`."""
+        """Bytes of each file so far, for the `sizes` of another instance."""
         return {file.path.name: file.size for name, file in self.by_name.items() if name != EPOCHS}
 
     def complete(self) -> None:
-        """Bring all rows whole to the disk, under their names there."""
+        """Sync all rows to the disk, under their names there."""
         for file in self.by_name.values():
             file.complete()
         sync_folder(self.live)
 
     def publish(self) -> None:
-        """Give the files of rows their names in the run's folder, in place of an earlier run's; epochs stay."""
+        """Give the files of rows their final names in the run's folder, replacing an earlier run's; epochs stay."""
         for name, file in self.by_name.items():
             target = self.folder / file.path.name
             if name in (*MONITOR_ROWS, EVALUATIONS) and not file.size:
@@ -136,12 +136,12 @@ class RankFiles:
                 os.replace(file.path, target)
 
     def close(self) -> None:
-        """Close them."""
+        """Close the files."""
         for file in self.by_name.values():
             file.close()
 
     def remove(self) -> None:
-        """Remove those that are still there, and `live/` with the last of all ranks' files."""
+        """Remove the files that are still there, and `live/` after the last of all ranks' files."""
         for file in self.by_name.values():
             file.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -151,16 +151,16 @@ class RankFiles:
 def take_up_departed(
     folder: Path, world_size: int, departed: Mapping[int, tuple[Mapping[str, int], str]], others: Sequence[Path]
 ) -> None:
-    """Rank 0: of ranks that this world has no more, cut off what came after the checkpoint, as their own would.
+    """On rank 0: for ranks that this world does not have, cut off what came after the checkpoint, as they would.
 
-    `departed` has by rank the bytes of its files, and its last row, which the checkpoint has. What there is of other
-    such ranks goes: attempts whose work is lost have left it.
+    `departed` has by rank the bytes of its files, and its last row, which is in the checkpoint. Rows of other such
+    ranks are removed: they come from attempts whose work is lost.
     """
     for path in rows_of_others(folder / LIVE, world_size):
         if not any(path.name in sizes for sizes, _ in departed.values()):
             path.unlink()
     for rank, (sizes, last) in departed.items():
-        # By the names that such a rank's files have: those in a checkpoint are anybody's, and could lead elsewhere.
+        # By this package's names for such files: names in a checkpoint may be anybody's, and could lead elsewhere.
         for name in (row.format(rank=rank) for row in ROWS):
             file = RowFile(folder / LIVE / name, take_up(folder, name, sizes.get(name, 0), others))
             if name in sizes and name == ITERATIONS.format(rank=rank):
@@ -171,7 +171,7 @@ def take_up_departed(
 
 
 def rows_of_others(live: Path, world_size: int) -> Iterator[Path]:
-    """The files of rows of ranks that this world has no more."""
+    """The files of rows of ranks that this world does not have."""
     for path in sorted(live.iterdir()):
         match = _RANK.fullmatch(path.name)
         if match and int(next(filter(None, match.groups()))) >= world_size:
@@ -179,18 +179,18 @@ def rows_of_others(live: Path, world_size: int) -> Iterator[Path]:
 
 
 def remove_published(folder: Path) -> None:
-    """Remove what an earlier run left in a folder: its rows and tables, the summary first."""
+    """Remove an earlier run's rows and tables from a folder, the summary first."""
     for pattern in ("summary.json", EPOCHS, EVALUATIONS, *PREDICTION_FILES, *(name.format(rank="*") for name in ROWS)):
         for old in folder.glob(pattern):
             old.unlink()
 
 
 def take_up(folder: Path, name: str, size: int, others: Iterable[Path]) -> int:
-    """Bring the first `size` bytes of a file of rows to `folder`'s live/, and return how many bytes of them are there.
+    """Put the first `size` bytes of a file of rows into `folder`'s live/, and return how many bytes of them are there.
 
-    They are what is there already, else a copy from the folder or the first of `others` that has them. Where none has
-    them all, the whole rows of live/; of a file of another run, whose rows do not end there, none. A file that has a
-    name elsewhere too is copied first.
+    They are there already, or are copied from the folder or the first of `others` that has them. If none has all of
+    them, the complete rows of live/ stay; none of them, if the file is another run's, whose rows do not end there. A
+    file with another hard link is copied first.
     """
     path = folder / LIVE / name
     for place in (path, folder / name, *(place / name for other in others for place in (other / LIVE, other))):
@@ -205,7 +205,7 @@ def take_up(folder: Path, name: str, size: int, others: Iterable[Path]) -> int:
 
 
 def last_row(path: Path, end: int) -> bytes:
-    """The row of a file that ends at byte `end`. Raises OSError, also where it is longer than any row of ours."""
+    """The row of a file that ends at byte `end`. Raises OSError, also if it is longer than any row of ours."""
     with open_plain(path, "rb", follows=False) as rows:
         size, found = 2**12, b""
         while True:
@@ -221,7 +221,7 @@ def last_row(path: Path, end: int) -> bytes:
 
 
 def _copy(source: Path, path: Path, size: int) -> None:
-    """Bring the first `size` bytes of a file of rows to the disk as a new file `path`."""
+    """Copy the first `size` bytes of a file of rows to a new file `path`, and sync it to the disk."""
     with open_plain(source, "rb", follows=False) as rows, whole_file(path, "wb") as target:
         left = size
         while part := rows.read(min(left, 2**20)):
@@ -232,7 +232,7 @@ def _copy(source: Path, path: Path, size: int) -> None:
 
 
 def _has_rows(path: Path, size: int) -> bool:
-    """Whether a file has so many bytes, and a row ends there."""
+    """Whether a file has at least `size` bytes, and a row ends there."""
     try:
         with open_plain(path, "rb", follows=False) as rows:
             if os.fstat(rows.fileno()).st_size < size:
@@ -243,7 +243,7 @@ def _has_rows(path: Path, size: int) -> bool:
 
 
 def _whole_rows(path: Path, most: int) -> int:
-    """Bytes of the whole rows among the first `most` of a file, which is shorter; 0 where they do not fit."""
+    """Bytes of the complete rows among the first `most` of a shorter file; 0 if they do not fit."""
     try:
         size = path.stat().st_size
         if size >= most or size == 0:

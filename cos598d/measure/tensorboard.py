@@ -1,6 +1,6 @@
-"""A run's figures for TensorBoard, for those who want to watch it: events in a folder of the record.
+"""A run's figures for TensorBoard: events in a folder of the record, to watch the run.
 
-Unlike the other files of a record they appear during the run, and those of a run that fails stay.
+Unlike the record's other files, they appear during the run, and stay if the run fails.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from cos598d.measure.loggers import Logger
 from cos598d.records.conventions import COUNTED, TENSORBOARD
 from cos598d.terminal.files import remove_known
 
-FLUSH_SECONDS = 5  # somebody watches
+FLUSH_SECONDS = 5  # somebody may be watching
 LOSSES = ("loss", "evaluation/validation_loss")
 
 
 def check_tensorboard() -> None:
-    """Raise UsageError when the package is not there, which the extra `tensorboard` installs."""
+    """Raise UsageError if the package, which the extra `tensorboard` installs, is missing."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:
@@ -28,18 +28,18 @@ def check_tensorboard() -> None:
 
 
 def remove_events(record: Path) -> None:
-    """Remove what an earlier run has shown in the run's folder `record`. Raises OSError."""
+    """Remove an earlier run's events from the run's folder `record`. Raises OSError."""
     remove_known(record / TENSORBOARD, ("events.out.tfevents.*",))
 
 
 class Board(Logger):
-    """Rank 0's scalars, all by the number of an iteration, an epoch's by that of its last. An earlier run's vanish
-    first; where this one goes on after an iteration, only those of later ones.
+    """Rank 0's scalars, all by the number of an iteration; an epoch's by its last iteration. An earlier run's events
+    are removed first; after a resume, only those of later iterations.
 
-    loss, learning_rate; seconds/iteration and seconds/PHASE; bytes/predicted_sent, bytes/counted_sent and the same
-    received (this rank's; `records.figures.epoch_traffic` says what they include); epoch/loss, epoch/METRIC and
-    epoch/seconds_training, epoch/examples_per_second and the same of tokens or images, and evaluation/METRIC of every
-    evaluation, an epoch's too, by the iteration they came after; of few classes class/METRIC/NAME too. LOSSES share a
+    Written are loss, learning_rate; seconds/iteration and seconds/PHASE; bytes/predicted_sent, bytes/counted_sent and
+    the same received (this rank's; see `records.figures.epoch_traffic`). For each epoch: epoch/loss, epoch/METRIC,
+    epoch/seconds_training, epoch/examples_per_second and the same of tokens or images. For every evaluation, an epoch's
+    too: evaluation/METRIC, by the iteration after which it ran, and for few classes class/METRIC/NAME. LOSSES share a
     chart.
     """
 

@@ -14,14 +14,14 @@ FORMS = f"{ALL}, {FIRST}:N, {EVERY}:N, {TOTALS} or {AUTO}"
 
 @dataclass(frozen=True)
 class LedgerRule:
-    """What --ledger says of the ledger's rows: a rule by its name, and its number where it has one."""
+    """The value of --ledger for the ledger's rows: the name of a rule, and its number if it has one."""
 
     name: str
     number: int = 0
 
     @classmethod
     def parse(cls, text: str) -> "LedgerRule":
-        """The rule in the words of the flag. Raises UsageError for another."""
+        """The rule for a value of the flag. Raises UsageError for an invalid one."""
         if text in (ALL, TOTALS, AUTO):
             return cls(text)
         found = re.fullmatch(rf"({FIRST}|{EVERY}):([1-9]\d{{0,17}})", text, re.ASCII)
@@ -30,7 +30,7 @@ class LedgerRule:
         return cls(found[1], int(found[2]))
 
     def keeps(self, iteration: int) -> bool:
-        """Whether the rows of `iteration` are kept; the rule `auto` knows by their number alone."""
+        """Whether the rows of `iteration` are kept, for rules that depend only on its number."""
         if self.name == FIRST:
             return iteration <= self.number
         if self.name == EVERY:
@@ -38,22 +38,23 @@ class LedgerRule:
         return self.name != TOTALS
 
 
-# How many rows all ranks of a run keep together by the rule `auto`; with the longest names a call's has some 350 bytes.
+# The most rows that all ranks of a run keep together with the rule `auto`. A call's row with the longest names has some
+# 350 bytes.
 MOST_CALLS, MOST_ROWS = 200_000, 30_000
-RARER = 10  # times as rare, each time that all but a quarter of what was left is spent
+RARER = 10  # the factor by which rows become rarer each time that three quarters of the remaining budget are used
 
 
 class Thinning:
-    """Decides of one iteration after the other, in their order, whether its rows are kept.
+    """Decides for successive iterations whether their rows are kept.
 
-    By `auto` all are, until three quarters of the `most` rows are written; then those of every 10th iteration, until
-    three quarters of the rest are; then of every 100th, and so on: the later the rarer, and never more than `most`
-    except for the last one's. The same run decides alike whenever it is interrupted, and whatever its seconds are.
+    With `auto` all rows are kept until three quarters of the `most` rows are written. Then every 10th iteration's are,
+    until three quarters of the rest are; then every 100th's, and so on. The total never exceeds `most`, except by the
+    last one's rows. The decisions do not depend on interruptions or on seconds.
     """
 
     def __init__(self, rule: LedgerRule, most: int):
         self._rule, self._most = rule, most
-        self.state = [0, -1, True]  # rows written, the last iteration that was decided of, and how (JSON)
+        self.state = [0, -1, True]  # rows written, the last iteration decided on, and the decision (JSON)
 
     def keeps(self, iteration: int) -> bool:
         """Whether the rows of `iteration` are kept: the same answer until the next one."""
@@ -62,7 +63,7 @@ class Thinning:
         return bool(self.state[2])
 
     def wrote(self, rows: int) -> None:
-        """So many rows have been written."""
+        """Count rows that have been written."""
         self.state[0] += rows
 
     def _decide(self, iteration: int) -> bool:
@@ -75,13 +76,13 @@ class Thinning:
         return left > 0 and iteration % step == 0
 
 
-# What a row of an iteration has for the sums alone: it is not written.
+# A row's fields that only the sums need: they are not written.
 UNWRITTEN = frozenset(("wall_seconds_after", "counted_packets_sent", "counted_packets_received", *COUNTED))
 
 
 class Detail:
-    """What of a rank's rows is written: its ledger's by --ledger's rule, and by `auto`, unless that rule is `all`, the
-    wire's at an iteration's end, an iteration's spans, and the iterations of ranks other than 0."""
+    """Thins a rank's rows. --ledger decides for the ledger's rows. Unless its rule is `all`, `auto` decides for the
+    network's at an iteration's end, an iteration's spans, and the iterations of ranks other than 0."""
 
     def __init__(self, kept: str, rank: int, world_size: int):
         rule = LedgerRule.parse(kept)
@@ -93,9 +94,10 @@ class Detail:
         self.spans, self.wire = Thinning(other, most), Thinning(other, most)
 
     def of_row(self, row: dict[str, Any], is_new: bool = False) -> dict[str, Any] | None:
-        """The row of the iteration under way as it is to be written, with its spans or without; None if it is not.
+        """The current iteration's row as it is to be written, with its spans or without; None if it is not.
 
-        A new one is counted."""
+        A new row is counted.
+        """
         iteration = row["iteration"]
         if not self.iterations.keeps(iteration):
             return None
@@ -109,10 +111,10 @@ class Detail:
         return written
 
     def position(self) -> dict[str, list[int]]:
-        """How far each is (JSON), for `resume`."""
+        """The state of each rule (JSON), for `resume`."""
         return {name: one.state for name, one in vars(self).items() if isinstance(one, Thinning)}
 
     def resume(self, position: Mapping[str, list[int]]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         for name, state in position.items():
             getattr(self, name).state = list(state)

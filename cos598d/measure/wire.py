@@ -1,4 +1,4 @@
-"""The kernel's counters of an interface, or of own sockets: what really travelled, next to what formulas say."""
+"""The kernel's counters of an interface, or of this process's sockets: what was really sent, next to formulas."""
 
 import contextlib
 import os
@@ -19,9 +19,9 @@ from cos598d.world.network import INTERFACE_VARIABLE, interface_facing, network_
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface of this rank's host, and the ranks whose traffic its counters see, in order of rank.
+    """A network interface of this rank's host, and the ranks whose traffic its counters include, in order of rank.
 
-    Its name is OWN_SOCKETS where not an interface is counted, but this process's connections.
+    Its name is OWN_SOCKETS if this process's connections are counted instead.
     """
 
     name: str
@@ -29,10 +29,10 @@ class Interface:
 
 
 class Counters(NamedTuple):
-    """What was carried: bytes and packets, repeats too.
+    """Bytes and packets, sent and received, including repeated ones.
 
-    On an interface bytes are with all headers and acknowledgements, and whatever else the host sends there counts too.
-    Of a process's own sockets they are without headers, and nobody else's.
+    On an interface, bytes include all headers and acknowledgements, and the host's other traffic. Bytes of a process's
+    own sockets exclude both.
     """
 
     bytes_sent: int = 0
@@ -50,12 +50,12 @@ class Counters(NamedTuple):
 
 
 def find_interface(comm: Communicator, meeting: Meeting | None) -> Interface | None:
-    """The interface that carries what this rank sends to the others, with the ranks that count on it.
+    """The interface that carries this rank's messages to the others, with the ranks that count on it.
 
-    Between ranks that share all interfaces the kernel delivers by loopback, whichever interface gloo was told. Its
-    counters are of all programs on the host, so each rank counts its own sockets. Else it is the first in
-    GLOO_SOCKET_IFNAME, or the one that faces rank 0. None for a single rank, or where none is found. Every rank must
-    call it.
+    Between ranks that share all interfaces, the kernel delivers by loopback, whichever interface gloo uses. Its
+    counters include all programs on the host, so each rank counts its own sockets. Otherwise it is the first in
+    GLOO_SOCKET_IFNAME, or the one that faces rank 0. None for a single rank, or if none is found. Every rank must call
+    it.
     """
     if meeting is None:
         return None
@@ -70,7 +70,7 @@ def find_interface(comm: Communicator, meeting: Meeting | None) -> Interface | N
 
 
 def has_counters(interface: str) -> bool:
-    """Whether `interface` can be read now."""
+    """Whether the counters of `interface` can be read now."""
     try:
         read_counters(interface)
     except OSError:
@@ -79,8 +79,8 @@ def has_counters(interface: str) -> bool:
 
 
 def read_counters(interface: str) -> Counters:
-    """The counters of `interface` in this process's network namespace, since it came up. OSError: there is none."""
-    # As the kernel has them: psutil's own account of wrapped counters would be shared with whoever else asks it.
+    """The counters of `interface` in this process's network namespace, since it came up. Raises OSError."""
+    # The kernel's values: psutil's correction of wrapped counters would be shared with its other users.
     found = psutil.net_io_counters(pernic=True, nowrap=False).get(interface)
     if found is None:
         raise OSError(f"the interface {interface} is gone")
@@ -88,9 +88,9 @@ def read_counters(interface: str) -> Counters:
 
 
 class OwnSockets:
-    """What this process's TCP connections have carried, by the kernel's account of each (TCP_INFO; Linux).
+    """The bytes and packets of this process's TCP connections, by the kernel's counts for each (TCP_INFO; Linux).
 
-    What a connection carries between the last reading and its end is not seen.
+    What a connection carries between the last reading and its end is not counted.
     """
 
     def __init__(self) -> None:
@@ -99,14 +99,14 @@ class OwnSockets:
 
     @staticmethod
     def are_told() -> bool:
-        """Whether the kernel tells it."""
+        """Whether the kernel reports them."""
         if not FOLDER.exists() or not hasattr(socket, "TCP_INFO"):
             return False
         with socket.socket() as one:
             return len(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)) >= _SENT + struct.calcsize("=Q")
 
     def read(self) -> Counters:
-        """The sum so far, with connections that have ended."""
+        """The sum so far, including connections that have ended."""
         now = dict(_sockets())
         for number in self._open.keys() - now.keys():
             self._ended = self._ended.plus(self._open[number])
@@ -118,12 +118,12 @@ class OwnSockets:
 
 
 FOLDER = Path("/proc/self/fd")
-# In the kernel's struct tcp_info: received, segments out and in, sent (Linux 4.19 and later).
+# Offsets in the kernel's struct tcp_info: received, segments out and in, sent (Linux 4.19 and later).
 _INFO, _RECEIVED, _SEGMENTS, _SENT = 256, 128, 136, 200
 
 
 def _sockets() -> Iterator[tuple[str, Counters]]:
-    """Every TCP socket of this process, by its number."""
+    """Every TCP socket of this process, with its number."""
     for entry in os.scandir(FOLDER):
         with contextlib.suppress(OSError):  # closed meanwhile
             number = os.readlink(entry.path)
@@ -158,11 +158,11 @@ class WireCounter:
         self._last = self._now()
 
     def pause(self) -> None:
-        """Leave out what is sent from now on."""
+        """Do not count what is sent from now on."""
         self._last = None
 
     def read(self) -> Counters:
-        """The sum so far. Raises OSError when the interface is gone or was made again."""
+        """The sum so far. Raises OSError if the interface is gone or was created again."""
         now = self._now()
         moved = now.less(self._last or now)
         if min(moved) < 0:

@@ -1,5 +1,4 @@
-"""What distinguishes the model types, pytorch-transformers 1.2.0's five and our vision transformer: classes,
-configurations, vocabularies."""
+"""Model types: pytorch-transformers 1.2.0's five and our ViT, with their classes, configurations, vocabularies."""
 
 import logging
 from collections.abc import Sequence
@@ -16,7 +15,8 @@ from cos598d.models import vit, vit_config
 from cos598d.terminal.printable import printable
 from cos598d.terminal.reading import read_json
 
-# Its remarks (RoBERTa's on every batch without its special tokens) are not for the user of a training run.
+# Its warnings (such as RoBERTa's about every batch without its special tokens) would confuse the user of a training
+# run.
 logging.getLogger("pytorch_transformers").setLevel(logging.ERROR)
 
 HEADS = {
@@ -31,14 +31,14 @@ class Architecture:
     """One model type.
 
     prefix            of its class names: "Bert" in BertConfig, BertForSequenceClassification
-    sizes             whole numbers > 0 that its config.json must give, without which the library would silently
-                      take those of its own default model; alternatives are separated by "|"
-    dropouts          its configuration's names for probabilities of dropout
-    vocabulary_files  what its tokenizer reads from a folder; none of a type that reads images
-    tiny              the smallest shape (`tiny`, `vit-tiny`) in its own names
-    module            where its classes are
-    head              the simplest of HEADS that it has
-    usual             what --model_name_or_path means where this type is asked for and no model is named
+    sizes             whole numbers > 0 that its config.json must give; otherwise the library would silently take those
+                      of its own default model; alternatives are separated by "|"
+    dropouts          its configuration's names for dropout probabilities
+    vocabulary_files  the files that its tokenizer reads from a folder; none for a type that reads images
+    tiny              the smallest shape (`tiny`, `vit-tiny`) in the type's own names
+    module            the module of its classes
+    head              its simplest one of HEADS
+    usual             the default of --model_name_or_path for this type
     """
 
     prefix: str
@@ -69,7 +69,7 @@ ARCHITECTURES = {
         sizes=(*_BERT_SIZES, "max_position_embeddings"),
         dropouts=_BERT_DROPOUTS,
         vocabulary_files=("vocab.json", "merges.txt"),
-        # RoBERTa counts positions from 2 and has one segment.
+        # RoBERTa counts positions from 2 and has only one segment.
         tiny={**_BERT_TINY, "max_position_embeddings": 514, "type_vocab_size": 1},
         usual="roberta-base",
     ),
@@ -116,7 +116,7 @@ TEXT_TYPES = tuple(name for name in ARCHITECTURES if name not in IMAGE_TYPES)
 
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", dict: "an object"}
-# Outside these a configuration builds no model, or one whose numbers are not finite; nobody trains more layers.
+# Outside these ranges a configuration builds no model, or one with non-finite numbers; nobody trains more layers.
 _RANGES = {
     "layer_norm_eps": (1e-30, 1.0),
     "initializer_range": (0.0, 10.0),
@@ -131,7 +131,7 @@ def config_class(model_type: str) -> type:
 
 
 def model_class(model_type: str, head: str) -> type[torch.nn.Module]:
-    """The library's class for a type and a head; UserError where it has none (RoBERTa's question answering)."""
+    """The library's class for a type and a head. Raises UserError if there is none (RoBERTa's question answering)."""
     suffix = HEADS[head]
     of_types = {name: getattr(one.module, one.prefix + suffix, None) for name, one in ARCHITECTURES.items()}
     found = of_types[model_type]
@@ -145,9 +145,9 @@ def model_class(model_type: str, head: str) -> type[torch.nn.Module]:
 
 
 def new_config(model_type: str, vocabulary_size: int, sizes: dict[str, int | bool]):
-    """A configuration of the given sizes, in the type's own names; everything else as the library's default.
+    """A configuration of the given sizes, in the type's own names; everything else has the library's defaults.
 
-    The vocabulary's size means nothing to a type that reads images.
+    A type that reads images ignores the vocabulary's size.
     """
     if model_type in IMAGE_TYPES:
         return config_class(model_type)(**sizes)
@@ -157,7 +157,7 @@ def new_config(model_type: str, vocabulary_size: int, sizes: dict[str, int | boo
 
 
 def read_config(path: Path, model_type: str):
-    """The configuration in the file `path`; UserError where it is missing, no JSON, or not one of this type."""
+    """The configuration in the file `path`. Raises UserError if it is missing, not JSON, or not of this type."""
     try:
         values = read_json(path)
     except FileNotFoundError as error:
@@ -181,7 +181,7 @@ def read_config(path: Path, model_type: str):
     config = new_config(model_type, -1, {})
     _check_types(path, values, config)
     for name, value in values.items():
-        # Newer files use names (vocab_size) that are properties here; some of them only for reading.
+        # Newer files use names (vocab_size) that are properties here, some of them read-only.
         described = getattr(type(config), name, None)
         if not isinstance(described, property):
             config.__dict__[name] = value
@@ -196,9 +196,9 @@ def read_config(path: Path, model_type: str):
 
 
 def _check_types(path: Path, values: dict[str, Any], config: Any) -> None:
-    """Raise UserError for a value of another type than the library's own configuration has under that name.
+    """Raise UserError for a value whose type differs from the library's own configuration.
 
-    Names that it does not have are from newer libraries and stay, except for those that would replace its methods.
+    Names that it lacks come from newer libraries and stay, except those that would replace its methods.
     """
     for name, value in values.items():
         own = vars(config).get(name)
@@ -224,17 +224,18 @@ def _wrong(path: Path, name: str, value: Any, wanted: str) -> UserError:
 
 
 def longest_sequence(model_type: str, config) -> int | None:
-    """The most tokens an input may have, special tokens included; None where positions are relative (XLNet), and for
-    images, which have all as many."""
+    """The most tokens in an input, including special tokens; None if positions are relative (XLNet), and for images,
+    which all have the same number."""
     if model_type == "xlnet" or model_type in IMAGE_TYPES:
         return None
     return config.max_position_embeddings - (2 if model_type == "roberta" else 0)
 
 
 def vocabulary_length(model_type: str, source: Path | Sequence[str]) -> int:
-    """The number of ids that a vocabulary can give, the largest id plus one, read from the tokenizer's own file.
+    """The number of ids in a vocabulary, the largest id plus one, read from the tokenizer's own file.
 
-    `source` is a folder, a vocabulary file, or a list of word pieces. UserError where a file is missing or unreadable.
+    `source` is a folder, a vocabulary file, or a list of word pieces. Raises UserError if a file is missing or
+    unreadable.
     """
     if not isinstance(source, Path):
         return len(source)
@@ -246,7 +247,7 @@ def vocabulary_length(model_type: str, source: Path | Sequence[str]) -> int:
                 f"Give --tokenizer_name a folder with {' and '.join(files)}."
             )
     path = source / files[0] if source.is_dir() else source
-    # Tokens that were given to a saved tokenizer beyond its vocabulary; pytorch-transformers writes {} for none.
+    # Tokens that were added to a saved tokenizer; pytorch-transformers writes {} for none.
     added = path.parent / "added_tokens.json"
     try:
         extra = _largest_id(added) + 1 if added.is_file() else 0
@@ -265,5 +266,5 @@ def vocabulary_length(model_type: str, source: Path | Sequence[str]) -> int:
 
 
 def _largest_id(path: Path) -> int:
-    """The largest id in a JSON object of tokens and ids, -1 in an empty one."""
+    """The largest id in a JSON object of tokens and ids; -1 in an empty one."""
     return max(read_json(path).values(), default=-1)

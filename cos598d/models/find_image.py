@@ -1,4 +1,4 @@
-"""What a vision model's name means: a shape with random weights for the task's images, a folder, or the hub's."""
+"""The meaning of a vision model's name: a random shape for the task's images, a folder, or a name on the hub."""
 
 import math
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ DEFAULT_FORM = ImageForm(224, 3)
 
 @dataclass(frozen=True)
 class FoundVit:
-    """What a name means: configuration, file of weights (None: random ones), encoder, words, and a configuration's file
-    that does not lie next to the weights."""
+    """What a name means: configuration, weights file (None: random), encoder, description, and a configuration file
+    that is not next to the weights."""
 
     config: Any
     weights: Path | None
@@ -33,10 +33,10 @@ class FoundVit:
 def find_vit(
     name: str, model_type: str, config_name: str | None, cache_dir: str | None, form: ImageForm | None
 ) -> FoundVit:
-    """Find what `name` means for images of this `form` (None: 224 x 224, coloured). Raises UserError.
+    """Find the model `name` for images of this `form` (None: 224 x 224, coloured). Raises UserError.
 
-    A shape with random weights takes images as they are: `vit-tiny` in patches that suit their size, `vit-base` in
-    patches of 16 pixels. A model with weights has a size of its own, to which images are brought.
+    A random shape takes images unchanged: `vit-tiny` in patches that suit their size, `vit-base` in patches of 16
+    pixels. A model with weights has a size of its own, to which images are scaled.
     """
     if name in VIT_SHAPES and not config_name:
         config = _shape(name, form or DEFAULT_FORM)
@@ -52,7 +52,7 @@ def find_vit(
     if config_name:
         config, config_file = _named_config(config_name, model_type, cache_dir, form)
     else:
-        assert folder is not None  # else there is a shape, which needs no file
+        assert folder is not None  # otherwise it is a shape, which needs no file
         config = read_config(folder / "config.json", model_type)
     if form and form.is_asked_for and form.size != config.image_size:
         raise UserError(
@@ -77,7 +77,7 @@ def _shape(name: str, form: ImageForm) -> ViTConfig:
 def _named_config(
     name: str, model_type: str, cache_dir: str | None, form: ImageForm | None
 ) -> tuple[ViTConfig, Path | None]:
-    """The configuration that --config_name means: a shape's, a file's, a folder's or the hub's; and its file."""
+    """The configuration that --config_name means (a shape's, a file's, a folder's or the hub's), and its file."""
     if name in VIT_SHAPES:
         return _shape(name, form or DEFAULT_FORM), None
     path = Path(name).expanduser()
@@ -87,9 +87,9 @@ def _named_config(
 
 
 def _read_encoder(folder: Path | None, config: ViTConfig) -> ImageEncoder:
-    """The encoder that the model was trained with, as its preprocessor_config.json says; without one, values of -1...1.
+    """The encoder of the model's training, from its preprocessor_config.json; without one, values of -1...1.
 
-    Raises UserError for channels that no image has, and where the file says what cannot be.
+    Raises UserError for a number of channels that no image has, and for impossible values in the file.
     """
     channels = config.num_channels
     if channels not in (1, 3):

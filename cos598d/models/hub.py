@@ -1,4 +1,4 @@
-"""A pretrained model's files from the model hub or its cache; where there is no network, a sentence in bounded time."""
+"""A pretrained model's files from the model hub or its cache. Without a network, a sentence within bounded time."""
 
 import re
 import threading
@@ -18,11 +18,11 @@ WAYS_OUT = (
 )
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[A-Za-z0-9][\w./-]*)?", re.ASCII)
 
-huggingface_hub.logging.set_verbosity_error()  # what goes wrong, this module says itself
+huggingface_hub.logging.set_verbosity_error()  # this module reports what goes wrong
 
 
 class _NoBar(huggingface_hub.utils.tqdm):
-    """No progress bar: for the small files next to the weights."""
+    """No progress bar, for the small files next to the weights."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **{**kwargs, "disable": True})
@@ -36,23 +36,23 @@ def is_hub_name(name: str) -> bool:
 def hub_folder(
     name: str, needed: Sequence[tuple[str, ...]], optional: Sequence[str] = (), cache_dir: str | None = None
 ) -> Path:
-    """The local folder that holds files of the model `name`, downloaded where the cache lacks them.
+    """The local folder with files of the model `name`, downloaded if the cache lacks them.
 
-    `name` may say which revision (NAME@REVISION: a branch, a tag or a commit's whole hash); else it is the main branch
-    as it is when the cache is filled. The folder's name is the commit's hash.
-    `needed` lists groups of file names: of each group one is wanted, the first that exists; `optional` files are
-    fetched if the model has them. Only these files are downloaded, all of one revision. Where the cache holds them
-    all the network is not asked, so ranks that start at different moments take the same revision. Processes
-    that ask at the same moment download once: huggingface_hub locks each file.
+    `name` may have a revision (NAME@REVISION: a branch, a tag or a commit's full hash). The default is the main branch
+    at the time when the cache is filled. The folder's name is the commit's hash. `needed` lists groups of file names:
+    of each group, the first that exists is fetched. `optional` files are fetched if the model has them. Only these
+    files are downloaded, all of one revision. If the cache has all of them, the network is not used, so ranks that
+    start at different times get the same revision. Processes that ask at the same time download only once:
+    huggingface_hub locks each file.
 
-    Raises HubUnreachable within about REACH_SECONDS (at once where HF_HUB_OFFLINE forbids the network), and
-    UserError where the hub has no such model or file or the download breaks off.
+    Raises HubUnreachable within about REACH_SECONDS (at once if HF_HUB_OFFLINE forbids the network). Raises UserError
+    if the hub has no such model or file, or if the download is interrupted.
     """
     wanted = [*needed, *((file,) for file in optional)]
     folder = _cached_folder(name, wanted, cache_dir)
     if folder:
         return folder
-    # Where the cache lacks nothing but an optional file, it will do if the hub cannot be asked for that one.
+    # If the cache lacks only an optional file, and the hub cannot be asked for it, the cache is enough.
     enough = _cached_folder(name, needed, cache_dir)
     try:
         _ask(name, needed[0][0])
@@ -64,17 +64,17 @@ def hub_folder(
 
 
 def _split(name: str) -> tuple[str, str | None]:
-    """A model's name and the revision that it asks for, None for the main branch."""
+    """A model's name and its revision; None for the main branch."""
     model, _, revision = name.partition("@")
     return model, revision or None
 
 
 def _cached_folder(name: str, groups: Sequence[tuple[str, ...]], cache_dir: str | None) -> Path | None:
-    """The snapshot in the cache if it answers for every group: by a file, or by the note that the hub has none."""
+    """The snapshot in the cache if it covers every group: by a file, or by a note that the hub has none."""
     folder = None
     model, revision = _split(name)
     for group in groups:
-        # A path, None where nothing is known, or an object that notes that the hub has no such file.
+        # A path, None if nothing is known, or an object that means that the hub has no such file.
         answers = [
             huggingface_hub.try_to_load_from_cache(model, file, cache_dir=cache_dir, revision=revision)
             for file in group
@@ -88,11 +88,10 @@ def _cached_folder(name: str, groups: Sequence[tuple[str, ...]], cache_dir: str 
 
 
 def _ask(name: str, file: str) -> None:
-    """Ask the hub for one file's description; raises HubUnreachable after REACH_SECONDS, UserError on a refusal.
+    """Ask the hub for one file's description. Raises HubUnreachable after REACH_SECONDS, and UserError on a refusal.
 
-    huggingface_hub's own download retries an unreachable hub for longer than a user should wait. Name resolution,
-    proxies and several addresses each wait by their own rules, so the question has a thread of its own and the
-    clock decides.
+    huggingface_hub's own download retries an unreachable hub for too long. Name resolution, proxies and several
+    addresses each have their own timeouts. So the question runs in its own thread, and the clock decides.
     """
     if constants.HF_HUB_OFFLINE:
         raise HubUnreachable(
@@ -116,7 +115,7 @@ def _ask(name: str, file: str) -> None:
         return
     error = caught[0] if caught else TimeoutError(f"no answer within {REACH_SECONDS:.0f} s")
     if isinstance(error, errors.EntryNotFoundError):
-        return  # the model is there; what a missing file means is for the download to say
+        return  # the model exists; the download reports a missing file
     raise _refusal(name, error) or HubUnreachable(
         f"{name} is not a folder here, and the model hub at {constants.ENDPOINT} cannot be reached ({_reason(error)}). "
         f"{WAYS_OUT}"
@@ -124,13 +123,13 @@ def _ask(name: str, file: str) -> None:
 
 
 def _download(name: str, groups: Sequence[tuple[str, ...]], needed: int, cache_dir: str | None) -> Path:
-    """Fetch the first existing file of each group; only the first `needed` groups must have one."""
+    """Fetch the first existing file of each group. Only the first `needed` groups must have one."""
     folder: Path | None = None
     model, wanted = _split(name)
     for index, group in enumerate(groups):
         for file in group:
             bar = None if file.endswith((".safetensors", ".bin")) else _NoBar
-            # The first download follows the branch or tag; the others stay at the commit that it found.
+            # The first download follows the branch or tag; the others use the commit that it found.
             revision = folder.name if folder else wanted
             try:
                 path = huggingface_hub.hf_hub_download(
@@ -138,7 +137,7 @@ def _download(name: str, groups: Sequence[tuple[str, ...]], needed: int, cache_d
                 )
             except errors.RemoteEntryNotFoundError:
                 continue
-            except Exception as error:  # whatever the network and the disk come up with, the user needs one sentence
+            except Exception as error:  # whatever the network and the disk do, the user needs one sentence
                 raise _refusal(name, error) or UserError(
                     f"the download of {file} of {name} from the model hub broke off ({_reason(error)}). "
                     f"Start again. {WAYS_OUT}"
@@ -154,7 +153,7 @@ def _download(name: str, groups: Sequence[tuple[str, ...]], needed: int, cache_d
 
 
 def _refusal(name: str, error: BaseException) -> UserError | None:
-    """The sentence for a hub that did answer, and whose answer was no."""
+    """The error for a hub that answered with a refusal."""
     if isinstance(error, errors.GatedRepoError):
         return UserError(f"the hub's model {name} is gated. Ask for access there and set HF_TOKEN. {WAYS_OUT}")
     if isinstance(error, errors.RevisionNotFoundError) and "@" in name:
@@ -169,7 +168,7 @@ def _refusal(name: str, error: BaseException) -> UserError | None:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what lies at the bottom of `error`, short enough for a sentence."""
+    """The first line of the innermost cause of `error`, shortened for a sentence."""
     while error.__cause__ is not None:
         error = error.__cause__
     return first_line(error)

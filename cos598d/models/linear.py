@@ -1,8 +1,8 @@
-"""Linear layers in float32 by oneDNN, where torch's own choice leaves half of the processor idle.
+"""Linear layers in float32 by oneDNN, on CPUs where torch's default library leaves half of the CPU idle.
 
-torch multiplies float32 matrices by MKL, which uses instructions of 512 bits only on Intel's processors; oneDNN, which
-torch brings along and takes for 16 bits, uses what the processor has. The numbers are float32 all the same, added up in
-another order.
+torch multiplies float32 matrices with MKL, which uses 512-bit instructions only on Intel CPUs. oneDNN, which torch
+includes and uses for 16 bits, uses all that the CPU has. Numbers are float32 in both, but are added up in another
+order.
 """
 
 from functools import cache
@@ -18,10 +18,11 @@ _CPU_FACTS = Path("/proc/cpuinfo")
 
 @cache
 def mkl_is_slow() -> bool:
-    """Whether this processor has AVX-512 and is none of Intel's, and torch has both libraries.
+    """Whether this CPU has AVX-512 but is not Intel's, and torch has both libraries.
 
-    The processor decides, not a probe: the libraries differ in the last bits. A probe on a busy machine may choose one
-    library in one process and the other in the next. Then ranks differ, and so does a run that is resumed.
+    This depends on the CPU, not on a measurement, because the libraries differ in the last bits. On a busy machine a
+    measurement could choose one library in one process and the other in the next. Then ranks would differ, and so would
+    a resumed run.
     """
     has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     if not has_both or torch.backends.cpu.get_cpu_capability() != "AVX512" or not _CPU_FACTS.exists():
@@ -32,7 +33,7 @@ def mkl_is_slow() -> bool:
 def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """rows (n, inputs) times weight (outputs, inputs) transposed, plus bias (outputs), by oneDNN: (n, outputs).
 
-    float32 on the CPU, without gradients.
+    For float32 on the CPU, without gradients.
     """
     return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
 
@@ -61,7 +62,7 @@ class Product(torch.autograd.Function):
 
 
 class Linear(nn.Linear):
-    """torch's layer, computed by oneDNN where its tensors are float32 on the CPU and autocast is off."""
+    """torch's layer, computed by oneDNN if its tensors are float32 on the CPU and autocast is off."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         is_float32 = input.dtype == self.weight.dtype == torch.float32
@@ -71,7 +72,7 @@ class Linear(nn.Linear):
 
 
 def multiply_by_the_faster(model: nn.Module) -> None:
-    """Let the linear layers of `model` be computed by the faster library. Their weights and names stay."""
+    """Make the faster library compute the linear layers of `model`. Their weights and names do not change."""
     if mkl_is_slow():
         for module in model.modules():
             if type(module) is nn.Linear:

@@ -1,4 +1,4 @@
-"""How many floating-point operations a training step needs, by formula: those of matrix products, without padding."""
+"""The floating-point operations of a training step, by formula: those of matrix products, without padding."""
 
 from typing import Any
 
@@ -6,24 +6,24 @@ import numpy as np
 
 from cos598d.models.architectures import IMAGE_TYPES
 
-# The names of a configuration's width, inner width and number of layers, of the types that the formula knows.
+# A configuration's names for width, inner width and number of layers, for the types that the formula supports.
 _SIZES = {
     **dict.fromkeys(("bert", "roberta", "vit"), ("hidden_size", "intermediate_size", "num_hidden_layers")),
     "distilbert": ("dim", "hidden_dim", "n_layers"),
 }
-_FIRST_ONLY = ("bert", "roberta")  # their last layer computes only the first token's output for a classifier
-_POOLED = ("bert", "roberta", "distilbert")  # a layer of the model's width comes before their classifier
-BACKWARD = 2  # times the forward's: each product has one for its input's gradient and one for its weight's
+_FIRST_ONLY = ("bert", "roberta")  # for a classifier, their last layer computes only the first token's output
+_POOLED = ("bert", "roberta", "distilbert")  # their classifier has a layer of the model's width before it
+BACKWARD = 2  # relative to the forward's: each product has one for its input's gradient and one for its weight's
 
 
 def training_operations(
     model_type: str, config: Any, head: str, num_labels: int, lengths: np.ndarray
 ) -> np.ndarray | None:
-    """Operations of a forward and a backward pass of each example, int64 (examples); None of an unknown type.
+    """Operations of a forward and a backward pass of each example, int64 (examples,); None for an unknown type.
 
-    `lengths` are the examples' tokens without padding, (examples); images ignore them. A multiplication and an
-    addition are two. Counted are the products that the loss needs: of the layers, of attention, of the pooler and of
-    the head. Looking up embeddings, norms, activations and the optimizer are left out; they are a few percent.
+    `lengths` are the examples' tokens without padding, (examples,); images ignore them. A multiplication and an
+    addition count as two operations. Only products that the loss needs count: of the layers, of attention, of the
+    pooler and of the head. Embedding lookups, norms, activations and the optimizer, a few percent, are left out.
     """
     if model_type not in _SIZES:
         return None
@@ -31,11 +31,12 @@ def training_operations(
     tokens, first = np.asarray(lengths, dtype=np.int64), 0
     if model_type in IMAGE_TYPES:
         patches = (config.image_size // config.patch_size) ** 2
-        first = patches * 2 * config.num_channels * config.patch_size**2 * width  # nothing needs its input's gradient
+        # the gradient of its input is not needed
+        first = patches * 2 * config.num_channels * config.patch_size**2 * width
         tokens = np.full_like(tokens, 1 + patches)
 
     def layer(asked: np.ndarray) -> np.ndarray:
-        """Of a layer whose output is computed for so many tokens of each example."""
+        """Operations of a layer whose output is computed for `asked` tokens of each example."""
         keys_and_values, of_asked = 2 * 2 * width**2 * tokens, (2 * 2 * width**2 + 2 * 2 * width * inner) * asked
         return keys_and_values + of_asked + 2 * 2 * width * tokens * asked
 

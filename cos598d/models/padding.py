@@ -1,8 +1,8 @@
-"""Padding left out: of what BERT's encoder computes, and of the scores that a question answering head gives.
+"""Padding skipped: in what BERT's encoder computes, and in the scores of a question answering head.
 
-The library computes a padded batch, and padding costs what tokens cost. Here the tokens of all examples stand side by
-side, every layer has them alone, and attention is within each example. Losses and gradients are the same up to
-rounding: no token attends to padding, and what becomes of padding nobody reads.
+The library computes padding in a batch, which costs as much as tokens. Here the tokens of all examples are packed,
+layers compute only these, and attention stays within each example. Losses and gradients are the same up to rounding: no
+token attends to padding, and nothing reads its outputs.
 """
 
 import copy
@@ -14,16 +14,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from cos598d.data.library import modeling_bert
 
-# oneDNN prepares a product for each number of rows that it has not seen, for 1 to 4 ms.
+# oneDNN prepares a product for each new number of rows, which takes 1 to 4 ms.
 MULTIPLE = 32
 
 
 class Packing:
-    """Where the tokens of a padded batch stand in it.
+    """The positions of the tokens in a padded batch.
 
-    mask: (batch, sequence), True for tokens. Packed they are (tokens, width): example after example, in the batch's
-    order, and then so much of the padding that there is a multiple of MULTIPLE, if it goes so far. `asked` are the
-    places among them whose output a layer is to compute, None for all.
+    mask: (batch, sequence), True for tokens. Packed tokens are (tokens, width): example after example, in the batch's
+    order. Some padding follows, if there is any, to make a multiple of MULTIPLE. `asked` are the indices of the tokens
+    whose output a layer computes; None for all.
     """
 
     def __init__(self, mask: torch.Tensor):
@@ -40,29 +40,29 @@ class Packing:
         return padded.flatten(0, 1).index_select(0, self._places)
 
     def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What was asked for: (batch, sequence, width), anything in the padding, or first tokens (batch, 1, width)."""
+        """What was computed: (batch, sequence, width) with any values in padding, or first tokens (batch, 1, width)."""
         if self._asked is not None:
             return tokens.unsqueeze(1)
         padded = tokens.new_zeros(self._shape.numel(), tokens.shape[1])
         return padded.index_copy(0, self._places, tokens).unflatten(0, self._shape)
 
     def asking_for_first(self) -> "Packing":
-        """The same packing where only the output for each example's first token is asked for."""
+        """The same packing, but only the output for each example's first token is computed."""
         ends, first = torch.tensor(self.lengths).cumsum(0), copy.copy(self)
         first._asked = ends - torch.tensor(self.lengths)
         return first
 
     def asked(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Of (tokens, width) those whose output is asked for."""
+        """The rows of (tokens, width) whose output is computed."""
         return tokens if self._asked is None else tokens.index_select(0, self._asked)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int, dropout: float
     ) -> torch.Tensor:
-        """Each token's mean of its example's values, weighted by how well its query fits their keys, head by head.
+        """Attention: each token's mean of its example's values, weighted by its query's fit to their keys, per head.
 
-        key, value: (tokens, width); query and what is returned: those asked for, (asked, width). `dropout` is the
-        probability with which a weight is dropped.
+        key, value: (tokens, width). query and the result: (asked, width), for the tokens whose output is computed.
+        `dropout` is the probability with which a weight is dropped.
         """
         if query.dtype.itemsize == 2:  # torch's kernel for 16 bits has a backward that takes ten times as long
             query, key, value = query.float(), key.float(), value.float()
@@ -72,13 +72,13 @@ class Packing:
         queries, keys, values = (
             x.unflatten(1, (1, heads, -1)).permute(1, 2, 0, 3).split(lengths, 2) for x, lengths in sides
         )
-        with torch.autocast("cpu", enabled=False):  # zip leaves out keys of padding, of which no query was asked for
+        with torch.autocast("cpu", enabled=False):  # zip drops the keys of padding, which have no query
             mixed = [scaled_dot_product_attention(q, k, v, dropout_p=dropout) for q, k, v in zip(queries, keys, values)]
         return torch.cat([part.transpose(1, 2) for part in mixed], dim=1).flatten(2).squeeze(0)
 
 
 class PackedSelfAttention(modeling_bert.BertSelfAttention):
-    """The library's self-attention, which takes packed tokens too: with a Packing where it has its mask."""
+    """The library's self-attention, which also takes packed tokens, with a Packing in place of its mask."""
 
     def forward(self, hidden_states, attention_mask, head_mask=None):
         if not isinstance(attention_mask, Packing):
@@ -90,7 +90,7 @@ class PackedSelfAttention(modeling_bert.BertSelfAttention):
 
 
 class PackedAttention(modeling_bert.BertAttention):
-    """As above: self-attention, and the sum of its input and output."""
+    """The same for the block of self-attention plus the sum of its input and output."""
 
     def forward(self, input_tensor, attention_mask, head_mask=None):
         if not isinstance(attention_mask, Packing):
@@ -100,11 +100,11 @@ class PackedAttention(modeling_bert.BertAttention):
 
 
 class PackedEncoder(modeling_bert.BertEncoder):
-    """The library's encoder, which packs on a CPU; of the last layer it computes the first tokens alone where the head
-    reads no other (`first_only`).
+    """The library's encoder, which packs on a CPU. If the head reads only first tokens (`first_only`), the last layer
+    computes only these.
 
-    What it does not know (attention or all layers' outputs to be returned, masks of heads, an example that does not
-    begin with a token) is the library's, as is all on a GPU, where counting tokens would hold up the stream.
+    Other cases use the library's code: returned attention or hidden states, head masks, and an example that does not
+    begin with a token. So does everything on a GPU, where counting tokens would make the host wait.
     """
 
     first_only = False
@@ -132,10 +132,10 @@ _PACKED: dict[type, type[nn.Module]] = {
 
 
 def leave_out_padding(model: nn.Module, head: str) -> None:
-    """Let a model of the library, with one of its heads, leave padding out; a vision transformer has none.
+    """Make a model of the library, with one of its heads, skip padding. A vision transformer has none.
 
-    BERT's and RoBERTa's encoders compute no padding any more; the other types' do. A question answering head scores it
-    as impossible. Modules, weights and their names stay; an encoder's classes become subclasses of the library's.
+    BERT's and RoBERTa's encoders no longer compute padding; the other types' do. A question answering head scores it as
+    impossible. Modules, weights and their names stay. An encoder's classes become subclasses of the library's.
     """
     for module in model.modules():
         packed = _PACKED.get(type(module))
@@ -149,20 +149,20 @@ def leave_out_padding(model: nn.Module, head: str) -> None:
 
 
 def leaves_out_padding(model: nn.Module) -> bool:
-    """Whether padding costs next to nothing on a CPU."""
+    """Whether padding costs almost nothing on a CPU."""
     return any(isinstance(module, PackedEncoder) for module in model.modules())
 
 
 def cuts_by_length(model: nn.Module, on_cpu: bool) -> bool:
-    """Whether a rank's share of a batch is cut into groups of similar length: where its padding would cost."""
+    """Whether a rank's share of a batch is split into groups of similar length, because padding would cost time."""
     return on_cpu and not leaves_out_padding(model)
 
 
 def _mask_scores(model: nn.Module, outputs: nn.Linear) -> None:
-    """Give padding no share in the softmax over a sequence's tokens, which the library's heads leave in.
+    """Exclude padding from the softmax over a sequence's tokens, in which the library's heads include it.
 
-    Else a loss would depend on how far its batch happens to be padded, and so on the number of ranks. By hooks, so that
-    the model's class and the names of its weights stay the library's.
+    Otherwise a loss would depend on how far its batch is padded, and so on the number of ranks. Hooks do this, so the
+    model's class and the names of its weights stay the library's.
     """
     masks: list[torch.Tensor] = []
 

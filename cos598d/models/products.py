@@ -1,4 +1,4 @@
-"""How fast one core multiplies matrices in each precision, on the shape of a model's widest layer."""
+"""The speed of matrix products on one core, in each precision, for the shape of a model's widest layer."""
 
 from functools import partial
 from typing import NamedTuple
@@ -11,13 +11,14 @@ from cos598d.models.linear import mkl_is_slow, multiply
 from cos598d.world.processor import seconds_in_turn
 
 LEAST_ROWS, MOST_ROWS = 64, 1024  # tokens of the product
-MOST_OPERATIONS = 80e6  # of the product: a narrow layer has more rows, and of a wide one fewer outputs are computed
+# of the product: a narrow layer gets more rows, and only some outputs of a wide one are computed
+MOST_OPERATIONS = 80e6
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-PEAK_SIDE = 512  # of the square matrices whose product tells a core's peak
+PEAK_SIDE = 512  # side of the square matrices whose product measures a core's peak
 
 
 class ProductShape(NamedTuple):
-    """A product's: rows (rows, inputs) times a weight (outputs, inputs), transposed."""
+    """The shape of a product: rows (rows, inputs) times a weight (outputs, inputs), transposed."""
 
     rows: int
     inputs: int
@@ -33,7 +34,7 @@ class ProductShape(NamedTuple):
 
 
 def widest_product(model: nn.Module) -> ProductShape:
-    """The product of some tokens and the model's largest linear layer, cut to MOST_OPERATIONS."""
+    """The product of some tokens and the model's largest linear layer, limited to MOST_OPERATIONS."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     widest = max(layers, key=lambda layer: layer.in_features * layer.out_features)
     inputs, outputs = widest.in_features, widest.out_features
@@ -44,7 +45,7 @@ def widest_product(model: nn.Module) -> ProductShape:
 def seconds_of_product(shape: ProductShape, *precisions: str) -> dict[str, float]:
     """Seconds of one core for one product of this shape in each of these precisions, measured now, in turn.
 
-    float32 is multiplied by the library that the model's layers use.
+    float32 uses the same library as the model's layers.
     """
     rows, weight = torch.ones(shape.rows, shape.inputs), torch.ones(shape.outputs, shape.inputs)
     calls = {}

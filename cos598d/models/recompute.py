@@ -8,16 +8,16 @@ from torch.utils.checkpoint import checkpoint
 from cos598d.data.library import modeling_bert
 from cos598d.models.vit import Block
 
-MODEL_TYPES = ("bert", "roberta", "vit")  # those whose encoders are made of these layers
+MODEL_TYPES = ("bert", "roberta", "vit")  # types whose encoders consist of these layers
 _LAYERS = (modeling_bert.BertLayer, Block)
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Let every layer of the model's encoder keep only its input for backward, which calls its forward once more.
+    """Make every layer of the model's encoder keep only its input for backward, which calls its forward once more.
 
     1. Forward keeps a layer's input and the state of the random generator.
-    2. When backward comes to the layer, its forward runs again from there: dropout draws the same masks.
-    3. Then the layer's backward runs as it does without this: gradients have the same bits.
+    2. When backward reaches the layer, its forward runs again from there: dropout draws the same masks.
+    3. Then the layer's backward runs as usual: gradients have the same bits.
 
     It costs one more forward for each backward. Memory holds one layer's activations and the inputs of all others.
     """

@@ -1,6 +1,6 @@
-"""The vision transformer, in torch alone: an image is a sequence of patches, and an encoder like BERT's classifies it.
+"""The vision transformer, in plain torch: an image is a sequence of patches, and an encoder like BERT's classifies it.
 
-Dosovitskiy et al., An image is worth 16x16 words, ICLR 2021, https://arxiv.org/abs/2010.11929. Modules are called as in
+Dosovitskiy et al., An image is worth 16x16 words, ICLR 2021, https://arxiv.org/abs/2010.11929. Modules are named as in
 the published checkpoints, so that their files fit, and ours fit `transformers.ViTForImageClassification`.
 """
 
@@ -23,10 +23,10 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class PatchProjection(nn.Conv2d):
-    """Every patch of pixels times the same matrix: a convolution that steps by whole patches, computed as that product.
+    """Every patch of pixels times the same matrix: a convolution with a stride of whole patches, computed as a product.
 
     Pixels (batch, channels, size, size) to (batch, patches, width). Its weight, (width, channels, patch, patch), has a
-    gradient that lies in memory as itself, which a convolution of one channel would not give.
+    contiguous gradient, which a convolution of one channel would not give.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -40,8 +40,8 @@ class Embeddings(nn.Module):
     """Pixels (batch, channels, size, size) to tokens (batch, 1 + patches, width).
 
     1. Each patch of pixels is projected.
-    2. A learned token is put first; what the encoder makes of it is what the image is classified by.
-    3. A learned vector for each place is added.
+    2. A learned token is put first; its output classifies the image.
+    3. A learned vector for each position is added.
     """
 
     def __init__(self, config: ViTConfig):
@@ -49,7 +49,7 @@ class Embeddings(nn.Module):
         width, patch = config.hidden_size, config.patch_size
         patches = (config.image_size // patch) ** 2
         if not patches:
-            raise ValueError(f"an image of {config.image_size} pixels a side has no patch of {patch}")
+            raise ValueError(f"an image of {config.image_size} pixels per side has no patch of {patch}")
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.position_embeddings = nn.Parameter(torch.empty(1, 1 + patches, width))
         self.patch_embeddings = nn.ModuleDict({"projection": PatchProjection(config.num_channels, width, patch, patch)})
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         width = config.hidden_size
         self.heads = config.num_attention_heads
         if width % self.heads:
-            raise ValueError(f"hidden_size {width} is no multiple of num_attention_heads {self.heads}")
+            raise ValueError(f"hidden_size {width} is not a multiple of num_attention_heads {self.heads}")
         self.attention = nn.ModuleDict(
             {name: nn.Linear(width, width, config.qkv_bias) for name in ("query", "key", "value")}
         )
@@ -91,7 +91,8 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Tokens (batch, tokens, width) to tokens: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    The norm comes before what it feeds (BERT's after the sum), so that the sums run undisturbed from first to last.
+    The norm comes before attention and mlp (BERT's after the sum), so the sums form an unchanged path from first to
+    last.
     """
 
     def __init__(self, config: ViTConfig):
@@ -111,7 +112,7 @@ class Block(nn.Module):
 
 
 class VitEncoder(nn.Module):
-    """One block after the other."""
+    """All blocks, one after the other."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -124,7 +125,7 @@ class VitEncoder(nn.Module):
 
 
 class ViT(nn.Module):
-    """Pixels (batch, channels, size, size) to what the encoder makes of each token (batch, 1 + patches, width)."""
+    """Pixels (batch, channels, size, size) to the encoder's output for each token (batch, 1 + patches, width)."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -138,7 +139,7 @@ class ViT(nn.Module):
 class ViTForImageClassification(nn.Module):
     """Pixels (batch, channels, size, size) to `config.num_labels` scores, from the encoder's first token.
 
-    As in pytorch-transformers outputs are a tuple: (scores,), or with `labels`, int64 (batch,), (mean loss, scores).
+    As in pytorch-transformers, outputs are a tuple: (scores,), or with `labels`, int64 (batch,), (mean loss, scores).
     """
 
     base_model_prefix = "vit"
@@ -153,7 +154,7 @@ class ViTForImageClassification(nn.Module):
         return (scores,) if labels is None else (functional.cross_entropy(scores, labels), scores)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw what is new of one module, as pytorch-transformers' models do when `apply` calls it."""
+        """Draw one module's new weights, as pytorch-transformers' models do when `apply` calls it."""
         deviation = self.config.initializer_range
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             nn.init.trunc_normal_(module.weight, std=deviation)

@@ -1,1 +1,1 @@
-"""The contract of the files on disk: what a record may say, each form said once. Torch-free."""
+"""The format of the files on disk: what a record may contain, each format defined once. Does not import torch."""

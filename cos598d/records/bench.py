@@ -1,4 +1,4 @@
-"""A bench's record: what its file says, field by field, and the reading of it."""
+"""A bench's record: the fields of its file, and how to read it."""
 
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ BENCH = Fields(
                 memory_of(ListOf(HELD, least=1), ListOf(OrNone(HELD)), ListOf(TEXT)),
             )
         ),
-        # Of each rank, over the time in which the candidates were measured.
+        # Per rank, over the time in which the syncs were measured.
         "host": ListOf(
             Fields(dict.fromkeys(("seconds", "process_cpu_seconds", "host_cpu_percent"), NOT_NEGATIVE)), least=1
         ),
@@ -108,7 +108,7 @@ BENCH = Fields(
 
 
 def read_record(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The file and what it holds, of a folder that the bench has written or of its file. Raises UserError."""
+    """The record's file and contents, from a bench's output folder or its file. Raises UserError."""
     file = path / FILE_NAME if path.is_dir() else path
     try:
         found = read(file, Fields(), REMEDY)

@@ -1,9 +1,9 @@
-"""What a record says of its setting, by the page's words."""
+"""The settings in a record, under the names that pages use."""
 
 from collections.abc import Mapping
 from typing import Any
 
-# Word for the page, and where the value is. Of a run: in the summary, its config or its environment.
+# (Name on the page, place of the value, key). A run's places: the summary, its config and its environment.
 OF_RUNS = (
     ("sync", "summary", "sync"),
     ("ranks", "summary", "world_size"),
@@ -34,12 +34,12 @@ OF_RUNS = (
     ("threads per rank", "environment", "threads_per_rank"),
     ("ranks per machine", "environment", "ranks_on_host"),
 )
-# Of those what makes the work of two runs the same, whatever their syncs and the ground under them.
+# Those of them that make two runs the same workload, whatever their syncs and machines.
 OF_WORK = frozenset(
     ("examples per step", "task", "model", "data", "longest sequence", "dropout", "precision", "TF32", "seed")
     + ("optimizer", "learning rate", "momentum", "gradient accumulation", "threads per rank")
 )
-# And of a run's flags what makes its work another without having a place among its settings on the page.
+# Flags that also make it another workload, although the page does not list them as settings.
 ALSO_OF_WORK = (
     ("learning rate's schedule", "lr_scheduler"),
     ("warm-up steps", "warmup_steps"),
@@ -50,13 +50,13 @@ ALSO_OF_WORK = (
     ("stride of windows", "doc_stride"),
     ("longest question", "max_query_length"),
 )
-# Of all that work what does not change the loss of an iteration.
+# Those parts of the workload that do not change the loss of an iteration.
 NOT_OF_A_STEP = frozenset(("steps", "threads per rank", "TF32", "examples per epoch", "gradient accumulation"))
-# What the seconds of two runs are of, beside their work.
+# What the seconds of two runs depend on in addition to their workload.
 GROUND = ("processor", "cores", "device")
-# And by which code they were made, next to the versions of packages.
+# The code that made them, in addition to the versions of packages.
 CODE = (("commit", "commit"), ("Python", "python"), ("CUDA", "cuda"))
-# Of a bench: in the record's setting, its network or its environment.
+# A bench's places: the record's setting, its network and its environment.
 OF_BENCHES = (
     ("ranks", "setting", "world_size"),
     ("rate", "network", "rate"),
@@ -79,5 +79,5 @@ OF_BENCHES = (
 
 
 def collect(words: tuple[tuple[str, str, str], ...], places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The value of each of OF_RUNS or OF_BENCHES, None where the record does not say."""
+    """The values for OF_RUNS or OF_BENCHES, by name; None if the record does not have it."""
     return {word: places[place].get(name) for word, place, name in words}

@@ -1,4 +1,4 @@
-"""A run's figures from its rows of iterations, whether it has ended, goes on or was killed. Torch-free."""
+"""A run's figures from its rows of iterations: of a run that ended, is running or was killed. Needs no torch."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from cos598d.records.conventions import COUNTED, PHASES, WARM_UP
 
 TOTALS = ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received")
 _PHASES = tuple(f"seconds_{phase}" for phase in PHASES)
-# What a row says in seconds is summed in nanoseconds: sums of whole numbers are exact in any order.
+# A row's seconds are summed as nanoseconds: sums of whole numbers are exact in any order.
 _SECONDS = ("seconds", *_PHASES, "wall_seconds", "wall_seconds_after")
 _WHOLE = ("examples", *COUNTED, *TOTALS, "predicted_bytes_sent", "predicted_bytes_received")
 _WIRE = ("bytes_sent", "bytes_received", "packets_sent", "packets_received")
@@ -17,19 +17,19 @@ Sums = Mapping[str, float]
 
 
 class RankSums:
-    """Sums over one rank's rows by epoch, those of the run's warm-up apart; `table` (JSON) has those of earlier rows.
+    """Sums over one rank's rows by epoch, the run's warm-up separately; `table` (JSON) has those of earlier rows.
 
-    Only what was summed can be told of rows that --ledger leaves out, so a checkpoint carries the table. Seconds are
-    told without the warm-up, where iterations follow it. Bytes are told of all iterations: a sync may send a step's
-    weights in the next step, and then a mean without an epoch's first step has more than one step sends.
+    Rows that --ledger leaves out exist only in these sums, so a checkpoint has the table. Mean seconds exclude the
+    warm-up, if iterations follow it. Bytes include all iterations. A sync may send a step's weights in the next step,
+    so a mean without an epoch's first step would exceed one step's bytes.
     """
 
     def __init__(self, table: Mapping[str, Sequence[Sums]] | None = None):
-        # By epoch: of iterations of the warm-up, and of later ones.
+        # By epoch: iterations of the warm-up, and later ones.
         self.table = {epoch: [dict(sums) for sums in parts] for epoch, parts in (table or {}).items()}
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add a row to which nothing will be added any more."""
+        """Add a row that is final."""
         parts = self.table.setdefault(str(row.get("epoch", 0)), [{}, {}])
         sums = parts[row["iteration"] > WARM_UP]
         terms: dict[str, float] = {"iterations": 1}
@@ -41,20 +41,20 @@ class RankSums:
             sums[name] = sums.get(name, 0) + value
 
     def epoch(self, epoch: int) -> Sums | None:
-        """All sums of an epoch; None where this rank had no part in it."""
+        """All sums of an epoch; None if this rank had no part in it."""
         parts = self.table.get(str(epoch))
         return None if parts is None else _added(parts)
 
     def run(self, after_warm_up: bool = False) -> Sums:
-        """All sums of the run, or those after the warm-up: none where no iteration follows it."""
+        """All sums of the run, or those after the warm-up, which are empty if no iteration follows it."""
         return _added([sums for parts in self.table.values() for sums in parts[after_warm_up:]])
 
     def mean(self, name: str) -> float:
-        """The mean of `name` over all iterations, a whole number where the division has no remainder; 0 of none."""
+        """The mean of `name` over all iterations, an int if the division has no remainder; 0 without iterations."""
         return _mean(self.run(), name) or 0
 
     def mean_seconds(self, name: str) -> float | None:
-        """The mean seconds of `name` after the warm-up; of the warm-up where nothing follows it, None of nothing."""
+        """The mean seconds of `name` after the warm-up, or of the warm-up if nothing follows; None without both."""
         sums = self.run(after_warm_up=True)
         mean = _mean(sums if sums else self.run(), name)
         return None if mean is None else mean / 1e9
@@ -73,10 +73,10 @@ def run_figures(ranks: Sequence[RankSums], losses: Sequence[float], seconds: Seq
 
 
 def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
-    """Mean, median, 90th percentile and the mean's 95 % interval (Student's t) of the iterations after WARM_UP.
+    """Mean, median, 90th percentile and the mean's 95 % confidence interval (Student's t) of iterations after WARM_UP.
 
-    The interval is of this run's iterations: another run of the same settings may lie outside it. The first iteration
-    is given next to them. Where there are too few iterations for a figure it is None.
+    The interval is for this run's iterations: another run with the same settings may lie outside it. The first
+    iteration is a field of its own. A figure is None if there are too few iterations for it.
     """
     import numpy as np
 
@@ -93,7 +93,7 @@ def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
             "p90": float(np.quantile(counted, 0.9)),
         }
     if len(counted) > 1:
-        from scipy.special import stdtrit  # the quantile of t; scipy.stats takes half a second to import
+        from scipy.special import stdtrit  # the quantile of t; importing scipy.stats would take half a second
 
         spread = float(np.std(counted, ddof=1))
         margin = float(stdtrit(len(counted) - 1, 0.975)) * spread / len(counted) ** 0.5
@@ -102,15 +102,15 @@ def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are not None; None where all are."""
+    """The mean of the values that are not None; None if all are."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
 def ledger_figures(kept: str, ledgers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The summary's "ledger", from what every rank's ledger has summed up: `kept` is what --ledger says.
+    """The summary's "ledger", from the sums of every rank's ledger. `kept` is the value of --ledger.
 
-    `by_purpose` has rank 0's calls and bytes of payload, and bytes by rank, of all calls, also of those without a row.
+    `by_purpose` has rank 0's calls and payload bytes, and sent bytes by rank, over all calls, also those without a row.
     """
     purposes = dict.fromkeys(purpose for ledger in ledgers for purpose in ledger["by_purpose"])
     found = {}
@@ -131,7 +131,7 @@ def ledger_figures(kept: str, ledgers: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def without_rows(sums: Sums, rows: Iterable[Mapping[str, Any]]) -> Sums:
-    """The sums of an epoch without those of its earlier rows. An epoch that was cut and then continued has several."""
+    """The sums of an epoch minus those of its earlier rows. An interrupted and continued epoch has several rows."""
     left = dict(sums)
     for row in rows:
         told = row.get("training") or {}
@@ -143,8 +143,8 @@ def without_rows(sums: Sums, rows: Iterable[Mapping[str, Any]]) -> Sums:
 
 
 def epoch_training(sums: Sums) -> dict[str, Any]:
-    """An epoch's examples, its seconds by the clocks of its iterations and by the wall, both rates, and what the
-    examples come to (tokens or images), with the rate by the wall."""
+    """An epoch's examples, its seconds by its iterations' clocks and by wall time, both rates, and its tokens or
+    images, with their rate by wall time."""
     examples, clock = sums.get("examples", 0), sums.get("seconds", 0)
     wall = sums.get("wall_seconds", 0) + sums.get("wall_seconds_after", 0)
     counts = {name: sums[name] for name in COUNTED if name in sums}
@@ -159,8 +159,8 @@ def epoch_training(sums: Sums) -> dict[str, Any]:
 
 
 def wall_figures(sums: Sums) -> dict[str, float | None]:
-    """The run's rates by clock and wall, from the sums after its warm-up, without what follows each epoch's last
-    iteration; None of no iterations."""
+    """The run's rates by clock and by wall time, from the sums after its warm-up, without the time after each epoch's
+    last iteration. None without iterations."""
     clock, wall = sums.get("seconds", 0), sums.get("wall_seconds", 0)
     return _rates(sums.get("examples", 0), clock, wall) | {"share_off_the_clock": 1 - clock / wall if wall else None}
 
@@ -173,19 +173,19 @@ def _rates(examples: float, clock: float, wall: float) -> dict[str, float | None
 
 
 def epoch_traffic(ranks: Sequence[RankSums], epoch: int) -> dict[str, list[float | None]]:
-    """An epoch's predicted and counted bytes by rank; counted is None where the kernel has not counted every iteration.
+    """An epoch's predicted and counted bytes by rank; counted is None unless the kernel has counted every iteration.
 
-    *Predicted* is what the ledger's formulas say a rank moved in an iteration and after it, up to the next one's begin.
-    It is all of that: gradients, what the ranks agree on, the loss, state that a checkpoint collects.
-    (`bytes_sent_per_iteration` is gradients and weights.) *Counted* is what the kernel counted meanwhile: on the
-    interface, with the headers of every packet, or of own sockets. Neither has an evaluation, nor what follows it up to
-    the next iteration. A sync settles an epoch's weights before its evaluation, and so in the epoch's last iteration.
+    *Predicted* is a rank's bytes by the ledger's formulas, in an iteration and after it, until the next one begins.
+    It includes gradients, what the ranks agree on, the loss, and state that a checkpoint collects.
+    (`bytes_sent_per_iteration` is only gradients and weights.) *Counted* is what the kernel counted meanwhile: on the
+    interface, with the headers of every packet, or of own sockets. Both exclude evaluations, and what follows them
+    until the next iteration. A sync settles an epoch's weights before its evaluation, so in the epoch's last iteration.
 
-    Where k ranks share an interface its counters are the sum of all k: compare them with the sum of the k predictions.
-    That needs a host for every rank, or one host for all: else neighbours also send each other what never reaches the
-    interface between the hosts. What a GPU's own links carry is not there either.
+    If k ranks share an interface, its counters are the sum of all k: compare them with the sum of the k predictions.
+    That needs one host per rank, or one host for all. Otherwise ranks on one host also exchange bytes that never reach
+    the interface between the hosts. A GPU's own links are not included either.
 
-    A rank that had no part in an epoch, since the run went on with more ranks or with fewer, moved nothing in it.
+    A rank that had no part in an epoch, because the run resumed with more or fewer ranks, moved no bytes in it.
     """
     sums = [rank.epoch(epoch) for rank in ranks]
     known = next((one for one in sums if one), None)
@@ -207,9 +207,9 @@ def _is_counted(sums: Sums) -> bool:
 def wire_figures(ranks: Sequence[RankSums], interfaces: Sequence[Sequence[Any] | None]) -> dict[str, Any] | None:
     """The summary's "wire": means per iteration by rank, None for a rank that has not counted; None if none has.
 
-    `interfaces` are the name and the ranks of what each rank has counted on. `interface` and `shared_by_ranks` are
-    those of the first that has; `ranks_by_interface` says for all who counts together: each list's counted bytes, which
-    are alike, are next to the sum of its predicted bytes.
+    `interfaces`: the interface on which each rank has counted, as its name and ranks. `interface` and `shared_by_ranks`
+    are those of the first rank that has counted. `ranks_by_interface` lists for all which ranks count together. Each
+    list's counted bytes, which are equal, belong next to the sum of its predicted bytes.
     """
     found: dict[str, list[float | None]] = {}
     known = []

@@ -1,4 +1,4 @@
-"""Overhead and bandwidth of a call fitted to its seconds, and what they predict of a bucket size. Pure functions."""
+"""A call's overhead and bandwidth, fitted to measured seconds, and what they predict for buckets. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import least_squares
 
-# Residuals beyond this fraction count less than their square: one odd size must not bend the line.
+# Larger relative residuals count less than their square, so that one odd size does not bend the line.
 TOLERATED_RESIDUAL = 0.1
 
 
@@ -18,21 +18,21 @@ class CallCost:
     bytes_per_second: float
 
     def seconds(self, payload_bytes: float, calls: int = 1) -> float:
-        """Seconds of `calls` calls that carry `payload_bytes` together."""
+        """Seconds of `calls` calls that together have `payload_bytes`."""
         return calls * self.overhead_seconds + payload_bytes / self.bytes_per_second
 
 
 def bandwidths(payload_bytes: int, seconds: float, ranks: int) -> tuple[float, float]:
-    """algbw = payload / seconds and busbw = algbw x 2(n-1)/n, in bytes a second, as NCCL's tests define them."""
+    """algbw = payload / seconds and busbw = algbw x 2(n-1)/n, in bytes per second, as NCCL's tests define them."""
     algbw = payload_bytes / seconds
     return algbw, algbw * 2 * (ranks - 1) / ranks
 
 
 def fit_call_cost(payload_bytes: Sequence[int], seconds: Sequence[float]) -> CallCost:
-    """The overhead and bandwidth that explain the seconds of one call of each size best.
+    """The overhead and bandwidth that best explain the seconds of one call of each size.
 
-    Robust least squares (soft L1) over relative residuals, predicted / measured - 1, so that small sizes, which tell
-    the overhead, count as much as large ones. The parameters are fitted as logarithms: both are above 0.
+    Robust least squares (soft L1) over relative residuals, predicted / measured - 1, so that small sizes, which show
+    the overhead, count as much as large ones. The parameters are fitted as logarithms: both are positive.
     """
     sizes, measured = np.asarray(payload_bytes, dtype=float), np.asarray(seconds, dtype=float)
 
@@ -48,14 +48,14 @@ def fit_call_cost(payload_bytes: Sequence[int], seconds: Sequence[float]) -> Cal
 def predict_exposed(buckets: Sequence[tuple[float, int]], backward_seconds: float, cost: CallCost) -> float:
     """Seconds of communication that backward does not hide, for `buckets` of (seconds until full, bytes), in order.
 
-    The gradient of S bytes is cut into B buckets. Bucket j is full r_j seconds after backward began, when the last of
-    its gradients has arrived. Calls go one after another: bucket j's ends at
+    The gradient of S bytes is split into B buckets. Bucket j is full r_j seconds after backward began, when the last of
+    its gradients has arrived. Calls run one after another: bucket j's ends at
 
         e_j = max(e_(j-1), r_j) + overhead + bytes_j / bandwidth,        e_0 = 0
 
-    Of it all, exposed = max(0, e_B - T) is left when backward ends at T. A large bucket is full late; small ones cost
-    their overhead B times. This lets calls and backward run side by side without slowing each other: on a host whose
-    cores are busy with backward it is a lower bound, and `most_exposed` the upper one.
+    When backward ends at T, exposed = max(0, e_B - T) remains. A large bucket is full late; small ones cost their
+    overhead B times. This assumes that calls and backward overlap without slowing each other. On a host whose cores are
+    busy with backward it is a lower bound, and `most_exposed` is the upper one.
     """
     ended = 0.0
     for ready, size in buckets:
@@ -64,13 +64,13 @@ def predict_exposed(buckets: Sequence[tuple[float, int]], backward_seconds: floa
 
 
 def most_exposed(buckets: Sequence[tuple[float, int]], cost: CallCost) -> float:
-    """Seconds of communication where every second of a call is one that backward's cores are kept from backward.
+    """Seconds of communication if every second of a call keeps backward's cores from backward.
 
-    Nothing is hidden then, whatever runs side by side: the sum of the calls.
+    Nothing is hidden then, whatever overlaps: it is the sum of the calls.
     """
     return sum(cost.seconds(size) for _, size in buckets)
 
 
 def best_capacity(exposed: Mapping[float, float]) -> float:
-    """The capacity of the least exposed seconds; of equals the largest, which makes the fewest calls."""
+    """The capacity with the least exposed seconds; of equal ones the largest, which makes the fewest calls."""
     return min(exposed, key=lambda capacity: (exposed[capacity], -capacity))

@@ -1,4 +1,4 @@
-"""What a value from a file must be, as tables of kinds that tell the first place where it is something else."""
+"""Kinds: tables of what a value from a file must be, which find the first place where it is something else."""
 
 import itertools
 import json
@@ -9,17 +9,17 @@ from typing import Any
 
 from cos598d.terminal.printable import printable
 
-LARGEST = 1e100  # sums and squares of less stay finite
-DEEPEST = 32  # of one value in another; no record of ours has more than 5
+LARGEST = 1e100  # sums and squares of smaller numbers stay finite
+DEEPEST = 32  # of values in values; none of our records has more than 5
 
 _MISSING = object()
-Part = tuple[str | int, Any, "ValueKind"]  # its name or place, its value, and what that must be
+Part = tuple[str | int, Any, "ValueKind"]  # its name or index, its value, and its required kind
 
 
 @dataclass(frozen=True)
 class ValueKind:
-    """What a value must be: `wanted` in words, `fits` judges a value without its parts, `parts` are those of one that
-    fits, in the order in which they are checked."""
+    """A requirement for a value. `wanted` describes it, `fits` judges a value without its parts, and `parts` are those
+    of one that fits, in the order in which they are checked."""
 
     wanted: str
     fits: Callable[[Any], bool]
@@ -33,7 +33,7 @@ def Number(  # noqa: N802: kinds are called like types
     is_whole: bool = False,
     is_above: bool = False,
 ) -> ValueKind:
-    """A finite number, from `least` (or above it) to `most`; a whole one where asked. True and False are none."""
+    """A finite number, from `least` (or above it) to `most`; a whole one if asked. True and False do not count."""
     types = (int,) if is_whole else (int, float)
 
     def fits(value: Any) -> bool:
@@ -49,19 +49,19 @@ def Of(words: str, types: tuple[type, ...]) -> ValueKind:  # noqa: N802
 
 
 def OneOf(known: tuple[str, ...]) -> ValueKind:  # noqa: N802
-    """One of some words."""
+    """One of several strings."""
     return ValueKind(f"one of {', '.join(known)}", lambda value: isinstance(value, str) and value in known)
 
 
 def OrNone(kind: ValueKind) -> ValueKind:  # noqa: N802
-    """Another kind, or None: null in JSON."""
+    """Another kind, or None (null in JSON)."""
     inner = kind.parts
     parts = inner and (lambda value: () if value is None else inner(value))
     return ValueKind(f"{kind.wanted} or null", lambda value: value is None or kind.fits(value), parts)
 
 
 def ListOf(kind: ValueKind, count: int | None = None, least: int = 0) -> ValueKind:  # noqa: N802
-    """A list of values of one kind, of `count` of them or of at least `least`."""
+    """A list of values of one kind: exactly `count`, or at least `least`."""
 
     def fits(value: Any) -> bool:
         return isinstance(value, list) and (len(value) >= least if count is None else len(value) == count)
@@ -73,7 +73,7 @@ def ListOf(kind: ValueKind, count: int | None = None, least: int = 0) -> ValueKi
 
 
 def FixedList(kinds: tuple[ValueKind, ...]) -> ValueKind:  # noqa: N802
-    """A list whose values each have a kind of their own."""
+    """A list with a kind for each value."""
 
     def parts(value: list[Any]) -> Iterator[Part]:
         return zip(itertools.count(), value, kinds, strict=False)
@@ -84,7 +84,7 @@ def FixedList(kinds: tuple[ValueKind, ...]) -> ValueKind:  # noqa: N802
 
 
 def MapOf(kind: ValueKind, words: str = "an object", names: str | None = None) -> ValueKind:  # noqa: N802
-    """An object whose values are all of one kind, whatever their names, or with `names` of this form (a pattern)."""
+    """An object whose values all have one kind, with any names, or with names that match `names` (a pattern)."""
     other_name = ValueKind(words, lambda _: False)
 
     def parts(value: dict[str, Any]) -> Iterator[Part]:
@@ -99,8 +99,7 @@ def MapOf(kind: ValueKind, words: str = "an object", names: str | None = None) -
 def Fields(  # noqa: N802
     needed: Mapping[str, ValueKind] | None = None, optional: Mapping[str, ValueKind] | None = None, alone: bool = False
 ) -> ValueKind:
-    """An object with fields of these names: `needed` ones, and `optional` ones. What else it has is not looked at,
-    unless it must have these `alone`."""
+    """An object with these `needed` and `optional` fields. Other fields are ignored, or not allowed if `alone`."""
     musts, mays = needed or {}, optional or {}
 
     def parts(value: dict[str, Any]) -> Iterator[Part]:
@@ -131,7 +130,7 @@ FLAG = Of("true or false", (bool,))
 
 
 def fault(value: Any, kind: ValueKind) -> str | None:
-    """Where a value is not of this kind, in words that follow the name of its file; None where it is."""
+    """The first place where a value is not of this kind, as a phrase that follows its file's name; None if it fits."""
     found = _first_wrong(value, kind)
     if found is None:
         return None
@@ -141,7 +140,7 @@ def fault(value: Any, kind: ValueKind) -> str | None:
     if wrong is _MISSING:
         says = f"it has no {name}"
     else:
-        # What is read is printable already: its escapes are not to be escaped again.
+        # The value is printable already: its escapes must not be escaped again.
         shown = printable(json.dumps(wrong, ensure_ascii=False).replace("\\\\", "\\"), 60)
         says = f"its {name} is {shown}" if name else f"it is {shown}"
     return f"{says}, where {expected.wanted} is expected"
@@ -159,13 +158,13 @@ def _first_wrong(value: Any, kind: ValueKind) -> tuple[tuple[str | int, ...], An
 
 
 def expect(value: Any, kind: ValueKind) -> None:
-    """Raise ValueError, with `fault`'s words, where a value is not of this kind."""
+    """Raise ValueError, with the phrase of `fault`, if a value is not of this kind."""
     if (wrong := fault(value, kind)) is not None:
         raise ValueError(wrong)
 
 
 def is_too_deep(value: Any, most: int = DEEPEST) -> bool:
-    """Whether values in it are nested more than `most` deep."""
+    """Whether its values are nested more than `most` deep."""
     if not isinstance(value, dict | list):
         return False
     return not most or any(

@@ -1,4 +1,4 @@
-"""The quantities of a network's settings, as words and as numbers: a link's rate and its delay."""
+"""The quantities of a network's settings, as text and as numbers: a link's bandwidth and latency."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def parse_rate(words: str) -> float | None:
-    """Bits a second of "1gbit", "100mbit", "512kbit"; None of "none". Raises UsageError for anything else."""
+    """ "1gbit", "100mbit" or "512kbit" as bits per second; None for "none". Raises UsageError for anything else."""
     if words == "none":
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", words.lower())
@@ -23,7 +23,7 @@ def parse_rate(words: str) -> float | None:
 
 
 def parse_delay(words: str) -> float:
-    """Seconds of "10ms", "500us", "1s" or "0". Raises UsageError for anything else."""
+    """ "10ms", "500us", "1s" or "0" as seconds. Raises UsageError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", words.lower()) if words != "0" else None
     seconds = float(match[1]) * SECONDS[match[2]] if match else 0.0
     if (words != "0" and not match) or seconds > 10:
@@ -32,7 +32,7 @@ def parse_delay(words: str) -> float:
 
 
 def rate_words(rate: float | None) -> str:
-    """A rate as `parse_rate` reads it: "1gbit"."""
+    """A rate as text for `parse_rate`: "1gbit"."""
     if rate is None:
         return "none"
     prefix = next((prefix for prefix in "gmk" if rate >= BITS[prefix]), "")
@@ -40,7 +40,7 @@ def rate_words(rate: float | None) -> str:
 
 
 def delay_words(seconds: float) -> str:
-    """A delay as `parse_delay` reads it: "10ms"."""
+    """A delay as text for `parse_delay`: "10ms"."""
     if seconds == 0:
         return "0"
     unit = next((unit for unit in ("s", "ms") if seconds >= SECONDS[unit]), "us")
@@ -48,7 +48,7 @@ def delay_words(seconds: float) -> str:
 
 
 def quantity(value: Any) -> float | None:
-    """A number, or words such as "1gbit" (bits per second) and "10ms" (seconds), as a number; else None."""
+    """A number, or text such as "1gbit" (bits per second) or "10ms" (seconds), as a number; otherwise None."""
     if isinstance(value, int | float):
         return float(value)
     found = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", value.strip().lower()) if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""A run's record: what each of its files says, field by field, and the reading of them."""
+"""A run's record: the fields of each of its files, and how to read them."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -27,15 +27,15 @@ from cos598d.records.kinds import (
 )
 from cos598d.records.schema import check, read, read_rows
 
-# Of these every record has seconds; records of older versions know of no checkpoint.
+# Every record has the seconds of these; records of older versions have no checkpoint phase.
 _OLD_PHASES = [f"seconds_{phase}" for phase in PHASES if phase != CHECKPOINT]
 _NEW_PHASE = f"seconds_{CHECKPOINT}"
 
-# A run's summary.json, as `summary_of` checks it, and what `tools/report/load` adds to it.
+# A run's summary.json, checked by `summary_of`, plus what `tools/report/load` adds to it.
 Summary = dict[str, Any]
 REMEDY = "Run it again"
 
-# More ranks than that have never met; each has files of its own, which are looked for.
+# Larger worlds have never met. Each rank has files of its own, which are looked for.
 RANKS = Number("a number of ranks from 1 to 65536", is_whole=True, least=1, most=65536)
 RANK = Number("a rank", is_whole=True, least=0, most=65535)
 SECONDS = Fields(
@@ -45,7 +45,7 @@ SECONDS = Fields(
     },
     {"counted": COUNT},
 )
-# How well each class was found, and how many examples of one were taken for another.
+# How well each class was recognized, and how many examples of one class were taken for another.
 CLASSES = {
     "by_class": ListOf(
         Fields({"class": TEXT, "examples": COUNT, **dict.fromkeys(("precision", "recall", "f1"), NOT_NEGATIVE)})
@@ -55,7 +55,7 @@ CLASSES = {
 
 
 def _epoch(world_size: int) -> ValueKind:
-    """An epoch's row, of at least so many ranks: it knows of more where the run went on with fewer."""
+    """An epoch's row, of at least this many ranks: it has more if the run resumed with fewer."""
     by_rank, or_none = ListOf(NOT_NEGATIVE, least=world_size), ListOf(OrNone(NOT_NEGATIVE), least=world_size)
     training = {
         **dict.fromkeys(("examples", *COUNTED), COUNT),
@@ -65,7 +65,7 @@ def _epoch(world_size: int) -> ValueKind:
     optional = {
         **CLASSES,
         **dict.fromkeys(("iterations", "last_iteration"), COUNT),
-        "is_cut": FLAG,  # where it ended before its last iteration
+        "is_cut": FLAG,  # if it ended before its last iteration
         "loss": OrNone(NUMBER),
         "training": Fields({}, training),
         "seconds_evaluation": NOT_NEGATIVE,
@@ -76,16 +76,16 @@ def _epoch(world_size: int) -> ValueKind:
 
 
 EPOCH = _epoch(0)
-EVALUATION = Fields({"iteration": COUNT}, {"epoch": COUNT, **CLASSES})  # within an epoch
-# What a rank holds, by category; of a strategy of somebody's own whatever it says.
+EVALUATION = Fields({"iteration": COUNT}, {"epoch": COUNT, **CLASSES})  # inside an epoch
+# A rank's memory by category; a user's own strategy may have any categories.
 HELD = MapOf(NOT_NEGATIVE)
-# At these moments, as counted; and by formula, where there is one, or why there is none.
+# At these moments, as counted; and by formula, or why there is none.
 MOMENTS = ("between_steps", "peak")
 EXPECTED, UNSAID = {moment: f"expected_{moment}" for moment in MOMENTS}, "expected_unsaid"
 
 
 def memory_of(held: ValueKind, expected: ValueKind, unsaid: ValueKind) -> dict[str, ValueKind]:
-    """What may be said of the memory of ranks, by name."""
+    """The fields for the memory of ranks, by name."""
     return dict.fromkeys(MOMENTS, held) | dict.fromkeys(EXPECTED.values(), expected) | {UNSAID: unsaid}
 
 
@@ -121,13 +121,14 @@ ATTEMPT = Fields(
     }
 )
 ATTEMPTS_FILE = Fields({"attempts": ListOf(ATTEMPT)})
-# Of matrix products, forward and backward, by formula; the most that all ranks can do; and the share that they did.
+# Operations of matrix products, forward and backward, by formula; the peak of all ranks; and the share of it that was
+# used.
 OPERATIONS = Fields(
     {"per_example": POSITIVE},
     {"peak_per_second": OrNone(POSITIVE), "share_of_peak": OrNone(NOT_NEGATIVE)},
 )
 WALL = ("examples_per_second_clock", "examples_per_second_wall", "share_off_the_clock")
-# What a run is, which is known before it has begun.
+# The facts of a run that are known before it begins.
 SETTING_FIELDS = {
     **dict.fromkeys(("task", "model", "data", "precision", "sync"), TEXT),
     **dict.fromkeys(("total_train_batch_size", "max_seq_length"), SIZE),
@@ -139,7 +140,7 @@ OPTIONAL_SETTING = {
     **dict.fromkeys(("label", "backend", "device"), TEXT),
     "bytes_from": OneOf((BY_LEDGER, BY_COUNTERS)),
     "parameters": COUNT,
-    # How --sync auto has chosen: see `Choice` in cos598d/cost/choice.py.
+    # The choice of --sync auto: see `Choice` in cos598d/cost/choice.py.
     "auto": Fields(
         {"sync": TEXT, "why": TEXT, "predicted": MapOf(POSITIVE), "left_out": MapOf(TEXT)}, {"measured": Fields()}
     ),
@@ -210,7 +211,7 @@ WIRE_ROW = Fields(
 
 
 def read_summary(folder: Path) -> Summary:
-    """The summary of the run in a folder. Raises UserError if there is none, or none of a whole run."""
+    """The summary of the run in a folder. Raises UserError if there is none, or if the run did not end well."""
     path = folder / "summary.json"
     summary = read_object(path, Fields({"world_size": RANKS}))
     if summary is None:
@@ -222,7 +223,7 @@ def read_summary(folder: Path) -> Summary:
 
 
 def read_object(path: Path, kind: ValueKind) -> dict[str, Any] | None:
-    """The object in a JSON file of the record; None where there is no such file. Raises UserError for a damaged one."""
+    """The object in a JSON file of the record; None if there is no such file. Raises UserError for a damaged one."""
     try:
         return read(path, kind, REMEDY)
     except (FileNotFoundError, NotADirectoryError):
@@ -232,15 +233,15 @@ def read_object(path: Path, kind: ValueKind) -> dict[str, Any] | None:
 
 
 def read_table(path: Path, kind: ValueKind, is_needed: bool = True, grows: bool = False) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file of the record. One that is not needed may be missing: then there are none. Of one that `grows`
-    the last row may be there in part."""
+    """The rows of a file of the record. A file that is not needed may be missing: then there are none. In one that
+    `grows`, the last row may be incomplete."""
     with reading(path, is_needed):
         yield from read_rows(path, kind, REMEDY, grows)
 
 
 @contextlib.contextmanager
 def reading(path: Path, is_needed: bool = True) -> Iterator[None]:
-    """Make a UserError of what goes wrong while a file of rows is read; one that is not needed may be missing."""
+    """Convert errors while a file of rows is read into UserErrors. A file that is not needed may be missing."""
     try:
         yield
     except FileNotFoundError:
@@ -251,7 +252,7 @@ def reading(path: Path, is_needed: bool = True) -> Iterator[None]:
 
 
 def summary_of(world_size: int) -> ValueKind:
-    """What the summary of a run of so many ranks says."""
+    """The kind of a summary of a run with `world_size` ranks."""
     by_rank, or_none = ListOf(NOT_NEGATIVE, count=world_size), ListOf(OrNone(NOT_NEGATIVE), count=world_size)
     ways = [f"{way}_per_iteration" for way in ("sent", "received")]
     rank = Number(f"a rank of {world_size}", is_whole=True, least=0, most=world_size - 1)
@@ -276,7 +277,7 @@ def summary_of(world_size: int) -> ValueKind:
         **OPTIONAL_SETTING,
         "epochs": ListOf(_epoch(world_size)),
         "evaluations": ListOf(EVALUATION),
-        # The best evaluation; and of the model that was kept for it, where that is not the last one.
+        # The best evaluation; and that of the model that was kept for it, if it is not the last one.
         "best": Fields({"iteration": COUNT, "metric": TEXT, "value": NUMBER}, {"evaluated": Fields({}, CLASSES)}),
         "wire": OrNone(wire),
         "memory": _memory(world_size),

@@ -1,4 +1,4 @@
-"""What a checkpoint's JSON files say of a run, field by field: where its training was, and where its record was."""
+"""The JSON files of a checkpoint, field by field: the state of its training and of its record."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +24,7 @@ from cos598d.records.kinds import (
 )
 from cos598d.records.run import ATTEMPT, EPOCH, ITERATION_FIELDS, ITERATION_OPTIONAL
 
-# What the ranks know together of a strategy: see `Strategy.scalars`.
+# A strategy's state that is equal on all ranks: see `Strategy.scalars`.
 SCALARS = Fields({}, {"loss_scale": Number("a number of at least 1", least=1), "good_steps": COUNT})
 EARLY_STOPPING = Fields({"metric": TEXT, "best": OrNone(NUMBER), "best_iteration": COUNT, "waited": COUNT})
 
@@ -32,7 +32,7 @@ _COUNTERS = FixedList((COUNT,) * 4)  # bytes and packets, sent and received
 _MONITOR = Fields({"seconds": NOT_NEGATIVE, "process_cpu_seconds": NUMBER, "total": _COUNTERS, "counted": _COUNTERS})
 _LEDGER = Fields({"by_purpose": MapOf(FixedList((COUNT,) * 4)), "entered": COUNT, "written": COUNT})
 _DETAIL = Fields(dict.fromkeys(("calls", "iterations", "spans", "wire"), FixedList((COUNT, WHOLE, FLAG))))
-# The last row has what the sums of it need, whether its file has that or not.
+# The last row has what its sums need, even if its file does not.
 _BYTES = dict.fromkeys(("predicted_bytes_sent", "predicted_bytes_received"), COUNT)
 _BYTES |= {f"counted_{name}": OrNone(COUNT) for name in ("bytes_sent", "bytes_received", "packets_sent")}
 _TOTALS = dict.fromkeys(("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received", "examples"), COUNT)
@@ -46,13 +46,13 @@ _SUMS = MapOf(ListOf(MapOf(WHOLE), count=2), "an object whose names are epochs",
 
 
 def training_after(iteration: int) -> ValueKind:
-    """What a training is that is saved after `iteration`, all ranks' part of it."""
+    """The kind of a training that is saved after `iteration`: the part that is equal on all ranks."""
     fields = dict.fromkeys(("stepped", "evaluated", "epoch_iterations"), _up_to(iteration))
     position = Fields({**fields, "iteration": _exactly(iteration), "epoch_loss": NUMBER}, alone=True)
 
     def parts(value: dict[str, Any]) -> Iterator[Part]:
         yield from position.parts(value) if position.parts else ()
-        if value["evaluated"] < iteration:  # what was not evaluated yet belongs to an epoch that is not over
+        if value["evaluated"] < iteration:  # what was not evaluated yet belongs to an unfinished epoch
             yield "epoch_iterations", value["epoch_iterations"], SIZE
 
     kinds = {"position": replace(position, parts=parts), "early_stopping": EARLY_STOPPING, "facts": Fields()}
@@ -60,7 +60,7 @@ def training_after(iteration: int) -> ValueKind:
 
 
 def facts_after(iteration: int, rank: int) -> ValueKind:
-    """What `rank` alone says then: where its part of the record is, and on rank 0 what it has of others."""
+    """The kind of the facts of `rank` then: the position of its record, and on rank 0 what it has of others."""
     record = _record(_exactly(iteration))
     if rank == 0:
         departed = MapOf(Fields(_record(_up_to(iteration))), "an object whose names are ranks", r"0|[1-9]\d{0,4}")

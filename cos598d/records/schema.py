@@ -1,4 +1,4 @@
-"""Reading JSON files of a record, held to kinds: the first place where one is damaged is told by file and field."""
+"""Reading JSON files of a record and checking their kinds. A damaged file is reported with its first wrong field."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +9,13 @@ from cos598d.records.kinds import DEEPEST, ValueKind, fault, is_too_deep
 from cos598d.terminal.printable import printable
 from cos598d.terminal.reading import MOST_BYTES, lines_of, open_plain, parse_json, read_plain
 
-MOST_ROW = 16 << 20  # characters; an epoch's row of a thousand classes has some 5 million
+MOST_ROW = 16 << 20  # characters; an epoch's row with a thousand classes has some 5 million
 
 
 def read(path: Path, kind: ValueKind, remedy: str, most: int = MOST_BYTES) -> Any:
-    """The value of a JSON file, of this kind. Raises OSError as `open`, and UserError for a file that is damaged.
+    """The value of a JSON file, of this kind. Raises OSError as `open`, and UserError for a damaged file.
 
-    Text in it is made printable: what no terminal and no page should get does not get further than here.
+    Its text is made printable here, so that nothing hostile reaches a terminal or a page.
     """
     try:
         return _checked(read_plain(path, most).decode("utf-8"), kind, str(path), remedy)
@@ -26,7 +26,7 @@ def read(path: Path, kind: ValueKind, remedy: str, most: int = MOST_BYTES) -> An
 def read_rows(path: Path, kind: ValueKind, remedy: str, grows: bool = False) -> Iterator[Any]:
     """The values of a JSON-lines file, one by one, each of this kind. Raises as `read`.
 
-    Of a file that `grows`, or whose writer was killed, the last row may be there in part: that is left out.
+    If a file `grows`, or its writer was killed, the last row may be incomplete: it is skipped.
     """
     try:
         with open_plain(path) as lines:
@@ -43,12 +43,12 @@ def read_rows(path: Path, kind: ValueKind, remedy: str, grows: bool = False) -> 
 
 
 def not_whole(path: Path, line: int, remedy: str) -> UserError:
-    """What to say of a last line that does not end."""
+    """The error for a last line that does not end."""
     return UserError(f"{path}, line {line} is damaged: not a complete JSON row. {remedy}.")
 
 
 def too_long(path: Path, line: int, remedy: str) -> UserError:
-    """What to say of a line that no row of ours has the length of."""
+    """The error for a line that is longer than any row of ours."""
     return UserError(f"{path}, line {line} has more than {MOST_ROW >> 20} MiB: it is damaged. {remedy}.")
 
 
@@ -64,7 +64,7 @@ def check(value: Any, kind: ValueKind, where: str | Path, remedy: str) -> None:
 
 
 def is_as_read(found: Any, value: Any) -> bool:
-    """Whether `read` has found this value: itself, or what becomes of it when its text is made printable."""
+    """Whether `read` would return `found` for this value: the value itself, or with its text made printable."""
     return found == value or found == _shown(value)
 
 
@@ -74,7 +74,7 @@ def _checked(text: str, kind: ValueKind, where: str, remedy: str) -> Any:
     except ValueError as error:
         reason = printable(error, 100).rstrip(".")
         raise UserError(f"{where} is not JSON ({reason}): it is damaged. {remedy}.") from None
-    if text.count("[") + text.count("{") > DEEPEST and is_too_deep(value):  # with fewer it cannot be so deep
+    if text.count("[") + text.count("{") > DEEPEST and is_too_deep(value):  # it has too few brackets to be so deep
         raise UserError(f"{where} is nested more than {DEEPEST} deep: it is damaged. {remedy}.")
     if "\\" in text or not text.replace("\n", "").isprintable():
         value = _shown(value)

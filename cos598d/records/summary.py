@@ -1,4 +1,4 @@
-"""What a candidate's raw seconds say: median, quartiles, ratios within rounds and their intervals. Torch-free."""
+"""Statistics of a candidate's seconds: median, quartiles, ratios within rounds and their intervals. No torch."""
 
 import math
 import statistics
@@ -7,12 +7,11 @@ from typing import Any
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> list[float] | None:
-    """The interval between two order statistics that holds the true median with at least `confidence`.
+    """The interval between two order statistics that contains the true median with at least `confidence`.
 
-    Of n independent values the k-th smallest lies above the median with the probability that fewer than k fall below
-    it, P(Binomial(n, 1/2) < k), whatever their distribution; by symmetry so it is at the other end. The largest k is
-    taken for which both together are at most 1 - confidence. None where even the extremes do not suffice: with 95 %
-    below 6 values.
+    Of n independent values, the k-th smallest is above the median with the probability that fewer than k are below it.
+    That is P(Binomial(n, 1/2) < k), for any distribution; the other end is symmetric. The largest k is taken for which
+    both together are at most 1 - confidence. None if even the extremes do not suffice: for 95 %, below 6 values.
     """
     count, outside, k = len(values), 0.0, 0
     while k < count // 2 and 2 * (outside + math.comb(count, k) / 2**count) <= 1 - confidence:
@@ -22,24 +21,24 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> list[f
     return [ordered[k - 1], ordered[count - k]] if k else None
 
 
-# What the seconds of an iteration on several ranks are.
+# How the seconds of an iteration on several ranks are defined.
 LAST_TO_LAST, SLOWEST = "from the last rank's start to the last one's stop", "of the slowest rank, by its own clock"
 
 
 def world_seconds(
     by_rank: Sequence[float], started: Sequence[float], stopped: Sequence[float], one_clock: bool
 ) -> float:
-    """Seconds of what all ranks did together, from those of each rank and when it started and stopped.
+    """Seconds of the ranks' common work, from each rank's seconds, start and stop.
 
-    With `one_clock` for all (ranks of one host), LAST_TO_LAST: a rank that came late lets the others wait, which is no
-    work of theirs, and would count as time that a sync does not hide. Else SLOWEST: the longest, since
-    clocks of different hosts do not begin alike.
+    With `one_clock` for all (ranks of one host), LAST_TO_LAST. A rank that starts late makes the others wait. That is
+    not their work, and would count as exposed time of a sync. Otherwise SLOWEST: the longest, since clocks of different
+    hosts have different origins.
     """
     return max(stopped) - max(started) if one_clock else max(by_rank)
 
 
 def paired_ratio(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
-    """Median and its interval of the ratios value / base, taken round by round: what slows a round cancels out."""
+    """Median and its interval of the ratios value / base, taken round by round: common slowdowns cancel out."""
     ratios = [value / other for value, other in zip(values, base, strict=True)]
     return {"median": statistics.median(ratios), "interval_95": median_interval(ratios)}
 
@@ -51,10 +50,10 @@ def paired_difference(values: Sequence[float], base: Sequence[float]) -> dict[st
 
 
 def summarize(seconds: Mapping[str, Sequence[float]], floor: str, ddp: str) -> dict[str, dict[str, Any]]:
-    """For each candidate, from its seconds by round (the same rounds for all), the figures of the table.
+    """The figures of the table for each candidate, from its seconds by round (the same rounds for all).
 
-    The ratios and the exposed communication, the median less the floor's and the differences within rounds, are None
-    where the floor or DDP was not measured.
+    A figure is None if its baseline, DDP or the floor, was not measured. These are the ratios, and the exposed
+    communication: the median minus the floor's, and the differences within rounds.
     """
     summary = {}
     for label, values in seconds.items():

@@ -1,4 +1,4 @@
-"""The record of a run that is going on, or that died: a summary made of the rows that are there so far."""
+"""The record of a run that is running or was killed: a summary made from the rows so far."""
 
 from array import array
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from cos598d.terminal.locks import is_locked
 
 
 def live_folder(folder: Path) -> Path | None:
-    """Where the rows of an unfinished run stand, given its folder or its `live/`; None where a summary is there."""
+    """The folder of an unfinished run's rows, given its folder or its `live/`; None if there is a summary."""
     if (folder / "summary.json").exists():
         return None
     for place in (folder / LIVE, folder):
@@ -32,10 +32,10 @@ def live_folder(folder: Path) -> Path | None:
 
 
 def read_unfinished(live: Path) -> Summary:
-    """What the summary would be if the run ended now; `unfinished` says in words where the run is.
+    """What the summary would be if the run ended now; `unfinished` is a phrase for how far it got.
 
-    Sums of an iteration that a rank has not written yet are without that rank. What only the end tells, such as the
-    bytes that the kernel counted in an epoch, is not there. Raises UserError if something is damaged.
+    An iteration that some ranks have not written yet is summed without them. Facts known only at the end are missing,
+    such as the kernel's byte counts of an epoch. Raises UserError if something is damaged.
     """
     setting = read_object(live / SETTING, SETTING_FILE)
     if setting is None:

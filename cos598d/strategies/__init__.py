@@ -1,4 +1,4 @@
-"""Strategies: what owns the module, the optimizer and the communication of one replica; and the registry of them."""
+"""Strategies own the module, the optimizer and the communication of one replica. This is also their registry."""
 
 import functools
 import importlib
@@ -11,12 +11,12 @@ from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import GradientSync
 from cos598d.sync.options import SyncOptions
 
-# What --sync takes next to the gradient syncs: the names of files, each loaded when its name is asked for.
+# The names that --sync takes in addition to the gradient syncs: each is a file, loaded when its name is used.
 OURS = ("zero1", "zero2", "zero3", "sparse_zero1", "shared_weights")
-ENGINES = ("torch_zero1", "torch_fsdp", "horovod", "dp", "fabric", "deepspeed")  # other libraries'
+ENGINES = ("torch_zero1", "torch_fsdp", "horovod", "dp", "fabric", "deepspeed")  # of other libraries
 STRATEGIES = (*OURS, *ENGINES)
 
-# What --sync takes for one of the exact ones, chosen when the run's ranks have met (`cos598d/cost/choice.py`).
+# The name by which --sync measures and picks an exact strategy after the ranks met (`cos598d/cost/choice.py`).
 AUTO_SYNC = "auto"
 
 # Called with a communicator, find_unused_parameters, SyncOptions and a precision.
@@ -24,19 +24,19 @@ MakeStrategy = Callable[..., Strategy]
 
 
 def known_names() -> tuple[str, ...]:
-    """All that --sync takes by name."""
+    """All names that --sync accepts."""
     return (*SYNCS, *STRATEGIES)
 
 
 def is_our_own(name: str) -> bool:
-    """Whether `--sync name` is this project's code alone: no other library's engine, and no file of the user's."""
+    """Whether `--sync name` runs only this project's code: neither another library's nor a file of the user's."""
     return name in (*SYNCS, *OURS, AUTO_SYNC)
 
 
 def class_of(name: str) -> type[Strategy] | type[GradientSync]:
-    """The class that `--sync name` means: of a strategy, of a gradient sync, or of your own sync in FILE.py:CLASS.
+    """The class that `--sync name` means: a strategy, a gradient sync, or your own sync in FILE.py:CLASS.
 
-    Raises UsageError with the known names for any other, and what is wrong with a file that cannot be used.
+    Raises UsageError for any other name, with the known ones, and for a file that cannot be used, with its error.
     """
     if name not in STRATEGIES:
         return get_sync(name, also=(*STRATEGIES, AUTO_SYNC))
@@ -50,7 +50,8 @@ def _is_strategy_of(kind: object, module: str) -> bool:
 
 
 def get_strategy(name: str) -> MakeStrategy:
-    """What makes the strategy that `--sync name` means: whole replicas that average by it, if it is a gradient sync.
+    """The constructor of the strategy that `--sync name` means. For a gradient sync, these are replicas that average by
+    it.
 
     Raises UsageError as `class_of` does.
     """

@@ -1,4 +1,4 @@
-"""The contract of a strategy: who holds which part of a model while it trains, and what the training loop calls."""
+"""The interface of a strategy: which rank holds which part of a model, and the methods that the training loop calls."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
@@ -27,17 +27,17 @@ from cos598d.strategies.state import (
 )
 from cos598d.sync.options import DEFAULTS, SyncOptions
 
-# From the parameters that a rank is to step, or its shards of them, under the model's plain names.
+# Called with the parameters, or shards of them, that a rank steps, under the model's plain names.
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 Module = Callable[..., Any]
 
 
 class Strategy:
-    """What owns module, optimizer and communication of one replica. The loop uses it like this, on every rank:
+    """Owns the module, the optimizer and the communication of one replica. On every rank, the loop uses it like this:
 
         module = strategy.attach(model, make_optimizer)
         ...
-        with strategy.no_sync():                    # for all micro-batches of a step but the last
+        with strategy.no_sync():                    # for all micro-batches of a step except the last
             strategy.backward(module(...)[0] * weight)
         strategy.backward(module(...)[0] * weight)
         strategy.finish()
@@ -47,28 +47,28 @@ class Strategy:
         strategy.settle()                           # before the model is evaluated, compared or saved
         strategy.detach()
 
-    The weights of all ranks' micro-batches in a step add up to 1: the sum of the weighted losses is the global batch's
-    mean loss, and its gradient is what the optimizer steps by.
+    The weights of all ranks' micro-batches in a step add up to 1. So the sum of the weighted losses is the global
+    batch's mean loss, and the optimizer steps by the gradient of that loss.
 
-    `optimizer`, there after `attach`, is a torch optimizer. The "lr" in its `param_groups` when `step` is called is the
-    step's learning rate. It need not hold whole parameters. Only the strategy calls its `step`.
+    `optimizer`, set by `attach`, is a torch optimizer. `step` uses the "lr" in its `param_groups` as the step's
+    learning rate. It need not hold whole parameters. Only the strategy calls its `step`.
 
-    uses: the names of the SyncOptions that mean anything to it.
+    uses: the names of the SyncOptions that have an effect on it.
     equal_passes: whether all ranks must call forward and backward the same number of times in a step.
-    bytes_from: where a run's bytes come from: BY_LEDGER, or the kernel (BY_COUNTERS) where a library sends.
+    bytes_from: the source of a run's bytes: BY_LEDGER, or the kernel (BY_COUNTERS) if a library sends by itself.
     equal_layers: whether all ranks must call the same layers in a pass.
-    one_host, shares_memory: as a gradient sync's.
-    shards: the categories of `memory` of which a rank holds no more than its share between steps.
+    one_host, shares_memory: as in a gradient sync.
+    shards: the categories of `memory` of which a rank holds only its share between steps.
 
-    `phase` is a clock's. The work of `step` belongs to two phases of an iteration: it encloses the optimizer's in
-    `with self.phase("step")`, and what is sent in `with self.phase("sync")`. Whoever measures sets a clock's `phase`
-    here; until then it does nothing. The other methods belong to one phase each.
+    `phase` comes from a clock. Only `step` covers two phases of an iteration: the optimizer's work is in
+    `with self.phase("step")`, and its communication in `with self.phase("sync")`. Set `phase` to a clock's to measure
+    them; by default it does nothing. Every other method belongs to one phase.
 
-    The methods that are implemented here are those of a rank which holds the whole model and steps all of it.
+    The methods implemented here are those of a rank that holds the whole model and steps all of it.
 
-    comm, find_unused_parameters, options, precision: what it is made with.
-    scale: fp16's loss scale. is_finite: whether it left the gradients of this step finite numbers.
-    model, layout: what `attach` was given, and what its saved state consists of.
+    comm, find_unused_parameters, options, precision: the constructor's arguments.
+    scale: fp16's loss scale. is_finite: whether the step's unscaled gradients are finite.
+    model, layout: the argument of `attach`, and what its saved state consists of.
     """
 
     optimizer: torch.optim.Optimizer
@@ -98,113 +98,116 @@ class Strategy:
         self.choose()
 
     def choose(self) -> None:
-        """Set what depends on the options: `equal_passes`, `shards`."""
+        """Set the attributes that depend on the options: `equal_passes`, `shards`."""
 
     @property
     def replicas_equal(self) -> bool:
-        """Whether every rank's model holds the same whole weights now, between two steps, and can be held to it."""
+        """Whether all ranks' models hold the same complete weights now, between two steps, so that they can be
+        compared."""
         return True
 
     @property
     def loss_scale(self) -> float:
-        """The factor of this step by which fp16 keeps small gradients from vanishing; 1 without it."""
+        """The factor by which fp16 multiplies this step's loss so that small gradients do not vanish; 1 in other
+        precisions."""
         return self.scale.value
 
     def remark(self, model: nn.Module) -> str | None:
-        """What the user should know of this strategy with this model before it trains, in a sentence; None for nothing.
+        """A sentence for the user about this strategy with this model, printed before training; None for nothing.
 
-        May be asked without `attach`, and is the same on every rank."""
+        Works without `attach`. The same on every rank.
+        """
         return None
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
-        """Take over `model` and return what to call in its place; the first of what that gives is the loss.
+        """Take over `model` and return a callable to use in its place, whose first output is the loss.
 
-        The replicas start alike, from rank 0's parameters and buffers, and who holds which part of weights, gradients
-        and optimizer state is decided here. `make_optimizer` is called with the parameters that this rank steps, or
-        its shards of them, and their plain names, by which it chooses whose weights decay.
-        Raises UserError, the same on every rank, where the ranks' models differ.
+        All replicas start from rank 0's parameters and buffers. Here the strategy decides which rank holds which part
+        of the weights, gradients and optimizer state. `make_optimizer` is called with the (name, parameter) pairs that
+        this rank steps, whole or in shards. It decides by the plain names which weights decay. Raises UserError, the
+        same on every rank, if the ranks' models differ.
         """
         raise NotImplementedError
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """A context that covers forward and backward of a micro-batch that is not its step's last: gradients add up."""
+        """A context for forward and backward of every micro-batch of a step except the last: gradients accumulate."""
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a micro-batch's weighted loss. A step's last call may start what is sent."""
+        """Add the gradient of a micro-batch's weighted loss. The last call of a step may start to send gradients."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Block until the gradients are the global batch's, whole or this rank's shard of them. Under fp16 they are too
-        large by what `backward` has multiplied the loss by, which `clip` divides out."""
+        """Block until the gradients are the global batch's, complete or this rank's shard of them. Under fp16 they
+        still have the factor by which `backward` multiplied the loss; `clip` divides it out."""
         raise NotImplementedError
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
-        """Scale the gradients down to a norm of at most `max_norm`; 0 leaves them as they are.
+        """Scale the gradients down to a norm of at most `max_norm`; 0 leaves them unchanged.
 
-        The norm is that of the global batch's whole gradient, whoever holds its parts, and is returned as it was before
-        clipping; None with 0, which need not know it.
+        Return the norm before clipping, of the global batch's complete gradient over all ranks. With 0 it may be None,
+        since nothing needs it.
         """
         self.is_finite = self.scale.unscale(self.parameters())
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm) if max_norm else None
 
     def parameters(self) -> list[nn.Parameter]:
-        """What has the gradients that this rank steps by."""
+        """The parameters whose gradients this rank steps by."""
         return list(self.model.parameters())
 
     def step(self) -> bool:
-        """Step by these gradients and drop them; return whether the step counts, the same on every rank.
+        """Step by these gradients and drop them. Return whether the step counts, the same on every rank.
 
-        False: fp16 overflowed. The step has left no trace then, but a lower loss scale. Raises UserError, the same on
-        every rank, where that would fall below 1.
+        False means that fp16 overflowed: only the loss scale has changed, which is lower now. Raises UserError, the
+        same on every rank, if it would fall below 1.
         """
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Make every rank's model whole and equal, weights and buffers, under its plain names, until the next step."""
+        """Give every rank's model all weights and buffers, equal and under their plain names, until the next step."""
 
     def whole(self) -> AbstractContextManager[None]:
-        """A context between two steps in which every rank's model holds all of its own weights, as they are now."""
+        """A context between two steps in which every rank's model holds all of its own current weights."""
         return contextlib.nullcontext()
 
     def memory(self) -> dict[str, int]:
-        """Bytes that are held now, by category: parameters, gradients, optimizer, buckets; each storage once.
+        """Bytes held now, by category: parameters, gradients, optimizer, buckets. Each storage counts once.
 
-        A strategy that does not count says nothing.
+        A strategy that does not count returns {}.
         """
         return {}
 
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
-        """What `memory` should come to by formula on `job.rank` of `job.ranks`, with this strategy's options, from the
-        second step on and with every parameter used. May be asked without `attach`."""
+        """What `memory` should be, by formula, on `job.rank` of `job.ranks`. It holds for this strategy's options, from
+        the second step on, if every parameter is used. Works without `attach`."""
         return MemoryEstimate(unsaid="this strategy predicts no memory")
 
     def expected_sent(self, job: TrainingSpec) -> TrafficEstimate:
-        """What `job.rank` of `job.ranks` should send in a step by formula, with this strategy's options, from the
-        second step on and with every parameter used. May be asked without `attach`."""
+        """What `job.rank` of `job.ranks` should send per step, by formula. It holds for this strategy's options, from
+        the second step on, if every parameter is used. Works without `attach`."""
         return TrafficEstimate() if job.ranks == 1 else TrafficEstimate(unsaid="this strategy predicts no bytes")
 
     def state(self) -> Iterator[ShardSlice]:
-        """What any strategy on any number of ranks can resume from: weights, buffers, and what the optimizer remembers.
+        """The state from which any strategy on any number of ranks can resume: weights, buffers and optimizer state.
 
-        Called on every rank between two steps, and taken to its end there, since it may communicate. The pieces of all
-        ranks together have every tensor exactly once: weights and buffers whole, from rank 0 alone, the optimizer's
-        state from whoever holds it. No rank holds more than a layer next to its own, so a piece's values are good until
-        the next one is asked for. The training is left as it was, to the last bit. Of replicas that part and
-        are averaged now and then it has the averages of their weights, and rank 0's optimizer; of others rank 0's.
+        Every rank calls it between two steps and iterates to the end, since it may communicate. The pieces of all ranks
+        together have every tensor exactly once. Rank 0 yields complete weights and buffers; optimizer state comes from
+        the rank that holds it. A rank holds at most one additional layer, so a piece's values are valid until the next
+        one is asked for. The training is unchanged, to the last bit. If replicas drift between averages, the state has
+        the averages of their weights, and rank 0's optimizer state. Otherwise it has rank 0's.
         """
         for name, weights in self.whole_weights():
             yield ShardSlice.of_whole(WEIGHTS, name, weights)
         for name, buffer in self.model.named_buffers() if self.comm.rank == 0 else ():
-            yield ShardSlice.of_whole(BUFFERS, name, buffer)  # those that `state_dict` leaves out, too
+            yield ShardSlice.of_whole(BUFFERS, name, buffer)  # includes buffers that `state_dict` leaves out
         if self.comm.rank == 0 or "optimizer" in self.shards:
             yield from self.optimizer_state().pieces()
 
     def load_state(self, wholes: Iterable[FullTensor]) -> None:
-        """Take what this rank holds from a state; called after `attach`, before the first step.
+        """Load this rank's part of a saved state. Called after `attach`, before the first step.
 
-        Every rank is given the same tensors in the same order, in whichever: `state`'s of any strategy. Raises
-        UserError, the same on every rank, for one that is too many, too few, or of another shape than the model's.
+        Every rank is given the same tensors in the same order, from `state` of any strategy; any order works. Raises
+        UserError, the same on every rank, if a tensor is missing, is extra, or has another shape than the model's.
         """
         optimizer_state = self.optimizer_state()
         for whole in self.layout.checked(wholes):
@@ -214,55 +217,59 @@ class Strategy:
                 optimizer_state.put(whole)
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter whole, by name, at rank 0; nothing elsewhere, though every rank has to ask to the end."""
+        """Yield (name, complete parameter) at rank 0 and nothing elsewhere. Every rank must iterate to the end."""
         return iter(self.model.named_parameters() if self.comm.rank == 0 else ())
 
     def put_weights(self, whole: FullTensor) -> None:
-        """These are the values of a parameter from now on, of a frozen one too."""
+        """Set a parameter, frozen or not, to these values."""
         put_into_model(self.model, whole)
 
     def optimizer_state(self) -> OptimizerState:
-        """What this rank's optimizer remembers, by the model's names."""
+        """This rank's optimizer state, under the model's names."""
         return OptimizerState(self.inner_optimizer(), stepped_whole(self.model.named_parameters()))
 
     def inner_optimizer(self) -> Any:
-        """torch's optimizer, which a library may have wrapped."""
+        """torch's optimizer, without a library's wrapper."""
         return self.optimizer
 
     def scalars(self) -> dict[str, Any]:
-        """What the ranks know together next to the state, as JSON, the same on each: fp16's loss scale."""
+        """State that is the same on every rank and in no tensor, as JSON: fp16's loss scale."""
         return self.scale.state()
 
     def load_scalars(self, scalars: dict[str, Any]) -> None:
-        """Take what `scalars` gave, of any strategy; called after `load_state`. What is not in it begins again."""
+        """Load the result of any strategy's `scalars`; called after `load_state`. What is missing in it starts from its
+        default."""
         self.scale.load(scalars)
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """What this rank alone remembers, as JSON and as named tensors: a codec's error feedback, replicas that part.
+        """State of this rank only, as JSON and named tensors, such as a codec's error feedback or a replica that
+        drifts.
 
-        Called on every rank between two steps, since it may communicate. The tensors may lie in live memory.
+        Every rank calls it between two steps, since it may communicate. The tensors may be live memory: copy them to
+        keep them.
         """
         return {}, own_buffers(self.comm, self.model)
 
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Take what this rank's `own_state` gave, under the same strategy with the same options on as many ranks.
+        """Load this rank's `own_state`, saved by the same strategy with the same options and number of ranks.
 
-        Called after `load_state` and `load_scalars`; then every further step is to the last bit what it would have
-        been. Raises UserError if it cannot be theirs.
+        Called after `load_state` and `load_scalars`. Every further step is then bit-for-bit what it would have been.
+        Raises UserError if the state cannot belong to this rank.
         """
         with own_state_of(self.comm.rank):
             load_own_buffers(self.model, tensors)
 
     @property
     def own_is_lost(self) -> str | None:
-        """What is not carried over where a run resumes without its own state, with other ranks or under another
-        strategy, in words; None where that is nothing to be missed."""
+        """What is lost if a run resumes without its own state, on other ranks or with another strategy, as a phrase for
+        the user; None if nothing is."""
         return None
 
     @property
     def never_kept(self) -> str | None:
-        """What begins again in any case, in words; None where that is nothing."""
+        """What is never saved and starts from its default after any resume, as a phrase for the user; None if nothing
+        is."""
         return None
 
     def detach(self) -> None:
-        """Remove hooks and free what was kept for training; the model stays as `settle` left it."""
+        """Remove hooks and free training-only memory. The model stays as `settle` left it."""

@@ -1,4 +1,5 @@
-"""Which precision a run computes in, and what its user is told of that: by a probe, never by a processor's name."""
+"""The choice of a run's precision, and what the user is told about it. It rests on a measurement, not on the
+processor's name."""
 
 from typing import NamedTuple
 
@@ -9,11 +10,12 @@ from cos598d.models.products import ProductShape, seconds_of_product
 from cos598d.records.conventions import AUTO_PRECISION
 from cos598d.world.processor import bf16_instructions
 
-SURE = 1.1  # one precision is the faster one where the other's product takes so many times as long
+SURE = 1.1  # one precision counts as faster if the other's product takes at least this many times as long
 
 
 class PrecisionChoice(NamedTuple):
-    """The same `precision` on every rank, one of PRECISIONS; a remark and a warning for the user, or "" each."""
+    """The `precision`, one of PRECISIONS and the same on every rank; a remark and a warning for the user, each maybe
+    ""."""
 
     precision: str
     remark: str = ""
@@ -21,11 +23,11 @@ class PrecisionChoice(NamedTuple):
 
 
 def choose_precision(asked: str, shape: ProductShape, comm: Communicator) -> PrecisionChoice:
-    """What `asked`, a value of --precision, comes to for a model whose widest product has this shape.
+    """The precision for `asked`, a value of --precision, and for a model whose widest product has this shape.
 
-    Every rank calls it. On CPUs each rank measures a product in 16 bits and in float32, for at most 50 ms, and the
-    rank that loses most by 16 bits counts. AUTO_PRECISION is bf16 where that is faster, else fp32; on GPUs it is bf16
-    where all multiply in it. fp16 is never chosen: it can lose a step, and its loss scale changes training.
+    Every rank calls it. On CPUs each rank measures a product in 16 bits and in float32, for at most 50 ms. The rank on
+    which 16 bits lose most decides. AUTO_PRECISION becomes bf16 if that is faster, else fp32. On GPUs it becomes bf16
+    if all of them multiply in it. fp16 is never chosen: it can skip a step, and its loss scale changes training.
     """
     on_cpu = comm.device.type == "cpu"
     if asked == "fp32":
@@ -44,7 +46,7 @@ def choose_precision(asked: str, shape: ProductShape, comm: Communicator) -> Pre
 
 
 def decide(asked: str, ratio: float, where: str) -> PrecisionChoice:
-    """The choice where 16 bits take `ratio` of float32's seconds; `where` that was measured, in words."""
+    """The choice if 16 bits take `ratio` times float32's seconds; `where` is a phrase for where that was measured."""
     half = "bf16" if asked == AUTO_PRECISION else asked
     words = f"{half} takes {ratio:.2g} times fp32's seconds {where}, measured now"
     if asked == AUTO_PRECISION:
@@ -56,7 +58,7 @@ def decide(asked: str, ratio: float, where: str) -> PrecisionChoice:
 
 
 def _what_bf16_gives(shape: ProductShape) -> str:
-    """What bf16 would do to the seconds of a product, where the processor has instructions for it; "" elsewhere."""
+    """A sentence on bf16's effect on a product's seconds, if the processor has instructions for bf16; else ""."""
     instructions = bf16_instructions()
     if instructions is None:
         return ""

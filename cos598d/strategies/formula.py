@@ -1,4 +1,4 @@
-"""What a rank holds and sends, by formula: what all formulas are made of, and those of whole replicas."""
+"""What a rank holds and sends, by formula: the parts of all formulas, and the formulas for whole replicas."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,15 @@ from cos598d.sync.cost import Buffers, CollectiveCall, Step, Tensor
 from cos598d.sync.options import DEFAULTS, SyncOptions
 
 MemoryBytes = Mapping[str, int]  # by category
-# torch's hooks that make the calls of other algorithms after some steps.
+# torch's hooks that switch to other calls after some steps.
 OTHERS_LATER = ("powersgd", "post_localsgd")
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """What a rank should hold, in the categories of `Strategy.memory`: between two steps, and when it is most.
+    """What a rank should hold, in the categories of `Strategy.memory`: between two steps, and at the peak.
 
-    None is what cannot be stated, and `unsaid` says why. A category that is missing is one that is not stated.
+    A value is None if it has no formula; `unsaid` gives the reason. A missing category has no formula.
     """
 
     between_steps: MemoryBytes | None = None
@@ -33,7 +33,7 @@ class MemoryEstimate:
     unsaid: str = ""
 
     def as_record(self) -> dict[str, Any]:
-        """What a record of this rank's memory says of it."""
+        """The fields for the record of this rank's memory."""
         return {
             "expected_between_steps": self.between_steps and dict(self.between_steps),
             "expected_peak": self.peak and dict(self.peak),
@@ -43,14 +43,14 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class TrafficEstimate:
-    """Bytes that a rank sends in a step by formula, as its ledger should have them; `unsaid` is why nobody can say.
+    """Bytes that a rank sends per step by formula, as its ledger should have them; `unsaid`: why there is no formula.
 
-    synchronizing   gradients, and weights of which ranks hold shards: `bytes_sent_per_iteration` of a record
-    others          what the ranks agree on in a step
-    settling        once before each evaluation, for a model that is whole and equal on every rank
-    calls           of the synchronizing, how many
-    gathered        of the synchronizing: weights that are sent after the step, during the next forward
-    copied          bytes read and written in a step in memory that the ranks of a host share
+    synchronizing   gradients, and weights that ranks hold in shards: a record's `bytes_sent_per_iteration`
+    others          bytes by which ranks agree on something in a step
+    settling        once before each evaluation, for a model that is complete and equal on every rank
+    calls           the number of calls in synchronizing
+    gathered        the part of synchronizing that is weights sent after the step, during the next forward
+    copied          bytes read and written per step in memory that the ranks of a host share
     """
 
     synchronizing: int = 0
@@ -64,15 +64,15 @@ class TrafficEstimate:
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """A model, and what is done with it, as far as formulas ask.
+    """A model and the settings of its training that formulas need.
 
-    model      whole, as it is before a strategy has it; only shapes and dtypes are asked, so `without_values` will do
-    states     how many numbers the optimizer remembers of every weight that it steps
-    counters   and how many bytes next to them of every parameter, or part of one
+    model      complete, as before a strategy takes it; only shapes and dtypes count, so `without_values` will do
+    states     how many numbers the optimizer keeps per weight that it steps
+    counters   how many bytes it keeps in addition per parameter, or per part of one
     passes     micro-batches of a step on this rank
     clips      whether gradients are clipped by their norm
-    hosts      the ranks of each host; without them all share one
-    touched    the share of the rows of large embeddings that some rank looks up; None: not known before the step
+    hosts      the ranks of each host; by default all share one
+    touched    the share of large embeddings' rows that some rank looks up; None: not known before the step
     """
 
     model: nn.Module
@@ -87,31 +87,31 @@ class TrainingSpec:
 
     @cached_property
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """The parameters that get gradients, each once, with their names."""
+        """The (name, parameter) pairs that get gradients, each parameter once."""
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
     @cached_property
     def tensors(self) -> list[Tensor]:
-        """The same as the planning of buckets knows them."""
+        """The same as Tensors, the form in which buckets are planned."""
         return [Tensor(name, tuple(p.shape), dtype_name(p.dtype), size_in_bytes(p)) for name, p in self.trainable]
 
     @cached_property
     def weights(self) -> int:
-        """S: the bytes of what trains."""
+        """S: the bytes of the trainable parameters."""
         return sum(size_in_bytes(p) for _, p in self.trainable)
 
     @cached_property
     def frozen(self) -> int:
-        """The bytes of the parameters that do not."""
+        """The bytes of the frozen parameters."""
         return sum(size_in_bytes(p) for p in self.model.parameters() if not p.requires_grad)
 
     def state(self, weights: int, parameters: int) -> int:
-        """What the optimizer remembers of so many bytes of weights, in so many parameters."""
+        """The bytes of optimizer state for this many bytes of weights in this many parameters."""
         return self.states * weights + self.counters * parameters
 
 
 def without_values(model: nn.Module) -> nn.Module:
-    """A copy of the model whose parameters and buffers have shapes and dtypes alone; shared ones are shared."""
+    """A copy of the model whose parameters and buffers have only shapes and dtypes. Tied ones stay tied."""
     memo: dict[int, torch.Tensor] = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
         for p in model.parameters()
@@ -121,12 +121,12 @@ def without_values(model: nn.Module) -> nn.Module:
 
 
 def largest(moments: Sequence[MemoryBytes]) -> MemoryBytes:
-    """The first of those at which most is held."""
+    """The moment with the most bytes; the first of several."""
     return max(moments, key=lambda held: sum(held.values()))
 
 
 def replicated_memory(job: TrainingSpec, buffers: Buffers, state: int | None = None) -> MemoryEstimate:
-    """What whole replicas hold: all weights and their state (or so many bytes of it), gradients until the step is made,
+    """What whole replicas hold: all weights, their optimizer state (or `state` bytes of it), gradients until the step,
     and these buffers."""
     if buffers.unsaid:
         return MemoryEstimate(unsaid=buffers.unsaid)
@@ -134,17 +134,17 @@ def replicated_memory(job: TrainingSpec, buffers: Buffers, state: int | None = N
     states = {"parameters": job.weights + job.frozen, "optimizer": state}
 
     def held(gradients: int, in_buffers: int = 0) -> MemoryBytes:
-        """With so many bytes of gradients, of which some are views of the buffers."""
+        """With this many bytes of gradients, of which some are views of the buffers."""
         return states | {"gradients": gradients, "buckets": buffers.bytes - in_buffers}
 
-    # A gradient is added to the one that is there only when it is whole.
+    # A gradient is added to the existing one only once it is complete.
     moments = [held(job.weights + (max(t.bytes for t in job.tensors) if job.passes > 1 else 0))]
     if buffers.at_once and buffers.groups:
         moments = moments if job.passes > 2 else [held(job.weights)] if job.passes > 1 else []
         group_of = {tensor: place for place, group in enumerate(buffers.groups) for tensor in group}
         sizes = [sum(tensor.bytes for tensor in group) for group in buffers.groups]
         touched: dict[int, int] = {}
-        waiting = job.weights if job.passes > 1 else 0  # of earlier passes, in their own memory
+        waiting = job.weights if job.passes > 1 else 0  # of earlier passes, in memory of their own
         for tensor in reversed(job.tensors):
             moments.append(held(sum(touched.values()) + waiting + tensor.bytes, sum(touched.values())))
             waiting -= tensor.bytes if job.passes > 1 else 0
@@ -154,10 +154,10 @@ def replicated_memory(job: TrainingSpec, buffers: Buffers, state: int | None = N
 
 
 def sent_by_replicas(job: TrainingSpec, sync: GradientSync, precision: str = "fp32") -> TrafficEstimate:
-    """What whole replicas send which average by `sync`; it need not be attached."""
+    """What whole replicas send that average by `sync`, which need not be attached."""
     if job.ranks == 1:
         return TrafficEstimate()
-    options = getattr(sync, "options", DEFAULTS)  # a class of a user's own need not have them
+    options = getattr(sync, "options", DEFAULTS)  # your own class need not have them
     step = Step(job.tensors, options, job.hosts or [range(job.ranks)], job.tensors[::-1])
     travels = sync.calls(step) or _calls_whatever_is_touched(sync, step)
     if travels is None and sync.averages_weights:
@@ -175,7 +175,7 @@ def sent_by_replicas(job: TrainingSpec, sync: GradientSync, precision: str = "fp
 
 
 def _sent_by_averages(job: TrainingSpec, sync: GradientSync, step: Step, precision: str) -> TrafficEstimate:
-    """Of a sync that averages weights: in the mean of the steps in which all of them are averaged once."""
+    """For a sync that averages weights: the mean over the steps in which each weight is averaged once."""
     steps = sync.round_steps(step.options)
     sent = sum(each for travel in sync.averages(step) for each in sent_in_call(travel, job, step.options))
     overflows = all_reduce_bytes(4, job.ranks) if precision == "fp16" else 0
@@ -184,23 +184,23 @@ def _sent_by_averages(job: TrainingSpec, sync: GradientSync, step: Step, precisi
 
 
 def _calls_whatever_is_touched(sync: GradientSync, step: Step) -> list[CollectiveCall] | None:
-    """The calls of a step, where no large embedding is in it of which only some rows would travel."""
+    """The calls of a step; None if they include a large embedding of which only some rows would be sent."""
     none, every = (sync.calls(replace(step, touched=share)) for share in (0.0, 1.0))
     return every if none == every else None
 
 
 def agreement(job: TrainingSpec) -> int:
-    """What it takes to agree on which parameters some rank has used: an all-reduce of 4 bytes for each."""
+    """The bytes to agree on which parameters any rank has used: an all-reduce of 4 bytes per parameter."""
     return all_reduce_bytes(4 * len(job.trainable), job.ranks)
 
 
 def settled(job: TrainingSpec) -> int:
-    """What it takes to give all ranks rank 0's buffers."""
+    """The bytes to give all ranks rank 0's buffers."""
     return broadcast_bytes(sum(map(size_in_bytes, job.model.buffers())), job.ranks, job.rank)[0]
 
 
 def sent_in_call(travel: CollectiveCall, job: TrainingSpec, options: SyncOptions) -> list[int]:
-    """What `job.rank` sends in one call, or in each of those that a codec makes of it."""
+    """The bytes that `job.rank` sends in one call, or in each of the calls that a codec makes of it."""
     members = range(job.ranks) if travel.members is None else travel.members
     word = "fp16" if options.ddp_hook == "fp16" else options.compress
     if word is None or len(members) < 2 or job.rank not in members:

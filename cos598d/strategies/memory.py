@@ -1,4 +1,4 @@
-"""Bytes that a rank holds, counted from tensors by category: now, and at the peak of a step."""
+"""The bytes that a rank holds, counted from tensors by category: now, and at the peak of a step."""
 
 import contextlib
 from collections import deque
@@ -13,12 +13,12 @@ from torch.utils import _pytree as pytree
 
 from cos598d.terminal import own_code
 
-# Where the classes of a sync's parts are: this library's, and a user's file.
+# The modules in which a sync's parts are defined: this library's, and a user's file.
 _SYNCS = ("cos598d.sync", own_code.__name__)
 
 
 def count_memory(**categories: Iterable[torch.Tensor]) -> dict[str, int]:
-    """The bytes of each category's storages; a storage that belongs to several counts in the first alone."""
+    """The bytes of each category's storages. A storage in several categories counts in the first only."""
     seen: set[int] = set()
     found = {}
     for category, tensors in categories.items():
@@ -33,14 +33,14 @@ def count_memory(**categories: Iterable[torch.Tensor]) -> dict[str, int]:
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What an optimizer remembers."""
+    """The tensors of an optimizer's state."""
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
 
 
 def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
-    """The tensors in lists, mappings and objects of this library or of a user's sync; a module's are not its holder's.
+    """The tensors in lists, mappings and objects of this library or of a user's sync, except those of modules.
 
-    Objects may refer to each other in circles.
+    Circular references are allowed.
     """
     seen: set[int] = set()
     left = [thing]
@@ -56,11 +56,11 @@ def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
             left.extend(one if kind == "items" else one.values() if kind == "mapping" else vars(one).values())
 
 
-_kinds: dict[type, str] = {}  # what was found once: a watched step asks it often
+_kinds: dict[type, str] = {}  # a cache, since a watched step asks often
 
 
 def _kind_of(kind: type) -> str:
-    """What to look for in things of that type, "" where there is nothing."""
+    """Which kind of container a type is, or "" if it can hold no tensors."""
     if issubclass(kind, torch.Tensor):
         return "tensor"
     if issubclass(kind, Mapping):
@@ -72,11 +72,11 @@ def _kind_of(kind: type) -> str:
 
 
 class Peak:
-    """What a rank holds when it holds most, of all the moments at which somebody looks.
+    """The memory of a rank at its peak, over all moments at which `look` is called.
 
-    While it is `watching` it looks by itself: after the forward of every module that has parameters, in backward when
-    the gradient of what that gave is there, just before its own backward, and when the gradient of a parameter is
-    there, just before it is added to .grad: it counts too.
+    While it is `watching`, it calls `look` itself: after the forward of every module with parameters; in backward, when
+    a module's output gradient is ready, just before its own backward; and when a parameter's gradient is ready, just
+    before it is added to .grad. That gradient counts too.
     """
 
     def __init__(self, memory: Callable[[], dict[str, int]]):
@@ -84,7 +84,7 @@ class Peak:
         self.held: dict[str, int] = {}
 
     def look(self, *_: Any, gradient_bytes: int = 0) -> None:
-        """Compare what is held now, and a gradient of so many bytes that nobody holds yet."""
+        """Compare the memory held now plus `gradient_bytes` of a gradient that no category holds yet."""
         found = self._memory()
         if gradient_bytes:
             found = found | {"gradients": found.get("gradients", 0) + gradient_bytes}
@@ -93,7 +93,7 @@ class Peak:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """A context for forward and backward; it costs some milliseconds a module and a parameter."""
+        """A context for forward and backward. It costs some milliseconds per module and parameter."""
         self._handles = {0: register_module_forward_hook(self._after_forward)}
         try:
             yield
@@ -113,7 +113,7 @@ class Peak:
                 )
         for leaf in pytree.tree_leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                # After the tensor's own hooks, by which a strategy may gather what the backward needs.
+                # Runs after the tensor's own hooks, in which a strategy may gather what backward needs.
                 leaf.grad_fn.register_prehook(self.look)
 
 
@@ -122,5 +122,5 @@ def _bytes_of(gradient: torch.Tensor) -> int:
 
 
 def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensor itself; of a sparse one its indices and values."""
+    """The tensor itself; for a sparse one, its indices and values."""
     return (tensor._indices(), tensor._values()) if tensor.layout == torch.sparse_coo else (tensor,)

@@ -1,4 +1,4 @@
-"""A strategy's step, timed: an iteration's seconds by phase, its loss, the ranks' votes, and what is held."""
+"""A timed strategy: an iteration's seconds by phase, its loss, the ranks' votes, and the memory held."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,19 +15,19 @@ from cos598d.strategies.memory import Peak
 
 
 class TimedStrategy:
-    """The methods of a strategy that a step calls, timed. Everything else is the strategy's own.
+    """Wraps a strategy and times the methods that a step calls. It passes on all other attributes.
 
-    1. `iteration` encloses a step: it begins the clock and the ledger's iteration, and ends the clock.
-    2. Forward, backward, finish and clip belong to a phase each; `step` says by itself what of it belongs to which.
-    3. `backward` adds up the losses. Their sum over the ranks is under way while a step's last backward runs, so that
-       knowing the global batch's loss costs no waiting; `finish` waits for what is left of it.
-    4. What this rank `votes`, such as for an end, is sent with the loss: numbers that are summed over the ranks too.
-    5. In iteration number `watched`, 0 for none, the bytes that this rank holds are counted: `between_steps` are those
-       at its end, `peak.held` those at the moment within it when they are most. That takes time, so it should be no
-       iteration whose seconds are counted. `passes` is how many micro-batches this rank had in it.
+    1. `iteration` encloses a step: it starts the clock and the ledger's iteration, and stops the clock.
+    2. Forward, backward, finish and clip belong to one phase each; `step` divides itself into phases.
+    3. `backward` adds up the losses. Their sum over the ranks is sent while a step's last backward runs, so the global
+       batch's loss costs no waiting; `finish` waits for the rest.
+    4. This rank's `votes`, such as for an end, are sent with the loss: numbers that are summed over the ranks too.
+    5. In iteration number `watched` (0 for none) the bytes that this rank holds are counted: `between_steps` at its
+       end, `peak.held` at its peak. That takes time, so do not use an iteration whose seconds count. `passes` is this
+       rank's number of micro-batches in it.
 
-    After an iteration `loss` is the global batch's mean loss, `counted` are the sums of the votes, `seconds` are the
-    iteration's by the clock, and `tokens` is how many tokens this rank's micro-batches of texts had, with padding.
+    After an iteration, `loss` is the global batch's mean loss, `counted` are the sums of the votes, and `seconds` are
+    the clock's. `tokens` is the number of tokens, with padding, in this rank's micro-batches of texts.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class TimedStrategy:
         self.between_steps: dict[str, int] = {}
         self.passes = 0
         strategy.phase = clock.phase
-        self._is_last = True  # of a step's micro-batches
+        self._is_last = True  # whether it is the last of a step's micro-batches
         self.loss = self.seconds = 0.0
         self.counted: list[float] = []
         self.tokens = 0
 
     @contextlib.contextmanager
     def iteration(self, number: int) -> Iterator[None]:
-        """Iteration `number`, counted from 1, is what runs in this context."""
+        """The context of iteration `number`, counted from 1."""
         self._clock.start()
         self._comm.ledger.begin(number, self._clock.began)
-        self._sums = torch.zeros(1, dtype=torch.float64, device=self._comm.device)  # this rank's, then all ranks'
+        self._sums = torch.zeros(1, dtype=torch.float64, device=self._comm.device)  # of this rank, then of all ranks
         self._summing = Call.done()
         self.tokens = 0
         self._is_watching = number == self.watched
@@ -62,10 +62,11 @@ class TimedStrategy:
         if self._is_watching:
             self.between_steps, self._is_watching = self._strategy.memory(), False
         self.seconds = self._clock.stop()
-        self.loss, *self.counted = self._sums.tolist()  # not sooner: it waits for the device, which has work until here
+        # not sooner: reading it waits for the device, which has work until here
+        self.loss, *self.counted = self._sums.tolist()
 
     def facts(self) -> dict[str, Any]:
-        """What the record of an iteration says of it, besides its seconds."""
+        """The fields of an iteration's record other than its seconds."""
         return {
             "iteration": self._comm.ledger.iteration,
             "loss": self.loss,
@@ -74,7 +75,7 @@ class TimedStrategy:
         }
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
-        """As the strategy's."""
+        """As in the strategy."""
         module = self._strategy.attach(model, make_optimizer)
 
         def forward(**inputs: torch.Tensor) -> tuple:
@@ -86,14 +87,14 @@ class TimedStrategy:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """As the strategy's."""
+        """As in the strategy."""
         self._is_last = False
         with self._strategy.no_sync():
             yield
         self._is_last = True
 
     def backward(self, loss: torch.Tensor) -> None:
-        """As the strategy's."""
+        """As in the strategy."""
         self._sums += loss.detach()
         if self._is_last:
             self._sums = torch.cat([self._sums, self._sums.new_tensor(self._votes())])
@@ -104,19 +105,19 @@ class TimedStrategy:
         self._look()
 
     def finish(self) -> None:
-        """As the strategy's; waits for the sum of the losses too."""
+        """As in the strategy; also waits for the sum of the losses."""
         with self._clock.phase("sync"):
             self._strategy.finish()
             self._summing.wait()
         self._look()
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
-        """As the strategy's."""
+        """As in the strategy."""
         with self._clock.phase("clip"):
             return self._strategy.clip(max_norm)
 
     def step(self) -> bool:
-        """As the strategy's."""
+        """As in the strategy."""
         is_good = self._strategy.step()
         self._look()
         return is_good

@@ -1,4 +1,4 @@
-"""The optimizers of a run: one declaration each, their flags, and the learning rate's schedule."""
+"""The optimizers of a run: one declaration per optimizer, their flags, and the learning rate's schedule."""
 
 import math
 import re
@@ -11,8 +11,8 @@ from torch import nn
 
 from cos598d.terminal.fields import flag
 
-TRAINING = "training"  # where --help lists the flags below
-# By the share of the steps after the warm-up that is left, the factor of the peak learning rate.
+TRAINING = "training"  # the heading of the flags below in --help
+# The learning rate's factor, as a function of the share of the steps after warm-up that is left.
 SCHEDULERS: dict[str, Callable[[float], float]] = {
     "linear": lambda left: left,
     "constant": lambda left: 1.0,
@@ -27,9 +27,9 @@ class OptimizerKind:
 
     make                make(parameter groups, flags) -> the optimizer; it must step every element by itself, since
                         sharded strategies give it parts of tensors
-    numbers_per_weight  numbers_per_weight(flags) -> how many numbers it keeps for every weight that it steps
-    bytes_per_tensor    what it keeps for every parameter besides, in bytes, such as a step counter
-    flags               the flags of OptimizerFlags that only this optimizer takes
+    numbers_per_weight  numbers_per_weight(flags) -> the state's size per weight that it steps, in numbers
+    bytes_per_tensor    the state's size per parameter in addition, in bytes, such as a step counter
+    flags               the flags of OptimizerFlags that only this optimizer uses
     """
 
     make: Callable[[list[dict[str, Any]], "OptimizerFlags"], torch.optim.Optimizer]
@@ -40,7 +40,7 @@ class OptimizerKind:
 
 OPTIMIZERS = {
     "adamw": OptimizerKind(
-        # fused: one pass over the weights instead of several. On a CPU shared by the ranks that is time.
+        # fused: one pass over the weights instead of several, which saves time on CPUs that ranks share.
         make=lambda groups, flags: torch.optim.AdamW(
             groups, lr=flags.learning_rate, eps=flags.adam_epsilon, fused=True
         ),
@@ -49,7 +49,7 @@ OPTIMIZERS = {
         flags=("adam_epsilon",),
     ),
     "sgd": OptimizerKind(
-        # Not fused: torch's fused SGD fails where a parameter's first gradient comes later than the others'.
+        # Not fused: torch's fused SGD fails if a parameter's first gradient comes later than the others'.
         make=lambda groups, flags: torch.optim.SGD(groups, lr=flags.learning_rate, momentum=flags.momentum),
         numbers_per_weight=lambda flags: int(flags.momentum > 0),
         bytes_per_tensor=0,
@@ -60,7 +60,7 @@ OPTIMIZERS = {
 
 @dataclass(frozen=True)
 class OptimizerFlags:
-    """The flags of the optimizer and of its learning rate."""
+    """The flags for the optimizer and its learning rate."""
 
     optimizer: str = flag("adamw", "one of {choices}", group=TRAINING, choices=tuple(OPTIMIZERS))
     learning_rate: float = flag(5e-5, "the optimizer's peak learning rate", group=TRAINING, least=0)
@@ -72,7 +72,7 @@ class OptimizerFlags:
     warmup_steps: int = flag(0, "steps over which the learning rate rises from 0", group=TRAINING, least=0)
     lr_scheduler: str = flag(
         "linear",
-        "the learning rate after that, one of {choices}: down to 0, as it is, or down to 0 along half a cosine",
+        "the learning rate after that, one of {choices}: down to 0, constant, or down to 0 along half a cosine",
         group=TRAINING,
         choices=tuple(SCHEDULERS),
     )
@@ -81,9 +81,9 @@ class OptimizerFlags:
 def make_optimizer(
     named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerFlags
 ) -> torch.optim.Optimizer:
-    """The optimizer that the flags name, with weight decay on all but biases and layer norms.
+    """The optimizer that the flags name, with weight decay on all parameters except biases and layer norms.
 
-    The names are the model's, so that a shard of a parameter decays as the whole would. Frozen ones are left out.
+    The names are the model's, so a shard of a parameter decays if the whole would. Frozen parameters are left out.
     """
     decayed, plain = decayed_and_plain(named_parameters)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
@@ -91,7 +91,7 @@ def make_optimizer(
 
 
 def decayed_and_plain(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> list[list[nn.Parameter]]:
-    """The parameters that train in two groups: those whose weights decay, and the others."""
+    """The trainable parameters in two groups: those whose weights decay, and the others."""
     groups: list[list[nn.Parameter]] = [[], []]
     for name, parameter in named_parameters:
         if parameter.requires_grad:
@@ -100,17 +100,17 @@ def decayed_and_plain(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> l
 
 
 def states_per_weight(config: OptimizerFlags) -> int:
-    """How many numbers the optimizer keeps for every weight that it steps."""
+    """How many numbers the optimizer's state has per weight that it steps."""
     return OPTIMIZERS[config.optimizer].numbers_per_weight(config)
 
 
 def counter_bytes(config: OptimizerFlags) -> int:
-    """How many bytes it keeps for every parameter besides."""
+    """How many bytes the optimizer's state has per parameter in addition."""
     return OPTIMIZERS[config.optimizer].bytes_per_tensor
 
 
 def schedule(kind: str, learning_rate: float, warmup_steps: int, steps: int) -> Callable[[int], float]:
-    """The learning rate after so many steps: up from 0 over `warmup_steps`, then as the SCHEDULERS' `kind` says."""
+    """The learning rate as a function of the steps so far: from 0 up over `warmup_steps`, then by SCHEDULERS[kind]."""
     factor = SCHEDULERS[kind]
 
     def rate(done: int) -> float:
@@ -122,6 +122,6 @@ def schedule(kind: str, learning_rate: float, warmup_steps: int, steps: int) -> 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The rate of the next step, of all parameters."""
+    """Set the learning rate of the next step for all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -16,13 +16,13 @@ FIRST, GOOD_STEPS_TO_DOUBLE = 65536.0, 2000  # torch's GradScaler's
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """torch's autocast to the dtype of `precision` ("fp32" leaves it off). Weights and gradients stay float32."""
+    """torch's autocast to the dtype of `precision`, off for "fp32". Weights and gradients stay float32."""
     dtype = DTYPES[precision]
     return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
 
 def computing_in(precision: str, device: torch.device, module: Callable[..., tuple]) -> Callable[..., tuple]:
-    """`module` as it is called for training in `precision`: its forward runs under `autocast`."""
+    """`module` for training in `precision`: its forward runs under `autocast`."""
     if precision == "fp32":
         return module
 
@@ -36,11 +36,11 @@ def computing_in(precision: str, device: torch.device, module: Callable[..., tup
 class LossScale:
     """Dynamic loss scaling (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2).
 
-    1. Losses are multiplied by `value`, a power of 2, before backward; averages of gradients are divided by it.
-    2. A step whose gradients are not all finite then is left out, and the value is halved.
-    3. After 2,000 good steps in a row it is doubled.
+    1. Losses are multiplied by `value`, a power of 2, before backward; averaged gradients are divided by it.
+    2. If not all gradients are finite then, the step is skipped and the value is halved.
+    3. After 2,000 good steps in a row, it is doubled.
 
-    Switched off, the value is 1 and every step is good, without a look.
+    When it is off, the value is 1 and every step counts as good, without a check.
     """
 
     def __init__(self, is_on: bool):
@@ -49,7 +49,7 @@ class LossScale:
         self._good_steps = 0
 
     def unscale(self, parameters: Iterable[nn.Parameter]) -> bool:
-        """Divide the gradients by the scale, in place; whether all of them are finite."""
+        """Divide the gradients by the scale, in place. Return whether all of them are finite."""
         gradients = [p.grad for p in parameters if p.grad is not None]
         if not self.is_on or not gradients:
             return True
@@ -57,7 +57,8 @@ class LossScale:
         return bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients)))
 
     def update(self, is_good: bool, step: int) -> None:
-        """Step number `step` was good, or left out. Raises UserError if the scale would fall below 1."""
+        """Update the scale after step number `step`, which was good or skipped. Raises UserError if the scale would
+        fall below 1."""
         if not self.is_on:
             return
         self._good_steps = self._good_steps + 1 if is_good else 0
@@ -72,11 +73,12 @@ class LossScale:
             )
 
     def state(self) -> dict[str, Any]:
-        """The value and the good steps in a row, as JSON; nothing where it is switched off."""
+        """The value and the good steps in a row, as JSON; {} if it is off."""
         return {"loss_scale": self.value, "good_steps": self._good_steps} if self.is_on else {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave; from the first value where it was switched off, as it stays if it is now."""
+        """Continue from what `state` gave. A state from when it was off leaves the first value; if it is off now,
+        nothing changes."""
         if not self.is_on or "loss_scale" not in state:
             return
         value, good_steps = state["loss_scale"], state.get("good_steps")

@@ -1,4 +1,4 @@
-"""Do the replicas hold the same model? Told by digests, so that nothing is sent but a line of text while they do."""
+"""Do all replicas hold the same model? They compare digests, so equal replicas send only a line of text."""
 
 import hashlib
 import math
@@ -10,16 +10,16 @@ from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError
 from cos598d.records.conventions import STATE
 
-# Of a tensor's largest value. Processors without the same vector instructions round an optimizer's step in other ways:
-# the weights of ranks on such hosts part in the last bits, though all step by the same averages.
+# Relative to a tensor's largest value. CPUs with different vector instructions round an optimizer's step differently.
+# The weights of ranks on such hosts differ in the last bits, though all step by the same averages.
 LAST_BITS = 1e-6
 
 
 def check_replicas(comm: Communicator, tensors: Iterable[tuple[str, torch.Tensor]], step: int) -> None:
-    """Compare named tensors, such as a model's parameters, with the other ranks' after iteration `step`.
+    """Compare named tensors, such as a model's parameters, across ranks after iteration `step`.
 
-    Every rank calls it with the same names. Where the ranks differ in the last bits alone, rank 0's values take the
-    others' place. Raises UserError, the same on every rank, naming rank and tensor where they differ by more.
+    Every rank calls it with the same names. If ranks differ only in the last bits, they take rank 0's values. Raises
+    UserError, the same on every rank, with the rank and the tensor, if they differ by more.
     """
     if comm.world_size == 1:
         return
@@ -37,24 +37,24 @@ def check_replicas(comm: Communicator, tensors: Iterable[tuple[str, torch.Tensor
             by = "a value that is not finite" if worst is None else f"up to {worst:.1e} of its largest value"
             more = f" (and {len(far) - 1} more)" if len(far) > 1 else ""
             raise UserError(
-                f"weights differ between ranks after iteration {step}: rank {rank}'s {differing[far[0]][0]}{more} is "
-                f"off rank 0's by {by}. Check the sync, or find the first step with --check_replicas 1."
+                f"weights differ between ranks after iteration {step}: rank {rank}'s {differing[far[0]][0]}{more} "
+                f"differs from rank 0's by {by}. Check the sync, or find the first step with --check_replicas 1."
             )
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """A short word that stands for a tensor's bits."""
+    """A short digest of a tensor's bits."""
     bits = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
     return hashlib.sha256(bits.numpy().data).hexdigest()[:16]
 
 
 def _take_from_rank_0(comm: Communicator, name: str, tensor: torch.Tensor) -> float | None:
-    """Replace the tensor by rank 0's; how far it was off, of the largest value. None: one is not finite."""
+    """Replace the tensor by rank 0's. Return the difference relative to its largest value; None if not finite."""
     theirs = tensor.clone()
     comm.broadcast(theirs, name, purpose=STATE)
     difference, largest = (t.abs().max().item() for t in (tensor.double() - theirs.double(), theirs.double()))
     tensor.copy_(theirs)
-    if difference == 0:  # 0 and -0
+    if difference == 0:  # also 0 and -0
         return 0.0
     distance = difference / largest if largest else math.inf
     return distance if math.isfinite(distance) else None

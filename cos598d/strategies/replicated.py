@@ -1,4 +1,4 @@
-"""Whole replicas that average their gradients: any gradient sync as a strategy."""
+"""Whole replicas that average their gradients: the strategy for any gradient sync."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -25,27 +25,27 @@ from cos598d.sync.options import DEFAULTS
 
 
 class Replicated(Strategy):
-    """Every rank holds all weights, all gradients and the optimizer's whole state, and makes the same step.
+    """Every rank holds all weights, all gradients and the complete optimizer state, and makes the same step.
 
     1. `attach` gives every rank rank 0's state.
-    2. `backward` on each rank's share of the batch, `finish`: the sync averages the gradients over the ranks.
-    3. Every rank clips the average by its norm and steps by it, so that the replicas stay equal.
+    2. After `backward` on each rank's share of the batch, `finish` averages the gradients over the ranks with the sync.
+    3. Every rank clips the average by its norm and steps by it, so the replicas stay equal.
 
-    Cost a step: what the sync says. Memory for weights of S bytes: with AdamW 2 S of state on every rank, and whatever
-    buffers the sync keeps (`GradientSync.buffers`); at the peak S of gradients next to them, or, where gradients move
-    into the buffers as they come, the largest gradient alone.
+    Cost per step: the sync's. Memory for weights of S bytes: with AdamW 2 S of state on every rank, and the buffers of
+    the sync (`GradientSync.buffers`). At the peak, S of gradients in addition, or, if gradients move into the buffers
+    as they arrive, only the largest gradient.
 
-    sync_kind: the sync of a strategy that averages by one of its own; any other is given one.
+    sync_kind: the sync of a strategy that always uses its own; other strategies are given one.
     """
 
     sync_kind: type[GradientSync]
 
     def __init__(self, sync: GradientSync, precision: str = "fp32", comm: Communicator | None = None):
-        """`sync` is made, and not attached yet; `precision` is one of PRECISIONS.
+        """`sync` is constructed, but not attached yet; `precision` is one of PRECISIONS.
 
-        A class of a user's own may keep `comm`, with which it was made, under another name: then it is given here.
+        Your own class may keep its `comm` under another name; then pass it here.
         """
-        # A class of a user's own need not keep the others either.
+        # Your own class need not keep the other arguments either.
         unused, options = getattr(sync, "find_unused_parameters", True), getattr(sync, "options", DEFAULTS)
         super().__init__(comm or sync.comm, unused, options, precision)
         self.sync = sync
@@ -68,7 +68,7 @@ class Replicated(Strategy):
 
     def backward(self, loss: torch.Tensor) -> None:
         self.sync.loss_scale = self.loss_scale
-        # Gradients are averaged over ranks: times n, the average is the global batch's gradient.
+        # Gradients are averaged over ranks: with the factor n, the average is the global batch's gradient.
         (loss * (self.comm.world_size * self.loss_scale)).backward()
         separate_gradients(self._parameters)
 
@@ -84,7 +84,7 @@ class Replicated(Strategy):
             with self.phase("sync"):
                 is_good = self.sync.agree_on_finite(is_good)
         with self.phase("step"):
-            if is_good:  # else fp16 overflowed
+            if is_good:  # else fp16 has overflowed
                 self.optimizer.step()
             self.scale.update(is_good, self.comm.ledger.iteration)
             self.optimizer.zero_grad(set_to_none=True)
@@ -114,7 +114,7 @@ class Replicated(Strategy):
         return sent_by_replicas(job, self.sync, self.precision)
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """As in the contract: as `settle` would make them, this rank's own left alone."""
+        """As in the interface: the weights as after `settle`, though this rank's own do not change."""
         parts = self.sync.averages_weights and not self.sync.replicas_equal
         for name, parameter in self.model.named_parameters():
             whole: torch.Tensor = parameter
@@ -126,7 +126,7 @@ class Replicated(Strategy):
                 yield name, whole
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """As in the contract: what the sync keeps, and what of this replica is not the others'."""
+        """As in the interface: the sync's state, and the parts of this replica that differ between ranks."""
         facts, kept = self.sync.own_state()
         tensors = {f"sync/{name}": tensor for name, tensor in kept.items()} | super().own_state()[1]
         if not self.sync.replicas_equal:
@@ -139,7 +139,7 @@ class Replicated(Strategy):
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         super().load_own_state(facts, tensors)
         with own_state_of(self.comm.rank):
-            self.load_scalars(facts["scalars"])  # which replicas that drift apart do not share
+            self.load_scalars(facts["scalars"])  # replicas that drift apart do not share them
             optimizer_state = self.optimizer_state()
             if self._steps_alone:
                 optimizer_state.forget()
@@ -163,7 +163,7 @@ class Replicated(Strategy):
 
     @property
     def _steps_alone(self) -> bool:
-        """Whether this rank's optimizer remembers another thing than rank 0's."""
+        """Whether this rank's optimizer state differs from rank 0's."""
         return self.comm.rank > 0 and (self.sync.averages_weights or not self.sync.replicas_equal)
 
     def detach(self) -> None:
@@ -174,8 +174,8 @@ class Replicated(Strategy):
 def separate_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Give each gradient memory of its own.
 
-    Autograd may leave two in one, as for a and b in a.view(24) + b.view(24). What is then added to one, in the next
-    micro-batch, is added to the other as well, and what scales all of them, as clipping does, scales it twice.
+    Autograd may let two gradients share memory, as for a and b in a.view(24) + b.view(24). The next micro-batch's
+    addition to one would then change the other as well. Scaling all of them, as clipping does, would scale it twice.
     """
     spans = []
     for p in parameters:

@@ -1,4 +1,4 @@
-"""What strategies of shards share: an optimizer of pieces, a norm over shards, and who holds how much."""
+"""The common base of sharded strategies: an optimizer of pieces, a norm over shards, and the memory held."""
 
 import contextlib
 import math
@@ -24,31 +24,31 @@ from cos598d.sync.buckets import Named
 class Sharded(Strategy):
     """A replica whose optimizer steps one n-th of the weights: this rank's part of each unit.
 
-    The optimizer is given the pieces of the parameters that lie in this rank's parts, as one-dimensional parameters
-    under the model's names. So it must be one that treats every element by itself, as SGD, Adam and AdamW do, and not
-    one that looks at whole matrices or norms of them, as LAMB, Adafactor and Muon do.
+    The optimizer gets the pieces of parameters in this rank's parts, as one-dimensional parameters under the model's
+    names. So it must treat every element by itself, as SGD, Adam and AdamW do. LAMB, Adafactor and Muon do not work:
+    they use whole matrices, or norms of them.
 
-    A subclass defines what the units are and where their weights live: `units_of`, `hold`, `stepped`, and, where a rank
-    has no whole weights, `whole_weights` and `put_weights`.
+    A subclass defines the units and where their weights are stored: `units_of`, `hold`, `stepped` and, if a rank has no
+    whole weights, `whole_weights` and `put_weights`.
 
-    gradients_kind: what sums the gradients of the units. keeps_gradients: whether it `keeps` them.
+    gradients_kind: the class that sums the gradients of the units. keeps_gradients: its argument `keeps`.
     """
 
     gradients_kind: type[ShardedGradients] = ShardedGradients
     keeps_gradients = False
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError for a strategy that does not say all of it, when its file is imported."""
+        """Raise TypeError, on import, for a strategy that lacks a required part."""
         for part in ("units_of", "hold", "stepped"):
             if getattr(cls, part) is getattr(Sharded, part):
                 raise TypeError(f"the strategy {cls.__name__} has no {part}. Write it, as `Sharded` describes.")
 
     @abstractmethod
     def units_of(self, model: nn.Module, parameters: Sequence[Named], ranks: int) -> list[Unit]:
-        """Each trainable parameter in one unit, in the order in which their gradients are expected."""
+        """Units with each trainable parameter once, in the order in which their gradients are expected."""
 
     def make_gradients(self) -> ShardedGradients:
-        """What sums the gradients of the model's units."""
+        """The object that sums the gradients of the model's units."""
         return self.gradients_kind(
             self.comm,
             self.find_unused_parameters,
@@ -60,29 +60,29 @@ class Sharded(Strategy):
 
     @abstractmethod
     def hold(self, unit: Unit) -> torch.Tensor:
-        """Lay the unit's weights as this strategy keeps them; this rank's part of them."""
+        """Store the unit's weights as this strategy keeps them. Return this rank's part of them."""
 
     @abstractmethod
     def stepped(self) -> None:
-        """The optimizer has changed this rank's parts."""
+        """Called after the optimizer has changed this rank's parts."""
 
     def sum_over_ranks(self, squares: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's number."""
+        """The sum of one number per rank."""
         self.comm.all_reduce(squares, "squares of the gradient", purpose=AGREEMENT)
         return squares
 
     def weights_under_way(self) -> list[torch.Tensor]:
-        """What holds weights next to the model's parameters and this rank's parts."""
+        """The tensors with weights in addition to the model's parameters and this rank's parts."""
         return []
 
     def is_complete(self, unit: Unit) -> None:
-        """The last of the unit's gradients of this backward is there."""
+        """Called when the last of the unit's gradients of this backward is ready."""
 
     def wait_for_weights(self) -> None:
-        """Block until weights that are on their way to this rank have arrived."""
+        """Block until weights that are being sent to this rank have arrived."""
 
     def catch_up(self) -> None:
-        """An exception has ended this rank's backward: make the calls in which the others' wait for this rank."""
+        """Make the remaining calls that other ranks' backward waits for, after an exception has ended this rank's."""
 
     @property
     def is_whole(self) -> bool:
@@ -91,14 +91,14 @@ class Sharded(Strategy):
 
     @property
     def gradients(self) -> ShardedGradients:
-        """What sums the gradients, between `attach` and `detach`."""
+        """The object that sums the gradients, between `attach` and `detach`."""
         return self._gradients
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self.model, self.layout = model, StateLayout(model, make_optimizer)
         self._gradients = self.make_gradients()
         self._gradients.attach(model)  # rank 0's state for all
-        # Of each piece: its parameter's name, the piece, the parameter, and where the unit's part has it.
+        # For each piece: its parameter's name, the piece, the parameter, its unit, and its slice of the unit's part.
         self.pieces: list[tuple[str, nn.Parameter, nn.Parameter, Unit, slice]] = []
         self.held: dict[str, Stepped] = {}  # this rank's pieces, by name
         for unit in self._gradients.units:
@@ -122,7 +122,7 @@ class Sharded(Strategy):
         return self._gradients.no_sync()
 
     def backward(self, loss: torch.Tensor) -> None:
-        # What is summed over the ranks is the gradient of the global batch's mean: nobody divides.
+        # The sum over the ranks is the gradient of the global batch's mean, so nothing is divided.
         (loss * self._loss_factor).backward()
 
     def finish(self) -> None:
@@ -136,7 +136,7 @@ class Sharded(Strategy):
         if not max_norm and not self.scale.is_on:
             return None
         squares = self._gradients.squares()
-        # Every element lies in one rank's part: the sum over ranks is the whole gradient's.
+        # Every element is in one rank's part, so the sum over ranks covers the whole gradient.
         norm = self.sum_over_ranks(squares).sqrt()
         if self.scale.is_on:
             self.is_finite = math.isfinite(norm)
@@ -146,7 +146,7 @@ class Sharded(Strategy):
         return norm
 
     def step(self) -> bool:
-        is_good = self.is_finite  # the norm is the same on every rank: all leave out the same steps
+        is_good = self.is_finite  # the norm is the same on every rank, so all ranks skip the same steps
         with self.phase("step"):
             if is_good:
                 self.step_optimizer()
@@ -159,14 +159,14 @@ class Sharded(Strategy):
         return is_good
 
     def step_optimizer(self) -> None:
-        """Step what has a gradient."""
+        """Step the parameters that have a gradient."""
         with contextlib.ExitStack() as stack:
             for unit, row_steps in self._row_steps.items():
                 stack.enter_context(row_steps.alone(self._gradients.rows(unit)))
             self.optimizer.step()
 
     def forget_step(self) -> None:
-        """Drop the gradients of a step that an exception has cut short, at the same place on every rank."""
+        """Drop the gradients of a step that an exception has interrupted, at the same point on every rank."""
         self.optimizer.zero_grad(set_to_none=True)
         self._gradients.forget()
 
@@ -178,7 +178,7 @@ class Sharded(Strategy):
         self._look_for_moved_rows()
 
     def load_optimizer(self, wholes: Iterable[FullTensor]) -> None:
-        """Remember of these what this rank steps, and nothing else."""
+        """Load the optimizer state that this rank steps, and nothing else."""
         state = self.optimizer_state()
         state.forget()
         for whole in wholes:
@@ -186,7 +186,7 @@ class Sharded(Strategy):
         self._look_for_moved_rows()
 
     def _look_for_moved_rows(self) -> None:
-        """The optimizer's state has changed otherwise than by a step."""
+        """Search for moved rows again, because the optimizer's state has changed without a step."""
         for row_steps in self._row_steps.values():
             row_steps.forget()
 
@@ -194,7 +194,7 @@ class Sharded(Strategy):
         return OptimizerState(self.optimizer, self.held.values())
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """As in the contract: the buffers, and in which order the units start, which only the ledger's rows show."""
+        """As in the interface: the buffers, and the order in which the units start, seen only in the ledger's rows."""
         return {"order": self._gradients.order}, super().own_state()[1]
 
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
@@ -204,8 +204,8 @@ class Sharded(Strategy):
 
     @property
     def _loss_factor(self) -> float:
-        """What losses are multiplied by. Under fp16 by the number of ranks too, as where gradients are averaged: so the
-        same steps overflow, and are left out, under every strategy."""
+        """The factor of losses. Under fp16 it includes the number of ranks, as it does when gradients are averaged. So
+        the same steps overflow, and are skipped, under every strategy."""
         return self.loss_scale * self.comm.world_size if self.scale.is_on else 1.0
 
     def detach(self) -> None:

@@ -1,4 +1,4 @@
-"""Weights that lie once in memory which the ranks of a host share; every rank steps its n-th of them where they lie."""
+"""Weights stored once, in memory that the ranks of a host share; every rank steps its n-th of them in place."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,32 +21,32 @@ from cos598d.sync.parts.embeddings import large_embeddings
 
 
 class SharedWeights(Sharded):
-    """`zero1` for the ranks of one host: the weights lie once, in memory that all ranks map, and nothing is sent.
+    """`zero1` for the ranks of one host: the weights are stored once, in memory that all ranks map.
 
-    1. Buckets as `zero1` has them, each cut into n parts, of which part r is rank r's; but an embedding of a MiB or
-       more that only looks up rows is one by itself, cut between rows. The weights of all buckets lie in shared memory,
-       where every rank's model has them, and next to them n segments, one for each rank's gradients.
+    1. Buckets are as in `zero1`, each split into n parts; part r belongs to rank r. But an embedding of at least one
+       MiB that only looks up rows is a bucket by itself, split between rows. The weights of all buckets are in shared
+       memory, where every rank's model uses them. Next to them are n segments, one for each rank's gradients.
     2. When backward has computed a gradient, a hook copies it into the rank's own segment. Such an embedding's gradient
        is sparse: only the rows that the batch looked up are computed, and added to the segment's zeros. When all ranks
-       have filled a bucket, rank r adds up part r, of an embedding the rows that some rank has marked
+       have filled a bucket, rank r adds up part r; of an embedding, only the rows that some rank has marked
        (`SharedGradients`).
-    3. After its sums rank r writes the squares of its parts into its segment, and waits for all others': added up in
-       order of rank they are the global gradient's norm. By then all backwards are over, and nobody reads weights.
-    4. The optimizer of rank r steps the pieces of parameters in part r where they lie, with the whole gradient of each,
-       zeros too: rows that nobody looked up move by momentum and weight decay as they should. When all ranks have
-       stepped, every rank has the new weights.
-    5. Under bf16 and fp16 the linear layers' weights lie beside these in half precision as well, once for all: rank r
-       casts part r after its step, and nobody does in forward (`CastWeights`).
+    3. After its sums, rank r writes the squares of its parts into its segment, and waits for the others'. Added up in
+       order of rank, they are the global gradient's norm. By then all backwards are over, and nobody reads weights.
+    4. The optimizer of rank r steps the pieces of parameters in part r in place, with their complete gradients. These
+       include zeros: rows that nobody looked up still move by momentum and weight decay. When all ranks have stepped,
+       every rank has the new weights.
+    5. Under bf16 and fp16, shared memory also has the linear layers' weights in half precision, once for all ranks.
+       Rank r casts part r after its step, and no forward casts (`CastWeights`).
 
-    Nobody but the optimizer may change weights: a forward that does is refused where it can be told (`max_norm`).
+    Only the optimizer may change weights. A forward that does is refused if it can be detected (`max_norm`).
 
-    Cost for a gradient of S bytes: nothing is sent, and no collective is called, but to agree on unused parameters.
-    Next to what its optimizer does to S/n, every rank reads (2 + 2/n) S of memory and writes (1 + 2/n) S: S and S to
-    copy gradients, S and S/n to add them up, S/n for the norm, S/n and S/n to clip; of such an embedding only the rows
-    that were looked up count. A rank waits for the others three times a step.
-    Memory: (n+1) S for all ranks of the host together, where `zero1` takes 2n S, and with AdamW 2S/n of state on each;
-    within a step the largest gradient; up to S/2 for all together in half precision (`held_by_shared_weights`).
-    Choose it when all ranks share a host: it copies, sends and computes less than any other exact strategy there.
+    Cost for a gradient of S bytes: nothing is sent, and no collective is called, except to agree on unused parameters.
+    In addition to its optimizer's work on S/n, every rank reads (2 + 2/n) S of memory and writes (1 + 2/n) S: S and S
+    to copy gradients, S and S/n to add them up, S/n for the norm, S/n and S/n to clip. Of such an embedding, only rows
+    that were looked up count. A rank waits for the others three times per step. Memory: (n+1) S for all ranks of the
+    host together, compared with 2n S in `zero1`, and with AdamW 2S/n of state on each. Within a step also the largest
+    gradient; up to S/2 for all ranks together in half precision (`held_by_shared_weights`). Choose it when all ranks
+    share a host: it copies, sends and computes less than any other exact strategy there.
     """
 
     uses = ("bucket_mb",)
@@ -63,7 +63,7 @@ class SharedWeights(Sharded):
         return gradients
 
     def units_of(self, model: nn.Module, parameters: Sequence[Named], ranks: int) -> list[Unit]:
-        """Buckets of all but the large embeddings, and after them a unit for each of those, cut between rows."""
+        """Buckets of everything except the large embeddings, then a unit for each of those, split between rows."""
         embeddings = large_embeddings(model)
         dense = [named for named in parameters if named[1] not in embeddings]
         looked_up = [(name, p) for name, p in reversed(parameters) if p in embeddings]
@@ -81,8 +81,8 @@ class SharedWeights(Sharded):
         )
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
-        self._meetings = 0  # so far: the ranks' flags say which one they have come to
-        self._has_come = False  # to this step: the ranks do not read weights until it ends
+        self._meetings = 0  # so far; the ranks' flags hold this number
+        self._has_come = False  # to this step's end of reading: until the step is over, no rank reads weights
         self._own: dict[Unit, torch.Tensor] = {}
         module = super().attach(model, make_optimizer)
         self._copies = CastWeights(model, self.comm.rank, self._gradients.copies, self._gradients.receive)
@@ -91,11 +91,11 @@ class SharedWeights(Sharded):
         return module
 
     def hold(self, unit: Unit) -> torch.Tensor:
-        # A rank that is alone has one piece of memory for a unit, its segment.
+        # A single rank has one piece of memory for a unit: its segment.
         is_alone = self.comm.world_size == 1
         weights = unit.empty(unit.elements) if is_alone else self._gradients.segments.result[unit.number]
         for view, (_, p) in zip(unit.views(weights), unit.parameters, strict=True):
-            p.data = view.copy_(p.data)  # every rank writes rank 0's values
+            p.data = view.copy_(p.data)  # every rank writes the same values, rank 0's
         self._own[unit] = unit.parts(weights)[self.comm.rank]
         return self._own[unit]
 
@@ -133,7 +133,7 @@ class SharedWeights(Sharded):
         self._meet(END)
 
     def memory(self) -> dict[str, int]:
-        """As in the contract; of what all ranks share, this rank's part of the weights, and its own segment."""
+        """As in the interface. Of shared memory it counts this rank's part of the weights, and its own segment."""
         frozen = [p.data for p in self.model.parameters() if not p.requires_grad]
         held = count_memory(parameters=frozen, optimizer=state_tensors(self.optimizer))
         return {
@@ -144,7 +144,7 @@ class SharedWeights(Sharded):
         }
 
     def detach(self) -> None:
-        """As every strategy's. From then on every rank has weights of its own."""
+        """As in every strategy. After it, every rank has weights of its own."""
         for p in self.model.parameters():
             if p.requires_grad:
                 p.data = p.data.clone()
@@ -155,25 +155,25 @@ class SharedWeights(Sharded):
         super().detach()
 
     def _cast(self) -> None:
-        """This rank's parts of the weights have changed, and so are to be their copies in half precision."""
+        """Update the half-precision copies of this rank's parts of the weights, which have changed."""
         for unit, own in self._own.items():
             self._copies.refresh(unit, own)
 
     def _come(self) -> None:
-        """Wait until all ranks have come to this step: whatever they read of the weights they have read."""
+        """Wait until all ranks have reached this step, and so have read all the weights they need."""
         if not self._has_come:
             self._meet(COME)
             self._has_come = True
 
     def _go_on(self) -> None:
-        """A step has another norm or backward: wait until all ranks have read what the one before has left."""
+        """Before a second norm or backward in a step: wait until all ranks have read the previous results."""
         if self._has_come:
             self._meet(END)
             self._has_come = False
 
     def _meet(self, stage: str) -> None:
-        """Wait until all ranks are here. Between two times with one stage they have to wait for each other elsewhere: a
-        flag that is raised again has not been seen by all before."""
+        """Wait until all ranks are here. Between two calls with the same stage, ranks must wait for each other
+        elsewhere. Otherwise a flag could be raised again before all ranks have seen it."""
         self._meetings += 1
         segments, place = self._gradients.segments, self._gradients.step_place
         segments.raise_flag(stage, place, self._meetings)

@@ -1,4 +1,4 @@
-"""ZeRO stage 1 between hosts: of large embeddings the rows that were looked up travel, and no weights at all."""
+"""ZeRO stage 1 between hosts: of large embeddings, only looked-up gradient rows are sent, and no weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,42 +22,42 @@ from cos598d.sync.buckets import Named
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.embeddings import why_no_rows
 
-MOST_MB = (
-    3.6  # of a bucket: a layer of MiniLM is three, so that the first part of it travels while the rest is computed
-)
+MOST_MB = 3.6  # of a bucket: MiniLM's layers have three buckets each, so the first is sent while the rest is computed
 
 
 class SparseZero1(Zero1):
-    """`zero1` whose large embeddings are replicated; what all ranks know of the weights does not travel.
+    """`zero1` with replicated large embeddings. Bits of weights that all ranks know already are not sent.
 
-    All but the embeddings is as in `zero1`, in buckets of 3.6 MiB at most: a reduce-scatter for each under backward,
-    each rank's own step of its n-th, and an all-gather for each under the next forward (DeAR, Zhang et al., arXiv
+    All other parameters work as in `zero1`, in buckets of at most 3.6 MiB: a reduce-scatter for each during backward,
+    each rank's step of its n-th, and an all-gather for each during the next forward (DeAR, Zhang et al., arXiv
     2302.12445).
 
-    1. An embedding of half a MiB or more that only looks up rows has a sparse gradient: backward computes the rows of
-       the batch's ids alone. Every rank sends its own rows to every other (`RowGradients`), and so has the whole sum.
-    2. Every rank sends the sum of the squares of its parts of the gradients to every other: added up in order of rank
-       they are the square of the global norm. That is one message to wait for, where an all-reduce has 2(n-1).
-    3. Rank r steps its parts of the buckets, and sends 20 of a weight's 32 bits: the others, who know what it was, know
-       the upper ones of a weight that has moved a little. The few that have moved further are sent too (`LowBytes`).
-    4. Meanwhile every rank steps all rows of every such embedding: those that nobody looked up have a gradient of
-       zeros, and move by momentum and weight decay as they should. The ranks compute the same from the same, so that
-       no weight of an embedding travels.
+    1. An embedding of at least half a MiB that only looks up rows has a sparse gradient: backward computes only the
+       rows of the batch's ids. Every rank sends its own rows to every other (`RowGradients`), so each has the whole
+       sum.
+    2. Every rank sends the sum of squares of its parts of the gradients to every other. Added up in order of rank, they
+       give the global norm. That is one message to wait for; an all-reduce has 2(n-1).
+    3. Rank r steps its parts of the buckets, and sends 20 of each weight's 32 bits. The others have the old value, so
+       they know the upper bits of a weight that has moved little. The few weights that have moved further are sent in
+       full (`LowBytes`).
+    4. Meanwhile every rank steps all rows of every such embedding. Rows that nobody looked up have a gradient of zeros,
+       and move by momentum and weight decay. All ranks compute the same from the same inputs, so no embedding weight is
+       sent.
 
-    What is taken to be known must be: whoever changes weights between two steps changes them alike on all ranks. Where
-    one rank's copy is changed alone, `zero1` would give the owners' weights to all; here upper bits and embeddings stay
-    apart forever, and nobody notices before the replicas are compared (`--check_replicas`).
+    All ranks must really have the same old weights: if you change weights between two steps, change them alike on all
+    ranks. If only one rank's copy changes, `zero1` would send the owners' weights to all. Here upper bits and
+    embeddings stay different forever, and only a comparison of the replicas detects it (`--check_replicas`).
 
-    Cost for weights of S bytes in B buckets, and E more in T embeddings of R rows together, of which this rank looked
-    up u bytes: 2B + T calls; every rank sends (n-1)/n S of gradients, (n-1)/n S (20 + 48/k)/32 of weights, where there
-    is room for one in k that has moved further (k = 512, and as little as 32 where steps are long), at most (n-1) u of
-    rows and one more for each embedding, (n-1) R/8 to say which they are, and with clipping 8(n-1).
-    `zero1` sends 2(n-1)/n (S + E). Memory: as `zero1` for S, and 0.8 S + S/n to send and receive weights in; of
-    embeddings E of weights, E of gradients and, with AdamW, 2E of state on every rank (`held_by_sparse_zero1`), which
-    steps E where `zero1` steps E/n. Choose it between hosts. The slower the links, the more it saves.
+    Cost for weights of S bytes in B buckets, and E more in T embeddings of R rows in total, of which this rank looked
+    up u bytes: 2B + T calls. Every rank sends (n-1)/n S of gradients, and (n-1)/n S (20 + 48/k)/32 of weights. Here one
+    in k weights may have moved further (k = 512, down to 32 if steps are long). It also sends at most (n-1) u of rows
+    and one more for each embedding, (n-1) R/8 to identify them, and with clipping 8(n-1). `zero1` sends 2(n-1)/n (S +
+    E). Memory: as `zero1` for S, and 0.8 S + S/n to send and receive weights in. Of embeddings, E of weights, E of
+    gradients and, with AdamW, 2E of state on every rank (`held_by_sparse_zero1`). Every rank steps E, where `zero1`
+    steps E/n. Choose it between hosts. The slower the links, the more it saves.
 
-    `pack_gradients`: of a gradient 28.3 bits of 32 travel (`PackedReduceScatters`), and the sums have the same bits. To
-    pack and unpack them takes the processor's time: choose it where the link is so slow that a bench says it pays.
+    `pack_gradients`: 28.3 of a gradient's 32 bits are sent (`PackedReduceScatters`), and the sums have the same bits.
+    Packing takes CPU time. Choose it if a bench shows that your link is slow enough for it to pay.
     """
 
     uses = ("bucket_mb", "pack_gradients")
@@ -72,7 +72,7 @@ class SparseZero1(Zero1):
             )
 
     def units_of(self, model: nn.Module, parameters: Sequence[Named], ranks: int) -> list[Unit]:
-        """Buckets of all but the embeddings whose rows travel, and after them one unit for each of those."""
+        """Buckets of everything except the embeddings sent by rows, then one unit for each of those."""
         embeddings = row_embeddings(model)
         dense = [named for named in parameters if named[1] not in embeddings]
         looked_up = [(name, p) for name, p in reversed(parameters) if p in embeddings]
@@ -89,17 +89,17 @@ class SparseZero1(Zero1):
         return sent_by_sparse_zero1(job, units, self.find_unused_parameters, self.options.pack_gradients)
 
     def remark(self, model: nn.Module) -> str | None:
-        """That there is no embedding whose rows it could leave out, and why."""
+        """A sentence that there is no embedding whose rows it could leave out, and why."""
         if row_embeddings(model):
             return None
         why = why_no_rows(model, LEAST_BYTES) or "this model's has max_norm or scale_grad_by_freq"
-        return f"sparse_zero1 leaves out rows of an embedding that nobody looks up, and has none to leave out: {why}"
+        return f"sparse_zero1 can leave out embedding rows that nobody looks up, but has none to leave out: {why}"
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self._packed: dict[Unit, LowBytes] = {}
         self._changing = changed_in_forward(model)
         module = super().attach(model, make_optimizer)
-        # Whole on every rank: the optimizer's own words for the embeddings.
+        # The optimizer's parameters for the embeddings, complete on every rank.
         self._tables = {name: part for name, part, _, unit, _ in self.pieces if isinstance(unit, ReplicatedUnit)}
         return module
 
@@ -111,8 +111,8 @@ class SparseZero1(Zero1):
         return p.data.view(-1)
 
     def finish(self) -> None:
-        # While the last sums are on their way. From here on nobody reads weights until the step, which under fp16 may
-        # not come; those that no layer has asked for may still be under way.
+        # While the last sums are being sent. After this, nobody reads weights until the step, which fp16 may skip.
+        # Weights that no layer has asked for may still be on their way.
         for packed in self._packed.values():
             packed.look()
         for unit, gather in self._gathers.items():
@@ -125,7 +125,7 @@ class SparseZero1(Zero1):
         self._send_what_is_expected()
 
     def _send_what_is_expected(self) -> None:
-        """There was no step: the weights go as they were to the ranks that are ready for them."""
+        """Send the unchanged weights to the ranks that expect them, since there was no step."""
         if any(gather.is_expected for gather in self._gathers.values()):
             self.stepped()
 
@@ -137,7 +137,7 @@ class SparseZero1(Zero1):
         return every.sum()
 
     def step(self) -> bool:
-        # Of what is stepped first the new weights travel while the rest is stepped.
+        # The new weights of the first parameters are sent while the rest is stepped.
         gradients = [part.grad for part in self._tables.values()]
         for part in self._tables.values():
             part.grad = None
@@ -160,7 +160,7 @@ class SparseZero1(Zero1):
         return [tensor for packed in self._packed.values() for tensor in packed.tensors()]
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """As every sharded one's, and in which form weights travel."""
+        """As in every sharded strategy, and the form in which weights are sent."""
         self.wait_for_weights()  # which may change that
         facts, tensors = super().own_state()
         return facts | {"forms": {unit.name: packed.forms for unit, packed in self._packed.items()}}, tensors
@@ -172,7 +172,7 @@ class SparseZero1(Zero1):
                 packed.forms = facts["forms"][unit.name]
 
     def state(self) -> Iterator[ShardSlice]:
-        """As every sharded one's; what every rank remembers of an embedding is rank 0's to tell."""
+        """As in every sharded strategy. Rank 0 yields the state of embeddings, which every rank has."""
         for piece in super().state():
             if self.comm.rank == 0 or piece.kind in (WEIGHTS, BUFFERS) or piece.name not in self._tables:
                 yield piece

@@ -1,4 +1,4 @@
-"""The state of a training in pieces, under the model's plain names: what every strategy writes, and any other reads."""
+"""The state of a training in pieces, under the model's plain names, which any strategy can write and read."""
 
 import contextlib
 import itertools
@@ -14,17 +14,17 @@ from cos598d.comm.ledger import dtype_name
 from cos598d.errors import UserError, first_line
 
 WEIGHTS, BUFFERS = "weights", "buffers"
-STEP = "step"  # torch's word for how often an optimizer has stepped a parameter: a number, however large that is
+STEP = "step"  # torch's name for how often an optimizer has stepped a parameter: always one number
 
 
 @dataclass(frozen=True)
 class ShardSlice:
     """Some consecutive elements of one named tensor, held by this rank.
 
-    kind: WEIGHTS, BUFFERS, or the optimizer's own word, as "exp_avg", "momentum_buffer" and STEP. name: the model's
-    plain name of the parameter or buffer, of a tied one the first. shape: the whole tensor's. begin: the first element,
-    counted in the flattened whole. values: contiguous, (elements,) or of the whole's shape; they may lie in live
-    memory, so whoever wants to keep them copies them before the next piece is asked for.
+    kind: WEIGHTS, BUFFERS, or the optimizer's own name, such as "exp_avg", "momentum_buffer" and STEP. name: the
+    model's plain name of the parameter or buffer; the first name of a tied one. shape: the whole tensor's. begin: the
+    index of the first element in the flattened whole tensor. values: contiguous, (elements,) or of the whole's shape.
+    They may be live memory: copy them before you ask for the next piece.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class ShardSlice:
 
 @dataclass(frozen=True)
 class FullTensor:
-    """A tensor of the state, whole and on the CPU; `kind` and `name` as a piece's. `source` is where it was saved."""
+    """A complete tensor of the state, on the CPU; `kind` and `name` as in a piece. `source`: the file it came from."""
 
     kind: str
     name: str
@@ -51,9 +51,9 @@ class FullTensor:
 
 @dataclass(frozen=True)
 class Stepped:
-    """What this rank's optimizer steps of one parameter: the elements from `begin` of the flattened whole of `shape`.
+    """The part of one parameter that this rank's optimizer steps: from element `begin` of the whole, of `shape`.
 
-    `parameter` holds them, and is the key to what the optimizer remembers of them.
+    `parameter` holds them, and is their key in the optimizer's state.
     """
 
     name: str
@@ -68,14 +68,14 @@ class Stepped:
 
 
 def stepped_whole(named: Iterable[tuple[str, nn.Parameter]]) -> list[Stepped]:
-    """The trainable ones of named parameters, which this rank's optimizer steps as wholes."""
+    """The trainable ones of named parameters, which this rank's optimizer steps whole."""
     return [Stepped(name, tuple(p.shape), 0, p) for name, p in named if p.requires_grad]
 
 
 class OptimizerState:
-    """What a torch optimizer remembers, by the model's names; `stepped` says what it steps on this rank.
+    """A torch optimizer's state, under the model's names. `stepped` are the parameters that it steps on this rank.
 
-    Of every element it may remember any number of values, and of every parameter numbers such as STEP.
+    It may have any number of values per element, and single numbers per parameter, such as STEP.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, stepped: Iterable[Stepped]):
@@ -84,7 +84,7 @@ class OptimizerState:
         self._groups = {p: group for group in optimizer.param_groups for p in group["params"]}
 
     def pieces(self) -> Iterator[ShardSlice]:
-        """What there is so far: a parameter that was never used has nothing. A number comes with the first element."""
+        """The pieces so far: none for a parameter that was never used. A number is in the first element's piece."""
         for each in self._stepped.values():
             for kind, value in self._optimizer.state.get(each.parameter, {}).items():
                 if value is None:
@@ -96,13 +96,13 @@ class OptimizerState:
                     yield ShardSlice(kind, each.name, each.shape, each.begin, local(value).detach().contiguous())
 
     def put(self, whole: FullTensor) -> None:
-        """Remember what this rank steps of a whole tensor; nothing, if it steps nothing of it."""
+        """Load the part of a whole tensor that this rank steps; nothing if it steps none of it."""
         each = self._stepped.get(whole.name)
         if each is None:
             return
         state = self._optimizer.state[each.parameter]
         if _is_number(whole.kind, whole.tensor, each):
-            # Where torch keeps it: kernels that step everything at once read it next to the weights.
+            # On the device where torch keeps it: kernels that step everything at once read it next to the weights.
             group = self._groups[each.parameter]
             beside = group.get("fused") or group.get("capturable")
             state[whole.kind] = whole.tensor.detach().clone().to(local(each.parameter).device if beside else "cpu")
@@ -117,7 +117,7 @@ class OptimizerState:
         state[whole.kind] = values
 
     def forget(self) -> None:
-        """Remember nothing, as before the first step."""
+        """Reset the state to that before the first step."""
         self._optimizer.state.clear()
 
 
@@ -126,9 +126,9 @@ def _is_number(kind: str, value: object, each: Stepped) -> bool:
 
 
 class StateLayout:
-    """What the state of a training has to contain: the model's weights and buffers, and what its optimizer remembers.
+    """What the state of a training must contain: the model's weights and buffers, and its optimizer's state.
 
-    Made before the model is cut.
+    Create it before the model is sharded.
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class StateLayout:
         self._make_optimizer = make_optimizer
 
     def checked(self, wholes: Iterable[FullTensor]) -> Iterator[FullTensor]:
-        """The tensors as they come. Raises UserError for one too many or too few, or of another shape or dtype.
+        """Yield the tensors, checked. Raises UserError if one is missing or extra, or has another shape or dtype.
 
-        The optimizer's may be absent for a parameter, which was never used then; else all that it remembers is there.
+        The optimizer's state may be absent for a parameter that was never used. Otherwise it must be complete.
         """
         kinds = self._kinds()
         found: dict[str, set[str]] = defaultdict(set)
@@ -190,7 +190,7 @@ class StateLayout:
                 f"{whole.source} has {called} in the shape {shape}, and this model has "
                 f"{'one number' if is_number else wanted}. Resume with the model that it was saved from."
             )
-        # How often something was stepped is a number of any kind; all else must be what the kernels compute with.
+        # A step count may have any numeric dtype; everything else must have the dtype that the kernels compute with.
         if dtype.is_complex or dtype == torch.bool if is_number else dtype != expected:
             raise UserError(
                 f"{whole.source} has {called} as {dtype_name(dtype)}, and this model has "
@@ -198,7 +198,7 @@ class StateLayout:
             )
 
     def _kinds(self) -> dict[str, bool]:
-        """What the optimizer remembers, found by letting one step a single weight; whether each is one number."""
+        """The kinds of state that the optimizer keeps, found by one step of a weight; whether each is a number."""
         probe = nn.Parameter(torch.zeros(1))
         optimizer = self._make_optimizer([("probe", probe)])
         probe.grad = torch.zeros(1)
@@ -214,9 +214,9 @@ def _called(kind: str, name: str) -> str:
 
 
 def put_into_model(model: nn.Module, whole: FullTensor) -> bool:
-    """Copy weights or a buffer into their place in a model that is whole; False for what is neither.
+    """Copy weights or a buffer into a model that is whole. Return False for other kinds of state.
 
-    Raises UserError if the model has no such place, or one of another shape or kind of number.
+    Raises UserError if the model has no such tensor, or one of another shape or dtype.
     """
     if whole.kind not in (WEIGHTS, BUFFERS):
         return False
@@ -236,12 +236,12 @@ def put_into_model(model: nn.Module, whole: FullTensor) -> bool:
 
 
 def own_buffers(comm: Communicator, model: nn.Module) -> dict[str, torch.Tensor]:
-    """What this rank alone knows of a model's buffers, which follow its own examples: rank 0's are the state's."""
+    """This rank's own values of a model's buffers, which depend on its examples. The shared state has rank 0's."""
     return {} if comm.rank == 0 else {f"{BUFFERS}/{name}": buffer for name, buffer in model.named_buffers()}
 
 
 def load_own_buffers(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Give the model's buffers the values that `own_buffers` gave."""
+    """Set the model's buffers to the values from `own_buffers`."""
     for name, buffer in model.named_buffers():
         if f"{BUFFERS}/{name}" in tensors:
             with torch.no_grad():
@@ -250,7 +250,7 @@ def load_own_buffers(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> N
 
 @contextlib.contextmanager
 def own_state_of(rank: int) -> Iterator[None]:
-    """A context in which a rank resumes from what it remembered. Raises UserError if that cannot be."""
+    """A context in which a rank loads its own saved state. Raises UserError if it does not fit."""
     try:
         yield
     except UserError as error:
@@ -263,5 +263,5 @@ def own_state_of(rank: int) -> Iterator[None]:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that torch has cut (a DTensor), or the tensor itself."""
+    """This rank's part of a tensor that torch has sharded (a DTensor), or the tensor itself."""
     return getattr(tensor, "_local_tensor", tensor)

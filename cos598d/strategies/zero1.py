@@ -1,4 +1,4 @@
-"""ZeRO stage 1: every rank keeps the optimizer's state of one n-th of the weights, and steps only those."""
+"""ZeRO stage 1: every rank keeps the optimizer state of one n-th of the weights, and steps only those."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ from cos598d.sync.options import SyncOptions
 
 
 def bucket_units(model: nn.Module, parameters: Sequence[Named], options: SyncOptions, ranks: int) -> list[Unit]:
-    """Buckets of the model's parameters, each to be cut into as many parts as there are ranks."""
+    """Buckets of the model's parameters, each to be split into as many parts as there are ranks."""
     layer_of = owners(model).__getitem__
     groups = plan_buckets(parameters, options.bucket_mb, options.first_bucket_mb, layer_of)
     return [Unit(f"bucket {place}", group, ranks) for place, group in enumerate(groups)]
@@ -29,24 +29,24 @@ def bucket_units(model: nn.Module, parameters: Sequence[Named], options: SyncOpt
 class Zero1(Sharded):
     """The optimizer's state sharded (Rajbhandari et al., "ZeRO", SC 2020, section 5.1: P_os).
 
-    1. The parameters are assigned to buckets in the reverse order of registration, as `bucketed` does, but a bucket of
-       a MiB or more ends with its layer: so no layer's gradients wait for the next one's, and no layer's forward for
-       another's weights. A bucket's weights lie side by side in one flat tensor, and so do its gradients; both are cut
-       into n parts, and part r is rank r's.
-    2. When backward has computed a bucket's last gradient, its reduce-scatter starts while backward continues: rank r
-       sends part k to rank k, and adds the n-1 copies of part r that arrive to its own, in order of rank.
+    1. The parameters are assigned to buckets in the reverse order of registration, as in `bucketed`. But a bucket of at
+       least one MiB ends with its layer. So no layer's gradients wait for the next layer's, and no layer's forward for
+       another's weights. A bucket's weights are packed in one flat tensor, and so are its gradients. Both are split
+       into n parts; part r belongs to rank r.
+    2. When backward has computed a bucket's last gradient, its reduce-scatter starts while backward continues. Rank r
+       sends part k to rank k, and adds the n-1 copies of part r that it receives to its own, in order of rank.
     3. The sum of the squares of all parts gives the global gradient's norm: one all-reduce of one number.
-    4. The optimizer of rank r holds the pieces of parameters in part r alone, and steps them where they lie.
+    4. The optimizer of rank r holds only the pieces of parameters in part r, and steps them in place.
     5. An all-gather for each bucket, the first layers' first: rank r sends part r of the weights to every other rank.
-       It runs beside whatever comes next; a layer waits for its weights just before its next forward, and so nobody
-       but its forward may read them before `settle`.
+       It overlaps with whatever comes next; a layer waits for its weights just before its next forward. So only a
+       layer's forward may read its weights before `settle`.
 
-    Cost for weights of S bytes in B buckets: 2B calls; every rank sends and receives (n-1)/n S of gradients and as much
-    of weights, 2(n-1)/n S together, as an all-reduce; with clipping one all-reduce of 8 bytes. Memory: S of weights,
-    S of gradients and, with AdamW, 2S/n of state instead of 2S; next to them up to 8(n-1) MiB of scratch, and within a
-    step the largest gradient once more (`held_by_shards`). Of a parameter that is a bucket by itself, the gradient is
-    gone when it is reduced, and an n-th of it kept apart until the step, which takes one n-th of the time.
-    Choose it wherever `bucketed` or `ddp` would do: it moves no byte more.
+    Cost for weights of S bytes in B buckets: 2B calls. Every rank sends and receives (n-1)/n S of gradients and as much
+    of weights, together 2(n-1)/n S, as an all-reduce does; with clipping also one all-reduce of 8 bytes. Memory: S of
+    weights, S of gradients and, with AdamW, 2S/n of state instead of 2S. In addition up to 8(n-1) MiB of scratch, and
+    within a step the largest gradient once more (`held_by_shards`). If a parameter is a bucket by itself, its gradient
+    is freed when it is reduced, and one n-th of it is kept apart until the step. The step takes one n-th of the time.
+    Choose it wherever `bucketed` or `ddp` would do: it sends no more bytes.
     """
 
     keeps_gradients = True
@@ -73,7 +73,7 @@ class Zero1(Sharded):
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self._gathers: dict[Unit, WeightGather] = {}
-        self._under_way: dict[Unit, WeightGather] = {}  # of those
+        self._under_way: dict[Unit, WeightGather] = {}  # of those units
         module = super().attach(model, make_optimizer)
         unit_of = {p: unit for unit in self._gathers for _, p in unit.parameters}
         in_layers: set[nn.Parameter] = set()
@@ -86,7 +86,7 @@ class Zero1(Sharded):
         return module
 
     def finish(self) -> None:
-        # The optimizer may change what is still being sent, for ranks whose layers have not asked for it.
+        # The optimizer may change values that are still being sent to ranks whose layers have not asked for them.
         late = list(self._under_way)
         self._wait(late)
         super().finish()
@@ -106,7 +106,7 @@ class Zero1(Sharded):
         self._wait(list(self._under_way))
 
     def make_gather(self, unit: Unit, weights: torch.Tensor) -> WeightGather:
-        """What gathers the unit's weights, (its elements,), after each step."""
+        """The object that gathers the unit's weights, (its elements,), after each step."""
         return WeightGather(self.comm, unit.name, weights, unit.lengths, unit.weights_tag)
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -134,7 +134,7 @@ class Zero1(Sharded):
         super().detach()
 
     def _wait_before(self, module: nn.Module, units: Sequence[Unit]) -> None:
-        """Have `module` wait for these weights before its forward."""
+        """Make `module` wait for these weights before its forward."""
         needed = list(dict.fromkeys(units))
         if needed:
             self._handles.append(module.register_forward_pre_hook(lambda *_: self._wait(needed)))

@@ -1,4 +1,4 @@
-"""ZeRO stage 3: no rank keeps more than its n-th of the weights, and gathers a layer's just before it computes."""
+"""ZeRO stage 3: every rank keeps only its n-th of the weights, and gathers a layer's just before it computes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,32 +24,31 @@ from cos598d.sync.buckets import MIB, Named
 class Zero3(Sharded):
     """Optimizer state, gradients and weights sharded (Rajbhandari et al., "ZeRO", SC 2020, section 5.3: P_os+g+p).
 
-    1. A layer's weights lie side by side in a flat tensor that is cut into n parts, of which rank r keeps part r. A
-       parameter of more than `--bucket_mb`, and an embedding of more than a MiB, has a flat tensor to itself. Layers:
+    1. A layer's weights are packed in a flat tensor that is split into n parts; rank r keeps part r. A parameter of
+       more than `--bucket_mb`, or an embedding of more than one MiB, has a flat tensor to itself. Layers:
        `units.layers`.
     2. Before a layer's forward its weights are gathered: rank r sends part r to every other rank. While the layer
-       computes, the next one's are on their way (the order is learned in the first forward). After it they are freed.
-    3. Before a layer's backward its weights are gathered again, those of the layer before it meanwhile; those of such
-       an embedding are not, since the gradient of looking up does not depend on them.
-    4. When its last gradient is there the weights are freed, and the gradients' reduce-scatter starts, as in `zero2`.
-    5. Norm and step: as in `zero1`, but on the part that the rank keeps. Nothing is gathered until the next forward.
-    Weights that several layers share, such as tied ones, and those of no layer are gathered before the model's forward
-    and stay until backward has their gradients. Frozen ones stay whole on every rank.
+       computes, the next one's are being gathered (the order is learned in the first forward). After it they are freed.
+    3. Before a layer's backward its weights are gathered again, and meanwhile those of the layer before it. Such an
+       embedding's are not, since the gradient of a lookup does not depend on them.
+    4. When its last gradient is ready, the weights are freed, and the gradients' reduce-scatter starts, as in `zero2`.
+    5. Norm and step are as in `zero1`, but on the part that the rank keeps. Nothing is gathered until the next forward.
+    Weights that several layers share, such as tied ones, and those of no layer are gathered before the model's
+    forward and stay until backward has their gradients. Frozen ones stay whole on every rank.
 
-    A layer's weights are read by its own forward alone; elsewhere they are NaN. Every rank calls the same layers in the
-    same order, as often as the others, in evaluation too, except after `settle` or in `whole`. Over gloo
-    ranks that do not would wait for each other forever: within seconds they find out for which layers, and end
-    (`DeadlockDetector`). Over nccl, whose messages have no tags, they take one layer's weights for another's of its
-    size: `finish` finds it out before anything is stepped. Layers of different sizes are left to nccl's timeout.
+    Only a layer's own forward can read its weights; elsewhere they are NaN. Every rank must call the same layers in the
+    same order, equally often, also in evaluation, except after `settle` or in `whole`. Over gloo, ranks that do not
+    would wait for each other forever: within seconds they detect it, and end with the layers' names
+    (`DeadlockDetector`). Over nccl, whose messages have no tags, ranks mix up weights of layers of equal size: `finish`
+    detects it before anything is stepped. Layers of different sizes are left to nccl's timeout.
 
-    Cost for weights of S bytes, E of them in such embeddings, and a micro-batches a step: every rank sends and receives
-    a (n-1)/n (2S - E) of weights and a (n-1)/n S of gradients: (n-1)/n (3S - E) without accumulation. Memory: S/n of
-    weights and, with AdamW, 2S/n of state, a pool as in `zero2`, and up to 8(n-1) MiB of scratch; from backward to the
-    step S/n of gradients.
-    Within a step the weights of two layers that follow one another and those of no layer, the gradients of one layer,
-    and the largest gradient in it once more (`held_by_shards`). Under bf16 and fp16 autocast saves a copy of the
-    weights in half precision for backward: another S/2.
-    Choose it where weights, gradients and state do not fit into one rank's memory and the links are fast.
+    Cost for weights of S bytes, E of them in such embeddings, and a micro-batches per step: every rank sends and
+    receives a (n-1)/n (2S - E) of weights and a (n-1)/n S of gradients: (n-1)/n (3S - E) without accumulation. Memory:
+    S/n of weights and, with AdamW, 2S/n of state, a pool as in `zero2`, and up to 8(n-1) MiB of scratch; from backward
+    to the step S/n of gradients. Within a step also the weights of two successive layers and those of no layer, the
+    gradients of one layer, and the largest gradient in it once more (`held_by_shards`). Under bf16 and fp16, autocast
+    saves a copy of the weights in half precision for backward: another S/2. Choose it if weights, gradients and state
+    do not fit into one rank's memory and the links are fast.
     """
 
     uses = ("bucket_mb",)
@@ -58,14 +57,14 @@ class Zero3(Sharded):
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self._weights = ShardedWeights(self.comm)
-        self._stay = False  # all weights, until the next forward of training
+        self._stay = False  # all weights stay gathered until the next forward of training
         self._after: dict[nn.Module, nn.Module] = {}  # the layer that was called next, the last time
         self._before: dict[nn.Module, nn.Module] = {}
         self._looked_up = looked_up(model)
-        self._again: dict[nn.Module, list[Unit]] = {}  # what backward of its latest call will need
+        self._again: dict[nn.Module, list[Unit]] = {}  # the units that backward of its latest call will need
         self._latest: nn.Module | None = None
-        self._calls: list[nn.Module] = []  # of forward, which backward has not left behind yet
-        self._went_back = False  # since the last forward
+        self._calls: list[nn.Module] = []  # the calls of forward that backward has not passed yet
+        self._went_back = False  # whether backward has run since the last forward
         module = super().attach(model, make_optimizer)
         found = by_layer(self._gradients.units).items()
         self._units = {model if layer is None else layer: units for layer, units in found}
@@ -78,8 +77,8 @@ class Zero3(Sharded):
         return module
 
     def units_of(self, model: nn.Module, parameters: Sequence[Named], ranks: int) -> list[Unit]:
-        """A unit of a layer's small weights of a dtype, and one of each large weight; the last layer's first, and then
-        the model's own: backward comes to what several layers share when it has left them."""
+        """A unit of a layer's small weights per dtype, and one of each large weight. The last layer's come first and
+        the model's own come last: backward reaches what several layers share after it has passed them."""
         owner, embeddings, units = owners(model), looked_up(model), list[Unit]()
         for name, layer in {**dict(reversed(layers(model))), "": None}.items():
             groups: dict[str, list[Named]] = {}
@@ -137,7 +136,7 @@ class Zero3(Sharded):
             held.parameter.data.copy_(held.part_of(whole.tensor))
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """As in the contract, with the order in which the layers are called, too."""
+        """As in the interface, and the order in which the layers are called."""
         facts, tensors = super().own_state()
         names = {layer: name for name, layer in self.model.named_modules()}
         learned = {"after": self._after, "before": self._before}
@@ -170,7 +169,7 @@ class Zero3(Sharded):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """A context in which every rank's model holds all weights as they are now, under its plain names."""
+        """A context in which every rank's model holds all current weights, under its plain names."""
         before = self._stay
         self.settle()
         try:
@@ -204,10 +203,10 @@ class Zero3(Sharded):
     def _before_forward(self, layer: nn.Module, _: Any) -> None:
         if self._stay:
             return
-        if _is_in_backward():  # a checkpointed layer is computed once more; backward has left those after it
+        if _is_in_backward():  # a checkpointed layer is computed again; backward has passed the layers after it
             own = set(layer.parameters())
             shared = [unit for unit in self._units[self.model] if any(p in own for _, p in unit.parameters)]
-            self._bring([*self._units[layer], *shared])  # a reentrant backward may have freed what layers share
+            self._bring([*self._units[layer], *shared])  # a reentrant backward may have freed shared weights
             return
         if self._latest is not None:
             self._after[self._latest], self._before[layer] = layer, self._latest
@@ -226,7 +225,7 @@ class Zero3(Sharded):
         self._weights.free(self._units[layer])
 
     def _needed_again(self, units: list[Unit], outputs: Sequence[torch.Tensor]) -> list[Unit]:
-        """Those of a layer's units whose weights the backward from its outputs reads."""
+        """The units of a layer whose weights the backward from its outputs reads."""
         embeddings = {p for unit in units for _, p in unit.parameters if p in self._looked_up}
         if not embeddings:
             return units
@@ -240,10 +239,10 @@ class Zero3(Sharded):
         self._bring(units, [unit for unit in upstream if self._gradients.awaits(unit)])
 
     def _leave_behind(self, call: int) -> None:
-        """Backward has come to this call of forward: of layers that were called later alone no gradient is to come.
+        """Backward has reached this call of forward: layers that were only called later will get no more gradients.
 
-        Autograd takes what forward did last first. So a rank that did not use some of a layer's weights starts their
-        reduce-scatter in the same place as the others, which may wait for it there before they send what this rank
+        Autograd runs forward's operations in reverse order. So a rank that did not use some of a layer's weights starts
+        their reduce-scatter at the same point as the others. They may wait for it there before they send what this rank
         waits for next.
         """
         self._went_back = True
@@ -253,12 +252,12 @@ class Zero3(Sharded):
                 self._gradients.expect_no_more(self._units[layer])
 
     def _units_after(self, layer: nn.Module) -> Sequence[Unit]:
-        """Those of the layer that was called next, the last time: after the model itself comes its first."""
+        """The units of the layer that was called next, the last time; for the model itself, its first layer's."""
         following = self._after.get(layer)
         return self._units[following] if following is not None else ()
 
     def _bring(self, units: Sequence[Unit], ahead: Sequence[Unit] = ()) -> None:
-        """Wait for these weights, with others `ahead` of their need on their way."""
+        """Wait for these weights, and start to gather those needed next (`ahead`)."""
         self._weights.gather(units)
         self._weights.gather(ahead)
         self._weights.wait(units)

@@ -1,4 +1,4 @@
-"""The registry of gradient syncs: each is one file of this folder, loaded when its name is asked for."""
+"""The registry of gradient syncs. Each is one file of this folder, loaded when its name is used."""
 
 import importlib
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from cos598d.sync.base import GradientSync
 from cos598d.terminal.own_code import is_own
 from cos598d.terminal.words import did_you_mean
 
-# The names on the command line, which are those of the files, in the order in which tables list them.
+# The names on the command line, equal to those of the files, in the order of tables.
 SYNCS = (
     *("none", "gather_scatter", "reduce_broadcast", "all_reduce", "flat", "overlap", "bucketed"),
     *("ring", "halving_doubling", "tree", "shared_memory", "hierarchical", "sparse_rows"),
@@ -17,7 +17,7 @@ SYNCS = (
 
 
 def or_choose(option: str) -> str:
-    """The end of a sentence that refuses an option to one sync: which of the registered ones take it, if any does."""
+    """The end of a sentence that rejects an option for one sync: the registered syncs that take it, if any."""
     takers = [name for name in SYNCS if option in get_sync(name).uses]
     return f", or choose one of {', '.join(takers)}" if takers else ""
 
@@ -25,8 +25,8 @@ def or_choose(option: str) -> str:
 def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:
     """The class of the gradient sync called `name`, or of your own in a file, FILE.py:CLASS.
 
-    Raises UsageError with the known names, `also` among them, for any other, and what is wrong with a file that cannot
-    be used.
+    Raises UsageError for any other name, with the known names and those in `also`; and for a file that cannot be used,
+    with the reason.
     """
     if name in SYNCS:
         file = importlib.import_module(f"cos598d.sync.{name}")

@@ -1,4 +1,4 @@
-"""What the ranks agree on in each step before they average: which gradients there are, and whether they count."""
+"""What the ranks agree on in each step before they average: which gradients exist, and whether they count."""
 
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,10 @@ UNUSED = (
 
 
 class Agreement:
-    """One rank's part in what all agree on. Each agreement is a small all-reduce.
+    """One rank's part in the agreements. Each agreement is a small all-reduce.
 
     heeds_faults: whether the ranks report a `fault` to each other in every step: the reason why a rank's gradients do
-    not count. Only in a script of your own can a rank continue after that (`cos598d.doors.parallel`).
+        not count. Only your own script can continue after that (`cos598d.doors.parallel`).
     has_fault: whether some rank has one, once they have agreed on it; None before.
     """
 
@@ -34,12 +34,12 @@ class Agreement:
     _sparse: set[torch.Tensor]
 
     def gradients(self) -> list[tuple[str, torch.Tensor]]:
-        """The gradients to average in this step, the same list on every rank, zeros filled in where a rank has none."""
+        """The gradients to average in this step, the same list on every rank. A rank without a gradient gets zeros."""
         is_used = self.agree_on_used([p.grad is not None for _, p in self.parameters])
         return [(name, self.fill_in(p)) for name, p in self.parameters if is_used[p]]
 
     def fill_in(self, p: nn.Parameter) -> torch.Tensor:
-        """The parameter's gradient, zeros where it has none, in the layout that it has on the other ranks."""
+        """The parameter's gradient, or zeros if it has none, in the layout that it has on the other ranks."""
         if p in self._sparse:
             dense = torch.zeros_like(p) if p.grad is None else p.grad
             p.grad = dense if dense.is_sparse else dense.to_sparse(1)
@@ -48,10 +48,11 @@ class Agreement:
         return p.grad
 
     def agree_on_used(self, has: list[bool]) -> dict[nn.Parameter, bool]:
-        """From whether this rank `has` a gradient of each of `parameters`, whether any rank has, by parameter.
+        """Whether any rank has a gradient, by parameter. `has` is whether this rank has one, for each of `parameters`.
 
-        A small all-reduce; with find_unused_parameters off nothing is sent: all are used, or UserError is raised.
-        If the sync heeds faults, the same all-reduce reports them, and a missing gradient is such a fault.
+        It is a small all-reduce. With find_unused_parameters off, nothing is sent: all parameters are used, or
+        UserError is raised. If the sync heeds faults, the same all-reduce reports them, and a missing gradient is a
+        fault.
         """
         if not self.find_unused_parameters:
             if not all(has) and self.fault is None:
@@ -71,7 +72,7 @@ class Agreement:
         return {p: count > 0 for (_, p), count in zip(self.parameters, counts, strict=True)}
 
     def agree_on_faults(self) -> None:
-        """From whether this rank has a `fault`, whether any rank has (`has_fault`): an all-reduce of 4 bytes."""
+        """Set `has_fault` to whether any rank has a `fault`: an all-reduce of 4 bytes."""
         faults = torch.tensor(self.fault is not None, dtype=torch.int32, device=self.comm.device)
         self.comm.all_reduce(faults, "ranks whose gradients do not count", purpose=AGREEMENT)
         self.has_fault = bool(self.has_fault) or faults.item() > 0

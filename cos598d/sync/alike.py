@@ -1,4 +1,4 @@
-"""Do all ranks hold a model of the same tensors? Told by digests, before anything of it is sent."""
+"""Do all ranks hold a model of the same tensors? They compare digests before anything of it is sent."""
 
 import hashlib
 import json
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def check_models(comm: "Communicator", model: nn.Module) -> None:
-    """Compare the model's parameters and buffers with the other ranks': names, order, shapes, dtypes, what is frozen
-    and what has sparse gradients.
+    """Compare the model's parameters and buffers with the other ranks': names, order, shapes, dtypes, which are frozen,
+    and which have sparse gradients.
 
-    Every rank calls it. Raises UserError, the same on every rank, naming the first tensor that differs from rank 0's,
+    Every rank calls it. Raises UserError, the same on every rank. It names the first tensor that differs from rank 0's,
     or the first that cannot be sent on some rank.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
@@ -52,13 +52,13 @@ def check_models(comm: "Communicator", model: nn.Module) -> None:
 
 
 def sparse_weights(model: nn.Module) -> set[torch.Tensor]:
-    """The trainable weights of which backward makes sparse gradients, as `nn.Embedding(..., sparse=True)` asks for."""
+    """The trainable weights with sparse gradients, as `nn.Embedding(..., sparse=True)` has."""
     tables = (one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse)
     return {table.weight for table in tables if table.weight.requires_grad}
 
 
 def _why_not_sent(tensor: torch.Tensor) -> str | None:
-    """Why a parameter or buffer cannot be made equal on all ranks, and what to do; None where it can."""
+    """Why a parameter or buffer cannot be made equal on all ranks, and what to do; None if it can."""
     if nn.parameter.is_lazy(tensor):
         return "has no shape yet. Call the model once with an example before it is wrapped"
     if tensor.layout != torch.strided:
@@ -67,8 +67,8 @@ def _why_not_sent(tensor: torch.Tensor) -> str | None:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a strided tensor are at one place in memory."""
-    reach, is_nested = 0, True  # the last place of the dimensions so far, the innermost first
+    """Whether two elements of a strided tensor share memory."""
+    reach, is_nested = 0, True  # reach: the last offset of the dimensions so far, the innermost first
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
             is_nested &= stride > reach

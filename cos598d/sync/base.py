@@ -1,4 +1,4 @@
-"""The contract of a gradient sync: what the training loop calls, and what every way of averaging must keep."""
+"""The interface of a gradient sync: what the training loop calls, and what every way of averaging must guarantee."""
 
 import contextlib
 from collections.abc import Iterator
@@ -98,10 +98,10 @@ class GradientSync(Agreement, SyncFacts):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within this context, which covers forward and backward, gradients only accumulate."""
+        """A context for forward and backward in which gradients only accumulate."""
         yield
 
     def detach(self) -> None:
-        """Remove hooks and free buffers; the model stays as it is."""
+        """Remove hooks and free buffers. The model does not change."""
         self.parameters = []
         self._model = None

@@ -16,19 +16,19 @@ class Bucketed(WithCodec, OverlappingSync):
     """Averaging in buckets, during backward (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).
 
     1. The gradients are assigned to buckets of at most `bucket_mb`, in the reverse order of registration, since
-       backward computes the last layers' gradients first; the first bucket is small: its call starts early.
-    2. When backward has computed a gradient, a hook copies it into its bucket, divided by n, and .grad becomes a
-       view of that copy. A full bucket's ring all-reduce starts at once, while backward continues.
-    3. After backward every rank waits for the remaining calls. Each .grad is a view of its bucket, so nothing is
-       copied back. (With `copies_gradients` .grad stays autograd's, and the averages are copied back into it.)
+       backward computes the last layers' gradients first. The first bucket is small, so that its call starts early.
+    2. When backward has computed a gradient, a hook copies it into its bucket, divided by n, and .grad becomes a view
+       of that copy. A full bucket's ring all-reduce starts at once, while backward continues.
+    3. After backward every rank waits for the remaining calls. Each .grad is a view of its bucket, so nothing is copied
+       back. (With `copies_gradients`, .grad stays autograd's, and the averages are copied back into it.)
 
-    The hooks are `OverlappingSync`'s: it calls `ready` for each gradient, `start` for each full bucket (a unit, there),
-    and `end` for each bucket from `finish`.
+    The hooks are those of `OverlappingSync`. It calls `ready` for each gradient, `start` for each full bucket (which it
+    calls a unit), and `end` for each bucket from `finish`.
 
-    Cost for a gradient of S bytes in B buckets: B calls; every rank sends and receives 2(n-1)/n S. Only what comes
-    after the last gradient is exposed: the last bucket, and whatever the network has not finished sending. The buckets
-    take S bytes; backward's own gradient of a parameter is freed as soon as it is copied. With `--compress` the
-    buckets are sent in a smaller form (`cos598d/sync/codecs`). A good default, like DDP.
+    Cost for a gradient of S bytes in B buckets: B calls; every rank sends and receives 2(n-1)/n S. Only what follows
+    the last gradient is exposed: the last bucket, and whatever the network has not finished sending. The buckets take S
+    bytes; backward's own gradient of a parameter is freed as soon as it is copied. `--compress` sends the buckets
+    compressed (`cos598d/sync/codecs`). A good default, like DDP.
     """
 
     uses = ("bucket_mb", "compress", "copies_gradients")
@@ -47,13 +47,13 @@ class Bucketed(WithCodec, OverlappingSync):
         return self.send(unit, self.buckets[unit])
 
     def send(self, unit: int, bucket: Bucket) -> Pending:
-        """Start the unit's bucket, which is full."""
+        """Start to send the unit's full bucket."""
         pending = self.codec.start(bucket, self.loss_scale)
         self._under_way[unit] = bucket, pending
         return pending
 
     def receive(self, unit: int, is_used: Sequence[bool]) -> Bucket:
-        """The unit's bucket, with the averages."""
+        """The unit's bucket with the averages."""
         bucket, pending = self._under_way.pop(unit)
         self.codec.finish(bucket, pending)
         self.codec.put_back_unused(bucket, is_used)

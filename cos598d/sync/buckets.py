@@ -1,4 +1,4 @@
-"""Gradients side by side in one buffer, so that many tensors are sent in one call."""
+"""Gradients packed in one buffer, so that many tensors are sent in one call."""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -16,7 +16,7 @@ Named = tuple[str, nn.Parameter]
 
 
 class Sized(Protocol):
-    """What the planning of buckets asks of a tensor."""
+    """The methods of a tensor that the planning of buckets uses."""
 
     @property
     def dtype(self) -> Any: ...
@@ -30,11 +30,11 @@ T = TypeVar("T", bound=Sized)
 
 
 class Bucket:
-    """A buffer for the gradients of some parameters of one dtype, each with its place, a view of the buffer's part.
+    """A buffer for the gradients of some parameters of one dtype. Each parameter has a view of its part.
 
-    Filled by copies that scale on the way; handed out as views, so nothing is copied back: from then on until the
-    optimizer's zero_grad the parameters' gradients live in the buffer. So the next step overwrites a gradient that
-    somebody has kept. With `copies` the averages are copied back into the gradients that autograd made.
+    Filling it copies the gradients and scales them. The averages are handed out as views, so nothing is copied back:
+    the parameters' gradients stay in the buffer until the optimizer's zero_grad. So the next step overwrites a gradient
+    that you have kept. With `copies`, the averages are copied back into the gradients that autograd made.
     """
 
     copies = False
@@ -42,7 +42,7 @@ class Bucket:
     def __init__(
         self, name: str, parameters: Sequence[Named], buffer: torch.Tensor | None = None, copies: bool = False
     ):
-        """`buffer`, (elements of all parameters,), is made here unless it is given."""
+        """`buffer`, (elements of all parameters,), is allocated here unless it is given."""
         self.name, self.parameters, self.copies = name, list(parameters), copies
         first = self.parameters[0][1]
         sizes = [p.numel() for _, p in self.parameters]
@@ -50,7 +50,7 @@ class Bucket:
         self.views = [part.view_as(p) for part, (_, p) in zip(self.buffer.split(sizes), self.parameters, strict=True)]
 
     def fill(self, place: int, scale: float) -> None:
-        """Put `scale` times the parameter's gradient into its place; zeros where it has none."""
+        """Copy `scale` times the parameter's gradient to its place, or zeros if it has none."""
         gradient = self.parameters[place][1].grad
         if gradient is None:
             self.views[place].zero_()
@@ -64,13 +64,13 @@ class Bucket:
             torch.mul(gradient, scale, out=self.views[place])
 
     def take(self, place: int, scale: float) -> None:
-        """As `fill`. Without `copies` .grad becomes the bucket's copy, so that backward's own can be freed."""
+        """As `fill`, but without `copies` .grad becomes the bucket's copy, so that backward's own can be freed."""
         self.fill(place, scale)
         if not self.copies:
             self.parameters[place][1].grad = self.views[place]
 
     def hand_out(self, is_used: Sequence[bool]) -> None:
-        """Leave what the buffer holds in the parameters' gradients; None for a parameter that no rank used."""
+        """Set the parameters' gradients to the buffer's values; None for a parameter that no rank used."""
         for (_, parameter), view, used in zip(self.parameters, self.views, is_used, strict=True):
             if not used:
                 parameter.grad = None
@@ -83,11 +83,11 @@ class Bucket:
 
 
 class RowBucket(Bucket):
-    """Some rows of one parameter's gradient, side by side, as they are sent in one step; which rows they are differs
-    from step to step, and is the same on every rank."""
+    """Some rows of one parameter's gradient, packed as they are sent in one step. Which rows these are differs by step,
+    but not by rank."""
 
     def __init__(self, name: str, parameter: nn.Parameter, rows: torch.Tensor, values: torch.Tensor):
-        """`rows`, (number,), are the places of `values`, (number, ...), which are contiguous and become the buffer."""
+        """`rows`, (number,), are the indices of `values`, (number, ...), which are contiguous and become the buffer."""
         self.name, self.parameters, self.rows = name, [(name, parameter)], rows
         self.buffer, self.views = values.view(-1), [values]
 
@@ -98,16 +98,16 @@ def plan_buckets(
     first_bucket_mb: float,
     layer_of: Callable[[T], Hashable] = lambda _: None,
 ) -> list[list[tuple[str, T]]]:
-    """The parameters in reverse order, as their gradients arrive, cut into groups of one dtype and at most `bucket_mb`.
+    """Group the parameters in reverse order, as their gradients arrive, by dtype and into at most `bucket_mb` each.
 
-    The first group of each dtype holds at most `first_bucket_mb`; a tensor that is larger than a group may be gets one
-    to itself. Sizes in MiB. Groups stand in the order in which their last gradient is expected. Where `layer_of` tells
+    The first group of each dtype holds at most `first_bucket_mb`. A tensor larger than a group's limit gets a group to
+    itself. Sizes are in MiB. Groups are in the order in which their last gradient is expected. If `layer_of` tells
     layers apart, a group of at least `first_bucket_mb` ends with its layer.
     """
     open_groups: dict[Hashable, list[tuple[str, T]]] = {}
     done: list[list[tuple[str, T]]] = []
-    room: dict[Hashable, float] = {}  # in the open group, in bytes
-    held: dict[Hashable, int] = {}  # by it
+    room: dict[Hashable, float] = {}  # bytes left in the open group
+    held: dict[Hashable, int] = {}  # bytes in the open group
     for name, parameter in reversed(parameters):
         dtype, size = parameter.dtype, parameter.numel() * parameter.element_size()
         if dtype in open_groups:
@@ -124,9 +124,9 @@ def plan_buckets(
 
 
 def in_buckets(tensors: Sequence[Tensor], options: SyncOptions | None = None) -> list[list[Tensor]]:
-    """The tensors as `plan_buckets` groups parameters, for a sync that states what is sent together.
+    """The tensors grouped as by `plan_buckets`, for a sync that predicts its calls.
 
-    Without `options` all tensors of a dtype are in one bucket.
+    Without `options`, all tensors of a dtype are in one bucket.
     """
     sizes = (options.bucket_mb, options.first_bucket_mb) if options else (math.inf, math.inf)
     groups = plan_buckets([(tensor.name, tensor) for tensor in tensors], *sizes)

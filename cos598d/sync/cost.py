@@ -1,10 +1,10 @@
-"""What a step costs: a sync states its calls once, and both its bytes and what the cost model asks follow from that.
+"""What a step costs: a sync lists its calls once, and its bytes and the cost model's input follow from that.
 
 A sync's classmethod `calls(step)` lists the gradients' calls of one step, in order: which tensors are sent together, by
-which collective, and among which ranks. From this list follow
+which collective, and among which ranks. This list is used by
 
-    GradientSync.expected    the calls and bytes of one rank, exactly: a ledger can be held to them
-    cos598d/cost/calls.py    what each call puts on the links and the ranks of any number of hosts
+    GradientSync.expected    for the exact calls and bytes of one rank, which tests compare with its ledger
+    cos598d/cost/calls.py    for the load of each call on the links and the ranks of any number of hosts
 """
 
 import math
@@ -22,7 +22,7 @@ Sizes = Sequence[tuple[int, int]]  # elements and bytes per element of each tens
 
 @dataclass(frozen=True)
 class Cost:
-    """Calls and bytes of one rank in one step; `calls` is None where a library chooses how many."""
+    """Calls and bytes of one rank in one step; `calls` is None if a library chooses how many."""
 
     calls: int | None
     bytes_sent: int
@@ -34,14 +34,14 @@ NOTHING = Cost(0, 0, 0)
 
 @dataclass(frozen=True)
 class Load:
-    """What one call puts on links and ranks.
+    """The load of one call on links and ranks.
 
     steps           messages that wait for one another
     link_bytes      bytes that pass one direction of the busiest link one after another
     mean_bytes      sent and received by a rank, the mean over the ranks
     busiest_bytes   sent and received by the rank that moves most
     segments        pieces of at most 1 MiB that pass the link two at a time, as in gloo's rings; 0: whole messages
-    waits           delays beside those of steps and segments: for words that a receiver is ready
+    waits           delays in addition to those of steps and segments: for messages that a receiver is ready
     copied_bytes    read and written by a rank in memory that ranks share
     """
 
@@ -55,29 +55,29 @@ class Load:
 
 
 class Collective:
-    """How a call moves a payload among n ranks, n > 1; `op` is the library's function that does it."""
+    """How a call moves a payload among n ranks, n > 1. `op` is the library's function for it."""
 
     op: str
 
     def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
-        """Bytes that `rank` sends and receives for `payload` bytes, exactly. A root is rank 0."""
+        """The exact bytes that `rank` sends and receives for `payload` bytes. A root is rank 0."""
         return bytes_moved(self.op, payload, ranks, rank)
 
     def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
-        """What `payload` bytes put on links and ranks, when a codec makes `factor` of them."""
+        """The load of `payload` bytes on links and ranks, if a codec makes `factor` of them."""
         raise NotImplementedError
 
     def payload(self, sent: float, ranks: int) -> float:
-        """The payload for which a rank sends `sent` bytes, in the mean over the ranks."""
+        """The payload for which a rank sends `sent` bytes, averaged over the ranks."""
         return 2 * sent / self.load(1.0, ranks).mean_bytes
 
 
 @dataclass(frozen=True)
 class Even(Collective):
-    """A collective in which every rank sends and receives as much as every other.
+    """A collective in which every rank sends and receives the same amount.
 
     steps(n)      messages that wait for one another
-    share(n)      numerator and denominator of what a rank sends, as a share of the payload
+    share(n)      numerator and denominator of a rank's sent bytes, as a share of the payload
     segmented     whether it is one of gloo's rings, which move their bytes in segments
     """
 
@@ -104,7 +104,7 @@ def both_ways(ranks: int) -> tuple[int, int]:
 
 
 def ring_steps(ranks: int) -> int:
-    """Of a reduce-scatter and an all-gather round a ring."""
+    """The steps of a reduce-scatter and an all-gather around a ring."""
     return 2 * (ranks - 1)
 
 
@@ -113,7 +113,7 @@ ALL_REDUCE = Even("all_reduce", ring_steps, both_ways, segmented=True)
 
 @dataclass(frozen=True)
 class Tensor:
-    """A trainable tensor, as far as the planning of its travel asks."""
+    """The properties of a trainable tensor that determine how it is sent."""
 
     name: str
     shape: tuple[int, ...]
@@ -121,15 +121,15 @@ class Tensor:
     bytes: int
 
     def numel(self) -> int:
-        """Its elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     def element_size(self) -> int:
-        """Bytes of an element."""
+        """Bytes per element."""
         return self.bytes // max(1, self.numel())
 
     def of_rows(self, rows: int) -> "Tensor":
-        """As many rows of it; a single number is a row."""
+        """The same tensor with this many rows; a single number is a row."""
         if not self.shape:
             return self
         return Tensor(self.name, (rows, *self.shape[1:]), self.dtype, self.bytes // max(1, self.shape[0]) * rows)
@@ -155,14 +155,14 @@ class Step:
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """One call of a step, as a rung states it.
+    """One call of a step, as a sync predicts it.
 
-    collective   how it moves
-    tensors      whose gradients are sent together
+    collective   how it moves its payload
+    tensors      those whose gradients are sent together
     members      the ranks that take part, in their order; None: all
-    share        how much of the gradients travels
-    agreed       bytes by which ranks agree on that share, which are waited for with them; no gradients
-    copied       bytes that every rank reads and writes next to it, in memory that it shares with its host's other ranks
+    share        the share of the gradients' rows that is sent
+    agreed       bytes in addition by which ranks agree on these rows, waited for together with them
+    copied       bytes in addition that every rank reads and writes in memory shared by its host's ranks
     """
 
     collective: Collective
@@ -174,23 +174,23 @@ class CollectiveCall:
 
     @property
     def travelling(self) -> list[Tensor]:
-        """The tensors as they are sent: of those of which only a share does, that many rows."""
+        """The tensors as they are sent; if only a share is sent, with that many rows."""
         if self.share == 1:
             return list(self.tensors)
         return [tensor.of_rows(round(self.share * tensor.shape[0])) for tensor in self.tensors]
 
     @property
     def gradient_bytes(self) -> float:
-        """What is sent of the gradients."""
+        """Bytes sent of the gradients."""
         return sum(tensor.bytes for tensor in self.tensors) * self.share
 
     @property
     def payload(self) -> float:
-        """All that is sent."""
+        """All bytes sent."""
         return self.gradient_bytes + self.agreed
 
     def moved(self, ranks: int, rank: int) -> tuple[int, int]:
-        """Bytes that `rank` sends and receives, exactly."""
+        """The exact bytes that `rank` sends and receives."""
         members = range(ranks) if self.members is None else self.members
         if len(members) < 2 or rank not in members:
             return 0, 0
@@ -208,11 +208,11 @@ def cost_of(travels: Sequence[CollectiveCall], ranks: int, rank: int) -> Cost:
 class Buffers:
     """The memory that a sync keeps next to the model's gradients.
 
-    groups    for each buffer the tensors whose gradients it has a place for; none: gradients stay where they are
-    at_once   whether a gradient moves to its place, and leaves no other behind, as soon as backward has computed it;
-              else all are still there next to the buffers when backward ends
-    scratch   bytes next to them
-    unsaid    why nothing of this can be said beforehand, in words that follow "-"; "" where it is said
+    groups    for each buffer the tensors whose gradients it has room for; none: gradients stay where they are
+    at_once   whether a gradient moves into its buffer, without a copy left, as soon as backward has computed it;
+              else all gradients still exist next to the buffers when backward ends
+    scratch   bytes in addition
+    unsaid    why there is no prediction, as a phrase that follows "-"; "" if there is one
     """
 
     groups: Sequence[Sequence[Tensor]] = ()
@@ -222,5 +222,5 @@ class Buffers:
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """All bytes."""
         return sum(tensor.bytes for group in self.groups for tensor in group) + self.scratch

@@ -1,4 +1,4 @@
-"""Task 3: torch's DistributedDataParallel, as it is."""
+"""Task 3: torch's DistributedDataParallel, unchanged."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -26,16 +26,16 @@ from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.sync.parts.own_loop import CHANGED
 from cos598d.sync.parts.reducer import Reducer
 
-# --compress's word -> torch's communication hook, and what is sent.
+# Value of --compress -> torch's communication hook, and the dtype that is sent.
 HOOKS = {"fp16": (fp16_compress_hook, torch.float16), "bf16": (bf16_compress_hook, torch.bfloat16)}
 
 
-LATER = ("powersgd", "post_localsgd")  # hooks of torch's that become other algorithms after PLAIN_STEPS
-# What torch's PowerSGD remembers of each bucket.
+LATER = ("powersgd", "post_localsgd")  # torch's hooks that change to another algorithm after PLAIN_STEPS
+# What torch's PowerSGD keeps for each bucket.
 POWERSGD = ("error_dict", "p_memory_dict", "q_memory_dict")
-# Steps of plain averages before powersgd and post_localsgd begin: torch lays its buckets again after the first.
+# Steps of plain averages before powersgd and post_localsgd begin: torch rebuilds its buckets after the first.
 PLAIN_STEPS = 10
-# What `own_state` says next to the hook's steps.
+# The facts of `own_state` in addition to the hook's steps.
 OWN: dict[str, ValueKind] = {
     "arrival": OrNone(ListOf(COUNT)),
     **dict.fromkeys(("steps", "steps_made"), COUNT),
@@ -46,31 +46,31 @@ OWN: dict[str, ValueKind] = {
 class DDP(GradientSync):
     """Averaging in buckets while backward runs, by torch (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).
 
-    1. Gradients are assigned to buckets of 25 MiB (the first of 1 MiB) in the reverse order of registration, and
-       after the first backward in the order in which they really arrived.
-    2. A hook on each parameter copies its gradient into its bucket; a full bucket's all-reduce starts at once,
-       while backward computes the next gradients.
+    1. Gradients are assigned to buckets of 25 MiB (the first of 1 MiB) in the reverse order of registration, and after
+       the first backward in the order in which they actually arrived.
+    2. A hook on each parameter copies its gradient into its bucket; a full bucket's all-reduce starts at once, while
+       backward computes the next gradients.
     3. The end of backward waits for the buckets and copies the averages back.
-    4. Before a step's first forward rank 0 sends its buffers, where the model has any, to all.
+    4. Before a step's first forward, rank 0 sends its buffers, if the model has any, to all.
 
     Cost for a gradient of S bytes in B buckets: B calls; every rank sends and receives 2(n-1)/n S. Only the last bucket
-    cannot hide behind backward. With unused parameters allowed, one more all-reduce of 4 bytes a parameter; with
-    buffers of b bytes, one more broadcast for each of their dtypes: rank 0 sends ceil(log2 n) b.
-    Choose it for real work.
+    cannot overlap with backward. With unused parameters allowed, one more all-reduce of 4 bytes per parameter; with
+    buffers of b bytes, one more broadcast for each of their dtypes: rank 0 sends ceil(log2 n) b. Choose it for real
+    work.
 
-    torch makes these calls itself, without a communication hook of ours, which would slow it. They are entered in
-    the ledger as torch's dispatcher sees them (`parts/reducer.py`).
+    torch makes these calls itself, without a communication hook of ours, which would slow it. The ledger records them
+    as torch's dispatcher sees them (`parts/reducer.py`).
 
-    `bucket_view` is torch's `gradient_as_bucket_view`: step 3 copies nothing back, and a gradient takes no memory
-    next to its bucket. `compress` registers torch's own communication hook of that name: half of the bytes.
-    `ddp_hook` registers others of torch's, which after 10 steps of plain averages are other algorithms:
+    `bucket_view` is torch's `gradient_as_bucket_view`: step 3 copies nothing back, and a gradient takes no memory next
+    to its bucket. `compress` registers torch's own communication hook of that name: half of the bytes. `ddp_hook`
+    registers other hooks of torch's. The last two change to another algorithm after 10 steps of plain averages:
 
     fp16            the same as `compress` fp16
     powersgd        each bucket's matrices as factors of rank 1, with error feedback (Vogels et al., NeurIPS 2019): for
-                    an (a, b) matrix a + b numbers are sent, not a b, in three all-reduces. All gradients are
-                    one bucket, so nothing overlaps with backward
-    post_localsgd   gradients are not sent any more, and the weights are averaged every `sync_every` steps
-                    (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020): 2(n-1)/n S / H a step
+                    an (a, b) matrix a + b numbers are sent, not a b, in three all-reduces. All gradients are one
+                    bucket, so nothing overlaps with backward
+    post_localsgd   gradients are not sent any more, and the weights are averaged every `sync_every` steps (Lin et al.,
+                    "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020): 2(n-1)/n S / H per step
     """
 
     uses = ("bucket_mb", "bucket_view", "compress", "ddp_hook", "sync_every")
@@ -82,7 +82,7 @@ class DDP(GradientSync):
         self._ddp: DistributedDataParallel | None = None
         word = _compress(options)
         self._hook = HOOKS[word] if word and comm.world_size > 1 else None
-        # The hook of another algorithm, and what it remembers.
+        # The hook of another algorithm, and its state.
         self._later = options.ddp_hook if options.ddp_hook in LATER and comm.world_size > 1 else None
         self._kept: PowerSGDState | PostLocalSGDState | None = None
         self.averages_weights = self._later == "post_localsgd"
@@ -108,7 +108,7 @@ class DDP(GradientSync):
 
     @classmethod
     def check_config(cls, config: Any, world_size: int) -> None:
-        """Raise UsageError for a run's flags that only together mean something."""
+        """Raise UsageError for a run's flags that do not fit together."""
         if config.sync_every != DEFAULTS.sync_every and config.ddp_hook != "post_localsgd":
             raise UsageError("--sync_every with --sync ddp needs --ddp_hook post_localsgd. Add it, or leave it out.")
 
@@ -121,10 +121,10 @@ class DDP(GradientSync):
             process_group=self.comm.group,
             find_unused_parameters=self.find_unused_parameters,
             init_sync=False,  # `attach` has just done it
-            # Said only where it differs: torch then leaves out its small first bucket.
+            # Passed only if it differs: torch then has no small first bucket.
             bucket_cap_mb=self._bucket_mb(),
             gradient_as_bucket_view=self.options.bucket_view,
-            # Given only where it differs: torch 2.13 warns of its name.
+            # Passed only if it differs: torch 2.13 warns about its name.
             **words,
         )
         if self._hook:
@@ -136,11 +136,11 @@ class DDP(GradientSync):
             self._kept = PostLocalSGDState(self.comm.group, None, PLAIN_STEPS, post_local_gradient_allreduce=False)
             self._ddp.register_comm_hook(self._kept, post_localSGD_hook)
         self._reducer = Reducer(self.comm, self._ddp, has_buckets=not self._later)
-        self._bucket_places: set[int] = set()  # of which gradients are views, when they are averages
+        self._bucket_places: set[int] = set()  # gradients are views of these, once they are averages
         return self._ddp
 
     def finish(self) -> None:
-        """Forward and backward have waited already, and their calls are in the ledger."""
+        """Nothing to do: forward and backward have waited, and their calls are in the ledger."""
         if self.heeds_faults and self.fault is None and not self._reducer.has_ended:
             self.fault = UNUSED.format("a parameter")
         if self.fault is not None:
@@ -171,7 +171,7 @@ class DDP(GradientSync):
         options: SyncOptions = DEFAULTS,
         hosts: Sequence[Sequence[int]] = (),
     ) -> Cost | None:
-        """As every sync's, in the form that torch's hook gives the buckets: right to a byte a bucket."""
+        """As in every sync, with buckets in the dtype of torch's hook: exact to a byte per bucket."""
         word = _compress(options)
         if word:
             tensors = [(elements, HOOKS[word][1].itemsize) for elements, _ in tensors]
@@ -179,22 +179,22 @@ class DDP(GradientSync):
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
-        """torch's buckets: S in all, however it cuts them."""
+        """torch's buckets: S in total, however it divides them."""
         if options.ddp_hook in LATER:
             return Buffers(unsaid="the memory of torch's hook is not predicted")
-        # Gradients come in the reverse order of their tensors; the hosts do not matter.
+        # Gradients arrive in the reverse order of their tensors; the hosts do not matter.
         travels = cls.calls(Step(tensors, options, [], tensors[::-1]))
         return Buffers([travel.tensors for travel in travels], at_once=options.bucket_view)
 
     def hidden_bytes(self) -> int:
-        """The buckets, except for those of which gradients are views now."""
+        """The buckets, except for those whose views are gradients now."""
         if self._ddp is None:
             return 0
         shown = {place: size for place, size in self._places_of_gradients().items() if place in self._bucket_places}
         return self._reducer.bucket_bytes - sum(shown.values())
 
     def _places_of_gradients(self) -> dict[int, int]:
-        """Where the memory of gradients is, and how many bytes it has there."""
+        """The addresses of the gradients' memory, and the bytes at each."""
         storages = [p.grad.untyped_storage() for _, p in self.parameters if p.grad is not None]
         return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
@@ -218,13 +218,13 @@ class DDP(GradientSync):
     def _bucket_mb(self) -> float | None:
         """The capacity of a bucket in MiB; None for torch's own, whose first is smaller."""
         if self.options.ddp_hook == "powersgd":
-            # It makes a bucket's later calls when earlier ones end, on gloo's threads: with two buckets in another
-            # order on each rank. So there is one.
+            # It makes a bucket's later calls when earlier ones end, on gloo's threads. Two buckets could be in another
+            # order on each rank, so there is only one.
             return sum(p.numel() * p.element_size() for _, p in self.parameters) / MIB + 1
         return None if self.options.bucket_mb == DEFAULTS.bucket_mb else self.options.bucket_mb
 
     def after_step(self) -> None:
-        # As torch's PeriodicModelAverager, which leaves out whatever has no gradient any more: here, everything.
+        # As torch's PeriodicModelAverager, which skips parameters without a gradient; here none have one any more.
         self._steps_made += 1
         later = self._steps_made - 1 - PLAIN_STEPS
         self.replicas_equal = not self.averages_weights or later < 0
@@ -242,7 +242,7 @@ class DDP(GradientSync):
         super().settle()
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """As in the contract: in which order torch has laid its buckets, and what its hook remembers."""
+        """As in the interface: the order of torch's buckets, and the state of its hook."""
         tensors = {}
         if isinstance(self._kept, PowerSGDState):
             tensors = {f"{name}/{n}": tensor for name in POWERSGD for n, tensor in getattr(self._kept, name).items()}
@@ -273,12 +273,12 @@ class DDP(GradientSync):
 
     def _average_weights(self) -> None:
         group = self.comm.group or dist.group.WORLD
-        assert group is not None  # it was opened before the model was attached
+        assert group is not None  # opened before the model was attached
         with watched(self.comm, GRADIENTS):
             average_parameters(iter([p for _, p in self.parameters]), group)
         self.replicas_equal = True
 
 
 def _compress(options: SyncOptions) -> str | None:
-    """The word of HOOKS that these mean."""
+    """The key of HOOKS that these options mean."""
     return "fp16" if options.ddp_hook == "fp16" else options.compress

@@ -16,31 +16,32 @@ from cos598d.sync.parts.fragments import Fragment, by_dtype, cut_in_rows, rows_o
 
 
 class DiLoCo(LocalSGD):
-    """Local steps, and an outer step by the average of what they moved, fragment by fragment (Douillard et al. 2023,
+    """Local steps, and an outer step along their averaged movement, fragment by fragment (Douillard et al. 2023,
     "DiLoCo", and 2025, "Streaming DiLoCo with overlapping communication", arXiv 2501.18512).
 
-    The weights are cut into F fragments of one size (`--fragments F`). The ranks hold a second copy of them, the same
-    on all, which is what they last agreed on, and a momentum.
+    The weights are split into F fragments of equal size (`--fragments F`). The ranks hold a second copy of the
+    weights, the agreed ones, which is the same on all, and a momentum.
     1. In every step each rank steps by the gradient of its own share of the global batch, as in `local_sgd`.
-    2. After every H-th step (`--sync_every H`) the next fragment sets out: each rank takes how far its weights have
-       moved from what was agreed on, and an all-reduce averages that while training continues.
-    3. H steps later, before the next fragment sets out, it has arrived. What was agreed on of it makes a step of SGD
-       along the average, with Nesterov's momentum (`--outer_learning_rate`, `--outer_momentum`). Each rank moves its
-       own weights as far as that step went from where they were in 2, and so keeps what it has learnt since.
-    4. Before the model is evaluated or saved all ranks average their weights, as in `local_sgd`, and agree on that.
-       A fragment that is under way then is dropped: the average has overtaken it.
+    2. After every H-th step (`--sync_every H`) the next fragment is sent: each rank takes the difference between its
+       weights and the agreed ones, and an all-reduce averages that while training continues.
+    3. H steps later, before the next fragment is sent, it has arrived. The agreed weights make a step of SGD along the
+       average, with Nesterov's momentum (`--outer_learning_rate`, `--outer_momentum`). Each rank adds to its own
+       weights the difference between the new agreed weights and its own weights of point
+    2. So it keeps what it has learned since.
+    4. Before the model is evaluated or saved, all ranks average their weights, as in `local_sgd`, and that becomes the
+       agreed copy. A fragment that is being sent is dropped, because the average replaces it.
     5. Under fp16 the ranks agree on overflows as in `local_sgd`.
-    6. A checkpoint waits for the fragment that is under way, and keeps its average: the run resumes from there to the
-       last bit. One that resumes with other ranks, or under another sync, begins with the average of all weights: the
-       fragment under way and the momentum are dropped.
+    6. A checkpoint waits for the fragment that is being sent, and keeps its average: the run resumes from there to the
+       last bit. A resume with other ranks, or with another sync, starts from the average of all weights: that fragment
+       and the momentum are dropped.
 
-    Where the paper mixes the arriving weights with a rank's own, half and half, 3 adds: with H = 1, F = 1, an outer
-    learning rate of 1 and no momentum every rank holds the average of a step before, and its own last step.
+    The paper mixes the arriving weights with a rank's own, half and half; point 3 adds instead. With H = 1, F = 1, an
+    outer learning rate of 1 and no momentum, every rank holds the previous step's average plus its own last step.
 
-    Cost for weights of S bytes: 1 call every H steps; every rank sends and receives 2(n-1)/n S / (F H) a step on
-    average, and none of it is waited for where it takes less than H steps. With `--compress` the fragments are sent in
-    the codec's form, with error feedback where the codec has it. In memory 3 S, and one fragment's more. Choose it
-    where a step takes far less time than its gradients on the link.
+    Cost for weights of S bytes: 1 call every H steps. Every rank sends and receives 2(n-1)/n S / (F H) per step on
+    average, and waits for none of it if it takes less than H steps. With `--compress` the fragments are compressed,
+    with error feedback if the codec has it. In memory 3 S, and one more fragment. Choose it if a step takes far less
+    time than sending its gradients.
     """
 
     uses = ("sync_every", "compress", "fragments", "outer_learning_rate", "outer_momentum")
@@ -48,11 +49,11 @@ class DiLoCo(LocalSGD):
 
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
-        self._fragments: list[list[Fragment]] = []  # of each dtype one
+        self._fragments: list[list[Fragment]] = []  # one per dtype in each
         return module
 
     def finish(self) -> None:
-        """Nothing is sent. Before the first step all ranks hold the same weights: on those they agree."""
+        """Nothing is sent. Before the first step, all ranks' equal weights become the agreed ones."""
         if not self._fragments:
             self._cut()
 
@@ -125,7 +126,7 @@ class DiLoCo(LocalSGD):
         return chain.from_iterable(self._fragments)
 
     def _cut(self) -> None:
-        """Agree on the weights as they are."""
+        """Make the current weights the agreed ones."""
         self._fragments = [[] for _ in range(self.options.fragments)]
         for weights in by_dtype([p for _, p in self.parameters]):
             names = {p: name for name, p in self.parameters}

@@ -51,7 +51,7 @@ class SyncFacts:
     never_kept: str | None = None
 
     comm: "Communicator"
-    _model: nn.Module | None = None  # that it is attached to
+    _model: nn.Module | None = None  # set by `attach`
 
     @classmethod
     def check_options(cls, options: SyncOptions, backend: str) -> None:
@@ -59,16 +59,16 @@ class SyncFacts:
 
     @classmethod
     def remark(cls, model: nn.Module) -> str | None:
-        """What the user should know of this sync with this model, in a sentence; None for nothing."""
+        """A sentence for the user about this sync with this model; None for nothing."""
         return None
 
-    # Cost and memory, stated before a step
+    # Cost and memory, predicted before a step
 
     @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall] | None:
-        """The gradients' calls of one step among several ranks, in order; None if nothing states them beforehand.
+        """The gradients' calls of one step among several ranks, in order; None if they are not known before the step.
 
-        What a step costs follows from them, here and in the cost model: see `cos598d/sync/cost.py`.
+        The cost of a step follows from them, here and in the cost model: see `cos598d/sync/cost.py`.
         """
         return None
 
@@ -106,16 +106,16 @@ class SyncFacts:
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         """What it keeps in memory from step to step, for trainable tensors in the model's order, all of them used."""
-        return Buffers() if cls.keeps_nothing else Buffers(unsaid="this sync predicts no memory")
+        return Buffers() if cls.keeps_nothing else Buffers(unsaid="this sync has no prediction of its memory")
 
     def hidden_bytes(self) -> int:
-        """The bytes that a library keeps for this sync and that no tensor here shows."""
+        """The bytes that a library keeps for this sync outside of any tensor that is visible here."""
         return 0
 
     # State in a checkpoint
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """What this rank's sync remembers from one step to the next, as JSON and as named tensors.
+        """What this rank's sync keeps from one step to the next, as JSON and as named tensors.
 
         Every rank calls it between two steps, when a run is saved. Weights that differ from the other ranks' are saved
         elsewhere. The tensors may be live memory.
@@ -130,13 +130,13 @@ class SyncFacts:
 
     @property
     def own_is_lost(self) -> str | None:
-        """What is not carried over where a run resumes without its `own_state`, in words; None for nothing."""
+        """What is lost if a run resumes without its `own_state`, as a phrase for the user; None if nothing is."""
         return None
 
     # Between steps
 
     def after_step(self) -> None:
-        """The optimizer has changed the weights. Nothing to do for syncs that average gradients."""
+        """Called after the optimizer has changed the weights. Nothing to do for syncs that average gradients."""
 
     def forget_step(self) -> None:
         """Called instead of `after_step` when the optimizer skips the step: drop what this step kept for the next.
@@ -149,19 +149,19 @@ class SyncFacts:
         self.send_buffers([buffer for _, buffer in self._model.named_buffers()] if self._model else [])
 
     def send_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
-        """Give every rank rank 0's of these buffers, which are alike in shapes and dtypes on all ranks."""
+        """Give every rank rank 0's values of these buffers, whose shapes and dtypes are equal on all ranks."""
         if not buffers or self.comm.world_size == 1:
             return
-        # As bytes side by side, so that all of them are sent in one call, whatever their dtypes.
+        # Packed as bytes, so that one call sends all of them, whatever their dtypes.
         parts = [buffer.data.contiguous().view(-1).view(torch.uint8) for buffer in buffers]
         together = torch.cat(parts)
         self.comm.broadcast(together, "buffers", purpose=BUFFERS)
         for buffer, part in zip(buffers, together.split([len(part) for part in parts]), strict=True):
-            # .data: a graph of an earlier forward may have saved the buffer, as with torch's DDP.
+            # .data: the graph of an earlier forward may have saved the buffer, as with torch's DDP.
             buffer.data.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
 
     def agree_on_finite(self, is_finite: bool) -> bool:
-        """From whether this rank's gradients are finite after `finish`, whether every rank's are.
+        """Whether every rank's gradients are finite. `is_finite` is this rank's result after `finish`.
 
         Only fp16 needs it. An average is the same on every rank, so nothing has to be sent.
         """

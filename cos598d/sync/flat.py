@@ -1,4 +1,4 @@
-"""All gradients in one buffer, one all-reduce after backward."""
+"""All gradients in one buffer, with one all-reduce after backward."""
 
 from collections.abc import Sequence
 
@@ -19,10 +19,10 @@ class Flat(WithCodec):
     2. A ring all-reduce sums the buffers.
     3. Each .grad becomes a view of its part of the buffer. (With `copies_gradients` that part is copied into it.)
 
-    Cost for a gradient of S bytes: 1 call; every rank sends and receives 2(n-1)/n S, and holds another S bytes. The
-    fewest calls there can be, and nothing of it hides behind backward. Choose it where a call is dear and the
-    gradient small, or to measure what all-reduce itself costs. `--compress` as for `bucketed`. Syncs that only sum a
-    whole buffer in another way replace `sum_up`, and name their `collective`.
+    Cost for a gradient of S bytes: 1 call; every rank sends and receives 2(n-1)/n S, and holds another S bytes. This is
+    the fewest calls possible, but nothing overlaps with backward. Choose it if calls are expensive and the gradient is
+    small, or to measure the cost of all-reduce itself. `--compress` as for `bucketed`. Syncs that only sum a whole
+    buffer in another way replace `sum_up`, and name their `collective`.
     """
 
     uses = ("compress", "copies_gradients")

@@ -1,4 +1,4 @@
-"""A gradient sync of your own, from a file: `--sync FILE.py:CLASS`, and a starting file to fill in."""
+"""A gradient sync of your own from a file, `--sync FILE.py:CLASS`, and a template for one."""
 
 import functools
 import inspect
@@ -19,11 +19,10 @@ TEMPLATE = "template.py.txt"
 
 
 def load_own(name: str) -> type[GradientSync]:
-    """The class that FILE.py:CLASS names, the path relative to the working directory.
+    """The class that FILE.py:CLASS names. The path is relative to the working directory.
 
-    Raises UsageError in one sentence when there is no such file or class, when the file cannot be imported, and when
-    the class is not a gradient sync: it need not inherit GradientSync, but must have the contract's methods and take
-    (comm, find_unused_parameters).
+    Raises UsageError if there is no such file or class, if the file cannot be imported, or if the class is not a
+    gradient sync. It need not inherit GradientSync, but must have its methods and take (comm, find_unused_parameters).
     """
     found = load_class(
         name, CONTRACT, "gradient sync", "Inherit them from cos598d.sync.base.GradientSync or write them"
@@ -32,7 +31,7 @@ def load_own(name: str) -> type[GradientSync]:
 
 
 def write_template(path: Path) -> None:
-    """Write a starting file at `path`. Raises UsageError if it is no .py file, exists or cannot be written."""
+    """Write a template at `path`. Raises UsageError if the path is not a .py file, exists, or cannot be written."""
     if not path.name.endswith(SUFFIXES):
         raise UsageError(f"{path} is not the name of a Python file. Give one that ends in .py.")
     text = (files("cos598d.sync") / TEMPLATE).read_text(encoding="utf-8")
@@ -45,26 +44,26 @@ def write_template(path: Path) -> None:
         raise UsageError(f"{path} cannot be written ({error.strerror}). Give another path.") from None
 
 
-@functools.cache  # a class is completed once, however often it is asked for
+@functools.cache  # a class is completed only once
 def _complete(own: Any, path: str) -> type[GradientSync]:
-    """The class with all that the loop asks of a sync: SyncFacts' answers, and a constructor that takes options.
+    """The class with everything that the loop needs: the defaults of SyncFacts, and a constructor that takes options.
 
-    The contract's `settle` finds the communicator and the model, under whatever names the class keeps them.
+    The interface's `settle` finds the communicator and the model, whatever names the class gives them.
     """
     try:
         signature = inspect.signature(own)
         signature.bind(None, find_unused_parameters=True)
     except TypeError as error:
         raise UsageError(
-            f"{own.__name__} in {path} cannot be made from (comm, find_unused_parameters): {error}. Let its __init__ "
-            f"take both, and pass them to GradientSync's."
+            f"{own.__name__} in {path} cannot be constructed with (comm, find_unused_parameters): {error}. Let its "
+            "__init__ take both, and pass them to GradientSync's."
         ) from None
     try:
         signature.bind(None, True, DEFAULTS)
         takes_options = True
     except TypeError:
         takes_options = False
-    forgotten = f"whatever {own.__name__} remembers from step to step, since it has no own_state(),"
+    forgotten = f"everything that {own.__name__} keeps from step to step, since it has no own_state(),"
     keeps_nothing = getattr(own, "own_state", SyncFacts.own_state) is SyncFacts.own_state
 
     class Own(own, SyncFacts):
@@ -79,7 +78,7 @@ def _complete(own: Any, path: str) -> type[GradientSync]:
                 self.comm = comm
 
         def attach(self, model: nn.Module) -> nn.Module:
-            self._model = model  # before its own, which may call `settle`
+            self._model = model  # before the class's own attach, which may call `settle`
             return super().attach(model)
 
     for name in ("__name__", "__qualname__", "__module__", "__doc__"):

@@ -10,7 +10,7 @@ from cos598d.sync.cost import Collective, CollectiveCall, Load, Step
 
 @dataclass(frozen=True)
 class WithRoot(Collective):
-    """From all to rank 0 at once, or from rank 0 to all: n-1 payloads through its link."""
+    """From all ranks to rank 0 at once, or from rank 0 to all: n-1 payloads through its link."""
 
     op: str
 
@@ -28,11 +28,11 @@ class GatherScatter(GradientSync):
     For each gradient, in the order of the model's parameters:
     1. Every rank sends its gradient to rank 0 (gather).
     2. Rank 0 averages the n gradients.
-    3. Rank 0 sends the average to every rank (scatter), which puts it in place of its own.
+    3. Rank 0 sends the average to every rank (scatter), which replaces its own gradient.
 
-    Cost for P gradients of S bytes in all: 2P calls. Rank 0 receives and sends (n-1) S, every other rank sends and
-    receives S: rank 0's link carries (n-1) times the others' traffic, and everybody waits for it. Rank 0 holds n
-    copies of the largest gradient. Choose it to see why all-reduce was invented.
+    Cost for P gradients of S bytes in all: 2P calls. Rank 0 receives and sends (n-1) S; every other rank sends and
+    receives S. Rank 0's link carries (n-1) times the others' traffic, and all ranks wait for it. Rank 0 holds n copies
+    of the largest gradient. Choose it to see why all-reduce was invented.
     """
 
     keeps_nothing = True

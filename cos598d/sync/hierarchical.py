@@ -19,18 +19,18 @@ from cos598d.sync.shared_memory import ADD, AVERAGE, SharedMemory, copied_by
 class Hierarchical(WithCodec, SharedMemory):
     """Averaging in two levels: the ranks of a host in shared memory, one rank of each host over the network.
 
-    1. As in `shared_memory`, every rank fills its segment during backward, divided by the number n of all ranks, and
-       the ranks of each host add up their segments into the host's result.
-    2. After backward the first rank of each host, when its host has added a bucket, sums the result with the other
+    1. As in `shared_memory`, every rank fills its segment during backward, divided by the number n of all ranks. The
+       ranks of each host add up their segments into the host's result.
+    2. After backward, when its host has added a bucket, the first rank of each host sums the result with the other
        first ranks' in a ring (`ring`), and raises a flag.
     3. When it is raised, every rank of the host copies the bucket from the result into its own segment.
-    The ranks find out by themselves which of them share a host. With one host this is `shared_memory`; with one rank on
-    each it is a ring of buckets. Hosts may have different numbers of ranks.
+    The ranks find out by themselves which of them share a host. With one host this is `shared_memory`; with one rank
+    on each it is a ring of buckets. Hosts may have different numbers of ranks.
 
     Cost for a gradient of S bytes among h hosts: the first rank of each sends and receives 2(h-1)/h S, all others
-    nothing. A ring of all n ranks carries 2(n-1)/n S over each host's link, and as much between any two ranks inside
-    a host. Nothing of 2 hides behind backward. In memory as `shared_memory`. Choose it for several hosts of several
-    ranks each.
+    nothing. For comparison, a ring of all n ranks sends 2(n-1)/n S over each host's link, and as much between any two
+    ranks inside a host. Nothing of 2 overlaps with backward. In memory as `shared_memory`. Choose it for several hosts
+    of several ranks each.
 
     `--compress` compresses what is sent between hosts; sums within a host stay exact. Error feedback belongs to a host,
     and its first rank saves it. A rank that becomes a first one by a resume on other hosts begins without any.
@@ -47,7 +47,7 @@ class Hierarchical(WithCodec, SharedMemory):
 
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
-        # One for each dtype, of the longest tensor so far: they go round one after another.
+        # One per dtype, for the longest tensor so far: tensors are summed one after another.
         self._scratch: dict[torch.dtype, torch.Tensor] = {}
         results = zip(self.buckets, self.segments.result, strict=True)
         self._sums = [Bucket(bucket.name, bucket.parameters, result) for bucket, result in results]

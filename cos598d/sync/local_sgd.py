@@ -1,4 +1,4 @@
-"""Weights averaged now and then instead of gradients in every step."""
+"""Weights averaged every few steps instead of gradients in every step."""
 
 from typing import Any
 
@@ -17,17 +17,17 @@ class LocalSGD(GradientSync):
     """Each rank trains by itself and the ranks average their weights every H steps (Stich 2019, "Local SGD").
 
     1. In every step each rank steps by the gradient of its own share of the global batch, clipped by its own norm.
-    2. After every H-th step (`--sync_every H`), and before the model is evaluated or saved, all ranks average
-       their weights, in one buffer, by a ring all-reduce. What the optimizer remembers stays each rank's own; a run
-       that resumes with other ranks, or under another sync, does with rank 0's.
-    3. Under fp16 the ranks agree in every step on whether any of them overflowed, by an all-reduce of 4 bytes: they
-       leave out the same steps, so that loss scales and learning rates stay alike.
+    2. After every H-th step (`--sync_every H`), and before the model is evaluated or saved, all ranks average their
+       weights, in one buffer, by a ring all-reduce. Each rank keeps its own optimizer state; a run that resumes with
+       other ranks, or with another sync, uses rank 0's.
+    3. Under fp16 the ranks agree in every step on whether any of them overflowed, by an all-reduce of 4 bytes. They
+       skip the same steps, so loss scales and learning rates stay equal.
 
-    Parity: with H = 1, plain SGD and no clipping the weights are those of averaged gradients, up to rounding. With
-    Adam, clipping or H > 1 they are not: it is another algorithm, whose loss is to be compared, not its weights.
+    Parity: with H = 1, plain SGD and no clipping, the weights are those of averaged gradients, up to rounding. With
+    Adam, clipping or H > 1 they are not. It is another algorithm then: compare its loss, not its weights.
 
-    Cost for weights of S bytes: 1 call every H steps; every rank sends and receives 2(n-1)/n S / H a step on average.
-    Choose it where links are so slow that a step must not wait for them.
+    Cost for weights of S bytes: 1 call every H steps; every rank sends and receives 2(n-1)/n S / H per step on average.
+    Choose it if links are so slow that a step must not wait for them.
     """
 
     uses: tuple[str, ...] = ("sync_every",)
@@ -39,11 +39,11 @@ class LocalSGD(GradientSync):
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
         self._steps = 0
-        self.replicas_equal = True  # until the first step, and after each average until the next
+        self.replicas_equal = True  # until the first step, and after each average until the next step
         return module
 
     def finish(self) -> None:
-        """Nothing is sent: every rank goes its own way until the next average."""
+        """Nothing is sent: each rank trains by itself until the next average."""
 
     def after_step(self) -> None:
         self._steps += 1

@@ -10,11 +10,11 @@ class NoSync(GradientSync):
     """Every rank keeps its own gradients.
 
     1. Before training every rank receives rank 0's state, as in every sync.
-    2. After that nothing is sent: with more than one rank the replicas drift apart, in their weights, in their buffers
-       and, under fp16, in their loss scales and learning rates too.
+    2. After that nothing is sent. With several ranks the replicas drift apart: in their weights, in their buffers and,
+       under fp16, in their loss scales and learning rates too.
 
-    Cost: 0 calls, 0 bytes. Choose it for one process (task 1), and on n ranks only to measure: an iteration's time
-    less that of the same iteration under this sync is the communication that was exposed.
+    Cost: 0 calls, 0 bytes. Choose it for one process (task 1). On n ranks use it only to measure: subtract an
+    iteration's time with this sync from that with another, and you get its exposed communication.
     """
 
     keeps_nothing = takes_sparse = True
@@ -24,7 +24,7 @@ class NoSync(GradientSync):
         self.replicas_equal = comm.world_size == 1
 
     def settle(self) -> None:
-        """Nothing to do: the replicas stay apart."""
+        """Nothing to do: the replicas stay different."""
 
     def finish(self) -> None:
         """Nothing to do: the local gradients are the result."""

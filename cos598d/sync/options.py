@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cos598d.terminal.fields import flag
 
-SYNC_GROUP = "gradient sync"  # where --help lists the flags below
+SYNC_GROUP = "gradient sync"  # the heading of the flags below in --help
 
 
 @dataclass(frozen=True)

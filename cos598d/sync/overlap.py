@@ -14,24 +14,24 @@ class Overlap(OverlappingSync):
     """All-reduce tensor by tensor, during backward.
 
     1. As soon as backward has computed a gradient, every rank divides it by n, into memory of its own, and starts its
-       ring all-reduce, in the reverse order of registration, which is the order of arrival.
+       ring all-reduce. The order is the reverse of registration, which is the order of arrival.
     2. Backward continues with the layers below while the ring runs.
-    3. After backward every rank waits for the calls that are left.
+    3. After backward every rank waits for the remaining calls.
 
-    Cost for P gradients of S bytes in all: P calls; every rank sends and receives 2(n-1)/n S, as `all_reduce` does.
-    What fits during backward is hidden, but each of the P calls still costs its 2(n-1) steps: too many for small
-    tensors. Choose it to see what overlap alone gains; `bucketed` does the same with fewer calls.
+    Cost for P gradients of S bytes in all: P calls; every rank sends and receives 2(n-1)/n S, as in `all_reduce`. What
+    fits into backward's time is hidden, but each of the P calls still costs its 2(n-1) steps: too many for small
+    tensors. Choose it to see what overlap gains by itself; `bucketed` does the same with fewer calls.
     """
 
     keeps_nothing = takes_sparse = True
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
-        self._averages: dict[int, torch.Tensor] = {}  # and gradients on their way to one, by unit
+        self._averages: dict[int, torch.Tensor] = {}  # gradients, or their averages being computed, by unit
         return [[named] for named in reversed(parameters)]
 
     def ready(self, unit: int, place: int) -> None:
         parameter = self.units[unit][place][1]
-        # Not in place: autograd may have given this memory to another parameter too, or still need it itself.
+        # Not in place: autograd may have shared this memory with another parameter, or still need it.
         self._averages[unit] = self.fill_in(parameter) / self.comm.world_size
         if not self.options.copies_gradients:
             parameter.grad = self._averages[unit]

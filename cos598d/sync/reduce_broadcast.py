@@ -1,4 +1,4 @@
-"""One reduce to rank 0 and one broadcast for each gradient: the sum is made on the way."""
+"""One reduce to rank 0 and one broadcast for each gradient: the sum is computed on the way."""
 
 import torch
 
@@ -10,7 +10,7 @@ from cos598d.sync.cost import Collective, CollectiveCall, Load, Step
 class Reduce(Collective):
     """A ring reduce-scatter whose parts go to rank 0, which reports that it is ready for them when its ring has ended.
 
-    gloo's ring leaves out the last two segments of a part alone, so that almost all of the payload goes round.
+    gloo's ring leaves out only the last two segments of a part, so almost all of the payload goes around.
     """
 
     op = "reduce"
@@ -24,10 +24,10 @@ class Reduce(Collective):
 
 
 class Broadcast(Collective):
-    """A binomial tree from rank 0, which has ceil(log2 n) children, its eldest child one fewer, and so on.
+    """A binomial tree from rank 0, which has ceil(log2 n) children; its eldest child has one fewer, and so on.
 
-    Whoever has the payload sends it whole to all of its children at once, which share its link: L payloads pass rank
-    0's, then L-1 its eldest child's, down to 1.
+    A rank with the payload sends it whole to all of its children at once, over one link. So L payloads pass rank 0's
+    link, then L-1 its eldest child's, down to 1.
     """
 
     op = "broadcast"
@@ -46,12 +46,12 @@ class ReduceBroadcast(GradientSync):
     2. Rank 0 divides the sum by n.
     3. Broadcast: rank 0 sends the average down a binomial tree, in which ranks that have it pass it on.
 
-    Cost for P gradients of S bytes in all: 2P calls. Rank 0 receives 2(n-1)/n S and sends (n-1)/n S + ceil(log2 n) S;
-    every other rank receives (n-1)/n S + S and sends S, and S more for each child it has in the tree. (Of a tensor of
-    more than 2n MiB gloo's reduce sends more than that, see `comm/gloo.py`.) Rank 0's link carries less than under
-    `gather_scatter`, where it receives and sends (n-1) S, and rank 0 holds no copies; yet the second half cannot start
-    before the first has ended. Choose it to see the step from gather and scatter to all-reduce, which spreads the sum
-    and leaves it spread until every rank has it.
+    Cost for P gradients of S bytes in all: 2P calls. Rank 0 receives 2(n-1)/n S and sends (n-1)/n S + ceil(log2 n) S.
+    Every other rank receives (n-1)/n S + S and sends S, and S more for each child it has in the tree. (For a tensor of
+    more than 2n MiB, gloo's reduce sends more than that, see `comm/gloo.py`.) Rank 0's link carries less than in
+    `gather_scatter`, where it receives and sends (n-1) S, and rank 0 holds no copies. But the second half cannot start
+    before the first has ended. Choose it to see the step from gather and scatter to all-reduce, which leaves the sum
+    spread over the ranks until every rank has it.
     """
 
     keeps_nothing = True

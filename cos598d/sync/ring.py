@@ -11,18 +11,18 @@ from cos598d.sync.parts.segmented import ByMessages
 class Ring(ByMessages, Flat):
     """Averaging in a ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009).
 
-    After backward every rank copies its gradients into one buffer (one for each dtype), divided by n, and cuts it into
-    n parts. Rank r sends only to rank r+1 and receives only from rank r-1, counted modulo n:
-    1. Reduce-scatter: n-1 steps. In step s rank r sends part r-s and adds what arrives to part r-s-1. After them
-       rank r holds the whole sum of part r+1.
-    2. All-gather: n-1 steps. In step s rank r sends part r+1-s, which is finished, and receives part r-s.
+    After backward every rank copies its gradients into one buffer (one for each dtype), divided by n, and splits it
+    into n parts. Rank r sends only to rank r+1 and receives only from rank r-1, modulo n.
+    1. Reduce-scatter: n-1 steps. In step s, rank r sends part r-s and adds what arrives to part r-s-1. After them, rank
+       r holds the whole sum of part r+1.
+    2. All-gather: n-1 steps. In step s, rank r sends part r+1-s, which is finished, and receives part r-s.
     3. Each .grad becomes a view of its place in the buffer.
-    A part is sent in segments: a segment goes on to the next rank as soon as it is added, while others arrive.
+    A part is sent in segments: a segment is sent to the next rank as soon as it is added, while others arrive.
 
-    Cost for a gradient of S bytes: 1 call of 2(n-1) steps; every rank sends and receives 2(n-1)/n S. Exactly, with
-    parts that differ by one element where n does not divide S: rank r sends 2S less parts r+1 and r+2, and receives
-    2S less parts r and r+1. No rank can do with fewer bytes, but the steps grow with n. Choose it to see how
-    all-reduce is made; `flat` is the same algorithm inside the library. `--compress` as for `bucketed`.
+    Cost for a gradient of S bytes: 1 call of 2(n-1) steps; every rank sends and receives 2(n-1)/n S. To be exact, parts
+    differ by one element if n does not divide S. Rank r sends 2S minus parts r+1 and r+2, and receives 2S minus parts r
+    and r+1. No all-reduce can use fewer bytes per rank, but the steps grow with n. Choose it to see how all-reduce is
+    made; `flat` is the same algorithm inside the library. `--compress` as for `bucketed`.
     """
 
     op = "ring"

@@ -16,7 +16,7 @@ FILL, ADD, AVERAGE = "fill", "add up", "average"
 
 
 def copied_by(payload: float, ranks: int) -> float:
-    """Bytes that each of a host's ranks reads and writes to average `payload` bytes in memory that they share."""
+    """Bytes that each of a host's ranks reads and writes to average `payload` bytes in shared memory."""
     return (5 + 1 / ranks) * payload if ranks > 1 else 0.0
 
 
@@ -31,23 +31,23 @@ class SharedMemoryCollective(Collective):
 
 
 class SharedMemory(OverlappingSync):
-    """Averaging in shared memory: n segments, one that each rank fills, and one result, all mapped by all ranks.
+    """Averaging in shared memory: n segments, one filled by each rank, and one result, all mapped by all ranks.
 
     1. The gradients are assigned to buckets as in `bucketed`. When backward has computed a gradient, a hook copies it
-       into its bucket in the rank's own segment, divided by n, and a full bucket raises this rank's first flag.
+       into its bucket in the rank's own segment, divided by n. A full bucket raises this rank's first flag.
     2. When all ranks have filled a bucket, rank r adds up the r-th n-th of it from all segments into the result, block
-       by block, and raises its second flag. During backward it does so for buckets that are full, without waiting;
-       afterwards it waits for those that are left.
-    3. When all ranks have added, every rank copies the whole bucket from the result into its own segment, where the
-       .grads are views: what the user does to them, such as clipping, no other rank sees.
-    These two waits are enough for all that follows. A rank's segment is read by others in 2 alone, so after the second
-    wait it is the rank's own again. The result is written in 2 of the next step, after all have filled again, which
-    a rank does only after its copy in 3.
+       by block, and raises its second flag. During backward it does so for full buckets without waiting; afterwards it
+       waits for the rest.
+    3. When all ranks have added, every rank copies the whole bucket from the result into its own segment. The .grads
+       are views of that, so other ranks do not see what you do to them, such as clipping.
+    These two waits are enough. Others read a rank's segment only in 2, so after the second wait it is the rank's own
+    again. The result is written only in 2 of the next step, after all ranks have filled again, which a rank does only
+    after its copy in 3.
 
-    Cost for a gradient of S bytes in B buckets: nothing is sent. Every rank reads 3 S of memory and writes
-    (2 + 1/n) S: S and S in 1, S and S/n in 2, S and S in 3, however many ranks there are. The host holds (n+1) S
-    for all ranks, next to the gradients that backward makes. Choose it when all ranks share a host: the library would
-    copy each byte into the kernel and out again for each of the 2(n-1)/n S that it sends through the loopback.
+    Cost for a gradient of S bytes in B buckets: nothing is sent. Every rank reads 3 S of memory and writes (2 + 1/n) S:
+    S and S in 1, S and S/n in 2, S and S in 3, for any number of ranks. The host holds (n+1) S for all ranks, in
+    addition to the gradients that backward makes. Choose it when all ranks share a host: the library would copy each
+    byte into the kernel and out again for each of the 2(n-1)/n S that it sends through the loopback.
     """
 
     uses: tuple[str, ...] = ("bucket_mb", "copies_gradients")
@@ -62,7 +62,7 @@ class SharedMemory(OverlappingSync):
         return super().attach(model)
 
     def find_hosts(self) -> list[list[int]]:
-        """The ranks of each host that takes part. Raises UserError, the same on every rank, where there are several."""
+        """The ranks of each host that takes part. Raises UserError, the same on every rank, for several hosts."""
         return find_one_host(self.comm, self.op, instead="hierarchical")
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
@@ -74,7 +74,7 @@ class SharedMemory(OverlappingSync):
             Bucket(f"bucket {number}", group, self.segments.own[number], self.options.copies_gradients)
             for number, group in enumerate(groups)
         ]
-        # Cut once: each step goes through the same blocks.
+        # Cut once, because each step uses the same blocks.
         self._blocks = [self._cut(unit) for unit in range(len(groups))]
         return groups
 
@@ -89,7 +89,7 @@ class SharedMemory(OverlappingSync):
 
     def average_bucket(self, unit: int, call: PointToPointCollective) -> None:
         """Wait until the bucket's average is in the result, and copy it into this rank's segment."""
-        self._add_up(len(self.buckets), waits=True)  # all of them first: others wait for this rank's part
+        self._add_up(len(self.buckets), waits=True)  # all buckets first, since others wait for this rank's part
         self.wait_for_result(unit, call)
         result, own = self.segments.result[unit], self.segments.own[unit]
         if result is not own:
@@ -112,7 +112,7 @@ class SharedMemory(OverlappingSync):
         return Buffers(unsaid="the ranks of a host share one piece of memory, and each counts all of it")
 
     def detach(self) -> None:
-        """As every sync's. The memory is unmapped when the model's gradients, which are views of it, are gone too."""
+        """As in every sync. The memory is unmapped when the model's gradients, which are views of it, are freed too."""
         self.buckets, self._blocks = [], []
         self.segments.close()
         super().detach()
@@ -123,7 +123,7 @@ class SharedMemory(OverlappingSync):
         super().begin_step()
 
     def _add_up(self, until: int, waits: bool) -> None:
-        """Add this rank's parts of the buckets before `until`: of all of them, or without waiting for other ranks."""
+        """Add this rank's parts of the buckets before `until`: all of them, or only those that need no waiting."""
         while self._added < until:
             if waits:
                 self.segments.wait(FILL, self._added, self.step)
@@ -137,7 +137,7 @@ class SharedMemory(OverlappingSync):
             self._added += 1
 
     def _cut(self, unit: int) -> list[list[torch.Tensor]]:
-        """The blocks that this rank adds up: the result's, then each segment's. None for a rank alone on its host."""
+        """The blocks that this rank adds up: the result's, then each segment's. None for a single rank on its host."""
         every = self.segments.every[unit]
         if not every:
             return []
@@ -149,7 +149,7 @@ class SharedMemory(OverlappingSync):
 
 
 class _Averaging:
-    """A bucket on its way; `wait` blocks until its average is in this rank's segment, and enters it in the ledger."""
+    """A bucket being averaged. `wait` blocks until its average is in this rank's segment, and ends its call."""
 
     def __init__(self, sync: SharedMemory, unit: int, call: PointToPointCollective):
         self._sync, self._unit, self._call = sync, unit, call

@@ -21,33 +21,33 @@ from cos598d.sync.parts.embeddings import LEAST_BYTES, large_embeddings, why_no_
 class SparseRows(Bucketed):
     """As `bucketed`, but sends only the embedding rows that some rank looked up. All other rows are zero.
 
-    BERT's word embedding is a fifth of its gradient (of MiniLM's a half). It arrives last in backward, when nothing is
+    BERT's word embedding is a fifth of its gradient (a half of MiniLM's). It arrives last in backward, when nothing is
     left to hide its call, and only the rows of the batch's tokens are not zero.
 
-    1. In forward every rank notes the ids that each large embedding is asked for, in all micro-batches of the step;
-       those of a forward whose backward is still to come are noted for the next step as well.
-    2. When backward has its first gradient, forward is over: the ranks start to agree on the union of their ids,
-       by an all-reduce (maximum) of one byte per row. It runs during backward.
+    1. In forward every rank records the ids that each large embedding is asked for, in all micro-batches of the step.
+       Ids of a forward whose backward has not run yet also count for the next step.
+    2. When backward has its first gradient, forward is over: the ranks start to agree on the union of their ids, by an
+       all-reduce (maximum) of one byte per row. It runs during backward.
     3. When an embedding's gradient arrives, every rank copies the rows of the union into a buffer, divided by n, and
-       starts its all-reduce; all other parameters are sent in buckets meanwhile. With it one number is sent: which
-       rank has a gradient outside these rows, if any has. It is an error then, on every rank.
+       starts its all-reduce. All other parameters are sent in buckets meanwhile. One number is sent with it: which rank
+       has a gradient outside these rows, if any. In that case every rank raises an error.
     4. After backward every rank waits, and copies the averaged rows back into its own gradient.
 
-    An embedding whose weight also serves elsewhere (as an output layer) has a dense gradient and is sent in a bucket.
+    An embedding whose weight is also used elsewhere (as an output layer) has a dense gradient and is sent in a bucket.
 
-    Cost for a gradient of S bytes, E of them of R rows of embeddings, of which U rows were touched: B calls for the
-    buckets, and for each embedding 1 for the ids, 1 for the rows and 1 of 4 bytes; every rank sends and receives
+    Cost for a gradient of S bytes, of which E are R rows of embeddings, of which U rows were touched: B calls for the
+    buckets, and for each embedding 1 for the ids, 1 for the rows and 1 of 4 bytes. Every rank sends and receives
     2(n-1)/n (S - E + E U/R), and 2(n-1)/n R for the ids. `--compress` compresses the rows of the union as one more
     bucket. Error feedback is kept per row, and waits until a step looks the row up again. Choose it for any model with
-    a large vocabulary, especially on slow links. With large batches U nears R, and it becomes `bucketed`.
+    a large vocabulary, especially on slow links. With large batches U approaches R, and it becomes `bucketed`.
     """
 
     def attach(self, model: nn.Module) -> nn.Module:
         self._lookups = large_embeddings(model)
         self._touched = {p: torch.zeros(len(p), dtype=torch.uint8, device=p.device) for p in self._lookups}
-        self._handed: dict[nn.Parameter, TensorWeakRef] = {}  # the gradients that the last step left
+        self._handed: dict[nn.Parameter, TensorWeakRef] = {}  # the gradients that the last step produced
         self._open: dict[nn.Parameter, WeakSet[_Lookup]] = {p: WeakSet() for p in self._lookups}
-        self._rows: dict[int, RowBucket] = {}  # those under way, by unit
+        self._rows: dict[int, RowBucket] = {}  # those being sent, by unit
         self._outside: list[tuple[str, torch.Tensor, Call]] = []
         module = super().attach(model)
         for parameter, embedding in self._lookups.items():
@@ -67,7 +67,7 @@ class SparseRows(Bucketed):
             for ((name, parameter),) in self.units[self._first_sparse :]:
                 handed = self._handed.get(parameter)
                 if handed is not None and parameter.grad is not None and handed() is parameter.grad:
-                    # The last step's average is still there, and this step's gradient is added to it.
+                    # The last step's average is still in .grad, and this step's gradient is added to it.
                     self._touched[parameter][(parameter.grad != 0).flatten(1).any(dim=1)] = 1
                 self._agreements[parameter] = self.comm.all_reduce(
                     self._touched[parameter], f"rows touched of {name}",
@@ -90,7 +90,7 @@ class SparseRows(Bucketed):
             if torch.count_nonzero(values) != torch.count_nonzero(parameter.grad):
                 outside.fill_(1 + self.comm.rank)
             values /= self.comm.world_size
-        # Next to the rows, so that no rank waits for it: a rank that raised now would leave the others waiting.
+        # Sent with the rows, so that no rank waits for it: a rank that raised now would leave the others waiting.
         call = self.comm.all_reduce(
             outside, f"ranks with a gradient outside the rows of {name}",
             purpose=AGREEMENT, async_op=True, op=torch.distributed.ReduceOp.MAX,
@@ -108,11 +108,11 @@ class SparseRows(Bucketed):
             if outside.item():
                 self.codec.forget_step()
                 for _, p in self.parameters:
-                    p.grad = None  # rows of it are missing
+                    p.grad = None  # some of its rows are missing
                 raise UserError(
-                    f"{name} has on rank {outside.item() - 1} a gradient outside the rows that its embedding looked up "
-                    "in forward: the weight also serves elsewhere, or a checkpoint looks it up again in backward. "
-                    "Train this model with bucketed."
+                    f"{name} has a gradient on rank {outside.item() - 1} outside the rows that its embedding looked up "
+                    "in forward: the weight is also used elsewhere, or a checkpoint looks it up again in backward. "
+                    "Choose bucketed for this model."
                 )
 
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
@@ -131,13 +131,13 @@ class SparseRows(Bucketed):
 
     @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall] | None:
-        """Known only after a step, which tells how many rows its batch touched."""
+        """None unless the step is known, since the number of rows depends on its batch."""
         if step.touched is None:
             return None
         large = [t for t in step.tensors if "embedding" in t.name and len(t.shape) == 2 and t.bytes >= LEAST_BYTES]
         dense = [tensor for tensor in step.tensors if tensor not in large]
         buckets = in_buckets(dense, step.options)
-        # One byte per row marks the rows that are touched. It is sent during backward, and waited for with the rows.
+        # One byte per row marks the touched rows. It is sent during backward, and waited for with the rows.
         rows = [CollectiveCall(ALL_REDUCE, [t], share=step.touched, agreed=t.shape[0]) for t in reversed(large)]
         return [*(CollectiveCall(ALL_REDUCE, bucket) for bucket in buckets), *rows]
 
@@ -147,23 +147,23 @@ class SparseRows(Bucketed):
 
     @classmethod
     def remark(cls, model: nn.Module) -> str | None:
-        """That it is `bucketed` for a model without an embedding whose rows it could leave out, and why."""
+        """A sentence that it equals `bucketed` without an embedding whose rows it could leave out, and why."""
         why = why_no_rows(model)
         if why is None:
             return None
-        return f"sparse_rows sends what bucketed sends: it leaves out rows of an embedding that nobody looks up; {why}"
+        return f"sparse_rows sends what bucketed sends, because it can only leave out rows of a large embedding: {why}"
 
     def begin_step(self) -> None:
         super().begin_step()
         self._agreements: dict[nn.Parameter, Call] = {}
-        self._agreed: dict[nn.Parameter, torch.Tensor] = {}  # where more was touched since
+        self._agreed: dict[nn.Parameter, torch.Tensor] = {}  # if more was touched since
 
     def finish(self) -> None:
         try:
             super().finish()
         finally:
             self._handed = {p: TensorWeakRef(p.grad) for p in self._touched if p.grad is not None}
-            # Not before: what a second backward of the step finds in .grad are the rows of the first one's union.
+            # Not earlier: a second backward of the step finds only the rows of the first one's union in .grad.
             for parameter, touched in self._touched.items():
                 touched.zero_()
                 for lookup in list(self._open[parameter]):
@@ -178,7 +178,8 @@ class SparseRows(Bucketed):
             if output.requires_grad:
                 ids = (arguments[0] if arguments else keywords["input"]).flatten()
                 if parameter in self._agreements and parameter not in self._agreed:
-                    # A second forward in one step: what the ranks agree on stays as it is, for its gradient to travel.
+                    # A second forward in one step: the first agreement stays unchanged, so that its gradient can be
+                    # sent.
                     self._agreements[parameter].wait()
                     self._agreed[parameter] = self._touched[parameter].clone()
                 self._touched[parameter][ids] = 1
@@ -188,9 +189,9 @@ class SparseRows(Bucketed):
 
 
 class _Lookup:
-    """The ids of one forward, (lookups,): in the set `still_open` as long as a backward of it may come.
+    """The ids of one forward, (lookups,): in the set `still_open` as long as its backward may come.
 
-    It is the hook of the embedding's output, so that autograd's graph alone holds it, and it goes with a graph that is
+    It is the hook of the embedding's output, so only autograd's graph holds it, and it is freed with a graph that is
     dropped. A backward that does not retain the graph is the last one.
     """
 

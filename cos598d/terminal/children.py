@@ -1,7 +1,7 @@
-"""Processes that this one has started: waited for together, and ended together with what they have started.
+"""Processes that this one has started: it waits for them together, and ends them with their own children.
 
-Whoever starts several of which none is of use without the others (the ranks of a run, the programs of emulated hosts)
-waits for them here: a failed one ends the rest, after some seconds in which they may say what they noticed.
+It is for processes of which none is of use without the others: the ranks of a run, the programs of emulated hosts. One
+that fails ends the rest, after some seconds in which they may report what they noticed.
 """
 
 import contextlib
@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 POLL_SECONDS = 0.05
-FORCED_SECONDS = 5.0  # how long a killed process may take to be gone
+FORCED_SECONDS = 5.0  # how long a killed process may take to end
 
 
 class Child(Protocol):
     """A started process, such as a Popen.
 
-    `poll` gives its exit code, -N where signal N ended it, and None while it runs.
+    `poll` gives its exit code, -N if signal N ended it, and None while it runs.
     """
 
     pid: int
@@ -30,12 +30,12 @@ class Child(Protocol):
 
 
 def exit_code_of(code: int) -> int:
-    """The exit code of a process that has ended, as a shell gives it: 128 + N where signal N ended it."""
+    """The exit code of an ended process, as a shell reports it: 128 + N if signal N ended it."""
     return code if code >= 0 else 128 - code
 
 
 def wait_for_all(children: Sequence[Child], seconds: float = math.inf) -> bool:
-    """Wait until all have ended, for at most so many seconds; returns whether they have."""
+    """Wait at most `seconds` until all have ended. Return whether they have."""
     deadline = time.monotonic() + seconds
     while any(child.poll() is None for child in children):
         if time.monotonic() >= deadline:
@@ -47,15 +47,15 @@ def wait_for_all(children: Sequence[Child], seconds: float = math.inf) -> bool:
 def wait_together(
     children: Sequence[Child], grace: Callable[[int], float], seconds: float = math.inf
 ) -> tuple[int, int] | None:
-    """Wait until all have ended well, or one has failed and the others had their time to end too.
+    """Wait until all have ended well, or until one has failed and the others had their time to end too.
 
-    Returns None, or the place and the code of the one that failed first; `grace(code)` is the others' time in seconds.
-    Raises TimeoutError if none has failed, and one still runs, after `seconds`.
+    Return None, or the index and exit code of the first that failed. `grace(code)` is the others' time in seconds.
+    Raises TimeoutError if none has failed but one still runs after `seconds`.
     """
     deadline = time.monotonic() + seconds
     while True:
         codes = [child.poll() for child in children]
-        # Of two that ended at once, the cause is the one that a signal ended (its code is negative).
+        # If two ended at once, the one that a signal ended (its code is negative) is the cause.
         failed = min((code for code in codes if code), default=None)
         if failed is not None:
             wait_for_all(children, grace(failed))
@@ -68,9 +68,9 @@ def wait_together(
 
 
 def end_all(children: Sequence[Child], seconds: float, asked: int = signal.SIGTERM) -> None:
-    """End those that still run, and what they have started: by the signal `asked`, after `seconds` by force.
+    """End those that still run, and their own children: by the signal `asked`, and after `seconds` by force.
 
-    What a child has started is reached where the child leads a process group, as one with a session of its own does.
+    A child's own children are reached if the child leads a process group, as one with a session of its own does.
     """
     for number, patience in ((asked, seconds), (signal.SIGKILL, FORCED_SECONDS)):
         for child in children:

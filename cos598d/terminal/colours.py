@@ -1,4 +1,4 @@
-"""The colours of every figure: Okabe and Ito's, which the colour-blind tell apart."""
+"""The colours of every figure: Okabe and Ito's, which colour-blind readers can distinguish."""
 
 BLUE, VERMILLION, GREEN, PURPLE, BLACK, ORANGE, SKY, YELLOW = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),

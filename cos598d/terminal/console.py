@@ -1,4 +1,4 @@
-"""What a rank prints during training: a few lines and a progress bar; of ranks with one terminal only rank 0."""
+"""What a rank prints during training: a few lines and a progress bar. If ranks share a terminal, only rank 0 prints."""
 
 import contextlib
 import sys
@@ -13,7 +13,7 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.streams import OutputLost
 
 FIRST_LOSSES = 5
-SILENT_SECONDS = 5.0  # where there is no bar, an iteration that ends so long after the last line prints another
+SILENT_SECONDS = 5.0  # without a bar, an iteration that ends this long after the last line prints another
 
 
 class Console:
@@ -23,30 +23,29 @@ class Console:
         self._prefix, self._speaks = prefix, speaks
 
     def say(self, line: str) -> None:
-        """Print one line on standard output, above the progress bar where there is one."""
+        """Print one line on standard output, above the progress bar if there is one."""
         if self._speaks:
-            with contextlib.suppress(OutputLost):  # a run is worth more than what it prints
+            with contextlib.suppress(OutputLost):  # a run is worth more than its output
                 tqdm.write(printable(f"{self._prefix}{line}"), file=sys.stdout)
                 sys.stdout.flush()
 
     def say_last(self, line: str) -> None:
-        """Print on standard error why the program ends, where this rank speaks."""
+        """Print on standard error why the program ends, if this rank prints."""
         if self._speaks:
             _to_standard_error(f"{self._prefix}{line}")
 
     def warn(self, line: str) -> None:
-        """Print a warning on standard error, whether this rank prints its progress or not."""
+        """Print a warning on standard error, even if this rank does not print its progress."""
         _to_standard_error(f"{WARNING}{line}")
 
     @contextlib.contextmanager
     def progress(
         self, steps: int, done: int = 0, every: int | None = None
     ) -> Iterator[Callable[[int, float, float, int], None]]:
-        """A bar over `steps` iterations, of which some are `done`; call the result with the iteration, its loss,
-        seconds and examples.
+        """A bar over `steps` iterations, `done` of them done. Call it with iteration, loss, seconds and examples.
 
-        The first five iterations are printed as lines, and then one of `every` so many. With None, and where standard
-        error is not a terminal, there is no bar, but a line every few seconds, which shows the speed.
+        The first five iterations are printed as lines, and then one of `every`. With None, and if standard error is not
+        a terminal, a line with the speed is printed every few seconds instead of a bar.
         """
         with tqdm(total=steps, initial=done, unit="it", disable=None if self._speaks else True, leave=False) as bar:
             spoke = time.monotonic()
@@ -64,7 +63,7 @@ class Console:
             yield update
 
     def epoch(self, facts: dict[str, Any]) -> None:
-        """Print one line for an epoch that has ended: its mean loss, then the evaluation's figures, and its speed."""
+        """Print one line for an epoch that has ended: its mean loss, the evaluation's metrics, and its speed."""
         speed = _speed(facts.get("training", {}))
         self.say(f"epoch {facts['epoch']}: {facts['iterations']} iterations, {_figures(facts)}{speed}")
 
@@ -79,7 +78,7 @@ def _to_standard_error(line: str) -> None:
 
 
 def _speed(training: dict[str, Any]) -> str:
-    """How long an epoch was trained, and how fast: of images per second there are as many as of examples."""
+    """An epoch's training time and speed. Images per second are left out, since each is one example."""
     names = [name for name in ("images", "examples", "tokens") if training.get(f"{name}_per_second_wall") is not None]
     if not names:
         return ""

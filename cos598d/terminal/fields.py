@@ -1,4 +1,4 @@
-"""Fields that are flags too: what a flag means, takes and refuses is said once, beside the field that has its value."""
+"""Dataclass fields that are also flags: meaning, accepted values and default are written once, next to the field."""
 
 import math
 from collections.abc import Mapping
@@ -10,21 +10,21 @@ from typing import Any, get_args
 from cos598d.errors import UsageError
 from cos598d.terminal.words import did_you_mean
 
-LARGEST = 1 << 63  # a whole number is smaller: torch takes no larger ones as a seed or a size
-FEW = 6  # so many whole numbers are named one by one, where a flag takes no others
+LARGEST = 1 << 63  # whole numbers must be smaller: torch takes no larger ones as a seed or a size
+FEW = 6  # up to this many accepted whole numbers are listed one by one in an error
 
 
 @dataclass(frozen=True)
 class Flag:
-    """What a command line says of a field.
+    """The command-line flag of a field.
 
-    words       what the flag means, for --help; "{choices}" in them stands for the choices
-    group       the heading that it stands under in --help
-    choices     the words that it takes; None: any
-    least       the smallest number; `above` instead: any number that is larger; `below`: any that is smaller
-    metavar     what --help calls the value; "": by the field's type
+    words       the flag's meaning, for --help; "{choices}" is replaced by the choices
+    group       its heading in --help
+    choices     the accepted words; None: any
+    least       the smallest number accepted; `above`: numbers must be larger; `below`: numbers must be smaller
+    metavar     the name of its value in --help; "": by the field's type
     none        the word that gives the field the value None
-    is_local    whether the ranks of one run may be given different values
+    is_local    whether the ranks of one run may have different values
     kind        the field's type, without None
     default     the field's default
     """
@@ -74,7 +74,7 @@ class Flag:
 
 
 def flag(default: Any, words: str, **says: Any) -> Any:
-    """A dataclass's field with this default that is also a flag; `says` is what else a Flag can say."""
+    """A dataclass field with this default that is also a flag. `says` are further fields of Flag."""
     return field(default=default, metadata={"flag": Flag(words, default=default, **says)})
 
 
@@ -103,7 +103,7 @@ def check_flags(values: Any) -> None:
 
 
 def given(values: Any, names: Any) -> list[str]:
-    """Those fields among `names` that do not have their default in the dataclass `values`."""
+    """The fields among `names` whose value in the dataclass `values` is not their default."""
     defaults = defaults_of(type(values))
     return [name for name in names if getattr(values, name) != defaults[name]]
 

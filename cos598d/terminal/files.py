@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, files that only grow, and folders of which only our files are deleted."""
+"""Files that appear complete or not at all, files that only grow, and folders in which only our files are deleted."""
 
 import contextlib
 import errno
@@ -18,24 +18,24 @@ from cos598d.terminal.reading import open_regular
 
 Made = TypeVar("Made")
 
-# What `_beside` calls an unfinished file; it is left where its process was killed.
+# The name of an unfinished file, as `_beside` makes it; it stays if its process was killed.
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 
 _unfinished: set[str] = set()
 
 
 class Staged:
-    """Files that belong together: each is written under a temporary name, and takes its own in `publish`.
+    """Files that belong together: each is written under a temporary name, and gets its own in `publish`.
 
-    Use as a context: when it ends, what has not taken its name is removed, and older files stay as they are. Every
-    OSError names the file that the user knows.
+    Use it as a context. When it ends, files that have not been published are removed, and older files stay unchanged.
+    Every OSError names the file that the user knows.
     """
 
     def __init__(self) -> None:
         self._files: list[tuple[Path, str]] = []  # and their temporary names
 
     def open(self, path: Path, mode: str = "w") -> IO[Any]:
-        """Open a file for writing, as UTF-8 text ("w") or bytes ("wb"), and make the folder that it needs."""
+        """Open a file for writing, as UTF-8 text ("w") or bytes ("wb"), and create its folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with names_errors(path):
             descriptor, beside = _beside(path, _create)
@@ -44,7 +44,7 @@ class Staged:
             return os.fdopen(descriptor, mode, encoding=encoding, newline=newline)
 
     def write(self, path: Path, content: str) -> None:
-        """Bring a file's whole content to the disk: one that is full raises here, and `publish` only renames."""
+        """Write a file's whole content to the disk. A full disk raises here, and `publish` only renames."""
         with names_errors(path), self.open(path) as handle:
             handle.write(content)
             handle.flush()
@@ -76,10 +76,10 @@ class Staged:
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file for writing that takes the name `path` only when the block ends well.
+    """Open a file for writing that gets the name `path` only when the block ends well.
 
-    `mode` is "w" (UTF-8 text) or "wb". If the block raises, nothing is left, and an older file at `path` stays as it
-    is. An OSError that names no file then names `path`.
+    `mode` is "w" (UTF-8 text) or "wb". If the block raises, nothing is left, and an older file at `path` stays
+    unchanged. An OSError without a file name gets the name `path`.
     """
     _refuse_devices(Path(path))
     with names_errors(Path(path)), Staged() as staged:
@@ -89,7 +89,7 @@ def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 def write_together(contents: Mapping[Path, str]) -> None:
-    """Write files that belong together, in this order; none takes its name before all are whole on the disk."""
+    """Write files that belong together, in this order. None gets its name before all are complete on the disk."""
     with Staged() as staged:
         for path, content in contents.items():
             _refuse_devices(path)
@@ -99,9 +99,9 @@ def write_together(contents: Mapping[Path, str]) -> None:
 
 @contextlib.contextmanager
 def whole_folder(path: Path, ours: Collection[str] | None = None) -> Iterator[Path]:
-    """Fill a folder that takes the name `path`, in place of an older one, only when the block ends well.
+    """Fill a folder that gets the name `path`, replacing an older one, only when the block ends well.
 
-    With `ours`, only the files of these names go with the older one: everything else in it moves into the new folder.
+    With `ours`, only these files of the older folder are deleted. Everything else in it moves into the new folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _, place = _beside(path, os.mkdir)
@@ -125,14 +125,14 @@ def whole_folder(path: Path, ours: Collection[str] | None = None) -> Iterator[Pa
         shutil.rmtree(beside, ignore_errors=True)
         if ours is None:
             shutil.rmtree(old, ignore_errors=True)
-        with contextlib.suppress(OSError):  # not where something of somebody else's is left
+        with contextlib.suppress(OSError):  # not if somebody else's files are left in it
             old.rmdir()
         _unfinished.discard(place)
 
 
 @contextlib.contextmanager
 def names_errors(path: Path) -> Iterator[None]:
-    """Let an OSError in this context name `path` where it names no file, or one that is not finished."""
+    """In OSErrors of this context, name `path` if they name no file, or an unfinished one."""
     try:
         yield
     except OSError as error:
@@ -142,7 +142,7 @@ def names_errors(path: Path) -> Iterator[None]:
 
 
 def sync_to_disk(descriptor: int) -> None:
-    """Wait until an open file, or the names in an open folder, would survive a crash, if the file system can tell."""
+    """Wait until an open file, or the names in an open folder, would survive a crash, if that is detectable."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -151,7 +151,7 @@ def sync_to_disk(descriptor: int) -> None:
 
 
 def sync_folder(path: str | os.PathLike) -> None:
-    """As `sync_to_disk`, the names of what is in the folder `path`."""
+    """As `sync_to_disk`, for the names in the folder `path`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         sync_to_disk(descriptor)
@@ -161,7 +161,7 @@ def sync_folder(path: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def unfinished(path: str | os.PathLike) -> Iterator[None]:
-    """Have `path`, a file or a folder, deleted if this process ends at once before the block does."""
+    """Delete `path`, a file or a folder, if this process is ended at once before the block ends."""
     _unfinished.add(str(path))
     try:
         yield
@@ -174,7 +174,7 @@ def _create(name: str) -> int:
 
 
 def _beside(path: Path, make: Callable[[str], Made]) -> tuple[Made, str]:
-    """What `make` returns for a free temporary name beside `path`, and that name."""
+    """Call `make` with a free temporary name next to `path`. Return its result and the name."""
     while True:
         name = str(path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial"))
         try:
@@ -186,26 +186,26 @@ def _beside(path: Path, make: Callable[[str], Made]) -> tuple[Made, str]:
 
 
 def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
-    """Write `content` to `path` whole or not at all."""
+    """Write `content` to `path`, completely or not at all."""
     with whole_file(path, "w" if isinstance(content, str) else "wb") as handle:
         handle.write(content)
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all. NaN and infinities are refused (ValueError)."""
+    """Write `value` as indented JSON, completely or not at all. Raises ValueError for NaN and infinities."""
     write_whole(path, json_text(value))
 
 
 def json_text(value: Any) -> str:
-    """`value` as indented JSON. NaN and infinities are refused (ValueError)."""
+    """`value` as indented JSON. Raises ValueError for NaN and infinities."""
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
 def open_own(path: str | os.PathLike, flags: int = 0) -> int:
-    """A descriptor of a file that this program may change in place: made if it is not there, else a plain file.
+    """A descriptor of a file that this program may change in place: a new file, or an existing plain one.
 
-    Raises OSError for a link, a pipe and a file that has another name too: whoever put it there could have somebody
-    else's file changed.
+    Raises OSError for a link, a pipe and a file that has another name too. Otherwise whoever put it there could make us
+    change somebody else's file.
     """
     descriptor = open_regular(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | flags)
     if os.fstat(descriptor).st_nlink > 1:
@@ -215,22 +215,21 @@ def open_own(path: str | os.PathLike, flags: int = 0) -> int:
 
 
 def own_folder(path: Path) -> None:
-    """Make the folder `path`, or find it there. Raises OSError if it is a link: what it leads to is not ours."""
+    """Create the folder `path`, or find it. Raises OSError if it is a link, since its target is not ours."""
     path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a link", str(path))
 
 
 def is_named(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a file's name is one of these patterns, as a shell's: * stands for anything."""
+    """Whether a file's name matches one of these patterns, as in a shell: * matches anything."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def remove_known(folder: Path, ours: Collection[str]) -> None:
-    """Delete the files in `folder` with names as in `ours` (see `is_named`) and those that were never finished, and
-    the folder if that empties it.
+    """Delete the files in `folder` that match `ours` (see `is_named`) or are unfinished; then an empty `folder`.
 
-    Links are deleted, never followed. A `folder` that is a link, or not there, stays as it is. Raises OSError.
+    Links are deleted, never followed. A `folder` that is a link, or does not exist, stays as it is. Raises OSError.
     """
     if folder.is_symlink() or not folder.is_dir():
         return
@@ -256,9 +255,9 @@ def _refuse_devices(path: Path) -> None:
 
 
 def remove_unfinished() -> None:
-    """Delete this process's unfinished files and folders, when it is about to end at once.
+    """Delete this process's unfinished files and folders, just before it ends at once.
 
-    A folder gets another name first: a thread that gives it its own just now would give it to what is half deleted.
+    A folder is renamed first. Otherwise a thread could just now give its final name to a half-deleted folder.
     """
     for beside in map(Path, list(_unfinished)):
         with contextlib.suppress(OSError):
@@ -269,11 +268,11 @@ def remove_unfinished() -> None:
 
 
 def cache_folder() -> Path:
-    """The folder for what can be made again: COS598D_CACHE, else XDG_CACHE_HOME/cos598d, else ~/.cache/cos598d."""
+    """The folder for disposable files: COS598D_CACHE, else XDG_CACHE_HOME/cos598d, else ~/.cache/cos598d."""
     chosen = os.environ.get("COS598D_CACHE")
     if chosen:
         return Path(chosen)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cos598d"
-    except RuntimeError:  # no HOME, and a user that the system does not know, as in some containers
+    except RuntimeError:  # no HOME, and a user unknown to the system, as in some containers
         raise UserError("this user has no home folder. Set COS598D_CACHE to a folder for caches.") from None

@@ -1,4 +1,4 @@
-"""A folder that one program has for itself while it runs, and whether one has it: the kernel forgets no lock."""
+"""Locks on folders: one program at a time uses a folder. The kernel drops the lock when the program ends."""
 
 import contextlib
 import os
@@ -13,16 +13,16 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-# Who only looks whether a folder is locked has a lock of his own on it for some microseconds.
+# A program that only checks whether a folder is locked holds a lock of its own for some microseconds.
 TRIES, PAUSE_SECONDS = 5, 0.1
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Lock `folder` while the block runs, which is told whether it may: not where another program has locked it.
+    """Lock `folder` for the block. Yields whether it worked: not if another program has locked it.
 
-    The lock is on the folder itself: nothing is left in it, and the kernel lets go when this process ends. On a file
-    system without locks, such as some networks', two programs at once are not told.
+    The lock is on the folder itself. Nothing is left in it, and the kernel drops the lock when this process ends. On a
+    file system without locks, such as some network ones, two programs at once are not detected.
     """
     if fcntl is None:
         yield True
@@ -47,7 +47,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a program has locked `folder`, as far as its file system tells."""
+    """Whether a program has locked `folder`, if its file system supports locks."""
     if fcntl is None:
         return False
     try:

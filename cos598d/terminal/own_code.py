@@ -1,4 +1,4 @@
-"""Code of your own, named on the command line as FILE.py:CLASS: a sync, a task, a logger."""
+"""Your own code, named on the command line as FILE.py:CLASS: a sync, a task, a logger."""
 
 import sys
 import traceback
@@ -8,27 +8,27 @@ from types import CodeType, ModuleType
 
 from cos598d.errors import UsageError, one_line
 
-SUFFIXES = (".py", ".py.txt")  # the second is of files that a package carries, and that no tool takes for its own code
+SUFFIXES = (".py", ".py.txt")  # .py.txt is for files inside a package that tools must not take for its code
 
 _modules: dict[tuple[Path, bytes], ModuleType] = {}
 
 
 def is_own(name: str) -> bool:
-    """Whether `name` is meant as a file's class, not as a registered name."""
+    """Whether `name` means a class in a file, not a registered name."""
     return ":" in name or name.endswith(".py")
 
 
 def label_of(name: str) -> str:
-    """A name for use in a file name: for FILE.py:CLASS, the class."""
+    """A form of `name` for file names: the class of FILE.py:CLASS, or the name itself."""
     return name.rpartition(":")[2] if is_own(name) else name
 
 
 def load_class(name: str, contract: Sequence[str], kind: str, how: str) -> type:
-    """The class that FILE.py:CLASS names, the path relative to the working directory.
+    """Load the class that FILE.py:CLASS names. The path is relative to the working directory.
 
-    `contract` are the methods that the class must have, `kind` is what it is then called ("gradient sync"), and `how`
-    says how to get missing methods. Raises UsageError in one sentence when there is no such file or class, when the
-    file cannot be imported, and when the class is of another kind.
+    `contract` are the methods that the class must have. `kind` is its kind in errors ("gradient sync"). `how` is a
+    sentence that explains how to get missing methods. Raises UsageError if there is no such file or class, if the file
+    cannot be imported, or if the class lacks a method.
     """
     path, _, class_name = name.rpartition(":") if ":" in name else (name, "", "")
     module = load_file(Path(path), path)
@@ -54,13 +54,13 @@ def _compiled(module: ModuleType, source: bytes, path: str) -> CodeType:
 
 
 def load_file(path: Path, shown: str, compiled: Callable[[ModuleType, bytes, str], CodeType] = _compiled) -> ModuleType:
-    """Run a Python file as a module of its own, `shown` in what is said of it. Raises UsageError, with the line.
+    """Run a Python file as a module of its own; errors call it `shown`. Raises UsageError with the line.
 
-    `compiled(module, source, path)` is the code that runs, and may give the module names before.
+    `compiled(module, source, path)` returns the code to run. Before that it may add names to the module.
     """
     if not path.name.endswith(SUFFIXES):
         raise UsageError(f"{shown} is not a Python file. Give FILE.py:CLASS.")
-    from cos598d.terminal.reading import read_plain  # which few runs need
+    from cos598d.terminal.reading import read_plain  # which most runs never need
 
     try:
         source = read_plain(path)
@@ -74,9 +74,10 @@ def load_file(path: Path, shown: str, compiled: Callable[[ModuleType, bytes, str
         return _modules[path, source]
     module = ModuleType(f"{__name__}:{path}")  # a name that no other module has
     module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses look there for their own module
+    sys.modules[module.__name__] = module  # dataclasses look up their own module there
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for imports of its neighbours; last, so that it hides nothing
+        # so that it can import its neighbours; last, so that it hides no other module
+        sys.path.append(str(path.parent))
     try:
         # Compiled here, so that nothing is written next to the file.
         exec(compiled(module, source, str(path)), vars(module))
@@ -88,23 +89,26 @@ def load_file(path: Path, shown: str, compiled: Callable[[ModuleType, bytes, str
 
 
 def _explain(error: BaseException, path: Path) -> str:
-    """What went wrong in a file's import, with the line."""
+    """The error of a file's import as a phrase, with the line."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         text = f": {error.text.strip()}" if error.text else ""
         return f"is not Python ({error.msg}, line {error.lineno}{text})"
-    if _line_in(error, str(path)) is None:  # refused by the compiler, without a line
+    if _line_in(error, str(path)) is None:  # the compiler refused it, without a line
         return f"is not Python ({error})"
     return raised(error, str(path), " while being imported,")
 
 
 def raised(error: BaseException, file: str, when: str = "") -> str:
-    """What code in `file` raised, for a sentence after what was called: the error's type, its line and its message."""
+    """The phrase for an error that code in `file` raised: its type, its line and its message.
+
+    `when` follows the type, such as " in its second step".
+    """
     line = _line_in(error, file)
     return f"raises {type(error).__name__}{when}{f' at line {line}' if line else ''}: {one_line(error).rstrip('.')}"
 
 
 def _line_in(error: BaseException, file: str) -> int | None:
-    """The line of `file` that raised, the innermost one; None where the error comes from elsewhere."""
+    """The innermost line of `file` in the error's traceback; None if it came from elsewhere."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return lines[-1] if lines else None
 

@@ -1,16 +1,16 @@
-"""Text from outside, made fit for a terminal, a log or a page: what does not show as itself is written as an escape."""
+"""Text from outside, made safe for a terminal, a log or a page: unprintable characters become escapes."""
 
 LONGEST = 2000
-LONGEST_WORD = 30  # characters; a cut falls between words, unless they are longer
+LONGEST_WORD = 30  # characters; the text is cut between words, unless they are longer
 
 
 def printable(text: object, longest: int = LONGEST, keep: str = "") -> str:
-    r"""`text` as one line that a terminal shows and never obeys: "\x1b[31m" becomes the eight letters `\x1b[31m`.
+    r"""`text` as one line that a terminal shows but never obeys: "\x1b[31m" becomes the eight letters `\x1b[31m`.
 
     Escaped are control characters (a terminal obeys them), format characters (those of direction make "cod.exe" look
     like "exe.doc"), lone surrogates (which no encoding can write), separators other than the space, and private and
-    unassigned code points: all that Unicode calls unprintable, except the characters in `keep`. Letters of every script
-    stay. The middle of a text longer than `longest` characters is left out, at words, with a note that says so.
+    unassigned code points. These are all characters that Unicode calls unprintable, except those in `keep`. Letters of
+    every script stay. The middle of a text longer than `longest` characters is replaced, at word boundaries, by a note.
     """
     text = str(text)
     if len(text) > longest:

@@ -1,4 +1,4 @@
-"""This same code again, in another process."""
+"""How to run this same code again in another process."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Where there is such a program, the kernel ends the child when this process is killed.
+# If this program is installed, the kernel ends the child when this process is killed.
 END_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")
 
 
@@ -19,7 +19,7 @@ def own_python_path() -> str:
 
 
 def program() -> list[str]:
-    """The words that start this program again: a script's path, or `-m cos598d` where it was started as a module."""
+    """The command that starts this program again: a script's path, or `-m cos598d` if it was started as a module."""
     started = Path(sys.argv[0])
     return ["-m", "cos598d"] if started.name == "__main__.py" else [str(started)]
 
@@ -30,15 +30,15 @@ def own_environment() -> dict[str, str]:
 
 
 def ends_with_parent(command: Sequence[str]) -> list[str]:
-    """The command that starts the same program, ended with SIGTERM when the process that started it is killed."""
+    """The command for the same program, ended with SIGTERM when the process that started it is killed."""
     before = END_WITH_PARENT if shutil.which(END_WITH_PARENT[0]) else ()
     return [*before, *command]
 
 
 def start(command: Sequence[str], default: Mapping[str, str] | None = None, **streams: Any) -> subprocess.Popen:
-    """Start a program with this same code in its path; it ends when this process is killed. `default`: what stands in
-    its environment unless ours says otherwise; `streams` are Popen's."""
-    # In a session of its own, so that a Ctrl-C reaches it once.
+    """Start a program with this same code in its path. It ends when this process is killed. `default`: environment
+    variables unless ours has them; `streams` are Popen's."""
+    # In a session of its own, so that a Ctrl-C reaches it only once.
     return subprocess.Popen(
         ends_with_parent(command),
         env={**(default or {}), **own_environment()},

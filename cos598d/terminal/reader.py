@@ -1,4 +1,4 @@
-"""The reader of what a command prints may leave early (`| head`): then the command ends too, without a word."""
+"""The reader of a command's output may stop early (`| head`). Then the command ends too, silently."""
 
 import functools
 import os
@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# What a shell reports for a program that the kernel ended because its reader had left.
+# What a shell reports for a program that the kernel ended because its reader had ended.
 EXIT_CODE = 128 + getattr(signal, "SIGPIPE", 13)
 
 
 def ends_with_its_reader(function: Callable[..., int]) -> Callable[..., int]:
-    """Decorate a program's main function: it returns EXIT_CODE once nobody reads what it prints."""
+    """Decorate a program's main function: it returns EXIT_CODE once nobody reads its output."""
 
     @functools.wraps(function)
     def ended(*arguments: Any, **options: Any) -> int:
@@ -38,7 +38,7 @@ def _flush() -> None:
             stream.flush()
         except BrokenPipeError:
             raise
-        except (AttributeError, ValueError, OSError):  # closed or full streams are for `streams` to handle
+        except (AttributeError, ValueError, OSError):  # `streams` handles closed or full streams
             pass
 
 
@@ -48,12 +48,12 @@ def _is_unread(stream: Any) -> bool:
         poll = select.poll()
         poll.register(stream.fileno(), 0)
         return any(events & select.POLLERR for _, events in poll.poll(0))
-    except (AttributeError, ValueError, OSError):  # there is no such stream, or on this system no way to ask
+    except (AttributeError, ValueError, OSError):  # there is no such stream, or this system cannot tell
         return False
 
 
 def _let_go(streams: list[Any]) -> None:
-    """Send to nowhere what was not read, and what the interpreter flushes when it ends."""
+    """Redirect to nowhere what was not read, and what the interpreter flushes when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         os.dup2(nowhere, stream.fileno())

@@ -1,4 +1,4 @@
-"""Reading files that anybody may have made: never a pipe, never more than fits, never a number that is none."""
+"""Reading files that anybody may have made: never a pipe, never more than fits, never a non-finite number."""
 
 import errno
 import json
@@ -9,10 +9,10 @@ import stat
 from collections.abc import Iterator
 from typing import IO, Any
 
-# Of a file that is read at once. Honest ones of ours have some megabytes at most.
+# For a file that is read at once. Ours have at most some megabytes.
 MOST_BYTES = 64 << 20
-MOST_VALUES = 4_000_000  # the losses of a run of so many iterations
-# Each number that no float can hold has one of these in it.
+MOST_VALUES = 4_000_000  # the losses of a run with this many iterations
+# Every number too large for a float matches this.
 _MAY_BE_LARGE = re.compile(r"[eE]\+?[0-9]{3}|[0-9]{100}")
 
 
@@ -22,7 +22,7 @@ def read_json(path: str | os.PathLike) -> Any:
 
 
 def read_plain(path: str | os.PathLike, most: int = MOST_BYTES, follows: bool = True) -> bytes:
-    """The bytes of a file, opened as by `open_plain`. Raises OSError, also where there are more than `most`."""
+    """The bytes of a file, opened as by `open_plain`. Raises OSError, also if there are more than `most`."""
     with open_plain(path, "rb", follows) as file:
         content: bytes = file.read(most + 1)
     if len(content) > most:
@@ -31,9 +31,9 @@ def read_plain(path: str | os.PathLike, most: int = MOST_BYTES, follows: bool = 
 
 
 def open_plain(path: str | os.PathLike, mode: str = "r", follows: bool = True) -> IO[Any]:
-    """Open a file for reading, as UTF-8 text or ("rb") as bytes; a folder and a pipe are refused. Raises OSError.
+    """Open a file for reading, as UTF-8 text or ("rb") as bytes. Raises OSError, also for a folder and a pipe.
 
-    Reading a pipe would wait for whoever writes to it. Unless it `follows` links, a link is refused too.
+    Reading a pipe would wait for its writer. Unless it `follows` links, a link raises too.
     """
     flags = os.O_RDONLY | (0 if follows else getattr(os, "O_NOFOLLOW", 0))
     encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
@@ -41,7 +41,7 @@ def open_plain(path: str | os.PathLike, mode: str = "r", follows: bool = True) -
 
 
 def open_regular(path: str | os.PathLike, flags: int) -> int:
-    """A descriptor of a plain file. Raises OSError for a folder, a pipe and whatever else is none."""
+    """A descriptor of a plain file. Raises OSError for a folder, a pipe and everything else."""
     try:
         more = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
         descriptor = os.open(path, flags | more, 0o666)
@@ -61,7 +61,7 @@ def open_regular(path: str | os.PathLike, flags: int) -> int:
 
 
 def lines_of(file: IO[Any], most: int) -> Iterator[Any]:
-    """The lines of a file, one that is longer in parts of `most` characters, so that no line fills the memory."""
+    """The lines of a file. A longer line is split into parts of `most` characters, so that none fills the memory."""
     return iter(lambda: file.readline(most), b"" if "b" in file.mode else "")
 
 
@@ -70,7 +70,7 @@ def parse_json(text: str) -> Any:
     more than MOST_VALUES values: each takes up to a hundred times the memory of its text."""
     if text.count(",") + text.count("[") + text.count("{") > MOST_VALUES:
         raise ValueError(f"it has more than {MOST_VALUES} values")
-    # To look at each number takes longer than to read it: only where one may be too large.
+    # Checking each number takes longer than reading it, so only if one may be too large.
     parse_float = _finite if _MAY_BE_LARGE.search(text) else None
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=parse_float)

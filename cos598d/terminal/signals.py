@@ -1,4 +1,4 @@
-"""What a program does when it is asked to end: at once, or when what is under way has come to a good end."""
+"""How a program reacts when it is asked to end: at once, or when the current work has ended well."""
 
 import contextlib
 import signal
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-# What asks a program to end: a scheduler's two, and the terminal's.
+# Signals that ask a program to end: a scheduler's two, and the terminal's.
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
 
-# The exit code of a run that was asked to end, has saved what it had, and can go on: EX_TEMPFAIL in BSD's sysexits.h.
+# The exit code of a run that was asked to end, has saved its state, and can resume: EX_TEMPFAIL in BSD's sysexits.h.
 GOES_ON = 75
 
 
 def signal_name(number: int) -> str:
-    """ "SIGKILL"; "signal 40" of one that has no name, which a process may be ended by all the same."""
+    """The name of a signal: "SIGKILL"; "signal 40" for one without a name, which can end a process too."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -35,9 +35,9 @@ def exits_on_sigterm() -> Iterator[None]:
 class Requests:
     """Signals of ENDING as requests: within the context the first is only noted, as `first`, and nothing ends.
 
-    Schedulers repeat theirs, so a further one is noted too; but a Ctrl-C that is not the first raises KeyboardInterrupt
-    at once. What ignored a signal before goes on ignoring it. Where the first `is_met` when the context ends, further
-    ones but a Ctrl-C are ignored from then on: the process leaves with what it has saved. One at a time; for the main
+    Schedulers repeat theirs, so further ones are noted too. But a Ctrl-C that is not the first raises KeyboardInterrupt
+    at once. Signals that were ignored before stay ignored. If the first `is_met` when the context ends, further signals
+    except a Ctrl-C are ignored from then on: the process ends with its state saved. Use one at a time, on the main
     thread.
     """
 
@@ -74,10 +74,10 @@ class Requests:
 
 
 def is_noted(number: int) -> bool:
-    """Whether a signal that has just come is only noted. To be asked once for each that comes, by one thread.
+    """Whether a signal that has just arrived is only noted. One thread must ask once for each that arrives.
 
-    That thread hears of every one. Python calls the handler on the main thread, and for two that come while that is
-    held by a long call it does so once.
+    That thread sees every one. Python calls the handler on the main thread. If two arrive while a long call blocks that
+    thread, it calls the handler only once.
     """
     current = Requests._current
     return current is not None and current._hear(number)

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or of a small encoding: a sentence, never a traceback or anything worse."""
+"""Standard streams that are closed, full or of a limited encoding lead to a sentence, never to a traceback."""
 
 import contextlib
 import io
@@ -10,21 +10,21 @@ from cos598d.errors import UserError
 
 
 class OutputLost(UserError):
-    """Standard output cannot be written, for another reason than that its reader has left."""
+    """Standard output cannot be written, for another reason than that its reader has ended."""
 
 
 def prepare_streams() -> None:
-    """Make this process's standard streams fit for anything; a program calls it before all else.
+    """Prepare this process's standard streams; a program calls it first.
 
-    A character that their encoding lacks is written as an escape. A closed stream is opened to nowhere, so that no file
-    opened later gets its number and everything that is printed. Standard output that cannot be written raises
-    OutputLost, once; what standard error cannot take is dropped.
+    A character that their encoding lacks is written as an escape. A closed stream is opened to nowhere: otherwise a
+    file opened later would get its number, and everything that is printed. Standard output that cannot be written
+    raises OutputLost, once. What standard error cannot take is dropped.
     """
     for number in (0, 1, 2):
         with contextlib.suppress(OSError):
             os.fstat(number)
             continue
-        os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        os.open(os.devnull, os.O_RDWR)  # the lowest free number
     for name, number, is_error in (("stdout", 1, False), ("stderr", 2, True)):
         stream = getattr(sys, name)
         if stream is None:
@@ -35,7 +35,7 @@ def prepare_streams() -> None:
 
 
 def unbuffer_streams() -> None:
-    """In a fork, give this process standard streams of its own that keep nothing back, as `python -u` would."""
+    """In a fork, give this process unbuffered standard streams of its own, as `python -u` has."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115 - the process's own
         encoding = getattr(getattr(sys, name), "encoding", None) or "utf-8"
@@ -44,7 +44,7 @@ def unbuffer_streams() -> None:
 
 
 class _Guarded:
-    """A text stream that raises its first error in a sentence, or none where it is standard error."""
+    """A text stream that raises its first error as a sentence, or drops it if it is standard error."""
 
     def __init__(self, stream: Any, is_error: bool):
         self._stream, self._is_error, self._is_lost = stream, is_error, False
@@ -66,11 +66,11 @@ class _Guarded:
     def _try(self, action: Any, *arguments: Any) -> Any:
         try:
             return action(*arguments)
-        except BrokenPipeError:  # its reader has left, which is not an error: `reader` ends the program
+        except BrokenPipeError:  # its reader has ended, which is not an error: `reader` ends the program
             raise
         except OSError as error:
             self._is_lost = True
-            # The interpreter would try again at its end to write what is left in the buffer, and complain.
+            # At its end the interpreter would try again to write what is left in the buffer, and complain.
             with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
             if self._is_error:

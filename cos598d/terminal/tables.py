@@ -1,4 +1,4 @@
-"""Tables as aligned text for the screen and in Markdown. A table is a list of rows, the first of them its head."""
+"""Tables as aligned text for the screen, and in Markdown. A table is a list of rows, the first of them its header."""
 
 import html
 import re
@@ -10,7 +10,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def as_text(rows: Rows, numbers: bool = False) -> str:
-    """Lines for the screen, columns to the left; with `numbers`, all columns but the first to the right."""
+    """Lines for the screen, aligned left; with `numbers`, all columns except the first are aligned right."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -30,12 +30,12 @@ def as_markdown(rows: Rows) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Words that stand in Markdown as they are: no marks, no HTML, no new cell or line of a table."""
+    """Text that Markdown shows unchanged: no marks, no HTML, no new cell or line of a table."""
     text = printable(" ".join(html.escape(text, quote=False).split()))
     # An underscore inside a word is no mark, and all_reduce is easier to read without a backslash.
     return re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
 
 
 def with_columns(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> list[list[str]]:
-    """The rows of a table with these columns, from rows that give each cell by its column's name."""
+    """A table with these columns, from rows that map column names to cells."""
     return [list(columns), *([row[column] for column in columns] for row in rows)]

@@ -1,4 +1,4 @@
-"""Numbers and lists in words, for sentences: "2 runs", "a, b and c", "ranks 1, 3"."""
+"""Numbers and lists as text, for sentences: "2 runs", "a, b and c", "ranks 1, 3"."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -19,15 +19,14 @@ def listed(values: Sequence[Any]) -> str:
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """ "rank 3" or "ranks 1, 3"; of more than MOST_RANKS the first ones and how many more."""
+    """The ranks as "rank 3" or "ranks 1, 3"; for more than MOST_RANKS, the first ones and how many more."""
     shown, more = ", ".join(map(str, ranks[:MOST_RANKS])), len(ranks) - MOST_RANKS
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{f' and {more} more' if more > 0 else ''}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ " Did you mean 'ring'?", to put after a sentence; "" if no known word looks like `word`. Flags' dashes are
-    not compared, since all flags have them.
-    """
+    """ " Did you mean 'ring'?", to put after a sentence; "" if no known word looks like `word`. Flags' dashes are not
+    compared, since all flags have them."""
     names = {name.lstrip("-"): name for name in known}
     near = difflib.get_close_matches(word.lstrip("-"), list(names), n=1, cutoff=0.6)
     return f" Did you mean '{names[near[0]]}'?" if near else ""

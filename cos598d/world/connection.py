@@ -2,12 +2,13 @@
 
 The handshake:
 
-1. Whoever accepts the connection sends a greeting and a nonce.
-2. Whoever opened it sends the same greeting, its rank, a nonce, and a digest of both nonces and the rank under the key.
-3. The first answers with a digest of its own, or with a refusal, and closes what is silent, late or wrong.
+1. The end that accepts the connection sends a greeting and a nonce.
+2. The end that opened it sends the same greeting, its rank, a nonce, and a digest of both nonces and the rank under the
+   key.
+3. The first answers with a digest of its own, or with a refusal. It closes connections that are silent, late or wrong.
 
-Both make the key of this one connection from the nonces. Each message then is sent with its length and a digest under
-that key, which also counts the messages: none can be forged, repeated or left out. Nothing is encrypted.
+Both make the key of this connection from the nonces. Each message is then sent with its length and a digest under that
+key, which also counts the messages: none can be forged, repeated or left out. Nothing is encrypted.
 """
 
 import contextlib
@@ -27,9 +28,9 @@ from typing import Any
 GREETING = b"cos598d\x03"
 NONCE_BYTES, DIGEST_BYTES = 16, 32
 ACCEPTED, REFUSED = b"Y", b"N"
-FIRST_BYTES, READ_BYTES = 1 << 12, 1 << 18  # a thread that waits has room for so many, and then for more
-PENDING_SECONDS = 10.0  # a rank says who it is within milliseconds, on a busy host within seconds
-MOST_PENDING = 64  # connections at a time that do not belong to the world yet, except the ranks that are expected
+FIRST_BYTES, READ_BYTES = 1 << 12, 1 << 18  # a waiting thread has a buffer of the first size, and later of the second
+PENDING_SECONDS = 10.0  # a rank identifies itself within milliseconds; on a busy host, within seconds
+MOST_PENDING = 64  # simultaneous connections that are not members yet, in addition to the expected ranks
 PAUSE_SECONDS = 0.05  # between two accepted connections, once no rank is expected any more
 _LENGTHS = struct.Struct(">II")  # of a message, and of its JSON
 _COUNT = struct.Struct(">Q")
@@ -43,11 +44,11 @@ class ProtocolError(OSError):
 
 
 class AuthenticationError(ProtocolError):
-    """The other end speaks our protocol, but has another key."""
+    """The other end uses our protocol, but has another key."""
 
 
 def make_key(secret: bytes, *words: str) -> bytes:
-    """The key (32 bytes) that those who share `secret`, which may be empty, use for the purpose that `words` name."""
+    """The key (32 bytes) that holders of `secret`, which may be empty, use for the purpose `words`."""
     key = hashlib.sha256(b"cos598d" + secret).digest()
     for word in words:
         key = digest(key, word.encode())
@@ -60,11 +61,11 @@ def digest(key: bytes, *parts: bytes) -> bytes:
 
 
 class Connection:
-    """One end of an authenticated connection to `rank`, which may be used by one receiver and one sender at a time.
+    """One end of an authenticated connection to `rank`. One receiver and one sender may use it at a time.
 
-    A message is JSON and bytes. `session` is the connection's key, `accepted` whether this end accepted the connection,
-    `largest` how many bytes a message from the other end may have. An acceptor sets which of its keys the other end has
-    proved (`key`, from 0), and until when it may stay (`deadline`).
+    A message is JSON and bytes. `session` is the connection's key. `accepted`: whether this end accepted the
+    connection. `largest`: the most bytes in a message from the other end. An acceptor sets which of its keys the other
+    end has proved (`key`, from 0), and until when it may stay (`deadline`).
     """
 
     def __init__(self, line: socket.socket, rank: int, session: bytes, accepted: bool, largest: int, key: int = 0):
@@ -115,14 +116,14 @@ class Connection:
         self.socket.sendall(self.pack(words, data))
 
     def send_now(self, words: Any) -> None:
-        """Send a message without waiting for the other end to read: what finds no room is sent by another thread."""
+        """Send a message without waiting for the other end to read. A full buffer leaves the rest to a thread."""
         frame = self.pack(words)
         sent = self.socket.send(frame, socket.MSG_DONTWAIT)
         if sent < len(frame):
             threading.Thread(target=_send_rest, args=(self.socket, frame[sent:]), name="verdict", daemon=True).start()
 
     def receive(self, deadline: float = math.inf) -> Message:
-        """The next message. Raises TimeoutError at `deadline` (of the monotonic clock), OSError at the stream's end."""
+        """The next message. Raises TimeoutError at `deadline` (monotonic clock), and OSError at the stream's end."""
         while not self._messages:
             most = READ_BYTES if self._data else FIRST_BYTES
             self._messages.extend(self.unpack(_read(self.socket, most, deadline)))
@@ -142,8 +143,8 @@ def _send_rest(line: socket.socket, rest: bytes) -> None:
 def connect(address: tuple[str, int], key: bytes, rank: int, seconds: float, largest: int) -> Connection:
     """Connect to `address` as `rank`.
 
-    Raises AuthenticationError if the other end has another key, ProtocolError where it does not speak our protocol
-    or takes longer than `seconds`, OSError where nothing answers.
+    Raises AuthenticationError if the other end has another key, ProtocolError if it does not use our protocol or takes
+    longer than `seconds`, and OSError if nothing answers.
     """
     line, deadline = socket.create_connection(address, timeout=min(seconds, 5.0)), time.monotonic() + seconds
     try:
@@ -169,9 +170,9 @@ def connect(address: tuple[str, int], key: bytes, rank: int, seconds: float, lar
 class Acceptor:
     """Accepts connections at `listener` in a thread of its own, until it is closed.
 
-    Each has a thread in which it is greeted, and `serve`d once it has proved one of the `keys`. It is dropped after
-    PENDING_SECONDS, or when too many others come, unless it has been `settled`. `refused` counts those who came with
-    another key. While ranks are `expected` it accepts without pause.
+    Each connection has a thread that greets it, and calls `serve` once it has proved one of the `keys`. It is dropped
+    after PENDING_SECONDS, or when too many others come, unless it has been `settled`. `refused` counts those with
+    another key. While ranks are `expected`, it accepts without pauses.
     """
 
     def __init__(
@@ -182,15 +183,15 @@ class Acceptor:
         self._listener, self._largest, self._serve = listener, largest, serve
         self._lock, self._is_closed = threading.Lock(), False
         self._pending: dict[socket.socket, None] = {}  # the oldest first
-        listener.settimeout(1.0)  # where shutting it down does not wake its thread
+        listener.settimeout(1.0)  # on some systems, shutting it down does not wake its thread
         self._thread = threading.Thread(target=self._accept, name="acceptor", daemon=True)
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Start to accept."""
         self._thread.start()
 
     def settle(self, connection: Connection) -> None:
-        """Let a connection stay."""
+        """Keep a connection."""
         connection.deadline = math.inf
         self._forget(connection.socket)
 
@@ -208,7 +209,7 @@ class Acceptor:
                 line, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:  # it is gone again, or no descriptors are left: the next try would fail at once
+            except OSError:  # it ended already, or no descriptors are left: the next try would fail at once
                 self._drop_to(len(self._pending) - 1)
                 time.sleep(PAUSE_SECONDS)
                 continue
@@ -217,10 +218,10 @@ class Acceptor:
             self._drop_to(MOST_PENDING + max(self.expected, 0))
             try:
                 threading.Thread(target=self._greet, args=(line,), name="connection", daemon=True).start()
-            except RuntimeError:  # this process may have no more threads
+            except RuntimeError:  # this process may not start more threads
                 self._forget(line)
                 line.close()
-            if self.expected <= 0:  # strangers, or surplus ranks: they must not take this rank's time
+            if self.expected <= 0:  # strangers, or surplus ranks, must not take this rank's time
                 time.sleep(PAUSE_SECONDS)
 
     def _forget(self, line: socket.socket) -> None:
@@ -268,13 +269,13 @@ class Acceptor:
 
 
 def hang_up(line: socket.socket) -> None:
-    """End what is sent on a socket, which wakes a thread that waits on it."""
+    """Shut a socket down, which wakes a thread that waits on it."""
     with contextlib.suppress(OSError):  # it has ended already
         line.shutdown(socket.SHUT_RDWR)
 
 
 def _read(line: socket.socket, most: int, deadline: float) -> bytes:
-    """What has come, at least a byte. Raises TimeoutError at the deadline, ConnectionResetError at the end."""
+    """At least one byte that has arrived. Raises TimeoutError at the deadline, and ConnectionResetError at the end."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError

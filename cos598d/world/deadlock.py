@@ -1,4 +1,4 @@
-"""Ranks that wait for each other forever: what one waits for, and whether another one is ever going to send it."""
+"""Ranks that wait for each other forever: what each waits for, and whether the other will ever send it."""
 
 import time
 from collections import Counter
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cos598d.terminal.printable import printable
 
-PATIENCE_SECONDS = 1.0  # before a rank that waits asks its neighbours
+PATIENCE_SECONDS = 1.0  # how long a rank waits before it asks its neighbours
 SENTENCE = (
     "rank {first} waits for {what} and rank {second} for {instead}, forever. All ranks must call the same "
     "layers, in the same order and as often."
@@ -15,7 +15,7 @@ SENTENCE = (
 
 
 class Waiting(NamedTuple):
-    """That a rank waits in its `number`-th exchange of a tag, for `what`, since a moment of the monotonic clock."""
+    """A rank waits in exchange `number` of a tag, for `what`, since that time of the monotonic clock."""
 
     tag: int
     number: int
@@ -24,17 +24,18 @@ class Waiting(NamedTuple):
 
 
 class DeadlockDetector:
-    """What this rank waits for among exchanges of messages, in each of which every rank sends to every other.
+    """What this rank waits for, among exchanges of messages in which every rank sends to every other.
 
-    The n-th exchange of a tag meets the other ranks' n-th of that tag, and a rank that waits begins none.
-    1. A rank that has waited for PATIENCE_SECONDS tells its neighbours in the watchdog's tree in which exchange.
-    2. A neighbour that waits too, and has not begun that one, answers with the exchange in which it waits itself.
-    3. Has the first rank not begun that one either, then neither will ever go on: it says so and ends the run.
-    A rank that is merely slow is not taken for one that never comes: it does not wait, or has begun what is asked for.
-    Where all ranks wait in exchanges, and not all in the same, some two neighbours differ. A rank that waits in another
-    kind of call says nothing here; then it is the process group's timeout that ends them.
+    The n-th exchange of a tag pairs with the other ranks' n-th of that tag. A waiting rank begins no exchange.
+    1. A rank that has waited for PATIENCE_SECONDS tells its neighbours in the watchdog's tree in which exchange it
+       waits.
+    2. A neighbour that also waits, and has not begun that exchange, answers with the exchange in which it waits itself.
+    3. If the first rank has not begun that one either, neither will ever continue: it reports that and ends the run.
+    A slow rank is not mistaken for this: it does not wait, or has begun the exchange in question. If all ranks wait
+    in exchanges, but not all in the same, two neighbours differ. A rank that waits in another kind of call reports
+    nothing here; the process group's timeout then ends the run.
 
-    One thread begins and waits; another, the watchdog's, asks. To wait costs a microsecond more.
+    One thread begins and waits; another, the watchdog's, asks. This costs a microsecond per wait.
     """
 
     def __init__(self):
@@ -43,26 +44,26 @@ class DeadlockDetector:
         self._told: Waiting | None = None
 
     def begin(self, tag: int) -> int:
-        """This rank begins an exchange; return its number among those of the tag, from 1."""
+        """Begin an exchange. Return its number among those of the tag, from 1."""
         self._begun[tag] += 1
         return self._begun[tag]
 
     def wait(self, tag: int, number: int, what: str) -> None:
-        """From here on this rank waits in that exchange, until `go_on`; after an error it still says so."""
+        """Record that this rank waits in that exchange, until `go_on`. After an error the record stays."""
         self._waiting = Waiting(tag, number, what, time.monotonic())
 
     def go_on(self) -> None:
-        """What this rank waited for is there."""
+        """Record that what this rank waited for has arrived."""
         self._waiting = None
 
     @property
     def what(self) -> str:
-        """What this rank waits for, in words; nothing where it does not wait."""
+        """A phrase for what this rank waits for; "" if it does not wait."""
         waiting = self._waiting
         return waiting.what if waiting else ""
 
     def overdue(self) -> Sequence | None:
-        """What to ask the neighbours, once for each wait that is long: tag, number and words."""
+        """The question to the neighbours, once for each long wait: tag, number and phrase."""
         waiting = self._waiting
         if waiting is None or waiting is self._told or time.monotonic() < waiting.since + PATIENCE_SECONDS:
             return None
@@ -70,14 +71,14 @@ class DeadlockDetector:
         return waiting[:3]
 
     def instead_of(self, asked: Sequence) -> Sequence | None:
-        """What this rank waits for, as in `overdue`, where it has not begun what another rank `asked` for."""
-        waiting = self._waiting  # first: while it waits, what is begun stays as it is
+        """What this rank waits for, as in `overdue`, if it has not begun what another rank `asked` for."""
+        waiting = self._waiting  # first: while this rank waits, the set of begun exchanges does not change
         return waiting[:3] if waiting and self._begun[asked[0]] < asked[1] else None
 
     def sentence(self, rank: int, other: int, asked: Sequence, instead: Sequence) -> str:
-        """Why neither goes on, where this `rank` still waits for what it `asked` for, and the other for `instead`.
+        """The error, if this `rank` still waits for what it `asked` for, and the other rank for `instead`.
 
-        Nothing where this rank has begun what the other one waits for.
+        "" if this rank has begun what the other one waits for.
         """
         waiting = self._waiting
         if waiting is None or list(waiting[:2]) != list(asked[:2]) or self._begun[instead[0]] >= instead[1]:

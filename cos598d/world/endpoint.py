@@ -1,4 +1,4 @@
-"""Rank 0's endpoint: where it listens, and how the other ranks find it and nobody else there."""
+"""Rank 0's endpoint: where it listens, and how the other ranks find it there and nothing else."""
 
 import errno
 import hmac
@@ -19,22 +19,22 @@ from cos598d.world.network import listening_place
 from cos598d.world.store import StoreClient
 
 POLL_SECONDS = 0.05
-# Rank 0 greets a connection in milliseconds; on a busy host it may take longer.
+# Rank 0 greets a connection within milliseconds; on a busy host it may take longer.
 GREETING_SECONDS = 10.0
-HANGING_UP_SECONDS = 5.0  # a program that closes our connections for so long is not rank 0
-TELL_SECONDS = 2.0  # a rank that waits for longer says so
+HANGING_UP_SECONDS = 5.0  # a program that closes our connections for this long is not rank 0
+TELL_SECONDS = 2.0  # a rank that waits longer prints a line
 QUEUE = 1024  # of connections that are not accepted yet
 
 
 def open_listener(identity: Identity) -> socket.socket:
     """Rank 0's listening socket: the launcher's, or one at its own address and --master_port.
 
-    Where torchrun's agent uses that port for a store of its own, another port, which is published in that store.
+    If torchrun's agent uses that port for its own store, it is another port, which is published in that store.
     """
-    descriptor = os.environ.pop(LISTENER, None)  # it can be taken once
+    descriptor = os.environ.pop(LISTENER, None)  # can be taken only once
     if descriptor:
         inherited = socket.socket(fileno=int(descriptor))
-        # Without this, what is left of an earlier start's connections would keep the port from it for a minute.
+        # Without this, closed connections of an earlier attempt would block the port for a minute.
         inherited.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         inherited.listen(QUEUE)
         return inherited
@@ -48,7 +48,7 @@ def open_listener(identity: Identity) -> socket.socket:
 def listen(ip: str, port: int, at_once: bool = True) -> socket.socket:
     """A socket that listens at this host's own address `ip`, or only reserves the port (`at_once` False).
 
-    Raises UserError for an address that is not this host's, or a port that is taken or not allowed.
+    Raises UserError if the address is not this host's, or if the port is taken or not allowed.
     """
     try:
         family, place = listening_place(ip, port)
@@ -60,7 +60,7 @@ def listen(ip: str, port: int, at_once: bool = True) -> socket.socket:
         listener.bind(place)
         if at_once:
             listener.listen(QUEUE)
-        else:  # while nobody listens there, another socket with this option could bind the port too
+        else:  # while nothing listens there, another socket with this option could bind the port too
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         listener.close()
@@ -78,11 +78,11 @@ def listen(ip: str, port: int, at_once: bool = True) -> socket.socket:
 
 
 def find_rank_0(identity: Identity, seconds: float, deadline: float, say: Callable[[str], None]) -> StoreClient:
-    """Connect to rank 0, again and again until it answers. `say` is called with a sentence where that takes long.
+    """Connect to rank 0, retrying until it answers. `say` is called with a sentence if that takes long.
 
-    Raises UserError if nothing has answered at `deadline`, or what answers is not rank 0 of this run. Where torchrun
-    has started the ranks again, the port in its agent's store may be that of an earlier rank 0, by now anybody's: then
-    what answers counts only at the deadline, until when rank 0 may have published its own.
+    Raises UserError if nothing has answered by `deadline`, or if something other than this run's rank 0 answers. If
+    torchrun has restarted the ranks, the port in its agent's store may be an earlier rank 0's, and another program's by
+    now. Then a wrong answer counts only at the deadline, since rank 0 may publish its own port until then.
     """
     key = make_key(identity.secret, "meeting", identity.run_id)
     started, said, hung_up_since = time.monotonic(), False, 0.0
@@ -141,7 +141,7 @@ def _not_rank_0(identity: Identity) -> UserError:
 
 
 def _agents_store(identity: Identity) -> Store:
-    """The store of torchrun's agent. It is trusted with nothing: it only holds rank 0's port, with a proof."""
+    """The store of torchrun's agent. It is not trusted: it only holds rank 0's port, with a proof."""
     opened: list[Store] = []
 
     def open_it() -> None:
@@ -152,7 +152,7 @@ def _agents_store(identity: Identity) -> Store:
         except DistError:
             pass
 
-    # torch waits forever for the greeting of a server that is not a store, so it waits in a thread of its own.
+    # torch would wait forever for the greeting of a server that is not a store, so it waits in a thread of its own.
     thread = threading.Thread(target=open_it, name="opening the store", daemon=True)
     thread.start()
     thread.join(GREETING_SECONDS)
@@ -165,7 +165,7 @@ def _agents_store(identity: Identity) -> Store:
 
 
 def _published_port(identity: Identity, agent: Store) -> int | None:
-    """The port that rank 0 has published; None if there is none yet, or rank 0 did not write it."""
+    """The port that rank 0 has published; None if there is none yet, or if something else wrote it."""
     try:
         if not agent.check(["port"]):
             return None

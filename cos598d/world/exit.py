@@ -1,4 +1,4 @@
-"""How a rank ends: one sentence on standard error, said once where ranks share a terminal, and nothing half-written."""
+"""How a rank ends: one sentence on standard error, once per shared terminal, and no half-written files."""
 
 import contextlib
 import errno
@@ -16,7 +16,8 @@ LOST_RANK = (
     "lost connection to rank {rank}: it was killed, or its host is down. "
     "Look at that rank's host, then repeat the command, with --resume auto if the run has saved a checkpoint."
 )
-STAY_SECONDS = 2.0  # how long the first process with a sentence keeps it, for those that fail a little later
+# how long the first process keeps a sentence, so that processes failing a little later do not repeat it
+STAY_SECONDS = 2.0
 NEWS_SECONDS = 0.2
 
 
@@ -24,17 +25,17 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def tell_of_the_end(listener: Callable[[str], None]) -> None:
-    """From now on `listener` is called with the sentence with which this process ends early, if it does."""
+    """From now on, call `listener` with the error sentence if this process ends early."""
     _listeners.append(listener)
 
 
 def tell_no_more(listener: Callable[[str], None]) -> None:
-    """`listener` has nothing to do with an early end any more."""
+    """Do not call `listener` for an early end any more."""
     _listeners.remove(listener)
 
 
 def exit_now(rank: int, sentence: str, exit_code: int) -> None:
-    """End this process at once, with one sentence on standard error and nothing half-written."""
+    """End this process at once, with one sentence on standard error and no half-written files."""
     try:
         remove_unfinished()
         print_last_words(rank, sentence)
@@ -42,27 +43,27 @@ def exit_now(rank: int, sentence: str, exit_code: int) -> None:
             with contextlib.suppress(Exception):  # whatever a half-ended process cannot do any more
                 listener(sentence)
         if rank == 0:
-            time.sleep(NEWS_SECONDS)  # rank 0 serves the store: the others read their news before it vanishes
+            time.sleep(NEWS_SECONDS)  # rank 0 serves the store: the others must read their news before it vanishes
     finally:
         os._exit(exit_code)
 
 
 def print_last_words(rank: int | None, sentence: str) -> None:
-    """Print on standard error why this process ends, with its rank where there are others."""
+    """Print on standard error why this process ends, with its rank if there are several."""
     with contextlib.suppress(OSError, ValueError):  # either stream may be closed or unread by now
         sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError):
-        # The terminal's line may hold a progress bar: start it again.
+        # The terminal's line may hold a progress bar: return to its start.
         start = "\r\033[K" if sys.stderr.isatty() else ""
         print(f"{start}{ERROR}{'' if rank is None else f'rank {rank}: '}{sentence}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def first_to_say(sentence: str) -> Iterator[bool]:
-    """Whether this process is the first of its parent's children with this sentence; the first stays a moment after it.
+    """Yield whether this process is the first of its parent's children with this sentence, and then stay a moment.
 
-    On Linux the kernel decides: an abstract socket's name belongs to one process at a time, until that process ends.
-    On other systems every process is the first.
+    On Linux the kernel decides: an abstract socket's name belongs to one process at a time, until that process ends. On
+    other systems every process counts as the first.
     """
     if sys.platform != "linux":
         yield True

@@ -1,4 +1,4 @@
-"""Who am I among the ranks: rank, world size and rank 0's address, from the flags, torchrun, SLURM or MPI."""
+"""Who am I among the ranks? Rank, world size and rank 0's address, from the flags, torchrun, SLURM or MPI."""
 
 import os
 import re
@@ -11,11 +11,11 @@ from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT, interface_of, is_loo
 from cos598d.world.secret import find_secret
 
 SILENCE_SECONDS, SHORTEST_SILENCE = 8, 4
-# Set by `launch.start_local_workers` for its workers: its process, without which they leave, and rank 0's socket.
+# Set by `launch.start_local_workers` for its workers: its process id (they end without it), and rank 0's socket.
 LAUNCHER_PID, LISTENER = "COS598D_LAUNCHER_PID", "COS598D_LISTENER"
-TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent for its workers, and by nobody else
-PARENT_PID = os.getppid()  # when this process began
-NOT_STARTED = "not started"  # the source of a world whose ranks have to be started
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # set only by torchrun's agent, for its workers
+PARENT_PID = os.getppid()  # when this process started
+NOT_STARTED = "not started"  # the source of a world whose ranks must still be started
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Identity:
     master_port: int = DEFAULT_PORT
     source: str = "flags"  # flags, local, torchrun, environment (only torchrun's variables), srun, mpirun or alone
     store_is_served: bool = False  # torchrun's agent already serves a key-value store at master_ip:master_port
-    attempt: str = "0"  # how often this host's ranks were started again; other hosts may have counted otherwise
-    shares_terminal: bool = False  # started with others in one terminal: rank 0 speaks for all
-    one_host: bool = False  # the launcher says that all ranks are on this host
+    attempt: str = "0"  # how often this host's ranks were restarted; other hosts may have other counts
+    shares_terminal: bool = False  # started with others in one terminal: rank 0 prints for all
+    one_host: bool = False  # the launcher reports that all ranks are on this host
     run_id: str = ""  # the launcher's name for this run, if it has one
     secret: bytes = field(default=b"", repr=False)  # what every rank must know; may be empty
-    silence_seconds: int = SILENCE_SECONDS  # a host that is silent for so long counts as lost
+    silence_seconds: int = SILENCE_SECONDS  # a host that is silent for this long counts as lost
 
     def __post_init__(self):
         if self.world_size < 1:
@@ -56,17 +56,17 @@ class Identity:
 
     @property
     def endpoint(self) -> str:
-        """Where the ranks meet, in words."""
+        """The address where the ranks meet, as text."""
         return f"{self.master_ip}:{self.master_port}"
 
     @property
     def listening_ip(self) -> str:
-        """Where rank 0 listens: at master_ip, or only on loopback where all ranks are on one host."""
+        """The address at which rank 0 listens: master_ip, or only loopback if all ranks are on one host."""
         return DEFAULT_IP if self.one_host else self.master_ip
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank prints its progress: every rank with a terminal of its own, else only rank 0."""
+        """Whether this rank prints its progress: every rank with its own terminal, otherwise only rank 0."""
         return self.rank == 0 or not self.shares_terminal
 
 
@@ -79,14 +79,14 @@ def find_identity(
     silence_seconds: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Identity | None:
-    """This process's place in the world, from the flags (None where not given) and the environment.
+    """This process's place in the world, from the flags (None if not given) and the environment.
 
-    A rank flag wins; then the variables of torchrun, srun and mpirun. Without any of them the world is this process
-    alone, unless `world_size` asks for more: then the result is None, and `start_local_workers` should start the ranks.
-    `secret` is a file's name; `find_secret` says where else the secret may be.
+    A rank flag wins. After that come the variables of torchrun, srun and mpirun. Without any of them the world is only
+    this process, unless `world_size` asks for more. Then the result is None, and `start_local_workers` should start the
+    ranks. `secret` is a file's name; `find_secret` lists other places for the secret.
 
-    Raises UsageError for a rank outside the world, a variable that is not a number, or a flag that contradicts
-    what the launcher said.
+    Raises UsageError for a rank outside the world, a variable that is not a number, or a flag that contradicts the
+    launcher's variables.
     """
     found = _find_place(world_size, rank, master_ip, master_port, environ)
     found = replace(found, silence_seconds=SILENCE_SECONDS if silence_seconds is None else silence_seconds)
@@ -101,14 +101,14 @@ def _find_place(
     world_size: int | None, rank: int | None, master_ip: str | None, master_port: int | None, environ: Mapping[str, str]
 ) -> Identity:
     ip, port = master_ip or DEFAULT_IP, master_port or DEFAULT_PORT
-    if rank is not None and rank != -1:  # -1 is the course's word for none
+    if rank is not None and rank != -1:  # the original assignment's scripts pass -1 for none
         if world_size is None:
             raise UsageError(f"--local_rank {rank} needs --world_size. Give the number of ranks.")
         return Identity(rank, world_size, ip, port)
     for name, read in (("torchrun", _from_torchrun), ("srun", _from_slurm), ("mpirun", _from_mpi)):
         found = read(environ)
         if found is None or (found.world_size == 1 and (world_size or 1) > 1):
-            continue  # an interactive step of one task does not launch several ranks
+            continue  # an interactive step with one task does not launch several ranks
         if world_size is not None and world_size != found.world_size:
             raise UsageError(
                 f"--world_size {world_size} contradicts {name}, which started {found.world_size} ranks. "
@@ -146,7 +146,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> Identity | None:
         _number(environ, "WORLD_SIZE"),
         environ.get("MASTER_ADDR", DEFAULT_IP),
         _number(environ, "MASTER_PORT", DEFAULT_PORT),
-        # Our own starter, torchrun, or somebody else who gives its variables.
+        # Our own launcher, torchrun, or another program that sets its variables.
         source="local" if LAUNCHER_PID in environ else "torchrun" if TORCHRUN in environ else "environment",
         store_is_served=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
@@ -176,8 +176,8 @@ def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
 def _known_address(identity: Identity, environ: Mapping[str, str]) -> str:
     """Rank 0's address under srun, where SLURM gives only the name of its node.
 
-    On a single node it is loopback. A name that this host does not know is replaced by the address of the node where
-    srun was called, which is rank 0's in a batch job; rank 0 sees whether it is. Otherwise the name stays, and finding
+    On a single node it is loopback. If this host cannot resolve the name, it is replaced by the address of the node
+    where srun was called. In a batch job that is rank 0's node; rank 0 checks it. Otherwise the name stays, and finding
     rank 0 fails with a sentence.
     """
     if environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES")) == "1":
@@ -223,7 +223,7 @@ def _from_mpi(environ: Mapping[str, str]) -> Identity | None:
 
 
 def check_launcher() -> None:
-    """Raise UserError if this process is a worker whose launcher, our own or torchrun's agent, is gone."""
+    """Raise UserError if this process is a worker and its launcher, ours or torchrun's agent, has ended."""
     launcher = int(os.environ.get(LAUNCHER_PID) or (PARENT_PID if TORCHRUN in os.environ else 0))
     if launcher and os.getppid() != launcher:
         raise UserError(

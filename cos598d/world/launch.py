@@ -1,8 +1,8 @@
-"""Local workers: this same program once for each rank, with an endpoint and a secret of their own.
+"""Local workers: this same program once per rank, with an endpoint and a secret of their own.
 
-torch's elastic agent, which also starts workers again, is not what this needs: its store listens at all of the host's
-addresses and admits anybody, its rendezvous unpickles what it finds there, it hands no socket down to rank 0, and it
-starts ranks again that have left with exit code 75, to go on later.
+We do not use torch's elastic agent, which also restarts workers. Its store listens at all of the host's addresses and
+admits anybody. Its rendezvous unpickles what it finds there. It passes no socket to rank 0. It restarts ranks that have
+ended with exit code 75, which are to resume later.
 """
 
 import itertools
@@ -24,12 +24,12 @@ from cos598d.world.network import DEFAULT_IP
 from cos598d.world.secret import SECRET_VARIABLE, new_secret
 from cos598d.world.workers import Fork, held, may_fork
 
-SAY_SECONDS = 0.5  # when one has failed, the others have so long to hear it and say so before they are stopped
+SAY_SECONDS = 0.5  # how long the others may take to report a failure before they are stopped
 STOP_SECONDS = 30.0  # how long a worker may take to stop
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 
 Worker = subprocess.Popen[bytes] | Fork  # its process leads a session of its own
-FINAL = (0, UsageError.exit_code, GOES_ON)  # exit codes after which another start could do nothing better
+FINAL = (0, UsageError.exit_code, GOES_ON)  # exit codes after which a restart would not help
 
 
 class _Stopped(BaseException):
@@ -49,22 +49,23 @@ def start_local_workers(
 ) -> int:
     """Start `world_size` workers on this host and wait for them; return the exit code.
 
-    Every worker runs this same program with `arguments`, in an interpreter of its own; but where a fork of this process
-    is as good (`may_fork`) and `be_rank` is given, the first time each is such a fork, which calls `be_rank` and ends
-    with what it returns. Rank 0 inherits a socket on loopback that is opened here, and all get a secret that only they
-    know. When one fails, the others are stopped, and the result is its exit code (128 + N where signal N ended it, or
-    ended all). Up to `max_restarts` times all are then started again, with the further arguments that `again` returns,
-    another secret and, unless `master_port` says one, another port; but not where they have refused a word on the
-    command line, or left to go on later. The first signal that comes here is passed on, so that workers that train can
-    save what they have; a further Ctrl-C ends them, and after neither are they started again. Raises UserError if
-    the port is taken, or this host does not give so many processes or open files.
+    Every worker runs this same program with `arguments`, in an interpreter of its own. The first time it may instead
+    be a fork of this process, which calls `be_rank` and ends with its result. That needs `be_rank` and `may_fork`. Rank
+    0 inherits a socket on loopback that is opened here, and all get a secret that only they know.
+    When one fails, the others are stopped, and the result is its exit code (128 + N if signal N ended it, or ended
+    all). Up to `max_restarts` times all are then restarted, with the further arguments that `again` returns, another
+    secret and, unless `master_port` is set, another port. They are not restarted if they rejected an argument, or ended
+    to resume later.
+    The first signal that arrives here is passed on, so that training workers can save their state. A further Ctrl-C
+    ends them. They are not restarted after either.
+    Raises UserError if the port is taken, or if this host does not allow so many processes or open files.
     """
     workers: list[Worker] = []
     asked = signal.SIGTERM
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         for number, handler in before.items():
-            if handler is not signal.SIG_IGN:  # else its starter wants it to go on: nohup, or `&`
+            if handler is not signal.SIG_IGN:  # else the command that started it wants it to continue: nohup, or `&`
                 signal.signal(number, _stop)
         for attempt in itertools.count():
             words = [*arguments, *(again() if attempt else ())]
@@ -72,10 +73,10 @@ def start_local_workers(
             try:
                 exit_code = _wait(workers)
             except _Stopped as stopped:
-                for number in SIGNALS:  # schedulers repeat theirs; who presses Ctrl-C again means it
+                for number in SIGNALS:  # schedulers repeat theirs; a user who presses Ctrl-C again means it
                     if number != signal.SIGINT:
                         signal.signal(number, signal.SIG_IGN)
-                for worker in workers:  # to which SIGHUP and SIGQUIT mean nothing
+                for worker in workers:  # SIGHUP and SIGQUIT mean nothing to them
                     worker.send_signal(stopped.number if stopped.number in ENDING else signal.SIGTERM)
                 exit_code = _wait(workers)
                 return exit_code if exit_code in (0, GOES_ON) else 128 + stopped.number
@@ -88,15 +89,15 @@ def start_local_workers(
                 file=sys.stderr,
                 flush=True,
             )
-        raise AssertionError("the attempts were counted to the last")
+        raise AssertionError("every rank has counted its attempts")
     except _Stopped as stopped:
-        if stopped.number == signal.SIGINT:  # the workers say themselves that they were interrupted
+        if stopped.number == signal.SIGINT:  # the workers report the interruption themselves
             asked = signal.SIGINT
         else:
             print(f"stopped by {signal.Signals(stopped.number).name}.", file=sys.stderr)
         return 128 + stopped.number
     finally:
-        for number in SIGNALS:  # from here on this process only waits for the workers' end
+        for number in SIGNALS:  # from here on this process only waits for the workers to end
             signal.signal(number, signal.SIG_IGN)
         end_all(workers, STOP_SECONDS, asked)
         for number, handler in before.items():
@@ -111,7 +112,7 @@ def _start(
     attempt: int,
     be_rank: Callable[[], int] | None,
 ) -> None:
-    """Start the workers, each added to `workers` when it is there."""
+    """Start the workers. Each is added to `workers` once it exists."""
     allow_workers(world_size)
     with listen(DEFAULT_IP, master_port or 0, at_once=False) as listener:
         environ = _environment(world_size, listener.getsockname()[1], attempt)
@@ -122,7 +123,7 @@ def _start(
                 own[LISTENER] = str(listener.fileno())
             try:
                 if be_rank is not None and forks:
-                    with held(SIGNALS) as mask:  # until it is among the workers, and there until it has its own session
+                    with held(SIGNALS) as mask:  # until it is in `workers` and has its own session
                         workers.append(Fork(be_rank, f"rank {rank}", own, listener, mask))
                 else:
                     workers.append(
@@ -130,7 +131,7 @@ def _start(
                             [sys.executable, "-u", *program(), *arguments],
                             env=own,
                             pass_fds=[listener.fileno()] if rank == 0 else [],
-                            start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on
+                            start_new_session=True,  # a Ctrl-C reaches only this process, which passes it on
                         )
                     )
             except OSError as error:
@@ -143,7 +144,7 @@ def _start(
 
 def _environment(world_size: int, port: int, attempt: int) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
-    # One thread until the ranks have met: then each takes its share of the cores.
+    # One thread until the ranks have met; then each takes its share of the cores.
     return (
         {"OMP_NUM_THREADS": "1"}
         | inherited
@@ -160,8 +161,8 @@ def _environment(world_size: int, port: int, attempt: int) -> dict[str, str]:
 
 
 def _wait(workers: Sequence[Worker]) -> int:
-    """Wait until all have ended well, or one has failed; return its exit code."""
-    # Ranks that leave in order, with 0 or to go on later, do so together.
+    """Wait until all have ended well, or one has failed. Return its exit code."""
+    # Ranks that end normally, with 0 or to resume later, do so together.
     failed = wait_together(workers, lambda code: STOP_SECONDS if code == GOES_ON else SAY_SECONDS)
     if failed is None:
         return 0

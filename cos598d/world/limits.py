@@ -1,4 +1,4 @@
-"""What this process takes from its host: open files, and memory, which it keeps for the next step."""
+"""The resources of this process: open files, and freed memory that it keeps for the next step."""
 
 import ctypes
 import os
@@ -10,32 +10,31 @@ import psutil
 
 from cos598d.errors import UserError
 
-# Files that a rank opens besides its connections: libraries, its data, its record, unknown connections to its port.
+# Files that a rank opens in addition to its connections: libraries, data, its record, unknown connections.
 OTHER_FILES = 192
-FIRST_FILES = 32  # of them at most are open before the ranks meet
-# For each version of cgroups: the root of its folders, the files of limit and usage, and the row of its cache.
+FIRST_FILES = 32  # the most of them that are open before the ranks meet
+# For each version of cgroups: its root folder, the files of limit and usage, and the row of its cache.
 CGROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-# malloc.h's M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD, and what they are given. Older libraries take 32 MiB at
-# most for the last.
+# malloc.h's M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD, and our values. Older libraries accept at most 32 MiB for
+# the last.
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = (-1, 2**31 - 1), (-2, 64 << 20), (-3, 1 << 30)
 LARGEST_OF_OLD = 32 << 20
 
 
 def allow_descriptors(rank: int, world_size: int) -> None:
-    """Raise this process's soft limit of open files to what its rank needs besides what it has inherited.
+    """Raise this process's soft limit of open files to what its rank needs in addition to inherited ones.
 
-    gloo connects every pair of ranks, and rank 0 also serves each of them. Raises UserError if the hard limit is
-    below that.
+    gloo connects every pair of ranks, and rank 0 also serves each of them. Raises UserError if the hard limit is lower.
     """
     _allow((2 if rank == 0 else 1) * world_size, f"rank {rank} of {world_size}")
 
 
 def allow_workers(world_size: int) -> None:
-    """The same for a process that is to start so many ranks: it keeps two pipes to each."""
-    _allow(2 * world_size, f"the starter of {world_size} ranks")
+    """The same for a process that is to start `world_size` ranks: it keeps two pipes to each."""
+    _allow(2 * world_size, f"the launcher of {world_size} ranks")
 
 
 def _allow(more: int, who: str) -> None:
@@ -52,7 +51,7 @@ def _allow(more: int, who: str) -> None:
 
 
 def _inherited() -> int:
-    """Descriptors beyond the first few that this process has open already, such as a fork's of those forked before."""
+    """How many descriptors are open already beyond the first few, such as those of earlier forks."""
     try:
         return max(0, len(os.listdir("/proc/self/fd")) - FIRST_FILES)
     except OSError:  # not Linux
@@ -60,12 +59,12 @@ def _inherited() -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process can take before the kernel swaps or kills, as far as the kernel says."""
+    """Bytes of memory that this process can use before the kernel swaps or kills, as the kernel reports it."""
     return min([psutil.virtual_memory().available, *_left_by_cgroups(root)])
 
 
 def _left_by_cgroups(root: Path) -> Iterator[int]:
-    """What each cgroup of this process, and each above it, leaves of its limit; nothing on other systems than Linux."""
+    """The bytes that each cgroup of this process, and each above it, leaves of its limit; Linux only."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -83,20 +82,20 @@ def _left_by_cgroups(root: Path) -> Iterator[int]:
                 most, now = int((group / limit).read_text()), int((group / used).read_text())
                 rows = dict(row.split() for row in (group / "memory.stat").read_text().splitlines())
                 yield most - now + int(rows.get(cache, 0))
-            except (OSError, ValueError):  # no limit ("max"), or a container that does not show its own folder
+            except (OSError, ValueError):  # no limit ("max"), or a container that hides its own folder
                 continue
 
 
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """Have glibc's malloc keep what is freed in blocks of up to a GiB; whether it does from now on.
+    """Make glibc's malloc keep freed blocks of up to a GiB. Return whether it does from now on.
 
-    A step frees its activations and gradients, and the next one takes them again. Without this malloc gives back the
-    end of its heap each time, and any block of more than 32 MiB, such as a word embedding's gradient. The kernel then
-    hands out the same pages again, each of them cleared, by a fault of its own: for MiniLM thousands a step. What a
-    process holds in a step it then holds between two steps, too.
+    A step frees its activations and gradients, and the next one allocates them again. By default malloc returns the end
+    of its heap to the kernel each time, and any block of more than 32 MiB, such as a word embedding's gradient. The
+    kernel then hands out the same pages again, each cleared by a page fault: thousands per step for MiniLM. With this
+    setting, a process keeps the memory of a step between two steps, too.
 
-    Nothing is changed where the user has set malloc's variables (MALLOC_ARENA_MAX, GLIBC_TUNABLES), nor where the C
-    library has no such options.
+    Nothing changes if the user has set malloc's variables (MALLOC_ARENA_MAX, GLIBC_TUNABLES), or if the C library has
+    no such options.
     """
     if any(name.startswith("MALLOC_") for name in environment) or "glibc.malloc." in environment.get(
         "GLIBC_TUNABLES", ""

@@ -1,7 +1,7 @@
 """Which ranks the watchdog connects: all with rank 0 up to 33 ranks, in larger worlds a tree of such stars.
 
-Rank r has the children 32 r + 1 to 32 r + 32, so a rank has at most 33 neighbours, and among 1,024 ranks news takes at
-most four steps. A rank with children listens for them, at its own address, only until they have come.
+Rank r has the children 32 r + 1 to 32 r + 32. So a rank has at most 33 neighbours, and among 1,024 ranks news takes at
+most four steps. A rank with children listens for them, at its own address, only until they have connected.
 """
 
 import contextlib
@@ -16,26 +16,26 @@ from cos598d.world.meeting import Meeting
 from cos598d.world.secret import new_secret
 
 FAN_OUT = 32
-CONNECT_SECONDS = 10.0  # all have just met: a rank that does not connect now is gone
+CONNECT_SECONDS = 10.0  # all ranks have just met: one that does not connect now is lost
 LARGEST_MESSAGE = 1 << 16
 PURPOSE = "lifeline"  # in the names of keys in the store, and in the keys of connections
 
 
 def parent_of(rank: int) -> int | None:
-    """The rank above; None for rank 0."""
+    """The parent of a rank; None for rank 0."""
     return (rank - 1) // FAN_OUT if rank else None
 
 
 def children_of(rank: int, world_size: int) -> range:
-    """The ranks below, next to this one."""
+    """The children of a rank."""
     return range(FAN_OUT * rank + 1, min(FAN_OUT * rank + FAN_OUT, world_size - 1) + 1)
 
 
 def connect_neighbours(meeting: Meeting) -> tuple[list[Connection], list[int]]:
-    """Connect this rank with its parent and its children, each of which proves that it has met the others.
+    """Connect this rank with its parent and its children. Each of them proves that it has met the others.
 
-    Returns the connections, and the children that have not come in time. Strangers, and whoever comes a second time,
-    are dropped. Raises UserError if the parent cannot be reached.
+    Return the connections, and the children that have not connected in time. Strangers and repeated connections are
+    dropped. Raises UserError if the parent cannot be reached.
     """
     rank = meeting.identity.rank
     expected, parent = set(children_of(rank, meeting.identity.world_size)), parent_of(rank)

@@ -1,4 +1,4 @@
-"""What this process's processor can do: its instructions for 16 bits, its cores, and how fast it does something."""
+"""This process's processor: its 16-bit instructions, its cores, and how fast it runs a call."""
 
 import math
 import os
@@ -9,15 +9,14 @@ from pathlib import Path
 import torch
 
 PROCESSOR = Path("/proc/cpuinfo")
-MACHINE = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers and network namespaces of a machine
-# The kernel's words for the instructions by which a processor multiplies in bf16; the faster ones first.
+MACHINE = Path("/proc/sys/kernel/random/boot_id")  # equal in all containers and network namespaces of a machine
+# The kernel's names for instructions that multiply in bf16, the faster ones first.
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
-ROUNDS, LONGEST = 5, 0.015  # seconds after which no other round begins
+ROUNDS, LONGEST = 5, 0.015  # seconds after which no further round begins
 
 
 def bf16_instructions() -> str | None:
-    """The instructions of this processor that multiply in bf16, by the kernel's word; None where it has none, or where
-    there is no telling."""
+    """The kernel's name for this processor's instructions that multiply in bf16; None if none are known."""
     try:
         lines = PROCESSOR.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -27,7 +26,7 @@ def bf16_instructions() -> str | None:
 
 
 def own_cores() -> list[tuple[str, int]]:
-    """The cores that this process may use: each the machine's identity and the core's number there."""
+    """The cores that this process may use: (the machine's identity, the core's number on it) for each."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     try:
         machine = MACHINE.read_text(encoding="ascii").strip()
@@ -37,10 +36,10 @@ def own_cores() -> list[tuple[str, int]]:
 
 
 def seconds_in_turn(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """The least seconds that one thread takes for each call, of a few rounds in which each is called in turn.
+    """The least CPU seconds of one thread for each call, over a few rounds that make every call once.
 
-    The first call of each is not counted: it prepares. Only this thread's processor time counts, so that other
-    processes hardly matter. For calls of a few milliseconds this takes at most 50 ms.
+    Each call's first run is a warm-up and not counted. Only this thread's CPU time counts, so other processes hardly
+    matter. For calls of a few milliseconds this takes at most 50 ms.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The rendezvous: all ranks meet before anything is sent, or every rank hears who is missing or wants another run."""
+"""The rendezvous: all ranks meet before anything is sent, or all hear which are missing or want another run."""
 
 import contextlib
 import sys
@@ -21,15 +21,16 @@ from cos598d.world.secret import new_secret
 from cos598d.world.server import Admission, RendezvousServer
 from cos598d.world.store import PATIENCE_SECONDS, Rank0Store, StoreClient, StoreTimeout
 
-LINGER_SECONDS = 3.0  # how long rank 0 stays so that the others can hear why there is no run
+LINGER_SECONDS = 3.0  # how long rank 0 stays so that the others can read why there is no run
 POLL_SECONDS = 0.5
 
 
 def meet(identity: Identity, seconds: float, facts: Mapping[str, Any]) -> Meeting:
-    """Meet the other ranks within `seconds`, and make sure that `facts` (flag: JSON value) are the same on all.
+    """Meet the other ranks within `seconds`, and check that `facts` (flag: JSON value) are the same on all.
 
-    Raises UserError, with the same sentence on every rank that came: the port is taken, ranks are missing (it names
-    them), a rank came twice, failed before it came, or was started with another world size or flag than rank 0.
+    Raises UserError, with the same sentence on every rank that arrived: if the port is taken, if ranks are missing
+    (with their numbers), or if a rank arrived twice, failed before it arrived, or was started with another world size
+    or flag than rank 0.
     """
     deadline = time.monotonic() + seconds
     allow_descriptors(identity.rank, identity.world_size)
@@ -48,9 +49,9 @@ def meet(identity: Identity, seconds: float, facts: Mapping[str, Any]) -> Meetin
 
 
 def tell_failure(identity: Identity, sentence: str) -> None:
-    """For a rank that fails before the rendezvous: tell the ranks that wait there already.
+    """Tell the ranks that already wait at the rendezvous that this one has failed before it.
 
-    Rank 0 listens for a moment, so that ranks which come a little later hear it too.
+    Rank 0 listens for a moment, so that ranks which arrive a little later get the error too.
     """
     sentence = f"rank {identity.rank} could not start: {sentence}"
     deadline = time.monotonic() + LINGER_SECONDS
@@ -65,20 +66,20 @@ def tell_failure(identity: Identity, sentence: str) -> None:
 
 
 def _admit_all(identity: Identity, seconds: float, deadline: float, mine: dict) -> tuple[StoreClient, Admission]:
-    """Rank 0: serve, wait until all have come or something is wrong, and give the verdict."""
+    """On rank 0: serve, wait until all have arrived or something is wrong, and give the verdict."""
     _warn_of_strangers(identity)
     server = RendezvousServer(identity, open_listener(identity), mine)
     server.start()
     while True:
         try:
             missing = _wait_for_all(identity, server, seconds, deadline)
-        except BaseException as error:  # those who have come should hear it
+        except BaseException as error:  # the ranks that have arrived should get the error
             said = f"rank 0 left before the run began: {str(error) or 'it was stopped.'}"
             server.close_with(Admission(said), (), 0.0)
             raise
         if server.objection:
             verdict = Admission(server.objection)
-            # The others may be on their way; those that are missing after all this time are not.
+            # Other ranks may still be on their way; those that are missing after all this time are not.
             expected = [rank for rank in range(1, identity.world_size) if rank not in missing]
             server.close_with(verdict, expected, time.monotonic() + LINGER_SECONDS)
             raise UserError(verdict.sentence)
@@ -87,7 +88,7 @@ def _admit_all(identity: Identity, seconds: float, deadline: float, mine: dict) 
 
 
 def _wait_for_all(identity: Identity, server: RendezvousServer, seconds: float, deadline: float) -> list[int]:
-    """Wait until all have come or there is an objection; return the ranks that have not come at the deadline."""
+    """Wait until all have arrived or there is an objection. Return the ranks that are missing at the deadline."""
     told, pause = time.monotonic(), TELL_SECONDS
     waited_for: list[int] = []
     while not server.objection and (missing := server.missing()):
@@ -110,19 +111,19 @@ def _wait_for_all(identity: Identity, server: RendezvousServer, seconds: float, 
 
 
 def _arrive(identity: Identity, seconds: float, deadline: float, mine: dict) -> tuple[StoreClient, Admission]:
-    """Any rank but 0: find rank 0, and wait for its verdict."""
+    """On any rank except 0: find rank 0, and wait for its verdict."""
     while True:
         store, verdict = _ask(identity, seconds, deadline, mine)
         if not verdict.sentence:
             return store, verdict
-        # The rank 0 that torchrun has started again publishes its port a moment after the last one's run has ended.
+        # After torchrun's restart, the new rank 0 publishes its port a moment after the last one's run has ended.
         if not (verdict.is_late and identity.store_is_served) or time.monotonic() > deadline:
             raise UserError(printable(verdict.sentence))
         time.sleep(POLL_SECONDS)
 
 
 def _ask(identity: Identity, seconds: float, deadline: float, mine: dict) -> tuple[StoreClient, Admission]:
-    """Find rank 0, tell it what this rank was started with, and return its verdict."""
+    """Find rank 0, send it what this rank was started with, and return its verdict."""
     store = find_rank_0(identity, seconds, deadline, lambda sentence: _say(identity, sentence))
     try:
         answer, _ = store.arrive(mine, seconds + PATIENCE_SECONDS)
@@ -135,8 +136,8 @@ def _ask(identity: Identity, seconds: float, deadline: float, mine: dict) -> tup
 def _own_address(local: str, elsewhere: str) -> str:
     """The address by which the other ranks reach this one.
 
-    It is the one from which it reached rank 0. But where rank 0's name means loopback on its own host, and ranks have
-    come from `elsewhere`, the ranks of that host take the address that faces these.
+    It is the one from which it reached rank 0. The exception: rank 0's name means loopback on its own host, and ranks
+    have come from `elsewhere`. Then the ranks of that host take the address that faces these.
     """
     return (address_facing(elsewhere) or local) if elsewhere and is_loopback(local) else local
 

@@ -1,4 +1,4 @@
-"""The secret that the ranks of a run share, so that nobody else's process can become one of them."""
+"""The secret that the ranks of a run share, so that no other process can become one of them."""
 
 import contextlib
 import os
@@ -18,9 +18,9 @@ SHORTEST, LARGEST = 16, 4096
 def find_secret(file: str | None, on_this_host: bool, environ: Mapping[str, str] = os.environ) -> bytes:
     """The secret in `file` (--secret), else in COS598D_SECRET; else, for a run that stays `on_this_host`, this user's.
 
-    That one is kept in a file which only this user can read, so that four shells of one user have the same secret
-    without a flag. For several hosts it is empty where none is given. Raises UsageError for a file that others can
-    read, or a secret of fewer than 16 characters; UserError where no folder can keep this user's.
+    That one is in a file which only this user can read, so that four shells of one user have the same secret without a
+    flag. For several hosts the default is empty. Raises UsageError for a file that others can read, or a secret of
+    fewer than 16 characters; UserError if no folder can keep this user's.
     """
     if file is not None:
         return _checked(_read(Path(file)), f"--secret {file}")
@@ -32,7 +32,7 @@ def find_secret(file: str | None, on_this_host: bool, environ: Mapping[str, str]
 
 
 def new_secret() -> str:
-    """A secret that nobody can guess, as text."""
+    """A random secret, as text."""
     return secrets.token_hex(32)
 
 
@@ -60,7 +60,7 @@ def _checked(secret: bytes, name: str) -> bytes:
 
 
 def _this_users() -> bytes:
-    """This user's secret on this host, made by the first process that needs it.
+    """This user's secret on this host, created by the first process that needs it.
 
     Raises UserError if no folder can keep it.
     """
@@ -82,11 +82,11 @@ def _this_users() -> bytes:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # does not wait for a pipe that somebody has put there
+    return os.open(path, flags | os.O_NONBLOCK)  # does not wait for a pipe that somebody may have put there
 
 
 def _kept(path: Path) -> bytes:
-    """The secret in `path`, made if there is none; empty where it cannot be kept, or others may know it."""
+    """The secret in `path`, created if there is none; empty if it cannot be kept, or others may know it."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(path):

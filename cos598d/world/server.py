@@ -1,6 +1,6 @@
-"""How rank 0 admits the others: who has come, whether all want the same run, and the verdict that lets them begin.
+"""How rank 0 admits the others: which ranks have arrived, whether all want the same run, and the verdict to begin.
 
-Then it serves the table of keys by which they talk. Every connection has a thread of its own: none waits for another.
+Then it serves the keys by which they communicate. Every connection has its own thread, so none waits for another.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ _OWN_PORT = "Give each run a --master_port of its own."
 
 
 class Admission(NamedTuple):
-    """What every rank hears at the end of the rendezvous: why there is no run, or where each rank is.
+    """The result of the rendezvous for every rank: why there is no run, or where each rank is.
 
-    `hosts[r]` is the number of rank r's host, in the order in which hosts have their first ranks: numbers, since every
-    rank hears of every other. `elsewhere` is an address in another network than rank 0's from which some rank has come;
-    empty if there is none. `run_key` is known only to those who have met. `is_late` tells somebody who comes when
-    the run has begun.
+    `hosts[r]` is the number of rank r's host, in the order in which hosts have their first ranks. These are short
+    numbers, since every rank gets one for every other. `elsewhere` is the address of some rank in another network than
+    rank 0's; empty if there is none. Only ranks that have met know the `run_key`. `is_late` is for a rank that arrives
+    after the run has begun.
     """
 
     sentence: str = ""
@@ -46,12 +46,12 @@ class _Arrival(NamedTuple):
 
 
 class RendezvousServer:
-    """Rank 0's server at `listener`: it serves every rank that proves the secret, and drops everybody else.
+    """Rank 0's server at `listener`: it serves every rank that proves the secret, and drops all other connections.
 
-    `mine` is what rank 0 was started with; all others are compared with it (empty: rank 0 has failed). The main
-    thread waits for `changed`, that all have come or something is wrong, looks at `objection` and `missing()`, and
-    gives a verdict. Until then a connection may only arrive, leave or object. Afterwards whoever has arrived is a
-    member of the world and may use the `table`, and so may new connections that prove the run's key.
+    `mine` is what rank 0 was started with. All others are compared with it (empty: rank 0 has failed). The main thread
+    waits until `changed` signals that all have arrived or something is wrong. It then reads `objection` and
+    `missing()`, and gives a verdict. Before that a connection may only arrive, leave or object. Afterwards every rank
+    that has arrived is a member of the world and may use the `table`. So may new connections that prove the run's key.
     """
 
     def __init__(self, identity: Identity, listener: socket.socket, mine: dict[str, Any]):
@@ -73,7 +73,7 @@ class RendezvousServer:
         self.acceptor = Acceptor(listener, key, LARGEST_ARRIVAL, self.world_size - 1, self._serve)
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start to serve."""
         self.acceptor.start()
 
     def stop(self) -> None:
@@ -85,7 +85,7 @@ class RendezvousServer:
                 hang_up(connection.socket)  # its thread closes it
 
     def missing(self) -> list[int]:
-        """The ranks that have not come yet. When all have come but one was lost again, that is an objection."""
+        """The ranks that have not arrived yet. If all have, but one was lost again, that is an objection."""
         with self._lock:
             missing = [rank for rank in range(self.world_size) if rank not in self._arrived]
             if not missing and self._lost and not self.objection:
@@ -93,9 +93,9 @@ class RendezvousServer:
             return missing
 
     def begin(self, run_key: str) -> Admission | None:
-        """Let all begin, and return what they hear; None if one of them has left again.
+        """Let all begin, and return their result; None if one of them has left again.
 
-        From now on whoever comes must know the run's key, or is told.
+        From now on a new connection must prove the run's key, or gets an error.
         """
         with self._lock:
             if len(self._arrived) < self.world_size:
@@ -114,19 +114,19 @@ class RendezvousServer:
         return verdict
 
     def close_with(self, verdict: Admission, expected: Collection[int], deadline: float) -> None:
-        """Tell those who came, and those of `expected` who come before `deadline`, why there is no run."""
+        """Tell the ranks that arrived, and those of `expected` that arrive before `deadline`, why there is no run."""
         self._give(verdict)
         while not self._told.issuperset(expected) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         self.stop()
 
     def _serve(self, connection: Connection) -> None:
-        """Answer what comes on a connection, in a thread of its own, until it ends."""
+        """Answer the requests of a connection, in a thread of its own, until it ends."""
         with self._lock:
             self._connections.add(connection)
-            if connection.key > 0:  # the run's: a further connection of a rank that has met the others
+            if connection.key > 0:  # the run's key: a further connection of a rank that has met the others
                 self._make_member(connection)
-        with contextlib.suppress(Exception):  # whatever it sent, it is the sender's connection that ends
+        with contextlib.suppress(Exception):  # whatever it sent, only the sender's connection ends
             while True:
                 (operation, *arguments), data = connection.receive(connection.deadline)
                 if operation in OPEN_TO_ALL:
@@ -149,7 +149,7 @@ class RendezvousServer:
             self._asked = [other for other in self._asked if other is not connection]
             arrival = self._arrived.get(connection.rank)
             if not self._verdict and arrival and arrival.connection is connection:
-                self._lost.add(connection.rank)  # which counts unless it is started again
+                self._lost.add(connection.rank)  # which counts unless it is restarted
         connection.socket.close()
 
     def _make_member(self, connection: Connection) -> None:
@@ -158,7 +158,7 @@ class RendezvousServer:
         self.acceptor.settle(connection)
 
     def _on_arrive(self, connection: Connection, facts: dict[str, Any]) -> Admission | None:
-        """A rank has come, with what it was started with; it hears the verdict, which may be later."""
+        """A rank has arrived, with what it was started with. It gets the verdict, maybe later."""
         rank = connection.rank
         if self._verdict:
             return self._verdict if self._verdict.sentence else Admission(self._too_late(rank), is_late=True)
@@ -174,14 +174,14 @@ class RendezvousServer:
         return None
 
     def _on_object(self, connection: Connection, sentence: str) -> str:
-        """A rank says why the run cannot begin."""
+        """A rank reports why the run cannot begin."""
         if not self._verdict:
             self.objection = self.objection or printable(sentence)
             self.changed.set()
         return "heard"
 
     def _on_leave(self, connection: Connection) -> None:
-        """The rank of this connection goes before the verdict; it may be started and come again."""
+        """The rank of this connection leaves before the verdict; it may be started and arrive again."""
         arrival = self._arrived.get(connection.rank)
         if not self._verdict and arrival and arrival.connection is connection:
             del self._arrived[connection.rank]
@@ -212,7 +212,7 @@ class RendezvousServer:
 
 
 def _difference(rank: int, theirs: dict[str, Any], mine: dict[str, Any]) -> str:
-    """How rank `rank` (`theirs`) was started otherwise than rank 0 (`mine`); "" where they agree, or rank 0 failed."""
+    """How rank `rank` (`theirs`) was started differently from rank 0 (`mine`); "" if they agree, or rank 0 failed."""
     if not mine:
         return ""
     if theirs["world_size"] != mine["world_size"]:

@@ -1,4 +1,4 @@
-"""The ranks' key-value store: the table that rank 0 keeps, and how each rank asks it; a torch.distributed.Store."""
+"""The ranks' key-value store: rank 0's table, and how each rank uses it; a torch.distributed.Store."""
 
 import contextlib
 import itertools
@@ -13,14 +13,14 @@ from torch.distributed import DistNetworkError, DistStoreError, Store
 from cos598d.world.connection import Connection, Message, ProtocolError, connect
 
 LARGEST_ANSWER = 1 << 31
-CHECK_SECONDS = 1.0  # how often whoever waits checks that it still should
-PATIENCE_SECONDS = 5.0  # rank 0 decides what came too late, so the others wait for so much longer than it does
-# These words let `rank` wait for the news of who is lost.
+CHECK_SECONDS = 1.0  # how often a waiting request checks that it should still wait
+PATIENCE_SECONDS = 5.0  # rank 0 decides what came too late, so the others wait this much longer
+# This text makes `rank` wait for the news of which rank is lost.
 GONE = "Connection closed: rank 0, which serves the meeting point, is gone"
 
 
 class StoreTimeout(DistStoreError):
-    """What was waited for did not come in time."""
+    """A key did not appear in time."""
 
 
 class KeyTable:
@@ -28,18 +28,18 @@ class KeyTable:
 
     def __init__(self):
         self._values: dict[str, bytes] = {}
-        self._came: dict[str, threading.Event] = {}  # keys that somebody waits for
+        self._came: dict[str, threading.Event] = {}  # keys for which something waits
         self._lock, self._is_closed = threading.Lock(), False
 
     def answer(self, operation: str, arguments: Sequence[Any], data: bytes) -> Message:
-        """The answer to one request. Raises ProtocolError for an operation that there is not."""
+        """The answer to one request. Raises ProtocolError for an unknown operation."""
         if operation == "wait":
             return self._wait(*arguments)
         with self._lock:
             return self._answer_at_once(operation, arguments, data)
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """End all waits."""
         with self._lock:
             self._is_closed = True
             for came in self._came.values():
@@ -78,7 +78,7 @@ class KeyTable:
             came.set()
 
     def _wait(self, keys: Sequence[str], seconds: float) -> Message:
-        """Each value's length, and the values one after the other, when all are there; None where they do not come."""
+        """Each value's length, and the values one after the other, when all exist; None if they do not appear."""
         deadline, missing = time.monotonic() + seconds, keys
         while True:
             with self._lock:
@@ -92,11 +92,11 @@ class KeyTable:
 
 
 class StoreClient(Store):
-    """The store at `place`, which admits those who know `key`, as `rank` uses it; a torch.distributed.Store.
+    """The store at `place`, which admits holders of `key`, as `rank` uses it; a torch.distributed.Store.
 
-    Several threads may use it at once: one that finds no free connection opens another. A request waits `seconds` at
-    most, and calls `check`, which may raise, every second. Raises DistNetworkError when rank 0 is gone, StoreTimeout
-    for what does not come.
+    Several threads may use it at once: a thread that finds no free connection opens another. A request waits at most
+    `seconds`, and calls `check`, which may raise, every second. Raises DistNetworkError if rank 0 is lost, and
+    StoreTimeout if a key does not appear.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class StoreClient(Store):
     ):
         super().__init__()
         self.place, self.key, self.rank, self.seconds, self._check = place, key, rank, seconds, check
-        # Any thread takes from it and puts back: a list's steps are atomic. A thread of torch's keeps no thread-locals.
+        # Any thread takes from it and puts back: a list's steps are atomic. Threads of torch keep no thread-locals.
         self._free: list[Connection] = []
         self.local_address = place[0]  # from which this rank reaches rank 0; known once a connection is open
 
@@ -127,7 +127,7 @@ class StoreClient(Store):
                 connection.socket.settimeout(None)
                 connection.send([operation, *arguments], data)
                 answer = self._answer(connection, deadline)
-            except BaseException:  # what comes on it now answers nobody
+            except BaseException:  # its next message would answer another request
                 connection.close()
                 raise
         except OSError as error:
@@ -136,9 +136,9 @@ class StoreClient(Store):
         return answer
 
     def arrive(self, facts: dict[str, Any], seconds: float) -> Message:
-        """Tell rank 0's server what this rank was started with, and return its verdict; raises as `request`.
+        """Send rank 0's server what this rank was started with, and return its verdict. Raises as `request`.
 
-        If this rank is interrupted meanwhile, it leaves on the same connection, so that it may be started again.
+        If this rank is interrupted meanwhile, it leaves on the same connection, so that it may be restarted.
         """
         connection, deadline = self._free.pop(), time.monotonic() + seconds
         try:
@@ -166,22 +166,22 @@ class StoreClient(Store):
                 if time.monotonic() > deadline:
                     raise StoreTimeout("Timed out") from None
 
-    # What follows are a Store's methods, under the names by which torch calls them.
+    # The following are a Store's methods, under the names by which torch calls them.
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Put `value` under `key`."""
+        """Set the value of `key`."""
         self.request("set", key, data=_bytes(value))
 
     def get(self, key: str) -> bytes:
-        """The value of `key`, once there is one."""
+        """The value of `key`, once it exists."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of `keys`, once all are there."""
+        """The values of `keys`, once all exist."""
         return self._wait(keys, self.seconds)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all of `keys` are there."""
+        """Wait until all of `keys` exist."""
         self._wait(keys, self.seconds if timeout is None else timeout.total_seconds())
 
     def _wait(self, keys: Sequence[str], seconds: float) -> list[bytes]:
@@ -192,37 +192,37 @@ class StoreClient(Store):
         return [data[end - length : end] for length, end in zip(lengths, ends, strict=True)]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Put each of `values` under its key."""
+        """Set the value of each key."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Add `value` to the end of what is under `key`."""
+        """Append `value` to the value of `key`."""
         self.request("append", key, data=_bytes(value))
 
     def has_extended_api(self) -> bool:
-        """Whether there are append, multi_get and multi_set."""
+        """True: append, multi_get and multi_set exist."""
         return True
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number under `key`, 0 if there is none; return the sum."""
+        """Add to the number at `key` (0 if there is none); return the sum."""
         return int(self.request("add", key, amount)[1])
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of `keys` are there."""
+        """Whether all of `keys` exist."""
         return self.request("check", *keys)[0]
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Put `desired` under `key` if `expected` is there; return what is there then."""
+        """Set `key` to `desired` if its value is `expected`; return its value after that."""
         expected = _bytes(expected)
         return self.request("compare_set", key, len(expected), data=expected + _bytes(desired))[1]
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; return whether it was there."""
+        """Remove `key`; return whether it existed."""
         return self.request("delete", key)[0]
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return self.request("count")[0]
 
     deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815 - what torch's C++ looks for
@@ -233,7 +233,7 @@ class StoreClient(Store):
 
 
 class Rank0Store(StoreClient):
-    """The store as rank 0 uses it, which keeps the `table`: no connection is needed, in front of which others queue."""
+    """The store as rank 0 uses it, with direct access to the `table`, so that it waits for no connection."""
 
     def __init__(self, table: KeyTable, address: str, seconds: float):
         super().__init__((address, 0), b"", 0, seconds)

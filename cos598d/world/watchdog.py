@@ -1,14 +1,13 @@
-"""The watchdog between the ranks, which tells every rank, at once and in words, when another one is gone.
+"""The watchdog between the ranks: when one is lost, it tells every rank at once which one.
 
-A collective whose peer died may hang until its timeout, and its error does not say who died. So each rank keeps idle
-TCP connections to its neighbours in a tree, which in all but large worlds is a star around rank 0 (`neighbours`). The
-kernel closes them when the process ends, however it ends, and TCP's keepalive closes them when a host falls silent: a
-neighbour reads the end of the stream and tells its other neighbours which rank it was; they pass it on.
-A rank that fails with a sentence sends that sentence first, so that all can repeat it. A rank passes on what it hears
-before it leaves, so its own end is never news. Ranks that wait for each other forever find it out the same way
-(`deadlock`).
+A collective whose peer died may hang until its timeout, and its error does not name the peer. So each rank keeps idle
+TCP connections to its neighbours in a tree. Except in large worlds, that is a star around rank 0 (`neighbours`). The
+kernel closes them when the process ends, in whatever way, and TCP's keepalive closes them when a host falls silent. A
+neighbour reads the end of the stream and tells its other neighbours which rank it was; they pass it on. A rank that
+fails with a sentence sends that sentence first, so that all can repeat it. A rank passes on news before it ends, so its
+own end is never news. Ranks that wait for each other forever are found in the same way (`deadlock`).
 
-The thread that watches the connections ends the process by `os._exit` where it must: the main thread may be inside a
+The thread that watches the connections may have to end the process by `os._exit`: the main thread may be inside a
 collective, which nothing else can interrupt.
 """
 
@@ -31,19 +30,20 @@ from cos598d.world.meeting import Meeting
 from cos598d.world.neighbours import connect_neighbours, parent_of
 from cos598d.world.network import has_link, interface_with_link
 
-# The others say that they lost this rank, so it says so too, with the reason that it alone can see.
+# The others report that they lost this rank. So it reports that too, with the reason that only it can see.
 CUT_OFF = "lost connection to this rank, {rank}: its network interface {interface} has no link. Check that network."
-# How a connection ends when nothing comes from the neighbour's host; where the neighbour is gone, its host says so.
+# How a connection ends when nothing arrives from the neighbour's host. If only the neighbour ended, its host reports
+# that.
 UNHEARD = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN))
 PROBES = 3  # of TCP's keepalive, unanswered, before a host counts as silent
-SEND_SECONDS = 5.0  # a neighbour that accepts no message for so long is told nothing more
-GRACE_SECONDS = 2.0  # how long the main thread may take to leave by itself after a signal
+SEND_SECONDS = 5.0  # a neighbour that accepts no message for this long gets no more
+GRACE_SECONDS = 2.0  # how long the main thread may take to end by itself after a signal
 
 
 class Watchdog:
-    """This rank's connections to its neighbours. Every rank of a world of several makes one, after the rendezvous.
+    """This rank's connections to its neighbours. Every rank of a world of several creates one, after the rendezvous.
 
-    Between `__init__` and `close` this process ends itself, with exit code 1 and a sentence, when another rank is lost.
+    Between `__init__` and `close`, this process ends itself with exit code 1 and a sentence when another rank is lost.
     """
 
     def __init__(self, meeting: Meeting):
@@ -63,7 +63,8 @@ class Watchdog:
         self._written = written
         self._previous_fd = None
         if threading.current_thread() is threading.main_thread():
-            # Python's own handlers wait for the main thread; this wakes ours even while a collective blocks that one.
+            # Python's own handlers wait for the main thread; this wakes ours even while that is blocked in a
+            # collective.
             self._previous_fd = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
@@ -94,11 +95,11 @@ class Watchdog:
         return {neighbour.rank for neighbour in self._neighbours} - {self._parent}
 
     def fail(self, sentence: str, exit_code: int = 1) -> None:
-        """Tell the other ranks that this one stops, and why. The caller then ends the process, by `exit_code`.
+        """Tell the other ranks that this one stops, and why. The caller then ends the process, with `exit_code`.
 
-        The others do by the same where it says that no other start could do better, else by 1.
+        The others use the same code if it means that a restart would not help, else 1.
 
-        Does not return when the process is ending already, with another sentence.
+        It does not return if the process is already ending with another sentence.
         """
         with self._lock:
             is_first = not self._leaving.is_set()
@@ -109,15 +110,15 @@ class Watchdog:
 
     @property
     def waited_for(self) -> str:
-        """What this rank waits for, in words; nothing where that is not known."""
+        """A phrase for what this rank waits for; "" if that is not known."""
         return self._deadlocks.what
 
     def wait_for_news(self, seconds: float) -> None:
-        """Wait for news of what ended a collective: when it comes, this process prints it and ends here."""
+        """Wait for news of what ended a collective. If it comes, this process prints it and ends here."""
         self._thread.join(seconds)
 
     def silent_neighbours(self, seconds: float) -> list[int]:
-        """Ask the neighbours for an answer; return those that give none within `seconds`: stopped, or stuck."""
+        """Ask the neighbours for an answer. Return those that give none within `seconds`: stopped, or stuck."""
         asked = {neighbour.rank for neighbour in self._neighbours}
         self._answered.clear()
         self._tell({"ask": self.rank})
@@ -127,12 +128,12 @@ class Watchdog:
         return sorted(asked - self._answered)
 
     def close(self) -> None:
-        """Leave in order, like at a barrier: tell the others, and return when they too are done (or gone)."""
+        """Leave in order, as at a barrier: tell the others, and return when they too are done (or lost)."""
         self._all_below_finished.wait(self._seconds)
         if self._parent is not None:
             self._tell({"finished": self.rank}, only=self._parent)
             self._all_finished.wait(self._seconds)
-        # When rank 0 has heard from all, nobody can fail any more: it lets its children go, and they theirs.
+        # When all ranks have reported to rank 0, none can fail any more: it releases its children, and they theirs.
         self._tell({"finished": self.rank}, but=self._parent)
         self._leaving.set()
         self._written.send(b"\0")
@@ -146,7 +147,7 @@ class Watchdog:
         with self._sending:
             for neighbour in self._neighbours:
                 if neighbour.rank != but and only in (None, neighbour.rank):
-                    with contextlib.suppress(OSError):  # that rank is gone too
+                    with contextlib.suppress(OSError):  # that rank is lost too
                         neighbour.send(message)
 
     def _watch(self) -> None:
@@ -187,10 +188,10 @@ class Watchdog:
                     self._end(str(error))
 
     def _on_end(self, rank: int, unheard: bool) -> None:
-        """The connection to `rank` has ended: its host said so, or (`unheard`) nothing came from there for too long."""
+        """The connection to `rank` has ended: its host reported it, or (`unheard`) nothing came from there for long."""
         if rank in self._finished:
             return
-        # Where nothing came and this host's link is gone, the neighbour may be well, and this host the one cut off.
+        # If nothing came and this host's link is down, the neighbour may be well, and this host may be cut off.
         is_cut_off = unheard and self._interface is not None and not has_link(self._interface)
         lost = self.rank if is_cut_off else rank
         sentence = LOST_RANK.format(rank=lost)
@@ -198,7 +199,7 @@ class Watchdog:
         self._end(CUT_OFF.format(rank=lost, interface=self._interface) if is_cut_off else sentence)
 
     def _on_message(self, sender: int, message: dict) -> None:
-        """A neighbour asks, answers, says why all must end, or that all whom it connects with this rank are done."""
+        """A neighbour asks, answers, reports why all must end, or that all on its side are done."""
         if "ask" in message:
             self._tell({"answer": self.rank}, only=sender)
             return
@@ -224,7 +225,7 @@ class Watchdog:
             self._end(f"stopped because rank {int(message['failed'])} did: {sentence}", exit_code)
 
     def _on_waiting(self, sender: int, waits: Sequence, asked: Sequence | None) -> None:
-        """Another rank waits for long, or (`asked`) waits too, and has not begun what this one has asked for."""
+        """Another rank has waited for long, or (`asked`) also waits, and has not begun what this one asked for."""
         if asked is None:
             instead = self._deadlocks.instead_of(waits)
             if instead is not None:
@@ -238,7 +239,7 @@ class Watchdog:
     def _on_signal(self, number: int) -> None:
         if is_noted(number) or number not in (signal.SIGINT, signal.SIGTERM):
             return
-        # The main thread's handler raises where it can; out of a collective there is no other way than this.
+        # The main thread's handler raises where it can. From a collective there is no other way out than this.
         if not self._leaving.wait(GRACE_SECONDS):
             sentence = f"stopped by {signal.Signals(number).name}."
             self.fail(sentence)
@@ -246,7 +247,7 @@ class Watchdog:
 
     def _end(self, sentence: str, exit_code: int = 1) -> None:
         with self._lock:
-            if self._leaving.is_set():  # the main thread says already why
+            if self._leaving.is_set():  # the main thread is already reporting why
                 return
             self._leaving.set()
         exit_now(self.rank, sentence, exit_code)

@@ -1,4 +1,4 @@
-"""A local worker: a process for one rank, which is a fork of this one where that is as good as a fresh interpreter."""
+"""A local worker: a process for one rank. It is a fork of this one if that is as good as a fresh interpreter."""
 
 import contextlib
 import gc
@@ -19,18 +19,17 @@ from cos598d.world.identity import LISTENER
 
 
 def may_fork() -> bool:
-    """Whether a fork of this process, as it is now, can be all that a fresh interpreter would be.
+    """Whether a fork of this process, in its current state, is as good as a fresh interpreter.
 
-    Only on Linux: other systems' libraries need not survive it. Not next to other threads, whose locks would stay
-    locked in the fork, and not where there may be a GPU, whose driver is of no use to a fork once it was asked for
-    anything.
+    Only on Linux: other systems' libraries may not survive a fork. Not with other threads, whose locks would stay
+    locked in the fork. Not if there may be a GPU: after any call of its driver, a fork cannot use it.
     """
     return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1 and not may_have_gpu()
 
 
 @contextlib.contextmanager
 def held(numbers: Collection[int]) -> Iterator[Collection[int]]:
-    """Within it signals of these numbers wait. Gives the mask of those that were held before."""
+    """A context in which signals of these numbers wait. Yields the mask of signals that waited before."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield mask
@@ -39,12 +38,12 @@ def held(numbers: Collection[int]) -> Iterator[Collection[int]]:
 
 
 class Fork:
-    """A fork of this process, which has loaded already what takes a fresh interpreter seconds.
+    """A fork of this process, which has already loaded what takes a fresh interpreter seconds.
 
-    It calls `be_rank` and ends with the code that this returns. All else is as in a program that is started with the
-    environment `environ` and `python -u`: its session, its signals, streams that keep nothing back, and of `listener`
-    the descriptor, where `environ` has LISTENER. To be made while signals that are handled here are `held`, whose
-    `mask` the fork takes when it has its own session. Its methods are those of a Popen.
+    It calls `be_rank` and ends with its result as exit code. Everything else is as in a program that is started with
+    the environment `environ` and `python -u`: its session, its signals, unbuffered streams and, if `environ` has
+    LISTENER, the descriptor of `listener`. Create it while signals that are handled here are `held`. The fork takes
+    their `mask` when it has its own session. Its methods are those of a Popen.
     """
 
     def __init__(
@@ -59,15 +58,15 @@ class Fork:
             target=_be, args=(be_rank, name, environ, listener, mask)
         )
         self._process.start()
-        assert self._process.pid is not None  # it was started
+        assert self._process.pid is not None  # it has been started
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit code, or -N where signal N has ended it; None while it runs."""
+        """Its exit code, or -N if signal N has ended it; None while it runs."""
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, where it still runs."""
+        """Send it a signal, if it still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -81,7 +80,7 @@ def _be(
         if callable(signal.getsignal(number)):
             is_interrupt = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
-    gc.freeze()  # what is there stays: looking for garbage in it would only copy the pages that all share
+    gc.freeze()  # garbage collection would only copy the pages that all share
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)  # what `ps -e` and `top` show
     if LISTENER in environ:
@@ -95,6 +94,6 @@ def _be(
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         exit_code = be_rank()
-    except KeyboardInterrupt:  # before it could say so
+    except KeyboardInterrupt:  # before it could report it
         exit_code = 128 + signal.SIGINT
     sys.exit(exit_code)

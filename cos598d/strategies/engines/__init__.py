@@ -1,1 +1,1 @@
-"""Other people's engines as strategies, one file each; the registry of strategies has their names."""
+"""Other libraries' engines as strategies, one file each. Their names are in the registry of strategies."""

@@ -1,4 +1,4 @@
-"""DeepSpeed: ZeRO's stages 0 to 3 by the library that made them known."""
+"""DeepSpeed: ZeRO stages 0 to 3 by the library that introduced them."""
 
 import contextlib
 import logging
@@ -65,7 +65,7 @@ class DeepSpeed(Engine):
         super().check_config(config, world_size)
         need("deepspeed", "DeepSpeed", "0.19.4", config.sync)
 
-    optimizer: Any  # torch's at stage 0, else DeepSpeed's own round it
+    optimizer: Any  # torch's at stage 0, else DeepSpeed's own wrapper of it
 
     def choose(self) -> None:
         self.equal_passes = self.options.zero_stage >= 2
@@ -82,8 +82,8 @@ class DeepSpeed(Engine):
         self._apart = Apart(model)
         settings = {
             "train_micro_batch_size_per_gpu": 1,  # only its throughput figures ask for it
-            "gradient_accumulation_steps": 1,  # we say which backward is the last
-            "gradient_clipping": 0.0,  # its default would clip to 1 without a word
+            "gradient_accumulation_steps": 1,  # we mark the last backward ourselves
+            "gradient_clipping": 0.0,  # its default would clip to 1 silently
             "zero_optimization": {"stage": self.options.zero_stage, **sizes(self._apart.copy, self.options.bucket_mb)},
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
@@ -116,7 +116,7 @@ class DeepSpeed(Engine):
             self._engine.backward(loss * self.comm.world_size, scale_wrt_gas=False)
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
-        """As in the contract, but done in `step`, where DeepSpeed learns the norm."""
+        """As in the interface, but done in `step`, where DeepSpeed computes the norm."""
         if self.options.zero_stage:
             self.optimizer.clip_grad = max_norm
             return None
@@ -153,7 +153,7 @@ class DeepSpeed(Engine):
         return FlatState(self.optimizer.optimizer, fragments(copy, self.optimizer, stage, self.comm.rank))
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """As in the contract; stage 3 gathers a parameter at a time."""
+        """As in the interface; stage 3 gathers one parameter at a time."""
         for name, parameter in self._apart.copy.named_parameters():
             whole = self._gathered(parameter) if self.options.zero_stage == 3 else parameter
             if self.comm.rank == 0:
@@ -173,7 +173,7 @@ class DeepSpeed(Engine):
         del self._engine, self.optimizer
 
     def memory(self) -> dict[str, int]:
-        """As in the contract, from what DeepSpeed's optimizer holds by name."""
+        """As in the interface, from the named attributes of DeepSpeed's optimizer."""
         copies = list(self._apart.copy.parameters())
         optimizer = self.optimizer
         inner = getattr(optimizer, "optimizer", optimizer)
@@ -181,10 +181,10 @@ class DeepSpeed(Engine):
         stepped = [p for group in inner.param_groups for p in group["params"]]
         return count_memory(
             parameters=[*_tensors(p.data for p in copies), *_tensors(getattr(p, "ds_tensor", None) for p in copies)],
-            # Before the gradients, which are views of them until they are reduced.
+            # Counted before the gradients, which are views of them until they are reduced.
             buckets=tensors_in([bucket.buffer for bucket in getattr(optimizer, "ipg_buckets", {}).values()]),
             gradients=[*_tensors(p.grad for p in (*copies, *stepped)), *tensors_in(gradients)],
-            # The flat fp32 weights that its optimizer steps are its state: the model has its own.
+            # The flat fp32 weights that its optimizer steps count as its state: the model has its own.
             optimizer=[
                 *_tensors(p.data for p in stepped),
                 *tensors_in([list(state.values()) for state in inner.state.values()]),
@@ -195,12 +195,12 @@ class DeepSpeed(Engine):
         return held_by_deepspeed(job, self.options.zero_stage, sizes(job.model, self.options.bucket_mb))
 
     def _alias(self) -> None:
-        """Let the model's parameters be where DeepSpeed has laid the copy's."""
+        """Make the model's parameters share memory with those that DeepSpeed has moved the copy's to."""
         for name, parameter in self._apart.copy.named_parameters():
             self._apart.fill(name, parameter.data)
 
     def _fill(self) -> None:
-        """Gather stage 3's weights into the model, a parameter at a time."""
+        """Gather stage 3's weights into the model, one parameter at a time."""
         if self._apart.is_whole:
             return
         import deepspeed
@@ -217,16 +217,16 @@ def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def _imported(device: str) -> Any:
-    """DeepSpeed, told the device, silenced, and kept from compiling a collective of its own when it is initialized."""
+    """Import DeepSpeed for this device, without its output, and without letting it compile a collective of its own."""
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # It calls torch by names that torch would have renamed.
+    # It calls torch functions by deprecated names.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     import deepspeed
     import deepspeed.utils
 
     deepspeed.utils.logger.setLevel(logging.ERROR)
-    # A second all-reduce through shared memory, which it would build with g++ for up to two minutes.
+    # It would spend up to two minutes compiling a second all-reduce through shared memory with g++.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed

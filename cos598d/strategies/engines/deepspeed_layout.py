@@ -1,4 +1,4 @@
-"""Where DeepSpeed lays weights and optimizer state, what its settings are, and what a rank then holds by formula."""
+"""How DeepSpeed lays out weights and optimizer state, its settings, and the memory of a rank by formula."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,36 +11,36 @@ from cos598d.strategies.formula import MemoryBytes, MemoryEstimate, TrainingSpec
 from cos598d.strategies.optimizers import decayed_and_plain
 from cos598d.strategies.state import STEP, FullTensor, OptimizerState, ShardSlice
 
-SMALL = 100_000  # elements: DeepSpeed's own threshold, up to which stage 3 leaves parameters whole
-UNSAID = "DeepSpeed copies gradients on their way by rules of its own, so no formula for the peak"
+SMALL = 100_000  # elements: stage 3 leaves parameters up to this size whole, as DeepSpeed's own default does
+UNSAID = "DeepSpeed copies gradients during reduction by its own rules, so there is no formula for the peak"
 
 
 def sizes(model: nn.Module, bucket_mb: float) -> dict[str, int]:
-    """DeepSpeed's settings in elements, for this model; its defaults are for models of billions of them.
+    """DeepSpeed's settings for this model, in elements; its defaults are for models of billions of elements.
 
-    By default a bucket is of 5e8 elements, and a model of fewer than 1e9 stays whole for all of a step.
+    By default a bucket has 5e8 elements, and a model of fewer than 1e9 stays whole during the whole step.
     """
     elements = sum(p.numel() for p in model.parameters())
     bucket = max(1, min(elements, int(bucket_mb * (1 << 20)) // 4))
     return {
         "reduce_bucket_size": bucket,
         "stage3_prefetch_bucket_size": bucket,
-        # What is needed again within so many is not freed, as at the turn from forward to backward.
+        # Weights that are needed again within this many elements are not freed, as between forward and backward.
         "stage3_max_reuse_distance": bucket,
         "stage3_param_persistence_threshold": SMALL,
-        # All that stay whole together: a small model would consist of nothing else.
+        # The most elements that stay whole in total: without this, all of a small model would.
         "stage3_model_persistence_threshold": elements // 100,
     }
 
 
 def held_by_deepspeed(job: TrainingSpec, stage: int, settings: Mapping[str, int]) -> MemoryEstimate:
-    """Between two steps, of float32 weights, with these `sizes`.
+    """Memory between two steps for float32 weights with these `sizes`, by stage:
 
     0      all weights and their state
-    1, 2   the weights of each of the optimizer's groups, padded to a multiple of 2n elements; of an n-th of these a
-           copy that is stepped, and its state
-    3      an n-th of each parameter, padded to a multiple of n elements, and as much for its gradient; its state; the
-           parameters that stay whole, padded alike; one bucket
+    1, 2   the weights of each of the optimizer's groups, padded to a multiple of 2n elements; a stepped copy of one
+           n-th of these, and its state
+    3      one n-th of each parameter, padded to a multiple of n elements, and as much for its gradient; its state; the
+           parameters that stay whole, with the same padding; one bucket
     """
     if stage == 0:
         state = job.state(job.weights, len(job.trainable))
@@ -63,7 +63,7 @@ def _expected(parameters: int, optimizer: int, gradients: int = 0, buckets: int 
 
 
 def _persistent(model: nn.Module, settings: Mapping[str, int]) -> list[nn.Parameter]:
-    """The parameters that stage 3 leaves whole: in order, the small ones that fit into what may be left so together."""
+    """The parameters that stage 3 leaves whole: small ones, in order, as long as they fit into the total limit."""
     found: list[nn.Parameter] = []
     room = settings["stage3_model_persistence_threshold"]
     for p in model.parameters():
@@ -74,15 +74,15 @@ def _persistent(model: nn.Module, settings: Mapping[str, int]) -> list[nn.Parame
 
 
 def _up(elements: int, unit: int) -> int:
-    """The next multiple of `unit`."""
+    """`elements` rounded up to a multiple of `unit`."""
     return -(-elements // unit) * unit
 
 
 @dataclass(frozen=True)
 class DeepSpeedShard:
-    """This rank's part of a trainable parameter: its elements from `begin`, at `offset` of a flat tensor in fp32.
+    """This rank's part of a trainable parameter: its elements from `begin`, at `offset` in a flat fp32 tensor.
 
-    `flat` is what DeepSpeed's inner optimizer steps.
+    DeepSpeed's inner optimizer steps `flat`.
     """
 
     name: str
@@ -102,7 +102,7 @@ class DeepSpeedShard:
 
 
 def fragments(model: nn.Module, optimizer: Any, stage: int, rank: int) -> list[DeepSpeedShard]:
-    """The parts of this rank's, of a model that DeepSpeed's `optimizer` of stage 1, 2 or 3 has cut."""
+    """This rank's parts of a model that DeepSpeed's `optimizer` of stage 1, 2 or 3 has sharded."""
     found = _of_stage_3(model, optimizer, rank) if stage == 3 else _of_stages_1_and_2(model, optimizer)
     return [fragment for fragment in found if fragment.elements > 0]
 
@@ -127,7 +127,7 @@ def _of_stage_3(model: nn.Module, optimizer: Any, rank: int) -> Iterator[DeepSpe
 
 
 def put_weights(parameter: nn.Parameter, rank: int, whole: torch.Tensor) -> None:
-    """Let a parameter that the model computes with, cut or whole, have these values."""
+    """Set a parameter that the model computes with, sharded or whole, to these values."""
     cut: Any = parameter
     if not hasattr(cut, "ds_tensor"):
         cut.data.copy_(whole)
@@ -135,15 +135,15 @@ def put_weights(parameter: nn.Parameter, rank: int, whole: torch.Tensor) -> None
     length = cut.ds_tensor.numel()
     mine = whole.reshape(-1)[rank * length : (rank + 1) * length]
     cut.ds_tensor.detach()[: len(mine)].copy_(mine)
-    if cut.ds_status.name == "AVAILABLE":  # a small one, which stays gathered
+    if cut.ds_status.name == "AVAILABLE":  # a small parameter, which stays gathered
         cut.data.copy_(whole)
 
 
 class FlatState(OptimizerState):
-    """What DeepSpeed's inner optimizer remembers of its flat tensors, by the model's names.
+    """The state of DeepSpeed's inner optimizer for its flat tensors, under the model's names.
 
-    It counts the steps of all of them together. So of a state that counts each parameter's the largest STEP is taken,
-    and zeros for what was never stepped.
+    It has one step count for all of them. From a state with a count per parameter it takes the largest STEP. Parameters
+    that were never stepped get zeros.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, parts: list[DeepSpeedShard]):
@@ -151,7 +151,7 @@ class FlatState(OptimizerState):
         self._flats = list({id(part.flat): part.flat for part in parts}.values())
 
     def pieces(self) -> Iterator[ShardSlice]:
-        """What there is so far."""
+        """The pieces that exist so far."""
         for part in self.parts.values():
             for kind, value in self._inner.state.get(part.flat, {}).items():
                 if isinstance(value, torch.Tensor) and value.shape == part.flat.shape:
@@ -160,7 +160,7 @@ class FlatState(OptimizerState):
                     yield ShardSlice.of_whole(kind, part.name, torch.as_tensor(value))
 
     def put(self, whole: FullTensor) -> None:
-        """Remember this rank's part of a whole tensor, and of every STEP whether it is the largest."""
+        """Load this rank's part of a whole tensor. Of several values of STEP, keep the largest."""
         if whole.kind == STEP:
             for flat in self._flats:
                 state, step = self._inner.state[flat], whole.tensor.to(flat.device, copy=True)

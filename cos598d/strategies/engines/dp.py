@@ -13,21 +13,23 @@ from cos598d.sync.none import NoSync
 
 
 class DP(Replicated):
-    """`nn.DataParallel` on g GPUs of one host, by threads of one process (torch's module of that name).
+    """`nn.DataParallel` on g GPUs of one host, with threads of one process (torch's module of that name).
 
-    1. Forward copies the weights from the first GPU to the others and cuts the batch into g pieces, equal but the last.
-    2. Each GPU computes its piece; the losses come back to the first, weighted here by the pieces' examples.
-    3. Backward runs on all, and adds the gradients up on the first GPU, where the optimizer steps.
+    1. Forward copies the weights from the first GPU to the others and splits the batch into g pieces, equal except the
+       last.
+    2. Each GPU computes its piece. The losses return to the first GPU, where they are weighted by the number of
+       examples.
+    3. Backward runs on all GPUs and adds the gradients up on the first, where the optimizer steps.
 
-    Cost for S bytes of weights, between the host's GPUs: the first sends (g-1) S of weights and receives (g-1) S of
-    gradients in every forward and backward. Memory: on the first GPU weights, gradients and AdamW's state, 4 S; on
-    each other S, and S of gradients. The ledger has what ranks send, and so nothing of it.
-    Choose it never: `ddp` on as many ranks is faster, because its copies stay and no thread waits for another's Python.
+    Cost for S bytes of weights, between the host's GPUs: in every forward and backward the first GPU sends (g-1) S of
+    weights and receives (g-1) S of gradients. Memory: weights, gradients and AdamW's state, 4 S, on the first GPU; S of
+    weights and S of gradients on each other. The ledger counts what ranks send, so it has none of this. Never choose
+    it: `ddp` on as many ranks is faster, because its copies stay and no thread waits for another's Python.
 
-    Without a GPU, or with one, it only calls the module: it is one process then, and measures nothing of its own.
+    With one GPU or none it only calls the module: it is one process then, and measures nothing of its own.
 
-    Known wrong: the loss of a batch whose examples weigh differently within the model, such as a loss that leaves some
-    out, is not the mean of its pieces' means.
+    Known wrong: if examples have different weights within the model, as in a loss that ignores some, the batch's loss
+    is not the weighted mean of the pieces' means.
     """
 
     sync_kind = NoSync
@@ -50,7 +52,7 @@ class DP(Replicated):
 
 
 class _Called(nn.Module):
-    """What `attach` gave, as the module that DataParallel wants."""
+    """The callable from `attach`, as the module that DataParallel needs."""
 
     def __init__(self, module: Module):
         super().__init__()

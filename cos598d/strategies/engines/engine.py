@@ -1,4 +1,4 @@
-"""What engines share: the replicas start alike, what an engine sends is watched, and precision is autocast's."""
+"""What all engines share: equal initial replicas, a log of what an engine sends, and precision by autocast."""
 
 import copy
 from contextlib import AbstractContextManager
@@ -21,11 +21,11 @@ from cos598d.terminal.printable import printable
 
 
 class Engine(Strategy):
-    """A strategy by somebody else's code, which a subclass wraps round the model in `wrap`.
+    """A strategy by another library, which a subclass puts around the model in `wrap`.
 
     1. `attach` verifies that the ranks' models are alike and sends rank 0's state to all, as every sync does.
-    2. What the engine then sends through torch.distributed is entered in the ledger; `bytes_from` says whether that is
-       all of it, or whether only the kernel's counters see it.
+    2. The ledger gets what the engine then sends through torch.distributed. `bytes_from` is BY_LEDGER if that is all of
+       it, else BY_COUNTERS: only the kernel's counters see the rest.
     3. Losses are multiplied by the number of ranks, since engines average.
 
     precisions: those of PRECISIONS in which it trains.
@@ -35,7 +35,7 @@ class Engine(Strategy):
 
     @classmethod
     def check_config(cls, config: Any, world_size: int) -> None:
-        """Raise UsageError for a run, with this RunConfig, that this engine cannot make, before the ranks meet."""
+        """Raise UsageError, before the ranks meet, if this engine cannot run with this RunConfig."""
         if config.precision not in (*cls.precisions, AUTO_PRECISION):
             raise UsageError(
                 f"--precision {config.precision} does not work with --sync {config.sync}. Choose "
@@ -49,7 +49,7 @@ class Engine(Strategy):
         try:
             with watched(self.comm, STATE):
                 module = self.wrap(model, make_optimizer)
-        except ImportError as error:  # such as one that was built beside another torch
+        except ImportError as error:  # such as one that was built for another version of torch
             reason = printable(first_line(error)).rstrip(".")
             raise UserError(
                 f"{type(self).__name__} is installed but cannot be imported ({reason}). Run `make engines`."
@@ -63,7 +63,7 @@ class Engine(Strategy):
         return forward
 
     def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
-        """Hand the model to the engine, set `optimizer`, and return what to call."""
+        """Hand the model to the engine, set `optimizer`, and return the callable to train with."""
         raise NotImplementedError
 
     def before_forward(self) -> None:
@@ -78,15 +78,15 @@ class Engine(Strategy):
             (loss * (self.comm.world_size * self.loss_scale)).backward()
 
     def finish(self) -> None:
-        """Backward has waited already."""
+        """Nothing to wait for: backward has waited."""
 
     def parameters(self) -> list[nn.Parameter]:
-        """What the optimizer steps."""
+        """The parameters that the optimizer steps."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def memory(self) -> dict[str, int]:
-        """As in the contract, of an engine that leaves the model whole; what it keeps to itself, such as buckets in
-        C++, is not seen, and no category here."""
+        """As in the interface, for an engine that leaves the model whole. Its private memory, such as buckets in C++,
+        is not visible and in no category."""
         return count_memory(
             parameters=[p.data for p in self.model.parameters()],
             gradients=[p.grad for p in self.model.parameters() if p.grad is not None],
@@ -97,16 +97,16 @@ class Engine(Strategy):
         if job.ranks == 1:
             return TrafficEstimate()
         return TrafficEstimate(
-            unsaid=f"{type(self).__name__} does not report its calls: only the kernel counts its bytes"
+            unsaid=f"{type(self).__name__} does not report its calls, so only the kernel counts its bytes"
         )
 
     def step(self) -> bool:
-        # The norm, by which it is known, is the same on every rank.
+        # All ranks have the same norm, so they skip the same steps.
         with self.phase("step"), watched(self.comm):
             if self.is_finite:
                 self.optimizer.step()
             self.scale.update(self.is_finite, self.comm.ledger.iteration)
-            self.optimizer.zero_grad()  # which sets them to None
+            self.optimizer.zero_grad()  # sets the gradients to None
         return self.is_finite
 
     def settle(self) -> None:
@@ -117,10 +117,10 @@ class Engine(Strategy):
 
 
 class Apart:
-    """A copy of a model for an engine that changes what it is given: the model itself stays plain.
+    """A copy of a model for an engine that changes its model; the model itself stays plain.
 
-    At first the copy's parameters share their memory with the model's; an engine that lays its own elsewhere, or cuts
-    them, leaves the model's old values behind, which `empty` frees and `fill` replaces. Buffers are the same tensors.
+    At first the copy's parameters share memory with the model's. An engine may move or shard the copy's. The model then
+    still has the old values: `empty` frees them, and `fill` replaces them. The buffers are the same tensors.
     """
 
     def __init__(self, model: nn.Module):
@@ -131,12 +131,12 @@ class Apart:
         self.is_whole = True
 
     def follow(self) -> None:
-        """Train or evaluate as the model does."""
+        """Set the copy to training or evaluation mode, as the model is."""
         if self.copy.training != self.model.training:
             self.copy.train(self.model.training)
 
     def empty(self) -> None:
-        """Free the model's parameters, which are not the current ones any more."""
+        """Free the model's parameters, which are outdated now."""
         for p in self.model.parameters():
             p.data = p.data.new_empty(0)
         self.is_whole = False

@@ -1,4 +1,4 @@
-"""Lightning Fabric: torch's DDP or FSDP2, set up by somebody else."""
+"""Lightning Fabric: torch's DDP or FSDP2, set up by another library."""
 
 import logging
 import warnings
@@ -29,20 +29,20 @@ from cos598d.sync.parts.reducer import Reducer
 
 
 class Fabric(TorchFSDP):
-    """Fabric round the model and the optimizer (Lightning AI), by `--fabric_strategy`.
+    """Fabric around the model and the optimizer (Lightning AI), by `--fabric_strategy`.
 
     ddp:    1. `setup` wraps the model in torch's DDP, which averages in buckets while backward runs.
             2. Fabric's `clip_gradients` clips the averages; every rank makes the same step.
-            Cost: what `ddp` costs, 2(n-1)/n S. Memory: S each of weights, gradients and buckets, 2 S of AdamW's state.
-    fsdp2:  1. Its `ModelParallelStrategy` hands the model and a mesh to a function of ours, which cuts every layer and
-               the whole by `fully_shard`. From there on it is `torch_fsdp` with torch's own reduce-scatter.
-            Cost: (n-1)/n (2S - R) to gather, R the root's; on gloo 2(n-1)/n S to reduce. Memory: S/n each of weights
-            and gradients, 2 S/n of AdamW's state.
+            Cost: as for `ddp`, 2(n-1)/n S. Memory: S each of weights, gradients and buckets, 2 S of AdamW's state.
+    fsdp2:  1. Its `ModelParallelStrategy` passes the model and a mesh to our function, which shards every layer and
+               the whole by `fully_shard`. After that it is `torch_fsdp` with torch's own reduce-scatter.
+            Cost for R bytes in the root: (n-1)/n (2S - R) to gather; on gloo 2(n-1)/n S to reduce. Memory: S/n each of
+            weights and gradients, 2 S/n of AdamW's state.
 
-    The ranks are ours: Fabric is told of them and starts none. Each counts as a node of one device.
-    Choose it to keep a loop of one's own and change strategies by a word; it is torch's engines underneath.
+    We start the ranks: Fabric gets their numbers and starts none. Each counts as a node of one device.
+    Choose it to keep your own loop and change strategies by a word; it uses torch's engines underneath.
 
-    What the DDP inside sends is entered in the ledger as `ddp`'s is.
+    The ledger gets what the DDP inside sends, as for `ddp`.
 
     Known wrong: its own clipping under fsdp2 reduces by calls that the ledger does not see, so the norm is summed here.
     """
@@ -54,7 +54,7 @@ class Fabric(TorchFSDP):
 
     @property
     def is_cut(self) -> bool:
-        """Whether parameters are cut over the ranks."""
+        """Whether parameters are sharded."""
         return self.options.fabric_strategy == "fsdp2"
 
     def choose(self) -> None:
@@ -73,7 +73,7 @@ class Fabric(TorchFSDP):
     def replicas_equal(self) -> bool:
         return not self.is_cut or self._apart.is_whole
 
-    optimizer: Any  # Fabric's, round torch's
+    optimizer: Any  # Fabric's wrapper of torch's
 
     def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         if self.is_cut:
@@ -161,7 +161,7 @@ class Fabric(TorchFSDP):
         return self.optimizer.optimizer
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """As in the contract: under ddp also in which order torch has laid its buckets."""
+        """As in the interface; under ddp, also the order of torch's buckets."""
         facts, tensors = super().own_state()
         return facts if self.is_cut else {"arrival": self._reducer.arrival()}, tensors
 
@@ -207,14 +207,14 @@ def _model_parallel(engine: Fabric, parallelize: Any) -> Any:
 
 
 def _fabric(engine: Fabric, strategy: Any) -> Any:
-    """Fabric, told of the ranks that there are."""
+    """Fabric with the existing ranks."""
     for name in ("lightning.fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     import lightning.fabric
     from lightning.fabric.plugins.environments import LightningEnvironment
 
     class Ours(LightningEnvironment):
-        """Every rank a node of one device; the process group is open already."""
+        """Every rank is a node of one device. The process group is open already."""
 
         creates_processes_externally = True
 
@@ -231,13 +231,13 @@ def _fabric(engine: Fabric, strategy: Any) -> Any:
             return engine.comm.rank
 
         def set_world_size(self, size: int) -> None:
-            """Known."""
+            """Nothing to do: it is known."""
 
         def set_global_rank(self, rank: int) -> None:
-            """Known."""
+            """Nothing to do: it is known."""
 
         def teardown(self) -> None:
-            """Nothing of this environment's is to be undone."""
+            """Nothing to undo."""
 
     device = engine.comm.device
     with warnings.catch_warnings():

@@ -19,14 +19,15 @@ from cos598d.strategies.formula import (
 
 
 def held_by_fsdp(job: TrainingSpec, layers: Sequence[nn.Module], reshard: bool, ours: bool) -> MemoryEstimate:
-    """A rank's rows of all parameters, frozen ones too; within a step those that are gathered, and their gradients.
+    """A rank's rows of all parameters, frozen ones too. Within a step, also the gathered parameters and their
+    gradients.
 
-    1. Gathered are the root's from forward to the end of backward, and a layer's while it computes; without `reshard`
-       from its forward to the end of its backward. All are padded to a multiple of n rows.
-    2. A gradient is whole until its layer's backward is over, or the root's is, and then the rank's rows of it.
-    3. Gradients of all passes but the last stay whole until then.
-    4. Where `ours` is the reduce-scatter, its scratch stays: up to `IN_FLIGHT` segments of every other rank.
-    What FSDP2 copies on the way into and out of its collectives is not in it.
+    1. The root's parameters are gathered from forward to the end of backward. A layer's are gathered while it computes;
+       without `reshard`, from its forward to the end of its backward. All are padded to a multiple of n rows.
+    2. A gradient is whole until the backward of its layer, or of the root, is over. After that the rank holds its rows.
+    3. Gradients of all passes except the last stay whole until then.
+    4. With our reduce-scatter (`ours`), its scratch stays: up to `IN_FLIGHT` segments of every other rank.
+    FSDP2's own copies before and after its collectives are not included.
     """
     units = [list(layer.parameters()) for layer in layers]
     number_of = {p: number for number, unit in enumerate(units) for p in unit}
@@ -47,7 +48,7 @@ def held_by_fsdp(job: TrainingSpec, layers: Sequence[nn.Module], reshard: bool, 
     stay = {root} if reshard else set(range(len(units)))  # after forward
     moments = [held({root, number} if reshard else {root, *range(number + 1)}) for number in range(root)]
     whole, cut = dict.fromkeys(range(len(units)), 0), 0  # bytes of gradients
-    passes = min(job.passes, 3)  # a first one, one that adds to what is there, and the last
+    passes = min(job.passes, 3)  # the first, one that adds to existing gradients, and the last
     for number_of_pass in range(passes):
         gathered, before = set(stay), root
         for _, p in reversed(job.trainable):
@@ -67,9 +68,9 @@ def held_by_fsdp(job: TrainingSpec, layers: Sequence[nn.Module], reshard: bool, 
 def sent_by_fsdp(
     job: TrainingSpec, layers: Sequence[nn.Module], reshard: bool, halves: bool, may_be_unused: bool
 ) -> TrafficEstimate:
-    """Rows of all parameters to every other rank: the root's once in a micro-batch, a layer's once more for backward
-    with `reshard`. Gradients in a step's last one alone, by a reduce-scatter, or, unless it `halves` it, a ring of the
-    whole. Before an evaluation all rows once more."""
+    """All-gather: this rank's rows to every other rank, for the root's parameters once per micro-batch, for a layer's
+    once more for backward with `reshard`. Gradients: only in the step's last micro-batch, by a reduce-scatter, or by a
+    ring of the whole unless it `halves` that. Before an evaluation, all rows once more."""
     if job.ranks == 1:
         return TrafficEstimate()
     in_layers = _padded((p for layer in layers for p in layer.parameters()), job.ranks)
@@ -82,19 +83,19 @@ def sent_by_fsdp(
 
 
 def longest_part(model: nn.Module, layers: Iterable[nn.Module], ranks: int) -> int:
-    """The bytes of a rank's rows of the gradients that are reduced together: of one of the layers, or of the rest."""
+    """The most bytes of a rank's rows among the gradients that are reduced together: a layer's, or the rest."""
     in_layers = [list(layer.parameters()) for layer in layers]
     rest = set(model.parameters()).difference(*in_layers)
     return max(_padded((p for p in unit if p.requires_grad), ranks) for unit in (*in_layers, rest))
 
 
 def _padded(parameters: Iterable[nn.Parameter], ranks: int) -> int:
-    """The bytes that each rank has for its rows of these, as many on every rank."""
+    """The bytes of a rank's rows of these, padded so that all ranks have equally many."""
     return sum(-(-p.shape[0] // ranks) * _row_bytes(p) for p in parameters)
 
 
 def _rows_of(p: nn.Parameter, job: TrainingSpec) -> int:
-    """How many rows of the parameter the rank really has."""
+    """How many rows of the parameter the rank has, without padding."""
     most = -(-p.shape[0] // job.ranks)
     return max(0, min(most, p.shape[0] - job.rank * most))
 

@@ -1,4 +1,4 @@
-"""Our reduce-scatter in the form that FSDP2 takes."""
+"""Our reduce-scatter with the interface that FSDP2 needs."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from cos598d.comm.exchange import ReduceScatters
 
 
 class ReduceScatterByMessages(DefaultAllocMixin, ReduceScatter):
-    """A layer's gradients summed by messages: (n-1)/n of them are sent, and gloo's own sends twice that."""
+    """Sums a layer's gradients by messages. They send (n-1)/n of them; gloo's own reduce-scatter sends twice that."""
 
     def __init__(self, sums: ReduceScatters, ranks: int):
         self._sums, self._ranks = sums, ranks

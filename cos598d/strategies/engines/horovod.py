@@ -1,4 +1,4 @@
-"""Horovod: gradients averaged tensor by tensor, fused on the way, by a thread of its own."""
+"""Horovod: averages gradients tensor by tensor, fused, in a thread of its own."""
 
 import contextlib
 import itertools
@@ -22,33 +22,32 @@ from cos598d.strategies.formula import MemoryBytes, MemoryEstimate, TrainingSpec
 from cos598d.sync.cost import Buffers
 from cos598d.world.network import INTERFACE_VARIABLE, interface_of, is_loopback, network_identity
 
-_MANY = 1 << 30  # backward passes that no step has
+_MANY = 1 << 30  # more backward passes than any step has
 _meetings = itertools.count()
 
 
 class Horovod(Engine):
-    """Horovod's DistributedOptimizer round torch's (Sergeev and Del Balso, "Horovod", 2018), over a gloo of its own.
+    """Horovod's DistributedOptimizer around torch's (Sergeev and Del Balso, "Horovod", 2018), on its own gloo.
 
-    1. A hook on each parameter hands its gradient, under its name, to Horovod's thread while backward still runs.
-    2. Every millisecond the threads tell rank 0 which tensors they have. Those that all have are laid side by side, up
-       to 128 MiB, and averaged by a ring all-reduce: the order in which ranks come to them does not matter.
-    3. The step waits for all of them, then every rank clips the averages and makes the same step.
+    1. A hook on each parameter passes its gradient, by name, to Horovod's thread while backward still runs.
+    2. Every millisecond the threads report to rank 0 which tensors they have. Those that all ranks have are packed, up
+       to 128 MiB, and averaged by a ring all-reduce. So ranks may produce them in different orders.
+    3. The step waits for all of them. Then every rank clips the averages and makes the same step.
 
-    Cost for a gradient of S bytes: every rank sends and receives 2(n-1)/n S, with `--compress fp16` half of that, and
-    0.1 MB a second of chatter between the threads.
-    Memory: S each of weights and gradients, with AdamW 2 S of state, and the thread's buffer of up to 128 MiB.
-    Choose it where it is there already; its last version is of 2023, and does not compile beside a new torch without
-    the help that `make engines` gives.
+    Cost for a gradient of S bytes: every rank sends and receives 2(n-1)/n S, half of that with `--compress fp16`. The
+    threads add 0.1 MB per second. Memory: S each of weights and gradients, with AdamW 2 S of state, and the thread's
+    buffer of up to 128 MiB. Choose it if you already use it. Its last version is from 2023, and does not compile with a
+    new torch without the patches of `make engines`.
 
-    The ranks are ours. What their gloo needs to meet goes over the run's own meeting point: on each rank a small server
-    on the loopback address, there until Horovod is initialized, stands for the one that horovodrun would start.
-    The ledger sees none of Horovod's calls: its bytes are those that the kernel counts.
+    We start the ranks. Their gloo meets through the run's own store: on each rank a small server on the loopback
+    address replaces the one that horovodrun would start, until Horovod is initialized. The ledger sees none of
+    Horovod's calls: its bytes are those that the kernel counts.
 
-    Known wrong: between hosts it meets at the address of the host's name, whatever interface it is told; where that is
-    a loopback address, it is refused here. A parameter that is unused gets zeros, so that AdamW still decays it.
-    `broadcast_optimizer_state` takes a step with a fresh Adam: it is left out here, where all optimizers are fresh.
-    bfloat16 tensors are refused. What is laid side by side depends on time, and so does the order of sums: on three
-    ranks or more no run repeats another, or goes on as another would have, to the last bit.
+    Known wrong: between hosts it connects to the address of the host's name, whatever interface it is given; a loopback
+    address there is refused here. An unused parameter gets zeros, so AdamW still decays it. `broadcast_optimizer_state`
+    makes a step with a fresh Adam; we skip it, since all optimizers are fresh. bfloat16 tensors are refused. Which
+    tensors are packed together depends on timing, and so does the order of sums. On three ranks or more, no run or
+    resume reproduces another to the last bit.
     """
 
     uses = ("compress",)
@@ -88,7 +87,7 @@ class Horovod(Engine):
 
         try:
             self.optimizer.synchronize()
-        except HorovodInternalError as error:  # a rank is gone, and the watchdog will say which
+        except HorovodInternalError as error:  # a rank is lost, and the watchdog will report which
             raise RuntimeError(f"Connection closed: {str(error).split('. ')[0]}") from None
 
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
@@ -105,12 +104,13 @@ class Horovod(Engine):
 
     def detach(self) -> None:
         super().detach()
-        self.optimizer.set_backward_passes_per_step(_MANY)  # its hooks stay on the parameters while anybody holds it
+        # its hooks stay on the parameters as long as anything refers to it
+        self.optimizer.set_backward_passes_per_step(_MANY)
         del self.optimizer
 
 
 def _check_names(comm: Communicator) -> None:
-    """Raise UserError, on every rank, where a host's name leads no other host to it."""
+    """Raise UserError, on every rank, if a host's name does not lead other hosts to it."""
     found = comm.exchange([network_identity(), _address_of_name()])
     if len({network for network, _ in found}) == 1:
         return
@@ -131,7 +131,7 @@ def _address_of_name() -> str:
 
 
 def _meet(hvd: Any, comm: Communicator) -> None:
-    """Initialize Horovod for the ranks that there are, each of them a host of its own."""
+    """Initialize Horovod on the existing ranks, each as a host of its own."""
     interface = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0] or interface_of("127.0.0.1") or "lo"
     with _rendezvous(comm.store, f"horovod/{next(_meetings)}") as port:
         os.environ |= {
@@ -155,7 +155,7 @@ def _meet(hvd: Any, comm: Communicator) -> None:
 
 @contextlib.contextmanager
 def _rendezvous(store: Store, prefix: str) -> Iterator[int]:
-    """A server on this host's loopback address that keeps in `store` what Horovod puts there; its port."""
+    """A server on this host's loopback address that keeps Horovod's keys in `store`. Yields its port."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 5
@@ -170,7 +170,7 @@ def _rendezvous(store: Store, prefix: str) -> Iterator[int]:
             self._answer(b"")
 
         def do_DELETE(self) -> None:
-            self._answer(b"")  # the keys are of this meeting alone
+            self._answer(b"")  # the keys belong to this rendezvous only, so nothing is deleted
 
         def _answer(self, body: bytes | None) -> None:
             self.send_response(404 if body is None else 200)
@@ -179,7 +179,7 @@ def _rendezvous(store: Store, prefix: str) -> Iterator[int]:
             self.wfile.write(body or b"")
 
         def log_message(self, *_: Any) -> None:
-            """Nothing is said."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

@@ -1,4 +1,4 @@
-"""torch's FSDP2: parameters, gradients and the optimizer's state cut over the ranks, gathered layer by layer."""
+"""torch's FSDP2: parameters, gradients and optimizer state sharded over the ranks, gathered layer by layer."""
 
 import contextlib
 from collections import Counter
@@ -28,32 +28,32 @@ from cos598d.strategies.state import (
 
 
 class TorchFSDP(Engine):
-    """`fully_shard` on every layer and on the whole (Zhao et al., "PyTorch FSDP", VLDB 2023, in its second form).
+    """`fully_shard` on every layer and on the whole (Zhao et al., "PyTorch FSDP", VLDB 2023, second version).
 
-    1. Every parameter is cut along its first dimension into n pieces, one on each rank; the last ones are shorter, or
-       empty. A layer is a member of a ModuleList; what is in no layer, such as the embeddings, is the root's.
-    2. Before a layer's forward its parameters are gathered, side by side in one call; after it they are freed, and
-       gathered again for backward. The root's stay between the two. With `--reshard no` the layers' stay as well.
+    1. Every parameter is split along its first dimension into n pieces, one per rank; the last ones are shorter, or
+       empty. A layer is a member of a ModuleList. What is in no layer, such as the embeddings, belongs to the root.
+    2. Before a layer's forward its parameters are gathered in one call. After it they are freed, and gathered again for
+       backward. The root's stay in between. With `--reshard no` the layers' stay as well.
     3. After a layer's backward its gradients are summed by a reduce-scatter: each rank keeps the average of its pieces.
-    4. Every rank steps its pieces; the norm by which they are clipped is summed over the ranks.
+    4. Every rank steps its pieces. The norm for clipping is summed over the ranks.
 
     Cost for S bytes of weights, of which R are the root's: gathering sends (n-1)/n (2S - R), with `--reshard no`
-    (n-1)/n S; the reduce-scatter (n-1)/n S by messages of ours (`--reduce_scatter ours`), and 2(n-1)/n S by gloo's own
-    (`torch`), which is the ring of its all-reduce. Two or three calls a layer. Padding to a multiple of n adds little.
-    Memory: S/n of weights, with AdamW 2 S/n of state, all padded to a multiple of n rows; within a step R and the
-    largest layer whole (with `--reshard no` all layers), their gradients whole, and the others' S/n
-    (`held_by_fsdp`). Copies on the way into and out of the calls, of a layer at a time, are not counted.
-    Choose it where a model does not fit, and torch is to do it: `zero3` is the same thing to read.
+    (n-1)/n S. The reduce-scatter sends (n-1)/n S by our messages (`--reduce_scatter ours`). gloo's own (`torch`) sends
+    2(n-1)/n S, because it is the ring of its all-reduce. Two or three calls per layer. Padding to a multiple of n adds
+    little. Memory: S/n of weights, with AdamW 2 S/n of state, all padded to a multiple of n rows. Within a step: R and
+    the largest layer whole (all layers with `--reshard no`), their gradients whole, and S/n of the others' gradients
+    (`held_by_fsdp`). Copies before and after the calls, one layer at a time, are not counted. Choose it if a model does
+    not fit and you want torch to shard it. `zero3` is the same algorithm, written to be read.
 
     Known wrong: parameters of several dtypes in one layer, and parameters without dimensions, are refused. On gloo
-    nothing overlaps: the calls block. A step whose use of parameters differs from rank to rank hangs unless zeros are
-    sent for what is unused; that is switched on where it can happen, and gradients that no rank has are dropped here.
+    nothing overlaps: the calls block. If ranks use different parameters in a step, it hangs unless zeros are sent for
+    unused ones. That is switched on if it can happen, and gradients that no rank has are dropped here.
     """
 
     uses = ("reshard", "reduce_scatter")
     shards: tuple[str, ...] = ("optimizer", "gradients", "parameters")
     equal_passes = True
-    _sums: ReduceScatters | None = None  # of gradients, where they are ours
+    _sums: ReduceScatters | None = None  # of gradients, if they are summed by our reduce-scatter
 
     @classmethod
     def check_config(cls, config: Any, world_size: int) -> None:
@@ -66,7 +66,7 @@ class TorchFSDP(Engine):
 
     @property
     def takes_ours(self) -> bool:
-        """Whether gradients are summed by our reduce-scatter, where there are several ranks."""
+        """Whether our reduce-scatter sums the gradients; only with several ranks."""
         return self.options.reduce_scatter == "ours"
 
     def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
@@ -78,11 +78,11 @@ class TorchFSDP(Engine):
         return module
 
     def optimize(self, module: nn.Module, make_optimizer: MakeOptimizer) -> torch.optim.Optimizer:
-        """The optimizer of the module, whose parameters are cut."""
+        """The optimizer of the module, whose parameters are sharded."""
         return make_optimizer(module.named_parameters())
 
     def shard(self, module: nn.Module) -> nn.Module:
-        """Cut the module's parameters, in place."""
+        """Shard the module's parameters in place."""
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh(self.comm.device.type, (self.comm.world_size,))
@@ -100,11 +100,12 @@ class TorchFSDP(Engine):
         return module
 
     def begin(self, module: nn.Module) -> None:
-        """Take note of a module that is cut."""
-        cut: Any = module  # an FSDPModule too, which no type says
+        """Prepare training with the sharded module."""
+        cut: Any = module  # an FSDPModule too, which its type does not show
         self._module = cut
         self._shards = list(module.parameters())
-        self._gathered: dict[int, nn.Parameter] = {}  # the gathered parameters that were seen; they are there no more
+        # the gathered parameters that were seen, although they are freed since
+        self._gathered: dict[int, nn.Parameter] = {}
         self._used: set[str] = set()
         if self.find_unused_parameters:
             cut.set_reduce_scatter_unused_params(True)
@@ -152,7 +153,7 @@ class TorchFSDP(Engine):
         self._fill()
 
     def _fill(self) -> None:
-        """Gather one unit after another into the model."""
+        """Gather the model's parameters, one unit at a time."""
         if self._apart.is_whole:
             return
         with watched(self.comm, WHOLE_WEIGHTS):
@@ -181,14 +182,14 @@ class TorchFSDP(Engine):
         """This rank's rows of every parameter, frozen ones too."""
         found = []
         for name, parameter in self._module.named_parameters():
-            rows = -(-len(parameter) // self.comm.world_size)  # of each rank, except for the last ones
+            rows = -(-len(parameter) // self.comm.world_size)  # on every rank except the last ones
             first = min(self.comm.rank * rows, len(parameter))
             begin = first * (parameter.numel() // max(1, len(parameter)))
             found.append(Stepped(name, tuple(parameter.shape), begin, parameter))
         return found
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """At rank 0, one unit after another."""
+        """At rank 0, one unit at a time."""
         for unit in self._units:
             with watched(self.comm, STATE):
                 unit.unshard()
@@ -200,7 +201,7 @@ class TorchFSDP(Engine):
                 unit.reshard()
 
     def memory(self) -> dict[str, int]:
-        """As in the contract. While a layer computes, what is gathered stands in the module for its shards."""
+        """As in the interface. While a layer computes, the module has gathered parameters in place of its shards."""
         self._gathered |= {id(p): p for p in self._module.parameters() if not hasattr(p, "to_local")}
         parameters = [*self._shards, *self._gathered.values()]
         return count_memory(
@@ -223,7 +224,7 @@ class TorchFSDP(Engine):
         del self._module, self._units, self.optimizer
 
     def _watch_use(self) -> None:
-        """Note in `_used` which parameters a backward reaches: of the gathered ones, which stay the same objects."""
+        """Record in `_used` which gathered parameters a backward reaches; these objects stay the same."""
         with watched(self.comm):
             for unit in self._units:
                 unit.unshard()
@@ -234,11 +235,11 @@ class TorchFSDP(Engine):
 
 
 def fully_sharded(module: nn.Module, mesh: Any, reshard: bool) -> list[Any]:
-    """Let FSDP2 cut every layer and then the whole, bottom-up; return what it made of them, the root last."""
+    """Shard every layer and then the whole with FSDP2, bottom-up. Return the FSDP modules, the root last."""
     from torch.distributed.fsdp import fully_shard
 
     units = [fully_shard(layer, mesh=mesh, reshard_after_forward=reshard) for layer in layers(module)]
-    # The root's are needed first in backward: freed after forward, they would be gathered again at once.
+    # Backward needs the root's first: if they were freed after forward, they would be gathered again at once.
     return [*units, fully_shard(module, mesh=mesh, reshard_after_forward=False)]
 
 
@@ -261,7 +262,7 @@ def layers(module: nn.Module) -> list[nn.Module]:
 
 
 def check_parameters(model: nn.Module, sync: str) -> None:
-    """Raise UserError for parameters that FSDP2 does not take."""
+    """Raise UserError for parameters that FSDP2 does not support."""
     dtypes = {dtype_name(p.dtype) for p in model.parameters()}
     if len(dtypes) > 1:
         raise UserError(
@@ -277,7 +278,7 @@ def check_parameters(model: nn.Module, sync: str) -> None:
 
 
 def clip_shards(engine: Engine, gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """What `Strategy.clip` does, where `gradients` are this rank's disjoint parts of the whole."""
+    """`Strategy.clip`, for `gradients` that are this rank's disjoint parts of the whole."""
     if engine.scale.is_on:
         torch._foreach_mul_(list(gradients), 1 / engine.scale.value)
     squares = [torch.linalg.vector_norm(g).square() for g in gradients if g.numel()]

@@ -1,4 +1,4 @@
-"""torch's ZeroRedundancyOptimizer on torch's DDP: gradients whole, the optimizer's state cut over the ranks."""
+"""torch's ZeroRedundancyOptimizer on torch's DDP: whole gradients, and optimizer state sharded over the ranks."""
 
 import inspect
 from collections.abc import Sequence
@@ -22,25 +22,25 @@ from cos598d.sync.ddp import DDP
 
 
 class TorchZero1(Replicated):
-    """The optimizer's state in shards, as torch has it (after Rajbhandari et al., "ZeRO", SC 2020, section 5.1).
+    """Sharded optimizer state, by torch (after Rajbhandari et al., "ZeRO", SC 2020, section 5.1).
 
-    1. DDP averages the gradients while backward runs: every rank has all of them, and clips by their norm.
-    2. Whole parameters are dealt out to the ranks, the largest first, always to the rank that has least so far. Each
-       rank steps its own, and has the optimizer's state for these alone.
-    3. Each rank broadcasts what it has stepped. `parameters_as_bucket_view` lays a rank's parameters side by side, so
-       that they are sent in one call a rank; without it every parameter is sent by itself.
+    1. DDP averages the gradients while backward runs. Every rank has all of them, and clips by their norm.
+    2. Whole parameters are assigned to the ranks, the largest first, each to the rank with the least so far. Each rank
+       steps its own, and holds the optimizer state of these only.
+    3. Each rank broadcasts the parameters that it stepped. `parameters_as_bucket_view` makes a rank's parameters
+       contiguous, so that one call sends them all; without it, each parameter is sent by itself.
 
-    Cost for S bytes of gradients and weights on n ranks: what `ddp` costs, 2(n-1)/n S, and n broadcasts of S in all.
-    gloo's are trees: a rank receives S less its own share, and ranks near a root send on what they receive, up to
-    ceil(log2 n) S/n for each root. The textbook's (`zero1`): a reduce-scatter and an all-gather, together 2(n-1)/n S.
-    Memory: S of weights, S of gradients (and S of DDP's buckets, except for --bucket_view), with AdamW about 2 S/n of
-    state: as even as whole parameters can be dealt out.
-    Choose it where the optimizer's state is what does not fit and torch is all there may be.
+    Cost for S bytes of gradients and weights on n ranks: as for `ddp`, 2(n-1)/n S, and n broadcasts of S in total.
+    gloo's are trees: a rank receives S less its own share, and ranks near a root forward what they receive, up to
+    ceil(log2 n) S/n for each root. The textbook's (`zero1`) is a reduce-scatter and an all-gather, together 2(n-1)/n S.
+    Memory: S of weights, S of gradients (and S of DDP's buckets, except with --bucket_view), and with AdamW about 2 S/n
+    of state, as even as whole parameters allow. Choose it if only the optimizer state does not fit and you may use
+    nothing but torch.
 
-    Known wrong: a parameter larger than S/n makes shares uneven, and the rank that has it is waited for.
+    Known wrong: a parameter larger than S/n makes shares uneven, and all ranks wait for the rank that has it.
     """
 
-    optimizer: Any  # ZeroRedundancyOptimizer, whose `optim` is this rank's share of it
+    optimizer: Any  # ZeroRedundancyOptimizer; its `optim` is this rank's share
     sync_kind = DDP
     uses = ("bucket_mb", "bucket_view")
     shards = ("optimizer",)
@@ -51,7 +51,7 @@ class TorchZero1(Replicated):
         return module
 
     def memory(self) -> dict[str, int]:
-        # ZeroRedundancyOptimizer itself remembers nothing: it has an optimizer of what this rank steps.
+        # ZeroRedundancyOptimizer itself has no state: its inner optimizer has that of this rank's parameters.
         return super().memory() | count_memory(optimizer=state_tensors(self.optimizer.optim))
 
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
@@ -83,13 +83,13 @@ class TorchZero1(Replicated):
         return OptimizerState(self.inner_optimizer(), stepped_whole(mine))
 
     def detach(self) -> None:
-        for parameter in self._parameters:  # out of the buckets, which hold all of a rank's
+        for parameter in self._parameters:  # out of the buckets, each of which holds all parameters of one rank
             parameter.data = parameter.data.clone()
         super().detach()
 
 
 def dealt_out(groups: Sequence[Sequence[nn.Parameter]], ranks: int) -> list[list[nn.Parameter]]:
-    """What each rank steps: of one group after another, each parameter to the rank that has least so far."""
+    """The parameters that each rank steps: group by group, each parameter goes to the rank with the least so far."""
     hands: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
     for group in groups:
         for parameter in sorted(group, key=lambda p: p.numel(), reverse=True):
@@ -98,7 +98,7 @@ def dealt_out(groups: Sequence[Sequence[nn.Parameter]], ranks: int) -> list[list
 
 
 def _in_shards(whole: torch.optim.Optimizer) -> ZeroRedundancyOptimizer:
-    """An optimizer of the same kind, groups and settings, of which each rank has a share."""
+    """An optimizer of the same kind, groups and settings that is sharded over the ranks."""
     kind = type(whole)
     settings = {name: value for name, value in whole.defaults.items() if name in inspect.signature(kind).parameters}
     groups = [group for group in whole.param_groups if group["params"]]

@@ -1,1 +1,1 @@
-"""What sharded strategies are made of: units, their gradients and weights, and how these travel."""
+"""The parts of sharded strategies: units, their gradients and weights, and how these are sent."""

@@ -1,4 +1,4 @@
-"""The weights of linear layers in half precision, cast once a step, in memory that all ranks of a host share."""
+"""The weights of linear layers in half precision, cast once per step, in memory that all ranks of a host share."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,18 +11,18 @@ from cos598d.strategies.parts.units import Unit
 
 
 class CastWeights:
-    """What autocast makes of weights in every forward, made once a step, and once for all ranks.
+    """Makes autocast's half-precision copies of weights once per step and once for all ranks, not in every forward.
 
-    1. Next to the float32 weights of a unit lie copies in half precision. A rank casts its part of them when its
+    1. Copies in half precision are stored next to a unit's float32 weights. A rank casts its part of them after its
        optimizer has stepped its part of the weights (`refresh`).
-    2. While a linear layer computes under autocast its copies stand in the place of its weights. They are the bits to
-       which autocast would have cast these.
-    3. What backward computes for a copy is in half precision, too. Autocast would make a float32 tensor of it; here it
-       is handed on as it is (`receive`), to be converted when it is added up.
-    So the numbers are autocast's own, and three passes over memory are saved.
+    2. While a linear layer computes under autocast, its copies replace its weights. They have the same bits that
+       autocast would produce.
+    3. The gradient that backward computes for a copy is in half precision, too. Autocast would convert it to a float32
+       tensor. Here it is passed on (`receive`), and converted when it is added up. The results are autocast's own, and
+       three passes over memory are saved.
 
-    What is used by anything else, as a tied weight is, and what a layer with a forward of its own uses, has no copy:
-    autocast casts it.
+    A weight has no copy if anything else uses it, such as a tied weight, or if its layer has its own forward: autocast
+    casts it.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class CastWeights:
         copies: Mapping[Unit, torch.Tensor],
         receive: Callable[[nn.Parameter, torch.Tensor], None],
     ):
-        """copies: memory for each unit's, (elements,). `receive` is called with a parameter and its gradient."""
+        """copies: memory for each unit, (elements,). `receive` is called with a parameter and its gradient."""
         self._receive = receive
         self._handles: list[RemovableHandle] = []
         self.own = {unit: unit.parts(memory)[rank] for unit, memory in copies.items()}
@@ -41,7 +41,7 @@ class CastWeights:
         for unit, memory in copies.items():
             for view, (_, p) in zip(unit.views(memory), unit.parameters, strict=True):
                 if p in layers:
-                    # .data: of what autograd saves it watches changes, here those of this memory alone.
+                    # .data: autograd then watches for changes in this memory only.
                     halves[p] = nn.Parameter(view.data)
                     self._handles.append(halves[p].register_post_accumulate_grad_hook(self._handing_on(p)))
         for layer in dict.fromkeys(layers.values()):
@@ -52,12 +52,12 @@ class CastWeights:
             self._handles.append(layer.register_forward_hook(_putting(own), always_call=True))
 
     def refresh(self, unit: Unit, own: torch.Tensor) -> None:
-        """This rank's part of the unit's weights, (own part's elements,), has changed."""
+        """Cast this rank's part of the unit's weights, (own part's elements,), after it has changed."""
         if unit in self.own:
             self.own[unit].copy_(own)
 
     def detach(self) -> None:
-        """Leave the layers to themselves."""
+        """Remove the hooks from the layers."""
         for handle in self._handles:
             handle.remove()
         self._handles, self.own = [], {}
@@ -72,7 +72,7 @@ class CastWeights:
 
 
 def linear_layers(model: nn.Module) -> dict[nn.Parameter, nn.Linear]:
-    """The trainable float32 weights that one linear layer has, and no other module, by that layer."""
+    """The trainable float32 weights that only one linear layer has, each with that layer."""
     users: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
         for p in module.parameters(recurse=False):
@@ -89,7 +89,7 @@ def linear_layers(model: nn.Module) -> dict[nn.Parameter, nn.Linear]:
 
 
 def _putting(parameters: Mapping[str, nn.Parameter], under_autocast_alone: bool = False) -> Callable[..., None]:
-    """A hook that has these stand for the layer's parameters of their names."""
+    """A hook that replaces a layer's parameters of these names by these."""
 
     def put(layer: nn.Module, *_: object) -> None:
         if torch.is_autocast_enabled("cpu") or not under_autocast_alone:

@@ -1,4 +1,4 @@
-"""Weights that a step has moved a little: of 32 bits the lower 20 travel, since all ranks know the upper ones."""
+"""Weights that a step has changed little: only the lower 20 of 32 bits are sent, since all ranks know the others."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -11,42 +11,42 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import WeightGather
 from cos598d.strategies.parts.units import Unit
 
-LEAST_ELEMENTS = 4096  # of a part that is worth the trouble
-BITS = (20, 24)  # of each weight that are sent
-WHOLE = 32  # as it is
-ROOMS = (32, 64, 128, 512)  # one in so many weights may have moved too far for its bits
-# A form is a number of bits, and in hundreds the place of a room in ROOMS.
+LEAST_ELEMENTS = 4096  # smaller parts are not worth packing
+BITS = (20, 24)  # how many bits of each weight are sent
+WHOLE = 32  # all bits, unpacked
+ROOMS = (32, 64, 128, 512)  # one in this many weights may have moved too far for its bits
+# A form is a number of bits plus 100 times an index into ROOMS.
 LONGEST, SHORTEST = BITS[-1], BITS[0] + 100 * (len(ROOMS) - 1)
-OVERFLOW = -1  # in place of a count: more have
+OVERFLOW = -1  # replaces the count if more have moved too far
 HEAD_BYTES = 8  # the count, and the next step's form
 
 
 class LowBytes(WeightGather):
-    """All-gathers of one unit's float32 weights, (elements,), after each step; every rank has those of before it.
+    """All-gathers of one unit's float32 weights, (elements,), after each step. Every rank has the previous weights.
 
-    Of the bits of a float32, read as an integer, the lower b say what it is now, if it has moved by less than
-    2^(b-1) from what it was: of all integers with these bits it is the nearest. With b = 20 that is so of weights that
-    have moved by less than 1/32 of themselves. By steps of 5e-5 all others are within 0.0016 of zero.
+    A float32 is read as an integer. If it has moved by less than 2^(b-1), its lower b bits are enough: the new value is
+    the integer nearest to the old one with these lower bits. With b = 20 this covers weights that have moved by less
+    than 1/32 of themselves. With steps of 5e-5, all other weights are within 0.0016 of zero.
 
-    1. `look`: before the step rank r notes its part.
-    2. `start`: it packs its part, and sends it to every other rank: the lower bits of every weight, and of those that
-       have moved further where they are and their upper bits, for which there is room.
-    3. `wait`: every rank puts together what it has received.
-    Where there are too many for the room, the count says so, and the part follows as it is. With what it sends each
-    rank says in which form its part will travel after the next step: with the fewest bits for which the largest room
-    was enough in this one, or half of it where these are fewer than now; and with the smallest room for twice as many
-    as had moved too far.
+    1. `look`: before the step, rank r copies its part.
+    2. `start`: it packs its part and sends it to every other rank: the lower bits of every weight, and the indices and
+       upper bits of those that have moved further.
+    3. `wait`: every rank unpacks what it has received.
+    There is room for a limited number of weights that moved further. If there are more, the count shows it, and the
+    whole part follows unpacked.
+    Each message also has the form for the next step. Its bits are the smallest b with overflow(b) <= room(b), or
+    room(b)/2 if b is smaller than now. room(b) is the largest room. Its room is the smallest one >= 2 overflow(b).
     """
 
     def __init__(self, comm: Communicator, name: str, flat: torch.Tensor, lengths: Sequence[int], tag: int):
-        """`flat` has the weights; lengths: the elements of each rank's part, none less than LEAST_ELEMENTS."""
+        """`flat` has the weights. lengths: the elements of each rank's part, each at least LEAST_ELEMENTS."""
         super().__init__(comm, name, flat, lengths, tag)
         self._packed = [_Part(part) for part in self._parts]
         self._own = self._packed[comm.rank]
         self._before = torch.empty_like(self._own.numbers)
 
     def look(self) -> None:
-        """This rank's part is about to be stepped."""
+        """Copy this rank's part before it is stepped."""
         self._before.copy_(self._own.numbers)
 
     def start(self) -> Self:
@@ -72,7 +72,7 @@ class LowBytes(WeightGather):
 
     @property
     def forms(self) -> list[int]:
-        """In which form each rank's part travels after the next step."""
+        """The form of each rank's part after the next step."""
         return [part.form for part in self._packed]
 
     @forms.setter
@@ -81,13 +81,13 @@ class LowBytes(WeightGather):
             part.form = _EVERY[_EVERY.index(form)]
 
     def tensors(self) -> list[torch.Tensor]:
-        """What parts are packed in, and the own part as it was."""
+        """The packed parts, and this rank's part as it was."""
         return [self._before, *(part.packed for part in self._packed)]
 
 
 class _Places(NamedTuple):
-    """The packed form of a part behind its head: where the weights are that have moved too far, and their upper halves;
-    of all weights the lower halves, and of their bits 16 to 23 all, or the lower four of two weights."""
+    """The packed form of a part, after its header. far: indices of weights that moved too far; upper: their upper
+    halves. lower: the lower halves of all weights; middle: their bits 16 to 23, or 16 to 19 of two weights per byte."""
 
     far: torch.Tensor
     upper: torch.Tensor
@@ -96,7 +96,7 @@ class _Places(NamedTuple):
 
 
 class _Part:
-    """A rank's part of the weights, (elements,), and the bytes in which it is packed."""
+    """A rank's part of the weights, (elements,), and its packed bytes."""
 
     def __init__(self, weights: torch.Tensor):
         self.weights, self.form = weights, BITS[0]
@@ -107,7 +107,7 @@ class _Part:
         self._places: dict[int, _Places] = {}  # by form
 
     def pack(self, before: torch.Tensor) -> None:
-        """Pack the weights, which were `before`, (elements,) of their numbers; what is there is lost."""
+        """Pack the weights. `before` are their old values as integers, (elements,); it is overwritten."""
         moved = torch.sub(self.numbers, before, out=before)
         far = _far(moved, _bits(self.form))
         count = len(far)
@@ -118,7 +118,7 @@ class _Part:
         places = self._cut()
         places.far[:count] = far
         places.upper[:count] = self.numbers[far] >> 16
-        places.lower.copy_(self.numbers)  # cut off, as the middle bytes are
+        places.lower.copy_(self.numbers)  # the upper bits are cut off, as with the middle bytes
         middle = self.numbers >> 16
         if _bits(self.form) == 24:
             places.middle.copy_(middle)
@@ -129,7 +129,7 @@ class _Part:
         places.middle.copy_(together | together >> 4)
 
     def _following(self, moved: torch.Tensor, count: int) -> int:
-        """The form of the next step, where `count` of those that have `moved`, (elements,), have moved too far."""
+        """The form of the next step, if `count` of these differences, (elements,), do not fit the current one."""
         for bits in BITS:
             far = count if bits == _bits(self.form) else len(_far(moved, bits))
             room = room_of(self._elements, bits)
@@ -144,11 +144,11 @@ class _Part:
         return [self.packed[: packed_bytes(self._elements, self.form)]]
 
     def overflows(self) -> bool:
-        """Whether the weights have to follow what has come."""
+        """Whether the unpacked weights have to follow."""
         return self.form != WHOLE and self._head[0].item() == OVERFLOW
 
     def unpack(self, is_own: bool) -> None:
-        """Have the weights that have come, unless they are there, and the form of the next."""
+        """Write the received weights, except on their own rank, and keep the form of the next step."""
         count, following = self._head.tolist()
         if not (is_own or self.form == WHOLE or count == OVERFLOW):
             self._put_together(count)
@@ -161,14 +161,14 @@ class _Part:
             together = middle.short()
             middle = (together | together << 4).bitwise_and_(0x0F0F).view(torch.uint8)[: self._elements]
         known = middle.int().bitwise_left_shift_(16).bitwise_or_(places.lower.int().bitwise_and_(0xFFFF))
-        # From the lowest that it may be upwards, the first number with these bits.
+        # The first integer with these bits, counted up from the lowest possible one.
         self.numbers -= 1 << (bits - 1)
         self.numbers += known.sub_(self.numbers).bitwise_and_((1 << bits) - 1)
         far = places.far[:count].long()
         self.numbers[far] = self.numbers[far] & 0xFFFF | places.upper[:count].int() << 16
 
     def _cut(self) -> _Places:
-        """What of the packed bytes is where in this form: cut once, since each step goes through them."""
+        """The places of the packed bytes for the current form; cached, since every step needs them."""
         if self.form not in self._places:
             sizes = _sizes(self._elements, self.form)
             _, far, upper, lower, middle = self.packed[: sum(sizes)].split(sizes)
@@ -181,41 +181,41 @@ _EVERY = (*(bits + 100 * place for bits in BITS for place in range(len(ROOMS))),
 
 
 def _bits(form: int) -> int:
-    """How many of a weight's bits are sent in this form."""
+    """How many bits of a weight this form sends."""
     return form % 100
 
 
 def _far(moved: torch.Tensor, bits: int) -> torch.Tensor:
-    """The places in (elements,) of integers that have moved further than so many bits say; none where all bits do."""
+    """The indices of differences, (elements,), that do not fit into this many bits; none if all bits are sent."""
     if bits == WHOLE:
         return moved.new_empty(0, dtype=torch.int64)
     return ((moved + (1 << (bits - 1))) >> bits).nonzero().flatten()
 
 
 def changed_in_forward(model: nn.Module) -> set[nn.Parameter]:
-    """The weights that a forward changes, on every rank in its own way: of them the others do not know a byte."""
+    """The weights that a forward changes. Each rank changes them differently, so others know none of their bits."""
     tables = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.max_norm]
     return {p for table in tables for p in table.parameters(recurse=False)}
 
 
 def is_packed(unit: Unit, changing: Collection[nn.Parameter]) -> bool:
-    """Whether the unit's weights travel so; `changing` are those of `changed_in_forward`."""
+    """Whether the unit's weights can be sent packed. `changing` is the result of `changed_in_forward`."""
     is_float = unit.dtype == torch.float32 and sys.byteorder == "little"
     are_large = len(unit.lengths) > 1 and min(unit.lengths) >= LEAST_ELEMENTS
     return is_float and are_large and not any(p in changing for _, p in unit.parameters)
 
 
 def room_of(elements: int, form: int) -> int:
-    """How many of so many weights may have moved too far for this form."""
+    """How many of `elements` weights may have moved too far in this form."""
     return elements // ROOMS[form // 100]
 
 
 def packed_bytes(elements: int, form: int = SHORTEST) -> int:
-    """The bytes in which a part of so many elements travels."""
+    """The bytes that are sent for a part of `elements` weights."""
     return sum(_sizes(elements, form))
 
 
 def _sizes(elements: int, form: int) -> list[int]:
-    """The bytes of the head, and of what `_Places` has."""
+    """The bytes of the header and of the fields of `_Places`."""
     room = room_of(elements, form)
     return [HEAD_BYTES, 4 * room, 2 * room, 2 * elements, -(-elements * (_bits(form) - 16) // 8)]

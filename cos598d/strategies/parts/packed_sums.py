@@ -1,8 +1,8 @@
-"""Reduce-scatters whose pieces are sent in fewer bits, and give the same sums to the last bit.
+"""Reduce-scatters whose pieces are sent in fewer bits, with the same sums to the last bit.
 
-Of a float32 the exponent is sent as four bits below its block's largest. Sign and mantissa of a gradient are as good as
-random. Its exponent is not, since neighbours are of about one size: in a block of a layer's gradient hardly one number
-in ten thousand is 2^14 times smaller than the largest.
+A float32's exponent is sent in four bits, as its distance below the largest in its block. A gradient's sign and
+mantissa are nearly random. Its exponent is not, since neighbours have similar sizes. In a block of a layer's gradient,
+hardly one number in ten thousand is 2^14 times smaller than the largest.
 """
 
 import sys
@@ -14,26 +14,26 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import SEGMENT_BYTES, ReduceScatters, Segment, segment_count
 from cos598d.comm.messages import Places
 
-ALIGNMENT = 8  # bytes, at whose multiples a packed piece begins
-BLOCK = 64  # numbers whose largest exponent is sent once
-FAR, LEAST_ROOM = 64, 16  # one number in so many may be too far below it, and in a small piece so many
-HEAD_BYTES = 8  # the count of these
-NO_ROOM = -1  # in place of a count: more are
-OWN, ZERO = 14, 15  # codes: its exponent is too far below; it is 0, as that of a zero
+ALIGNMENT = 8  # bytes: packed pieces begin at multiples of this
+BLOCK = 64  # how many numbers share one largest exponent
+FAR, LEAST_ROOM = 64, 16  # one number in FAR, plus LEAST_ROOM, may be too far below it
+HEAD_BYTES = 8  # for their count
+NO_ROOM = -1  # replaces the count if there are more
+OWN, ZERO = 14, 15  # special codes: the exponent is too far below; the exponent is 0, as for a zero
 
 
 class PackedReduceScatters(ReduceScatters):
-    """As ReduceScatters, but pieces of float32 tensors are packed while they travel (`pack`).
+    """As ReduceScatters, but pieces of float32 tensors are packed while they are sent (`pack`).
 
     1. A piece is packed in scratch, and sent from there.
-    2. When all of a segment has come it is unpacked, and added up in order of rank as ever.
-    3. Where a piece had no room in its packed form, that says so, and the piece follows as it is: from its sender to
-       its receiver alone, in the order in which segments end.
-    Scratch is what is received and what is sent of up to `IN_FLIGHT` segments, packed, and of one what is unpacked.
+    2. When all of a segment has arrived, it is unpacked, and added up in order of rank as usual.
+    3. If a piece did not fit into its packed form, a flag shows that, and the piece follows unpacked. It goes only from
+       its sender to its receiver, in the order in which segments end.
+    Scratch holds what is received and sent of up to `IN_FLIGHT` segments, packed, and one unpacked segment.
     """
 
     def __init__(self, comm: Communicator, longest: Mapping[torch.dtype, int]):
-        """As for ReduceScatters, but all that will be summed is known; the messages must have tags."""
+        """As for ReduceScatters. `longest` must cover all that will be summed, and the messages need tags."""
         super().__init__(comm, longest)
         self._late_tag = comm.take_tags(1)
         columns = min(longest.get(torch.float32, 0), SEGMENT_BYTES // torch.float32.itemsize)
@@ -71,21 +71,21 @@ class PackedReduceScatters(ReduceScatters):
         return [*super().tensors(), self._unpacked]
 
     def _rooms(self, scratch: torch.Tensor, pieces: Places) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-        """Where each piece is packed, the piece, and who gets it."""
+        """Each piece with its packed row and its receiving rank."""
         rows = scratch[self._comm.world_size - 1 :]
         return ((row, piece, other) for row, (piece, other) in zip(rows, pieces, strict=False))
 
 
 def sent_bytes(elements: int, longest: int) -> int:
-    """What is sent of a part of so many elements of a float32 tensor whose longest part has `longest`."""
+    """The bytes sent for a part of `elements` elements of a float32 tensor whose longest part has `longest`."""
     count = segment_count(longest, torch.float32.itemsize)
     return sum(
         travelling_bytes(elements // count + (k < elements % count)) for k in range(count)
-    )  # as tensor_split cuts
+    )  # split as by tensor_split
 
 
 def row_bytes(elements: int) -> int:
-    """The scratch for one packed piece of so many elements at most."""
+    """The bytes of scratch for one packed piece of at most `elements` elements."""
     return -(-travelling_bytes(elements) // ALIGNMENT) * ALIGNMENT
 
 
@@ -94,23 +94,23 @@ def _is_for_packed(scratch: torch.Tensor) -> bool:
 
 
 def is_packable(dtype: torch.dtype) -> bool:
-    """Whether numbers of this kind can be packed on this machine."""
+    """Whether numbers of this dtype can be packed on this machine."""
     return dtype == torch.float32 and sys.byteorder == "little"
 
 
 def travelling_bytes(elements: int) -> int:
-    """The bytes in which so many numbers travel."""
+    """The bytes that are sent for `elements` numbers."""
     return min(_packed_bytes(elements), 4 * elements)
 
 
 def pack(numbers: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
-    """Pack float32 `numbers`, (elements,), into the first bytes of `room`, (at least travelling_bytes(elements),), and
-    return these; few numbers stay as they are.
+    """Pack float32 `numbers`, (elements,), into the first bytes of `room`, and return these bytes. `room` has at least
+    travelling_bytes(elements) bytes. If there are few numbers, they are copied unpacked.
 
-    1. Of each number its lower 16 bits, and a byte of its sign and the other seven bits of its mantissa.
-    2. Of each block the largest exponent, and of each number in four bits how far its own is below that, up to 13.
-    3. Of those that are further below the exponents, in their order, with room for a few; a count says how many.
-    Where there are too many for the room the count says that, and nothing else is packed (`has_no_room`).
+    1. For each number: its lower 16 bits, and a byte with its sign and the other seven bits of its mantissa.
+    2. For each block the largest exponent. For each number, in four bits, how far its exponent is below that, up to 13.
+    3. The exponents that are further below, in order, with room for a few; a count says how many.
+    If they do not fit, the count is NO_ROOM and nothing else is packed (`has_no_room`).
     """
     elements = len(numbers)
     packed = room[: travelling_bytes(elements)]
@@ -120,7 +120,7 @@ def pack(numbers: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
     halves = numbers.view(torch.int16).view(-1, 2)
     upper = halves[:, 1].contiguous()
     exponents = packed.new_zeros(len(largest) * BLOCK)
-    exponents[:elements] = upper >> 7  # its sign is cut off
+    exponents[:elements] = upper >> 7  # the cast cuts the sign off
     blocks = exponents.view(-1, BLOCK)
     torch.amax(blocks, dim=1, out=largest)
     codes = (largest[:, None] - blocks).flatten().clamp_(max=OWN).masked_fill_(exponents == 0, ZERO)
@@ -133,17 +133,17 @@ def pack(numbers: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
     lower.copy_(halves[:, 0])
     middle.copy_(upper & 0x7F | upper >> 8 & 0x80)
     two = codes.view(torch.int16)
-    pairs.copy_(two | two >> 4)  # cut off above
+    pairs.copy_(two | two >> 4)  # the cast cuts the upper bits off
     return packed
 
 
 def has_no_room(packed: torch.Tensor, elements: int) -> bool:
-    """Whether so many numbers that were to be packed were not: they have to follow as they are."""
+    """Whether `elements` numbers did not fit when they were packed, so they have to follow unpacked."""
     return _is_shorter(elements) and packed[:HEAD_BYTES].view(torch.int64).item() == NO_ROOM
 
 
 def unpack(packed: torch.Tensor, numbers: torch.Tensor) -> None:
-    """Have the float32 numbers that were packed, (elements,), in `numbers`."""
+    """Unpack into the float32 `numbers`, (elements,)."""
     elements = len(numbers)
     if not _is_shorter(elements):
         numbers.view(torch.uint8).copy_(packed)
@@ -169,8 +169,7 @@ def _is_shorter(elements: int) -> bool:
 
 
 def _sizes(elements: int) -> list[int]:
-    """The bytes of the count; of the numbers' lower bits, the next ones with the signs, and codes in pairs; of the
-    blocks' largest exponents; of others."""
+    """The bytes of: count; lower bits; next bits with signs; codes in pairs; largest exponents; far exponents."""
     blocks = -(-elements // BLOCK)
     return [HEAD_BYTES, 2 * elements, elements, blocks * BLOCK // 2, blocks, LEAST_ROOM + elements // FAR]
 

@@ -1,4 +1,4 @@
-"""Gradients of embeddings by the rows that were looked up: they travel alone, and every rank has their sums."""
+"""Gradients of embeddings by row: only rows that were looked up are sent, and every rank gets their sums."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,27 +18,27 @@ from cos598d.strategies.parts.units import Unit, longest_parts
 from cos598d.sync.buckets import MIB
 from cos598d.sync.parts.embeddings import large_embeddings, make_sparse
 
-LEAST_BYTES = 512 << 10  # of an embedding; below it the rows that stay where they are would be too few to matter
+LEAST_BYTES = 512 << 10  # in an embedding; a smaller one would save too little
 
 
 def row_embeddings(model: nn.Module) -> dict[nn.Parameter, nn.Embedding]:
-    """The weights that are looked up and nothing else, and large enough, by their modules.
+    """The weights, large enough, that are only looked up, each with its module.
 
-    Left out are those whose forward changes them (`max_norm`), and those whose rows' gradients depend on how often each
-    was looked up (`scale_grad_by_freq`), which torch computes as dense ones.
+    Excluded are those that forward changes (`max_norm`) and those with `scale_grad_by_freq`. The latter scale a row's
+    gradient by how often it was looked up, which torch computes as a dense gradient.
     """
     found = large_embeddings(model, LEAST_BYTES)
     return {p: one for p, one in found.items() if one.max_norm is None and not one.scale_grad_by_freq}
 
 
 class RowGradients(ShardedGradients):
-    """As ShardedGradients that keep, but of a table, an embedding's gradient, rows travel, and all ranks get the sum.
+    """As ShardedGradients with `keeps`, but a table (an embedding's gradient) is sent by rows, to all ranks.
 
-    1. In forward every rank notes the rows that each table is asked for, in all micro-batches of the step.
-    2. When backward has its first gradient, forward is over: every rank sends the others a bit for each row of every
-       table, whether it has noted it. They are sent during backward.
-    3. A table's gradient is sparse. When it is there, its rows travel (`EmbeddingRows.start`).
-    4. `finish` adds them up, in order of rank: so all ranks have the same sums, to the last bit.
+    1. In forward every rank marks the rows that each table is asked for, in all micro-batches of the step.
+    2. When backward has its first gradient, forward is over. Every rank then sends the others one bit for each row of
+       every table, during backward.
+    3. A table's gradient is sparse. When it is ready, its rows are sent (`EmbeddingRows.start`).
+    4. `finish` adds them up in order of rank, so all ranks have the same sums to the last bit.
     """
 
     def attach(self, model: nn.Module) -> nn.Module:
@@ -93,7 +93,7 @@ class RowGradients(ShardedGradients):
         return self.tables[unit].is_summed if unit in self.tables else None
 
     def squares(self) -> torch.Tensor:
-        """As every sharded gradient's; of tables, of which every rank has all, an n-th of the rows."""
+        """As in ShardedGradients. Of tables, which every rank has complete, it counts one n-th of the rows."""
         rank, ranks = self.comm.rank, self.comm.world_size
         return super().squares() + sum(table.squares(rank, ranks) for table in self.tables.values())
 
@@ -103,11 +103,11 @@ class RowGradients(ShardedGradients):
             table.scale(factor)
 
     def shards(self) -> list[torch.Tensor]:
-        """As every sharded gradient's, except for tables, of which only some rows are anything."""
+        """As in ShardedGradients, without tables: only some of their rows are nonzero."""
         return [self.shard(unit) for unit in self.units if unit not in self.tables and len(self.shard(unit))]
 
     def forget(self) -> None:
-        """As every sharded gradient's. What tables hold stays as it is until the next step's is added."""
+        """As in ShardedGradients. Tables keep their values until the next step's are added."""
         super().forget()
         self._noted.zero_()
         for table in self.tables.values():
@@ -129,11 +129,11 @@ class RowGradients(ShardedGradients):
 
 
 class _LookedUpRows:
-    """The rows that every rank has noted, under way to all others as bits."""
+    """The rows that every rank has marked, sent to all others as bits."""
 
     def __init__(self, comm: Communicator, noted: torch.Tensor, tag: int):
-        """`noted`, (rows of all tables, a multiple of 8): this rank's, as they are now."""
-        self._noted, self._rank = noted.clone(), comm.rank  # a forward may follow, whose backward is another
+        """`noted`, (rows of all tables, a multiple of 8): this rank's marks now."""
+        self._noted, self._rank = noted.clone(), comm.rank  # copied, since a forward for another backward may follow
         self._powers = 2 ** torch.arange(8, dtype=torch.uint8, device=noted.device)
         bits = (noted.view(-1, 8) * self._powers).sum(dim=1, dtype=torch.uint8)
         self._landings = {rank: torch.empty_like(bits) for rank in range(comm.world_size) if rank != comm.rank}
@@ -144,7 +144,7 @@ class _LookedUpRows:
         self._by_rank: list[torch.Tensor] = []
 
     def wait(self) -> list[torch.Tensor]:
-        """The rows in order of rank, each (rows of all tables,). May be called more than once."""
+        """The marks in order of rank, each (rows of all tables,). May be called more than once."""
         if not self._by_rank:
             self._messages.wait()
             self._call.end()
@@ -154,10 +154,10 @@ class _LookedUpRows:
 
 
 def _noting(noted: torch.Tensor):
-    """A hook that is called before an embedding's forward, and marks the rows that it asks for."""
+    """A hook before an embedding's forward that marks the rows it looks up."""
 
     def note(module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
-        # Without gradients too while it trains: a layer that is computed again in backward computes first without.
+        # In training also without gradients: the first forward of a checkpointed layer runs without them.
         if module.training or torch.is_grad_enabled():
             noted[(arguments[0] if arguments else keywords["input"]).flatten()] = True
 
@@ -168,32 +168,33 @@ class EmbeddingRows:
     """An embedding's gradient, (rows, width).
 
     1. `add` keeps this rank's own gradient of a backward, sparse as torch computes it, each row once.
-    2. `start`: all ranks know by now which rows each of them has noted. Every rank sends the values of its own straight
-       to all others. Where a ring all-reduce of the rows that some rank has noted would send a MiB less, it is that: it
-       is more messages, one after the other.
-    3. `end` adds them to `sums`, zeros except for such rows, in order of rank: on every rank to the same bits.
-    A gradient that is more than what was noted, as one of a weight that is also read as it is: its rank says so in a
-    last row next to the values, and all ranks all-reduce it as a whole, this time and from then on.
+    2. `start`: all ranks know the rows that each of them has marked. Every rank sends the values of its own rows
+       directly to all others. If a ring all-reduce of the rows that any rank has marked would send at least a MiB less,
+       that is used instead: it needs more messages, one after the other.
+    3. `end` adds them to `sums` in order of rank, so every rank gets the same bits.
+    A gradient may have more than the marked rows, if the weight is also read directly. Its rank then sets a last row
+    next to the values. All ranks all-reduce the whole gradient, this time and from then on.
     """
 
     def __init__(self, comm: Communicator, unit: Unit):
         ((self._name, self.parameter),) = unit.parameters
         self._comm, self._tag = comm, unit.gradients_tag
         self.sums = torch.zeros_like(self.parameter.data, memory_format=torch.contiguous_format)
-        self.is_summed = torch.zeros(len(self.sums), dtype=torch.bool, device=self.sums.device)  # what is not zeros
-        self._is_old = False  # what is summed is an earlier step's
-        self._is_whole = False  # it is sent as a whole
+        # the rows that are not zeros
+        self.is_summed = torch.zeros(len(self.sums), dtype=torch.bool, device=self.sums.device)
+        self._is_old = False  # the sums are an earlier step's
+        self._is_whole = False  # all rows are sent
         self._own: torch.Tensor | None = None
         self._terms: list[tuple[torch.Tensor, torch.Tensor]] = []  # rows, and values with the last row
         self._under_way: Pending | None = None
 
     def add(self, gradient: torch.Tensor) -> None:
-        """Add to this rank's own gradient, sparse or, where the weight was not only looked up, dense."""
+        """Add to this rank's own gradient: sparse, or dense if the weight was not only looked up."""
         own = gradient if self._own is None else _sum(self._own, gradient)
         self._own = own.coalesce() if own.is_sparse else own
 
     def start(self, noted: Sequence[torch.Tensor]) -> None:
-        """This rank's own gradient of a backward is complete: start its sum. noted: (rows,) bool, in order of rank."""
+        """Start the sum of a backward's gradients; this rank's is complete. noted: (rows,) bool, in order of rank."""
         if self._is_whole:
             self._terms = [(_all_rows(self.sums), self._whole())]
             self._under_way = self._comm.all_reduce(self._terms[0][1], self._name, async_op=True)
@@ -221,7 +222,7 @@ class EmbeddingRows:
         self._under_way = _RowExchange(call, messages)
 
     def end(self) -> None:
-        """Block until the sum over all ranks of what was started is in `sums`, beside what is there of this step."""
+        """Block until the started sum over all ranks has been added to this step's `sums`."""
         assert self._under_way is not None
         self._under_way.wait()
         if not self._is_whole and any(values[-1, 0] for _, values in self._terms):
@@ -244,27 +245,27 @@ class EmbeddingRows:
         self._own, self._under_way, self._terms = None, None, []
 
     def forget(self) -> None:
-        """The step is over."""
+        """End the step."""
         self._own, self._is_old = None, True
 
     def squares(self, part: int, parts: int) -> torch.Tensor:
-        """The sum of the squares of one of so many parts of the sums, in float64."""
+        """The sum of the squares of part `part` of `parts` of the sums, in float64."""
         rows = self.is_summed.nonzero().flatten().tensor_split(parts)[part]
         return torch.linalg.vector_norm(self.sums[rows]).double().square()
 
     def scale(self, factor: torch.Tensor | float) -> None:
-        """Multiply the sums in place. Zeros stay zeros, though the factor may be no number."""
+        """Multiply the sums in place. Zeros stay zeros, even if the factor is not a number."""
         self.sums[self.is_summed] *= factor
 
     def tensors(self) -> list[torch.Tensor]:
-        """What holds gradients."""
+        """The tensors that hold gradients."""
         held = [self.sums, *(values for _, values in self._terms)]
         if self._own is not None:
             held += [self._own._indices(), self._own._values()] if self._own.is_sparse else [self._own]
         return held
 
     def _values(self, rows: torch.Tensor, noted: torch.Tensor) -> torch.Tensor:
-        """This rank's gradient in those rows, (rows,) bool, and a last row: ones where it is not all in noted ones."""
+        """This rank's gradient in those rows, (rows,) bool, and a last row: ones if it has others, too."""
         values = self.sums.new_zeros(int(rows.sum()) + 1, self.sums.shape[1])
         own = self._own
         if own is not None and own.is_sparse and bool(noted[own.indices()[0]].all()):
@@ -275,13 +276,13 @@ class EmbeddingRows:
         return values
 
     def _whole(self) -> torch.Tensor:
-        """This rank's gradient in all rows, to be written."""
+        """A new dense tensor with this rank's gradient in all rows."""
         whole = torch.zeros_like(self.sums)
         return whole if self._own is None else whole.add_(self._own)
 
 
 class _RowExchange:
-    """Rows under way to all ranks; `wait` blocks until all have come, and enters them in the ledger."""
+    """Rows being sent to all ranks. `wait` blocks until all have arrived, and enters them in the ledger."""
 
     def __init__(self, call: PointToPointCollective, messages: Messages):
         self._call, self._messages = call, messages
@@ -292,7 +293,7 @@ class _RowExchange:
 
 
 def _sum(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Of sparse or dense tensors: torch adds a sparse one to a dense one, and not the other way round."""
+    """The sum of sparse or dense tensors: torch adds a sparse one to a dense one, but not the other way round."""
     return second + first if first.is_sparse else first + second
 
 

@@ -1,4 +1,4 @@
-"""AdamW of an embedding's rows that ever had a gradient: it would change nothing of the others but their decay."""
+"""AdamW on only the embedding rows that ever had a gradient: the other rows change by weight decay only."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,41 +6,40 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-MOST = 0.5  # of the rows: where more have had a gradient, picking them out costs more than it saves
+MOST = 0.5  # the share of rows: if more have had a gradient, selecting them costs more than it saves
 
 
 class RowSteps:
-    """Has an optimizer step those rows of a parameter alone.
+    """Makes an optimizer step only those rows of a parameter.
 
-    The moments of a row that never had a gradient are zeros, and so is its gradient: all that AdamW (Loshchilov and
-    Hutter, arXiv 1711.05101) does to its weights is decay, w (1 - rate x decay), and nothing where that is 0. A
-    vocabulary has many rows that a corpus never asks for, and more that it has not asked for yet: to read and write
-    their weights, gradients and moments is most of what a step costs. The others move on in every step, with a gradient
-    of zeros too, by their momentum.
+    A row that never had a gradient has zero moments. AdamW (Loshchilov and Hutter, arXiv 1711.05101) changes its
+    weights by decay only, w (1 - rate x decay), and not at all without decay. Many rows of a vocabulary never occur in
+    a corpus, or not yet. Reading and writing their weights, gradients and moments is most of a step's cost. Rows that
+    once had a gradient move in every step by their momentum, even with a zero gradient.
 
-    1. The rows that have moved are those whose moments are not zeros, looked up once, and those with a gradient since.
-    2. For the optimizer's step they stand alone, one after the other, in place of the whole parameter, its gradient and
-       its moments; after it each goes back to its place.
-    Where more than half of the rows have moved, with another optimizer than AdamW, with an epsilon of 0, which makes
-    numbers of zeros that are none, and on GPUs, whose kernels round a decay otherwise, everything is stepped.
-    Cost: with m rows moved, four times m rows are read and three written back, within the step in memory of its own.
+    1. The rows that have moved are those with nonzero moments, found once, and those with a gradient since.
+    2. For the optimizer's step, these rows replace the whole parameter, its gradient and its moments. After it, each
+       row is copied back.
+    Everything is stepped if more than half of the rows have moved, with an optimizer other than AdamW, with an
+    epsilon of 0 (which divides 0 by 0), and on GPUs, whose kernels round the decay differently.
+    Cost: with m rows moved, four times m rows are read and three written back, in extra memory during the step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, width: int):
         """parameter: (rows x width,), one of the optimizer's."""
         self._optimizer, self._parameter, self._width = optimizer, parameter, width
         self._group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
-        self._moved: torch.Tensor | None = None  # (rows,) bool; None: the moments say it
+        self._moved: torch.Tensor | None = None  # (rows,) bool; None: to be found from the moments
 
     def forget(self) -> None:
-        """The moments have changed otherwise than by a step."""
+        """Forget which rows have moved, because the moments have changed without a step."""
         self._moved = None
 
     @contextlib.contextmanager
     def alone(self, rows: torch.Tensor | None) -> Iterator[None]:
-        """Within it the optimizer's step is one of the rows that have moved.
+        """A context in which the optimizer's step changes only the rows that have moved.
 
-        rows: (rows,) bool, where the gradient is anything but zeros; None: not known.
+        rows: (rows,) bool, True where the gradient may be nonzero; None: not known.
         """
         p = self._parameter
         state = self._optimizer.state.get(p, {})
@@ -63,7 +62,7 @@ class RowSteps:
         try:
             yield
             if decay := self._group["lr"] * self._group["weight_decay"]:
-                weights.mul_(1 - decay)  # of those that have moved too, whose new values come now
+                weights.mul_(1 - decay)  # decays the moved rows too, but their new values are written next
             for whole, part in [(weights, p.data), *((moments[kind], state[kind]) for kind in moments)]:
                 self._by_rows(whole).index_copy_(0, places, self._by_rows(part))
         finally:

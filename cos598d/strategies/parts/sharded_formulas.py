@@ -1,4 +1,4 @@
-"""What a rank holds and sends of what is sharded, by formula: its n-th of the states, and what a step has under way."""
+"""What a rank holds and sends of sharded state, by formula: one n-th of it, and what a step is sending."""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -22,8 +22,8 @@ from cos598d.strategies.parts.low_bytes import LONGEST, changed_in_forward, is_p
 from cos598d.strategies.parts.packed_sums import is_packable, row_bytes, sent_bytes
 from cos598d.strategies.parts.units import ReplicatedUnit, Unit, by_layer, longest_parts
 
-FREED = 4  # bytes of the number that stands in a freed parameter's place
-NORM_BYTES = 8  # a rank's sum of squares, by which the gradient's norm is known
+FREED = 4  # bytes of the number that replaces a freed parameter
+NORM_BYTES = 8  # a rank's sum of squares, for the gradient's norm
 HALF = 2  # bytes of a number in half precision
 
 
@@ -35,14 +35,14 @@ def held_by_shards(
     gathers: bool = False,
     embeddings: Collection[nn.Parameter] = (),
 ) -> MemoryEstimate:
-    """The state of a rank's parts; their gradients from backward to the step; scratch, and the flat tensors under way.
+    """The state of a rank's parts; their gradients from backward to the step; scratch, and the flat tensors in use.
 
-    keeps    gradients stay whole from step to step (ZeRO 1); of a unit of one parameter the gradient goes when it is
-             reduced, and the rank's part of it with the step
+    keeps    gradients stay whole from step to step (ZeRO 1). In a unit of one parameter, the gradient is freed when it
+             is reduced, and the rank's part of it after the step.
     packs    scratch is for packed gradients
-    gathers  weights are cut too (ZeRO 3), and units have layers, the last one first. Gathered are two layers at a time,
-             and the units of no layer from forward until their gradients are there. Units of nothing but `embeddings`
-             are not gathered for backward. Else every rank holds all weights.
+    gathers  weights are sharded too (ZeRO 3), and units have layers, the last one first. Two layers at a time are
+             gathered, and the units of no layer from forward until their gradients are ready. Units that have only
+             `embeddings` are not gathered for backward. Otherwise every rank holds all weights.
     """
     *layers, shared = _layers(units) if gathers else [[]]
     parameters = job.frozen + (_own(job, units) + FREED * len(job.trainable) if gathers else job.weights)
@@ -61,7 +61,7 @@ def held_by_shards(
     between, moments = held(), []
     again = [_read_in_backward(layer, embeddings) for layer in layers]
     place_of = {unit: number for number, layer in enumerate([*layers, shared]) for unit in layer}
-    passes = min(job.passes, 3 if keeps else 2)  # a first one, one that adds to what is there, and the last
+    passes = min(job.passes, 3 if keeps else 2)  # the first, one that adds to existing gradients, and the last
     for number in range(passes):
         for layer, following in zip([(), *layers[::-1]], [*layers[::-1], ()], strict=True):  # forward
             moments.append(held([*layer, *following, *shared]))
@@ -77,10 +77,9 @@ def held_by_shards(
 
 
 def held_by_sparse_zero1(job: TrainingSpec, units: Sequence[Unit], packs: bool) -> MemoryEstimate:
-    """As under `zero1` of what is cut; of every replica its gradient too, zeros but for some rows, its whole state, and
-    a mark for each row; of all ranks' weights the lower bits in the longest form, and the rank's own as they were.
-    At the peak without the rows under way: how many they are only a batch tells.
-    """
+    """For sharded units, as under `zero1`. For replicated ones also the gradient (zeros except in some rows), the
+    complete state, and a mark per row. In addition, all ranks' weights' lower bits in the longest form, and this rank's
+    old ones. The peak excludes the rows being sent: their number depends on the batch."""
     replicas, dense, packed = _kinds(job, units)
     expected = held_by_shards(job, dense, keeps=True, packs=packs)
     size = sum(unit.bytes for unit in replicas)
@@ -102,11 +101,10 @@ def held_by_sparse_zero1(job: TrainingSpec, units: Sequence[Unit], packs: bool) 
 def held_by_shared_weights(
     job: TrainingSpec, units: Sequence[Unit], embeddings: Collection[nn.Parameter], halves: Collection[nn.Parameter]
 ) -> MemoryEstimate:
-    """Of what the ranks share a rank's parts of the weights, and its segment: all gradients, a mark for each row of the
-    `embeddings`, and a number. The state of its parts; at the peak the largest gradient that is not sparse: how many
-    rows a sparse one has only a batch tells. Units that have some of `halves` lie in half precision, too, and these
-    parameters' gradients are computed in it.
-    """
+    """Of shared memory: this rank's parts of the weights, and its segment with all gradients, a mark per row of the
+    `embeddings`, and a number. Of its own: the state of its parts and, at the peak, the largest dense gradient. A
+    sparse one's rows depend on the batch. Units with some of `halves` are stored in half precision, too, and the
+    gradients of these parameters are computed in it."""
     copies = sum(HALF * unit.lengths[job.rank] for unit in units if any(p in halves for _, p in unit.parameters))
     held = {
         "parameters": _own(job, units) + copies + job.frozen,
@@ -120,7 +118,7 @@ def held_by_shared_weights(
 
 
 def sent_by_shards(job: TrainingSpec, units: Sequence[Unit], may_be_unused: bool, reductions: int) -> TrafficEstimate:
-    """Gradients reduced so many times in a step, and weights gathered once."""
+    """Gradients reduced `reductions` times per step, and weights gathered once."""
     gathered = _gathered(job, units)
     sent = _sent(job, reductions * _reduced(job, units) + gathered, (reductions + 1) * len(units), may_be_unused)
     return replace(sent, gathered=gathered)
@@ -129,8 +127,8 @@ def sent_by_shards(job: TrainingSpec, units: Sequence[Unit], may_be_unused: bool
 def sent_by_layers(
     job: TrainingSpec, units: Sequence[Unit], may_be_unused: bool, embeddings: Collection[nn.Parameter]
 ) -> TrafficEstimate:
-    """For every micro-batch weights gathered for forward, those of layers again for backward unless they are nothing
-    but `embeddings`, and gradients reduced; before an evaluation all weights gathered. Each layer is called once."""
+    """Per micro-batch: all weights gathered for forward, layers' weights again for backward (except units with only
+    `embeddings`), and gradients reduced. Before an evaluation: all weights gathered. Each layer is called once."""
     *layers, _ = _layers(units)
     again = [unit for layer in layers for unit in _read_in_backward(layer, embeddings)]
     gathered = _gathered(job, units)
@@ -140,9 +138,9 @@ def sent_by_layers(
 
 
 def sent_by_sparse_zero1(job: TrainingSpec, units: Sequence[Unit], may_be_unused: bool, packs: bool) -> TrafficEstimate:
-    """As by `zero1`, but weights by their lower bits, in the shortest form, which short steps allow; and every rank
-    tells every other its part of the norm. Of replicas only the step tells: with `job.touched` the rows are what it
-    comes to if all ranks look up equally many. `packs`: gradients travel packed, and all have room."""
+    """As by `zero1`, but weights are sent by their lower bits, in the shortest form, which short steps allow. Every
+    rank also sends its part of the norm to every other. Replicated units depend on the step; with `job.touched`, the
+    rows are computed as if all ranks looked up equally many. `packs`: gradients are sent packed, and all fit."""
     if job.ranks == 1:
         return TrafficEstimate()
     replicas, dense, packed = _kinds(job, units)
@@ -159,8 +157,8 @@ def sent_by_sparse_zero1(job: TrainingSpec, units: Sequence[Unit], may_be_unused
 
 
 def sent_by_shared_weights(job: TrainingSpec, units: Sequence[Unit], may_be_unused: bool) -> TrafficEstimate:
-    """Nothing but what the ranks agree on; a call, of which the ledger has the seconds, for each sum. What is copied is
-    S and S of the gradients, and S and S/n to add them up."""
+    """Only what the ranks agree on; and for each sum a call without bytes, whose seconds the ledger has. Copied are 2 S
+    for the gradients, and S + S/n to add them up."""
     if job.ranks == 1:
         return TrafficEstimate()
     copied = (3 * job.ranks + 1) * job.weights // job.ranks
@@ -168,11 +166,11 @@ def sent_by_shared_weights(job: TrainingSpec, units: Sequence[Unit], may_be_unus
 
 
 class _Flats:
-    """The flat tensors of a step, by their bytes, as `ShardedGradients` takes them and lets go of them, where every
-    gradient comes when it is expected. `alive` hold gradients, those in the `pool` wait to be taken again, and `shards`
-    are the rank's parts of what has been reduced in this step.
+    """The flat tensors of a step, in bytes, taken and freed as in `ShardedGradients` if every gradient comes when it is
+    expected. Those `alive` hold gradients, those in the `pool` wait for reuse, and `shards` are the rank's parts of
+    what has been reduced in this step.
 
-    With `keeps` those that stay are none of them. After some steps the pool has as many as are ever needed.
+    With `keeps`, the tensors that stay are not included. After some steps the pool has as many as are ever needed.
     """
 
     def __init__(self, units: Sequence[Unit], rank: int, keeps: bool = False):
@@ -180,7 +178,7 @@ class _Flats:
         self.pool: list[int] = []
         self.alive: dict[Unit, int] = {}
         self.shards: dict[Unit, int] = {}
-        self._segments: deque[Unit | None] = deque()  # under way; the unit, for its last one
+        self._segments: deque[Unit | None] = deque()  # being sent; the unit, in its last segment
         for _ in range(3):
             for _ in self.backward():
                 """Another step."""
@@ -197,8 +195,8 @@ class _Flats:
         return self._keeps and len(unit.parameters) > 1
 
     def backward(self, accumulates: bool = False) -> Iterator[tuple[Unit, int, int]]:
-        """The unit, the place in it and the bytes of each gradient, when that is there and has not been moved to its
-        place. Nothing is reduced where it `accumulates`."""
+        """Yield the unit, the place in it and the bytes of each gradient, when it is ready but not yet moved to its
+        place. With `accumulates`, nothing is reduced."""
         for unit in self._units:
             for place, (_, p) in enumerate(unit.parameters):
                 yield unit, place, size_in_bytes(p)
@@ -206,7 +204,7 @@ class _Flats:
                     self._end_all()  # of an earlier backward
                 if unit not in self.alive and not self.stays(unit):
                     fits = [size for size in self.pool if size >= unit.bytes and len(unit.parameters) > 1]
-                    self.alive[unit] = min(fits, default=unit.bytes)  # one parameter's gradient is its own
+                    self.alive[unit] = min(fits, default=unit.bytes)  # one parameter's gradient is its own flat tensor
                     if fits:
                         self.pool.remove(self.alive[unit])
             if not accumulates:
@@ -232,7 +230,7 @@ class _Flats:
 
 
 def _kinds(job: TrainingSpec, units: Sequence[Unit]) -> tuple[Sequence[Unit], Sequence[Unit], Sequence[Unit]]:
-    """The units that are replicated, those that are cut, and of these the ones whose weights are sent by lower bits."""
+    """The replicated units, the sharded ones, and those of the sharded ones whose weights are sent by lower bits."""
     replicas = [unit for unit in units if isinstance(unit, ReplicatedUnit)]
     dense = [unit for unit in units if not isinstance(unit, ReplicatedUnit)]
     changing = changed_in_forward(job.model)
@@ -240,7 +238,7 @@ def _kinds(job: TrainingSpec, units: Sequence[Unit]) -> tuple[Sequence[Unit], Se
 
 
 def _layers(units: Sequence[Unit]) -> list[list[Unit]]:
-    """The units of each layer, the last one first, and at the end those of no layer."""
+    """The units of each layer, the last layer first, and finally those of no layer."""
     found = by_layer(units)
     return [*(found[layer] for layer in found if layer is not None), found[None]]
 
@@ -263,8 +261,8 @@ def _state(job: TrainingSpec, units: Sequence[Unit]) -> int:
 
 
 def _scratch(job: TrainingSpec, units: Sequence[Unit], packs: bool) -> int:
-    """As many pieces as segments are ever under way, each for one segment of every other rank. Packed, a piece is for
-    what is sent too, and one segment is unpacked at a time."""
+    """As many pieces as there are ever segments being sent, each for one segment of every other rank. Packed, a piece
+    also has room for what is sent, and one segment is unpacked at a time."""
     held = 0
     for dtype, elements in longest_parts(units).items():
         count = min(IN_FLIGHT, sum(_segments(unit) for unit in units if unit.dtype == dtype))
@@ -287,12 +285,12 @@ def _sent(
 
 
 def _reduced(job: TrainingSpec, units: Iterable[Unit]) -> int:
-    """By reduce-scatters: every other rank's part."""
+    """Bytes sent by reduce-scatters: every other rank's part."""
     return sum((unit.elements - unit.lengths[job.rank]) * unit.dtype.itemsize for unit in units)
 
 
 def _reduced_packed(job: TrainingSpec, units: Sequence[Unit]) -> int:
-    """The same in the form of `PackedReduceScatters`."""
+    """The same with `PackedReduceScatters`."""
     packed = [unit for unit in units if is_packable(unit.dtype)]
     others = [rank for rank in range(job.ranks) if rank != job.rank]
     short = sum(sent_bytes(unit.lengths[rank], unit.lengths[0]) for unit in packed for rank in others)
@@ -300,5 +298,5 @@ def _reduced_packed(job: TrainingSpec, units: Sequence[Unit]) -> int:
 
 
 def _gathered(job: TrainingSpec, units: Iterable[Unit]) -> int:
-    """By all-gathers: the own part, to every other rank."""
+    """Bytes sent by all-gathers: this rank's part, to every other rank."""
     return (job.ranks - 1) * _own(job, units)

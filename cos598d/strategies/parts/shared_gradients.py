@@ -1,4 +1,4 @@
-"""Gradients of the ranks of one host, summed where they lie: in memory that all of them map."""
+"""Gradients of the ranks of one host, summed in place, in memory that all of them map."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -19,18 +19,19 @@ FILL, ADD, COME, END = "fill", "add up", "come to", "end"
 
 
 class SharedGradients(ShardedGradients):
-    """As ShardedGradients that keep, but a unit's flat tensor lies in this rank's segment, which the others read.
+    """As ShardedGradients with `keeps`, but a unit's flat tensor is in this rank's segment, which the others read.
 
-    1. A gradient that backward has computed is copied into the segment. That of a large embedding is sparse: its rows
-       are added to zeros there, and marked.
-    2. The last one of a unit raises this rank's flag. When all ranks have raised theirs, rank r adds part r of the
-       others' segments to its own part r, in order of rank; of an embedding the rows that they have marked. During
-       backward it does so without waiting, in `finish` it waits for what is left.
-    3. Before a rank writes into its segment again, all must have added: it looks, and hardly ever waits.
-    Rank r reads part r alone of others' segments, so nobody sees what it does to its sums, such as clipping.
+    1. A gradient that backward has computed is copied into the segment. A large embedding's gradient is sparse: its
+       rows are added to zeros there, and marked.
+    2. The last gradient of a unit raises this rank's flag. When all ranks have raised theirs, rank r adds part r of the
+       others' segments to its own part r, in order of rank. Of an embedding it adds only the rows that they have
+       marked. During backward it does so without waiting; `finish` waits for the rest.
+    3. Before a rank writes into its segment again, all ranks must have finished adding. It checks that, and hardly ever
+       waits.
+    Rank r reads only part r of others' segments, so nobody sees changes to its sums, such as clipping.
     """
 
-    cast_to: torch.dtype | None = None  # in which the segments have room for copies of linear layers' weights, too
+    cast_to: torch.dtype | None = None  # segments then also have room for linear layers' weights in this dtype
 
     def attach(self, model: nn.Module) -> nn.Module:
         check_on_host(model, NAME)
@@ -47,7 +48,7 @@ class SharedGradients(ShardedGradients):
         buffers = [(unit.elements, unit.dtype) for unit in self.units]
         buffers += [(len(unit.parameters[0][1]), torch.uint8) for unit in embeddings]
         names = [unit.name for unit in (*self.units, *embeddings)]
-        self.step_place = len(buffers)  # of the buffer that has one number of each rank, for the step
+        self.step_place = len(buffers)  # of the buffer with one number per rank, for the step
         copied = [unit for unit in self.units if any(p in self._linear for _, p in unit.parameters)]
         self.segments = Segments(
             self.comm,
@@ -58,14 +59,14 @@ class SharedGradients(ShardedGradients):
             [(unit.elements, self.cast_to) for unit in copied if self.cast_to],
         )
         self.copies = dict(zip(copied, self.segments.common, strict=True))
-        # A rank that is alone has no segments but its own.
+        # A single rank has only its own segments.
         every = [parts or [own] for parts, own in zip(self.segments.every, self.segments.own, strict=True)]
         marks = every[len(self.units) : self.step_place]
         self._rows = {
             unit: _Rows(unit, self.comm.rank, every[unit.number], marked)
             for unit, marked in zip(embeddings, marks, strict=True)
         }
-        # Cut once: each step goes through the same blocks.
+        # Cut once, because each step uses the same blocks.
         self._blocks = {unit: self._cut(unit, every[unit.number]) for unit in self.units if unit not in self._rows}
         for unit in self.units:
             self.lay(unit, self.segments.own[unit.number])
@@ -121,16 +122,16 @@ class SharedGradients(ShardedGradients):
             rows.scale(factor)
 
     def shards(self) -> list[torch.Tensor]:
-        """As every sharded gradient's, except for those of which only the marked rows are anything."""
+        """As in ShardedGradients, without those of which only marked rows are nonzero."""
         of_rows = {unit for unit in self._rows if unit not in self._reduced}
         return [self.shard(unit) for unit in self.units if unit not in of_rows and len(self.shard(unit))]
 
     def gradient_tensors(self) -> list[torch.Tensor]:
-        """This rank's segment, as far as it is for gradients: views of what all ranks share."""
+        """The gradients' part of this rank's segment: views of memory that all ranks share."""
         return [self.segments.own[unit.number] for unit in self.units]
 
     def bucket_tensors(self) -> list[torch.Tensor]:
-        """The rest of it: views, too."""
+        """The rest of this rank's segment: also views."""
         return self.segments.own[len(self.units) :]
 
     def detach(self) -> None:
@@ -142,7 +143,7 @@ class SharedGradients(ShardedGradients):
         super().detach()
 
     def _add_up(self, waits: bool) -> None:
-        """Add up this rank's parts of the units that were started: of all, or without waiting for other ranks."""
+        """Add up this rank's parts of the started units: all of them, or only those that need no waiting."""
         while self._under_way:
             unit, adds, call = self._under_way[0]
             if waits:
@@ -156,33 +157,33 @@ class SharedGradients(ShardedGradients):
                 for own, *others in self._blocks[unit]:
                     for other in others:
                         own += other
-            if adds:  # the sum of an earlier backward, which has been set aside, is the shard
+            if adds:  # the sum of an earlier backward, set aside, is the shard
                 self.shard(unit).add_(self._own_part(unit))
             call.end()
 
     def _sums_of_rows(self) -> list["_Rows"]:
-        """The embeddings whose sum lies in the segment: that of several backwards has been set aside."""
+        """The embeddings whose sum is in the segment. Sums of several backwards are set aside instead."""
         return [rows for unit, rows in self._rows.items() if unit not in self._reduced]
 
     def _own_part(self, unit: Unit) -> torch.Tensor:
         return unit.parts(self.segments.own[unit.number])[self.comm.rank]
 
     def _cut(self, unit: Unit, every: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """This rank's part of its own segment, block by block, each with the same block of all others."""
+        """This rank's part of its own segment, in blocks, each with the same block of all other segments."""
         parts = [unit.parts(flat)[self.comm.rank] for flat in every]
         own = parts.pop(self.comm.rank)
         return in_blocks([own, *parts])
 
 
 class _Rows:
-    """A large embedding's gradients, (rows, width) in every rank's segment: zeros except for marked rows.
+    """A large embedding's gradients, (rows, width) in every rank's segment: zeros except in marked rows.
 
-    A rank marks, with a byte for each row, those to which it has added something. Others read the marks of its segment
-    in their own part alone, as they do with the gradients.
+    A rank marks the rows to which it has added, with a byte per row. Other ranks read the marks only in their own part,
+    as they do with the gradients.
     """
 
     def __init__(self, unit: Unit, rank: int, gradients: Sequence[torch.Tensor], marks: Sequence[torch.Tensor]):
-        """`gradients` and `marks`: what is for this unit in every rank's segment, in order of rank."""
+        """`gradients` and `marks`: this unit's parts of every rank's segment, in order of rank."""
         rows, width = unit.parameters[0][1].shape
         views = [flat.view(rows, width) for flat in gradients]
         self._own, self._marks = views[rank], marks[rank]
@@ -193,12 +194,12 @@ class _Rows:
         self._others = [pair for other, pair in enumerate(zip(views, parts, strict=True)) if other != rank]
 
     def clear(self) -> None:
-        """Zeros everywhere."""
+        """Fill with zeros."""
         self._own[_marked(self._marks)] = 0
         self._marks.zero_()
 
     def add(self, gradient: torch.Tensor) -> None:
-        """Add a gradient, sparse or, where the weight was not only looked up, dense; (rows, width) both."""
+        """Add a gradient, (rows, width): sparse, or dense if the weight was not only looked up."""
         if gradient.layout == torch.sparse_coo:
             (ids,) = gradient._indices()
             self._own.index_add_(0, ids, gradient._values())
@@ -208,7 +209,7 @@ class _Rows:
             self._marks.fill_(1)
 
     def add_up(self) -> None:
-        """Add what the other ranks have marked in this rank's part to its own, in order of rank."""
+        """Add to this rank's part the rows that other ranks have marked in it, in order of rank."""
         for theirs, marked in self._others:
             rows = _marked(marked) + self._first
             self._own.index_add_(0, rows, theirs[rows])
@@ -220,7 +221,7 @@ class _Rows:
         return torch.linalg.vector_norm(self._own[self._summed]).double().square()
 
     def scale(self, factor: torch.Tensor | float) -> None:
-        """Multiply them in place. Zeros stay zeros, though the factor may be no number."""
+        """Multiply them in place. Zeros stay zeros, even if the factor is not a number."""
         self._own[self._summed] *= factor
 
 
@@ -232,6 +233,6 @@ def _check_forward_changes_nothing(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise UserError(
-                f"{name} has a max_norm, so its forward changes weights, and all ranks share them under --sync "
-                f"{NAME}. Choose --sync zero1."
+                f"{name} has a max_norm, so its forward changes weights, but all ranks share them under --sync {NAME}. "
+                "Choose --sync zero1."
             )

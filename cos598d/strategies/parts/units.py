@@ -1,4 +1,4 @@
-"""Parameters side by side in a flat tensor that is cut into one part for each rank, and the layers of a model."""
+"""Parameters packed in a flat tensor that is split into one part per rank; and the layers of a model."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from torch import nn
 
 from cos598d.sync.buckets import Named
 
-MOST_NODES = 200  # of a graph that is looked through
+MOST_NODES = 200  # in a graph that is searched
 
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """What of a parameter lies in one rank's part: elements [begin, end) of the part.
+    """The elements of a parameter that are in one rank's part: [begin, end) of the part.
 
     They begin at element `offset` of the flattened parameter.
     """
@@ -26,14 +26,14 @@ class ParameterSlice:
 
 
 class Unit:
-    """Parameters of one dtype, side by side in a flat tensor of `elements`, cut into n parts as equal as it goes.
+    """Parameters of one dtype, packed in a flat tensor of `elements`, and split into n parts as evenly as possible.
 
-    No part begins within a row of `width` elements.
+    Parts begin at multiples of `width` elements, so that no row is split.
 
-    A unit's weights and its gradients are laid out alike, in two tensors that need not be there all the time.
-    `number` is its place among its model's units, the same on every rank: its messages are told from other units' by
-    `gradients_tag` and `weights_tag`, which count from the model's `first_tag`. `layer` is the module whose forward
-    alone reads the weights; None where several layers do, or nobody asks.
+    A unit's weights and its gradients have the same layout, in two tensors that need not always exist. `number` is its
+    index among its model's units, the same on every rank. Its messages have the tags `gradients_tag` and `weights_tag`,
+    which count from the model's `first_tag`. `layer` is the module whose forward is the only one to read the weights;
+    None if several layers do, or if nobody needs it.
     """
 
     number, first_tag = 0, 1
@@ -44,7 +44,7 @@ class Unit:
         self.sizes = [p.numel() for _, p in self.parameters]
         self.elements = sum(self.sizes)
         self.dtype, self.device = self.parameters[0][1].dtype, self.parameters[0][1].device
-        # As tensor_split cuts: the first parts are longer by one row where n does not divide.
+        # As tensor_split: the first parts are longer by one row if n does not divide.
         rows = self.elements // width
         self.lengths = [width * (rows // ranks + (rank < rows % ranks)) for rank in range(ranks)]
 
@@ -61,7 +61,7 @@ class Unit:
         return self.first_tag + 2 * self.number + 1
 
     def empty(self, elements: int) -> torch.Tensor:
-        """A flat tensor of so many elements, like this unit's."""
+        """A flat tensor of this many elements, like this unit's."""
         return torch.empty(elements, dtype=self.dtype, device=self.device)
 
     def parts(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -73,7 +73,7 @@ class Unit:
         return [part.view(p.shape) for part, (_, p) in zip(flat.split(self.sizes), self.parameters, strict=True)]
 
     def pieces(self, rank: int) -> Iterator[ParameterSlice]:
-        """What lies in that rank's part, in order; a parameter that has nothing there is left out."""
+        """The slices in that rank's part, in order, without parameters that have nothing there."""
         first = sum(self.lengths[:rank])
         last = first + self.lengths[rank]
         begin = 0
@@ -85,7 +85,7 @@ class Unit:
 
 
 class ReplicatedUnit(Unit):
-    """A parameter that is not cut: every rank steps all of it."""
+    """A parameter that is not sharded: every rank steps all of it."""
 
     def pieces(self, rank: int) -> Iterator[ParameterSlice]:
         ((name, p),) = self.parameters
@@ -101,10 +101,10 @@ def longest_parts(units: Iterable[Unit]) -> dict[torch.dtype, int]:
 
 
 def layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules that are called as wholes, in order of registration: members of lists such as ModuleList, Sequential.
+    """The modules that are called as units, in order of registration: members of lists such as ModuleList, Sequential.
 
-    A module that holds a list somewhere inside is taken apart: its other children, such as embeddings and heads, are
-    layers too. A model without any list is taken whole. What is never called itself, such as a ParameterList, is none.
+    A module that contains a list is taken apart: its other children, such as embeddings and heads, are layers too. A
+    model without a list is taken whole. A container that is never called, such as a ParameterList, is no layer.
     """
     found: list[tuple[str, nn.Module]] = []
 
@@ -134,9 +134,9 @@ def looked_up(model: nn.Module) -> set[nn.Parameter]:
 
 
 def read_in_backward(outputs: Iterable[torch.Tensor], weights: set[nn.Parameter]) -> set[nn.Parameter]:
-    """Those of `weights` whose values backward from `outputs` may read: an embedding's alone does not.
+    """Those of `weights` whose values backward from `outputs` may read; an embedding's lookup does not read them.
 
-    The graph tells, where it is small: of a large one all are taken to be read.
+    The result comes from the graph if that is small. For a large one, all weights are assumed to be read.
     """
     left = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen, read = set(left), set()
@@ -157,8 +157,8 @@ def read_in_backward(outputs: Iterable[torch.Tensor], weights: set[nn.Parameter]
 
 
 def owners(model: nn.Module) -> dict[nn.Parameter, str]:
-    """For each trainable parameter the name of the one layer that uses it; "" where it is the model's own, or several
-    layers' (a tied weight)."""
+    """The name of the one layer that uses each trainable parameter; "" if it belongs to the model itself or to several
+    layers (a tied weight)."""
     users: dict[nn.Parameter, set[str]] = {p: set() for p in model.parameters() if p.requires_grad}
     for name, module in layers(model):
         for p in module.parameters():
@@ -168,7 +168,7 @@ def owners(model: nn.Module) -> dict[nn.Parameter, str]:
 
 
 def by_layer(units: Iterable[Unit]) -> dict[nn.Module | None, list[Unit]]:
-    """The units of each layer, in their order; under None, which is always there, those of no layer."""
+    """The units of each layer, in their order. The key None, which always exists, has those of no layer."""
     found: dict[nn.Module | None, list[Unit]] = {None: []}
     for unit in units:
         found.setdefault(unit.layer, []).append(unit)

@@ -1,4 +1,4 @@
-"""Weights of which a rank keeps its part, and which are whole only while somebody needs them."""
+"""Weights of which a rank keeps its part; they are whole only while they are needed."""
 
 import zlib
 from collections.abc import Iterable, Iterator
@@ -13,10 +13,10 @@ from cos598d.strategies.parts.units import Unit
 
 
 class ShardedWeights:
-    """The weights of units: gathered, in their places in the model, and freed again.
+    """The weights of units: gathered into their places in the model, and freed again.
 
-    `shards` has this rank's part of each. Freed weights read as NaN. The storage under a flat tensor stays itself when
-    it is freed, at a size of 0: what autograd has saved of it is right again when it is gathered.
+    `shards` has this rank's part of each. Freed weights read as NaN. Freeing a flat tensor resizes its storage to 0 but
+    keeps the storage object. So what autograd has saved of it is valid again after it is gathered.
     """
 
     def __init__(self, comm: Communicator):
@@ -24,12 +24,12 @@ class ShardedWeights:
         self.shards: dict[Unit, torch.Tensor] = {}
         self._flats: dict[Unit, torch.Tensor] = {}
         self._views: dict[Unit, list[torch.Tensor]] = {}
-        self._absent: dict[Unit, list[torch.Tensor]] = {}  # what stands in the parameters' places when they are freed
-        self._gathers: dict[Unit, WeightGather] = {}  # of which the flat tensor has memory
+        self._absent: dict[Unit, list[torch.Tensor]] = {}  # replace the parameters' data while they are freed
+        self._gathers: dict[Unit, WeightGather] = {}  # their flat tensors have memory
         self._order = 0  # a digest of all calls so far
 
     def take(self, unit: Unit) -> torch.Tensor:
-        """Take the weights that the unit's parameters have now, and free them; this rank's part."""
+        """Take the current weights of the unit's parameters, and free them. Return this rank's part."""
         self._lay(unit)
         for view, (_, p) in zip(self._views[unit], unit.parameters, strict=True):
             view.copy_(p.data)
@@ -41,7 +41,7 @@ class ShardedWeights:
         return self.shards[unit]
 
     def gather(self, units: Iterable[Unit], purpose: str = PARAMETERS) -> None:
-        """Start to gather these units' weights, those that are not here or on their way."""
+        """Start to gather these units' weights, except those that are complete or being gathered."""
         for unit in units:
             if unit not in self._gathers:
                 flat = self._flats[unit]
@@ -52,14 +52,14 @@ class ShardedWeights:
                 self._gathers[unit] = gather.start()
 
     def wait(self, units: Iterable[Unit]) -> None:
-        """Block until these units' weights, which are on their way, are there, and put them in their places."""
+        """Block until these units' weights, being gathered, have arrived, and put them in their places."""
         for unit in units:
             self._gathers[unit].wait()
             for view, (_, p) in zip(self._views[unit], unit.parameters, strict=True):
                 p.data = view
 
     def free(self, units: Iterable[Unit]) -> None:
-        """Free these units' weights, those that are here or on their way."""
+        """Free these units' weights, if they are complete or being gathered."""
         for unit in units:
             gather = self._gathers.pop(unit, None)
             if gather is not None:
@@ -67,9 +67,9 @@ class ShardedWeights:
                 self._drop(unit)
 
     def check_order(self) -> None:
-        """Raise UserError, the same on every rank, where the ranks have not gathered the same weights in one order.
+        """Raise UserError, the same on every rank, if the ranks did not gather the same weights in the same order.
 
-        Every rank calls it. Messages with tags need it not: there, weights that nobody sends do not arrive.
+        Every rank calls it. Messages with tags do not need it: there, weights that no rank sends do not arrive.
         """
         order = torch.tensor([self._order], dtype=torch.int64, device=self._comm.device)
         orders, _ = self._comm.all_gather(order, "order of the layers", purpose=AGREEMENT)
@@ -80,19 +80,19 @@ class ShardedWeights:
             )
 
     def gather_all(self) -> None:
-        """Have all weights in their places, for an evaluation."""
+        """Put all weights in their places, for an evaluation."""
         self.gather(self.shards, WHOLE_WEIGHTS)
         self.wait(self.shards)
 
     def free_all(self) -> None:
-        """Free all weights that are here."""
+        """Free all weights that are gathered."""
         self.free(list(self._gathers))
 
     def collect(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All weights whole, by name, at rank 0, which receives the other ranks' parts; nothing elsewhere.
+        """Yield (name, complete weight) at rank 0, which receives the other ranks' parts; nothing elsewhere.
 
-        Every rank calls it and takes all that it gives. One unit after another is received into the same memory, so
-        what it gives is good until the next is asked for. Weights that are here, or freed, stay so.
+        Every rank calls it and iterates to the end. Units are received one at a time into the same memory, so a result
+        is valid until the next is asked for. Weights stay gathered, or freed, as they were.
         """
         largest = max((unit.elements * shard.element_size() for unit, shard in self.shards.items()), default=0)
         device = self._comm.device
@@ -106,7 +106,7 @@ class ShardedWeights:
                 self._receive(unit, shard, None)
 
     def _receive(self, unit: Unit, shard: torch.Tensor, flat: torch.Tensor | None) -> None:
-        """Put every rank's shard into rank 0's `flat`; the others have none."""
+        """Put every rank's shard into rank 0's `flat`; other ranks have none."""
         with self._comm.composed("gather", shard, unit.name, purpose=STATE) as call:
             if flat is not None:
                 own, *others = unit.parts(flat)
@@ -116,13 +116,13 @@ class ShardedWeights:
                 call.swap(sends=[(shard, 0)])
 
     def gathered_tensors(self) -> list[torch.Tensor]:
-        """What holds the weights that are here or on their way."""
+        """The tensors of weights that are gathered or being gathered."""
         return [self._flats[unit] for unit in self._gathers]
 
     def _drop(self, unit: Unit) -> None:
         for nothing, (_, p) in zip(self._absent[unit], unit.parameters, strict=True):
             p.data = nothing
-        if not self._flats[unit].untyped_storage().resizable():  # somebody holds it as a numpy array
+        if not self._flats[unit].untyped_storage().resizable():  # such as a numpy array of it, which keeps its memory
             self._lay(unit)
         self._flats[unit].untyped_storage().resize_(0)
 

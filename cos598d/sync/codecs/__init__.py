@@ -1,4 +1,4 @@
-"""Payload codecs: smaller forms in which a bucket's gradients travel, by name."""
+"""Gradient compression: codecs, by name, that send a bucket in fewer bytes."""
 
 import importlib
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ CODECS = {
 
 
 def get_codec(word: str) -> tuple[type[Codec], float]:
-    """The class of a codec, and the number that `word` sets for it ("topk:0.05" keeps 5 percent), or its own.
+    """The class of a codec, and its number: from `word` ("topk:0.05" sends 5 percent), or its default.
 
-    Raises UsageError for an unknown codec, and for a number that it cannot have.
+    Raises UsageError for an unknown codec, and for a number that is not valid for it.
     """
     name, _, number = word.partition(":")
     if name not in CODECS:
@@ -47,7 +47,7 @@ def make_codec(
 ) -> Codec:
     """The codec that `word` names, for one sync whose buckets are sent among the ranks `members`, by default all.
 
-    It does nothing if `word` is None, if there is one rank, and on a rank that is not among the members.
+    It does nothing if `word` is None, if there is one rank, or on a rank that is not a member.
     """
     members = range(comm.world_size) if members is None else members
     if word is None or len(members) < 2 or comm.rank not in members:
@@ -57,7 +57,7 @@ def make_codec(
 
 
 class Payload(NamedTuple):
-    """One call that a codec makes: how it moves, and how many elements of how many bytes."""
+    """One call that a codec makes: its collective, the number of elements, and the bytes per element."""
 
     collective: Collective
     elements: int
@@ -65,16 +65,16 @@ class Payload(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """All of them."""
+        """The bytes of all elements."""
         return self.elements * self.element_bytes
 
     def moved(self, ranks: int, rank: int) -> tuple[int, int]:
-        """Bytes that the `rank`-th of so many ranks sends and receives, exactly."""
+        """The exact bytes that the `rank`-th of `ranks` sends and receives."""
         return self.collective.moved(self.bytes, self.element_bytes, ranks, rank)
 
 
 def in_code(travel: CollectiveCall, word: str, ranks: int) -> list[Payload]:
-    """What becomes of a call of a sync among so many ranks, more than one, in the codec that `word` names."""
+    """The calls that the codec `word` makes of a sync's call, among more than one rank."""
     codec, number = get_codec(word)
     collective = codec.collective or travel.collective
     return [Payload(collective, *payload) for payload in codec.payloads(travel.travelling, ranks, number)]

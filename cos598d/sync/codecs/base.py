@@ -1,4 +1,4 @@
-"""The contract of a payload codec."""
+"""The interface of a codec for gradient compression."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -15,7 +15,7 @@ AllReduce = Callable[[torch.Tensor, str], Pending]
 
 
 class Coded(NamedTuple):
-    """What a codec has put on its way, and its call."""
+    """What a codec is sending, and its call."""
 
     content: Any
     call: Pending
@@ -26,22 +26,22 @@ class Coded(NamedTuple):
 
 
 class _Gathering:
-    """An all-gather among some ranks under way, made of messages."""
+    """An all-gather among some ranks, made of messages, that has been started."""
 
     def __init__(self, messages: Messages, call: PointToPointCollective):
         self._messages, self._call = messages, call
 
     def wait(self) -> None:
-        """Block until all parts are there, and enter the call in the ledger. May be called more than once."""
+        """Block until all parts have arrived, and enter the call in the ledger. May be called more than once."""
         self._messages.wait()
         self._call.end()
 
 
 class Kept:
-    """Tensors that each step leaves to the next, by name; a step that is forgotten has left nothing.
+    """Tensors that each step keeps for the next, by name. A step that is skipped keeps nothing.
 
-    There are two tensors for each name, which take turns: what the last good step left, and what this one leaves. A
-    loop that does not say which steps it leaves out cannot poison them either: see `keep_if`.
+    There are two tensors for each name, used in turn: one from the last good step, and one for this step. `keep_if`
+    protects loops that do not report skipped steps.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Kept:
         return len(self._pairs)
 
     def begin(self, name: str, first: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """A step begins: what the last good one left (`first()`, if none did), and the tensor to leave its own in."""
+        """Begin a step: return the last good step's tensor (`first()` if there is none) and the tensor to write."""
         if name not in self._pairs:
             self._pairs[name] = first(), first()
         elif self._left.get(name, False):
@@ -61,30 +61,30 @@ class Kept:
         return self._pairs[name]
 
     def left(self, name: str) -> torch.Tensor:
-        """The tensor to leave this step's in, once more."""
+        """The tensor to write in this step, again."""
         return self._pairs[name][1]
 
     def keep_if(self, is_finite: torch.Tensor, name: str) -> None:
-        """What this step leaves under a name counts only if `is_finite`, the same on every rank: one truth value.
+        """This step's tensor counts only if `is_finite`, one bool that is the same on every rank.
 
         It is read when the next step begins, so that nothing waits for a device now.
         """
         self._left[name] = is_finite
 
     def forget(self, name: str) -> None:
-        """This step leaves nothing under a name: what was there before it stays."""
+        """Discard this step's tensor of a name, so that the previous one stays."""
         self._left.pop(name, None)
 
     def forget_step(self) -> None:
-        """This step leaves nothing: what was there before it stays."""
+        """Discard all of this step's tensors, so that the previous ones stay."""
         self._left.clear()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What the last good step left, by name."""
+        """The last good step's tensors, by name."""
         return {name: pair[bool(self._left.get(name, False))] for name, pair in self._pairs.items()}
 
     def load(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        """Let these be what the last good step left."""
+        """Set the last good step's tensors."""
         self._pairs = {
             name: (tensor.to(device, copy=True), tensor.to(device, copy=True)) for name, tensor in tensors.items()
         }
@@ -94,23 +94,22 @@ class Kept:
 class Feedback(Kept):
     """Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what a step did not send is added to the next.
 
-    Errors are kept unscaled, since the loss scale changes between steps. Costs twice as many bytes of memory as the
-    gradient has.
+    Errors are kept unscaled, since the loss scale changes between steps. They take twice the gradient's bytes of
+    memory.
 
-    Of `Rows`, errors are kept by the number of the row: there is one tensor for all rows of the parameter, and what a
-    row was not sent waits until a step looks it up again. What a step leaves is put among them when the next one
-    begins, and only if it counts.
+    Errors of `Rows` are kept by row number, in one tensor for all rows of the parameter. An error waits until a step
+    looks up its row again. A step's errors are written there when the next step begins, and only if the step counts.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._of_rows: dict[str, torch.Tensor] = {}  # what good steps left, of the parameter's shape
+        self._of_rows: dict[str, torch.Tensor] = {}  # from good steps, in the parameter's shape
         self._places: dict[str, torch.Tensor] = {}  # the rows of the last step
 
     def add_to(self, bucket: Bucket, scale: float) -> torch.Tensor:
-        """Add `scale` times the bucket's error to its buffer, and return the tensor to leave the new one in.
+        """Add `scale` times the bucket's error to its buffer, and return the tensor for the new error.
 
-        To be left there: the buffer as it is now, less what of it is sent, divided by `scale`.
+        Write there: (the buffer as it is now - what of it is sent) / `scale`.
         """
         if isinstance(bucket, RowBucket):
             self._begin_rows(bucket)
@@ -139,7 +138,7 @@ class Feedback(Kept):
         self._places[name] = bucket.rows
 
     def _end_rows(self, name: str) -> None:
-        """The last step is over: what it left of its rows is theirs, if it counts."""
+        """End the last step: write the errors of its rows back, if it counts."""
         rows = self._places.pop(name, None)
         if rows is None:
             return
@@ -149,7 +148,7 @@ class Feedback(Kept):
             errors[rows] = new.view(-1, *errors.shape[1:])
 
     def put_back(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
-        """Leave the old error, whether or not this step counts, of the bucket's parameters that are not `is_used`."""
+        """Keep the old error, whether or not this step counts, for the bucket's parameters that are not `is_used`."""
         sizes = [view.numel() for view in bucket.views]
         old, new = (tensor.split(sizes) for tensor in self._pairs[bucket.name])
         for place, used in enumerate(is_used):
@@ -157,20 +156,21 @@ class Feedback(Kept):
                 new[place].copy_(old[place])
 
 
-Sent = TypeVar("Sent", bound=Pending)  # what a codec has on its way between `start` and `finish`
+Sent = TypeVar("Sent", bound=Pending)  # what a codec is sending between `start` and `finish`
 KeptKind = TypeVar("KeptKind", bound=Kept)
 
 
 class Codec(Generic[Sent]):
-    """Sums buckets over the ranks in a smaller form than their own. One codec serves one sync for a whole training.
+    """Sums compressed buckets over the ranks. One codec serves one sync for a whole training.
 
-    Each bucket of a step is handed to `start` once, in the same order on every rank, and later to `finish`; between the
-    two other work may go on. Every rank ends with the same bits; where some rank's gradient is not finite, with a sum
-    that is not.
+    Each bucket of a step is passed to `start` once, in the same order on every rank, and later to `finish`. Other work
+    may run in between. Every rank ends with the same bits. If some rank's gradient is not finite, the sum is not finite
+    either.
 
-    number_words: what its number may be, for errors, and `default` the one that it has by itself; None if it has none.
-    collective: how what it makes of a bucket is sent, for the cost model; None: by the sync's own collective.
-    memory: what it remembers from step to step, in words; None if nothing.
+    number_words: the valid numbers, as a phrase for errors, and `default` the number used by default; None if it takes
+        none.
+    collective: how its payload is sent, for the cost model; None: by the sync's own collective.
+    memory: what it keeps from step to step, as a phrase for the user; None if nothing.
     """
 
     number_words: str | None = None
@@ -181,40 +181,40 @@ class Codec(Generic[Sent]):
     def __init__(
         self, comm: Communicator, all_reduce: AllReduce, number: float | None = None, members: Sequence[int] = ()
     ):
-        """`all_reduce(tensor, name)` starts the sync's own way of summing a tensor over the ranks, in place.
+        """`all_reduce(tensor, name)` starts the sync's own sum of a tensor over the ranks, in place.
 
-        members: the ranks among which buckets travel, this one among them; without them all.
+        members: the ranks among which buckets are sent, including this one; by default all.
         """
         self.comm, self.all_reduce = comm, all_reduce
         self.number = self.default if number is None else number
         self.members = list(members) or list(range(comm.world_size))
-        self._kept: dict[str, Kept] = {}  # by how its names begin in the state
+        self._kept: dict[str, Kept] = {}  # by their prefix in the state
         self.set_up()
 
     def set_up(self) -> None:
-        """Make what this codec keeps from step to step. Nothing to do where nothing is kept."""
+        """Create what this codec keeps from step to step. Nothing by default."""
 
     def keep(self, kept: KeptKind, prefix: str = "") -> KeptKind:
-        """Save `kept` with the state, its names after this prefix, and forget its part of a step that is left out."""
+        """Save `kept` with the state, under names with this prefix, and discard its tensors of a skipped step."""
         self._kept[prefix] = kept
         return kept
 
     @classmethod
     def takes(cls, number: float) -> bool:
-        """Whether `number` may be given."""
+        """Whether `number` is valid."""
         return False
 
     @classmethod
     def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float) -> list[tuple[int, int]]:
-        """What is sent among `ranks` for a bucket of these tensors: elements and bytes of an element, for each call."""
+        """What is sent among `ranks` for a bucket of these tensors: (elements, bytes per element) for each call."""
         raise NotImplementedError
 
     def start(self, bucket: Bucket, scale: float = 1.0) -> Sent:
-        """Encode the bucket's buffer and start its call. `scale` is what this step's gradients are multiplied by."""
+        """Encode the bucket's buffer and start its call. This step's gradients are multiplied by `scale`."""
         raise NotImplementedError
 
     def all_gather(self, tensor: torch.Tensor, name: str) -> Coded:
-        """Start to give every member the tensors of all, of one shape: the content is their list, in order."""
+        """Start an all-gather of tensors of one shape among the members. The content is their list, in rank order."""
         if len(self.members) == self.comm.world_size:
             return Coded(*self.comm.all_gather(tensor, name, async_op=True))
         call, me = self.comm.compose("all_gather", tensor, name), self.comm.rank
@@ -227,30 +227,30 @@ class Codec(Generic[Sent]):
         raise NotImplementedError
 
     def put_back_unused(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
-        """After `finish`: the sums of the bucket's parameters that are not `is_used` are dropped, as no rank used them.
+        """After `finish`: drop the sums of the bucket's parameters that are not `is_used`, since no rank used them.
 
-        What an earlier step had held back of them has then not reached the optimizer, and is held back again. Nothing
-        to do where nothing is kept.
+        The errors that an earlier step kept for them did not reach the optimizer, so they are kept again. Nothing to do
+        if nothing is kept.
         """
 
     def forget_step(self) -> None:
-        """The optimizer left this step out: drop what it left to the next."""
+        """The optimizer skipped this step: drop what the step kept for the next."""
         for kept in self._kept.values():
             kept.forget_step()
 
     def own_state(self) -> dict[str, torch.Tensor]:
-        """What this rank remembers between two steps, by name."""
+        """What this rank keeps between two steps, by name."""
         return {prefix + name: each for prefix, kept in self._kept.items() for name, each in kept.state().items()}
 
     def load_own_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Go on from what `own_state` gave, before the first step."""
+        """Continue from what `own_state` gave, before the first step."""
         for prefix, kept in self._kept.items():
             mine = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
             kept.load(mine, self.comm.device)
 
 
 class AsTheyAre(Codec[Pending]):
-    """The codec that does nothing: the sync's all-reduce sums the bucket's own buffer, in place."""
+    """No compression: the sync's all-reduce sums the bucket's own buffer, in place."""
 
     def start(self, bucket: Bucket, scale: float = 1.0) -> Pending:
         return self.all_reduce(bucket.buffer, bucket.name)

@@ -16,7 +16,7 @@ class BFloat16(Codec[Coded]):
     2. The all-reduce adds up in 16 bits, rounding each sum.
     3. Every rank widens the result.
 
-    Ratio 2. Each of the n roundings errs by at most 2^-8 of the number.
+    Ratio 2. Each of the n roundings has an error of at most 2^-8 of the number.
     """
 
     dtype = torch.bfloat16
@@ -35,7 +35,7 @@ class BFloat16(Codec[Coded]):
 
 
 class Float16(BFloat16):
-    """As BFloat16 with 11 bits of mantissa: each rounding errs by at most 2^-11, but numbers above 65,504 overflow and
-    below 6e-8 vanish."""
+    """As BFloat16 with 11 bits of mantissa: each rounding has an error of at most 2^-11. But numbers above 65,504
+    overflow, and those below 6e-8 become zero."""
 
     dtype = torch.float16

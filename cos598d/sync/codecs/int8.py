@@ -1,4 +1,4 @@
-"""Gradients as 8-bit whole numbers with a scale for each block."""
+"""Gradients as 8-bit integers with a scale for each block."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,26 +11,26 @@ from cos598d.sync.cost import Even, Tensor, both_ways
 
 BLOCK = 1024  # elements that share a scale
 SCALE_BYTES = 4
-DRAWN = 16  # blocks for which random numbers are drawn
+DRAWN = 16  # blocks for which random numbers are generated
 
 
 class Int8(Codec["_ChunkExchange"]):
     """Scaled 8-bit numbers, summed in 32 bits by the rank that owns the part.
 
-    1. Every rank cuts its bucket into n parts, and encodes each: in blocks of 1,024 elements, x becomes
-       floor(127 x / m + u), where m is the block's largest absolute value, which is sent with the block, and u is a
-       random number from 0 to below 1.
+    1. Every rank splits its bucket into n parts, and encodes each in blocks of 1,024 elements. x becomes floor(127 x /
+       m + u). Here m is the block's largest absolute value, which is sent with the block, and u is a random number in
+       [0, 1).
     2. Part r goes to rank r, which decodes and adds the n versions of it.
-    3. Rank r encodes its sum and sends it to all; every rank, the owner too, decodes what was sent.
+    3. Rank r encodes its sum and sends it to all. Every rank, the owner too, decodes what was sent.
 
-    Ratio just under 4: every rank sends and receives 2(n-1) parts of 1 + 4/1024 bytes an element. An element errs by
-    less than m/127 in each of the n versions and once more in the sum. Rounded to the nearest, an element below m/254
-    would always be 0; by u (stochastic rounding, as in QSGD, Alistarh et al. 2017) it is rounded up as often as its
-    size says, so that the mean over steps is right and no error has to be kept. u comes of a generator of each rank's
-    own, seeded by the rank: the same training gives the same bits.
+    Ratio just under 4: every rank sends and receives 2(n-1) parts of 1 + 4/1024 bytes per element. An element's error
+    is less than m/127 in each of the n versions, and once more in the sum. With rounding to nearest, an element below
+    m/254 would always be 0. With u it is rounded up in proportion to its size (stochastic rounding, as in QSGD,
+    Alistarh et al. 2017). So the mean over steps is right, and no error has to be kept. u comes from each rank's own
+    generator, seeded by the rank: the same training gives the same bits.
     """
 
-    collective = Even("all_reduce", lambda ranks: 2, both_ways)  # straight to the part's owner, and straight back
+    collective = Even("all_reduce", lambda ranks: 2, both_ways)  # directly to the part's owner, and directly back
     memory = "the random numbers by which int8 rounds"
 
     def set_up(self) -> None:
@@ -55,14 +55,14 @@ class Int8(Codec["_ChunkExchange"]):
 
 
 class _ChunkExchange:
-    """One bucket on its way: the parts to their owners first, then the sums to everybody."""
+    """One bucket being exchanged: first the parts to their owners, then the sums to everybody."""
 
     def __init__(self, codec: Int8, bucket: Bucket):
         comm, self._members = codec.comm, codec.members
         self._mine, count = self._members.index(comm.rank), len(self._members)
         self._others = [place for place in range(count) if place != self._mine]
         blocks = _blocks(bucket.buffer.numel(), count)
-        # Stands in for the bucket's encoded parts, whose size the ledger asks for before they are made.
+        # Replaces the bucket's encoded parts, whose size the ledger asks for before they exist.
         coded = torch.empty(count * blocks * (BLOCK + SCALE_BYTES), dtype=torch.uint8, device="meta")
         self._call: PointToPointCollective = comm.compose("int8_all_reduce", coded, bucket.name)
         padded = torch.zeros(count * blocks * BLOCK, dtype=torch.float32, device=bucket.buffer.device)
@@ -81,7 +81,7 @@ class _ChunkExchange:
     def result(self, bucket: Bucket) -> torch.Tensor:
         """The sum as every rank decodes it, (elements,)."""
         self.wait()
-        # In order of rank, so that the sum does not depend on who computes it.
+        # In order of rank, so that the sum does not depend on which rank computes it.
         places = range(len(self._members))
         first, *others = (decode(self._parts[k] if k == self._mine else self._arrived[k]) for k in places)
         total = sum(others, first)
@@ -96,16 +96,16 @@ class _ChunkExchange:
 
 
 def _blocks(elements: int, ranks: int) -> int:
-    """Of each rank's part of a bucket."""
+    """How many blocks each rank's part of a bucket has."""
     return max(1, -(-elements // (BLOCK * ranks)))
 
 
 def encode(part: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """float32 (blocks x BLOCK,) as uint8 (blocks x (BLOCK + 4),): the scales, then the numbers, rounded at random."""
+    """Encode float32 (blocks x BLOCK,) as uint8 (blocks x (BLOCK + 4),): scales, then randomly rounded numbers."""
     blocks = part.view(-1, BLOCK)
     scales = blocks.abs().amax(dim=1, keepdim=True) / 127
     numbers = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)
-    # Drawing takes far longer than adding: blocks that are DRAWN apart share a step's random numbers.
+    # Generating takes far longer than adding: blocks that are DRAWN apart share a step's random numbers.
     drawn = torch.rand(DRAWN, BLOCK, generator=generator, device=part.device)
     whole = len(blocks) // DRAWN * DRAWN
     numbers[:whole].view(-1, *drawn.shape).add_(drawn)

@@ -13,18 +13,18 @@ from cos598d.sync.cost import Tensor
 
 
 class PowerSGD(Codec[Coded]):
-    """Low rank by one power iteration a step (Vogels, Karimireddy and Jaggi 2019, algorithms 1 and 2), error feedback.
+    """Low rank by a power iteration per step (Vogels, Karimireddy and Jaggi 2019, algorithms 1 and 2), error feedback.
 
-    For each matrix M of a bucket, (rows, columns), with Q, (columns, rank), kept from the step before:
-    1. Every rank adds what it did not send before to M, and computes P = M Q.
-    2. All ranks sum P (all-reduce), and make its columns orthonormal, each by itself and alike.
+    For each matrix M of a bucket, (rows, columns), with Q, (columns, rank), kept from the previous step:
+    1. Every rank adds what it has not sent before to M, and computes P = M Q.
+    2. All ranks sum P (all-reduce). Each rank makes its columns orthonormal, with the same result.
     3. Every rank computes Q = M' P; all ranks sum Q (all-reduce).
-    4. The sum of the Ms is taken for P Q'; what of its own M a rank's P Q' misses waits for the next step.
-    5. Q and the errors are kept, divided by the loss scale, for the next step.
-    Vectors, and matrices that rank columns would not make smaller, are sent whole, together with P.
+    4. P Q' approximates the sum of the Ms. What a rank's own P Q' misses of its M waits for the next step.
+    5. Q and the errors are kept for the next step, divided by the loss scale.
+    Vectors are sent whole, together with P. So are matrices that would not become smaller.
 
-    `powersgd:4`, the default, is rank 4. Cost of a bucket: 2 calls; every rank sends and receives 2(n-1)/n times
-    4 rank (rows + columns) bytes a matrix, and 4 bytes for each element that is sent whole.
+    `powersgd:4`, the default, is rank 4. Cost of a bucket: 2 calls. Every rank sends and receives 2(n-1)/n times 4 rank
+    (rows + columns) bytes per matrix, and 4 bytes per element that is sent whole.
     """
 
     default = 4
@@ -76,7 +76,7 @@ class PowerSGD(Codec[Coded]):
         qs = [matrix.T @ p for (_, matrix), p in zip(half.matrices, ps, strict=True)]
         sums = _pack(qs, bucket.buffer)
         call = self.all_reduce(sums, f"{bucket.name}, second factors") if qs else None
-        # Of the local gradient, what the product of both factors holds is sent: kept is the rest.
+        # The product of both local factors is what was sent of the local gradient; the rest is kept.
         local = {name: p @ q.T for (name, _), p, q in zip(half.matrices, ps, qs, strict=True)}
         self._keep_errors(bucket, local, half.scale)
         if call:
@@ -87,7 +87,7 @@ class PowerSGD(Codec[Coded]):
         for (name, matrix), p, q, part in zip(half.matrices, ps, qs, summed, strict=True):
             new = self._qs.left(name)
             torch.mul(part.view_as(q), 1 / half.scale, out=new)
-            # A column that has come to nothing, as for a gradient of zeros, would stay so forever: the last one stays.
+            # A column of zeros, as from a zero gradient, would stay zero forever: keep the previous column instead.
             new.copy_(torch.where(new.any(dim=0), new, half.old_qs[name]))
             self._qs.keep_if(is_finite, name)
             torch.mm(p, part.view_as(q).T, out=matrix)
@@ -116,14 +116,14 @@ def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _rank_of(shape: Sequence[int], most: int) -> int:
-    """The rank by which a matrix travels; 0 where its factors would not be smaller."""
+    """The rank that compresses a matrix; 0 if its factors would not be smaller."""
     rank = min(most, *shape)
     return rank if rank * sum(shape) < math.prod(shape) else 0
 
 
 class _FirstHalf(NamedTuple):
-    """The matrices by name, their Qs of the step before, what is sent whole, the first factors, both packed as they
-    travel, and the loss scale."""
+    """The matrices by name, their Qs of the previous step, the tensors sent whole, the first factors, both packed as
+    they are sent, and the loss scale."""
 
     matrices: list[tuple[str, torch.Tensor]]
     old_qs: dict[str, torch.Tensor]
@@ -138,7 +138,7 @@ def _pack(tensors: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 
 
 def _orthonormal(p: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis of the columns of p, (rows, rank); computed in 32 bits at least: there is no QR in 16."""
+    """An orthonormal basis of the columns of p, (rows, rank), computed in at least 32 bits: QR needs them."""
     return torch.linalg.qr(p.to(torch.promote_types(p.dtype, torch.float32))).Q.to(p.dtype)
 
 

@@ -12,13 +12,14 @@ from cos598d.sync.cost import Even, Tensor
 class TopK(Codec[Coded]):
     """The k largest of each bucket's elements (Lin et al. 2018, "Deep Gradient Compression"), with error feedback.
 
-    1. Every rank adds what it did not send before, picks its k elements of the largest absolute value, and keeps
+    1. Every rank adds what it has not sent before, selects the k elements with the largest absolute values, and keeps
        the others for the next step.
-    2. All ranks gather each other's k values and k places.
+    2. All ranks gather each other's k values and k indices.
     3. Every rank adds them up, in order of rank.
 
     `topk:0.01`, the default, sends 1 percent. Cost of a bucket of E elements: 1 call; every rank sends and receives
-    (n-1) 8 k bytes against 2(n-1)/n 4 E: the ratio is E / (n k), 25 for 4 ranks at 1 percent, and falls with n.
+    (n-1) 8 k bytes, compared with 2(n-1)/n 4 E. So the ratio is E / (n k): 25 for 4 ranks at 1 percent, and it falls
+    with n.
     """
 
     # In a ring: n-1 steps of a rank's whole payload.
@@ -37,7 +38,7 @@ class TopK(Codec[Coded]):
     @classmethod
     def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float) -> list[tuple[int, int]]:
         count = _count(sum(tensor.numel() for tensor in bucket), number)
-        return [(2 * count, 4)]  # values and places
+        return [(2 * count, 4)]  # values and indices
 
     def start(self, bucket: Bucket, scale: float = 1.0) -> Coded:
         error = self._feedback.add_to(bucket, scale)
@@ -55,7 +56,7 @@ class TopK(Codec[Coded]):
     def finish(self, bucket: Bucket, pending: Coded) -> None:
         pending.wait()
         bucket.buffer.zero_()
-        # An element that is not finite is among the largest, so every rank learns of it.
+        # An element that is not finite counts as largest, so every rank receives it.
         is_finite = torch.stack([packed.chunk(2)[0].isfinite().all() for packed in pending.content]).all()
         self._feedback.keep_if(is_finite, bucket.name)
         for packed in pending.content:

@@ -1,1 +1,1 @@
-"""What the built-in syncs share."""
+"""Code that the built-in syncs share."""

@@ -1,4 +1,4 @@
-"""The embeddings of which it pays to treat the rows that a batch looked up apart from all others."""
+"""Embeddings that are large enough to treat the looked-up rows differently from all others."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,11 +6,11 @@ from torch import nn
 
 from cos598d.sync.buckets import MIB
 
-LEAST_BYTES = MIB  # a smaller embedding fits into a bucket and costs next to nothing there
+LEAST_BYTES = MIB  # a smaller embedding fits into a bucket and costs almost nothing there
 
 
 def large_embeddings(model: nn.Module, least_bytes: int | None = None) -> dict[nn.Parameter, nn.Embedding]:
-    """The weights that are embeddings and nothing else, by their modules; those of `least_bytes`, else LEAST_BYTES."""
+    """The weights that only embeddings use, each with its module, of at least `least_bytes` (default: LEAST_BYTES)."""
     least = LEAST_BYTES if least_bytes is None else least_bytes
     owners: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
@@ -27,10 +27,11 @@ def large_embeddings(model: nn.Module, least_bytes: int | None = None) -> dict[n
 
 
 def make_sparse(embeddings: Iterable[nn.Embedding]) -> Callable[[], None]:
-    """Let backward compute only the rows that were looked up; what is returned puts it back as it was."""
+    """Make backward compute only the rows that were looked up. Call the result to undo that."""
     were_sparse = {embedding: embedding.sparse for embedding in embeddings}
     for embedding in were_sparse:
-        embedding.sparse = not embedding.scale_grad_by_freq  # torch has that only for dense gradients
+        # torch supports scale_grad_by_freq only for dense gradients
+        embedding.sparse = not embedding.scale_grad_by_freq
 
     def put_back() -> None:
         for embedding, was_sparse in were_sparse.items():
@@ -40,13 +41,13 @@ def make_sparse(embeddings: Iterable[nn.Embedding]) -> Callable[[], None]:
 
 
 def why_no_rows(model: nn.Module, least_bytes: int | None = None) -> str | None:
-    """Why a model has no embedding of which rows could be left out, in words; None where it has one."""
+    """Why a model has no embedding whose rows could be left out, as a phrase for the user; None if it has one."""
     if large_embeddings(model, least_bytes):
         return None
     tables = [one.weight for one in model.modules() if isinstance(one, nn.Embedding) and one.weight.requires_grad]
     largest = max((p.numel() * p.element_size() for p in tables), default=0)
     if not tables:
-        return "this model trains none: all of its layers use all of their weights for every example"
+        return "this model trains none; all of its layers use all of their weights for every example"
     if largest < (LEAST_BYTES if least_bytes is None else least_bytes):
-        return f"this model's largest has {largest / MIB:.2g} MiB, too little to be worth a call of its own"
-    return "this model's also serves elsewhere, as an output layer does, and there every row gets a gradient"
+        return f"this model's largest has {largest / MIB:.2g} MiB, which is too small for a call of its own"
+    return "this model's is also used elsewhere, such as in an output layer, so every row gets a gradient"

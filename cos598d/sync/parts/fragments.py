@@ -1,4 +1,4 @@
-"""A model's weights in fragments of about one size, each of which is averaged by itself."""
+"""A model's weights in fragments of nearly equal size, each averaged by itself."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from cos598d.sync.codecs import Codec
 
 
 class RowRange(NamedTuple):
-    """Some rows of the tensor at `place`, from `first` to before `end`."""
+    """Rows [first, end) of the tensor at index `place`."""
 
     place: int
     first: int
@@ -21,7 +21,7 @@ class RowRange(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows."""
         return self.end - self.first
 
 
@@ -31,14 +31,14 @@ def by_dtype(tensors: Sequence[T]) -> list[list[T]]:
 
 
 def rows_of(shape: Sequence[int]) -> int:
-    """How many rows a tensor of that shape has; a single number is one."""
+    """The number of rows of a tensor with that shape; a single number is one row."""
     return shape[0] if shape else 1
 
 
 def cut_in_rows(tensors: Sequence[Sized], rows: Sequence[int], count: int) -> list[list[RowRange]]:
-    """All rows of the tensors, in order, in at most `count` fragments that differ by about a row of elements.
+    """All rows of the tensors, in order, in at most `count` fragments whose sizes differ by about a row.
 
-    rows: how many each tensor has; one without elements is in no fragment.
+    rows: the number of each tensor's rows; a tensor without elements is in no fragment.
     """
     total = sum(tensor.numel() for tensor in tensors)
     fragments: list[list[RowRange]] = [[] for _ in range(count)]
@@ -47,7 +47,7 @@ def cut_in_rows(tensors: Sequence[Sized], rows: Sequence[int], count: int) -> li
         first, width = 0, tensor.numel() // max(1, height)
         while width and first < height:
             fragment = (begin + first * width) * count // total
-            limit = -(-(fragment + 1) * total // count)  # where the next one begins
+            limit = -(-(fragment + 1) * total // count)  # where the next fragment begins
             end = min(height, max(first + 1, -(-(limit - begin) // width)))
             fragments[fragment].append(RowRange(place, first, end))
             first = end
@@ -56,10 +56,10 @@ def cut_in_rows(tensors: Sequence[Sized], rows: Sequence[int], count: int) -> li
 
 
 class Fragment:
-    """Rows of some parameters of one dtype, what the ranks agreed on of them last, and their average when it is sent.
+    """Rows of some parameters of one dtype, their last agreed weights, and their average while it is being sent.
 
-    agreed     what all ranks hold to be the model: the same on each
-    momentum   of the steps by which it moves
+    agreed     the weights that all ranks agree on as the model: the same on each
+    momentum   the momentum of the steps that change them
     """
 
     def __init__(self, name: str, parameters: Sequence[Named], cuts: Sequence[RowRange], codec: Codec):
@@ -67,24 +67,25 @@ class Fragment:
         self._weights = [weight for _, weight in weights]
         self._bucket, self.codec = Bucket(name, weights), codec
         self.agreed, self.momentum = self._side_by_side(), torch.zeros_like(self._bucket.buffer)
-        self._before: torch.Tensor | None = None  # the weights when their average set out
+        self._before: torch.Tensor | None = None  # this rank's weights when their average was started
         self._pending: Pending | None = None
 
     def start(self, comm: Communicator) -> None:
-        """Let the average of how far the ranks have moved since they agreed set out."""
+        """Start to average the difference between the agreed weights and this rank's."""
         self._before = self._side_by_side()
         torch.sub(self.agreed, self._before, out=self._bucket.buffer).div_(comm.world_size)
         self._pending = self.codec.start(self._bucket)
 
     def arrive(self) -> None:
-        """Block until the average is there, if it is under way."""
+        """Block until the average has arrived, if one was started."""
         if self._pending is not None:
             self.codec.finish(self._bucket, self._pending)
             self._pending = None
 
     def step(self, learning_rate: float, momentum: float) -> None:
-        """Where an average is under way, wait for it. What the ranks agree on moves by Nesterov's step along it, and
-        the weights as far as that is from where they were when it set out: what they have learnt since is kept."""
+        """Wait for the average, if one was started. The agreed weights make Nesterov's step along it. This rank's
+        weights change by the difference between the new agreed weights and its weights when the average was started. So
+        the rank keeps what it has learned since."""
         if self._before is None:
             return
         self.arrive()
@@ -97,25 +98,25 @@ class Fragment:
         self._before = None
 
     def drop(self) -> None:
-        """Forget the average that is under way: it has been overtaken."""
+        """Drop the average that is being sent, because it is outdated."""
         if self._before is not None:
             self.arrive()
             self.codec.forget_step()
             self._before = None
 
     def agree(self) -> None:
-        """The weights are now the same on all ranks."""
+        """Make the current weights, equal on all ranks, the agreed ones."""
         self.agreed.copy_(self._side_by_side())
 
     def state(self) -> dict[str, torch.Tensor]:
-        """All of it by name, with the average that has arrived."""
+        """The complete state by name, with the average, which has arrived then."""
         self.arrive()
         under_way = {} if self._before is None else {"average": self._bucket.buffer, "before": self._before}
         codec = {f"codec/{name}": tensor for name, tensor in self.codec.own_state().items()}
         return {"agreed": self.agreed, "momentum": self.momentum} | under_way | codec
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from what `state` gave."""
         self.agreed.copy_(tensors["agreed"])
         self.momentum.copy_(tensors["momentum"])
         if "before" in tensors:
@@ -129,6 +130,6 @@ class Fragment:
 
 
 def _rows(parameters: Sequence[Named], cut: RowRange) -> nn.Parameter:
-    """The rows in the parameter's own memory."""
+    """A view of these rows in the parameter's memory."""
     weights = parameters[cut.place][1].data
     return nn.Parameter(weights[cut.first : cut.end] if weights.dim() else weights.view(1), requires_grad=False)

@@ -1,4 +1,4 @@
-"""What syncs share that start their calls while backward still runs: hooks, and one order on every rank."""
+"""What syncs share that start their calls while backward still runs: hooks, and the same order on every rank."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -13,26 +13,26 @@ from cos598d.sync.parts.own_loop import watch_gradients
 
 
 class OverlappingSync(GradientSync):
-    """Gradients are sent in units, each of one or more parameters, as soon as a unit's gradients are all there.
+    """Gradients are sent in units of one or more parameters, as soon as all gradients of a unit are ready.
 
-    A subclass defines what the units are and what happens to them:
+    A subclass defines the units and what happens to them:
 
-        make_units(parameters)   the units in the order in which their gradients arrive
-        ready(unit, place)       the local gradient of the unit's parameter `place` is final (or there is none)
-        start(unit)              all of the unit's are: start its call and return it
-        end(unit, is_used)       the call has ended: leave the averages in .grad, None where `is_used` is False
-        begin_step()             forget what the last step left; call super's
+    make_units(parameters)   the units in the order in which their gradients arrive
+    ready(unit, place)       the local gradient of the unit's parameter `place` is final (or does not exist)
+    start(unit)              all of the unit's gradients are ready: start its call and return it
+    end(unit, is_used)       the call has ended: put the averages into .grad, or None where `is_used` is False
+    begin_step()             forget the last step's state; call super's
 
-    `units` are those made; `hooks` are removed by `detach`, and a subclass may add its own.
+    `units` are the result of make_units. `detach` removes `hooks`, to which a subclass may add its own.
 
     1. A hook on each parameter, called when its gradient is complete, marks it ready.
-    2. A unit starts when it is complete and all units before it have started: so every rank makes the same calls
-       in the same order, whatever the order in which its gradients arrive.
-    3. `finish` marks what backward left out, starts what is left, and waits for all calls in order.
-    4. When backward comes back to a parameter that it has marked in this step (a second backward without `no_sync`),
-       step 3 is done first, before anything is added to a gradient that is on its way: so the second one's gradients
-       are added to averages, and averaged again. That is right: an average leaves the sum over ranks of .grad as it
-       is, and so after the last one every rank holds the mean of all that was ever added.
+    2. A unit starts when it is complete and all units before it have started. So every rank makes the same calls in the
+       same order, whatever the order in which its gradients arrive.
+    3. `finish` marks what backward left out, starts the remaining units, and waits for all calls in order.
+    4. Backward may reach a parameter again that it has marked in this step (a second backward without `no_sync`). Step
+       3 is done first then, before anything is added to a gradient that is being sent. So the second backward's
+       gradients are added to averages, and averaged again. That is correct: averaging does not change the sum over
+       ranks of .grad, so after the last average every rank holds the mean of everything that was added.
     """
 
     overlaps = True
@@ -48,21 +48,21 @@ class OverlappingSync(GradientSync):
         return module
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
-        """The trainable parameters, each in one unit, in the order in which units are to start."""
+        """The trainable parameters, each in one unit, in the order in which units start."""
         raise NotImplementedError(f"{type(self).__name__} has no make_units()")
 
     def ready(self, unit: int, place: int) -> None:
-        """Called once a step for each parameter, before its unit starts."""
+        """Called once per step for each parameter, before its unit starts."""
 
     def start(self, unit: int) -> Pending:
         """Start the unit's call without waiting for it."""
         raise NotImplementedError(f"{type(self).__name__} has no start()")
 
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
-        """The unit's call has ended; `is_used` says of each of its parameters whether any rank used it."""
+        """Called when the unit's call has ended. `is_used` is, per parameter of the unit, whether any rank used it."""
 
     def begin_step(self) -> None:
-        """Nothing of the step that follows is there yet. Called when the model is attached, and after each average."""
+        """Reset the state of a step. Called when the model is attached, and after each average."""
         self._waiting_for: dict[nn.Parameter, None] = dict.fromkeys(self._place)  # a dict for its order
         self._missing = [len(unit) for unit in self.units]
         self._calls: list[Pending] = []
@@ -71,13 +71,13 @@ class OverlappingSync(GradientSync):
         self._average()
 
     def _average(self) -> None:
-        """Leave in every .grad the average of what is there now. Every rank comes here, in one order of calls."""
+        """Replace every current .grad by its average. Every rank makes the same calls in the same order."""
         has = [p.grad is not None for _, p in self.parameters]
-        # A parameter may have a gradient of an earlier micro-batch that the last one left alone.
+        # A parameter that the last micro-batch did not use may have a gradient of an earlier one.
         for _, p in reversed(self.parameters):
             if p in self._waiting_for:
                 self._mark(p)
-        # Only now: every rank has started every unit, so this call too has one place in the order.
+        # Only now: every rank has started every unit, so this call has the same place in the order too.
         is_used = self.agree_on_used(has)
         for unit, call in enumerate(self._calls):
             call.wait()
@@ -86,7 +86,7 @@ class OverlappingSync(GradientSync):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        before, self._accumulating = self._accumulating, True  # contexts may be nested, as torch's may
+        before, self._accumulating = self._accumulating, True  # contexts may be nested, as in torch
         try:
             yield
         finally:
@@ -99,7 +99,7 @@ class OverlappingSync(GradientSync):
         super().detach()
 
     def _before_gradient(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
-        """A hook that is called just before something is added to the parameter's gradient."""
+        """A hook that runs just before something is added to the parameter's gradient."""
 
         def before(_: torch.Tensor) -> None:
             if parameter not in self._waiting_for and not self.has_fault:
@@ -108,7 +108,7 @@ class OverlappingSync(GradientSync):
         return before
 
     def _on_gradient(self, parameter: nn.Parameter) -> None:
-        # After a fault no other rank makes the calls of what is left of this backward.
+        # After a fault, no other rank makes the remaining calls of this backward.
         if not self._accumulating and not self.has_fault and parameter in self._waiting_for:
             self._mark(parameter)
 

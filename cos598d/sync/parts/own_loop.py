@@ -1,4 +1,4 @@
-"""What a script with a loop of its own may do, and our training loop never does: see `cos598d.doors.parallel`."""
+"""What only a script with its own training loop does, and ours never does: see `cos598d.doors.parallel`."""
 
 import functools
 import weakref
@@ -13,18 +13,18 @@ from torch.utils.hooks import RemovableHandle
 
 from cos598d.terminal.words import ranks_in_words
 
-# Why a rank's gradients of a step do not count.
+# Reasons why a rank's gradients of a step do not count.
 CUT_SHORT = "its backward ended in an exception"
 CHANGED = "its model was given other parameters, or trains others, since the step before"
 
 
 def in_words(faults: Sequence[str | None], fault: str) -> str:
-    """The ranks that have this one of the `faults`, which are in order of rank: "rank 1", "ranks 0, 2"."""
+    """The ranks with this one of the `faults`, which are in order of rank: "rank 1", "ranks 0, 2"."""
     return ranks_in_words([rank for rank, other in enumerate(faults) if other == fault])
 
 
 class AtTheEnd:
-    """A callback for the end of this backward, of which autograd drops the last reference when an exception ends it."""
+    """A callback for the end of this backward. If an exception ends it, autograd drops its last reference to it."""
 
     def __init__(self, ended: Callable[[], None], cut_short: Callable[[], None]):
         self._ended, self._cut_short = ended, cut_short
@@ -33,7 +33,7 @@ class AtTheEnd:
 
     def __call__(self) -> None:
         if self._queued == 1:
-            self._queue()  # after the callbacks of torch's DDP, which backward has queued since
+            self._queue()  # after the callbacks that torch's DDP has queued in the meantime
             return
         self._is_over = True
         self._ended()
@@ -48,14 +48,14 @@ class AtTheEnd:
 
 
 def will_get_gradients(parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether the backward that runs now adds to the gradient of any of these; torch.autograd.grad does not."""
+    """Whether the running backward adds to the gradient of any of these; torch.autograd.grad does not."""
     for parameter in parameters:
         if not parameter.requires_grad:
             continue
         try:
             if torch._C._will_engine_execute_node(get_gradient_edge(parameter).node):
                 return True
-        except RuntimeError:  # torch.autograd.grad asks for this very gradient
+        except RuntimeError:  # torch.autograd.grad asks for exactly this gradient
             return False
     return False
 
@@ -65,8 +65,8 @@ def watch_gradients(
 ) -> list[RemovableHandle]:
     """Call the method `on_gradient` with each parameter whose gradient is complete, as long as its object lives.
 
-    Python's garbage collector does not see what torch keeps for these hooks. So a hook that held the object would keep
-    it, and a model that it holds, forever: also where a script drops the model without `detach`.
+    Python's garbage collector cannot see torch's references to these hooks. A hook that referred to the object would
+    keep it, and its model, forever, even if a script drops the model without `detach`.
     """
     method = weakref.WeakMethod(on_gradient)
 
@@ -78,22 +78,22 @@ def watch_gradients(
 
 
 class GradientLayout:
-    """The parameters and buffers of a model at one moment, and which parameters it trains."""
+    """The parameters and buffers of a model at one time, and which parameters it trains."""
 
     def __init__(self, model: nn.Module):
         self.model = model
         self._marks = _marks(model)
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.buffers = list(model.buffers())
-        # Held, so that no other tensor gets the same id.
+        # Kept, so that no other tensor gets the same id.
         self._tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
 
     def fits(self, model: nn.Module) -> bool:
-        """Whether this is still the model, with these parameters, of which it trains the same."""
+        """Whether the model still has these parameters and buffers, and trains the same ones."""
         return model is self.model and _marks(model) == self._marks
 
     def names_of_same(self, model: nn.Module) -> set[str]:
-        """The names of the model's parameters and buffers that were in this one too."""
+        """The names of the model's parameters and buffers that were also in this layout."""
         named = (*model.named_parameters(), *model.named_buffers())
         return {name for name, tensor in named if id(tensor) in self._tensors}
 
@@ -103,7 +103,7 @@ def _marks(model: nn.Module) -> list[tuple[int, bool]]:
 
 
 class _ScaledBackward:
-    """In `running` as long as autograd holds it: while a backward runs whose loss was multiplied by `scale`."""
+    """An entry of `running` while autograd holds it: during a backward whose loss was multiplied by `scale`."""
 
     running: "weakref.WeakSet[_ScaledBackward]" = weakref.WeakSet()
 
@@ -113,19 +113,19 @@ class _ScaledBackward:
         torch.autograd.Variable._execution_engine.queue_callback(self)
 
     def __call__(self) -> None:
-        """Nothing to do: what counts is how long it lives."""
+        """Nothing to do: only its lifetime matters."""
 
 
 def scale_of_this_backward(otherwise: float) -> float:
-    """By what a GradScaler has multiplied the loss of the backward that runs now; `otherwise` where none has.
+    """The factor by which a GradScaler multiplied the running backward's loss; `otherwise` if none did.
 
-    Only the losses that were scaled after `watch_scalers` count.
+    Only losses that were scaled after `watch_scalers` count.
     """
     return next((each.scale for each in _ScaledBackward.running), otherwise)
 
 
 def watch_scalers() -> None:
-    """From now on notice by what torch's GradScalers multiply a loss. May be called more than once."""
+    """Record from now on by what torch's GradScalers multiply a loss. May be called more than once."""
     _watch_scaler(torch.amp.GradScaler)
 
 
@@ -152,15 +152,16 @@ def _watch_scaler(scaler: type) -> None:
 
 
 class LoadsBothForms:
-    """Lets a wrapper, of which the model is `module`, load a state under the model's plain names or under DDP's.
+    """Lets a wrapper, whose model is `module`, load a state under the model's plain names or under DDP's.
 
-    torch looks for the model's entries under `module.`. What is missing or not expected is named as in the state.
+    torch looks for the model's entries under `module.`. Missing and unexpected keys are reported under the state's
+    names.
     """
 
     def __init__(self, wrapper: nn.Module):
         wrapper._register_load_state_dict_pre_hook(self._before, with_module=True)
         wrapper.register_load_state_dict_post_hook(self._after)
-        self._renamed: str | None = None  # the prefix of a state that had plain names
+        self._renamed: str | None = None  # the prefix of a state with plain names
 
     def _before(self, wrapper: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         plain = set(wrapper.state_dict())
@@ -168,7 +169,7 @@ class LoadsBothForms:
         of_ddp = sum(key.removeprefix("module.") in plain for key in keys if key.startswith("module."))
         self._renamed = None if of_ddp > sum(key in plain for key in keys) else prefix
         if self._renamed is not None:
-            # All are taken out first: the model itself may have a part called "module".
+            # All are removed first: the model itself may have a part called "module".
             entries = {key: state.pop(prefix + key) for key in keys}
             state.update({f"{prefix}module.{key}": entry for key, entry in entries.items()})
 

@@ -1,4 +1,4 @@
-"""torch's DDP from inside, where C++ works: its calls, what it keeps, and how it has laid its buckets."""
+"""The inside of torch's DDP, which works in C++: its calls, its memory, and the layout of its buckets."""
 
 import contextlib
 from collections.abc import Iterable
@@ -13,33 +13,33 @@ from cos598d.comm.ledger import Row, dtype_name
 from cos598d.comm.watched import row_of
 from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS
 
-# Whose functions run when a DDP makes a call: C++ in backward and for buffers, and torch's communication hooks.
+# Modules whose functions run when a DDP makes a call: C++ in backward and for buffers, and torch's hooks.
 MAKERS = (__name__, "torch.autograd.", "torch.nn.parallel.", "torch.distributed.utils", "torch.distributed.algorithms.")
-FIRST_STEPS = 2  # after which torch lays no buckets again
+FIRST_STEPS = 2  # after these torch does not rebuild its buckets
 
 
 class Reducer:
     """The reducer of a DistributedDataParallel.
 
-    1. From a forward to `end_step` all calls that the DDP makes are noted: rank 0's buffers before the forward, each
-       bucket's all-reduce in backward, and which parameters were used. `end_step` enters them in the ledger. Other DDPs
-       may use the same process group: a call is noted by the first that still expects one of its size (`_owner`).
-    2. torch lays its buckets anew once, after the first backward, in the order in which gradients arrived in it. A ring
-       adds up an element's terms in an order that depends on its place in its bucket. So a training that goes on in a
-       new process has to lay its buckets alike: `arrival` is that order, and `rehearse` lays a new DDP's buckets by it.
+    1. From a forward to `end_step`, all calls of the DDP are noted: rank 0's buffers before the forward, each bucket's
+       all-reduce in backward, and which parameters were used. `end_step` enters them in the ledger. Other DDPs may use
+       the same process group. So a call belongs to the first DDP that still expects one of its size (`_owner`). 2.
+       torch rebuilds its buckets once, after the first backward, in the order in which gradients arrived in it. A ring
+       adds up an element's terms in an order that depends on its place in its bucket. So a training that resumes in a
+       new process needs the same buckets: `arrival` is that order, and `rehearse` builds a new DDP's buckets from it.
     """
 
     def __init__(self, comm: Communicator, ddp: DistributedDataParallel, has_buckets: bool = True):
-        """`has_buckets`: whether a bucket is sent in one call; else a hook makes other calls, which are numbered."""
+        """`has_buckets`: whether a bucket is sent in one call. If not, a hook makes other calls, which are numbered."""
         self._comm, self._ddp, self._has_buckets = comm, ddp, has_buckets
         self._parameters = [p for p in ddp.module.parameters() if p.requires_grad]
         self.steps = 0  # that have ended
         self._rows: list[Row] = []  # of this step
-        self._expected: list[int] = []  # elements of the calls that are still to come in this step
+        self._expected: list[int] = []  # elements of the calls that are still expected in this step
         self._buckets: list[int] = []  # elements of each bucket
-        self._of_buffers: list[tuple[torch.dtype, int]] = []  # and the elements of each call that sends buffers
+        self._of_buffers: list[tuple[torch.dtype, int]] = []  # the elements of each call that sends buffers
         self._listening = contextlib.ExitStack()
-        self._is_step = False  # a forward has come whose backward may follow
+        self._is_step = False  # a forward has run whose backward may follow
         self._handles = [
             ddp.register_forward_pre_hook(self._listen),
             ddp.register_forward_hook(self._after_forward, always_call=True),
@@ -47,7 +47,7 @@ class Reducer:
 
     @property
     def bucket_bytes(self) -> int:
-        """What the buckets take, which live as long as the DDP; 0 before the first step."""
+        """The bytes of the buckets, which live as long as the DDP; 0 before the first step."""
         return sum(p.numel() * p.element_size() for p in self._parameters) if self.steps else 0
 
     @property
@@ -68,7 +68,7 @@ class Reducer:
         self.steps += 1
 
     def catch_up(self, has_begun: bool) -> None:
-        """Have torch make the calls of a step of which not all gradients have come, since other ranks wait for them.
+        """Make torch's remaining calls of a step in which gradients are missing, since other ranks wait for them.
 
         `has_begun`: whether a forward has begun the step.
         """
@@ -80,19 +80,20 @@ class Reducer:
         self._mark_ready(range(len(self._parameters)))
 
     def arrival(self) -> list[int] | None:
-        """The places of the trainable parameters in the order in which their gradients came.
+        """The indices of the trainable parameters in the order in which their gradients arrived.
 
-        None before the first step, and where buckets are never laid again, as with find_unused_parameters. Every rank
-        calls it, between two steps: what torch would do at the next forward is done now, where it is due.
+        None before the first step, and if buckets are never rebuilt, as with find_unused_parameters. Every rank calls
+        it, between two steps. If a rebuild is due at the next forward, it happens now.
         """
         self._rebuild()
         told = self._ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices")
         return [int(place) for place in told.replace(",", " ").split()] if told else None
 
     def rehearse(self, order: list[int] | None, steps: int) -> None:
-        """Lay the buckets as after `steps` steps of another DDP whose `arrival` was `order`, by a backward of zeros.
+        """Build the buckets as after `steps` steps of another DDP whose `arrival` was `order`, by a backward of zeros.
 
-        Every rank calls it before the first step. Raises ValueError if the order is not one of these parameters.
+        Every rank calls it before the first step. Raises ValueError if the order is not a permutation of these
+        parameters.
         """
         if order is not None:
             if sorted(order) != list(range(len(self._parameters))):
@@ -105,19 +106,19 @@ class Reducer:
         self.steps = steps
 
     def close(self) -> None:
-        """Listen no more. The DDP, which somebody may hold, computes as before but does not average any more."""
+        """Stop listening. If anything still refers to the DDP, it computes as before but no longer averages."""
         self._listening.close()
         for handle in self._handles:
             handle.remove()
         self._ddp._remove_autograd_hooks()
-        del self._ddp  # its buckets end with it
+        del self._ddp  # its buckets are freed with it
 
     def _begin(self) -> None:
         self._ddp.reducer.prepare_for_forward()
         self._ddp.reducer.prepare_for_backward([])
 
     def _mark_ready(self, order: Iterable[int]) -> None:
-        """Tell torch that the gradients of the parameters at these places are there, and wait for its calls."""
+        """Report to torch that the gradients of the parameters at these indices are ready, and wait for its calls."""
 
         def mark_all(_: torch.Tensor) -> None:
             for place in order:
@@ -131,7 +132,7 @@ class Reducer:
     def _rebuild(self) -> None:
         assert self._ddp.logger is not None
         self._ddp.reducer._rebuild_buckets()
-        self._ddp.logger.set_runtime_stats_and_log()  # else its data are those of the step before
+        self._ddp.logger.set_runtime_stats_and_log()  # otherwise its data are the previous step's
 
     def _listen(self, *_: object) -> None:
         self._listening.close()
@@ -142,13 +143,13 @@ class Reducer:
         self._expect()
 
     def _after_forward(self, *_: object) -> None:
-        if not self._is_step:  # it was an evaluation, and no backward follows
+        if not self._is_step:  # an evaluation: no backward follows
             self._listening.close()
 
     def _expect(self) -> None:
-        """Find the sizes of the calls that are to come. Within a call torch has locked its reducer."""
+        """Find the sizes of the expected calls. Within a call torch has locked its reducer."""
         if torch.is_grad_enabled() and (self.steps <= FIRST_STEPS or not self._buckets):
-            self._ddp.reducer._rebuild_buckets()  # as the forward does next, if it is due
+            self._ddp.reducer._rebuild_buckets()  # the forward would do it next, if it is due
             self._buckets = [len(bucket.buffer()) for bucket in self._ddp.reducer._get_zeros_like_grad_buckets()]
         buffers: list[torch.Tensor] = self._ddp.modules_buffers
         calls: list[list[int]] = []
@@ -158,21 +159,21 @@ class Reducer:
         self._expected = [*self._buckets, *(elements for _, elements in self._of_buffers), len(self._parameters)]
 
     def expects(self, elements: int) -> bool:
-        """Whether a call of so many elements is still to come in this step; a hook's own calls have any size."""
+        """Whether a call of this number of elements is still expected in this step; a hook's calls have any size."""
         return not self._has_buckets or elements in self._expected
 
     def is_of(self, call: DispatchedCall) -> bool:
-        """Whether the call is of this DDP's process group."""
+        """Whether the call is in this DDP's process group."""
         return call.group.group_name == self._ddp.process_group.group_name
 
     def note(self, call: DispatchedCall) -> None:
-        """Note a call of this DDP."""
-        with contextlib.suppress(ValueError):  # a communication hook makes calls of other sizes
+        """Record a call of this DDP."""
+        with contextlib.suppress(ValueError):  # a communication hook's calls have other sizes
             self._expected.remove(call.tensors[0].numel())
         dtype, purpose = call.tensors[0].dtype, GRADIENTS
         if call.op == "broadcast":
             if (dtype, call.tensors[0].numel()) not in self._of_buffers:
-                return  # how rank 0 has laid the buckets
+                return  # the layout of rank 0's buckets
             purpose, name = BUFFERS, f"buffers of {dtype_name(dtype)}"
         elif dtype == torch.int32:
             purpose, name = AGREEMENT, "ranks that used each parameter"
@@ -185,17 +186,17 @@ class Reducer:
             self._rows.append(row)
 
 
-_listeners: list[Reducer] = []  # those between their forward and the end of their step
+_listeners: list[Reducer] = []  # between their forward and the end of their step
 
 
 def _share(call: DispatchedCall) -> None:
-    """Let the reducer whose call it is note it."""
+    """Let the reducer that made the call record it."""
     is_torchs = not call.module or call.module.startswith(MAKERS)
     if is_torchs and call.tensors and (owner := _owner(call)):
         owner.note(call)
 
 
 def _owner(call: DispatchedCall) -> Reducer | None:
-    """The first reducer of the call's group that expects a call of its size; None for the call of another DDP."""
+    """The first reducer of the call's group that expects a call of its size; None for a call of another DDP."""
     elements = call.tensors[0].numel()
     return next((reducer for reducer in _listeners if reducer.is_of(call) and reducer.expects(elements)), None)

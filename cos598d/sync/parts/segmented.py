@@ -1,4 +1,4 @@
-"""What syncs share that compose their own collective of messages: long tensors travel in segments, several at once."""
+"""What syncs share that build a collective from messages: long tensors are sent in several segments at once."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -13,25 +13,25 @@ from cos598d.sync.base import GradientSync
 from cos598d.sync.cost import Buffers, Tensor
 from cos598d.sync.options import SyncOptions
 
-Place = tuple[torch.Tensor, int]  # a tensor, and the rank that it goes to or comes from
+Place = tuple[torch.Tensor, int]  # a tensor, and the rank to which or from which it is sent
 
 
 class ByMessages(GradientSync):
-    """A sync of whole buffers (`Flat`), with the sum over ranks made of messages by the subclass.
+    """A sync of whole buffers (`Flat`) whose sum over ranks a subclass makes of messages.
 
-    A subclass has both as its bases, this one first, and says:
+    A subclass has both as its bases, this one first, and defines:
 
-        op                                              the collective's name in the ledger
-        sum_over_ranks(call, buffer, scratch)           put the sum into `buffer`, on every rank
-        collective                                      what that moves (`cos598d/sync/cost.py`)
+    op                                              the collective's name in the ledger
+    sum_over_ranks(call, buffer, scratch)           put the sum into `buffer`, on every rank
+    collective                                      the bytes of that (`cos598d/sync/cost.py`)
 
-    What is to be added lands in `scratch`, (`in_flight`, elements of a segment): made once, since fresh memory
+    Terms of the sum arrive in `scratch`, (`in_flight`, elements of a segment). It is allocated once, since fresh memory
     costs a page fault for every 4 KiB. Adding one segment overlaps with the transfer of the next ones.
     """
 
     op: str
-    # Between two evils: each segment costs some 0.2 ms of the processor's time next to its bytes (four ranks on two
-    # cores), and a large one may have left the processor's cache before it is added.
+    # A compromise: each segment costs some 0.2 ms of CPU time in addition to its bytes (four ranks on two cores), but a
+    # large one may have left the CPU's cache before it is added.
     segment_bytes = 2 << 20
     in_flight = 4
 
@@ -40,7 +40,7 @@ class ByMessages(GradientSync):
         return super().attach(model)
 
     def sum_up(self, tensor: torch.Tensor, name: str) -> Call:
-        """As a `WithCodec`'s; over when this returns."""
+        """As in `WithCodec`, but the sum is complete when this returns."""
         key = name, tensor.dtype
         if key not in self._scratch:
             self._scratch[key] = make_scratch(tensor, self.segment_bytes, self.in_flight)
@@ -54,7 +54,7 @@ class ByMessages(GradientSync):
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
-        """The whole buffers of the other base, and the scratch of each."""
+        """The whole buffers of the other base class, and the scratch of each."""
         whole = super().buffers(tensors, options)
         if whole.unsaid:
             return whole
@@ -69,9 +69,9 @@ class ByMessages(GradientSync):
 def make_scratch(
     buffer: torch.Tensor, segment_bytes: int, in_flight: int, old: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Where segments of `buffer` land before they are added: (in_flight, elements of a segment), like the buffer.
+    """A tensor in which segments of `buffer` arrive before they are added: (in_flight, elements of a segment).
 
-    `old` is scratch of this dtype that is there already: it is given back where it is long enough.
+    `old` is existing scratch of this dtype. It is returned if it is long enough.
     """
     elements = max(1, min(segment_bytes // buffer.element_size(), buffer.numel()))
     return old if old is not None and old.shape[1] >= elements else buffer.new_empty(in_flight, elements)
@@ -79,9 +79,9 @@ def make_scratch(
 
 @dataclass(frozen=True)
 class Exchange:
-    """One segment out to a rank while one comes in from a rank; either may be missing, or empty, and is left out.
+    """One segment sent to a rank while one is received from a rank. Either may be None or empty, and is skipped then.
 
-    `adds` says whether what comes in is added to the tensor `incoming` or replaces it.
+    `adds`: whether the received segment is added to the tensor `incoming`, or replaces it.
     """
 
     outgoing: Place | None
@@ -90,9 +90,9 @@ class Exchange:
 
 
 def pipeline(call: PointToPointCollective, exchanges: Iterable[Exchange], scratch: torch.Tensor) -> None:
-    """Make the exchanges in order, `len(scratch)` of them under way at any moment, and wait for the last.
+    """Make the exchanges in order, `len(scratch)` of them at any moment, and wait for the last.
 
-    One starts when the one `len(scratch)` places before it is done: what it sends must be final by then.
+    An exchange starts when the one `len(scratch)` places before it is done: what it sends must be final by then.
     """
     under_way: deque[tuple] = deque()
 
@@ -125,7 +125,7 @@ def move(
 ) -> None:
     """Send one tensor and receive another (or only one of the two), in segments; `adds` as in `Exchange`.
 
-    The rank at the other end must make the matching call: it cuts the same tensors in the same way.
+    The rank at the other end must make the matching call: it splits the same tensors in the same way.
     """
     count = max(segment_count(place[0], scratch) for place in (outgoing, incoming) if place)
 
@@ -136,5 +136,5 @@ def move(
 
 
 def segment_count(tensor: torch.Tensor, scratch: torch.Tensor) -> int:
-    """In how many segments `tensor` travels, so that each fits into a row of `scratch`; at least one."""
+    """The number of segments of `tensor`, at least one, so that each fits into a row of `scratch`."""
     return max(1, -(-tensor.numel() // scratch.shape[1]))

@@ -17,7 +17,7 @@ from cos598d.terminal.words import ranks_in_words
 from cos598d.world.limits import available_bytes
 
 CACHE_LINE = 64
-# A rank that waits leaves the core to the others: there may be more ranks than cores.
+# A waiting rank frees its core for the others: there may be more ranks than cores.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 30e-6, 500e-6
 # Small enough that a block of a sum stays in a core's cache while the ranks' blocks are added to it.
 BLOCK_BYTES = 256 << 10
@@ -28,20 +28,21 @@ class Segments:
 
     For each buffer i there is
 
-        every[i][k]   the one of the k-th of `members`, which that rank alone writes
-        own[i]        this rank's among them
-        result[i]     one for all
-        common[j]     and more of those that are there once, for all
+    every[i][k]   the one of the k-th of `members`; only that rank writes to it
+    own[i]        this rank's among them
+    result[i]     one for all ranks together
+    common[j]     further buffers that exist once, for all ranks
 
-    1. The first member makes the memory (memfd_create), all of it at once, and tells the others its process and file
-       descriptor. Memory that is not to be had is missed here, in words, and not by the out-of-memory killer later.
-    2. They open it as /proc/PID/fd/N, and all map it.
-    The memory has no name: when the last process that maps it ends, however it ends, nothing is left behind.
-    A rank that is alone on its host shares nothing: its buffers are ordinary memory, and `result` is `own`.
+    1. The first member allocates all of the memory at once (memfd_create), and sends the others its process and file
+       descriptor. If there is not enough memory, this raises an error now; otherwise the out-of-memory killer would end
+       the run later.
+    2. They open it as /proc/PID/fd/N, and all map it. The memory has no name. When the last process that maps it ends,
+       in whatever way, it is freed.
+    A single rank on its host shares nothing: its buffers are ordinary memory, and `result` is `own`.
 
     Flags are one byte for each member, stage of the work and buffer. A rank raises one by writing the number of the
-    step. One byte, since a longer number might be seen half-written; the number modulo 256 will do, for ranks
-    that wait for each other in every step are never 256 steps apart.
+    step, modulo 256. It is one byte, since a longer number might be read half-written. Modulo 256 is enough, because
+    ranks that wait for each other in every step are never 256 steps apart.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class Segments:
         names: Sequence[str] = (),
         common: Sequence[tuple[int, torch.dtype]] = (),
     ):
-        """Every rank of the world must call it. members: the ranks of this one's host; buffers: elements and dtype of
-        each, and of those that are `common` alone; stages: what is done to a buffer, as verbs, for errors, and names:
-        what they call it. Raises UserError, the same on every rank, where the memory cannot be shared."""
+        """Every rank of the world must call it. members: the ranks on this one's host; buffers: (elements, dtype) of
+        each, and of the `common` ones; stages: what is done to a buffer, as verbs for errors; names: the buffers' names
+        in errors. Raises UserError, the same on every rank, if the memory cannot be shared."""
         self._members, self._stages = list(members), list(stages)
         self._names = list(names) or [f"bucket {i}" for i in range(len(buffers))]
         self._place, self._count = self._members.index(comm.rank), len(buffers)
@@ -86,10 +87,10 @@ class Segments:
         self.own = [parts[self._place] if parts else self.result[i] for i, parts in enumerate(self.every)]
 
     def raise_flag(self, stage: str, i: int, step: int) -> None:
-        """Tell the others that this rank has done `stage` with buffer `i` in `step`."""
+        """Report to the others that this rank has done `stage` with buffer `i` in `step`."""
         if self._fd is not None:
-            # Whoever sees the flag sees also what was written before it, on every architecture: to write and to read a
-            # file the kernel takes a reference to its page and drops it, by atomic operations that are full barriers.
+            # A rank that reads the flag also sees what was written before it, on every architecture. To write or read a
+            # file, the kernel takes and drops a reference to its page, by atomic operations that are full barriers.
             os.pwrite(self._fd, bytes([step % 256]), self._position(stage, i) + self._place)
 
     def missing(self, stage: str, i: int, step: int) -> list[int]:
@@ -100,10 +101,10 @@ class Segments:
         return [rank for rank, flag in zip(self._members, flags, strict=True) if flag != step % 256]
 
     def wait(self, stage: str, i: int, step: int, ranks: Sequence[int] | None = None) -> None:
-        """Block until `ranks` (else all members) have raised this flag.
+        """Block until `ranks` (default: all members) have raised this flag.
 
-        Raises UserError naming those that did not within the process group's timeout. A rank that is killed meanwhile
-        is told by the watchdog, which ends this process.
+        Raises UserError, with the missing ranks, after the process group's timeout. If a rank is killed meanwhile, the
+        watchdog reports it and ends this process.
         """
         deadline, pause = None, FIRST_PAUSE_SECONDS
         while late := [rank for rank in self.missing(stage, i, step) if ranks is None or rank in ranks]:
@@ -119,7 +120,7 @@ class Segments:
             pause = min(1.3 * pause, LONGEST_PAUSE_SECONDS)
 
     def close(self) -> None:
-        """Let go of the memory. It is unmapped when the last view of it is gone, such as a parameter's .grad."""
+        """Drop the memory. It is unmapped when the last view of it is freed, such as a parameter's .grad."""
         self.result, self.every, self.own, self.common = [], [], [], []
         if self._closer:
             self._closer()
@@ -130,7 +131,7 @@ class Segments:
 
 
 def check_on_host(model: nn.Module, name: str) -> None:
-    """Raise UserError if a parameter of the model, which is to be trained by `--sync name`, is on a device."""
+    """Raise UserError if a parameter of the model, which `--sync name` is to train, is on a device."""
     for parameter, p in model.named_parameters():
         if p.device.type != "cpu":
             raise UserError(
@@ -140,8 +141,8 @@ def check_on_host(model: nn.Module, name: str) -> None:
 
 
 def find_one_host(comm: Communicator, name: str, instead: str) -> list[list[int]]:
-    """The ranks of each host, of which `--sync name` takes one. Raises UserError, the same on every rank, where there
-    are several: `instead` is a sync for those."""
+    """The ranks of each host. `--sync name` supports one host: raises UserError, the same on every rank, for several
+    hosts, and suggests the sync `instead`."""
     groups = hosts.host_groups(comm)
     if len(groups) > 1:
         raise UserError(
@@ -152,13 +153,13 @@ def find_one_host(comm: Communicator, name: str, instead: str) -> list[list[int]
 
 
 def in_blocks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Tensors of one length and dtype, (elements,), block by block: of each block the views of all of them."""
+    """Views of tensors of equal length and dtype, (elements,), in blocks: for each block one view per tensor."""
     blocks = (tensor.split(max(1, BLOCK_BYTES // tensor.element_size())) for tensor in tensors)
     return [list(block) for block in zip(*blocks, strict=True)]
 
 
 def _open_shared(comm: Communicator, members: list[int], size: int) -> int | None:
-    """A file descriptor of `size` bytes that the members share; None for one that is alone.
+    """A file descriptor of `size` bytes that the members share; None for a single member.
 
     Every rank of the world takes part in both exchanges, so that an error is the same on all.
     """
@@ -193,10 +194,10 @@ def _open_shared(comm: Communicator, members: list[int], size: int) -> int | Non
 
 
 def _claim(file: int, size: int) -> None:
-    """Make an empty file in memory `size` bytes long, every page of it there. Raises OSError if they are not.
+    """Give an empty file in memory `size` bytes and all of its pages. Raises OSError if memory is too small.
 
-    Its length alone would cost nothing and promise nothing: pages come when they are first written, or the killer does.
-    The kernel may call it for pages that are claimed, too, so what is free is asked first.
+    Setting only its length would reserve nothing: pages are allocated when they are first written, or the process is
+    killed then. Since the kernel may kill it for allocated pages too, the free memory is checked first.
     """
     if size > available_bytes():
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
@@ -204,7 +205,7 @@ def _claim(file: int, size: int) -> None:
 
 
 def _layout(buffers: Sequence[tuple[int, torch.dtype]]) -> tuple[list[int], int]:
-    """Where each of the buffers begins, in bytes, and how many they take together."""
+    """Where each of the buffers begins, in bytes, and the bytes of all together."""
     offsets, end = [], 0
     for elements, dtype in buffers:
         offsets.append(end)
@@ -213,5 +214,5 @@ def _layout(buffers: Sequence[tuple[int, torch.dtype]]) -> tuple[list[int], int]
 
 
 def _round_up(size: int, unit: int) -> int:
-    """The next multiple of `unit`, at least one: an empty file cannot be mapped."""
+    """`size` rounded up to a multiple of `unit`; at least one unit, since an empty file cannot be mapped."""
     return max(1, -(-size // unit)) * unit

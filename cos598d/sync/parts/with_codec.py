@@ -1,4 +1,4 @@
-"""What syncs share whose buckets may be sent in a smaller form."""
+"""What syncs share whose buckets may be compressed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,19 +13,21 @@ from cos598d.sync.codecs import make_codec
 
 
 class WithCodec(GradientSync):
-    """A sync that moves buckets, in whatever form `--compress` names. A subclass defines
+    """A sync that sends buckets, compressed as `--compress` asks. A subclass defines
 
-        sum_up(tensor, name)   start to sum a tensor, (elements,), over the ranks, in place: its own way to move bytes
-        codec_ranks()          among which ranks a codec's calls are made; all, if it does not say
+    sum_up(tensor, name)   start to sum a tensor, (elements,), over the ranks, in place: its own way to send bytes
+    codec_ranks()          the ranks among which a codec's calls are made; by default all
 
-    and hands each bucket of a step to the codec, in the same order on every rank, instead of summing it:
+    and passes each bucket of a step to the codec, in the same order on every rank, instead of summing it:
 
-        pending = self.codec.start(bucket, self.loss_scale)     ... other work ...
-        self.codec.finish(bucket, pending)                      its buffer is the sum
-        self.codec.put_back_unused(bucket, is_used)
+    pending = self.codec.start(bucket, self.loss_scale)
+    ... other work ...
+    self.codec.finish(bucket, pending)                      its buffer is the sum
+    self.codec.put_back_unused(bucket, is_used)
 
-    Without `--compress` the codec sums the buffer itself by `sum_up`. Codecs whose forms can be added up (bf16, fp16,
-    powersgd) are sent by `sum_up` too; int8 and topk, whose forms cannot, by an exchange of their own under every sync.
+    Without `--compress`, the codec sums the buffer itself by `sum_up`. Codecs whose payload can be added up (bf16,
+    fp16, powersgd) also use `sum_up`. The payload of int8 and topk cannot, so they use an exchange of their own in
+    every sync.
     """
 
     uses: tuple[str, ...] = ("compress",)
@@ -46,7 +48,7 @@ class WithCodec(GradientSync):
         raise NotImplementedError(f"{type(self).__name__} has no sum_up()")
 
     def codec_ranks(self) -> Sequence[int]:
-        """The ranks among which buckets travel, once the model is attached."""
+        """The ranks among which buckets are sent, once the model is attached."""
         return range(self.comm.world_size)
 
     def forget_step(self) -> None:
@@ -59,7 +61,7 @@ class WithCodec(GradientSync):
         self.codec.load_own_state(tensors)
 
     def detach(self) -> None:
-        # One that has kept nothing yet: what the old one feeds back is as large as the model.
+        # A new codec, without state: the old one's error feedback is as large as the model.
         self.codec = make_codec(self.options.compress, self.comm, self.sum_up, self.codec_ranks())
         super().detach()
 
