@@ -17,8 +17,10 @@ from cos598d.checkpoint_flags import GROUP as LIFE
 from cos598d.commands import many_runs
 from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.config import SYNC_FIELDS, config_from
-from cos598d.errors import WARNING, UsageError, UserError
-from cos598d.strategies import class_of
+from cos598d.errors import WARNING, UsageError, UserError, flag_called
+from cos598d.own_code import is_own
+from cos598d.strategies import class_of, known_names
+from cos598d.sync import unknown
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_markdown, as_text, markdown_text
@@ -104,8 +106,12 @@ def _planned(words: str, epochs: Sequence[float], values: Mapping[str, Any], wor
         raise UsageError(f"--strategies {words!r} has no name. Give one or more, separated by commas.")
     found: dict[str, tuple[int, dict[str, Any], str]] = {}
     for name in names:
-        sync, options = ("none", {}) if name == BASELINE else read_candidate(name)
-        class_of(sync)  # which there must be
+        with flag_called("--strategies", "--sync"):
+            sync, options = ("none", {}) if name == BASELINE else read_candidate(name)
+        if sync not in known_names():
+            if not is_own(sync):
+                raise unknown("--strategies", sync, [BASELINE, *known_names()])
+            class_of(sync)  # which the file must have
         label = re.sub(r"[^\w.+=@-]", "-", name).lstrip("-.")
         if label in found:
             raise UsageError(f"--strategies {name} would use the same folder as {label}. Leave one of them out.")

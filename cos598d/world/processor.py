@@ -1,4 +1,4 @@
-"""What this process's processor can do: its instructions for 16 bits, its cores, and how fast it does something."""
+"""What this process's processor can do: its cores, and how fast it does something."""
 
 import math
 import os
@@ -8,22 +8,8 @@ from pathlib import Path
 
 import torch
 
-PROCESSOR = Path("/proc/cpuinfo")
 MACHINE = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers and network namespaces of a machine
-# The kernel's words for the instructions by which a processor multiplies in bf16; the faster ones first.
-BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 ROUNDS, LONGEST = 5, 0.015  # seconds after which no other round begins
-
-
-def bf16_instructions() -> str | None:
-    """The instructions of this processor that multiply in bf16, by the kernel's word; None where it has none, or where
-    there is no telling."""
-    try:
-        lines = PROCESSOR.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
-    return next((name for name in BF16_INSTRUCTIONS if name in flags), None)
 
 
 def own_cores() -> list[tuple[str, int]]:

@@ -75,7 +75,7 @@ def brief(runs: Sequence[Summary]) -> str:
 def brief_parts(runs: Sequence[Summary]) -> tuple[list[list[str]], list[str]]:
     """The rows of that table, the head first, and the sentences."""
     runs = in_groups(runs)
-    rows = [["run", "sync", "ranks", "s per step", "sent MB per step, by rank", "losses, from one rank's"]]
+    rows = [["run", "sync", "ranks", "s per step", "sent MB per step, by rank", "losses differ from 1 rank by"]]
     for run in runs:
         seconds = DISTURBED if is_disturbed(run) else _seconds(run["seconds_per_iteration"]["mean"])
         sent = mb_by_rank(run["bytes_sent_per_iteration"], 1) if is_in_ledger(run) else "-"
