@@ -30,8 +30,10 @@ from cos598d.tools.report.render import as_html, need
 from cos598d.tools.report.strategies import (
     ALL_GPUS,
     BASELINE,
+    BRIEF_NOTE,
     TABLE_NOTE,
     StrategyResult,
+    brief_rows,
     cautions,
     left_out,
     strategies_page,
@@ -157,13 +159,15 @@ def _number(word: str) -> float:
 
 
 def _show(path: Path, entries: Sequence[StrategyResult]) -> None:
-    """Print the table; write it in Markdown, and the page of all runs, which begins with it."""
-    rows, remarks, absent = strategies_rows(entries), cautions(entries), left_out(entries)
-    remarks = [f"{WARNING}{remark}" for remark in remarks]
-    parts = [*map(printable, remarks), as_text(rows, numbers=True), textwrap.fill(TABLE_NOTE, 118)]
-    print("", "\n\n".join([*parts, *map(printable, absent)]), "", sep="\n")
-    words = [*map(markdown_text, remarks), as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *absent])]
-    write_whole(path / TABLE, "\n\n".join(words) + "\n")
-    if any(entry.run for entry in entries):
-        write_whole(path / PAGE, as_html(strategies_page(entries)))
+    """Print the answer and a small table; write the whole one in Markdown, and the page of all runs."""
+    remarks, absent = [f"{WARNING}{remark}" for remark in cautions(entries)], left_out(entries)
+    page = strategies_page(entries) if any(entry.run for entry in entries) else None
+    answer = ["\n".join(page.answer.sentences)] if page else []
+    table = [as_text(brief_rows(entries), numbers=True), textwrap.fill(BRIEF_NOTE, 118)]
+    print("", "\n\n".join([*map(printable, remarks), *answer, *table, *map(printable, absent)]), "", sep="\n")
+    words = [*map(markdown_text, remarks), as_markdown(strategies_rows(entries))]
+    write_whole(path / TABLE, "\n\n".join([*words, *map(markdown_text, [TABLE_NOTE, *absent])]) + "\n")
+    print(f"all columns: {path / TABLE}")
+    if page:
+        write_whole(path / PAGE, as_html(page))
         print(f"page: {path / PAGE}")
