@@ -263,7 +263,7 @@ def test_wrong_words_and_a_file_that_never_ends_loading_exit_with_2(here, capsys
     Path("slow.py").write_text("import time\nwhile True: time.sleep(0.01)\n")
     for words, says in (
         (["slow.py:Mine", "--seconds", "1"], "slow.py cannot be imported: still running after 1 s - slow.py line 2"),
-        (["nosuch"], "unknown --sync"),
+        (["nosuch"], "unknown sync nosuch"),
         (["ddp", "--world_sizes", "2,zwei"], "--world_sizes 2,zwei is not valid. Give numbers from 1 to 16"),
         (["ddp", "--claims", "is_fast"], "--claims is_fast: there is no such test"),
     ):

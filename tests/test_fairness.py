@@ -178,7 +178,7 @@ def test_runs_of_other_lengths_are_compared_where_their_learning_rates_are_the_s
     assert (words in remark(*folders)) == (scheduler == "constant")
     if scheduler == "linear":
         table = comparison([load_run(folder) for folder in folders])
-        assert [line.split()[4] for line in table.splitlines() if line.startswith(("flat-e", "ddp-e"))][4:8] == [
+        assert [line.split()[6] for line in table.splitlines() if line.startswith(("flat-e", "ddp-e"))][4:8] == [
             *("itself", "1.00") * 2
         ]
         odd = run_like(tmp_path / "odd", {"num_train_epochs": 5}, sync="ring")

@@ -192,5 +192,5 @@ def test_a_sweep_and_peak_memory_on_the_gpu(benched):
 def test_the_records_make_a_table(command):
     runs = sorted(path.parent for path in RECORDS.glob("*/summary.json"))
     assert runs
-    text = command("compare", ["compare", *runs])
+    text = command("compare", ["compare", "--verbose", *runs])
     assert "one-nccl-ddp are assumed" in text

@@ -16,7 +16,6 @@ from cos598d.records.run import read_summary
 from cos598d.strategies import choose_precision as choosing
 from cos598d.strategies.choose_precision import choose_precision, decide
 from cos598d.tools.report.load import load_run
-from cos598d.world import processor
 
 DIGITS = ["--task_name", "digits", "--max_train_examples", 60, "--max_eval_examples", 30]
 DIGITS += ["--total_train_batch_size", 20, "--no_cuda"]
@@ -66,29 +65,6 @@ def test_on_gpus_auto_is_bf16_where_all_multiply_in_it(support, chosen, monkeypa
     assert choose_precision("auto", "a shape", comm).precision == chosen
     assert choose_precision("fp16", "a shape", comm) == ("fp16", "", "")
     assert choose_precision("fp32", "a shape", comm) == ("fp32", "", "")
-
-
-def test_where_the_processor_multiplies_in_bf16_a_run_in_fp32_is_told_what_that_would_give(tmp_path, monkeypatch):
-    facts = tmp_path / "cpuinfo"
-    monkeypatch.setattr(processor, "PROCESSOR", facts)
-    seconds = {"fp32": 2.0, "bf16": 0.5}
-    monkeypatch.setattr(choosing, "seconds_of_product", lambda shape, *_: seconds)
-    comm = SimpleNamespace(device=torch.device("cpu"), rank=0)
-
-    def remark():
-        return choose_precision("fp32", "a shape", comm).remark
-
-    assert remark() == "", "nobody can tell"
-    facts.write_text("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16x\n")
-    assert remark() == ""
-    facts.write_text("processor\t: 0\nflags\t\t: fpu avx512_bf16 sse\nprocessor\t: 1\n")
-    assert remark().startswith("this processor has avx512_bf16: with --precision bf16 a product of a shape takes 0.25")
-    facts.write_text("flags : avx512_bf16 amx_bf16\n")
-    assert "has amx_bf16:" in remark()
-    seconds["bf16"] = 2.0
-    assert remark() == "", "it has the instructions, and they are not used"
-    comm.rank = 1
-    assert choose_precision("fp32", "a shape", comm).remark == ""
 
 
 def test_the_probe_multiplies_the_widest_layer_and_leaves_the_threads_as_they_were():

@@ -157,3 +157,21 @@ def test_fields_that_nobody_reads_may_say_anything(tmp_path):
     path = tmp_path / "some.json"
     path.write_text('{"new": [1, {"x": null}]}')
     assert read(path, Fields(), "run again") == {"new": [1, {"x": None}]}
+
+
+@pytest.mark.parametrize("name", ["iterations.rank0.jsonl", "iterations.rank1.jsonl", "communication.rank1.jsonl"])
+def test_a_file_of_rows_that_was_cut_is_noticed_by_compare_too(name, tmp_path, capsys):
+    folder = write_run(tmp_path / "run")
+    path = folder / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    code, line = said(capsys, "compare", folder)
+    assert code == 1
+    assert line.startswith(f"{path} is damaged: its last row is not complete. ")
+    path.write_bytes(b"\n".join(whole.splitlines()[:-1]) + b"\n")  # a whole last row, of an earlier iteration
+    if "iterations.rank0" in name:
+        code, line = said(capsys, "compare", folder)
+        assert code == 1
+        assert line.startswith(f"{path} ends at iteration 4 of 5, so it was cut. ")
+    path.write_bytes(whole)
+    assert main(["compare", str(folder)]) == 0

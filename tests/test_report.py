@@ -27,13 +27,13 @@ from cos598d.tools.report.numbers import percent
 from cos598d.tools.report.numbers import seconds as seconds_words
 from cos598d.tools.report.page import build_page
 from cos598d.tools.report.render import as_html, as_markdown_page
+from cos598d.tools.report.traffic import MOST_TENSORS
 from cos598d.tools.report.wire import mean_rate, throughputs
 
 REPORT = Path(__file__).resolve().parents[1] / "cos598d" / "tools" / "report"
 EVIL = '<script>alert(1)<b> | `x` _y_ $z$ "q" &amp;'
 SECTIONS = (
     "The runs",
-    "Environment",
     "Evaluation by epoch",
     "The first losses",
     "Seconds per iteration",
@@ -46,6 +46,7 @@ SECTIONS = (
     "Sweep: examples per step",
     "Sweep: rate",
     "Sweep: delay",
+    "Environment",
 )
 
 
@@ -226,17 +227,43 @@ def test_the_tables_for_the_screen_need_none_of_the_report_s_packages(runs):
     )
     words = [sys.executable, "-c", program, *map(str, runs[:2])]
     done = subprocess.run(words, check=False, cwd=REPORT.parents[2], capture_output=True, text=True)
-    assert (done.returncode, "first losses" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, "Sent per step" in done.stdout) == (0, True), done.stderr
 
 
 def test_predicted_and_counted_bytes_stand_side_by_side(page):
-    _, table, _ = blocks(page, "Traffic, predicted and counted", Table)
-    rows = [row[:5] for row in table.rows]
+    tables = [block.rows for block in blocks(page, "Traffic, predicted and counted", Table)]
+    (rows,) = ([row[:5] for row in rows] for rows in tables if rows[0][1] == "whose")
     assert rows[0] == ["run", "whose", "sent predicted", "sent counted", "off"]
-    assert [EVIL, "rank 3", "2.000", "2.060", "+3.0%"] in rows
+    assert [EVIL, "rank 0 to rank 3, each", "2.000", "2.060", "+3.0%"] in rows
     # Four ranks read one interface: its bytes are those of all of them, once.
     assert ["ddp", "all 4 ranks", "8.000", "7.840", "-2.0%"] in rows
-    assert ["floor", "rank 0", "0.000", "0.000", "-"] in rows
+    assert ["floor", "rank 0 to rank 3, each", "0.000", "0.000", "-"] in rows
+
+
+def test_the_tensors_of_a_step_are_listed_by_bytes_and_the_small_ones_are_summed(tmp_path):
+    folder = write_run(tmp_path / "run")
+    path = folder / "communication.rank0.jsonl"
+    calls = [json.loads(line) for line in path.read_text().splitlines()]
+    sizes = [40, 700, *range(30, 10, -1)]
+    rows = [
+        call | {"tensor": f"t{size}", "bytes_sent": size, "bytes_received": 0, "payload_bytes": 2 * size}
+        for call in calls[::2]
+        for size in (*sizes, 40)  # one of them is sent twice
+    ]
+    write_rows(path, rows)
+    (table,) = (
+        block
+        for block in blocks(build_page(*load_records([folder])), "Traffic, predicted and counted", Table)
+        if block.rows[0][0] == "tensor"
+    )
+    assert table.rows[1:4] == [
+        ["t700", "all_reduce", "gradients", "1", "1,400", "700", "0"],
+        ["t40", "all_reduce", "gradients", "2", "160", "80", "0"],
+        ["t30", "all_reduce", "gradients", "1", "60", "30", "0"],
+    ]
+    assert len(table.rows) == 1 + MOST_TENSORS + 1
+    assert table.rows[-1][0] == f"{len(sizes) - MOST_TENSORS} more"
+    assert sum(int(row[5].replace(",", "")) for row in table.rows[1:]) == sum(sizes) + 40
 
 
 def test_an_epoch_s_bytes_are_predicted_and_counted(page):

@@ -66,10 +66,8 @@ def test_who_is_the_fastest_in_other_groups_is_said_too(tmp_path):
     long = [write_run(tmp_path / f"{s}-long", ranks=4, sync=s, seconds=seconds) for s in ("ddp", "flat")]
     short = [run(tmp_path, f"{s}-short", t, sync=s, batch=32) for s, t in (("ring", 3.0), ("tree", 2.0))]
     words = said(*short, *long)
-    assert (
-        "This compares ddp-long and flat-long; other settings: ring-short and tree-short, among which "
-        "tree-short has the fewest seconds of 2." in words
-    )
+    assert "ring-short and tree-short differ in more than the sync from ddp-long and flat-long" in words
+    assert "among which tree-short has the fewest seconds of 2." in words
 
 
 def test_one_rank_that_is_faster_than_all_the_others_is_named(tmp_path):
@@ -116,13 +114,15 @@ def test_runs_of_other_settings_are_not_compared(tmp_path):
         run(tmp_path, "a", 2.0), run(tmp_path, "b", 3.0, sync="ddp"), run(tmp_path, "large", 1.0, sync="flat", batch=32)
     )
     assert words.startswith("a is the fastest of 2 ")
-    assert "This compares a and b; other settings: large." in words
+    assert "large differs in more than the sync from a and b, so it is not compared with them." in words
 
 
 @pytest.mark.parametrize("seconds", [[], [1.0], [1.0, 2.0]])
 def test_runs_that_counted_no_iteration_say_nothing_of_speed(seconds, tmp_path):
     found = answer(write_run(tmp_path / "few", seconds=seconds))
-    assert found.sentences[0] == "No run completed an iteration, so there is no speed to report."
+    assert (
+        found.sentences[0] == "No run has an iteration after its warm-up (the first 2), so there is no speed to report."
+    )
     assert found.figure is None
 
 

@@ -27,7 +27,8 @@ def rates(tmp_path):
 
 
 def test_every_candidate_has_a_row_and_a_bar_and_the_slowest_stands_first(rates):
-    found = section(build_page([], [load_bench(rates[0], "slow")]), "Side by side")
+    slow, fast = (load_bench(folder, folder.name) for folder in rates)
+    found = section(build_page([], [slow, fast]), "Side by side")
     rows = [block.rows for block in found if isinstance(block, Table)][-1]
     assert {row[0] for row in rows[1:]} == {"gather_scatter", "all_reduce", "bucketed", "ddp", "none"}
     (figure,) = (block for block in found if isinstance(block, Figure))
@@ -37,6 +38,9 @@ def test_every_candidate_has_a_row_and_a_bar_and_the_slowest_stands_first(rates)
     assert lanes[-1] == "none"
     gather_scatter = json.loads((rates[0] / "bench.json").read_text())["summary"]["gather_scatter"]
     assert f">{gather_scatter['ratio_to_ddp']['median']:.2f}</text>" in figure.svg
+    one = build_page([], [slow])
+    assert one.answer.figure is not None
+    assert not [block for block in section(one, "Side by side") if isinstance(block, Figure)], "drawn once"
 
 
 def test_a_ratio_whose_interval_holds_1_is_said_to_be_no_difference(rates):

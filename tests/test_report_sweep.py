@@ -308,7 +308,7 @@ def test_losses_that_part_on_other_hosts_are_a_caution(tmp_path):
 
 def test_epochs_of_other_lengths_are_a_caution(tmp_path):
     entries = [entry(tmp_path, {"batch": batch}, examples=10 * int(batch)) for batch in ("4", "16")]
-    assert "An epoch is from 40 to 160 examples long in these runs: their seconds do not compare." in warned(entries)
+    assert "an epoch has from 40 to 160 examples in these runs, so their seconds do not compare." in warned(entries)
 
 
 def test_values_and_words_from_outside_stay_text(tmp_path):

@@ -142,7 +142,7 @@ def test_ddp_is_entered_by_bucket_with_the_same_payload(lessons):
 
 def test_compare_prints_a_table_from_the_records(lessons, monkeypatch):
     monkeypatch.setattr("cos598d.tools.report.disturbed.LEAST_SHARE", 2.0)  # other tests may keep the machine busy
-    words = [sys.executable, "-m", "cos598d", "compare", *LESSONS]
+    words = [sys.executable, "-m", "cos598d", "compare", "--verbose", *LESSONS]
     done = subprocess.run(
         words, cwd=lessons, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )

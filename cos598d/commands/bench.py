@@ -143,7 +143,7 @@ def _deliver(record: dict[str, Any], folder: Path | None, json_file: str | None)
     if json_file == "-":
         print(json.dumps(record, indent=2))
     elif folder and not json_file:
-        print(f"{_printed(record)}\n\noutput: {folder / FILE_NAME}")
+        print(f"{_printed(record)}\n\noutput: {folder / FILE_NAME}; all columns: cos598d report {folder}")
 
 
 def _printed(record: dict[str, Any]) -> str:

@@ -15,7 +15,9 @@ from cos598d.commands import learn, prove
 from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import add_assignment, add_result_files, give_result, read_world_sizes, wants_files
 from cos598d.errors import UsageError
-from cos598d.strategies import STRATEGIES
+from cos598d.strategies import STRATEGIES, known_names
+from cos598d.sync import SYNCS, unknown
+from cos598d.terminal.own_code import is_own
 from cos598d.terminal.reading import read_plain
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.check import card, ranks
@@ -87,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
     say: Callable[[str], None] = (lambda _: None) if options.json == "-" else partial(print, flush=True)
     with exits_on_sigterm():
         try:
+            if options.sync not in SYNCS and not is_own(options.sync):
+                raise unknown("sync", options.sync, known_names())
             trial = Trial(options.sync, seconds, nonce=options.nonce)
         except UsageError as error:
             if results:

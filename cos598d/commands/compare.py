@@ -7,13 +7,14 @@ from pathlib import Path
 from cos598d.errors import UsageError
 from cos598d.tools.report.equal import PARTS, compare_equal
 from cos598d.tools.report.load import load_run
-from cos598d.tools.report.table import comparison
+from cos598d.tools.report.table import brief, comparison
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, which may still be running")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
+    parser.add_argument("--verbose", action="store_true", help="print every table: losses, times, speed, bytes, memory")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown")
     parser.add_argument(
         "--each", action="store_true", help="print one row per run (else runs with the same settings share one)"
     )
@@ -36,14 +37,15 @@ def run(options: argparse.Namespace) -> int:
     for name in ("within", "of"):
         if getattr(options, name) is not None:
             raise UsageError(f"--{name} is for --assert_equal. Add it, or leave --{name} out.")
-    print(comparison([load_run(folder, unfinished=True) for folder in options.runs], options.markdown, options.each))
+    runs = [load_run(folder, unfinished=True) for folder in options.runs]
+    print((comparison if options.verbose else brief)(runs, options.markdown, options.each))
     return 0
 
 
 def _assert_equal(options: argparse.Namespace) -> int:
     if len(options.runs) != 2:
         raise UsageError(f"--assert_equal compares two runs, and {len(options.runs)} were given. Give two.")
-    for name in ("markdown", "each"):
+    for name in ("markdown", "each", "verbose"):
         if getattr(options, name):
             raise UsageError(f"--{name} is for the table. Leave out --{name}, or --assert_equal.")
     within = 0.0 if options.within is None else options.within

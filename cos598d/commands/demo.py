@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     found = [load_run(place) for place in places]
     print(comparison(found) if options.verbose else brief(found))
     if not options.verbose:
-        print(f"\nAll tables: cos598d compare {shlex.join(map(str, places))}")
+        print(f"\nAll tables: cos598d compare --verbose {shlex.join(map(str, places))}")
     return 0
 
 

@@ -100,7 +100,7 @@ def _predict_hosts(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         from cos598d.cost.plot import draw
 
         draw(points, options.output, f"{first.work['model']}, links of {link.words}, batch {batch} on each host")
-    return f"{describe_fit(fitted)}\n\n{scale_table(points, link, batch)}", found
+    return f"{scale_table(points, link, batch)}\n\n{describe_fit(fitted)}", found
 
 
 def _predict_records(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:

@@ -17,9 +17,11 @@ from cos598d.checkpoint_flags import GROUP as LIFE
 from cos598d.commands import many_runs
 from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.config import SYNC_FIELDS, config_from
-from cos598d.errors import WARNING, UsageError, UserError
-from cos598d.strategies import class_of
+from cos598d.errors import WARNING, UsageError, UserError, flag_called
+from cos598d.strategies import class_of, known_names
+from cos598d.sync import unknown
 from cos598d.terminal.files import write_whole
+from cos598d.terminal.own_code import is_own
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_markdown, as_text, markdown_text
 from cos598d.terminal.words import number_of
@@ -28,8 +30,10 @@ from cos598d.tools.report.render import as_html, need
 from cos598d.tools.report.strategies import (
     ALL_GPUS,
     BASELINE,
+    BRIEF_NOTE,
     TABLE_NOTE,
     StrategyResult,
+    brief_rows,
     cautions,
     left_out,
     strategies_page,
@@ -104,8 +108,12 @@ def _planned(words: str, epochs: Sequence[float], values: Mapping[str, Any], wor
         raise UsageError(f"--strategies {words!r} has no name. Give one or more, separated by commas.")
     found: dict[str, tuple[int, dict[str, Any], str]] = {}
     for name in names:
-        sync, options = ("none", {}) if name == BASELINE else read_candidate(name)
-        class_of(sync)  # which there must be
+        with flag_called("--strategies", "--sync"):
+            sync, options = ("none", {}) if name == BASELINE else read_candidate(name)
+        if sync not in known_names():
+            if not is_own(sync):
+                raise unknown("--strategies", sync, [BASELINE, *known_names()])
+            class_of(sync)  # which the file must have
         label = re.sub(r"[^\w.+=@-]", "-", name).lstrip("-.")
         if label in found:
             raise UsageError(f"--strategies {name} would use the same folder as {label}. Leave one of them out.")
@@ -151,13 +159,15 @@ def _number(word: str) -> float:
 
 
 def _show(path: Path, entries: Sequence[StrategyResult]) -> None:
-    """Print the table; write it in Markdown, and the page of all runs, which begins with it."""
-    rows, remarks, absent = strategies_rows(entries), cautions(entries), left_out(entries)
-    remarks = [f"{WARNING}{remark}" for remark in remarks]
-    parts = [*map(printable, remarks), as_text(rows, numbers=True), textwrap.fill(TABLE_NOTE, 118)]
-    print("", "\n\n".join([*parts, *map(printable, absent)]), "", sep="\n")
-    words = [*map(markdown_text, remarks), as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *absent])]
-    write_whole(path / TABLE, "\n\n".join(words) + "\n")
-    if any(entry.run for entry in entries):
-        write_whole(path / PAGE, as_html(strategies_page(entries)))
+    """Print the answer and a small table; write the whole one in Markdown, and the page of all runs."""
+    remarks, absent = [f"{WARNING}{remark}" for remark in cautions(entries)], left_out(entries)
+    page = strategies_page(entries) if any(entry.run for entry in entries) else None
+    answer = ["\n".join(page.answer.sentences)] if page else []
+    table = [as_text(brief_rows(entries), numbers=True), textwrap.fill(BRIEF_NOTE, 118)]
+    print("", "\n\n".join([*map(printable, remarks), *answer, *table, *map(printable, absent)]), "", sep="\n")
+    words = [*map(markdown_text, remarks), as_markdown(strategies_rows(entries))]
+    write_whole(path / TABLE, "\n\n".join([*words, *map(markdown_text, [TABLE_NOTE, *absent])]) + "\n")
+    print(f"all columns: {path / TABLE}")
+    if page:
+        write_whole(path / PAGE, as_html(page))
         print(f"page: {path / PAGE}")

@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"one or more of {', '.join(PRECISIONS)} (default: {PRECISION})",
     )
     many_runs.add_flags(parser, section, "runs at a time, on emulated hosts of their own (default: 1)")
-    section.add_argument("--markdown", action="store_true", help="print the table in Markdown")
+    section.add_argument("--markdown", action="store_true", help="print all columns, in Markdown")
     section.add_argument(
         "--loopback",
         action="store_true",

@@ -9,6 +9,7 @@ from cos598d.cost.fit import Fitted
 from cos598d.cost.model import Link
 from cos598d.records.conventions import FLOOR
 from cos598d.terminal.tables import as_text
+from cos598d.terminal.words import listed, number_of
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,12 @@ def misses(fitted: Fitted, record: BenchSeconds) -> list[Miss]:
     ]
 
 
+TIED = 1.01  # times the fastest's seconds that count as its own
 GOAL = 0.15  # larger errors are listed
 
 LEGEND = (
     "speed-up: examples per second of n hosts over those of one, n t(1) / t(n): every host has its own batch\n"
-    "(weak scaling). efficiency: speed-up / n. In [brackets] what was measured; the rest the model extrapolates.\n"
+    "(weak scaling). Efficiency: speed-up / n. In [brackets] what was measured; the rest the model extrapolates.\n"
     "Every host is assumed to compute as fast as one that was measured."
 )
 
@@ -116,12 +118,18 @@ def describe_fit(fitted: Fitted) -> str:
 
 
 def scale_table(points: Sequence[Prediction], link: Link, batch: int) -> str:
-    """Seconds, speed-up and efficiency of every sync by the number of hosts, and the meaning of the words."""
-    parts = [f"hosts with links of {link.words}, batch {batch} on each"]
+    """Which is the fastest on most hosts, then seconds and speed-up of every sync by the number of hosts."""
+    most = max(point.hosts for point in points)
+    ranked = sorted((p for p in points if p.hosts == most and p.sync != FLOOR), key=lambda point: point.seconds)
+    parts = [f"{number_of(most, 'host')} with links of {link.words}, batch {batch} on each"]
+    if ranked:
+        best = ranked[0]
+        same = [one.sync for one in ranked if one.seconds <= best.seconds * TIED]
+        speed = f"{best.speed_up:.2f} times the examples per second of one host ({best.efficiency:.0%} efficiency)"
+        parts[0] = f"{listed(same)} {'is' if len(same) == 1 else 'are'} the fastest on {parts[0]}: {speed}."
     for title, cell in (
         ("seconds per iteration", lambda p: _pair(p.seconds, p.measured_seconds, "{:.3f}")),
         ("speed-up", lambda p: _pair(p.speed_up, p.measured_speed_up, "{:.2f}")),
-        ("efficiency", lambda p: _pair(p.efficiency, _share(p), "{:.0%}")),
     ):
         parts.append(f"{title}, by the number of hosts\n{_by_hosts(points, cell)}")
     return "\n\n".join([*parts, LEGEND])
@@ -169,10 +177,6 @@ def _by_hosts(points: Sequence[Prediction], cell: Callable[[Prediction], str]) -
         of_label = {point.hosts: point for point in points if point.sync == label}
         rows.append([label, *(cell(of_label[count]) for count in counts)])
     return as_text(rows, numbers=True)
-
-
-def _share(point: Prediction) -> float | None:
-    return None if point.measured_speed_up is None else point.measured_speed_up / point.hosts
 
 
 def _pair(predicted: float, measured: float | None, form: str) -> str:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from cos598d.comm.group import GroupCommunicator, TensorLedger
 from cos598d.errors import UsageError, UserError, flag_called
-from cos598d.sync import SYNCS, get_sync, or_choose
+from cos598d.sync import SYNCS, get_sync, or_choose, unknown
 from cos598d.sync.alike import check_models
 from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import get_codec
@@ -393,17 +393,15 @@ def data_parallel(
 
 
 def _named(sync: str) -> type[GradientSync]:
-    """The gradient sync of that name. Raises UsageError, which says what takes the other strategies."""
-    try:
+    """The gradient sync of that name. Raises UsageError for others, with the names and what takes other strategies."""
+    if sync in SYNCS or is_own(sync):
         with flag_called("sync", "--sync"):
             return get_sync(sync)
-    except UsageError as error:
-        if sync in SYNCS or is_own(sync):
-            raise
-        raise UsageError(
-            f"{error} For auto, and for zero1 and others that shard, use cos598d.parallelize(model, make_optimizer, "
-            "strategy)."
-        ) from None
+    error = unknown("sync", sync, [name for name in SYNCS if not get_sync(name).averages_weights])
+    raise UsageError(
+        f"{error} For auto, and for zero1 and others that shard, use cos598d.parallelize(model, make_optimizer, "
+        "strategy)."
+    )
 
 
 def device_of(parameters: Iterable[nn.Parameter], caller: str) -> torch.device:

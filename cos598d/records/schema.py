@@ -1,5 +1,6 @@
 """Reading JSON files of a record and checking their kinds. A damaged file is reported with its first wrong field."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.reading import MOST_BYTES, lines_of, open_plain, parse_json, read_plain
 
 MOST_ROW = 16 << 20  # characters; an epoch's row with a thousand classes has some 5 million
+STEP = 1 << 16  # bytes, of which a last row is looked for
 
 
 def read(path: Path, kind: ValueKind, remedy: str, most: int = MOST_BYTES) -> Any:
@@ -40,6 +42,24 @@ def read_rows(path: Path, kind: ValueKind, remedy: str, grows: bool = False) -> 
                 yield parse_row(line, kind, path, remedy, number)
     except UnicodeDecodeError:
         raise UserError(f"{path} is damaged: not UTF-8 text. {remedy}.") from None
+
+
+def last_row(path: Path, kind: ValueKind, remedy: str) -> Any:
+    """The last value of a JSON-lines file, of this kind, without reading the others; None if there is none. Raises as
+    `read`."""
+    tail = b""
+    with open_plain(path, "rb") as file:
+        begin = file.seek(0, os.SEEK_END)
+        while begin > 0 and len(tail) < MOST_ROW and b"\n" not in tail[:-1]:
+            length = min(begin, STEP)
+            begin = file.seek(begin - length)
+            tail = file.read(length) + tail
+    if not tail:
+        return None
+    if not tail.endswith(b"\n"):
+        raise UserError(f"{path} is damaged: its last row is not complete. {remedy}.")
+    line = tail[:-1].rpartition(b"\n")[2].decode("utf-8", "replace")
+    return _checked(line, kind, f"{path}, last line", remedy)
 
 
 def not_whole(path: Path, line: int, remedy: str) -> UserError:

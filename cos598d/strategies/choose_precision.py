@@ -8,7 +8,6 @@ import torch
 from cos598d.comm.communicator import Communicator
 from cos598d.models.products import ProductShape, seconds_of_product
 from cos598d.records.conventions import AUTO_PRECISION
-from cos598d.world.processor import bf16_instructions
 
 SURE = 1.1  # one precision counts as faster if the other's product takes at least this many times as long
 
@@ -29,11 +28,10 @@ def choose_precision(asked: str, shape: ProductShape, comm: Communicator) -> Pre
     which 16 bits lose most decides. AUTO_PRECISION becomes bf16 if that is faster, else fp32. On GPUs it becomes bf16
     if all of them multiply in it. fp16 is never chosen: it can skip a step, and its loss scale changes training.
     """
-    on_cpu = comm.device.type == "cpu"
     if asked == "fp32":
-        return PrecisionChoice(asked, _what_bf16_gives(shape) if on_cpu and comm.rank == 0 else "")
+        return PrecisionChoice(asked)
     half = "bf16" if asked == AUTO_PRECISION else asked
-    if on_cpu:
+    if comm.device.type == "cpu":
         seconds = seconds_of_product(shape, "fp32", half)
         found = comm.exchange(seconds[half] / seconds["fp32"])
         return decide(asked, max(found), f"in a product of {shape}{' on the slowest rank' if len(found) > 1 else ''}")
@@ -55,18 +53,3 @@ def decide(asked: str, ratio: float, where: str) -> PrecisionChoice:
     if ratio > SURE:
         return PrecisionChoice(asked, warning=f"{words}. Use --precision fp32, or {AUTO_PRECISION} for the faster one.")
     return PrecisionChoice(asked)
-
-
-def _what_bf16_gives(shape: ProductShape) -> str:
-    """A sentence on bf16's effect on a product's seconds, if the processor has instructions for bf16; else ""."""
-    instructions = bf16_instructions()
-    if instructions is None:
-        return ""
-    seconds = seconds_of_product(shape, "fp32", "bf16")
-    ratio = seconds["bf16"] / seconds["fp32"]
-    if ratio * SURE >= 1:
-        return ""
-    return (
-        f"this processor has {instructions}: with --precision bf16 a product of {shape} takes {ratio:.2g} of fp32's "
-        "seconds, measured now. A whole step gains less: docs/measured-one-host.md#in-bf16"
-    )

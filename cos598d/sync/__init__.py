@@ -1,7 +1,7 @@
 """The registry of gradient syncs. Each is one file of this folder, loaded when its name is used."""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
@@ -36,10 +36,14 @@ def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:
         from cos598d.sync.from_file import load_own  # which few runs need
 
         return load_own(name)
-    known = [*SYNCS, *also]
-    raise UsageError(
-        f"unknown --sync {name}.{did_you_mean(name, known)} Choose one of {', '.join(known)}, or your own as "
-        "FILE.py:CLASS."
+    raise unknown("--sync", name, [*SYNCS, *also])
+
+
+def unknown(flag: str, name: str, known: Sequence[str]) -> UsageError:
+    """The error for a `name` that is not `known`, given for `flag`: with the nearest name, and all of them."""
+    choices = ", ".join(known)
+    return UsageError(
+        f"unknown {flag} {name}.{did_you_mean(name, known)} Choose one of {choices}, or your own as FILE.py:CLASS."
     )
 
 

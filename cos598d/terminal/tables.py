@@ -39,3 +39,10 @@ def markdown_text(text: str) -> str:
 def with_columns(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> list[list[str]]:
     """A table with these columns, from rows that map column names to cells."""
     return [list(columns), *([row[column] for column in columns] for row in rows)]
+
+
+def picked(rows: Rows, columns: Sequence[str]) -> list[list[str]]:
+    """Of a table the columns with these headers, in this order, and without those that it lacks; of several columns
+    with one header, the first."""
+    places = [list(rows[0]).index(name) for name in columns if name in rows[0]]
+    return [[row[place] for place in places] for row in rows]

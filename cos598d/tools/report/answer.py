@@ -16,7 +16,7 @@ from cos598d.tools.report.numbers import names_of, percent, plain, seconds
 from cos598d.tools.report.references import are_apart, exposed_seconds, is_floor, same_setting
 from cos598d.tools.report.repeats import in_groups, members
 from cos598d.tools.report.settings import comparable, scaling
-from cos598d.tools.report.table import assumed_bytes, remarks_on
+from cos598d.tools.report.table import assumed_bytes, remarks_on, warm_up_words
 
 MOST_NAMES, MOST_BENCHES = 16, 3
 
@@ -59,7 +59,9 @@ def _together(runs: Sequence[Run]) -> list[Run]:
 def _of_runs(runs: Sequence[Run], group: Sequence[Run]) -> list[str]:
     """Who is the fastest of the group; who else was run; what is exposed; and how far losses are apart."""
     if not group:
-        return ["No run completed an iteration, so there is no speed to report.", *_losses(runs, runs[0])]
+        warm_up = warm_up_words([run.summary for run in runs])
+        none = f"No run has an iteration after its warm-up ({warm_up}), so there is no speed to report."
+        return [none, *_losses(runs, runs[0])]
     ranked = ranked_runs(group)
     found = [_who(ranked), _others(runs, group), _faster_alone(runs, ranked[0]), _exposed(ranked, group)]
     return [*filter(None, found), *_losses(runs, ranked[0])]
@@ -111,7 +113,8 @@ def _others(runs: Sequence[Run], group: Sequence[Run]) -> str:
             found.append(words + (f", and {names_of(near, 'run')} may be as fast" if near else ""))
     names, rest = (names_of(some, "run", MOST_NAMES) for some in ([run.name for run in group], others))
     among = f", among which {'; '.join(found)}" if found else ""
-    return f"This compares {names}; other settings: {rest}{among}."
+    differs, are = ("differs", "it is") if len(others) == 1 else ("differ", "they are")
+    return f"{rest} {differs} in more than the sync from {names}, so {are} not compared with them{among}."
 
 
 def _faster_alone(runs: Sequence[Run], fastest: Run) -> str:

@@ -59,6 +59,14 @@ def answer_figure(group: Sequence[Run], benches: Sequence[Bench]) -> Figure | No
     return Figure("answer", _figure(panels), caption)
 
 
+def has_every_bar(benches: Sequence[Bench]) -> bool:
+    """Whether the first picture of a page of these benches, without runs, has all their candidates."""
+    most = MOST_LANES if len(benches) == 1 else FEW_LANES
+    shown = [{*_lanes_of([one.label for one in bench.ranked], most), FLOOR} for bench in benches]
+    labels = [{one.label for one in bench.candidates} for bench in benches]
+    return len(benches) <= MOST_PANELS and all(map(set.issuperset, shown, labels))
+
+
 def _run_panel(group: Sequence[Run], most: int, is_split_at_floor: bool) -> Panel:
     ranked = ranked_runs(group)
     floor = next((run for run in group if is_floor(run.summary)), None)

@@ -7,7 +7,7 @@ from cos598d.errors import WARNING
 from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR, FLOORS, SPARSE_FLOOR
 from cos598d.records.summary import SLOWEST
 from cos598d.terminal.printable import printable
-from cos598d.terminal.tables import as_text
+from cos598d.terminal.tables import as_text, picked
 from cos598d.terminal.words import number_of
 from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.disturbed import LEAST_SECONDS, share_of_others
@@ -22,17 +22,18 @@ SPARSE_FLOOR_NOTE = (
 OF_PEAK_NOTE = "of the peak: products that an iteration needs, by formula, as a share of what the machine can multiply."
 
 
+# The columns that answer which sync is the fastest, what it costs and what it sends. A page has the others, too.
+BRIEF = ("sync", "median s", "ratio to ddp", "95 %", "exposed s", "MB sent", "peak MB", "peak GPU MB")
+
+
 def legend(record: dict[str, Any]) -> str:
-    """What the columns say."""
+    """What the columns of BRIEF say."""
     lines = (
-        f"seconds: {seconds_of(record)}; median (quartiles) over the rounds.\n"
-        "Ratios: the median of those within each round, and its 95 % interval (order statistics; - below 6 rounds).\n"
-        "exposed: the median minus that of sync none; its 95 % is from the differences within each round.\n"
-        "MB: 1,000,000 bytes, sent in the last iteration by the rank that sends most, from the communication log."
+        f"median s: {seconds_of(record)}. Ratio: the median of those within each round, with its 95 % interval "
+        "(- below 6 rounds).\n"
+        "exposed: the median minus that of sync none. MB sent: in an iteration, by the rank that sends most."
     )
-    notes = [SPARSE_FLOOR_NOTE] if has_sparse_floor(record) else []
-    notes += [OF_PEAK_NOTE] if record["setting"].get("peak_per_second") else []
-    return "\n".join([lines, *notes])
+    return "\n".join([lines, *([SPARSE_FLOOR_NOTE] if has_sparse_floor(record) else [])])
 
 
 def has_sparse_floor(record: dict[str, Any]) -> bool:
@@ -53,7 +54,7 @@ def bench_table(record: dict[str, Any]) -> str:
         found = record["message_size"]
         parts.append(f"{as_text(message_rows(found), numbers=True)}\n{message_fit(found)}")
     if record["candidates"]:
-        parts += [as_text(candidate_rows(record), numbers=True), legend(record)]
+        parts += [as_text(picked(candidate_rows(record), BRIEF), numbers=True), legend(record)]
     if "memory" in record:
         parts.append(f"{as_text(memory_rows(record), numbers=True)}\n{textwrap.fill(memory_note(record), 118)}")
     if "bucket_mb" in record:

@@ -116,10 +116,13 @@ def _candidate(candidate: dict[str, Any], found: dict[str, Any]) -> CandidateSec
     )
 
 
-def bench_sections(benches: Sequence[Bench]) -> list[Section]:
-    """What each bench found, side by side; and of those whose machine was quiet, what a setting changes."""
+def bench_sections(benches: Sequence[Bench], are_drawn: bool = False) -> list[Section]:
+    """What each bench found, side by side; and of those whose machine was quiet, what a setting changes.
+
+    Where all candidates `are_drawn` above, they have no figure here.
+    """
     quiet = [bench for bench in benches if not bench.is_disturbed]
-    sections = [Section("Side by side", _side_by_side(benches))]
+    sections = [Section("Side by side", _side_by_side(benches, are_drawn))]
     series = in_series([bench for bench in quiet if bench.candidate(DDP)], SWEPT, frozenset(("rounds",)))
     for word, found in series.items():
         name = f"bench-{word.partition(' ')[0]}"
@@ -135,7 +138,7 @@ def bench_sections(benches: Sequence[Bench]) -> list[Section]:
     return [*sections, Section("Side by side: precision", tables)]
 
 
-def _side_by_side(benches: Sequence[Bench]) -> list[Block]:
+def _side_by_side(benches: Sequence[Bench], are_drawn: bool) -> list[Block]:
     """The settings, the figure of all, and what each bench found."""
     if not benches:
         return []
@@ -148,21 +151,25 @@ def _side_by_side(benches: Sequence[Bench]) -> list[Block]:
         found.append(Table("The benches and their differences.", [["bench", *different], *rows]))
     common = [["setting", "value"], *([word, words_of(fact)] for word, fact in alike.items())]
     found.append(Table("Settings that all benches share." if different else "The bench's setting.", common))
-    found += figures(("ladder", _ladder_figure(benches), _ladder_caption(benches)))
+    if are_drawn:
+        found += _not_told_apart(benches)
+    else:
+        what = f"Slowest first, with the quartiles over the rounds; the number is the ratio to {DDP}."
+        found += figures(("ladder", _ladder_figure(benches), [what, *_not_told_apart(benches)]))
     for bench in benches:
-        found += [Table(f"{bench.name}. {note}", rows) for note, rows in bench.tables]
-        found += [f"{bench.name}: {remark}." for remark in bench.remarks]
+        name = f"{bench.name}. " if len(benches) > 1 else ""
+        found += [Table(f"{name}{note}", rows) for note, rows in bench.tables]
     return found
 
 
-def _ladder_caption(benches: Sequence[Bench]) -> list[str]:
-    """What a bar is, and which candidates the rounds do not tell from DDP."""
-    sentences = [f"Slowest first, with the quartiles over the rounds; the number is the ratio to {DDP}."]
+def _not_told_apart(benches: Sequence[Bench]) -> list[str]:
+    """Which candidates the rounds do not tell from DDP, a sentence for each bench of a quiet machine."""
+    sentences = []
     for bench in benches:
         several = [one for one in bench.candidates if one.label not in (*FLOORS, DDP) and one.ratio is not None]
         if bench.is_disturbed:
-            sentences.append(f"{bench.name}: the machine was busy, so nothing is made of its seconds.")
-        elif several and not any(one.interval for one in several):
+            continue  # a warning says so
+        if several and not any(one.interval for one in several):
             sentences.append(f"{bench.name}: an interval needs at least 6 rounds, so ratios near 1 may be chance.")
         elif same := [one.label for one in several if one.interval and one.interval[0] <= 1 <= one.interval[1]]:
             sentences.append(f"{bench.name}: the rounds do not tell {listed(same)} from {DDP} (the 95 % holds 1).")

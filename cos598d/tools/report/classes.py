@@ -35,11 +35,12 @@ def one_class_remark(runs: Sequence[Summary]) -> str:
         only = only_class(kept or last or {})
         if only:
             found.setdefault(only, []).append(run["run"] + (" (the model that it kept)" if kept else ""))
-    return " ".join(
+    words = (
         f"only one class is predicted by {names_of(names, 'run', MOST_NAMES)}: every example is classified as "
-        f"{name}, so the accuracy, {share}, is that class's share of the examples."
+        f"{name}, so the accuracy, {share}, is that class's share of the examples"
         for (name, share), names in found.items()
     )
+    return f"{'; '.join(words)}." if found else ""
 
 
 def only_class(evaluation: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -78,7 +78,8 @@ def disturbance_remark(runs: Sequence[Summary], what: str = "run") -> str:
         return ""
     shares = sorted(member["taken_by_others"] for member in found)
     much = dict.fromkeys([percent(shares[0]), percent(shares[-1])])
-    names = names_of([member["run"] for member in found], what, MOST_NAMES)
+    is_all = 1 < len(found) == sum(len(members(run)) for run in runs)
+    names = f"all {what}s" if is_all else names_of([member["run"] for member in found], what, MOST_NAMES)
     return (
         f"the machine was busy: other programs took {' to '.join(much)} of its processors during {names}, so these "
         "times are not compared. Run again on an idle machine."

@@ -43,10 +43,8 @@ def cut_remark(runs: Sequence[Run]) -> str:
     names = [run.name for run in runs if not whole_epochs(run.summary)]
     if not names:
         return ""
-    return (
-        f"no epoch is complete in {names_of(names, 'run')}: what is called an epoch's seconds there is of fewer "
-        "examples."
-    )
+    where = "any run" if 1 < len(names) == len(runs) else names_of(names, "run")
+    return f"no epoch is complete in {where}, so the seconds per epoch are of fewer examples."
 
 
 def timed_trainings(run: Run) -> list[Epoch]:

@@ -46,7 +46,8 @@ def metrics_blocks(runs: Sequence[Run]) -> list[Block]:
             found = values[run.name]
             cells = (f"{found[epoch]:.4f}{cut.get(epoch, '')}" if epoch in found else "-" for epoch in epochs)
             rows.append([run.name, *cells])
-        blocks.append(Table(f"{metric} after each epoch.{cut_note(runs)}{kept_note}", rows))
+        notes = "" if number else cut_note(runs) + kept_note  # once, of all metrics
+        blocks.append(Table(f"{metric} after each epoch.{notes}", rows))
         blocks += figures((f"metric{number}", _epochs_figure(runs, metric, f"metric{number}"), ["By whole epochs."]))
     return blocks
 

@@ -11,6 +11,7 @@ from cos598d.records.conventions import AUTO_PRECISION, COMMUNICATION, HOST, ITE
 from cos598d.records.facts import ALSO_OF_WORK, CODE, GROUND, NOT_OF_A_STEP, OF_RUNS, OF_WORK, collect
 from cos598d.records.kinds import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone, ValueKind
 from cos598d.records.run import (
+    CALL,
     CONFIG,
     ENVIRONMENT,
     HOST_ROW,
@@ -22,8 +23,9 @@ from cos598d.records.run import (
     read_object,
     read_summary,
     read_table,
+    reading,
 )
-from cos598d.records.schema import check, is_as_read
+from cos598d.records.schema import check, is_as_read, last_row
 from cos598d.records.unfinished import live_folder, read_unfinished
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.disturbed import busy_and_own, share_of_others
@@ -112,7 +114,10 @@ def load_run(folder: Path, unfinished: bool = False) -> Summary:
     With `unfinished` a run that is going on or that died has one too, made of its rows so far, whose "unfinished" says
     so in words. Raises UserError when there is none that can be read.
     """
-    return _load(folder, unfinished)[0]
+    summary = _load(folder, unfinished)[0]
+    if "unfinished" not in summary:
+        _check_ends(folder, summary)
+    return summary
 
 
 def load_run_as(folder: Path, name: str, unfinished: bool = False) -> Run:
@@ -148,6 +153,21 @@ def load_run_as(folder: Path, name: str, unfinished: bool = False) -> Run:
         [list(rows(HOST, HOST_ROW, rank)) for rank in ranks],
         list(rows(WIRE, WIRE_ROW)),
     )
+
+
+def _check_ends(folder: Path, summary: Summary) -> None:
+    """Raise UserError if a file of rows was cut: its last row is damaged, or rank 0 lacks iterations. Only the ends of
+    files are read, since a run has up to gigabytes of rows. A file that is missing was not needed here."""
+    for rank in range(summary["world_size"]):
+        for name, kind in ((ITERATIONS, ITERATION), (COMMUNICATION, CALL)):
+            path = folder / name.format(rank=rank)
+            with reading(path, is_needed=False):
+                row = last_row(path, kind, REMEDY)
+                last = row["iteration"] if row else 0
+                if name == ITERATIONS and rank == 0 and last < summary["iterations"]:
+                    raise UserError(
+                        f"{path} ends at iteration {last} of {summary['iterations']}, so it was cut. {REMEDY}."
+                    )
 
 
 def _load(folder: Path, unfinished: bool) -> tuple[Summary, dict[str, Any], dict[str, Any]]:

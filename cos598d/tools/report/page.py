@@ -6,6 +6,7 @@ from typing import Any
 
 from cos598d.terminal.words import listed, number_of
 from cos598d.tools.report.answer import answer_of
+from cos598d.tools.report.answer_figure import has_every_bar
 from cos598d.tools.report.attempts import attempts, endings
 from cos598d.tools.report.benches import Bench, bench_sections
 from cos598d.tools.report.blocks import Block, Page, Section, Table
@@ -27,8 +28,7 @@ def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
     """Everything that these runs and benches have recorded."""
     sections = [
         Section("The runs", [*_runs(runs), *endings(runs), *attempts(runs)]),
-        *bench_sections(benches),
-        Section("Environment", _environment([*runs, *benches])),
+        *bench_sections(benches, are_drawn=not runs and has_every_bar(benches)),
         Section("Evaluation by epoch", metrics_blocks(runs)),
         Section("Seconds and speed by epoch", speed_blocks(runs)),
         Section("Class by class", classes_blocks(runs)),
@@ -43,6 +43,7 @@ def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
         Section("Network traffic over time", wire_blocks(runs)),
         Section("Scaling", scaling_blocks(runs)),
         *sweep_sections(runs),
+        Section("Environment", _environment([*runs, *benches])),
     ]
     records: list[Run | Bench] = [*runs, *benches]
     counts = [number_of(len(found), word) for found, word in ((runs, "run"), (benches, "bench")) if found]
@@ -107,7 +108,9 @@ def _runs(runs: Sequence[Run]) -> list[Table]:
 
 def _environment(runs: Sequence[Run | Bench]) -> list[Block]:
     found = [_flat(run.environment) for run in runs]
-    names = list(dict.fromkeys(name for facts in found for name in facts))
+    above = {word for run in runs for word in run.facts}  # in the tables of settings
+    known = (name for facts in found for name, value in facts.items() if value != "-" and name not in above)
+    names = list(dict.fromkeys(known))
     alike = [name for name in names if all(facts.get(name) == found[0].get(name) for facts in found)]
     different = [name for name in names if name not in alike]
     tables: list[Block] = []

@@ -15,8 +15,8 @@ from cos598d.tools.report.svg import draw, legend_below, line_style, swept_axis
 SWEPT = ("examples per step", "rate", "delay")
 SCALING_NOTE = (
     "Speed-up: the one-rank run's mean seconds over this run's, same global batch, without the first iterations, "
-    "which the table of `strategies` has. Efficiency: speed-up divided by "
-    "ranks, where the table of `strategies` divides it by processors."
+    "which the table of strategies has. Efficiency: speed-up divided by ranks, where the table of strategies "
+    "divides it by processors."
 )
 ON_ONE_MACHINE = (
     "Ranks on one machine (emulated hosts too) share its cores: this is not the speed-up of more machines, and "

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
+from cos598d.terminal.tables import picked
 from cos598d.tools.report.blocks import Page, Section, Table, headline_of
 from cos598d.tools.report.bytes_from import BYTES_FROM, bytes_from, counted_wire, is_in_ledger
 from cos598d.tools.report.classes import one_class_remark
@@ -29,8 +30,9 @@ from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.numbers import names_of, plain
 
 BASELINE = "baseline"
+SENT, TRAINING_LOSS = "sent MB/it", "training loss"
 ALL_GPUS = "dp"  # the strategy of one process that computes on all of them
-TABLE_NOTE = (
+SPEED_NOTE = (
     "Seconds: the wall-clock time of training and evaluation in all epochs, without start, data and model. s/epoch "
     "and examples/s: training only, without the first epoch if there are several, since its first iterations are "
     "slow. Each was run once, and a repeat may differ. Speed-up: the baseline's s/epoch divided by this one's. "
@@ -38,8 +40,12 @@ TABLE_NOTE = (
     "threads of all ranks, at most the cores of their machines; on GPUs one per rank. Peak MB: the most memory that "
     "a process held, for the largest rank and summed over ranks. It includes libraries, evaluation and shared pages. "
     "Sent: by the rank that sends most, from the communication log, or the mean over the ranks by the kernel's "
-    "counters if a library does not report its calls. Training loss: of the last complete epoch. Validation loss and "
-    "metrics: at the end."
+    "counters if a library does not report its calls."
+)
+TABLE_NOTE = f"{SPEED_NOTE} Training loss: of the last complete epoch. Validation loss and metrics: at the end."
+BRIEF_NOTE = (
+    "s/epoch: seconds of training per epoch. Speed-up: against the baseline. Peak MB: of the largest process. Sent: "
+    "per iteration, by the rank that sends most."
 )
 # Processes of one thread may use cores better than one process with several; much more means a slow baseline.
 ABOVE_ALL = 1.05
@@ -67,7 +73,7 @@ def strategies_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
     has_gpu = any(_gpu_peak(entry.run) is not None for entry in entries if entry.run)
     head = ["strategy", "ranks", "epochs", "seconds", "s/epoch", "examples/s", "speed-up", "efficiency"]
     head += ["peak MB", "all ranks' MB", *(["GPU's peak MB"] if has_gpu else [])]
-    head += ["sent MB/it", BYTES_FROM, "training loss", *metrics]
+    head += [SENT, BYTES_FROM, TRAINING_LOSS, *metrics]
     rows = [head]
     for entry in entries:
         what = [entry.label, str(entry.ranks), f"{entry.epochs:g}"]
@@ -97,15 +103,23 @@ def strategies_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
     return rows
 
 
+def brief_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
+    """The columns of `strategies_rows` that answer which is the fastest, what it sends and what it needs."""
+    epochs = ["epochs"] if len({entry.epochs for entry in entries}) > 1 else []
+    return picked(strategies_rows(entries), ["strategy", "ranks", *epochs, "s/epoch", "speed-up", "peak MB", SENT])
+
+
 def strategies_page(entries: Sequence[StrategyResult]) -> Page:
     """The table, why a strategy has no row, what was learned in each epoch, and then the page of all runs."""
     from cos598d.tools.report.page import build_page
 
     page = build_page([entry.run for entry in entries if entry.run])
+    rows = strategies_rows(entries)
+    speed = rows[0].index(TRAINING_LOSS)  # what follows is in the table of each epoch
     table = Section(
         "The strategies at equal total batch",
         [
-            Table(TABLE_NOTE, strategies_rows(entries)),
+            Table(SPEED_NOTE, [row[:speed] for row in rows]),
             *left_out(entries),
             Table("Losses and metrics after each epoch.", learning_rows(entries)),
         ],
@@ -119,7 +133,7 @@ def learning_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
     """A head and a row for each run's epoch."""
     known = [(entry, entry.run) for entry in entries if entry.run]
     metrics = list(dict.fromkeys(name for _, run in known for name in metrics_of(run)))
-    rows = [["strategy", "epochs", "epoch", "training loss", *metrics]]
+    rows = [["strategy", "epochs", "epoch", TRAINING_LOSS, *metrics]]
     for entry, run in known:
         for epoch in run.summary["epochs"]:
             cells = [f"{epoch[name]:.4f}" if is_number(epoch.get(name)) else "-" for name in metrics]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
 from cos598d.terminal.words import listed, number_of
-from cos598d.tools.report.blocks import Block, Figure, Page, Section, Table, headline_of
+from cos598d.tools.report.blocks import Block, Figure, Page, Section, headline_of
 from cos598d.tools.report.numbers import plain
 from cos598d.tools.report.page import build_page
 from cos598d.tools.report.sweep_charts import CHANCE, chart_of, overview_figure
@@ -26,7 +26,7 @@ from cos598d.tools.report.sweep_entries import (
     points_of,
     varying,
 )
-from cos598d.tools.report.sweep_table import TABLE_NOTE, cautions, left_out, sweep_rows
+from cos598d.tools.report.sweep_table import cautions, left_out, tables_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -71,7 +71,7 @@ def sweep_page(entries: Sequence[SweepEntry], title: str) -> Page:
                 for chart in charts([DELAY], measure, f"sweep-delay{number}")
             ],
         ),
-        Section("All combinations", [Table(TABLE_NOTE, sweep_rows(entries)), *left_out(entries)]),
+        Section("All combinations", [*tables_of(entries), *left_out(entries)]),
     ]
     runs = [entry.run for entry in entries if entry.run]
     if 0 < len(runs) <= MOST_RUNS:

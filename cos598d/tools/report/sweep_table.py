@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
 from cos598d.records.facts import ALSO_OF_WORK, OF_RUNS
+from cos598d.terminal.tables import picked
 from cos598d.terminal.words import number_of
 from cos598d.tools.report.attempts import stopped_early
+from cos598d.tools.report.blocks import Table
 from cos598d.tools.report.classes import one_class_remark
 from cos598d.tools.report.disturbed import disturbance_remark, impossible_remark
 from cos598d.tools.report.epochs import cut_remark, is_cut, whole_epochs
@@ -14,6 +16,7 @@ from cos598d.tools.report.load import Run
 from cos598d.tools.report.sweep_entries import (
     ALL_SECONDS,
     BATCH,
+    LOSS,
     SENT,
     SETUP,
     SPEED_UP,
@@ -35,6 +38,10 @@ TABLE_NOTE = (
     "Speed-up: the seconds of setup 1x1 with the same other settings over these, seed by seed. Sent: by the rank that "
     "sends most, by the communication log, or the mean over the ranks by the kernel's counters if a library does not "
     "report its calls. Epochs: those that were trained."
+)
+BRIEF_NOTE = (
+    "Means over the seeds (smallest to largest). s/epoch: seconds of training per epoch. Sent: per iteration, by the "
+    "rank that sends most."
 )
 # What an axis changes beside the setting that it is.
 _SIZE, _EXAMPLES = ("examples per step",), ("training examples", "examples per epoch")
@@ -72,6 +79,24 @@ def sweep_rows(entries: Sequence[SweepEntry]) -> list[list[str]]:
         words = [dict(settings).get(axis, "-") for axis in axes]
         rows.append([*words, seeds, *found, _epochs(runs), "; ".join(dict.fromkeys(_remarks(group)))])
     return rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows]
+
+
+def brief_rows(entries: Sequence[SweepEntry]) -> list[list[str]]:
+    """The columns of `sweep_rows` that answer which combination is the best and which the fastest, and what is sent."""
+    rows, axes = sweep_rows(entries), axes_of(entry.settings for entry in entries)
+    seeds = ["seeds"] if any(row[len(axes)] != "1" for row in rows[1:]) else []
+    best = [one.title for one in metric_measures(long_table(entries))[:1]] or [TRAINING_LOSS]
+    return picked(rows, [*axes, *seeds, *best, ALL_SECONDS, SPEED_UP, SENT, "remarks"])
+
+
+def tables_of(entries: Sequence[SweepEntry]) -> list[Table]:
+    """The columns of `sweep_rows` in two tables, each narrow enough for a page: all metrics but the first are in the
+    second, if there are any."""
+    rows, axes = sweep_rows(entries), axes_of(entry.settings for entry in entries)
+    metrics = [one.title for one in metric_measures(long_table(entries))]
+    others = [name for name in metrics[1:] if not name.startswith(LOSS)]
+    first = Table(TABLE_NOTE, picked(rows, [name for name in rows[0] if name not in others]))
+    return [first, *([Table("The other metrics.", picked(rows, [*axes, "seeds", *others]))] if others else [])]
 
 
 def _cell(measure: Measure, point: Point) -> str:
@@ -158,5 +183,5 @@ def _epochs_remark(runs: Sequence[Run]) -> str:
     if len(sizes) < 2:
         return ""
     return (
-        f"An epoch is from {min(sizes):,} to {max(sizes):,} examples long in these runs: their seconds do not compare."
+        f"an epoch has from {min(sizes):,} to {max(sizes):,} examples in these runs, so their seconds do not compare."
     )

@@ -66,16 +66,18 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
     return "\n\n".join(part for part in (_setting(runs), said, text, legend(runs)) if part)
 
 
-def brief(runs: Sequence[Summary]) -> str:
+def brief(runs: Sequence[Summary], markdown: bool = False, each: bool = False) -> str:
     """One small table of the runs, and the answers: which was the fastest, what was sent, did all learn the same."""
-    rows, said = brief_parts(runs)
+    rows, said = brief_parts(runs, each)
+    if markdown:
+        return "\n\n".join([as_markdown(rows), *map(markdown_text, said)])
     return "\n\n".join([as_text(rows), "\n".join(said)])
 
 
-def brief_parts(runs: Sequence[Summary]) -> tuple[list[list[str]], list[str]]:
+def brief_parts(runs: Sequence[Summary], each: bool = False) -> tuple[list[list[str]], list[str]]:
     """The rows of that table, the head first, and the sentences."""
-    runs = in_groups(runs)
-    rows = [["run", "sync", "ranks", "s per step", "sent MB per step, by rank", "losses, from one rank's"]]
+    runs = runs if each else in_groups(runs)
+    rows = [["run", "sync", "ranks", "s per step", "sent MB per step, by rank", "losses differ from 1 rank by"]]
     for run in runs:
         seconds = DISTURBED if is_disturbed(run) else _seconds(run["seconds_per_iteration"]["mean"])
         sent = mb_by_rank(run["bytes_sent_per_iteration"], 1) if is_in_ledger(run) else "-"
@@ -144,7 +146,7 @@ def remarks_on(runs: Sequence[Summary]) -> list[str]:
 
 def losses_rows(runs: Sequence[Summary]) -> list[list[str]]:
     """A head and a row for each run: what it is, its first losses, and how far they are from those of one rank."""
-    rows = [["run", "sync", "ranks", "its", "first losses", "largest difference to one rank"]]
+    rows = [["run", "sync", "ranks", "iterations", "first losses", "largest difference to one rank"]]
     for run in runs:
         losses = " ".join(f"{loss:.6f}" for loss in run["losses"][:FIRST_LOSSES])
         what = [run["run"], run["sync"], str(run["world_size"]), str(run["iterations"])]
@@ -165,7 +167,7 @@ def time_cells(runs: Sequence[Summary]) -> list[dict[str, str]]:
             {
                 "run": run["run"],
                 "s/it": _seconds(seconds["mean"]),
-                "95 %": f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-",
+                "95 %": f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "-",
                 "median": _seconds(seconds["median"]),
                 "90th percentile": plain_or_none(seconds["p90"]),
                 "first": plain_or_none(seconds["first"]),

@@ -1,12 +1,13 @@
 """The page's part on bytes: what the formulas say a rank sends and receives, beside what the kernel's counters saw."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
 
 from cos598d.records.run import Summary
 from cos598d.terminal.colours import BLUE, SKY
+from cos598d.terminal.words import number_of
 from cos598d.tools.report.blocks import Block, Table, figures
 from cos598d.tools.report.bytes_from import BYTES_NOTE, counted_wire, is_by_sockets, is_in_ledger
 from cos598d.tools.report.load import Run
@@ -24,6 +25,7 @@ PURPOSE_NOTE = (
     "many calls have a row of their own."
 )
 WAYS = ("sent", "received")
+MOST_TENSORS, FEW_TENSORS = 12, 5  # with a row each, of one run and of one of several
 LEAST_BYTES = 1e5  # of less, such as the loss's few bytes, headers are the most
 
 
@@ -50,17 +52,20 @@ def traffic_blocks(runs: Sequence[Run]) -> list[Block]:
         return []
     summaries = [run.summary for run in runs]
     blocks: list[Block] = [Table(TRAFFIC_NOTE + assumed_bytes(summaries, before=" "), traffic_rows(summaries))]
+    blocks += [table for run in runs if (table := tensors_table(run, MOST_TENSORS if len(runs) == 1 else FEW_TENSORS))]
     if purposes := purpose_rows(runs):
         blocks.append(Table(PURPOSE_NOTE, purposes))
     counted = counted_traffic(runs)
     if not counted:
         return [*blocks, "The kernel counted no run's bytes."]
     rows = [["run", "whose", "sent predicted", "sent counted", "off", "received predicted", "received counted", "off"]]
-    for one in counted:
-        rows.append([one.run, one.whose])
-        for predicted, seen in (one.sent, one.received):
-            rows[-1] += [megabytes(predicted) if one.is_predicted else "-", megabytes(seen)]
-            rows[-1] += [f"{seen / predicted - 1:+.1%}" if predicted else "-"]
+    for group in _alike(counted):
+        rows.append([group[0].run, _whose(group)])
+        for pairs in ([one.sent for one in group], [one.received for one in group]):
+            predicted, seen = pairs[0][0], [counted for _, counted in pairs]
+            rows[-1] += [megabytes(predicted) if group[0].is_predicted else "-", _ends(seen, megabytes)]
+            off = [counted / predicted - 1 for counted in seen] if predicted >= LEAST_BYTES else []
+            rows[-1].append(_ends(off, "{:+.1%}".format) if off else "-")
     blocks.append(Table("MB per iteration, predicted and counted by the kernel.", rows))
     if epochs := epoch_rows(runs):
         blocks.append(Table("MB sent in an epoch's training, all calls, predicted and counted.", epochs))
@@ -116,6 +121,29 @@ def purpose_rows(runs: Sequence[Run]) -> list[list[str]]:
     return [head, *rows] if rows else []
 
 
+def tensors_table(run: Run, most: int) -> Table | None:
+    """What rank 0 sends in its typical step: a row for each tensor or bucket and each kind of call, the `most` with the
+    most bytes; the others are summed in one row. None where the record has no calls of that step."""
+    sums: dict[tuple[str, str, str], list[int]] = {}
+    for call in run.calls:
+        counts = sums.setdefault((call["tensor"], call["op"], call["purpose"]), [0, 0, 0, 0])
+        added = (1, call["payload_bytes"], call["bytes_sent"], call["bytes_received"])
+        counts[:] = [count + more for count, more in zip(counts, added, strict=True)]
+    if not sums:
+        return None
+    ranked = sorted(sums.items(), key=lambda item: -sum(item[1][2:]))  # what was sent, and what was received
+    rows = [[*names, *counts] for names, counts in ranked[:most]]
+    if others := [counts for _, counts in ranked[most:]]:
+        rows.append([f"{len(others)} more", "-", "-", *map(sum, zip(*others, strict=True))])
+    total = sum(counts[2] for counts in sums.values())
+    caption = (
+        f"{run.name}: what rank 0 sends in a step, by tensor, largest first (iteration {run.calls[0]['iteration']}, "
+        f"{number_of(len(run.calls), 'call')}, {total:,} bytes). Sent and received: by the algorithms' formulas."
+    )
+    head = ["tensor", "call", "carries", "calls", "payload bytes", "bytes sent", "bytes received"]
+    return Table(caption, [head, *([f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in rows)])
+
+
 def _of_whole_epochs(run: Summary) -> tuple[list[list[float]], list[list[float]]] | None:
     """Predicted and counted bytes per iteration, by way and rank, of all epochs; None where one was not counted.
 
@@ -147,7 +175,7 @@ def epoch_rows(runs: Sequence[Run]) -> list[list[str]]:
             sums = [sum(predicted[rank] for rank in group) for group in groups]
             seen = [counted[group[0]] for group in groups]
             ratios = [c / p - 1 for c, p in zip(seen, sums, strict=True) if p >= LEAST_BYTES]
-            off = " to ".join(dict.fromkeys(f"{share:+.1%}" for share in (min(ratios), max(ratios)))) if ratios else "-"
+            off = _ends(ratios, "{:+.1%}".format) if ratios else "-"
             cells = [mb_by_rank(sums), mb_by_rank(seen), off]
             if not is_in_ledger(run.summary):
                 cells = ["-", cells[1], "-"]
@@ -155,16 +183,28 @@ def epoch_rows(runs: Sequence[Run]) -> list[list[str]]:
     return [["run", "epoch", "iterations", "predicted", "counted", "off"], *rows] if rows else []
 
 
+def _alike(traffic: Sequence[Traffic]) -> list[list[Traffic]]:
+    """Neighbours of one run of which the same is predicted, together."""
+    kinds = groupby(traffic, key=lambda one: (one.run, one.sent[0], one.received[0]))
+    return [list(group) for _, group in kinds]
+
+
+def _whose(group: Sequence[Traffic]) -> str:
+    return group[0].whose + (f" to {group[-1].whose}, each" if len(group) > 1 else "")
+
+
+def _ends(values: Sequence[float], words: Callable[[float], str]) -> str:
+    """The least and the largest of the values, once if they look the same."""
+    return " to ".join(dict.fromkeys([words(min(values)), words(max(values))]))
+
+
 def _figure(traffic: Sequence[Traffic]) -> str:
     """Bytes sent an iteration, predicted and counted, side by side.
 
-    Neighbours of one run of which the same is predicted share a lane, with the mean of what was counted.
+    Ranks that are alike share a lane, with the mean of what was counted.
     """
-    groups = [list(group) for _, group in groupby(traffic, key=lambda one: (one.run, one.sent[0]))]
-    names = [
-        f"{group[0].run}, {group[0].whose}" + (f" to {group[-1].whose}, each" if len(group) > 1 else "")
-        for group in groups
-    ]
+    groups = _alike(traffic)
+    names = [f"{group[0].run}, {_whose(group)}" for group in groups]
     bars = {
         "predicted": ([group[0].sent[0] / 1e6 for group in groups], 0.02, {"color": SKY}),
         "counted": (

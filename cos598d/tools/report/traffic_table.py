@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from cos598d.errors import UserError
 from cos598d.records.run import Summary
-from cos598d.terminal.tables import as_markdown, as_text
+from cos598d.terminal.tables import as_markdown, as_text, picked
+from cos598d.terminal.words import listed
 from cos598d.tools.report.bytes_from import (
     BYTES_FROM,
     BYTES_NOTE,
@@ -14,7 +15,7 @@ from cos598d.tools.report.bytes_from import (
     is_by_sockets,
     is_in_ledger,
 )
-from cos598d.tools.report.numbers import mb_by_rank
+from cos598d.tools.report.numbers import mb_by_rank, plain
 from cos598d.tools.report.table import assumed_bytes
 
 # Ethernet 14, IPv4 20, TCP 20 and its timestamps 12 bytes: of every packet, acknowledgements too.
@@ -22,6 +23,13 @@ HEADER_BYTES = 66
 COLUMNS = (
     *("run", "batch", "precision", "tensors", "gradient MB", "its/epoch", "calls/it"),
     *("predicted MB", "counted MB", "difference", "other calls MB", "headers MB", "rest MB", BYTES_FROM),
+)
+BRIEF = ("run", "predicted MB", "counted MB", "difference", "headers MB", "rest MB")
+BRIEF_LEGEND = (
+    "MB: 1,000,000 bytes, sent in the first epoch's training, by rank. Predicted: the gradients' calls, by formula.\n"
+    "Counted: by the kernel. Difference: packet headers, the rest (the backend's own messages), and small calls such\n"
+    "as the loss.\n"
+    "--markdown prints all columns."
 )
 LEGEND = (
     "MB: 1,000,000 bytes, sent in the first epoch's training by rank (equal neighbours once), without evaluation.\n"
@@ -35,7 +43,30 @@ LEGEND = (
 def traffic_table(runs: Sequence[Summary], markdown: bool = False) -> str:
     """The table of runs as `load_run` returns them. Raises UserError for one whose traffic was not counted."""
     rows = [list(COLUMNS), *(_row(run) for run in runs)]
-    return f"{(as_markdown if markdown else as_text)(rows)}\n\n{LEGEND}" + assumed_bytes(runs, before="\n")
+    assumed = assumed_bytes(runs, before="\n")
+    if markdown:
+        return f"{as_markdown(rows)}\n\n{LEGEND}{assumed}"
+    answer = textwrap.fill(_answer(runs), 118)
+    return "\n\n".join(filter(None, [answer, as_text(picked(rows, BRIEF), numbers=True), BRIEF_LEGEND])) + assumed
+
+
+def _answer(runs: Sequence[Summary]) -> str:
+    """What the busiest rank sends in an epoch, and how far off the formulas are; "" where no log has it."""
+    found, off = [], []
+    for run in filter(is_in_ledger, runs):
+        epoch, sent = run["epochs"][0], run["bytes_sent_per_iteration"]
+        size = epoch["iterations"] * max(sent)
+        wire = counted_wire(run) or {"ranks_by_interface": []}
+        sums = [epoch["iterations"] * sum(sent[rank] for rank in ranks) for ranks in wire["ranks_by_interface"]]
+        counted = [epoch["counted_bytes_sent"][ranks[0]] for ranks in wire["ranks_by_interface"]]
+        if size:
+            off.append(sum(counted) / sum(sums) - 1)
+            found.append(f"{plain(size / 1e6)} MB in {run['run']}")
+    if not found:
+        return ""
+    ends = " to ".join(dict.fromkeys(f"{share:.1%}" for share in (min(off), max(off))))
+    more = f"The kernel counted {ends} more" if min(off) >= 0 else f"The kernel's count is off by {ends}"
+    return f"By formula, the busiest rank sends per epoch {listed(found)}. {more}."
 
 
 def _row(run: Summary) -> list[str]:

@@ -17,7 +17,7 @@ from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.render import as_html
 from cos598d.tools.report.sweep_entries import SweepEntry
 from cos598d.tools.report.sweep_page import sentences, sweep_page
-from cos598d.tools.report.sweep_table import TABLE_NOTE, sweep_rows, unlike
+from cos598d.tools.report.sweep_table import BRIEF_NOTE, TABLE_NOTE, brief_rows, sweep_rows, unlike
 from cos598d.tools.runs.folder import writing
 
 PAGE, TABLE = "report.html", "table.md"
@@ -39,7 +39,7 @@ def settings_words(settings: Mapping[str, str]) -> str:
 
 
 def show(path: Path, entries: Sequence[SweepEntry], title: str, remarks: Sequence[str]) -> None:
-    """Print the table; write it in Markdown, and the page, which begin with the answer."""
+    """Print the answer and a small table; write the whole one in Markdown, and the page."""
     absent = list(dict.fromkeys(_why_not(entry) for entry in entries if entry.run is None))
     if not any(entry.run for entry in entries):
         print("", *map(printable, absent), sep="\n")
@@ -47,14 +47,15 @@ def show(path: Path, entries: Sequence[SweepEntry], title: str, remarks: Sequenc
     rows = sweep_rows(entries)
     notes = [*(f"{WARNING}{one}" for one in [*remarks, *unlike(entries)]), *absent]
     answer = " ".join(sentences(entries))
-    parts = [printable(answer), as_text(rows, numbers=True), textwrap.fill(TABLE_NOTE, 118), *map(printable, notes)]
+    table = [as_text(brief_rows(entries), numbers=True), textwrap.fill(BRIEF_NOTE, 118)]
+    parts = [textwrap.fill(printable(answer), 118), *table, *map(printable, notes)]
     print("", "\n\n".join(parts), "", sep="\n")
     words = [markdown_text(answer), as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *notes])]
     page = as_html(sweep_page(entries, title))
     with writing(path):
         write_whole(path / TABLE, "\n\n".join(words) + "\n")
         write_whole(path / PAGE, page)
-    print(f"page: {path / PAGE}")
+    print(f"all columns: {path / TABLE}\npage: {path / PAGE}")
 
 
 def _why_not(entry: SweepEntry) -> str:
