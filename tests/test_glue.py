@@ -207,7 +207,7 @@ def test_data_is_found_in_the_folder_above_it_in_glue_dir_or_in_the_sample(tmp_p
     assert get_task("rte").locate(None, {"GLUE_DIR": str(above)}) == (folder, "GLUE_DIR/RTE")
     assert get_task("rte").locate(None, {"GLUE_DIR": ""}) == (None, "the bundled sample")
     for (name, data_dir, environ), sentence in [
-        (("rte", str(tmp_path), {}), "holds neither train.tsv nor RTE"),
+        (("rte", str(tmp_path), {}), "neither train.tsv nor RTE"),
         (("rte", str(tmp_path / "none"), {}), "is not a folder"),
         (("cola", None, {"GLUE_DIR": str(above)}), "which has no folder CoLA"),
         (("sst-2", None, {}), "No data for SST-2"),

@@ -178,7 +178,7 @@ def test_a_run_s_folder_that_leads_elsewhere_is_refused_before_anything_is_done(
     with claim_folder(tmp_path / "run", overwrite=True):
         pass
     (tmp_path / "real" / name).symlink_to(tmp_path)
-    with pytest.raises(UserError, match=rf"run/{name} is a link, where a run writes and deletes .*\. Remove it"):
+    with pytest.raises(UserError, match=rf"run/{name} is a link.* Remove it"):
         claim_folder(tmp_path / "run", overwrite=True).__enter__()
     (tmp_path / "real" / name).unlink()
     (tmp_path / "real" / "summary.json").mkdir()
