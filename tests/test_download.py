@@ -175,7 +175,7 @@ def test_a_glue_file_with_other_columns_does_not_check(tmp_path):
         rows = f"index\t{columns}\tlabel\n0\ta\tb\tentailment\n1\ta\tb\tentailment\n"
         (tmp_path / f"{name}.tsv").write_text(rows)
     assert look_at(replace(CATALOGUE["QNLI"], parts=parts), tmp_path).problems == {
-        "dev.tsv": "in dev.tsv the columns are index, sentence, question, label where QNLI has "
+        "dev.tsv": "in dev.tsv the columns are index, sentence, question, label, not QNLI's "
         "index, question, sentence, label"
     }
 

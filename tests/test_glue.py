@@ -131,7 +131,7 @@ def test_columns_that_are_not_the_tasks_are_refused_with_what_was_found_and_expe
         shown = rows[0].split("\t") if damage == "without" else columns
         found = ", ".join(shown).replace("\x1b", r"\x1b")
         assert f"{part}.tsv, line 1: the columns are {found[:60]}" in str(caught.value)
-        assert f"where {form.folder} has {header.replace(chr(9), ', ')}. Give the file" in str(caught.value)
+        assert f"{form.folder}'s {header.replace(chr(9), ', ')}" in str(caught.value)
         assert "\n" not in str(caught.value)
 
 

@@ -42,7 +42,7 @@ class GlueTask(Task):
             for folder in (Path(data_dir), Path(data_dir) / form.folder):
                 if any((folder / f"{part}.tsv").is_file() for part in form.parts):
                     return folder, str(folder)
-            problem = "has neither train.tsv nor" + form.folder if Path(data_dir).is_dir() else "is not a folder"
+            problem = "has neither train.tsv nor " + form.folder if Path(data_dir).is_dir() else "is not a folder"
             raise UserError(f"the data folder {data_dir} {problem}. {self._how_to_get()}.")
         glue_dir = environ.get("GLUE_DIR")
         if glue_dir:
