@@ -91,6 +91,6 @@ def parse_idx(path: Path, dimensions: int) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(str(getattr(error, "strerror", None) or error)) from error
     if len(content) != size:
-        problem = "ends early" if len(content) < size else "goes on after its end"
+        problem = "ends early" if len(content) < size else "continues after its end"
         raise ValueError(f"it {problem}: its header gives {' x '.join(map(str, shape))} values")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)

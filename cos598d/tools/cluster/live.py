@@ -32,7 +32,7 @@ def live_cluster(cluster: Cluster, show: bool = False) -> Iterator[Cluster]:
     """Create the cluster, print that on standard error, and remove it with all programs in it when the block ends.
 
     SIGTERM and SIGHUP also end the block, as ClusterStopped. While hosts are removed, no signal interrupts that. Only a
-    killed process leaves its hosts behind, for `cluster down`. Raises UserError if the cluster cannot be created.
+    killed process leaves its hosts, for `cluster down`. Raises UserError if the cluster cannot be created.
     """
     network = Network(cluster, show)
     before = {number: signal.signal(number, _stop) for number in ENDING}
