@@ -431,4 +431,4 @@ def test_cifar_as_images_by_class_is_read_from_a_folder_or_an_archive(tmp_path):
         assert train.labels.tolist() == [3, 8]
     write_images(tmp_path / "other", ["train/cat/1.png", "train/tree/1.png", "test/cat/1.png"])
     refused(tmp_path / "other", "a class tree", task="cifar10")
-    refused(tmp_path, "holds no images of CIFAR-10", task="cifar10")
+    refused(tmp_path, "No images of CIFAR-10", task="cifar10")

@@ -257,7 +257,7 @@ def test_only_the_same_run_is_finished(finished, tmp_path):
         ({"total_train_batch_size": 16}, "--total_train_batch_size was 8 and is 16"),
     ):
         other = config_of(finished, **change)
-        with pytest.raises(UsageError, match=f"is finished, and this is another one: {words}. Choose another folder"):
+        with pytest.raises(UsageError, match=f"is finished.*: {words}. Choose another folder"):
             say_if_finished(folder, other, COMM, console)
         assert not say_if_finished(folder, config_of(finished, resume_anyway=True, **change), COMM, console)
 

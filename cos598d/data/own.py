@@ -128,7 +128,7 @@ class OwnTask(Task):
         if not is_list or not 2 <= len(set(found)) == len(found) <= MOST_CLASSES:
             raise UsageError(
                 f"{self._named} has classes = {_shown(found)}. Give a tuple of 2 to {MOST_CLASSES} different names, or "
-                "None where labels are numbers."
+                "None if labels are numbers."
             )
         return tuple(found)
 

@@ -156,7 +156,7 @@ def _ways_out(dataset: Dataset, target: Path, error: UserError | None = None) ->
     needed = " and ".join(part.name for part in dataset.parts if not part.optional)
     ways = ["Try again later", "name a mirror with --base_url", f"copy {needed} into {target} by hand"]
     if isinstance(error, Unreachable) and dataset.variable == "GLUE_DIR":
-        ways.append("train on the bundled RTE sample, which is taken where GLUE_DIR is not set")
+        ways.append("train on the bundled RTE sample, which is used if GLUE_DIR is not set")
     if isinstance(error, Unreachable) and dataset.variable == "IMAGE_DIR":
         ways.append("train on scikit-learn's digits, which are here already (--task_name digits)")
     return f"{', '.join(ways[:-1])} or {ways[-1]}"

@@ -55,8 +55,8 @@ class Cifar10Task(ImageFolderTask):
                     )
                 return FoundImages(found.store, _CLASSES, found.parts), words
         raise UserError(
-            f"{named or 'Nothing that was named'} holds no images of CIFAR-10. Name with --data_dir or {VARIABLE} the "
-            "folder cifar-10-batches-py, or a folder or a zip archive of images with one folder for each class; or "
+            f"No images of CIFAR-10 in {named or 'any folder that was named'}. Set --data_dir or {VARIABLE} to the "
+            "folder cifar-10-batches-py, or to a folder or a zip archive of images with one folder for each class; or "
             f"fetch it with {fetch_command('CIFAR10')}."
         )
 

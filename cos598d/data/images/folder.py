@@ -51,8 +51,8 @@ class ImageFolderTask(ImageTask):
             self.classes, self.num_labels = found.classes, len(found.classes)
             return found, words
         raise UserError(
-            f"No images. Name with --data_dir or {VARIABLE} a folder, or a zip archive, that has one folder of images "
-            "for each class."
+            f"No images. Set --data_dir or {VARIABLE} to a folder, or a zip archive, that has one folder of images for "
+            "each class."
         )
 
     def source(self, part: str, location: Any) -> ImageSource:

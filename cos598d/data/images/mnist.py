@@ -38,9 +38,9 @@ class MnistTask(ImageTask):
             if _file(folder, "t10k", "images") is not None:
                 return folder, words
         raise UserError(
-            f"No MNIST in {data_dir or environ.get(VARIABLE) or 'any folder that was named'}. Name with --data_dir or "
-            f"{VARIABLE} the folder of t10k-images-idx3-ubyte and the other three files, with or without .gz, or fetch "
-            f"them with {fetch_command('MNIST')}."
+            f"No MNIST in {data_dir or environ.get(VARIABLE) or 'any folder that was named'}. Set --data_dir or "
+            f"{VARIABLE} to the folder of t10k-images-idx3-ubyte and the other three files, with or without .gz, or "
+            f"fetch them with {fetch_command('MNIST')}."
         )
 
     def source(self, part: str, location: Path) -> ImagesInMemory:
