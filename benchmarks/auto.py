@@ -1,13 +1,13 @@
-"""What `--sync auto` chooses beside what is quickest when all are measured, over links, delays and models.
+"""Compare the choice of `--sync auto` with the measured fastest, over links, delays and models.
 
     python benchmarks/auto.py --runs_dir runs/auto [--places loopback,1gbit,1gbit-10ms] [--models minilm] [--rounds 3]
         [--sync sparse_rows,sparse_zero1]
 
-Places: loopback (4 ranks of this host), and four emulated hosts at 1gbit and at 100mbit, each without a delay and
-with 10ms. In each, for each model, a bench measures whole steps of the candidates, and a run of one step with `--sync
-auto` on as many examples chooses. Lost is how much longer the chosen one's step takes than the quickest one's, by the
-bench's medians. `--sync` says the candidates where all of them would take too long. What stands in the folder is not
-made again. The table is printed and written to auto.json there.
+Places: loopback (4 ranks of this host), and four emulated hosts at 1gbit and at 100mbit, each without a delay and with
+10ms. For each place and model, a bench measures whole steps of the candidates, and a run of one step with `--sync auto`
+on as many examples chooses one. Lost: by how much the chosen one's step is slower than the fastest one's, by the
+bench's medians. `--sync` limits the candidates if all of them would take too long. Existing results in the folder are
+reused. The table is printed and written to auto.json there.
 """
 
 import argparse
@@ -44,13 +44,13 @@ HEAD = ["link", "model", "chosen", "s", "predicted s", "quickest", "s", "lost"]
 
 
 def main() -> int:
-    """Measure what is not there, print the table and return 0."""
+    """Measure what is missing, print the table and return 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs_dir", type=Path, required=True)
     parser.add_argument("--places", default=",".join(PLACES), help="which, separated by commas (default: all)")
     parser.add_argument("--models", default=",".join(MODELS), help="which, separated by commas (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sync", help="the candidates, besides DDP (default: all that may be the quickest)")
+    parser.add_argument("--sync", help="the candidates in addition to DDP (default: all that may be the fastest)")
     options = parser.parse_args()
     rows = []
     for place in options.places.split(","):
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def measure(link: tuple[str, str] | None, model: str, rounds: int, candidates: str | None, folder: Path) -> None:
-    """The bench and the run in a folder, where they are not there. Raises UserError where one fails."""
+    """The bench and the run in a folder, unless they exist. Raises UserError if one fails."""
     hosts = []
     if link is not None:
         places = ["--hosts", RANKS, "--rate", link[0], "--delay", link[1]]
@@ -82,13 +82,13 @@ def measure(link: tuple[str, str] | None, model: str, rounds: int, candidates: s
 
 
 def beside(folder: Path) -> dict[str, Any]:
-    """What was chosen and what is quickest, with the bench's seconds."""
+    """The chosen and the fastest sync, with the bench's seconds."""
     _, bench = read_record(folder / "bench")
     seconds = {label: found["seconds_median"] for label, found in bench["summary"].items() if label not in FLOORS}
     choice = read_summary(folder / "run")["auto"]
     chosen, quickest = choice["sync"], min(seconds, key=lambda label: seconds[label])
     if chosen not in seconds:
-        raise UserError(f"{chosen}, which was chosen, is not in the bench of {folder}: name it among the candidates.")
+        raise UserError(f"{chosen}, which was chosen, is not in the bench of {folder}. Name it among the candidates.")
     return {
         "chosen": chosen,
         "seconds": seconds[chosen],

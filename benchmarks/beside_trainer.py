@@ -1,12 +1,12 @@
-"""How long does Hugging Face's Trainer take, or Accelerate's loop, for what `train` does? All in turn, on one order.
+"""Compare Hugging Face's Trainer and Accelerate's loop with `train`: all in turn, on one order of examples.
 
     pip install --target PACKAGES --no-deps transformers accelerate
     GLUE_DIR=... python benchmarks/beside_trainer.py --packages PACKAGES --runs_dir runs/trainer [--repeats 3]
 
 All train from the same weights on the same global batches of RTE, padded to each batch's longest example, with fused
-AdamW, clipping and a rate that falls to 0; Trainer and Accelerate average by torch's DDP over gloo. Seconds per step
-are rank 0's, medians without the first two; whole seconds are from the command to the saved model. Ratios are taken
-within a repeat. It ends with 1 where the losses show that they did not do the same work.
+AdamW, clipping and a rate that falls to 0. Trainer and Accelerate average by torch's DDP over gloo. Seconds per step
+are rank 0's, medians without the first two. Whole seconds are from the command to the saved model. Ratios are taken
+within a repeat. It exits with 1 if the losses show that they did not do the same work.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from cos598d.models.build import find_model
 from cos598d.records.conventions import WARM_UP
 from cos598d.terminal.children import end_all
 
-SAME = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}  # losses of one training, after some steps of rounding otherwise
+SAME = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}  # for losses of one training, after some steps with other rounding
 RATE, CLIP = 5e-5, 1.0
 THEIRS = ("trainer", "accelerate")
 
@@ -102,7 +102,8 @@ def theirs(
 
 
 def be_rank(options: argparse.Namespace, who: str, data: str, model_folder: str, order: str) -> None:
-    """One rank of Trainer or Accelerate's loop: it leaves its losses and its steps' seconds, and rank 0 the model."""
+    """One rank of Trainer or Accelerate's loop. It writes its losses and its steps' seconds; rank 0 also writes the
+    model."""
     from transformers import BertForSequenceClassification
 
     torch.set_num_threads(options.threads)
@@ -130,7 +131,7 @@ def be_rank(options: argparse.Namespace, who: str, data: str, model_folder: str,
 def train_by_trainer(
     options: argparse.Namespace, model: Any, places: list[int], collate: Any, folder: Path, step_ends: Any
 ) -> None:
-    """Trainer as it comes, without its logs, evaluations and checkpoints; it takes the examples in their order."""
+    """Trainer with its defaults, without logs, evaluations and checkpoints; it takes the examples in their order."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     losses = []
@@ -158,7 +159,7 @@ def train_by_trainer(
         use_cpu=True,
         ddp_backend="gloo",
         ddp_find_unused_parameters=False,
-        average_tokens_across_devices=False,  # else it multiplies a mean over examples by the number of ranks
+        average_tokens_across_devices=False,  # otherwise it multiplies a mean over examples by the number of ranks
         remove_unused_columns=False,
         save_strategy="no",
         logging_strategy="no",

@@ -1,12 +1,12 @@
-"""Make the book's figures and numbers again: run the command of each block of its pages, and fill the block.
+"""Update the book's figures and numbers: run the command of each block of its pages, and fill the block.
 
     python benchmarks/book.py docs/lessons [--page lesson5] [--quick] [--list]
 
-The pages are the folder's *.md, one after the other; `book_pages.py` says what a block is, `book_blocks.py` what fills
-it. A page and its pictures are written when all its blocks are done: whole, or not at all. A block whose command fails
-stays as it was and is named at the end, and the exit code is 1. One of emulated hosts needs Linux and root: without
-them it stays as it was, which is said. `--quick` leaves benches and what runs on emulated hosts as they were: it
-is for what checks say and pictures show, in minutes. `--list` says the commands and runs none.
+The pages are the folder's *.md, one after the other. `book_pages.py` defines blocks, `book_blocks.py` fills them. A
+page and its pictures are written when all its blocks are done: completely, or not at all. A block whose command fails
+stays unchanged and is listed at the end, and the exit code is 1. A block on emulated hosts needs Linux and root.
+Without them it stays unchanged, and that is reported. `--quick` skips benches and emulated hosts: it updates checks and
+pictures, in minutes. `--list` prints the commands and runs none.
 """
 
 import argparse
@@ -31,15 +31,15 @@ Parts = Sequence[str | Block]
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Fill the pages and return the exit code: 1 where a block could not be filled.
+    """Fill the pages and return the exit code: 1 if a block could not be filled.
 
     Raises UserError, before any command is run, for a page that cannot be read.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the folder of the pages")
-    parser.add_argument("--page", help="this page alone, like lesson5")
+    parser.add_argument("--page", help="only this page, like lesson5")
     parser.add_argument("--quick", action="store_true", help="no benches, and nothing on emulated hosts")
-    parser.add_argument("--list", action="store_true", help="say the commands, and run none")
+    parser.add_argument("--list", action="store_true", help="print the commands, and run none")
     options = parser.parse_args(words)
     folder = options.folder.resolve()
     within = folder.relative_to(ROOT).as_posix() if folder.is_relative_to(ROOT) else folder.name
@@ -57,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def find_pages(folder: Path, name: str | None) -> list[Path]:
-    """The folder's pages, lesson2 before lesson10; with `name` that one. Raises UserError where there is none."""
+    """The folder's pages, lesson2 before lesson10; with `name` only that one. Raises UserError if there is none."""
     found = sorted(folder.glob("*.md"), key=lambda path: [int(n) if n.isdecimal() else n for n in _runs(path.stem)])
     if not found:
         raise UserError(f"{folder} has no pages: give the folder of the book's *.md files.")
@@ -70,12 +70,12 @@ def find_pages(folder: Path, name: str | None) -> list[Path]:
 
 
 def _runs(name: str) -> list[str]:
-    """A name's runs of letters and of digits in turn, letters first."""
+    """A name's sequences of letters and of digits, letters first."""
     return re.split(r"(\d+)", name)
 
 
 def read(path: Path) -> Parts:
-    """The page's parts. Raises UserError where it cannot be read."""
+    """The page's parts. Raises UserError if it cannot be read."""
     try:
         return read_page(path.read_text(encoding="utf-8"), path.name)
     except (OSError, UnicodeError) as error:
@@ -88,12 +88,12 @@ def blocks(parts: Parts) -> list[Block]:
 
 
 def asked(parts: Parts, is_quick: bool) -> list[Block]:
-    """The blocks that are to be filled: if it `is_quick` no benches, and none on emulated hosts."""
+    """The blocks to fill; if `is_quick`, without benches and emulated hosts."""
     return [block for block in blocks(parts) if not (is_quick and (block.kind == BENCH or block.hosts))]
 
 
 def check_names(pages: Mapping[Path, Parts]) -> None:
-    """Raise UserError where two blocks would write the same picture."""
+    """Raise UserError if two blocks would write the same picture."""
     owners: dict[str, str] = {}
     for path, parts in pages.items():
         for block in blocks(parts):
@@ -105,7 +105,7 @@ def check_names(pages: Mapping[Path, Parts]) -> None:
 
 
 def fill(path: Path, parts: Parts, within: str, is_quick: bool = False) -> list[str]:
-    """Fill a page's blocks that are `asked` for, and write it with its pictures; a line for each that could not be."""
+    """Fill a page's blocks that are `asked` for, and write it with its pictures. Return a line for each failure."""
     before, written = page_text(parts), {}
     done, failed = list(parts), []
     for place, block in enumerate(parts):
@@ -139,7 +139,7 @@ def fill(path: Path, parts: Parts, within: str, is_quick: bool = False) -> list[
 
 
 def without_hosts() -> str:
-    """Why there can be no emulated hosts here; nothing where there can."""
+    """Why there can be no emulated hosts here; "" if there can."""
     try:
         check_rights()
     except UserError as error:

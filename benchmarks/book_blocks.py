@@ -1,9 +1,8 @@
-"""What fills a block of the book: its command is run in a folder of its own, and what it says, draws or measures kept.
+"""How a block of the book is filled: its command runs in a folder of its own, and its output is kept.
 
-The folder has copies of the repository's files that the command's words name, and nothing else, so that a command finds
-what every reader would, and leaves nothing behind. Flags that say where something goes are added: a picture's file as
-the last word, a bench's record by --output. Data sets that this machine may have are hidden: what the book shows is of
-the bundled samples.
+The folder has only copies of the repository's files that the command names. So a command finds what every reader would,
+and leaves nothing behind. Output flags are added: a picture's file as the last argument, a bench's record by --output.
+Data sets on this machine are hidden: the book shows only the bundled samples.
 """
 
 import importlib.metadata
@@ -56,14 +55,14 @@ ABSOLUTE = re.compile(r"(?<![\w.:/~-])/([\w.+@-]+)/(?:[\w.+@-]+/)*([\w.+@-]+)")
 
 @dataclass(frozen=True)
 class Made:
-    """What a command has made: the text between the comments, and a picture's file."""
+    """A command's result: the text between the comments, and a picture's file."""
 
     inside: str
     drawing: str | None = None
 
 
 def typed(block: Block, folder: str) -> list[str]:
-    """The command as a reader types it; `folder` is that of the pages, from the repository's root on."""
+    """The command as a reader types it; `folder` is that of the pages, relative to the repository's root."""
     words = [*PROGRAM, *block.words]
     if block.kind == PICTURE:
         words.append(f"{folder}/{FIGURES}/{block.name}")
@@ -73,7 +72,7 @@ def typed(block: Block, folder: str) -> list[str]:
 def make(block: Block, folder: str, root: Path) -> Made:
     """Run the block's command, and return what fills it.
 
-    Raises UserError where the command fails, or leaves nothing that could be shown.
+    Raises UserError if the command fails, or has nothing to show.
     """
     with tempfile.TemporaryDirectory(prefix="cos598d-book-") as name:
         place = Path(name).resolve()
@@ -84,7 +83,7 @@ def make(block: Block, folder: str, root: Path) -> Made:
         cluster = f"book{os.getpid()}"
         words = [*shown, "--output", block.name] if block.kind == BENCH else [*shown]
         if block.hosts:
-            words[3:3] = ["--name", cluster]  # behind `cluster run`: another of the usual name may be up
+            words[3:3] = ["--name", cluster]  # after `cluster run`: another one with the usual name may be up
         code, said = run([sys.executable, "-m", *words], here, place / "said.txt")
         said = cleaned(said.replace(cluster, DEFAULT_NAME), (here, root, place))
         if code not in block.exit_codes:
@@ -103,7 +102,7 @@ def make(block: Block, folder: str, root: Path) -> Made:
 
 
 def copy_named(words: Sequence[str], root: Path, here: Path) -> None:
-    """Copy what the words name of the repository to the same places below `here`: files, and folders with a "/"."""
+    """Copy the files that the words name from the repository to the same places below `here`; folders need a "/"."""
     for part in dict.fromkeys(part for word in words for part in named(word)):
         source, target = root / part, here / part
         if source.is_file():
@@ -114,14 +113,14 @@ def copy_named(words: Sequence[str], root: Path, here: Path) -> None:
 
 
 def run(words: Sequence[str], here: Path, output: Path) -> tuple[int, str]:
-    """Run a program in the folder `here`; its exit code, and all that it printed, which goes to the file `output`.
+    """Run a program in the folder `here`. Return its exit code, and all its output, which goes to the file `output`.
 
-    Raises UserError where it does not end.
+    Raises UserError if it does not end.
     """
     environ = {name: value for name, value in own_environment().items() if name not in DATA} | SHOWN
     # So that `cluster run -- cos598d ...` finds the program next to this Python.
     environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
-    with output.open("wb") as stream:  # not a pipe, which a process left behind would keep open
+    with output.open("wb") as stream:  # not a pipe, which a remaining process would keep open
         process = subprocess.Popen(
             ends_with_parent(words),
             cwd=here, env=environ, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
@@ -137,8 +136,8 @@ def run(words: Sequence[str], here: Path, output: Path) -> tuple[int, str]:
 
 
 def cleaned(said: str, folders: Sequence[Path]) -> str:
-    """What a program printed, as it may stand on a page: no colours, no bars that were drawn over, and of absolute
-    paths what is behind these folders, or the last name."""
+    """A program's output, cleaned for a page: no colours, no overwritten bars, and absolute paths relative to these
+    folders, or only their last names."""
     said = COLOURS.sub("", said.replace("\r\n", "\n"))
     for folder in folders:
         said = said.replace(f"{folder}/", "")
@@ -148,7 +147,7 @@ def cleaned(said: str, folders: Sequence[Path]) -> str:
 
 
 def fenced(said: str) -> str:
-    """Text as a fenced block. Raises UserError where there is none, or too much of it."""
+    """Text as a fenced block. Raises UserError if it is empty or too long."""
     count = len(said.splitlines())
     if not said:
         raise UserError("it prints nothing that could be shown.")
@@ -159,7 +158,7 @@ def fenced(said: str) -> str:
 
 
 def read_drawing(path: Path) -> str:
-    """The drawing's text. Raises UserError where there is none, or a large one."""
+    """The drawing's text. Raises UserError if it is missing or too large."""
     if not path.is_file():
         raise UserError("it draws no picture: its last word must be the flag that takes the file.")
     drawing = path.read_text(encoding="utf-8")
@@ -169,7 +168,7 @@ def read_drawing(path: Path) -> str:
 
 
 def bench_tables(found: dict[str, Any]) -> str:
-    """All tables of a bench's record in Markdown, and what to be wary of."""
+    """All tables of a bench's record in Markdown, with their warnings."""
     parts = []
     if "message_size" in found:
         parts += [as_markdown(message_rows(found["message_size"])), sentence(message_fit(found["message_size"]))]
@@ -184,20 +183,20 @@ def bench_tables(found: dict[str, Any]) -> str:
 
 
 def what_rungs_hold(found: dict[str, Any]) -> dict[str, Any]:
-    """The record without what the floors hold, where they stand beside others."""
+    """The record without the floors' memory, if they are next to others."""
     memory = {label: held for label, held in found["memory"].items() if label not in FLOORS}
     return found | {"memory": memory} if memory else found
 
 
 def counted_rows(found: dict[str, Any]) -> list[list[str]]:
-    """A head and what each candidate holds as counted; how far its formula is from that stands in the last column."""
+    """A header and the counted memory of each candidate; the last column has its difference from the formula."""
     head, *rows = memory_rows(found)
     return [head, *(row for row in rows if row[1] in WORDS.values())]
 
 
 def candidate_rows(found: dict[str, Any]) -> list[list[str]]:
-    """A head and a row for each candidate; ratios are to DDP, or to the first where DDP was not measured, and none
-    where there is one candidate. What is exposed is told where there is a floor beside others."""
+    """A header and a row for each candidate. Ratios are to DDP, or to the first if DDP was not measured; none for a
+    single candidate. Exposed time needs a floor next to others."""
     seconds: dict[str, list[float]] = {one["label"]: [] for one in found["candidates"]}
     for sample in found["samples"]:
         seconds[sample["candidate"]].append(sample["seconds"])
@@ -224,23 +223,23 @@ def candidate_rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def has_floor(found: dict[str, Any]) -> bool:
-    """Whether the floor was measured beside others."""
+    """Whether the floor was measured next to others."""
     return len(found["candidates"]) > 1 and any(one["label"] == FLOOR for one in found["candidates"])
 
 
 def ratio_words(ratio: dict[str, Any]) -> str:
-    """ "0.97 (0.94-1.01)": a median and its interval, where there are rounds enough for one."""
+    """ "0.97 (0.94-1.01)": a median and its interval, if there are enough rounds for one."""
     low, high = ratio["interval_95"] or (None, None)
     return f"{ratio['median']:.2f}" + (f" ({low:.2f}-{high:.2f})" if low is not None else "")
 
 
 def milliseconds(seconds: float) -> str:
-    """With three digits at least, and at most one behind the point."""
+    """With at least three digits, and at most one after the point."""
     return f"{1000 * seconds:.1f}" if abs(seconds) < 0.1 else f"{1000 * seconds:.0f}"
 
 
 def setting(found: dict[str, Any]) -> str:
-    """What a bench measured, and what the columns of its candidates say."""
+    """What a bench measured, and the meaning of the columns of its candidates."""
     words = sentence(setting_words(found).replace("\n", "; "))
     if not found["candidates"]:
         return words
@@ -251,7 +250,7 @@ def setting(found: dict[str, Any]) -> str:
 
 
 def sentence(words: str) -> str:
-    """Words of a table's foot as a sentence of a page."""
+    """A table's footnote as a sentence of a page."""
     words = markdown_text(words)
     return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 

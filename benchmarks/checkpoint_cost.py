@@ -1,13 +1,13 @@
-"""What a checkpoint costs the training: ours, torch.save, and torch.distributed.checkpoint's async_save, in turn.
+"""The cost of a checkpoint for the training: ours, torch.save, and torch.distributed.checkpoint's async_save, in turn.
 
     python benchmarks/checkpoint_cost.py [--model bert-base] [--rounds 7] [--folder FOLDER]
 
-One process trains the model's shape by AdamW on made-up tokens. In each round each way saves weights and optimizer
-state once, in an order that changes from round to round, while the steps go on. Printed for each, as medians over the
-rounds with the least and the most: the seconds for which the training stands still; the seconds until all is on the
-disk, noticed between two steps; how much longer the steps take meanwhile than those before; and what the save cost the
-training altogether. "copy" is the floor: copying the same bytes into memory that is there already. The first round
-warms up, and is printed apart.
+One process trains the model's shape by AdamW on made-up tokens. In each round, each way saves weights and optimizer
+state once, in an order that changes from round to round, while the steps continue. It prints medians over the rounds
+with minimum and maximum: the seconds for which the training pauses; the seconds until everything is on the disk,
+noticed between two steps; how much longer the steps take meanwhile than those before; and the total cost for the
+training. "copy" is the floor: copying the same bytes into existing memory. The first round is a warm-up, and is printed
+separately.
 """
 
 import argparse
@@ -36,14 +36,14 @@ from cos598d.strategies import get_strategy
 from cos598d.strategies.optimizers import make_optimizer
 from cos598d.terminal.tables import as_text
 
-STEPS_BEFORE = 5  # that a round's steps under way are compared with
+STEPS_BEFORE = 5  # with which a round's steps during a save are compared
 
-# Begins a save of this number; returns what waits until it is on the disk.
+# Begins save number N; returns a function that checks whether it is on the disk.
 Save = Callable[[int], Callable[[], bool]]
 
 
 class Training:
-    """A model and AdamW with its state, stepping on made-up tokens under the plainest strategy."""
+    """A model and AdamW with its state, stepping on made-up tokens under the simplest strategy."""
 
     def __init__(self, name: str, batch: int, tokens: int):
         self.comm = Communicator(None, "gloo", torch.device("cpu"))
@@ -59,7 +59,7 @@ class Training:
         self.iteration = 0
 
     def step(self) -> float:
-        """One step; its seconds."""
+        """One step; return its seconds."""
         started = time.perf_counter()
         self.strategy.backward(self.module(**self.inputs)[0])
         self.strategy.finish()
@@ -75,7 +75,7 @@ class Training:
 
 @contextlib.contextmanager
 def ours(training: Training, folder: Path) -> Iterator[Save]:
-    """This project's checkpoints: verified by SHA-256, on the disk, the older one removed."""
+    """This project's checkpoints: verified by SHA-256, synced to the disk, the older one removed."""
 
     def fail(sentence: str) -> None:
         raise SystemExit(sentence)
@@ -100,7 +100,7 @@ def ours(training: Training, folder: Path) -> Iterator[Save]:
 
 @contextlib.contextmanager
 def torch_save(training: Training, folder: Path) -> Iterator[Save]:
-    """torch.save to a file beside, brought to the disk, and renamed: the training stands still."""
+    """torch.save to a temporary file, synced to the disk, and renamed: the training pauses."""
 
     def save(_: int) -> Callable[[], bool]:
         with (folder / "part").open("wb") as file:
@@ -135,7 +135,7 @@ def dcp_async(training: Training, folder: Path) -> Iterator[Save]:
 
 @contextlib.contextmanager
 def copy_alone(training: Training, _: Path) -> Iterator[Save]:
-    """The floor: the same bytes into memory that is there already, and no disk."""
+    """The floor: the same bytes into existing memory, without a disk."""
     tensors = [
         *training.model.state_dict().values(),
         *(t for state in training.strategy.optimizer.state.values() for t in state.values()),
@@ -182,7 +182,7 @@ def main() -> None:
 
 
 def one_save(training: Training, save: Save, number: int) -> dict[str, float]:
-    """One save amid steps: what it cost."""
+    """The costs of one save during steps."""
     before = statistics.median(training.step() for _ in range(STEPS_BEFORE))
     started = time.perf_counter()
     is_written = save(number)
@@ -208,7 +208,7 @@ def table(rounds: list[dict[str, dict[str, float]]]) -> str:
 
 
 def tensors_in(part: dict) -> Iterator[torch.Tensor]:
-    """The tensors in a state dict, however deep."""
+    """The tensors in a state dict, at any depth."""
     for value in part.values():
         if isinstance(value, torch.Tensor):
             yield value

@@ -1,12 +1,11 @@
-"""What engines send, counted by the kernel on emulated hosts, beside what the formulas say (Linux, root, iproute2).
+"""What engines send, counted by the kernel on emulated hosts, compared with the formulas (Linux, root, iproute2).
 
     python benchmarks/engines_bytes.py --runs_dir runs/engines-bytes [--sync zero1,zero3] [--hosts 4] [a run's flags]
 
-Each trains for a few steps by `cluster run`, one rank on a host. Counted is what the interface of each host sent in a
-step, with the headers of every packet: the mean over the hosts, and from the least to the most of them. The first step
-is left out, and so are weights that are gathered when training is over. A run that stands in the folder already is not
-made again; one that fails is a row that says so. The table is printed and, with all digits, written to bytes.json in
-the folder.
+Each trains for a few steps by `cluster run`, one rank per host. Counted is what the interface of each host sent per
+step, with the headers of every packet: the mean over the hosts, with minimum and maximum. The first step is excluded,
+and so are weights that are gathered after training. A run that is in the folder already is not made again; one that
+fails is a row with its error. The table is printed and, with all digits, written to bytes.json in the folder.
 """
 
 import argparse
@@ -52,9 +51,9 @@ HEAD = ["sync", "formula", "MB", "counted MB", "by host", "off"]
 class Sizes:
     """Bytes of a model's trainable weights.
 
-    weights: S, of all. root: R, of those that are in no layer of FSDP2's, which it gathers once. once: E, of those that
-    zero3 gathers once: large embeddings, and what is of no layer of its own. tables: T, of the embeddings whose rows
-    travel alone under sparse_zero1. rows: n U, where U is what each of n ranks sends of these to every other.
+    weights: S, of all. root: R, of those in no layer of FSDP2's, which it gathers once. once: E, of those that zero3
+    gathers once: large embeddings, and weights in no layer of their own. tables: T, of the embeddings of which
+    sparse_zero1 sends only rows. rows: n U, where U is what each of n ranks sends of these to every other.
     """
 
     weights: int
@@ -64,10 +63,10 @@ class Sizes:
     rows: int
 
 
-# A program on a host whose name is its address: Horovod meets where names lead.
+# A program on a host whose name is its address: Horovod connects to names.
 NAMED = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', "{address}")
-PACKED = packed_bytes(1 << 20) / (4 << 20)  # of weights, what sparse_zero1 sends of them when steps are short
-# What a rank sends in a step, in parts of (n-1)/n.
+PACKED = packed_bytes(1 << 20) / (4 << 20)  # the share of weights that sparse_zero1 sends if steps are short
+# What a rank sends per step, in units of (n-1)/n.
 FORMULAS: dict[str, tuple[str, Callable[[Sizes], int]]] = {
     "ddp": ("2(n-1)/n S", lambda of: 2 * of.weights),
     "zero1": ("2(n-1)/n S", lambda of: 2 * of.weights),
@@ -90,7 +89,7 @@ FORMULAS: dict[str, tuple[str, Callable[[Sizes], int]]] = {
 
 
 def main() -> int:
-    """Make the runs that are not there, print the table and return 0, or 1 where a run failed."""
+    """Make the missing runs, print the table and return 0, or 1 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs_dir", type=Path, required=True)
     parser.add_argument("--sync", default=",".join(FORMULAS), help="which, separated by commas (default: all)")
@@ -119,7 +118,7 @@ def main() -> int:
 
 
 def run_of(options: argparse.Namespace, word: str, flags: list[str]) -> Path:
-    """The folder of the run, made if it is not there yet. Raises UserError where it fails."""
+    """The folder of the run, which is made unless it exists. Raises UserError if it fails."""
     sync, values = read_candidate(word)
     own = to_words({"sync": sync, **values}, RunConfig)
     train = [*(NAMED if sync == "horovod" else ()), sys.executable, "-m", "cos598d", "train", "--do_train"]
@@ -129,7 +128,7 @@ def run_of(options: argparse.Namespace, word: str, flags: list[str]) -> Path:
 
 
 def beside_formula(folder: Path, factor: Callable[[Sizes], int]) -> dict[str, Any]:
-    """Bytes of a step by the formula, and as counted on each host; how far the mean is off, as a share."""
+    """Bytes of a step by the formula, and as counted on each host; and the relative error of the mean."""
     ranks = load_run(folder)["world_size"]
     counted = [in_a_step(folder / WIRE.format(rank=rank)) for rank in range(ranks)]
     of = sizes(folder, ranks)
@@ -138,9 +137,9 @@ def beside_formula(folder: Path, factor: Callable[[Sizes], int]) -> dict[str, An
 
 
 def in_a_step(file: Path) -> float:
-    """The mean over all steps but the first of what an interface sent from the end of the step before to its end."""
+    """The mean over all steps except the first of what an interface sent from the previous step's end to its end."""
     sent = [row["bytes_sent"] for row in read_table(file, WIRE_ROW, is_needed=False) if row["kind"] == "iteration"]
-    if len(sent) < 3:  # one stands for the beginning
+    if len(sent) < 3:  # one of them is the beginning
         raise UserError(
             "its steps were not counted: leave --monitor_interval as it is, and give --max_steps 2 or more."
         )
@@ -170,8 +169,8 @@ def sizes(folder: Path, ranks: int) -> Sizes:
 
 
 def rows_in_a_step(folder: Path, ranks: int, tables: Collection[str]) -> float:
-    """Bytes that a rank has sent of these embeddings' gradients to each other one, by its ledger: the mean of all ranks
-    and of all steps but the first; 0 where their rows do not travel alone."""
+    """Bytes of these embeddings' gradients that a rank has sent to each other one, by its ledger: the mean over all
+    ranks and all steps except the first; 0 if they are not sent by rows."""
     sent = []
     for rank in range(ranks):
         calls = read_table(folder / COMMUNICATION.format(rank=rank), CALL, is_needed=False)

@@ -1,11 +1,11 @@
-"""What `train --dry_run` says of runs beside what then happened: bytes, memory and seconds, and how far they are off.
+"""Compare the forecast of `train --dry_run` with what happened: bytes, memory and seconds, and the errors.
 
     python benchmarks/forecast.py --runs_dir runs/forecast [--works digits,rte] [--sync ddp,zero3] [--ranks 1,2,4]
                                   [--steps 20] [--from BENCH ...]
 
-Each run is of local ranks, without evaluation and checkpoints. Bytes are an epoch's, of rank 0; memory is what the rank
-that holds most holds at a step's peak, counted; seconds are the mean of the iterations that a record counts. A run that
-stands in the folder already is not made again; its forecast is. The table is printed and, with all digits, written to
+Each run has local ranks, without evaluation and checkpoints. Bytes are an epoch's, of rank 0. Memory is counted at a
+step's peak on the rank that holds most. Seconds are the mean of the iterations that a record counts. A run that is in
+the folder already is not made again; its forecast is. The table is printed and, with all digits, written to
 forecast.json in the folder.
 """
 
@@ -38,7 +38,7 @@ HEAD = ["work", "sync", "ranks", "MB/epoch", "off", "peak MB", "off", "s/iterati
 
 
 def main() -> int:
-    """Make the runs that are not there, print the table and return 0."""
+    """Make the missing runs, print the table and return 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs_dir", type=Path, required=True)
     parser.add_argument("--works", default=",".join(WORKS), help="which, separated by commas (default: all)")
@@ -62,14 +62,14 @@ def main() -> int:
 
 
 def run_of(folder: Path, config: RunConfig, ranks: int) -> Path:
-    """The run's folder; it is made unless it is there. Raises UserError where it fails."""
+    """The run's folder; it is made unless it exists. Raises UserError if it fails."""
     given = {name: getattr(config, name) for name in (*WORKS["digits"], *FEW, "sync", "max_steps")}
     words = ["-m", "cos598d", "train", *to_words(given, RunConfig), "--world_size", ranks]
     return make_run(folder, words, subprocess.DEVNULL)
 
 
 def beside(said: Forecast, folder: Path) -> dict[str, Any]:
-    """What was said and what happened, of bytes, memory and seconds."""
+    """The forecast and the measurement of bytes, memory and seconds."""
     run = load_run(folder)
     held = max(sum(held.values()) for held in run["memory"]["peak"])
     pairs = {

@@ -7,16 +7,16 @@ from pathlib import Path
 from cos598d.terminal.colours import SERIES
 from cos598d.terminal.files import whole_file
 
-FROM = 16  # ranks: below it what does not grow at all hides what does
+FROM = 16  # ranks: for fewer, the constant part hides the growing one
 FEWEST = 3  # points of a fit
 MARKERS = "osD^vP*X"
 
 
 def exponent(by_ranks: Mapping[int, float]) -> float | None:
-    """The p of c n^p that lies closest to the values by number of ranks n: least squares on the logarithms.
+    """The p of c n^p that best fits the values by number of ranks n: least squares on the logarithms.
 
-    Of the numbers from FROM up where there are enough, else of all. None of fewer than FEWEST, or where one is not
-    above 0.
+    It uses the numbers from FROM up if there are enough, otherwise all. None for fewer than FEWEST, or if a value is
+    not positive.
     """
     points = [(n, value) for n, value in by_ranks.items() if n >= FROM]
     points = points if len(points) >= FEWEST else list(by_ranks.items())
@@ -35,7 +35,7 @@ def in_words(by_ranks: Mapping[int, float]) -> str:
 
 
 def draw(path: Path, panels: Mapping[str, Mapping[str, Mapping[int, float]]], title: str) -> None:
-    """Write an SVG: by what its axis says a panel of lines, by their names; each a value by the number of ranks."""
+    """Write an SVG: a panel per axis title, with a line per name of values by the number of ranks."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,9 +1,9 @@
-"""What a long run's record costs: simulated iterations through the real RunRecord, then its report.
+"""The cost of a long run's record: simulated iterations through the real RunRecord, then its report.
 
     python benchmarks/long_record.py [--iterations 100000] [--tensors 200] [--ranks 1] [--ledger auto] [--keep FOLDER]
 
-Prints the process's memory on the way, the bytes on the disk by file, the seconds that recording an iteration took, and
-those of `cos598d report` of the record. Every 100th iteration is followed by what a checkpoint asks for.
+It prints the process's memory over time, the bytes on the disk by file, the seconds for recording an iteration, and
+those of `cos598d report`. Every 100th iteration is followed by a checkpoint's requests.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from cos598d.records.conventions import GRADIENTS, LOSS, PHASES
 from cos598d.terminal.program import own_environment
 
 EPOCHS = 20
-SECONDS = 0.25  # of a simulated iteration, about
+SECONDS = 0.25  # of a simulated iteration, roughly
 SETTING = {
     "task": "rte",
     "label": "long",
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def record(folder: Path, options: argparse.Namespace) -> None:
-    """Write the record of a run that never ran, one iteration of all ranks after the other."""
+    """Write the record of a simulated run, one iteration of all ranks after the other."""
     ranks = [RunRecord(folder, rank, world_size=options.ranks, kept=options.ledger) for rank in range(options.ranks)]
     for one in ranks:
         one.__enter__()

@@ -1,14 +1,14 @@
-"""What lossy syncs do to the metric, and what they save on a slow line: one table of RTE and SQuAD over several seeds.
+"""Lossy syncs' effect on the metric, and their savings on a slow link: a table of RTE and SQuAD over several seeds.
 
     GLUE_DIR=... SQUAD_DIR=... python benchmarks/lossy.py --runs_dir runs/lossy [--sync bucketed+powersgd,diloco+bf16]
         [--tasks RTE,SQuAD] [--seeds 3] [--questions 4370] [--rate 100mbit] [-- any other flag of a run]
 
-For each task and sync a training on 4 local ranks is made with each seed: its metric after the last epoch, on the whole
-dev set, beside that of `bucketed`, which is exact, with the same seeds: the mean, its standard error over the seeds,
-and the difference with the standard error of both. Then, on 4 emulated hosts whose links have that rate (Linux, root,
-iproute2), some steps of each sync, and of DDP: the mean seconds of a step, since some send only now and then, and the
-MB that a rank sends in one. Runs stand in the folder one by one; those that are there are not made again, so that the
-same words go on where they were stopped.
+For each task and sync there is a training on 4 local ranks with each seed. Its metric after the last epoch, on the
+whole dev set, is compared with that of `bucketed`, which is exact, with the same seeds. The table has the mean, its
+standard error over the seeds, and the difference with the standard error of both. Then some steps of each sync, and of
+DDP, run on 4 emulated hosts whose links have that rate (Linux, root, iproute2). The table has the mean seconds per
+step, since some do not send in every step, and the MB that a rank sends per step. Runs are in the folder one by one,
+and existing ones are reused. So the same command continues where it was stopped.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def metrics_of(options: argparse.Namespace, task: str, word: str) -> list[float]
 
 
 def on_the_line(options: argparse.Namespace, word: str) -> dict[str, float]:
-    """Seconds of a step on emulated hosts, and bytes that a rank sends in one, both in the mean over the steps."""
+    """Seconds per step on emulated hosts, and bytes that a rank sends per step, both averaged over the steps."""
     cluster = ["cluster", "run", "--name", f"lossy{os.getpid()}", "--hosts", str(RANKS), "--rate", options.rate, "--"]
     train = ["train", "--do_train", "--max_steps", str(options.line_steps), "--no_save_model"]
     name = f"{options.rate}-{word.replace(':', '-')}"
@@ -106,14 +106,14 @@ def on_the_line(options: argparse.Namespace, word: str) -> dict[str, float]:
     sent = 0
     for rank in range(RANKS):
         for call in read_table(folder / COMMUNICATION.format(rank=rank), CALL):
-            # The last step's calls stand with those by which the ranks become one model when training is over.
+            # The last step's calls include those that make the ranks' models equal after training.
             if call["purpose"] == GRADIENTS and call["iteration"] < run["iterations"]:
                 sent += call["bytes_sent"]
     return {"seconds": run["seconds_per_iteration"]["mean"], "bytes": sent / RANKS / (run["iterations"] - 1)}
 
 
 def run_of(options: argparse.Namespace, name: str, command: Sequence[str], word: str, flags: dict[str, object]) -> Path:
-    """The folder of the run, made if it is not there yet. Raises UserError where it fails."""
+    """The folder of the run, which is made unless it exists. Raises UserError if it fails."""
     sync, values = read_candidate(word)
     own = to_words({"sync": sync, **values, **flags}, RunConfig)
     return make_run(options.runs_dir.resolve() / name, ["-m", "cos598d", *command, *own, *options.flags])
@@ -126,17 +126,17 @@ def row(values: Sequence[float], exact: Sequence[float]) -> list[float]:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean; not a number for a single value."""
+    """Of the mean; NaN for a single value."""
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def or_none(value: float) -> float | None:
-    """JSON has no "not a number": what a single seed cannot tell is null there."""
+    """JSON has no NaN: a value that a single seed cannot have is null there."""
     return None if math.isnan(value) else value
 
 
 def table(metrics: dict[str, list[float]], line: dict[str, dict[str, float]]) -> str:
-    """A row for each sync; what was not measured is left empty."""
+    """A row per sync; what was not measured is left empty."""
     rows = [HEAD]
     for word in [DDP, *metrics]:
         cells = [word, "", "", ""]

@@ -1,4 +1,4 @@
-"""Runs that a benchmark asks for: each made once, so that the same words go on where they were stopped."""
+"""Runs for a benchmark: each is made only once, so that the same command continues where it was stopped."""
 
 import subprocess
 import sys
@@ -11,9 +11,9 @@ from cos598d.terminal.program import own_environment
 
 
 def call(words: Sequence[object], output: IO[str] | int = sys.stderr) -> None:
-    """Run `python WORDS`, and wait for its end, also where Ctrl-C asks both to end: it may have hosts to remove.
+    """Run `python WORDS`, and wait for its end, even if Ctrl-C asks both to end: it may have hosts to remove.
 
-    Its standard output goes to `output`. Raises UserError where it fails.
+    Its standard output goes to `output`. Raises UserError if it fails.
     """
     program = subprocess.Popen([sys.executable, *map(str, words)], env=own_environment(), stdout=output)
     try:
@@ -27,9 +27,9 @@ def call(words: Sequence[object], output: IO[str] | int = sys.stderr) -> None:
 
 
 def make_run(folder: Path, words: Sequence[object], output: IO[str] | int = sys.stderr) -> Path:
-    """The folder of the run that `python WORDS` makes there, which are the words of a run; made if it is not there yet.
+    """The folder of the run that `python WORDS` makes there, for a run's arguments. It is made unless it exists.
 
-    Raises UserError where it fails.
+    Raises UserError if it fails.
     """
     if not (folder / "summary.json").exists():
         print(f"\n== {folder.name}", file=sys.stderr, flush=True)

@@ -1,12 +1,12 @@
-"""`cos598d`, in which each rank of a run also notes when it did what, and what it held and sent meanwhile.
+"""`cos598d` with notes of each rank: when it did what, and what it held and sent meanwhile.
 
     MARKS=FOLDER python benchmarks/marked.py train --world_size 4 ...
 
-What begins and ends a phase of a rank's life is wrapped in a clock before ranks are forked; nothing else is changed.
-Each rank leaves FOLDER/rankR.json: `phases`, of each its beginning and end by the host's clock and the processor's
-seconds of the rank between them (of all its threads; a phase may come several times), `requests` to rank 0's store by
-kind, `messages` that it sent and received there and to its neighbours with their bytes (rank 0 as their server too),
-and `held`, what it had when it had made its last step. The process that started them leaves starter.json.
+The functions at the ends of a rank's phases are wrapped in a clock before ranks are forked; nothing else changes. Each
+rank writes FOLDER/rankR.json. `phases` has each one's beginning and end by the host's clock and the rank's CPU seconds
+between them (of all its threads; a phase may occur several times). `requests` counts those to rank 0's store by kind.
+`messages` has those that it sent and received there and to its neighbours, with their bytes (rank 0 as their server
+too). `held` is what it had after its last step. The process that started them writes starter.json.
 """
 
 import functools
@@ -29,17 +29,17 @@ FOLDER = Path(os.environ["MARKS"])
 
 
 class Marks:
-    """What one process notes of itself."""
+    """The notes of one process about itself."""
 
     def __init__(self) -> None:
-        self.phases: list[tuple[str, float, float, float]] = []  # name, beginning, end, processor's seconds
+        self.phases: list[tuple[str, float, float, float]] = []  # name, beginning, end, CPU seconds
         self.requests: Counter[str] = Counter()
         self.messages: Counter[str] = Counter()
         self.held: dict[str, int] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase of this name."""
+        """A context for a phase with this name."""
         began, used = time.monotonic(), time.process_time()
         try:
             yield
@@ -47,11 +47,11 @@ class Marks:
             self.phases.append((name, began, time.monotonic(), time.process_time() - used))
 
     def count(self, what: str, size: int) -> None:
-        """Count a message of so many bytes that was sent or received."""
+        """Count a message of `size` bytes that was sent or received."""
         self.messages.update({what: 1, f"{what}_bytes": size})
 
     def write(self, name: str) -> None:
-        """Leave all in a file."""
+        """Write everything to a file."""
         from cos598d.terminal.files import write_json
 
         write_json(FOLDER / f"{name}.json", vars(self))
@@ -61,7 +61,7 @@ marks = Marks()
 
 
 def held() -> dict[str, int]:
-    """What this process has now: bytes of memory (of pages that several share its part), threads, descriptors."""
+    """This process's current resources: bytes of memory (its share of shared pages), threads, descriptors."""
     rows = dict(line.split()[:2] for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     found = Counter(descriptors=0, sockets=0, threads=len(os.listdir("/proc/self/task")))
     for name in os.listdir("/proc/self/fd"):
@@ -77,7 +77,7 @@ def held() -> dict[str, int]:
 
 
 def timed(owner: Any, name: str, phase: str, first: str | None = None) -> None:
-    """From now on each call of `owner.name` is a phase, the first one of another name if there is one."""
+    """From now on each call of `owner.name` is a phase; the first call may have another name."""
     function = getattr(owner, name)
 
     @functools.wraps(function)
@@ -90,7 +90,7 @@ def timed(owner: Any, name: str, phase: str, first: str | None = None) -> None:
 
 
 def before(owner: Any, name: str, act: Callable[..., None]) -> None:
-    """From now on `act` is called with a call's own arguments before each call of `owner.name`."""
+    """From now on `act` is called with a call's arguments before each call of `owner.name`."""
     function = getattr(owner, name)
 
     @functools.wraps(function)
@@ -102,7 +102,7 @@ def before(owner: Any, name: str, act: Callable[..., None]) -> None:
 
 
 def load() -> Callable[..., int]:
-    """Import all that a run needs, wrap its phases, and return the program."""
+    """Import everything that a run needs, wrap its phases, and return the program."""
     began = time.process_time()
     from cos598d import loop, rank, run
     from cos598d.comm import process_group
@@ -134,7 +134,7 @@ def load() -> Callable[..., int]:
     run_rank = command.run_rank
 
     def be_marked_rank(config: Any, identity: Any, found: Any = None) -> int:
-        marks.__init__()  # a fork begins with what its starter had noted
+        marks.__init__()  # a fork begins with its parent's notes
         with marks.phase("life"):
             exit_code = run_rank(config, identity, found)
         marks.write(f"rank{identity.rank}")

@@ -1,16 +1,16 @@
-"""What it takes many ranks to meet, to watch over each other, to exchange a value and to leave: light processes here.
+"""The cost for many ranks to meet, to watch each other, to exchange a value and to leave, with lightweight ranks.
 
     python benchmarks/meeting.py [--world_sizes 64,256,1024] [--processes 8] [--runs_dir FOLDER]
 
-A rank is connections of its own, as in a run: it proves itself, arrives and waits for the verdict (`meet`), and joins
-the watchdogs' tree (`Watchdog`). Then all give a value to all, once each its own and once all the same, and one to rank
-0 alone; they ask for each other's addresses as gloo does; and leave in order. What a rank does besides (torch, data,
-gloo's own connections) is left out. The ranks are spread over a few processes, a thread each; rank 0 has one alone,
-whose memory, descriptors and messages are counted.
+A rank consists of its connections, as in a run: it proves itself, arrives and waits for the verdict (`meet`), and joins
+the watchdogs' tree (`Watchdog`). Then all give a value to all, once different ones and once the same, and one to rank 0
+only. They ask for each other's addresses as gloo does, and leave in order. Everything else of a rank (torch, data,
+gloo's own connections) is left out. The ranks are spread over a few processes, one thread each. Rank 0 has its own
+process, whose memory, descriptors and messages are counted.
 
-At last as many ranks come again, but for one that never does and one that has another secret: what each then hears is
-printed, with the number of ranks that hear it. With --runs_dir the numbers are written to meeting.json in that folder
-and drawn to meeting.svg.
+Finally the same number of ranks come again, except one that never does and one that has another secret. The errors that
+the others get are printed, with the number of ranks that get each. With --runs_dir the numbers are written to
+meeting.json in that folder and drawn to meeting.svg.
 """
 
 import argparse
@@ -45,9 +45,9 @@ from cos598d.world.watchdog import Watchdog
 
 ROUNDS = 5
 SECONDS = 300.0
-PATIENCE = 15.0  # seconds that those who come wait for those who do not
-VALUE = {"digest": "0" * 64, "examples": 2490}  # what ranks tell each other of their data
-ADDRESS, AT_ONCE = bytes(170), 128  # what gloo keeps of a rank, and how many it asks for at once
+PATIENCE = 15.0  # seconds that arrived ranks wait for missing ones
+VALUE = {"digest": "0" * 64, "examples": 2490}  # what ranks exchange about their data
+ADDRESS, AT_ONCE = bytes(170), 128  # the size of gloo's address of a rank, and how many it requests at once
 PHASES = ("meeting", "lifeline", "own", "same", "collect", "addresses", "leaving")
 
 
@@ -95,7 +95,7 @@ def measure(size: int, processes: int) -> dict[str, Any]:
 
 
 def hear(size: int, processes: int) -> Counter[str]:
-    """What ranks hear where the last never comes and the one before has another secret, and how many hear it."""
+    """The errors of ranks if the last never comes and the one before has another secret, each with its count."""
     answers = _spread(size, processes, _hear)
     return Counter(re.sub(r"127\.0\.0\.1:\d+", "rank 0's port", said) for answer in answers for said in answer)
 
@@ -204,7 +204,7 @@ def _hear(share: list[Identity]) -> list[str]:
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process has had so far; a fork begins with its starter's."""
+    """The peak of this process's memory; a fork begins with its parent's."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

@@ -1,16 +1,16 @@
-"""Do all syncs train as task 1 does? Losses of every iteration and final weights of each, next to task 1's.
+"""Do all syncs train as task 1 does? Losses of every iteration and final weights of each, compared with task 1's.
 
     GLUE_DIR=... python benchmarks/parity.py --runs_dir runs/parity [--max_steps 40] [any other flag of a run]
     SQUAD_DIR=... python benchmarks/parity.py --runs_dir runs/parity --script run_squad.py --max_steps 20
     GLUE_DIR=... python benchmarks/parity.py --runs_dir runs/engines-parity --sync engines
 
-Without --sync the lessons are trained on 1, 2 and 4 ranks, three times: by AdamW with clipping, as BERT is fine-tuned,
-and by SGD without and with momentum and nothing clipped. AdamW's step, like a clipped one, hardly depends on the
-gradient's scale, so a sum would pass there for an average; SGD tells them apart if its weights move: how far they do is
-printed too. About 20 minutes on 2 cores for each optimizer at 40 iterations of RTE.
+Without --sync, the four tasks' scripts train on 1, 2 and 4 ranks, three times: by AdamW with clipping, as BERT is
+fine-tuned, and by SGD without and with momentum and without clipping. AdamW's step, like a clipped one, hardly depends
+on the gradient's scale, so a sum would pass there for an average. SGD distinguishes them if its weights move; how far
+they do is printed too. Each optimizer takes about 20 minutes on 2 cores at 40 iterations of RTE.
 
-With --sync (the word `engines`, or syncs, strategies and libraries, separated by commas) each is trained on 4 ranks, by
-the flags given. One that fails is a row that says so. All digits go to parity.json in the folder.
+With --sync (`engines`, or syncs, strategies and libraries, separated by commas) each is trained on 4 ranks, with the
+given flags. One that fails is a row with its error. All digits go to parity.json in the folder.
 
 A run that is in the folder already is not made again.
 """
@@ -42,7 +42,7 @@ ENGINES = (
     "ddp,torch_zero1,torch_fsdp,torch_fsdp:reduce_scatter=torch,deepspeed:zero_stage=0,deepspeed:zero_stage=1,"
     "deepspeed:zero_stage=2,deepspeed:zero_stage=3,horovod,fabric,fabric:fabric_strategy=fsdp2,zero1,zero2,zero3"
 )
-# What each makes of the flags of a run, and how its folders' names end.
+# Each one's changes to a run's flags, and the suffix of its folders.
 OPTIMIZERS = {
     "adamw": (["--optimizer", "adamw"], ""),
     "sgd": (["--optimizer", "sgd", "--learning_rate", "0.05", "--max_grad_norm", "0"], "-sgd"),
@@ -53,13 +53,13 @@ OPTIMIZERS = {
 }
 # One step at a rate of 0 leaves the weights that all runs start from.
 FIRST = ["--max_steps", "1", "--learning_rate", "0", "--weight_decay", "0"]
-# Softmax over the keys does not change when all scores of a query shift alike, so the true gradient of a key's bias
-# is zero: what Adam sees there is rounding noise, which it scales up to whole steps.
+# Softmax over the keys does not change when all scores of a query shift equally, so the true gradient of a key's bias
+# is zero. What Adam sees there is rounding noise, which it scales up to whole steps.
 KEY_BIASES = ("attention.self.key.bias", "attention.attention.key.bias")  # BERT's, and those of the vision transformer
 
 
 def main() -> int:
-    """Make the runs that are not there, print the tables and return 0, or 1 where a run failed or was other work."""
+    """Make the missing runs, print the tables and return 0, or 1 if a run failed or was other work."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs_dir", type=Path, required=True)
     parser.add_argument("--world_sizes", type=int, nargs="+", default=[1, 2, 4], help="the lessons' ranks")
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def lesson_run(options: argparse.Namespace, name: str, lesson: str, world_size: int, flags: list[str]) -> Path:
-    """The folder of a lesson's run. Raises UserError where it fails."""
+    """The folder of a task script's run. Raises UserError if it fails."""
     ranks = [] if world_size == 1 else ["--world_size", world_size]
     return make_run(options.runs_dir / name, [ROOT / lesson / options.script, "--do_train", *ranks, *flags])
 
@@ -103,7 +103,7 @@ def compare_lessons(options: argparse.Namespace, start: Path, name: str, flags: 
 
 
 def compare_syncs(options: argparse.Namespace, flags: list[str]) -> int:
-    """Make a run of each sync, print their differences from task 1 and write them down; 1 where one failed."""
+    """Make a run of each sync, print their differences from task 1 and save them. Return 1 if one failed."""
 
     def run(name: str, ranks: int, *words: str) -> Path:
         train = ["-m", "cos598d", "train", "--world_size", ranks, "--do_train", *words]
@@ -132,11 +132,11 @@ def compare_syncs(options: argparse.Namespace, flags: list[str]) -> int:
 
 
 def differences(run: Path, alone: Path) -> dict[str, float]:
-    """The largest differences of a run from task 1's. Raises UserError where they did not do the same work."""
+    """The largest differences of a run from task 1's. Raises UserError if they did not do the same work."""
     summaries = [load_run(alone), load_run(run)]
     if len(summaries[0]["losses"]) != len(summaries[1]["losses"]):
         raise UserError("it has another number of iterations than task 1: give a new --runs_dir.")
-    # That the losses part is what the table is to show.
+    # Different losses are what the table is about.
     remark = work_remark([summary | {"losses": [0.0] * len(summary["losses"])} for summary in summaries])
     if remark:
         raise UserError(remark)
@@ -145,7 +145,7 @@ def differences(run: Path, alone: Path) -> dict[str, float]:
 
 
 def learned(alone: Path, start: Path) -> str:
-    """What task 1 has learned."""
+    """A sentence on what task 1 has learned."""
     losses, (moved, _) = load_run(alone)["losses"], weight_differences(alone, start)
     return f"task 1's loss goes from {losses[0]:.4f} to {losses[-1]:.4f}, its weights move by up to {moved:.1e}"
 

@@ -1,15 +1,15 @@
-"""What does a rank's share of a batch take, forward and backward, with the library's layers and with ours?
+"""The cost of a rank's share of a batch, forward and backward, with the library's layers and with ours.
 
     GLUE_DIR=... python benchmarks/passes.py [--model minilm] [--precision fp32,bf16] [--rounds 12]
 
-RTE's first global batches of 64, of which rank 0 of 4 has a quarter, on one thread: seconds of the processor, medians
-over rounds in which each way has its turn, without a sync and without an optimizer. Beside them how far the loss and
-the largest gradient are from the first way's. Each way adds to the one above it:
+RTE's first global batches of 64, of which rank 0 of 4 has a quarter, on one thread: CPU seconds, medians over rounds in
+which each way has its turn, without a sync and without an optimizer. Next to them are the differences of the loss and
+of the largest gradient from the first way's. Each way includes those above it:
 
-    grouped     the library's layers, and a share cut into groups of similar length
+    grouped     the library's layers, and a share split into groups of similar length
     packed      no padding in BERT's encoder (`cos598d/models/padding.py`)
-    first       of the last layer the tokens alone that the head reads
-    onednn      products in float32 by oneDNN, where it is the faster (`cos598d/models/linear.py`)
+    first       only the tokens of the last layer that the head reads
+    onednn      products in float32 by oneDNN, if it is the faster (`cos598d/models/linear.py`)
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def as_built(source: ModelSource, way: str) -> torch.nn.Module:
-    """The model, with as much of ours as this way has."""
+    """The model, with the part of our layers that this way has."""
     with mock.patch.multiple(
         "cos598d.models.build", leave_out_padding=lambda *_: None, multiply_by_the_faster=lambda _: None
     ):
@@ -101,7 +101,7 @@ def report(
 
 
 def one_pass(model: torch.nn.Module, precision: str, examples: Examples, batch: np.ndarray) -> float:
-    """Rank 0's forward and backward; its part of the batch's mean loss."""
+    """Rank 0's forward and backward; return its part of the batch's mean loss."""
     share = micro_batches(batch, examples.lengths, 0, RANKS, group_by_length=cuts_by_length(model, True))
     total = 0.0
     for one in share:

@@ -1,15 +1,14 @@
-"""What a run costs by its number of ranks: seconds, memory, connections and messages of a tiny model, all on this host.
+"""The cost of a run by its number of ranks: seconds, memory, connections, messages; a tiny model on this host.
 
     python benchmarks/ranks.py --runs_dir runs/ranks [--world_sizes 4,8,16,32,64] [--sync ddp] [--steps 6]
 
-Each run is `train --world_size N` itself (`marked.py`), one thread a rank. Where ranks are more than cores they take
-turns, and what one does by itself all wait for: so the seconds of a phase by the clock, from the first rank's beginning
-to the last one's end, grow with the processor's seconds of all ranks, of which the second table has the sum. Both end
-with the exponent p of n^p, fitted to the numbers of ranks from 16 up. What no number of ranks changes has p = 0; what
-each rank does once, and all share the cores, has p = 1. Pairs of ranks are n^2: gloo connects every pair, and its ring
-takes 2(n-1) steps on each of n ranks.
+Each run is `train --world_size N` itself (`marked.py`), one thread per rank. If there are more ranks than cores, they
+take turns, and all wait for each one's own work. So a phase's wall time, from the first rank's beginning to the last
+one's end, grows with the CPU seconds of all ranks; the second table has their sum. Both end with the exponent p of n^p,
+fitted to the numbers of ranks from 16 up. A constant cost has p = 0; work that each rank does once, on shared cores,
+has p = 1. Pairs of ranks are n^2: gloo connects every pair, and its ring takes 2(n-1) steps on each of n ranks.
 
-A run that stands in the folder already is not made again. The tables are printed and, with all digits, written to
+A run that is in the folder already is not made again. The tables are printed and, with all digits, written to
 ranks.json there, and drawn to ranks.svg.
 """
 
@@ -42,7 +41,7 @@ PHASES = ("meeting", "lifeline", "group", "attaching", "first step", "step", "re
 
 
 def main() -> int:
-    """Make the runs that are not there, print the tables and return 0."""
+    """Make the missing runs, print the tables and return 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs_dir", type=Path, required=True)
     parser.add_argument("--world_sizes", default="4,8,16,32,64")
@@ -66,7 +65,7 @@ def main() -> int:
 
 
 def measure(size: int, sync: str, steps: int) -> dict[str, Any]:
-    """One run of so many ranks, and what they noted of it. Raises UserError where it fails."""
+    """One run of `size` ranks, and their notes of it. Raises UserError if it fails."""
     with tempfile.TemporaryDirectory(prefix="cos598d-ranks-") as name:
         folder = Path(name)
         marks, out = folder / "marks", folder / "out"
@@ -78,7 +77,7 @@ def measure(size: int, sync: str, steps: int) -> dict[str, Any]:
         code = subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, check=False, cwd=folder).returncode
         seconds = time.monotonic() - began
         if code:
-            raise UserError(f"the run of {size} ranks ended with exit code {code}; what it said stands above.")
+            raise UserError(f"the run of {size} ranks ended with exit code {code}; see its error above.")
         ranks = [json.loads((marks / f"rank{rank}.json").read_text()) for rank in range(size)]
         starter = json.loads((marks / "starter.json").read_text())
         shutil.rmtree(out)
@@ -88,11 +87,11 @@ def measure(size: int, sync: str, steps: int) -> dict[str, Any]:
 
 
 def summary(ranks: list[dict[str, Any]], starter: dict[str, Any], began: float) -> dict[str, Any]:
-    """What the ranks' notes come to."""
+    """The summary of the ranks' notes."""
     clock, used = {}, {}
     for phase in PHASES:
         spans = [[span[1:] for span in rank["phases"] if span[0] == phase] for rank in ranks]
-        rounds = list(zip(*spans, strict=True))  # a round has one span of each rank
+        rounds = list(zip(*spans, strict=True))  # a round has one span per rank
         clock[phase] = median(max(end for _, end, _ in one) - min(start for start, _, _ in one) for one in rounds)
         used[phase] = median(sum(seconds for _, _, seconds in one) for one in rounds)
     life = [span[1:] for rank in ranks for span in rank["phases"] if span[0] == "life"]
@@ -120,7 +119,7 @@ def summary(ranks: list[dict[str, Any]], starter: dict[str, Any], began: float) 
 
 
 def of_all(one: Mapping[str, Any], name: str) -> float:
-    """What all ranks hold together of something."""
+    """The sum of something that all ranks hold."""
     held = one["held"][name]
     return held["rank_0"] + held["mean"] * (one["ranks"] - 1)
 
@@ -164,7 +163,7 @@ def _table(found: Mapping[int, Mapping[str, Any]], columns: Mapping[str, Any], f
 
 
 def panels(found: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, dict[int, float]]]:
-    """What is drawn: seconds by the clock and of the processors, and what ranks hold."""
+    """The drawing's contents: wall seconds and CPU seconds, and what ranks hold."""
     return {
         "seconds by the clock": {
             phase: {n: one["clock_seconds"][phase] for n, one in found.items()} for phase in PHASES

@@ -1,8 +1,8 @@
-"""What recording costs: seconds to enter, sum and write one iteration's rows, for a model of a given number of tensors.
+"""The cost of recording: seconds to enter, sum and write one iteration's rows, by the number of tensors.
 
     python benchmarks/recording.py [--tensors 201] [--iterations 200] [--monitor_interval 1]
 
-Set it beside the seconds of an iteration in a run's summary.json.
+Compare it with the seconds of an iteration in a run's summary.json.
 """
 
 import argparse

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from cos598d.tools.report.load import load_run
 
 GOES_ON = 75
-# MiniLM on RTE, unless other flags say otherwise.
+# MiniLM on RTE, unless other flags are given.
 FLAGS = ["--task_name", "rte", "--model_name_or_path", "minilm", "--do_train", "--dropout", "0", "--no_save_model"]
 FLAGS += ["--total_train_batch_size", "24", "--log_every", "1"]
 
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def start(folder: Path, sync: str, ranks: int, flags: list[str], stop: int | None) -> int | None:
-    """Start the run, and ask it to stop after iteration `stop`; after which one it did, if so. Exits where it fails."""
+    """Start the run, and ask it to stop after iteration `stop`. Return where it stopped. Exits if it fails."""
     words = ["-m", "cos598d", "train", "--world_size", str(ranks), "--sync", sync, "--output_dir", str(folder), *flags]
     said = []
     with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:

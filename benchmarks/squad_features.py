@@ -1,11 +1,11 @@
-"""What building SQuAD's features costs, how exact their answers are, and how much slower the Python tokenizer is.
+"""The cost of building SQuAD's features, how exact their answers are, and how much slower the Python tokenizer is.
 
     python benchmarks/squad_features.py dev-v1.1.json train-v1.1.json --vocabulary vocab.txt [--python]
 
-For each file: questions and windows, what became of the gold answers, seconds and peak memory of reading and building
-without the cache. `--python` also tokenizes the same texts with pytorch-transformers' BertTokenizer, each
-context once, and prints the ratio of seconds; `--questions N` repeats the file's questions to that number, to see how
-time and memory grow.
+For each file: questions and windows, the status of the gold answers, seconds and peak memory of reading and building
+without the cache. `--python` also tokenizes the same texts with pytorch-transformers' BertTokenizer, each context once,
+and prints the ratio of seconds. `--questions N` repeats the file's questions to that number, to show how time and
+memory grow.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def compare(squad: Squad, encoder, vocabulary: Path) -> None:
 
 
 def repeated(squad: Squad, questions: int) -> Squad:
-    """The file again and again, every time with contexts and ids of its own, up to that many questions."""
+    """The file repeated up to that many questions, every time with its own contexts and ids."""
     contexts, items, copy = [], [], 0
     while len(items) < questions:
         begin = len(contexts)

@@ -1,4 +1,4 @@
-"""One SQuAD file of several, or of some of one's articles: a split by article shares no context between its parts.
+"""One SQuAD file from several, or from some of one's articles: a split by article shares no context between its parts.
 
 python benchmarks/squad_files.py --output train-v2.0.json dev-v2.0.json --articles 0:25
 python benchmarks/squad_files.py --output both.json train-v1.1.json extra.json

@@ -1,11 +1,11 @@
-"""What a run costs beside its steps: from the command to the end of a run of one step, on local ranks.
+"""The cost of a run apart from its steps: from the command to the end of a run of one step, on local ranks.
 
     python benchmarks/start.py [--world_sizes 1,4] [--rounds 5] [--before TREE] [-- FLAGS OF train]
 
-Seconds by the clock, by what the run has come to, and the processor's seconds of all its processes. With --before the
-same of another checkout (`git worktree add TREE COMMIT`), in turn with this one and in another order each round. The
-step is one of the bundled sample. One run of each comes first and is not counted: files are in memory then, and
-features built.
+It measures wall seconds to each stage of the run, and the CPU seconds of all its processes. With --before it also
+measures another checkout (`git worktree add TREE COMMIT`), in turn with this one and in another order each round. The
+step uses the bundled sample. One run of each comes first and is not counted, so that files are in memory and features
+are built.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# What a run's output begins with when it has come so far.
+# The beginning of a run's output at each stage.
 MARKS = {"they have met": "train: ", "the step is done": "iteration 1: ", "the end": None}
 CPU = "processor"
 
@@ -46,7 +46,7 @@ def main() -> None:
 def measure(
     size: int, trees: dict[str, Path], rounds: int, model: str, flags: list[str]
 ) -> dict[str, list[dict[str, float]]]:
-    """Each tree's rounds: seconds from the command to each of MARKS, and the processor's."""
+    """Each tree's rounds: seconds from the command to each of MARKS, and CPU seconds."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
     with tempfile.TemporaryDirectory(prefix="cos598d-start-") as folder:
         for turn in range(-1, rounds):
@@ -79,7 +79,7 @@ def run(tree: Path, folder: Path, size: int, model: str, flags: list[str]) -> di
 
 
 def _children_seconds() -> float:
-    """The processor's seconds of all processes that were started from here and have ended, and of those below them."""
+    """The CPU seconds of all processes that were started from here and have ended, and of their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

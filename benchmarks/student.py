@@ -2,8 +2,8 @@
 
     python benchmarks/student.py --sync all_reduce --world_size 4 --rank R --data_dir RTE --model_dir MODEL
 
-It is here to be run beside the project's own loop (`benchmarks/beside_student.py`), and takes nothing of it: every
-example is padded to --max_seq_length, and each tensor has a barrier and a collective of its own.
+It is compared with the project's own loop (`benchmarks/beside_student.py`), and uses nothing of it. Every example is
+padded to --max_seq_length, and each tensor has its own barrier and collective.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""Every rank sends to all others over slow links: all at once, or in rounds with one sender and one receiver a link.
+"""Every rank sends to all others over slow links: all at once, or in rounds with one sender and one receiver per link.
 
     cos598d cluster run --hosts 4 --rate 100mbit -- python benchmarks/turns.py
 
-It sends what `sparse_zero1` sends for MiniLM on four ranks: 20 messages to each other rank in place of reduce-scatters,
-four of them under way, then 20 smaller ones in place of all-gathers, all under way. In the k-th round rank r sends to
-r+k and receives from r-k; the message of a round waits until what the rank receives so many rounds earlier has come.
+It sends what `sparse_zero1` sends for MiniLM on four ranks. There are 20 messages to each other rank instead of
+reduce-scatters, four of them at a time, then 20 smaller ones instead of all-gathers, all at once. In the k-th round
+rank r sends to r+k and receives from r-k. The message of a round waits until what the rank receives that many rounds
+earlier has arrived.
 """
 
 import argparse
@@ -22,7 +23,7 @@ WAYS = {"all at once": math.inf, "one round": 1, "two rounds": 2, "three rounds"
 
 
 def exchange(size: int, messages_under_way: int, rounds_under_way: float) -> float:
-    """Send MESSAGES of `size` bytes to every other rank, and receive as many; the seconds that it took."""
+    """Send MESSAGES of `size` bytes to every other rank, and receive as many. Return the seconds that it took."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     own, landing = torch.zeros(size, dtype=torch.uint8), torch.empty(ranks, size, dtype=torch.uint8)
     coming: deque[dist.Work] = deque()

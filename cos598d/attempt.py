@@ -64,7 +64,7 @@ def _end_with_the_best(
     if early.patience is None or early.best_iteration == setup.record.iterations:
         return best
     if not checkpoints.load_best(setup.model, early.best_iteration):  # the disk was full, or somebody deleted it
-        console.say(f"the best model, after iteration {early.best_iteration}, could not be kept: the last one stays")
+        console.say(f"the best model, after iteration {early.best_iteration}, could not be kept, so the last one is")
         return best
     metrics = evaluation() or {}
     console.evaluation({"iteration": early.best_iteration} | metrics)

@@ -1,6 +1,6 @@
 """The same digits in shards: `torchrun --nproc_per_node 4 examples/digits_shards.py zero3`, `auto`, or `ddp`.
 
-With `ddp` torch's DDP averages, and ShardedOptimizer keeps an n-th of the optimizer's state on each rank.
+With `ddp`, torch's DDP averages, and ShardedOptimizer keeps an n-th of the optimizer's state on each rank.
 """
 
 import sys

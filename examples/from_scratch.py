@@ -11,7 +11,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before the group opens: it would keep an open one, whose threads can then abort the exit
+import torch.distributed.nn  # before the group opens: it would keep an open one, whose threads can abort the exit
 from torch import nn
 
 
@@ -43,10 +43,10 @@ class AllReduce:
 
 
 class Bucketed:
-    """Gradients travel in buckets, and the first buckets travel while backward still computes the others.
+    """Gradients are sent in buckets, and the first buckets are sent while backward still computes the others.
 
-    Backward computes the last layers first, so buckets are filled in reverse order. A bucket starts when it is
-    full and all buckets before it have started: every rank then makes the same calls in the same order.
+    Backward computes the last layers first, so buckets are filled in reverse order. A bucket starts when it is full and
+    all buckets before it have started. So every rank makes the same calls in the same order.
     """
 
     def __init__(self, model, bucket_bytes=64 * 1024):
@@ -111,7 +111,7 @@ def train(model, sync, batches, learning_rate, max_grad_norm=1.0):
     for batch in batches:
         ids, mask, segments, labels = (tensor[rank::ranks] for tensor in batch)  # this rank's share
         loss_sum = nn.functional.cross_entropy(model(ids, mask, segments), labels, reduction="sum")
-        # The average over ranks divides by n, and shares may differ in size: so this is the global mean's gradient.
+        # The average over ranks divides by n, and shares may differ in size. So this is the global mean's gradient.
         (loss_sum * ranks / len(batch[0])).backward()
         sync.finish()  # now every rank has the gradient of the global batch
         nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)  # after the average, never before it

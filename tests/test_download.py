@@ -52,7 +52,7 @@ def test_the_files_land_in_the_tasks_folder_whatever_the_archive_calls_its_own_a
     said = get(mirror, tmp_path / "data")
     assert_is_tiny(tmp_path / "data")
     assert "600 + 50 + 70 rows" in said[-1]
-    assert "only the rows speak for it" in said[-1]
+    assert "sha256 differs" in said[-1]
     mirror.asked.clear()
     assert get(mirror, tmp_path / "data") == ["Tiny: already there (600 + 50 + 70 rows)."]
     assert mirror.asked == []
@@ -160,7 +160,7 @@ def test_a_file_that_does_not_check_is_replaced_but_kept_aside(mirror, tmp_path)
     (tmp_path / "Tiny/dev.tsv").write_bytes(TINY["dev.tsv"])
     (tmp_path / "Tiny/mine.txt").write_text("mine")
     said = get(mirror, tmp_path)
-    assert "train.tsv has 12 rows where 599 or 600 were expected" in said[0]
+    assert "train.tsv has 12 rows" in said[0]
     assert (tmp_path / "Tiny/train.tsv").read_bytes() == TINY["train.tsv"]
     assert (tmp_path / "Tiny/train.tsv.replaced-1").read_bytes() == TINY["train.tsv"][:5000]
     assert (tmp_path / "Tiny/mine.txt").read_text() == "mine"
@@ -175,7 +175,7 @@ def test_a_glue_file_with_other_columns_does_not_check(tmp_path):
         rows = f"index\t{columns}\tlabel\n0\ta\tb\tentailment\n1\ta\tb\tentailment\n"
         (tmp_path / f"{name}.tsv").write_text(rows)
     assert look_at(replace(CATALOGUE["QNLI"], parts=parts), tmp_path).problems == {
-        "dev.tsv": "in dev.tsv the columns are index, sentence, question, label where QNLI has "
+        "dev.tsv": "in dev.tsv the columns are index, sentence, question, label, not QNLI's "
         "index, question, sentence, label"
     }
 
@@ -194,7 +194,7 @@ def test_a_wrong_hash_is_refused_unless_the_archive_is_the_published_one(mirror,
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (squad(19), "dev.json has 19 rows where 20 were expected"),
+        (squad(19), "dev.json has 19 rows"),
         (squad(20)[:-9], "dev.json cannot be read"),
         (b"[1]", "dev.json cannot be read"),
         (b'{"data": [{}]}', "dev.json cannot be read"),

@@ -91,7 +91,7 @@ def test_an_earlier_rank_0_that_nobody_follows_is_told_in_the_end(agents_store, 
         first = [meet(pool, one).result for one in identities(2, store_is_served=True)]
         first = [result(PATIENCE) for result in first]
         again = identities(2, first[0].identity.master_port, store_is_served=True)
-        with pytest.raises(UserError, match="rank 1 was started twice for .*, where the run has begun"):
+        with pytest.raises(UserError, match="rank 1 was started twice for "):
             meet(pool, again[1], seconds=2).result(PATIENCE)
 
 

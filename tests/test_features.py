@@ -215,7 +215,7 @@ def test_a_cache_that_others_may_write_has_nothing_else_changed_and_keeps_nobody
             task.load("train", folder, encoder, 16)
     file.with_suffix(".lock").unlink()
     os.mkfifo(file)
-    with pytest.raises(UserError, match=r"Features cannot be kept in .*it is no plain file"):
+    with pytest.raises(UserError, match=r"Features cannot be kept in .*it is not a plain file"):
         task.load("train", folder, encoder, 16)
     assert mine.read_text() == "precious"
 

@@ -131,7 +131,7 @@ def test_columns_that_are_not_the_tasks_are_refused_with_what_was_found_and_expe
         shown = rows[0].split("\t") if damage == "without" else columns
         found = ", ".join(shown).replace("\x1b", r"\x1b")
         assert f"{part}.tsv, line 1: the columns are {found[:60]}" in str(caught.value)
-        assert f"where {form.folder} has {header.replace(chr(9), ', ')}. Give the file" in str(caught.value)
+        assert f"{form.folder}'s {header.replace(chr(9), ', ')}" in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
@@ -207,7 +207,7 @@ def test_data_is_found_in_the_folder_above_it_in_glue_dir_or_in_the_sample(tmp_p
     assert get_task("rte").locate(None, {"GLUE_DIR": str(above)}) == (folder, "GLUE_DIR/RTE")
     assert get_task("rte").locate(None, {"GLUE_DIR": ""}) == (None, "the bundled sample")
     for (name, data_dir, environ), sentence in [
-        (("rte", str(tmp_path), {}), "holds neither train.tsv nor RTE"),
+        (("rte", str(tmp_path), {}), "neither train.tsv nor RTE"),
         (("rte", str(tmp_path / "none"), {}), "is not a folder"),
         (("cola", None, {"GLUE_DIR": str(above)}), "which has no folder CoLA"),
         (("sst-2", None, {}), "No data for SST-2"),

@@ -117,9 +117,7 @@ def test_without_a_secret_nobody_gets_in_once_the_ranks_have_met(servers):
         store.open(5)
         with pytest.raises(DistNetworkError):
             attempt()
-    with pytest.raises(
-        UserError, match=f"^rank 1 was started twice for 127.0.0.1:{port}, where the run has begun. Give each run a"
-    ):
+    with pytest.raises(UserError, match=f"^rank 1 was started twice for 127.0.0.1:{port}.* Give each run a"):
         meet(them[1], 5, {})
     assert exchange_works(meetings)
 

@@ -178,7 +178,7 @@ def test_a_run_s_folder_that_leads_elsewhere_is_refused_before_anything_is_done(
     with claim_folder(tmp_path / "run", overwrite=True):
         pass
     (tmp_path / "real" / name).symlink_to(tmp_path)
-    with pytest.raises(UserError, match=rf"run/{name} is a link, where a run writes and deletes .*\. Remove it"):
+    with pytest.raises(UserError, match=rf"run/{name} is a link.* Remove it"):
         claim_folder(tmp_path / "run", overwrite=True).__enter__()
     (tmp_path / "real" / name).unlink()
     (tmp_path / "real" / "summary.json").mkdir()
@@ -257,7 +257,7 @@ def test_only_the_same_run_is_finished(finished, tmp_path):
         ({"total_train_batch_size": 16}, "--total_train_batch_size was 8 and is 16"),
     ):
         other = config_of(finished, **change)
-        with pytest.raises(UsageError, match=f"is finished, and this is another one: {words}. Choose another folder"):
+        with pytest.raises(UsageError, match=f"is finished.*: {words}. Choose another folder"):
             say_if_finished(folder, other, COMM, console)
         assert not say_if_finished(folder, config_of(finished, resume_anyway=True, **change), COMM, console)
 

@@ -122,7 +122,7 @@ def test_files_are_found_by_folder_or_flag_and_odd_answers_are_said(folder, run_
     code, text = run_here(TASK1, [*words, "--data_dir", folder, "--output_dir", "a"])
     assert code == 0, text
     assert "train: 3 questions in 2 windows" in text
-    assert "train: 1 answers do not stand at their offset (left out)" in text
+    assert "train: 1 answers are not at their offset (left out)" in text
     assert "train: question q2: wrong offset, answer '1950'" in text
     assert f"data: {folder / 'train-v1.1-part.json'}, {folder / 'dev-v1.1.json'}" in text
     files = ["--train_file", "dev-v1.1.json", "--predict_file", folder / "dev-v1.1.json"]

@@ -170,7 +170,7 @@ class OpenCheckpoint:
                 for key in file.keys():  # noqa: SIM118 - a file of tensors is no mapping
                     whole, _, begin = key.rpartition("@")
                     if whole not in shapes or not (begin.isascii() and begin.isdigit() and len(begin) < 20):
-                        raise Damaged(f"{name} holds {printable(key, 200)}, which is no piece of a tensor")
+                        raise Damaged(f"{name} holds {printable(key, 200)}, which is not a piece of a tensor")
                     pieces[whole].append(_stored(file, name, key, int(begin)))
         for whole, shape in sorted(shapes.items()):
             kind, _, called = whole.partition("/")

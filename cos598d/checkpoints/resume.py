@@ -75,7 +75,7 @@ def say_if_finished(folder: Path, config: RunConfig, comm: Communicator, console
     is_finished, changes = comm.exchange([is_finished, changes])[0]
     if changes:
         raise UsageError(
-            f"the run in {folder} is finished, and this is another one: {changes}. Choose another folder, or add "
+            f"the run in {folder} is finished, and this one differs: {changes}. Choose another folder, or add "
             "--resume_anyway to continue from its last checkpoint."
         )
     if is_finished:

@@ -1,4 +1,4 @@
-"""Tasks and their data: files to examples, texts to ids, batches, metrics. Knows nothing of processes or syncs."""
+"""Tasks and their data: from files to examples, texts to ids, batches, metrics. Independent of processes and syncs."""
 
 from cos598d.data.task import Scores, Task
 from cos598d.data.tasks import TASK_NAMES, get_task

@@ -35,8 +35,8 @@ class Item(NamedTuple):
 class AgNewsTask(Task):
     """News items of four topics (Zhang, Zhao and LeCun 2015): 120,000 to train on and 7,600 to evaluate on.
 
-    Title and description are a pair of texts. Where train.csv is missing a fixed fifth of each class of test.csv is
-    evaluated on, and the rest trained on. A location is the folder.
+    Title and description are a pair of texts. If train.csv is missing, a fixed fifth of each class of test.csv is
+    evaluated on, and the rest is trained on. A location is the folder.
     """
 
     name = "ag_news"
@@ -46,7 +46,7 @@ class AgNewsTask(Task):
     evaluation_parts = ("dev",)
 
     def __init__(self, options: object = None):
-        """Like every task of the registry it takes the flags of tasks, and has none of its own."""
+        """Takes the flags of tasks, like every task of the registry, but has none of its own."""
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Path, str]:
         named = data_dir or environ.get(VARIABLE)
@@ -88,14 +88,14 @@ class AgNewsTask(Task):
 
     @staticmethod
     def _file(part: str, folder: Path) -> tuple[Path, bool]:
-        """The file that holds a part, and whether it holds nothing else."""
+        """The file with a part, and whether it has nothing else."""
         has_both = (folder / _FILES["train"]).is_file()
         return folder / _FILES[part if has_both else "dev"], has_both
 
 
 def read_items(file: Path) -> Iterator[Item]:
-    """The rows of a CSV file: class from 1 to 4, title, description. Backslashes, which stand for line breaks, become
-    spaces. Raises UserError naming file and line of what is none."""
+    """The rows of a CSV file: class from 1 to 4, title, description. Backslashes, which mean line breaks there, become
+    spaces. Raises UserError with file and line for anything else."""
     try:
         with open(file, encoding="utf-8", newline="") as lines:
             rows = csv.reader(lines, strict=True)

@@ -1,4 +1,4 @@
-"""What was made of a task's data, as named arrays in one file: built once however many processes ask, then mapped."""
+"""A cache of a task's prepared data, as named arrays in one file: built once for all processes, then memory-mapped."""
 
 import contextlib
 import hashlib
@@ -18,12 +18,12 @@ Arrays = dict[str, np.ndarray]
 def cached_arrays(
     kind: str, name: str, key: Sequence[str], build: Callable[[], Arrays], overwrite: bool = False
 ) -> Arrays:
-    """The arrays kept in the cache folder, among others of a `kind`, by `name` and the content `key`, or built.
+    """The arrays in the cache folder, or built: of a `kind`, by `name` and by `key`, their content key.
 
-    However many processes ask at the same moment, one builds and the others wait for its file; a file that is
-    damaged is built again. `overwrite` builds again even so, once for all processes that wait together.
-    What is returned is mapped from the file, so that processes on one machine share its memory.
-    Raises UserError if the cache folder cannot be written, and whatever `build` raises.
+    If several processes ask at once, one builds and the others wait for its file. A damaged file is built again.
+    `overwrite` builds again in any case, once for all processes that wait together. The result is memory-mapped from
+    the file, so that processes on one machine share it. Raises UserError if the cache folder cannot be written, and
+    whatever `build` raises.
     """
     from filelock import FileLock
 
@@ -35,9 +35,9 @@ def cached_arrays(
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         lock = file.with_suffix(".lock")
-        os.close(open_own(lock))  # which the lock empties: never what a link there leads to
+        os.close(open_own(lock))  # the lock truncates it, so it must not be a link's target
         with FileLock(lock):
-            # Whoever waited for the lock finds the file that another process wrote in the meantime.
+            # A process that waited for the lock finds the file that another process wrote in the meantime.
             kept = _read(file) if _identity(file) != before else None
             if kept is None:
                 _write(file, build())
@@ -53,7 +53,7 @@ def cached_arrays(
 
 
 def checksum(arrays: Mapping[str, np.ndarray]) -> str:
-    """A digest of arrays and their names, types and shapes."""
+    """A digest of arrays and their names, dtypes and shapes."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(arrays):
         digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
@@ -71,19 +71,19 @@ def _identity(file: Path) -> tuple[int, int] | None:
 def _write(file: Path, arrays: Arrays) -> None:
     from safetensors.numpy import save
 
-    in_order = {name: np.ascontiguousarray(array) for name, array in arrays.items()}  # what is a view has another order
+    in_order = {name: np.ascontiguousarray(array) for name, array in arrays.items()}  # a view may have another order
     content = save(in_order, metadata={"checksum": checksum(in_order)})
     with whole_file(file, "wb") as handle:
         handle.write(content)
 
 
 def _read(file: Path) -> Arrays | None:
-    """The arrays in the file, mapped, or None if it is missing or damaged in any way."""
+    """The arrays in the file, memory-mapped; None if it is missing or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        open_plain(file, "rb").close()  # the library would wait for whoever writes to a pipe
-        with safe_open(file, framework="pt") as stored:  # as torch tensors, since only those stay in the file
+        open_plain(file, "rb").close()  # the library would wait for the writer of a pipe
+        with safe_open(file, framework="pt") as stored:  # as torch tensors, since only those stay memory-mapped
             written = (stored.metadata() or {}).get("checksum")
             arrays = {name: stored.get_tensor(name).numpy() for name in stored.keys()}  # noqa: SIM118, no mapping
     except (OSError, SafetensorError):

@@ -1,4 +1,4 @@
-"""How well classes are told apart: precision, recall and F1 of each and of all, and which are taken for which."""
+"""How well classes are recognized: precision, recall and F1 of each and of all, and a confusion matrix."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 MACRO = ("precision_macro", "recall_macro", "f1_macro")
-MOST_CONFUSED = 20  # so many classes at most have their table of which was taken for which
+MOST_CONFUSED = 20  # with more classes there is no confusion matrix
 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """macro: the means of MACRO over the classes that occur in labels or predictions, each class counting alike.
+    """macro: the means of MACRO over the classes that occur in labels or predictions, with equal weights.
 
-    by_class: of each class, in order, its name, its examples, and its precision, recall and F1.
-    confusion: row i column j has the examples of class i that were taken for class j; None where classes are many.
+    by_class: for each class, in order, its name, its number of examples, and its precision, recall and F1.
+    confusion: row i column j has the number of examples of class i that were taken for class j; None for many classes.
     """
 
     macro: Mapping[str, float]
@@ -24,10 +24,10 @@ class ClassScores:
 
 
 def class_scores(predicted: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> ClassScores:
-    """The scores of predictions, both int (examples,), of the classes called `names`.
+    """The scores of predictions, both int (examples,), for the classes `names`.
 
-    Precision is the share of what was taken for a class that is of it, recall the share of the class that was found,
-    F1 their harmonic mean; each is 0 where it would divide by 0, as in scikit-learn with zero_division=0.
+    Precision is the share of a class's predictions that are right; recall is the share of its examples that were found;
+    F1 is their harmonic mean. Each is 0 if it would divide by 0, as in scikit-learn with zero_division=0.
     """
     count = len(names)
     confusion = np.bincount(labels * count + predicted, minlength=count * count).reshape(count, count)

@@ -1,4 +1,4 @@
-"""What turns a task's raw data into the inputs of one model, whether they are texts or images."""
+"""The encoder that turns a task's raw data, texts or images, into the inputs of one model."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from pathlib import Path
 
 
 class Encoder(ABC):
-    """fingerprint: hex digest over everything that the inputs depend on."""
+    """fingerprint: hex digest of everything that the inputs depend on."""
 
     fingerprint: str
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write the files that belong next to the model's weights and from which the encoder can be made again, each
-        whole or not at all."""
+        """Write the files from which the encoder can be made again, each completely or not at all."""
 
 
 @dataclass(frozen=True)
 class ImageForm:
-    """What a task's images are to whatever model reads them.
+    """The properties of a task's images that matter to a model.
 
-    size: pixels a side that suit them; channels: 3, or 1 for grey; is_asked_for: whether the user gave the size.
+    size: a suitable width and height in pixels; channels: 3, or 1 for grey; is_asked_for: whether the user gave the
+    size.
     """
 
     size: int

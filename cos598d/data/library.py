@@ -1,4 +1,4 @@
-"""pytorch-transformers, imported without two packages that it needs for what nobody here uses."""
+"""pytorch-transformers, imported without two packages that only unused parts of it need."""
 
 import importlib
 import importlib.util
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Later(ModuleType):
-    """A module that is imported when an attribute of it is asked for; importlib's LazyLoader does so at `import`."""
+    """A module that is imported when an attribute of it is used; importlib's LazyLoader does it at `import`."""
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules.get(self.__name__) is self:
@@ -17,15 +17,15 @@ class Later(ModuleType):
 
 
 def import_later(name: str) -> None:
-    """Let `import name` cost nothing until an attribute is asked for; a package that is missing stays missing."""
+    """Let `import name` cost nothing until an attribute is used. A missing package stays missing."""
     spec = None if name in sys.modules else importlib.util.find_spec(name)
     if spec is not None:
         sys.modules[name] = Later(name)
         sys.modules[name].__spec__ = spec
-        sys.modules[name].__file__ = spec.origin  # which inspect.getmodule reads of all modules there are
+        sys.modules[name].__file__ = spec.origin  # inspect.getmodule reads it from every module
 
 
-# Its download from Amazon's storage, and the tokenizer of XLM.
+# For its download from Amazon's storage, and the tokenizer of XLM.
 RARELY_USED = ("boto3", "sacremoses")
 
 for _name in RARELY_USED:

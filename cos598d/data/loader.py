@@ -1,4 +1,4 @@
-"""A training's batches, those of images made ready by a thread while the model computes on earlier ones."""
+"""A training's batches; those of images are prepared by a thread while the model computes earlier ones."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from cos598d.data.sampler import MicroBatch
 if TYPE_CHECKING:
     import torch
 
-AHEAD = 2  # global batches that are made ready before they are needed
+AHEAD = 2  # global batches that are prepared in advance
 
 
 class Ready:
@@ -26,7 +26,7 @@ class Ready:
         self._inputs: dict[int, dict[str, torch.Tensor]] = {}
 
     def prepare(self) -> "Ready":
-        """Make all inputs now, whoever calls."""
+        """Make all inputs now, in the calling thread."""
         self._inputs = {id(one): self._collate(one) for one in self.micro_batches}
         return self
 
@@ -45,10 +45,10 @@ def load_batches(
     split: Callable[[np.ndarray], Sequence[MicroBatch]],
     seed: int,
 ) -> Iterator[tuple[int, np.ndarray, Callable[[], Ready]]]:
-    """Each epoch's number and global batch of `batches`, and what waits for this rank's part of it, as `split` cuts it.
+    """Yield each epoch's number and global batch, and a function that waits for this rank's part, as cut by `split`.
 
-    Random changes are drawn from `seed` and the epoch. Examples that take a while to collate are made ready by a
-    thread, up to AHEAD batches before; what goes wrong there is raised where the batch is waited for.
+    Random changes depend on `seed` and the epoch. Slow examples are prepared by a thread, up to AHEAD batches in
+    advance. Its errors are raised where the batch is waited for.
     """
 
     def ready(epoch: int, batch: np.ndarray) -> Ready:

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 PARTS = ("train", "dev", "test")
 MOST_CLASSES = 1000
 _FORM = "Give (text, label) or (text, second text, label)"
-_SHOWN = 100  # characters of a value that are printed at most
+_SHOWN = 100  # most characters of a value in an error
 
 Row = tuple[str, str | None, Any]  # the first text, the second or None, the label
 
 
 class OwnTask(Task):
-    """Texts, or pairs of them, with a class or a number each, as a class of yours gives them:
+    """Texts, or pairs of them, with a class or a number each, from your class:
 
         class MyTask:
             classes = ("no", "yes")  # the labels; None: labels are numbers
@@ -38,9 +38,10 @@ class OwnTask(Task):
                 yield text, label  # or text, second text, label
 
     `part` is "train", "dev" or "test"; labels of "test" are not read. `data_dir` is the flag's value, or None.
-    `examples` is called several times on every rank, and gives the same each time. The metrics are the accuracy, or
-    correlations of numbers, unless the class has `metrics`, a tuple of names, and `score(predictions, labels)`, which
-    returns a dict of them: both arguments are arrays (examples,) of places in `classes`, or of numbers.
+    `examples` is called several times on every rank, and must give the same each time. The metrics are the accuracy, or
+    correlations for numbers. Your class may define others: `metrics`, a tuple of names, and
+    `score(predictions, labels)`, which returns a dict of them. Both arguments are arrays (examples,) of indices into
+    `classes`, or of numbers.
     """
 
     head = "sequence_classification"
@@ -55,7 +56,7 @@ class OwnTask(Task):
             self._own: Any = own()
         except Exception as error:
             raise UsageError(
-                f"{named} cannot be made: {self._why(error)}. Let its __init__ take no arguments."
+                f"{named} cannot be constructed: {self._why(error)}. Let its __init__ take no arguments."
             ) from error
         self.classes = self._read_classes()
         self.num_labels = len(self.classes) or 1
@@ -119,7 +120,7 @@ class OwnTask(Task):
         return Scores({name: float(found[name]) for name in self.metrics})
 
     def _read_classes(self) -> tuple[str, ...]:
-        """The labels; none where they are numbers. Raises UsageError for what is no tuple of names."""
+        """The labels; () if labels are numbers. Raises UsageError unless they are a tuple of names."""
         found = getattr(self._own, "classes", ())
         if found is None:
             return ()
@@ -127,7 +128,7 @@ class OwnTask(Task):
         if not is_list or not 2 <= len(set(found)) == len(found) <= MOST_CLASSES:
             raise UsageError(
                 f"{self._named} has classes = {_shown(found)}. Give a tuple of 2 to {MOST_CLASSES} different names, or "
-                "None where labels are numbers."
+                "None if labels are numbers."
             )
         return tuple(found)
 
@@ -141,7 +142,7 @@ class OwnTask(Task):
         return tuple(found)
 
     def _rows(self, part: str, data_dir: str | None) -> Iterator[Row]:
-        """What `examples` gives for a part. Raises UserError that names the call and the example."""
+        """The rows that `examples` gives for a part. Raises UserError with the call and the example."""
         if part not in PARTS:
             raise ValueError(f"{self.name} has the parts {', '.join(PARTS)}, not {part!r}.")
         call = f"{self._named}: examples({part!r}, {data_dir!r})"
@@ -165,7 +166,7 @@ class OwnTask(Task):
             raise UserError(f"{call} gave no example. Give at least one.")
 
     def _label(self, label: Any, part: str, number: int = 0) -> int | float:
-        """A label as the model is trained on it. Raises UserError for one that is no class, or no number."""
+        """A label as the model is trained on it. Raises UserError if it is not a class, or not a number."""
         if isinstance(label, str) and label in self.classes:
             return self.classes.index(label)
         if not self.classes and _is_finite(label):

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# What one more pass through the model costs next to its tokens, in tokens: every weight's gradient is written once
-# more. On a CPU about 45 ms against 0.75 ms a token for MiniLM, and in the same proportion for BERT-base; on a GPU
-# short passes leave it idle, so there a batch stays whole.
+# The cost of one more pass through the model, in tokens: every weight's gradient is written once more. On a CPU it is
+# about 45 ms, compared with 0.75 ms per token, for MiniLM, and in the same proportion for BERT-base. On a GPU short
+# passes leave it idle, so there a batch stays whole.
 EXTRA_PASS_TOKENS = 128
 
 
@@ -15,7 +15,7 @@ EXTRA_PASS_TOKENS = 128
 class MicroBatch:
     """Examples that go through the model together, and their weight in the step.
 
-    `weight` x this micro-batch's mean loss, added up over all ranks' micro-batches, is the global batch's mean loss.
+    `weight` x this micro-batch's mean loss, summed over all ranks' micro-batches, is the global batch's mean loss.
     """
 
     indices: np.ndarray
@@ -25,7 +25,8 @@ class MicroBatch:
 def global_batches(examples: int, batch_size: int, seed: int, epoch: int) -> Iterator[np.ndarray]:
     """The epoch's global batches: one permutation of all examples, drawn from (seed, epoch), cut in order.
 
-    The same on every rank and for every world size. No example is left out or repeated; the last batch may be smaller.
+    They are the same on every rank and for every world size. No example is left out or repeated; the last batch may be
+    smaller.
     """
     permutation = np.random.default_rng((seed, epoch)).permutation(examples)
     for start in range(0, examples, batch_size):
@@ -33,7 +34,7 @@ def global_batches(examples: int, batch_size: int, seed: int, epoch: int) -> Ite
 
 
 def share_of(batch: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """This rank's slice of a global batch; sizes differ by at most one, and some are empty if it is small."""
+    """This rank's slice of a global batch. Sizes differ by at most one; some are empty if the batch is small."""
     return np.array_split(batch, world_size)[rank]
 
 
@@ -48,11 +49,11 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """This rank's part of a global batch as micro-batches, at least one.
 
-    With `accumulation_steps` the batch is taken in that many parts. With `group_by_length` each share is cut into
-    groups of similar `lengths` (tokens per example of the whole data set), which need less padding than the share as
-    a whole; the gradient of the sum is the same. A rank without any example computes one of the others' with weight 0.
-    With `equal_passes` every rank has the same number of micro-batches, a share is not cut, and one without any example
-    is made up for in the same way.
+    With `accumulation_steps` the batch is taken in that many parts. With `group_by_length` each share is split into
+    groups of similar `lengths` (tokens per example of the whole data set). These need less padding than the whole
+    share; the gradient of the sum is the same. A rank without an example computes another rank's with weight 0. With
+    `equal_passes` every rank has the same number of micro-batches: shares are not split, and an empty share is replaced
+    in the same way.
     """
     parts = np.array_split(batch, accumulation_steps)
     shares = [share_of(part, rank, world_size) for part in parts]
@@ -72,10 +73,10 @@ def micro_batches(
 
 
 def length_groups(indices: np.ndarray, lengths: np.ndarray, pass_cost: int = EXTRA_PASS_TOKENS) -> list[np.ndarray]:
-    """Cut examples, sorted by length, into the groups that cost least: padded tokens + `pass_cost` for each group.
+    """Split examples, sorted by length, into the cheapest groups: padded tokens + `pass_cost` per group.
 
-    Shortest first, so that the longest backward comes last and hides the most communication. Exact, by dynamic
-    programming over the cuts, in O(len(indices)^2).
+    Shortest first, so that the longest backward comes last and hides the most communication. The solution is exact, by
+    dynamic programming over the cuts, in O(len(indices)^2).
     """
     ordered = indices[np.argsort(lengths[indices], kind="stable")]
     sorted_lengths = lengths[ordered].astype(np.int64)
@@ -94,7 +95,7 @@ def length_groups(indices: np.ndarray, lengths: np.ndarray, pass_cost: int = EXT
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:
-    """How many global batches an epoch has."""
+    """The number of global batches in an epoch."""
     return -(-examples // batch_size)
 
 

@@ -1,4 +1,4 @@
-"""What the training loop knows of a task: its data as features, the head it needs, and its scores."""
+"""The interface of a task for the training loop: its data as features, the head it needs, and its scores."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from cos598d.errors import UsageError, UserError
 
 @dataclass(frozen=True)
 class Scores:
-    """An evaluation's official metrics, and what the task wants kept of it: JSON values by file name."""
+    """An evaluation's official metrics, and the files to keep from it: JSON values by file name."""
 
     metrics: dict[str, float]
     files: dict[str, Any] = field(default_factory=dict)
@@ -26,23 +26,21 @@ class Scores:
 class Task(ABC):
     """One task.
 
-    name: its word on the command line, in lower case.
-    head: which of a model type's heads it trains: "sequence_classification", "question_answering" or
-        "image_classification".
-    num_labels: outputs of the head; 1 for regression. Of a task that finds its classes in the data, when they are
-        located.
+    name: its name on the command line, in lower case.
+    head: the model's head that it trains: "sequence_classification", "question_answering" or "image_classification".
+    num_labels: outputs of the head; 1 for regression. If a task finds its classes in the data, `locate` sets it.
     evaluation_parts: the parts to evaluate on, in order.
     metrics: the keys of the metrics that every evaluation has, all of them better when larger; the task is ranked by
-        the first. One that tells classes apart has `classes.MACRO` next to them.
-    classes: the names of its classes by their numbers; of a task that finds them in the data, when these are located.
-    model_types: the model types that can do it; None for all that read texts, or images where `image_form` is said.
+        the first. A task of classes adds `classes.MACRO`.
+    classes: the names of its classes by their numbers. If a task finds them in the data, `locate` sets them.
+    model_types: the model types that can do it; None for all that read texts, or images if `image_form` is set.
     defaults: values of RunConfig's that differ for this task.
-    options_kind: the dataclass of the flags that only tasks like it have.
-    image_form: of a task with images, what these are; None where there are texts.
-    texts: 2 where examples are pairs of texts, 1 where they are single ones; None where both may be.
+    options_kind: the dataclass of the flags that only tasks of its kind have.
+    image_form: the form of a task's images; None for texts.
+    texts: 2 if examples are pairs of texts, 1 if they are single ones; None if both are possible.
 
-    A `location`, in all methods, is where the data are, as `locate` returned it; an `encoder` is the model's, for texts
-    or for images, and features are what `load` returned.
+    In all methods, a `location` is the result of `locate`: where the data are. An `encoder` is the model's, for texts
+    or for images. Features are the result of `load`.
     """
 
     name: str
@@ -59,19 +57,19 @@ class Task(ABC):
 
     @property
     def tells_classes(self) -> bool:
-        """Whether an example is of one of several classes."""
+        """Whether an example belongs to one of several classes."""
         return self.head.endswith("_classification") and self.num_labels != 1
 
     @abstractmethod
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Any, str]:
-        """Where the data are, from --data_dir or else the environment, and the words that say so.
+        """Where the data are, from --data_dir or else the environment, and a phrase for that.
 
-        Raises UserError if a folder that was named does not hold the task, or if there are no data.
+        Raises UserError if a named folder does not have the task's data, or if there are no data.
         """
 
     @abstractmethod
     def check(self, location: Any, parts: Sequence[str] | None = None) -> None:
-        """Raise UserError unless the files of `parts` (None: all) are there and not empty."""
+        """Raise UserError unless the files of `parts` (None: all) exist and are not empty."""
 
     @abstractmethod
     def load(
@@ -83,52 +81,52 @@ class Task(ABC):
         overwrite_cache: bool = False,
         limit: int | None = None,
     ) -> Examples:
-        """One part ("train" or one of `evaluation_parts`) as features, of texts at most `max_seq_length` tokens.
+        """One part ("train" or one of `evaluation_parts`) as features, from texts of at most `max_seq_length` tokens.
 
-        `limit` takes that many examples, spread evenly over the part. Kept in the cache folder and built once
-        however many processes ask. Raises UserError naming the place of whatever does not fit the task,
-        ValueError for a part that it does not have.
+        `limit` takes that many examples, spread evenly over the part. The result is cached, and built only once for all
+        processes. Raises UserError with the position of anything that does not fit the task, and ValueError for a part
+        that it does not have.
         """
 
     def test_sets(self, location: Any) -> Mapping[str, Any]:
-        """The data without labels that --do_predict predicts, for `unlabelled`, by what their files' names end in."""
+        """The data without labels that --do_predict predicts, for `unlabelled`, by the suffixes of their files."""
         return {}
 
     def unlabelled(self, source: Any) -> Iterable[tuple[str, tuple[str, ...]]]:
-        """The examples of a file without labels: the name of each, and its one or two texts. Raises UserError."""
+        """The examples of a file without labels: each one's name, and its one or two texts. Raises UserError."""
         raise UsageError(f"{self.name} has no form for --file. Give --text.")
 
     def remarks(self, part: str, features: Any) -> list[str]:
-        """What the user should know of a part's data, a line each."""
+        """Facts about a part's data that the user should see, one line each."""
         return []
 
     def output_widths(self, features: Any) -> tuple[int, ...]:
-        """How many values at most each of the model's outputs has for an example."""
+        """The most values per example in each of the model's outputs."""
         return (self.num_labels,)
 
     def score(self, part: str, outputs: np.ndarray, features: Any) -> Scores:
         """The official metrics, here the accuracy, from the model's outputs.
 
-        outputs: float (examples, sum of `output_widths`), in the features' order; where an output is narrower, the
-        rest is zeros.
+        outputs: float (examples, sum of `output_widths`), in the features' order. If an output is narrower, the rest is
+        zeros.
         """
         return Scores({"acc": float((outputs.argmax(axis=1) == features.labels).mean())})
 
 
 def fetch_command(name: str) -> str:
-    """What fetches a data set, for sentences; `name` is the data set's for --tasks."""
+    """The command that fetches a data set, for sentences; `name` is the data set's for --tasks."""
     return f"`python download_glue_data.py --data_dir D --tasks {name}`"
 
 
 def check_file(file: Path, how_to_get: str) -> None:
-    """Raise UserError unless there is something in `file`."""
+    """Raise UserError unless `file` has contents."""
     if not file.is_file() or file.stat().st_size == 0:
         state = "is empty" if file.is_file() else "is missing"
         raise UserError(f"{file} {state}. {how_to_get}.")
 
 
 def digest_file(file: Path, kind: str = "sha256") -> tuple[str, int]:
-    """A file's digest (sha256 or md5, in hex), and how many lines it has. Raises UserError if it cannot be read."""
+    """A file's digest (sha256 or md5, in hex), and its number of lines. Raises UserError if it cannot be read."""
     digest, lines = hashlib.new(kind, usedforsecurity=kind != "md5"), 0
     try:
         with open(file, "rb") as handle:

@@ -1,4 +1,4 @@
-"""The registry of tasks: GLUE's from its table, the others one file each, loaded when its name is asked for; yours."""
+"""The registry of tasks: GLUE's from a table, others one file each, loaded when their name is used; and yours."""
 
 import importlib
 from dataclasses import dataclass
@@ -35,9 +35,10 @@ _STANDARD = TaskOptions()
 
 
 def get_task(name: str, options: TaskOptions = _STANDARD) -> Task:
-    """The task of that name, in upper or lower case, or your own as FILE.py:CLASS.
+    """The task with that name, in upper or lower case, or your own as FILE.py:CLASS.
 
-    `options` are the flags of tasks like it. Raises UsageError that lists the known names, or what is wrong in a file.
+    `options` are the flags of tasks of its kind. Raises UsageError with the known names, or with what is wrong in a
+    file.
     """
     if is_own(name):
         from cos598d.data.own import OwnTask

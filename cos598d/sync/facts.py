@@ -33,7 +33,7 @@ class SyncFacts:
     not_modelled: why the cost model (`scale`) leaves it out, as words that follow "for"; None if it includes it.
     chooses_calls: whether a library makes the calls, and as many as it likes.
     exact: whether it passes every test of `cos598d.tools.check.claims`; if not, `claims` names those that it passes.
-    never_kept: what starts from scratch even if a run resumes with its `own_state`, in words; None if nothing does.
+    never_kept: what starts from scratch even if a run resumes with its `own_state`, as a phrase; None if nothing.
     """
 
     uses: tuple[str, ...] = ()

@@ -49,13 +49,13 @@ def open_regular(path: str | os.PathLike, flags: int) -> int:
         if error.errno == errno.ELOOP and os.path.islink(path):
             error.strerror = "it is a link"
         elif error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
-            error.strerror = "it is no plain file"
+            error.strerror = "it is not a plain file"
         raise
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
         os.close(descriptor)
         number = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
-        reason = os.strerror(number) if stat.S_ISDIR(kind) else "it is no plain file"
+        reason = os.strerror(number) if stat.S_ISDIR(kind) else "it is not a plain file"
         raise OSError(number, reason, str(path))
     return descriptor
 

@@ -1,1 +1,1 @@
-"""The instruments built on the training library: it imports none of them."""
+"""The instruments built on the training library, which imports none of them."""

@@ -116,7 +116,7 @@ class Connection:
         self.socket.sendall(self.pack(words, data))
 
     def send_now(self, words: Any) -> None:
-        """Send a message without waiting for the other end to read. A full buffer leaves the rest to a thread."""
+        """Send a message without waiting for the other end to read. A thread sends what does not fit a full buffer."""
         frame = self.pack(words)
         sent = self.socket.send(frame, socket.MSG_DONTWAIT)
         if sent < len(frame):

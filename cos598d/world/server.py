@@ -207,7 +207,7 @@ class RendezvousServer:
 
     def _too_late(self, rank: int) -> str:
         if rank < self.world_size:
-            return f"{self._twice(rank)}, where the run has begun. {_OWN_PORT}"
+            return f"{self._twice(rank)}, and the run has already begun. {_OWN_PORT}"
         return f"the run at {self._identity.endpoint} has begun, with ranks 0 to {self.world_size - 1}. {_OWN_PORT}"
 
 

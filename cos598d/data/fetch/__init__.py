@@ -1,1 +1,1 @@
-"""Data sets over HTTP: what there is to fetch, the fetching, unpacking and checking."""
+"""Data sets over HTTP: the catalogue, fetching, unpacking and checking."""

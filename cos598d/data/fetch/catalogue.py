@@ -1,10 +1,9 @@
-"""What `download_glue_data.py` can fetch: each data set's addresses, its files and how many examples they hold.
+"""What `download_glue_data.py` can fetch: each data set's addresses, its files and their numbers of examples.
 
-Where the numbers come from: the row counts are those of the GLUE paper and of the SQuAD papers' released files, and
-those that the pages of MNIST and CIFAR-10 state. The archives' sizes and sha256 are those that several public projects
-recorded when they fetched the same addresses; an archive that differs from them is still taken if its files hold the
-right numbers of rows (`check.py` says so). Of CIFAR-10's batches only sizes and md5 are published (torchvision holds
-them to the same): they find what is damaged, and the archive's sha256 what is forged.
+The row counts are from the GLUE paper, from the SQuAD papers' released files, and from the pages of MNIST and CIFAR-10.
+The archives' sizes and sha256 were recorded by several public projects that fetched the same addresses. An archive that
+differs is still accepted if its files have the right numbers of rows (see `check.py`). For CIFAR-10's batches, only
+sizes and md5 are published (torchvision uses the same). They detect damage, and the archive's sha256 detects forgery.
 """
 
 import re
@@ -26,8 +25,8 @@ Unpack = Callable[[Mapping[str, Path], Path], Path]
 
 @dataclass(frozen=True)
 class Download:
-    """One file to fetch: its address, its sha256 where the published one is known ("" otherwise), and its bytes where
-    it is worth saying that they are many (0 otherwise)."""
+    """One file to fetch: its address, its sha256 if that is published ("" otherwise), and its bytes if they are many (0
+    otherwise)."""
 
     url: str
     sha256: str = ""
@@ -40,13 +39,12 @@ class Download:
 
 @dataclass(frozen=True)
 class DatasetFile:
-    """One file of a data set: a TSV file; a SQuAD JSON file where a row is a question; or one where it is an image, or
-    an image's label.
+    """One file of a data set: a TSV file, a SQuAD JSON file whose rows are questions, or a file whose rows are images
+    or images' labels.
 
-    `rows` are the accepted numbers of examples (more than one where versions in circulation differ), `header` whether
-    the first line holds column names, `sha256` the digest of the file itself where it is known ("" otherwise), else
-    `size`, in bytes, and `md5` where these are. An `optional` part may be missing: no training and no evaluation here
-    reads it.
+    `rows` are the accepted numbers of examples (several if different versions exist). `header`: whether the first line
+    has column names. `sha256` is the digest of the file itself, if it is known ("" otherwise); otherwise `size`, in
+    bytes, and `md5`, if these are known. An `optional` part may be missing: no training or evaluation here reads it.
     """
 
     name: str
@@ -62,9 +60,9 @@ class DatasetFile:
 class Dataset:
     """One name that `--tasks` takes.
 
-    `folder` is where its parts land under the data folder, whatever the archive calls its own. `unpack` is given the
-    fetched files by name and an empty folder to fill, and returns the folder in there that holds the parts. `variable`
-    is the environment variable by which the training scripts find it.
+    `folder` is the name of its parts' folder under the data folder, whatever the archive calls its own. `unpack` gets
+    the fetched files by name and an empty folder to fill, and returns the folder in there with the parts. `variable` is
+    the environment variable by which the training scripts find it.
     """
 
     name: str
@@ -95,7 +93,7 @@ def _glue(name: str, archive: str, sha256: str, parts: tuple[DatasetFile, ...]) 
 
 
 def _squad(version: str, train: tuple[int, str], dev: tuple[int, str]) -> Dataset:
-    """One version of SQuAD, from the questions and the sha256 of each of its two files."""
+    """One version of SQuAD: the number of questions and the sha256 of each of its two files."""
     files = {f"train-v{version}.json": train, f"dev-v{version}.json": dev}
     sources = tuple(Download(_SQUAD + name, sha256) for name, (_, sha256) in files.items())
     parts = tuple(DatasetFile(name, (questions,)) for name, (questions, _) in files.items())
@@ -143,7 +141,7 @@ _DATASETS = (
     _glue("SST-2", "SST-2.zip", _SST_2, _tsv(67349, 872, 1821)),
     Dataset("MRPC", "MRPC", tuple(Download(*each) for each in _MRPC_FILES.items()), _tsv(3668, 408, 1725), split_mrpc),
     _glue("STS-B", "STS-B.zip", _STS_B, _tsv(5749, 1500, 1379)),
-    # 363849: the archive that GLUE offered before the "clean" one, which many a folder still holds.
+    # 363849: the archive that GLUE offered before the "clean" one; many folders still have it.
     _glue("QQP", "QQP-clean.zip", _QQP, _tsv((363846, 363849), 40430, 390965)),
     _glue("MNLI", "MNLI.zip", _MNLI, _tsv(392702, 9815, 9832, 9796, 9847, parts=_MNLI_PARTS)),
     _glue("QNLI", "QNLIv2.zip", _QNLI, _tsv(104743, 5463, 5463)),
@@ -198,11 +196,10 @@ _NOT_IN_ALL = ("diagnostic", "MNIST", "CIFAR10")
 
 
 def choose(tasks: str, catalogue: Mapping[str, Dataset] = CATALOGUE) -> list[Dataset]:
-    """The data sets that a comma-separated list names, in its order, each once.
+    """The data sets in a comma-separated list, in its order, each once.
 
-    Case and punctuation don't matter. "all" are the texts: all but `diagnostic`, which no task here trains on, and the
-    images.
-    Raises UsageError naming the known ones for an unknown or missing name.
+    Case and punctuation do not matter. "all" means all texts except `diagnostic`, which no task here trains on; it
+    excludes images. Raises UsageError with the known names for an unknown or missing name.
     """
     known: dict[str, tuple[str, ...]] = {_plain(name): (name,) for name in catalogue}
     known |= {short: names for short, names in _OTHER_NAMES.items() if all(name in catalogue for name in names)}

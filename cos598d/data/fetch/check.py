@@ -1,4 +1,4 @@
-"""Does a folder hold a data set's files, whole? Counts examples and compares digests."""
+"""Does a folder have a data set's files, undamaged? It counts examples and compares digests."""
 
 import json
 import re
@@ -15,10 +15,10 @@ from cos598d.data.task import digest_file
 
 @dataclass
 class Findings:
-    """What a look at a folder showed.
+    """The result of checking a folder.
 
-    `problems`, by file name, rule a file out; `notes` don't; `rows` are the counts by file name. `digests` says how
-    many files had the recorded digest, by its kind.
+    `problems`, by file name, make a file unusable; `notes` do not. `rows` are the counts by file name. `digests` counts
+    the files with the recorded digest, by its kind.
     """
 
     problems: dict[str, str] = field(default_factory=dict)
@@ -30,8 +30,8 @@ class Findings:
 def look_at(dataset: Dataset, folder: Path, published: bool = False) -> Findings:
     """Check every part of `dataset` in `folder`.
 
-    `published`: these files come from an archive whose own sha256 is the published one. Then a part whose digest or
-    number of rows is not the recorded one is only noted: the archive's digest is the stronger witness.
+    `published`: these files come from an archive whose own sha256 is the published one. A part with another digest or
+    number of rows is then only noted, since the archive's digest is the stronger evidence.
     """
     found = Findings()
     for part in dataset.parts:
@@ -53,13 +53,13 @@ def look_at(dataset: Dataset, folder: Path, published: bool = False) -> Findings
         size = path.stat().st_size
         kind, expected = ("sha256", part.sha256) if part.sha256 else ("md5", part.md5)
         if rows not in part.rows:
-            differs = f"{part.name} has {rows} rows where {' or '.join(map(str, part.rows))} were expected"
+            differs = f"{part.name} has {rows} rows, not {' or '.join(map(str, part.rows))}"
         elif wrong_header:
             differs = f"in {part.name} {wrong_header}"
         elif part.size and size != part.size:
-            differs = f"{part.name} has {size} bytes where {part.size} were expected"
+            differs = f"{part.name} has {size} bytes, not {part.size}"
         elif expected and (digest := digest_file(path, kind)[0]) != expected:
-            differs = f"{part.name} has the {kind} {digest[:12]}... where {expected[:12]}... was expected"
+            differs = f"{part.name} has the {kind} {digest[:12]}..., not {expected[:12]}..."
         elif expected:
             found.digests["size and md5" if kind == "md5" else kind] += 1
         if differs and published:
@@ -70,11 +70,11 @@ def look_at(dataset: Dataset, folder: Path, published: bool = False) -> Findings
 
 
 def count_rows(path: Path, header: bool = True) -> int:
-    """The number of examples in a file, whose name says what it is: of a TSV file, of questions in a SQuAD JSON file,
-    of MNIST's images or labels, or of images in a batch of CIFAR-10. ValueError if it is none of these.
+    """The number of examples in a file, by its name: of a TSV file, of questions in a SQuAD JSON file, of MNIST's
+    images or labels, or of images in a batch of CIFAR-10. Raises ValueError if it is none of these.
 
-    A TSV line counts if it has at least as many columns as the first line: readers can't use a shorter one, so a line
-    that a cut or a stray line break has torn doesn't count.
+    A TSV line counts if it has at least as many columns as the first line. Readers cannot use a shorter one, such as a
+    line that was cut or split.
     """
     if path.suffix == ".json":
         try:
@@ -97,7 +97,7 @@ def count_rows(path: Path, header: bool = True) -> int:
 
 
 def _wrong_header(dataset: Dataset, path: Path) -> str | None:
-    """What is wrong with the first line of a file that a GLUE task reads; None of all others."""
+    """What is wrong with the first line of a file that a GLUE task reads; None for all others."""
     form = FORMATS.get(dataset.name.lower())
     if form is None or not form.has_header or path.stem not in form.parts:
         return None

@@ -25,7 +25,7 @@ from cos598d.terminal.signals import exits_on_sigterm
 
 
 def _say(line: str) -> None:
-    print(printable(line), flush=True)  # the order of lines and bars holds in a pipe too
+    print(printable(line), flush=True)  # keeps the order of lines and bars in a pipe, too
 
 
 def obtain(
@@ -35,18 +35,18 @@ def obtain(
     timeout: float = 10.0,
     report: Callable[[str], None] = _say,
 ) -> None:
-    """Make sure that `data_dir/dataset.folder` holds the data set, fetching it if it isn't there or doesn't check.
+    """Make sure that `data_dir/dataset.folder` has the data set. Fetch it if it is missing or damaged.
 
-    1. Files that are there and check are left alone.
-    2. Otherwise, one process at a time (a lock file in `data_dir`): fetch to `*.part` files, unpack into a hidden
-       folder next to the target, check there, and rename. Files of the target that did not check are set aside as
-       `NAME.replaced-1`, never deleted.
-    At whatever point this ends, the target holds whole files only, and nothing else is left but `*.part` (taken up
-    by the next call) and the lock; a hidden folder that a killed process left is removed by the next call.
+    1. Files that exist and pass the check are not touched.
+    2. Otherwise, one process at a time (by a lock file in `data_dir`) fetches to `*.part` files, unpacks into a hidden
+       folder next to the target, checks there, and renames. Files of the target that did not pass are renamed to
+       `NAME.replaced-1`, never deleted. Wherever this is interrupted, the target has only complete files. Nothing else
+       is left except `*.part` (which the next call resumes) and the lock. The next call removes a hidden folder that a
+       killed process left.
 
-    Of SQuAD and MNIST, only the files that are missing or wrong are fetched.
-    `base_url` replaces everything before the files' names. `timeout`: seconds, as in `fetch`. `report` takes lines
-    of progress. Raises UserError, one sentence, for whatever the network, the disk or the files do wrong.
+    Of SQuAD and MNIST, only files that are missing or wrong are fetched. `base_url` replaces everything before the
+    files' names. `timeout`: seconds, as in `fetch`. `report` gets lines of progress. Raises UserError for any fault of
+    the network, the disk or the files.
     """
     target = data_dir / dataset.folder
     try:
@@ -60,7 +60,7 @@ def obtain(
                 report(f"{dataset.name}: another process is fetching into this folder; waiting for it.")
                 held = lock.acquire()
             with held:
-                found = look_at(dataset, target)  # whoever had the lock may have fetched it
+                found = look_at(dataset, target)  # the previous holder of the lock may have fetched it
                 if found.problems:
                     _fetch_and_install(dataset, found, data_dir, base_url, timeout, report)
                     return
@@ -82,7 +82,7 @@ def _fetch_and_install(
 ) -> None:
     """Step 2 of `obtain`, under its lock; `present` is what is wrong with the target now."""
     target = data_dir / dataset.folder
-    if dataset.unpack is copy_files:  # each file for itself: what is there and checks is not fetched
+    if dataset.unpack is copy_files:  # file by file: existing files that pass the check are not fetched
         sources = tuple(source for source in dataset.sources if source.file_name in present.problems)
         parts = tuple(part for part in dataset.parts if part.name in present.problems)
         dataset = dataclasses.replace(dataset, sources=sources, parts=parts)
@@ -111,7 +111,7 @@ def _fetch_and_install(
             raise UserError(f"{dataset.name}: in the downloaded files, {problems}. {_ways_out(dataset, target)}.")
         aside = _install(unpacked, target, present)
     except UserError:
-        for path in files.values():  # complete but wrong: to resume it would bring the same again
+        for path in files.values():  # complete but wrong: resuming would give the same file again
             path.unlink(missing_ok=True)
         raise
     finally:
@@ -119,16 +119,16 @@ def _fetch_and_install(
     for path in files.values():
         path.unlink(missing_ok=True)
     if not published and found.digests.total() < len(found.rows):
-        found.notes.append("not the published file to the byte (its sha256 differs), so only the rows speak for it")
+        found.notes.append("not byte for byte the published file (its sha256 differs); only the number of rows matches")
     report(f"{dataset.name}: {_described(found)}, in {target}.")
     for kept in aside:
-        report(f"{dataset.name}: what stood there before is kept as {kept}.")
+        report(f"{dataset.name}: the files that were there before are kept as {kept}.")
 
 
 def _install(unpacked: Path, target: Path, present: Findings) -> list[Path]:
-    """Give the checked files their place: the whole folder at once, or file by file where the folder exists.
+    """Move the checked files to their place: the whole folder at once, or file by file if the folder exists.
 
-    Of what exists, only files that did not check are replaced. Returns where these were set aside.
+    Only files that did not pass the check are replaced. Returns where the old ones were moved.
     """
     if not target.exists():
         unpacked.rename(target)
@@ -156,7 +156,7 @@ def _ways_out(dataset: Dataset, target: Path, error: UserError | None = None) ->
     needed = " and ".join(part.name for part in dataset.parts if not part.optional)
     ways = ["Try again later", "name a mirror with --base_url", f"copy {needed} into {target} by hand"]
     if isinstance(error, Unreachable) and dataset.variable == "GLUE_DIR":
-        ways.append("train on the bundled RTE sample, which is taken where GLUE_DIR is not set")
+        ways.append("train on the bundled RTE sample, which is used if GLUE_DIR is not set")
     if isinstance(error, Unreachable) and dataset.variable == "IMAGE_DIR":
         ways.append("train on scikit-learn's digits, which are here already (--task_name digits)")
     return f"{', '.join(ways[:-1])} or {ways[-1]}"

@@ -1,8 +1,8 @@
 """Fetch one file over HTTP so that a broken connection costs only what had not arrived yet.
 
-What has arrived stands in `NAME.TAG.part`. TAG is a digest of what the server says identifies the file's present
-version (its ETag or date, and its length), so bytes of two versions never end up in one file: if the server's answer
-to a request for the rest carries another tag, the old part is dropped and the download starts again.
+What has arrived is in `NAME.TAG.part`. TAG is a digest of what identifies the file's current version on the server (its
+ETag or date, and its length). So bytes of two versions never end up in one file. If the server's answer to a request
+for the rest has another tag, the old part is dropped and the download starts again.
 """
 
 import hashlib
@@ -23,15 +23,15 @@ from tqdm import tqdm
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
-MOST_BYTES = 2 * 1024**3  # MNLI, the largest, is 0.3 GB; a server that sends without end must not fill the disk
+MOST_BYTES = 2 * 1024**3  # MNLI, the largest, is 0.3 GB; a server that never stops sending must not fill the disk
 _TRIES = 4
-_PROGRESS = 1024**2  # a try that brought more bytes than this was no failure
+_PROGRESS = 1024**2  # an attempt that brought more bytes than this was no failure
 _CHUNK = 32 * 1024
-_SLOWEST = 1024  # bytes a second: a server that sends fewer might take forever
+_SLOWEST = 1024  # bytes per second: a server that sends less might take forever
 
 
 class Unreachable(UserError):
-    """No connection to `host`, or no answer in time. The message is a clause; the caller adds the ways out."""
+    """No connection to `host`, or no answer in time. The message is a clause; the caller adds the remedies."""
 
     def __init__(self, host: str, reason: str) -> None:
         super().__init__(f"cannot reach {host} ({reason})")
@@ -40,12 +40,11 @@ class Unreachable(UserError):
 def fetch(url: str, folder: Path, timeout: float, pause: float = 0.5, report: Callable[[str], None] = print) -> Path:
     """Download `url` into `folder` and return the path of the finished file, which still ends in `.part`.
 
-    The caller, who holds the folder's lock, checks it and deletes it. A finished part that was left over costs one
-    request for its last byte. `timeout`: seconds to wait for the connection and the first answer together, and then
-    for each next piece. A connection that breaks, or brings less than 1 kB a second in so many seconds, is taken up
-    again, after `pause` seconds and then twice as long each time, until four tries in a row brought less than a
-    megabyte each.
-    Raises Unreachable if there is no connection, UserError for any other refusal; what has arrived is kept.
+    The caller, who holds the folder's lock, checks it and deletes it. A finished part that was left costs one request
+    for its last byte. `timeout`: seconds for the connection and the first answer together, and then for each further
+    piece. A connection that breaks, or that brings less than 1 kB per second over this time, is resumed: after `pause`
+    seconds, then after twice as long each time. It stops after four attempts in a row with less than a megabyte each.
+    Raises Unreachable if there is no connection, and UserError for any other refusal; what has arrived is kept.
     """
     name = url.rsplit("/", 1)[1]
     host = urlsplit(url).netloc
@@ -54,7 +53,7 @@ def fetch(url: str, folder: Path, timeout: float, pause: float = 0.5, report: Ca
         if failed:
             time.sleep(pause * 2 ** (failed - 1))
         part = min(folder.glob(f"{name}.*.part"), default=None)
-        # One byte back, so that for a part that is complete this is still a valid request.
+        # One byte back, so that the request is still valid for a part that is complete.
         begin = max(part.stat().st_size - 1, 0) if part else 0
         with _answer(url, None if part is None else begin, timeout) as response:
             if response.status_code in (429, 500, 502, 503, 504):
@@ -68,7 +67,7 @@ def fetch(url: str, folder: Path, timeout: float, pause: float = 0.5, report: Ca
             if response.status_code != 200 and (fresh != part or start != begin):
                 if part is None:
                     raise UserError(f"{host} answered {response.status_code} to a request for all of {url}")
-                part.unlink()  # the server's file is another one now, or this is not the range that was asked for
+                part.unlink()  # the server's file has changed, or this is not the requested range
                 continue
             for stale in set(folder.glob(f"{name}.*.part")) - {fresh}:
                 stale.unlink()
@@ -78,16 +77,16 @@ def fetch(url: str, folder: Path, timeout: float, pause: float = 0.5, report: Ca
                 return fresh
         arrived = fresh.stat().st_size
         failed = 1 if arrived - start > _PROGRESS else failed + 1
-        if total is None:  # no length: nothing says where a rest would begin, so there is nothing to resume
+        if total is None:  # no length: the start of a rest would be unknown, so nothing can be resumed
             fresh.unlink()
         report(f"{name}: the connection to {host} broke after {arrived} bytes.")
     raise UserError(f"{host} did not deliver all of {url} in {failed} tries (what arrived is kept)")
 
 
 def _answer(url: str, begin: int | None, timeout: float) -> requests.Response:
-    """The server's answer, its body unread, within `timeout` seconds whatever is slow: names, connection or server.
+    """The server's answer, its body unread, within `timeout` seconds, whatever is slow: names, connection or server.
 
-    It is asked for the whole file, or for what comes from byte `begin` on.
+    The request is for the whole file, or for its bytes from `begin` on.
     """
     headers = {"Accept-Encoding": "identity"}  # a compressed answer would have other lengths and ranges
     if begin is not None:
@@ -97,11 +96,11 @@ def _answer(url: str, begin: int | None, timeout: float) -> requests.Response:
     def ask() -> None:
         try:
             outcome.put(requests.get(url, headers=headers, stream=True, timeout=(timeout, timeout)))
-        except Exception as error:  # whatever it is, the waiting thread must hear of it
+        except Exception as error:  # the waiting thread must get any error
             outcome.put(error)
 
-    # Looking up a name has no time limit of its own and each of a host's addresses gets the full one: hence a thread,
-    # a daemon so that it can't hold up the end of the program.
+    # Looking up a name has no time limit, and each of a host's addresses gets the full one. So this is a thread, and a
+    # daemon, so that it cannot delay the end of the program.
     threading.Thread(target=ask, daemon=True).start()
     host = urlsplit(url).netloc
     try:
@@ -116,7 +115,8 @@ def _answer(url: str, begin: int | None, timeout: float) -> requests.Response:
 
 
 def _range_of(response: requests.Response) -> tuple[int, int | None]:
-    """The answer's first byte and the whole file's length (None if unknown; -1 as first byte for a range unasked)."""
+    """The answer's first byte and the whole file's length (None if unknown). The first byte is -1 for a range that was
+    not requested."""
     if response.status_code == 200:
         length = response.headers.get("Content-Length", "")
         return 0, int(length) if re.fullmatch(r"\d{1,18}", length) else None
@@ -128,7 +128,7 @@ def _range_of(response: requests.Response) -> tuple[int, int | None]:
 
 
 def _tag(response: requests.Response, url: str, total: int | None) -> str:
-    """Eight digits for this version of the file; a weak ETag promises no equal bytes, so the date stands in."""
+    """Eight digits for this version of the file: of its ETag, or of its date if the ETag is weak."""
     version = response.headers.get("ETag", "")
     if not version or version.startswith("W/"):
         version = response.headers.get("Last-Modified", "")
@@ -136,7 +136,7 @@ def _tag(response: requests.Response, url: str, total: int | None) -> str:
 
 
 def _receive(response: requests.Response, path: Path, start: int, total: int | None, timeout: float) -> bool:
-    """Write the answer's body from byte `start` on; whether it arrived to the end, never too slowly for `timeout`."""
+    """Write the answer's body from byte `start` on. Return whether it arrived completely and fast enough."""
     arrived, name = start, path.name.rsplit(".", 2)[0]
     look_at, at_least = time.monotonic() + timeout, start + _SLOWEST * timeout
     with (
@@ -164,7 +164,7 @@ def _receive(response: requests.Response, path: Path, start: int, total: int | N
 
 
 def _cause(error: BaseException) -> str:
-    """What the system said, at the bottom of the libraries' layers of exceptions."""
+    """The system's error inside the libraries' nested exceptions."""
     if isinstance(error, requests.exceptions.ProxyError):
         return "the proxy did not let the connection through"
     if isinstance(error, requests.exceptions.SSLError):

@@ -1,4 +1,4 @@
-"""From a fetched file to a folder of data files, trusting nothing that an archive says about itself."""
+"""From a fetched file to a folder of data files, without trusting an archive's own claims."""
 
 import contextlib
 import errno
@@ -19,7 +19,7 @@ from cos598d.errors import UserError
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
 
-# GLUE's largest archive, MNLI, holds a few dozen files and unpacks to about five times its size.
+# GLUE's largest archive, MNLI, has a few dozen files and unpacks to about five times its size.
 MOST_MEMBERS = 10_000
 MOST_BYTES = 4 * 1024**3
 MOST_GROWTH = 100
@@ -30,15 +30,15 @@ _DAMAGED = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error),
     *(EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError, MemoryError),
 )
-# Of a broken bz2 stream, and of places before the archive's begin. With any other number the disk is to blame.
+# From a broken bz2 stream, and for positions before the archive's start. Any other number is the disk's fault.
 _DAMAGED_ERRNO = (None, errno.EINVAL)
-# Of a name that this disk does not take: it is there already, is a file where a folder is needed, or is too long.
+# For a name that this disk does not accept: it exists, is a file where a folder is needed, or is too long.
 _NAME_ERRNO = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EILSEQ)
 
 
 class _Member(NamedTuple):
-    """One member as its archive describes it: `size` in bytes when unpacked, `kind` as in `stat.S_IFMT` (0 where the
-    archive does not say), and what opens its content."""
+    """One member as its archive describes it: `size` in bytes when unpacked, `kind` as in `stat.S_IFMT` (0 if the
+    archive does not have it), and a function that opens its content."""
 
     name: str
     size: int
@@ -48,12 +48,12 @@ class _Member(NamedTuple):
 
 
 def unpack_zip(files: Mapping[str, Path], into: Path) -> Path:
-    """Unpack one zip archive into the empty folder `into`; the folder in there that holds the files is returned.
+    """Unpack one zip archive into the empty folder `into`. Return the folder in there that has the files.
 
-    That is `into` without the folders that all files share: QQP-clean.zip's QQP/train.tsv lies in into/QQP. What a Mac
-    adds is left out. Raises UserError if the archive is no whole zip archive; if a member would land outside, is a link
-    or another special file, is encrypted or has a name that the disk does not take; or if the whole would be
-    unreasonably large. Raises OSError if the disk refuses. The caller throws `into` away after a failure.
+    That is `into` without the folders that all files share: QQP-clean.zip's QQP/train.tsv is in into/QQP. Files that
+    macOS adds are skipped. Raises UserError if the archive is damaged; if a member would land outside, is a link or
+    another special file, is encrypted or has a name that the disk does not accept; or if the total would be
+    unreasonably large. Raises OSError if the disk refuses. The caller deletes `into` after a failure.
     """
     ((name, archive),) = files.items()
     with _refusing_damage(name, archive, "zip archive"), zipfile.ZipFile(archive) as opened:
@@ -81,13 +81,13 @@ def unpack_tar(files: Mapping[str, Path], into: Path) -> Path:
 
 
 def _tar_member(opened: tarfile.TarFile, info: tarfile.TarInfo) -> _Member:
-    plain = info.isreg() and not info.issparse()  # a sparse file's size has no what was read
+    plain = info.isreg() and not info.issparse()  # a sparse file's size differs from what was read
     kind = stat.S_IFDIR if info.isdir() else stat.S_IFREG if plain else stat.S_IFLNK
     return _Member(info.name, info.size, kind, False, lambda: opened.extractfile(info))
 
 
 def copy_files(files: Mapping[str, Path], into: Path) -> Path:
-    """Take the fetched files as they are, under their own names."""
+    """Use the fetched files unchanged, under their own names."""
     for name, path in files.items():
         shutil.copyfile(path, into / name)
     return into
@@ -96,8 +96,8 @@ def copy_files(files: Mapping[str, Path], into: Path) -> Path:
 def split_mrpc(files: Mapping[str, Path], into: Path) -> Path:
     """Make GLUE's train.tsv, dev.tsv and test.tsv from the paraphrase corpus and GLUE's list of dev pairs.
 
-    The corpus comes as msr_paraphrase_train.txt and msr_paraphrase_test.txt (label, two ids, two sentences); the pairs
-    of ids in mrpc_dev_ids.tsv form the dev set. As in GLUE, the test file carries a running index instead of labels.
+    The corpus consists of msr_paraphrase_train.txt and msr_paraphrase_test.txt (label, two ids, two sentences). The
+    pairs of ids in mrpc_dev_ids.tsv form the dev set. As in GLUE, the test file has a running index instead of labels.
     Raises UserError if a line does not have its five columns.
     """
     header, *rows = _table(files["msr_paraphrase_train.txt"], "msr_paraphrase_train.txt")
@@ -124,16 +124,14 @@ def _table(path: Path, name: str) -> list[list[str]]:
     rows = [line.split("\t") for line in lines if line]
     for number, row in enumerate(rows, start=1):
         if len(row) != 5:
-            raise UserError(
-                f"{name} has {len(row)} columns in line {number} where five were expected. Download it again."
-            )
+            raise UserError(f"{name} has {len(row)} columns in line {number}, not five. Download it again.")
     if not rows:
         raise UserError(f"{name} is empty. Download it again.")
     return rows
 
 
 def _take(members: Iterable[_Member], name: str, archive_bytes: int, into: Path) -> None:
-    """Write the files among the members into `into`, no further than is allowed."""
+    """Write the files among the members into `into`, up to the allowed size."""
     total, allowed = 0, _allowed_bytes(archive_bytes)
     for count, member in enumerate(members, start=1):
         if count > MOST_MEMBERS:
@@ -147,7 +145,7 @@ def _take(members: Iterable[_Member], name: str, archive_bytes: int, into: Path)
                 f"{name} of {archive_bytes} bytes would unpack to {total} or more, and {allowed} are allowed, so it "
                 "was not unpacked. Use another mirror."
             )
-        windows = PureWindowsPath(member.name)  # takes both kinds of slashes, and knows drive letters
+        windows = PureWindowsPath(member.name)  # handles both kinds of slashes, and drive letters
         if windows.anchor or ".." in windows.parts or "\0" in member.name or not windows.parts:
             raise _refused(name, member, "which leads outside its folder")
         if member.kind not in (0, stat.S_IFREG, stat.S_IFDIR):
@@ -171,7 +169,7 @@ def _take(members: Iterable[_Member], name: str, archive_bytes: int, into: Path)
 
 
 def _allowed_bytes(archive_bytes: int) -> int:
-    """How much an archive of this size may unpack to."""
+    """The most bytes to which an archive of this size may unpack."""
     return min(MOST_BYTES, max(ALWAYS_ALLOWED_BYTES, MOST_GROWTH * archive_bytes))
 
 
@@ -187,14 +185,14 @@ def _added_by_a_mac(path: PurePosixPath) -> bool:
 
 
 def _inmost(folder: Path) -> Path:
-    """The folder in which something else than one folder is."""
+    """The innermost folder that has more than just one folder."""
     while len(inside := list(folder.iterdir())) == 1 and inside[0].is_dir():
         folder = inside[0]
     return folder
 
 
 class _Bounded(io.BufferedIOBase):
-    """What an archive of `size` bytes unpacks to, read from the begin on, and no further than it may grow."""
+    """The unpacked content of an archive of `size` bytes, read from the start, up to the allowed size."""
 
     def __init__(self, file: gzip.GzipFile, name: str, size: int):
         self._file, self._name, self._left = file, name, _allowed_bytes(size)
@@ -212,7 +210,7 @@ class _Bounded(io.BufferedIOBase):
 
 @contextlib.contextmanager
 def _refusing_damage(name: str, archive: Path, kind: str) -> Iterator[None]:
-    """Raise the sentence for an archive that is damaged or none; the error itself where the disk is to blame."""
+    """Raise a UserError for an archive that is damaged or not one; the error itself if it is the disk's fault."""
     try:
         yield
     except UserError:

@@ -1,1 +1,1 @@
-"""GLUE: its files, its nine tasks, its official metrics, and the course's own names for them."""
+"""GLUE: its files, its nine tasks, its official metrics, and the original assignment's names for them."""

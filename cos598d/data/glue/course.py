@@ -1,4 +1,4 @@
-"""What the course's own `utils_glue` offers, on top of our readers and layouts: examples and features as objects."""
+"""The original assignment's `utils_glue`, on our readers and layouts: examples and features as objects."""
 
 import csv
 import os
@@ -25,7 +25,7 @@ def compute_metrics(task_name: str, preds: np.ndarray, labels: np.ndarray) -> di
 
 @dataclass
 class InputExample:
-    """One example as text: `text_b` for pairs, `label` as the file spells it (a string, scores too)."""
+    """One example as text: `text_b` for pairs, `label` as in the file (a string, also for scores)."""
 
     guid: str
     text_a: str
@@ -44,7 +44,7 @@ class InputFeatures:
 
 
 class DataProcessor:
-    """Where a task's examples come from; a task of one's own overrides the three methods."""
+    """Reads a task's examples; your own task overrides the three methods."""
 
     def get_train_examples(self, data_dir: str) -> list[InputExample]:
         """The examples to train on, from the files in `data_dir`."""
@@ -60,7 +60,7 @@ class DataProcessor:
 
     @classmethod
     def _read_tsv(cls, input_file: str, quotechar: str | None = None) -> list[list[str]]:
-        """The rows of a tab-separated file, header included; quotes mean something only if `quotechar` is given."""
+        """The rows of a tab-separated file, with the header. Quotes count only if `quotechar` is given."""
         texts = (text for _, text in read_lines(input_file))
         if quotechar is None:
             return [text.split("\t") for text in texts]
@@ -68,7 +68,7 @@ class DataProcessor:
 
 
 class _GlueProcessor(DataProcessor):
-    """A GLUE task's examples, read as our own loader reads them."""
+    """A GLUE task's examples, read by our own loader."""
 
     form: Format
     dev_part = "dev"
@@ -87,7 +87,7 @@ class _GlueProcessor(DataProcessor):
         return [_example(row, part) for row in rows]
 
     def _create_examples(self, lines: Sequence[Sequence[str]], set_type: str) -> list[InputExample]:
-        """The examples in rows that `_read_tsv` gave; `set_type` begins their guids."""
+        """The examples in the rows of `_read_tsv`; their guids begin with `set_type`."""
         first = 1 if self.form.has_header else 0
         examples = []
         for line, cells in enumerate(lines[first:], start=first + 1):
@@ -139,7 +139,7 @@ processors: dict[str, type[_GlueProcessor]] = {
 output_modes = {
     name: "classification" if processor.form.labels else "regression" for name, processor in processors.items()
 }
-# The course leaves the mismatched set out: it is evaluated with MNLI's model.
+# The assignment leaves the mismatched set out: it is evaluated with MNLI's model.
 GLUE_TASKS_NUM_LABELS = {name: len(form.labels) or 1 for name, form in FORMATS.items()}
 
 
@@ -164,10 +164,10 @@ def convert_examples_to_features(
     """Examples as padded lists of `max_seq_length` ids, in the examples' order.
 
     tokenizer: anything with `tokenize(text)` and `convert_tokens_to_ids(tokens)`, such as pytorch_transformers'.
-    output_mode: "classification" (labels by their place in `label_list`) or "regression" (labels as floats).
-    pad_token: an id, while cls_token and sep_token are tokens. The other arguments say how the model type arranges
-    sequences; the defaults are the course's (its scripts give BERT's `cls_token_segment_id` of 0 themselves).
-    Raises KeyError for another output mode, UserError for a label that is not in the list or is not a number.
+    output_mode: "classification" (labels by their index in `label_list`) or "regression" (labels as floats).
+    pad_token: an id; cls_token and sep_token are tokens. The other arguments describe how the model type arranges
+        sequences. The defaults are the assignment's (its scripts pass BERT's `cls_token_segment_id` of 0 themselves).
+        Raises KeyError for another output mode, UserError for a label that is not in the list or is not a number.
     """
     label_id = {"classification": _class_id, "regression": _score}[output_mode]
     layout = Layout(

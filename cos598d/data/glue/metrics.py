@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Metric:
-    """names: the keys of what `compute(predictions, labels)` gives; the one that a task is ranked by comes first."""
+    """names: the keys of the result of `compute(predictions, labels)`; the task is ranked by the first."""
 
     names: tuple[str, ...]
     compute: Callable[[np.ndarray, np.ndarray], dict[str, float]]
@@ -20,8 +20,8 @@ def simple_accuracy(preds: np.ndarray, labels: np.ndarray) -> float:
 
 
 def acc_and_f1(preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Accuracy, F1 of class 1 (0 where no label and no prediction is 1), and their mean. Both (examples,)."""
-    from sklearn.metrics import f1_score  # imported where needed: half a second that --help need not wait for
+    """Accuracy, F1 of class 1 (0 if no label and no prediction is 1), and their mean. Both (examples,)."""
+    from sklearn.metrics import f1_score  # imported here, since it takes half a second that --help should not wait for
 
     acc = simple_accuracy(preds, labels)
     f1 = float(f1_score(y_true=labels, y_pred=preds, zero_division=0))
@@ -38,8 +38,8 @@ def matthews(preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 def pearson_and_spearman(preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Pearson's and Spearman's correlation and their mean. Both (examples,).
 
-    Where either side is constant no correlation is defined: 0 is given, since a model that says the same of
-    every pair has found none.
+    If either side is constant, no correlation is defined. The result is 0 then, since a model with one answer for every
+    pair has found none.
     """
     from scipy.stats import pearsonr, spearmanr
 
@@ -65,5 +65,5 @@ def score(metric: Metric, preds: np.ndarray, labels: np.ndarray) -> dict[str, fl
     """A task's official metrics. preds, labels: (examples,), class ids or scores. Raises ValueError if they differ in
     length or are empty."""
     if len(preds) != len(labels) or len(preds) == 0:
-        raise ValueError(f"{len(preds)} predictions for {len(labels)} labels: there should be one for each.")
+        raise ValueError(f"{len(preds)} predictions for {len(labels)} labels: there must be one per label.")
     return metric.compute(preds, labels)

@@ -1,4 +1,4 @@
-"""The nine GLUE tasks' files: which column holds what, and rows read from them with errors that name the line."""
+"""The nine GLUE tasks' files: the meaning of their columns, and their rows, with errors that name the line."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,12 @@ from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
 _BOM = b"\xef\xbb\xbf"
-MOST_LINE_BYTES = 1 << 22  # a line is one example: more is no TSV file
-_SHOWN = 200  # characters of a file's that are printed at most
+MOST_LINE_BYTES = 1 << 22  # a line is one example: a longer one is not from a TSV file
+_SHOWN = 200  # most characters of a file's text in an error
 
 
 class GlueRow(NamedTuple):
-    """One example as it stands in the file: `line` counts from 1, `identity` names it within its file."""
+    """One example as in the file: `line` counts from 1, `identity` names it within its file."""
 
     line: int
     identity: str
@@ -30,16 +30,16 @@ class GlueRow(NamedTuple):
 class Format:
     """One GLUE task in the TSV form in which it is distributed.
 
-    columns: their names, as the file's first line has them. MNLI's other files hold four more labels before the last
+    columns: their names, as in the file's first line. MNLI's other files have four more labels before the last
     one: `other_columns`.
-    text_a, text_b, label, identity: columns, counted from 0; a label of -1 is in the last column; text_b None means
-    single sentences; identity None means that rows are known by their place.
+    text_a, text_b, label, identity: columns, counted from 0. A label of -1 is in the last column. text_b None means
+        single sentences; identity None means that rows are identified by their index.
     metric: its official metrics.
     labels: the classes in the order of their ids; empty for scores (regression).
     dev_parts: the names of the parts to evaluate on; a part's file is PART.tsv.
     has_sample: whether a sample of it is bundled.
-    broken_lines: the share of rows with too few columns that is passed over. QQP's training file holds about
-    twenty questions cut in two by a line break (one line in 18,000), which every reader of GLUE skips.
+    broken_lines: the share of rows with too few columns that is skipped. QQP's training file has about twenty questions
+        that are split by a line break (one line in 18,000). Every reader of GLUE skips these.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Format:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """All parts that carry labels."""
+        """All parts with labels."""
         return ("train", *self.dev_parts)
 
     @property
@@ -68,9 +68,10 @@ class Format:
         return self.columns.count(",") + 1
 
     def wrong_header(self, cells: Sequence[str]) -> str | None:
-        """What is wrong with a file's first line, in a clause; None if it names the task's columns in their order.
+        """What is wrong with a file's first line, as a clause; None if it names the task's columns in their order.
 
-        Case and white space around a name don't matter, nor do columns after the last one, unless the label is there.
+        Case and white space around a name do not matter. Columns after the last one do not either, unless the label is
+        there.
         """
         found = [cell.strip().lower() for cell in cells]
         known = [words.split(",") for words in (self.columns, self.other_columns) if words]
@@ -78,10 +79,10 @@ class Format:
             if [name.lower() for name in names] == (found if self.label < 0 else found[: len(names)]):
                 return None
         names = min(known, key=lambda names: abs(len(names) - len(found)))
-        return f"the columns are {printable(', '.join(cells), _SHOWN)} where {self.folder} has {', '.join(names)}"
+        return f"the columns are {printable(', '.join(cells), _SHOWN)}, not {self.folder}'s {', '.join(names)}"
 
     def row(self, cells: Sequence[str], line: int, columns: int | None = None) -> GlueRow | None:
-        """One row from its cells, or None if they are fewer than the task's (or than `columns`, if given)."""
+        """One row from its cells; None if there are fewer than the task's (or than `columns`, if given)."""
         if len(cells) < (columns or self.width):
             return None
         identity = str(line - 1) if self.identity is None else cells[self.identity]
@@ -89,9 +90,9 @@ class Format:
         return GlueRow(line, identity, cells[self.text_a], text_b, cells[self.label])
 
     def read_unlabelled(self, file: Path | str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Each row of a test file by the names of its columns: its identity, which is its first cell, and its texts.
+        """Each row of a test file, by its columns' names: its identity, which is its first cell, and its texts.
 
-        Raises UserError naming file and line for a file without these columns, and for a row that lacks cells.
+        Raises UserError with file and line for a file without these columns, and for a row with too few cells.
         """
         names = self.columns.lower().split(",")
         wanted = [names[place] for place in (self.text_a, self.text_b) if place is not None]
@@ -172,8 +173,8 @@ FORMATS = {
 def read_lines(file: Path | str) -> Iterator[tuple[int, str]]:
     """The lines of a UTF-8 file with their numbers from 1, without BOM and line ends; a few at a time in memory.
 
-    Raises UserError if there is no such file, if it cannot be read, or (with the line) if it is not UTF-8 or if it is
-    longer than MOST_LINE_BYTES.
+    Raises UserError if there is no such file, if it cannot be read, or (with the line) if it is not UTF-8 or longer
+    than MOST_LINE_BYTES.
     """
     try:
         with open(file, "rb") as handle:
@@ -181,8 +182,8 @@ def read_lines(file: Path | str) -> Iterator[tuple[int, str]]:
             for number, raw in enumerate(lines, start=1):
                 if len(raw) > MOST_LINE_BYTES:
                     raise UserError(
-                        f"{file}, line {number}: more than {MOST_LINE_BYTES:,} bytes without a line end, where a "
-                        "line should be one example. Fix that line, or give a TSV file."
+                        f"{file}, line {number}: more than {MOST_LINE_BYTES:,} bytes without a line end, but a line "
+                        "must be one example. Fix that line, or give a TSV file."
                     )
                 if number == 1:
                     raw = raw.removeprefix(_BOM)
@@ -198,10 +199,10 @@ def read_lines(file: Path | str) -> Iterator[tuple[int, str]]:
 
 
 def read_rows(file: Path | str, task: Format) -> Iterator[GlueRow]:
-    """The rows of one part, read without quoting; empty lines are passed over, columns after the last are ignored.
+    """The rows of one part, read without quoting. Empty lines are skipped; columns after the last are ignored.
 
-    Raises UserError naming file and line for a header that is not the task's and for a row with too few columns, and
-    if there is no row at all.
+    Raises UserError with file and line for a header that is not the task's and for a row with too few columns, and if
+    there is no row at all.
     """
     columns, awaits_header = task.width, task.has_header
     rows = broken = 0
@@ -219,7 +220,7 @@ def read_rows(file: Path | str, task: Format) -> Iterator[GlueRow]:
                     f"{file}, line {line}: {wrong}. Give the file with that first line, or download it again ({fetch})."
                 )
             if task.label < 0:
-                columns = len(cells)  # the label is last: a row that lost it would show another's
+                columns = len(cells)  # the label is last: a row without it would show another column's value
             awaits_header = False
             continue
         row = task.row(cells, line, columns)

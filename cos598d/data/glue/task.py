@@ -1,4 +1,4 @@
-"""GLUE's nine tasks as the training loop knows them."""
+"""GLUE's nine tasks, for the training loop."""
 
 import hashlib
 import os
@@ -36,13 +36,13 @@ class GlueTask(Task):
         self.texts = 1 if form.text_b is None else 2
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Path | None, str]:
-        """`data_dir` holds train.tsv, or is the folder above it; GLUE_DIR is always the one above."""
+        """`data_dir` has train.tsv, or is the folder above it; GLUE_DIR is always the one above."""
         form = self.form
         if data_dir:
             for folder in (Path(data_dir), Path(data_dir) / form.folder):
                 if any((folder / f"{part}.tsv").is_file() for part in form.parts):
                     return folder, str(folder)
-            problem = "holds neither train.tsv nor " + form.folder if Path(data_dir).is_dir() else "is not a folder"
+            problem = "has neither train.tsv nor " + form.folder if Path(data_dir).is_dir() else "is not a folder"
             raise UserError(f"the data folder {data_dir} {problem}. {self._how_to_get()}.")
         glue_dir = environ.get("GLUE_DIR")
         if glue_dir:
@@ -59,7 +59,7 @@ class GlueTask(Task):
             self._refuse_without_sample()
             return
         if not location.is_dir():
-            raise UserError(f"There is no folder {location}. Give the one that holds {self.form.folder}'s train.tsv.")
+            raise UserError(f"There is no folder {location}. Give the one with {self.form.folder}'s train.tsv.")
         for part in self.form.parts if parts is None else parts:
             check_file(location / f"{part}.tsv", self._how_to_mend())
 

@@ -1,1 +1,1 @@
-"""Images and their classes: from files to pixels in a cache, and from these to what a vision model reads."""
+"""Images and their classes: from files to cached pixels, and from these to a vision model's inputs."""

@@ -1,7 +1,7 @@
 """CIFAR-10: photographs of 32 x 32 pixels, of ten kinds of things and animals.
 
-Its published batches are pickles. They are read by an unpickler that has nothing but what an array of bytes needs, so
-that nothing in a file is called.
+Its published batches are pickles. They are read by an unpickler that knows only what an array of bytes needs, so that
+nothing in a file is called.
 """
 
 import os
@@ -27,10 +27,10 @@ _MOST_BYTES = 64 << 20  # a batch of 10,000 images has 31 MB
 
 
 class Cifar10Task(ImageFolderTask):
-    """50,000 photographs to train on and 10,000 to evaluate on (Krizhevsky 2009), in the python version's batches; or
-    any part of them as JPEGs, a folder for each class, in a folder or a zip archive.
+    """50,000 photographs to train on and 10,000 to evaluate on (Krizhevsky 2009), in the python version's batches. Any
+    part of them as JPEGs also works, a folder for each class, in a folder or a zip archive.
 
-    A location is the batches' folder, or what a folder or archive of images holds.
+    A location is the batches' folder, or the contents of a folder or archive of images.
     """
 
     name = "cifar10"
@@ -50,13 +50,13 @@ class Cifar10Task(ImageFolderTask):
                 found = find_classes(open_store(path))
                 if unknown := set(found.classes) - set(_CLASSES):
                     raise UserError(
-                        f"{path} has a class {printable(min(unknown), 100)}, which CIFAR-10 has not. Give its images, "
-                        "or --task_name image_folder."
+                        f"{path} has a class {printable(min(unknown), 100)}, which is not in CIFAR-10. Give its "
+                        "images, or --task_name image_folder."
                     )
                 return FoundImages(found.store, _CLASSES, found.parts), words
         raise UserError(
-            f"{named or 'Nothing that was named'} holds no images of CIFAR-10. Name with --data_dir or {VARIABLE} the "
-            "folder cifar-10-batches-py, or a folder or a zip archive of images with one folder for each class; or "
+            f"No images of CIFAR-10 in {named or 'any folder that was named'}. Set --data_dir or {VARIABLE} to the "
+            "folder cifar-10-batches-py, or to a folder or a zip archive of images with one folder for each class; or "
             f"fetch it with {fetch_command('CIFAR10')}."
         )
 
@@ -80,8 +80,8 @@ def _read(file: Path) -> tuple[np.ndarray, np.ndarray]:
 def parse_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images, uint8 (images, 32, 32, 3), and the numbers of their classes, int64, of one batch.
 
-    https://www.cs.toronto.edu/~kriz/cifar.html describes the format. Raises ValueError, in words that go on with the
-    file's name, where it cannot be read or holds anything else.
+    https://www.cs.toronto.edu/~kriz/cifar.html describes the format. Raises ValueError, with a phrase that follows the
+    file's name, if it cannot be read or has anything else.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -90,28 +90,28 @@ def parse_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
             found = _Unpickler(file, encoding="bytes").load()
         array, labels = found[b"data"], found[b"labels"]
         if not isinstance(array, _Array) or not isinstance(labels, list) or len(labels) != len(array.values):
-            raise pickle.UnpicklingError("it does not hold an array of images with a label for each")
+            raise pickle.UnpicklingError("it has no array of images with a label for each")
         if not all(type(label) is int and 0 <= label < len(_CLASSES) for label in labels):
             raise pickle.UnpicklingError(f"its labels are not numbers from 0 to {len(_CLASSES) - 1}")
-    except Exception as error:  # a pickle that is none can raise whatever there is
+    except Exception as error:  # an invalid pickle can raise anything
         why = error.strerror if isinstance(error, OSError) else str(error) or type(error).__name__
         raise ValueError(why) from error
     return array.values.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1), np.array(labels, dtype=np.int64)
 
 
 class _Type:
-    """Stands for a numpy type. Only unsigned bytes are expected."""
+    """Replaces a numpy dtype. Only unsigned bytes are expected."""
 
     def __init__(self, name: bytes | str, *_: Any):
         if name not in (b"u1", "u1"):
             raise pickle.UnpicklingError("its values are not unsigned bytes")
 
     def __setstate__(self, state: Any) -> None:
-        """Their order within a number, which bytes do not have."""
+        """Ignore the byte order, which bytes do not have."""
 
 
 class _Array:
-    """Stands for a numpy array; `values` is (images, 3072)."""
+    """Replaces a numpy array; `values` is (images, 3072)."""
 
     values: np.ndarray
 
@@ -129,7 +129,7 @@ def _new_array(*_: Any) -> _Array:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Takes the three names that an array of bytes needs, and has something harmless of its own for each."""
+    """Allows the three names that an array of bytes needs, with a harmless class of ours for each."""
 
     _KNOWN = {
         ("numpy.core.multiarray", "_reconstruct"): _new_array,

@@ -1,4 +1,4 @@
-"""Image files to pixels, by rule: what is odd is converted, what is broken or too large is refused by name."""
+"""From image files to pixels, by fixed rules: unusual ones are converted, broken or too large ones refused."""
 
 import io
 import warnings
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "PPM")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".ppm", ".pgm")
-MOST_PIXELS = 50_000_000  # of one image, which then takes 150 MB: a file of a few KB can promise any number
+MOST_PIXELS = 50_000_000  # of one image, which then takes 150 MB: a file of a few KB can claim any number
 MOST_BYTES = 64 << 20  # of one file
 
 
 class Refused(Exception):
-    """Why an image cannot be taken, in words that go on with a file's name."""
+    """Why an image cannot be used, as a phrase that follows a file's name."""
 
 
 def check_pillow() -> None:
@@ -32,8 +32,8 @@ def check_pillow() -> None:
 def decode(content: bytes) -> np.ndarray:
     """The image in a file, uint8 (height, width, 1 or 3), upright. Raises Refused.
 
-    Of an animation the first picture is taken; CMYK and palettes become red, green and blue, 16 bits the upper 8; what
-    is transparent lies on white; a picture that says how the camera was held is turned.
+    Of an animation the first picture is used. CMYK and palettes become red, green and blue; of 16 bits, the upper 8
+    remain. Transparent parts become white. A picture with an orientation tag is rotated.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -43,7 +43,7 @@ def decode(content: bytes) -> np.ndarray:
         raise Refused("is empty")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's on sizes, since we have a limit of our own
+            warnings.simplefilter("ignore")  # Pillow's warnings about sizes, since we have a limit of our own
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 width, height = image.size
                 if width * height > MOST_PIXELS:
@@ -58,20 +58,20 @@ def decode(content: bytes) -> np.ndarray:
         raise Refused(f"is damaged, or none of {', '.join(FORMATS)}") from None
     except MemoryError:
         raise Refused("does not fit into memory") from None
-    except Exception as error:  # its decoders raise whatever they stumble over
-        raise Refused(f"is no image that can be read ({first_line(error)})") from error
+    except Exception as error:  # its decoders raise any kind of error
+        raise Refused(f"is not an image that can be read ({first_line(error)})") from error
 
 
 def _pixels(image: "Image") -> np.ndarray:
     from PIL import Image
 
-    if image.mode.startswith("I"):  # 16 bits, which Pillow also hands out in 32
+    if image.mode.startswith("I"):  # 16 bits, which Pillow may also return as 32
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise Refused("has values of more than 16 bits")
         return (values >> 8).astype(np.uint8)[..., None]
     if image.mode == "F":
-        raise Refused("has values that are fractions, whose scale nobody knows")
+        raise Refused("has fractional values, whose scale is unknown")
     if "transparency" in image.info or image.mode in ("LA", "La", "PA", "RGBA", "RGBa"):
         coloured = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", coloured.size, "white"), coloured)

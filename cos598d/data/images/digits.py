@@ -1,4 +1,4 @@
-"""Handwritten digits that need no download: scikit-learn brings them along."""
+"""Handwritten digits that need no download: scikit-learn includes them."""
 
 import os
 from collections.abc import Mapping
@@ -14,8 +14,7 @@ _MOST = 16  # a pixel's largest value in scikit-learn's copy
 
 class DigitsTask(ImageTask):
     """1,797 digits of 8 x 8 pixels: the test part of UCI's Optical Recognition of Handwritten Digits (Alpaydin and
-    Kaynak 1998), of which a fixed fifth of each class is evaluated on. They are always at hand: a location is None.
-    """
+    Kaynak 1998). A fixed fifth of each class is evaluated on. They are always available: a location is None."""
 
     name = "digits"
     classes = tuple("0123456789")

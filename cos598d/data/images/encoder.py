@@ -1,4 +1,4 @@
-"""Images to the inputs of one vision model, and one part of a task as pixels of that model's size."""
+"""From images to the inputs of one vision model, and one part of a task as pixels of that model's size."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     import torch
 
 PROCESSOR_FILE = "preprocessor_config.json"
-_GREY = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # of red, green and blue (ITU-R BT.601), as Pillow's "L"
-_BILINEAR = 2  # as transformers numbers it
+_GREY = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # of red, green and blue (ITU-R BT.601), as in Pillow's "L"
+_BILINEAR = 2  # transformers' number for it
 
 
 class ImageEncoder(Encoder):
-    """Brings images to size x size pixels, and their values from 0...255 to (value / 255 - mean) / std, by channel.
+    """Scales images to size x size pixels, and their values from 0...255 to (value / 255 - mean) / std, by channel.
 
-    `channels` is 3 for red, green and blue, or 1 for grey: images of the other kind are converted. An image that is
-    not square is stretched, as transformers' ViTImageProcessor does it. What `save` writes, transformers reads.
+    `channels` is 3 for red, green and blue, or 1 for grey: other images are converted. An image that is not square is
+    stretched, as by transformers' ViTImageProcessor. transformers can read the output of `save`.
     """
 
     def __init__(self, size: int, channels: int, mean: Sequence[float] = (), std: Sequence[float] = ()):
         self.size, self.channels = size, channels
         self.mean, self.std = tuple(mean) or (0.5,) * channels, tuple(std) or (0.5,) * channels
-        self.fingerprint = hashlib.sha256(f"{size} {channels}".encode()).hexdigest()  # scaled is what comes after
+        self.fingerprint = hashlib.sha256(f"{size} {channels}".encode()).hexdigest()  # mean and std apply later
 
     def fit(self, pixels: np.ndarray) -> np.ndarray:
         """Images of one size, uint8 (images, height, width, 1 or 3), as uint8 (images, size, size, channels)."""
@@ -43,7 +43,7 @@ class ImageEncoder(Encoder):
         import torch
         from torch.nn.functional import interpolate
 
-        # Pillow's memory may not be written to, which torch would warn of.
+        # Pillow's memory is read-only, which torch would warn about.
         planes = torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(0, 3, 1, 2)
         sizes = (self.size, self.size)
         resized = interpolate(planes.float(), sizes, mode="bilinear", antialias=True, align_corners=False)
@@ -54,7 +54,7 @@ class ImageEncoder(Encoder):
         import torch
 
         mean, std = (np.array(of, dtype=np.float32) for of in (self.mean, self.std))
-        # By numpy alone: where a thread does this beside training, torch would start as many threads once more.
+        # In numpy only: in a thread during training, torch would start another pool of threads.
         values = (pixels.astype(np.float32) / np.float32(255) - mean) / std
         return torch.from_numpy(np.ascontiguousarray(values.transpose(0, 3, 1, 2)))
 
@@ -76,7 +76,7 @@ class ImageEncoder(Encoder):
 class Images(Examples):
     """Images in the order of the data.
 
-    pixels: uint8 (examples, size, size, channels), as `encoder.fit` makes them.
+    pixels: uint8 (examples, size, size, channels), from `encoder.fit`.
     augments: whether they are changed at random in training; mirrors: whether that may mirror them.
     """
 
@@ -91,11 +91,11 @@ class Images(Examples):
         mirrors: bool = False,
     ):
         self.pixels, self.targets = pixels, {"labels": labels}
-        self.lengths = np.ones(len(pixels), dtype=np.int32)  # all alike, so that nothing is gained by grouping them
+        self.lengths = np.ones(len(pixels), dtype=np.int32)  # all equal, because grouping them would gain nothing
         self._encoder, self._augments, self._mirrors = encoder, augments, mirrors
 
     def counts(self, indices: np.ndarray) -> dict[str, int]:
-        """How many images they are."""
+        """The number of images."""
         return {"images": len(indices)}
 
     def collate(self, indices: Sequence[int] | np.ndarray, draw: Draw | None = None) -> dict[str, "torch.Tensor"]:
@@ -114,10 +114,10 @@ class Images(Examples):
 
 
 def augment(pixels: np.ndarray, indices: Iterable[int], draw: Draw, mirrors: bool) -> np.ndarray:
-    """Shift each image by up to an eighth of its side, black coming in; where it `mirrors`, mirror every second one.
+    """Shift each image by up to an eighth of its side, over black; if it `mirrors`, mirror half of them at random.
 
-    pixels: uint8 (images, size, size, channels), of the examples `indices`; what is returned is alike. The changes of
-    an example are drawn from `draw` and its index, so that they do not depend on which rank computes it.
+    pixels: uint8 (images, size, size, channels), of the examples `indices`; the result has the same form. An example's
+    changes depend only on `draw` and its index, not on the rank that computes it.
     """
     size = pixels.shape[1]
     margin = max(1, size // 8)

@@ -1,4 +1,4 @@
-"""Images as files of a folder or a zip archive: which there are, what is in each, and a part of them decoded."""
+"""Images as files of a folder or a zip archive: listing them, reading them, and decoding a part of them."""
 
 import hashlib
 import os
@@ -20,13 +20,13 @@ from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
 MOST_FILES = 5_000_000
-_THREADS = 8  # at most: Pillow decodes outside Python's lock
+_THREADS = 8  # at most; Pillow decodes without Python's lock
 _BLOCK = 4096  # files that wait for a thread at a time
-_NAMED = 3  # refused files that a sentence names
+_NAMED = 3  # refused files that an error names
 
 
 class ImageStore(ABC):
-    """name: for sentences. files: the paths of all images in it, sorted, "/" between their parts."""
+    """name: for errors. files: the paths of all images in it, sorted, with "/" between their parts."""
 
     name: str
     files: list[str]
@@ -37,11 +37,11 @@ class ImageStore(ABC):
 
     @abstractmethod
     def stamp(self, file: str) -> str:
-        """What changes when the file does, without reading it."""
+        """A value that changes when the file does, found without reading it."""
 
 
 class Folder(ImageStore):
-    """A folder on disk. A link that leads out of it is refused, hidden files are passed over."""
+    """A folder on disk. A link that leads out of it is refused; hidden files are skipped."""
 
     def __init__(self, path: Path):
         self.name, self._root = str(path), path.resolve()
@@ -65,7 +65,7 @@ class Folder(ImageStore):
             raise Refused("is a link that leads out of its folder")
         try:
             if not stat.S_ISREG(path.stat().st_mode):
-                raise Refused("is no plain file")
+                raise Refused("is not a plain file")
             with open(path, "rb") as handle:
                 return handle.read(MOST_BYTES + 1)
         except OSError as error:
@@ -78,7 +78,7 @@ class Folder(ImageStore):
 
 
 class Archive(ImageStore):
-    """A zip archive, of which nothing is unpacked onto the disk."""
+    """A zip archive. Nothing is unpacked onto the disk."""
 
     def __init__(self, path: Path):
         self.name = str(path)
@@ -111,7 +111,7 @@ class Archive(ImageStore):
             raise Refused("is encrypted")
         try:
             with self._lock, self._archive.open(member) as handle:
-                return handle.read(MOST_BYTES + 1)  # whatever size it states
+                return handle.read(MOST_BYTES + 1)  # whatever size the archive claims
         except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
             raise Refused(f"cannot be unpacked ({error})") from error
 
@@ -130,10 +130,10 @@ def _is_image(name: str) -> bool:
 
 
 class ImageFiles(ImageSource):
-    """`files` of a store and the number of each one's class, decoded by several threads."""
+    """`files` of a store and the class number of each, decoded by several threads."""
 
     def __init__(self, store: ImageStore, files: Sequence[str], labels: np.ndarray, words: str):
-        """`words` say which part this is, for a bar while it is decoded."""
+        """`words`: a phrase for this part, for a bar while it is decoded."""
         check_pillow()
         self.files, self.labels = list(files), labels.astype(np.int64)
         self._store, self._words = store, words

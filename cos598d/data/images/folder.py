@@ -1,4 +1,4 @@
-"""Any images of yours: a folder, or a zip archive, with one folder for each class."""
+"""Your own images: a folder, or a zip archive, with one folder for each class."""
 
 import os
 from collections import defaultdict
@@ -15,15 +15,15 @@ from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
 TRAIN = ("train", "training")
-DEV = ("dev", "val", "valid", "validation", "test")  # the first that is there is evaluated on
+DEV = ("dev", "val", "valid", "validation", "test")  # the first one that exists is evaluated on
 MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
 class FoundImages:
-    """What a store holds: the classes in order of their names, and of each part its files by class.
+    """The contents of a store: the classes in order of their names, and each part's files by class.
 
-    parts: "all" alone where the images are not divided into parts, else "train" and "dev".
+    parts: only "all" if the images are not divided into parts, else "train" and "dev".
     """
 
     store: ImageStore
@@ -32,9 +32,9 @@ class FoundImages:
 
 
 class ImageFolderTask(ImageTask):
-    """CLASS/IMAGE, or train/CLASS/IMAGE beside val/CLASS/IMAGE (or dev, valid, validation, test), however deep below.
+    """CLASS/IMAGE, or train/CLASS/IMAGE next to val/CLASS/IMAGE (or dev, valid, validation, test), at any depth.
 
-    Where there are no parts a fixed fifth of each class is evaluated on. Classes are numbered in order of their names.
+    Without parts, a fixed fifth of each class is evaluated on. Classes are numbered in order of their names.
     """
 
     name = "image_folder"
@@ -43,7 +43,7 @@ class ImageFolderTask(ImageTask):
 
     def __init__(self, options: ImageOptions):
         super().__init__(options)
-        self.num_labels = 0  # until they are located
+        self.num_labels = 0  # until the images are located
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Any, str]:
         for path, words in candidates(data_dir, environ, ("",)):
@@ -51,8 +51,8 @@ class ImageFolderTask(ImageTask):
             self.classes, self.num_labels = found.classes, len(found.classes)
             return found, words
         raise UserError(
-            f"No images. Name with --data_dir or {VARIABLE} a folder, or a zip archive, that has one folder of images "
-            "for each class."
+            f"No images. Set --data_dir or {VARIABLE} to a folder, or a zip archive, that has one folder of images for "
+            "each class."
         )
 
     def source(self, part: str, location: Any) -> ImageSource:
@@ -66,7 +66,7 @@ class ImageFolderTask(ImageTask):
 
 
 def find_classes(store: ImageStore) -> FoundImages:
-    """The classes and parts that the folders of `store` say. Raises UserError if they say none, or contradict."""
+    """The classes and parts given by the folders of `store`. Raises UserError for none, or for a contradiction."""
     files = store.files
     inside = _common_folders(files)
     by_part: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -103,9 +103,9 @@ def find_classes(store: ImageStore) -> FoundImages:
 
 
 def _common_folders(files: list[str]) -> str:
-    """The folders that all files lie in, where these are not the classes themselves: "cifar10/" of cifar10/train/cat/1.
+    """The folders that contain all files and are not the classes: "cifar10/" for cifar10/train/cat/1.
 
-    They are left out as long as everything is in one folder, and that has folders, not images, in it.
+    A folder is skipped while it contains everything and has folders, not images, in it.
     """
     inside = ""
     while files:

@@ -15,17 +15,17 @@ from cos598d.data.images.task import VARIABLE, ImagesInMemory, ImageTask, candid
 from cos598d.data.task import fetch_command
 from cos598d.errors import UserError
 
-# What the two parts' files are called, and what the images and their classes are in: X-images-idx3-ubyte, ....gz.
+# The prefix of each part's files, and the format number of images and of labels: X-images-idx3-ubyte, ....gz.
 _PARTS = {"train": "train", "dev": "t10k"}
 _KINDS = {"images": 3, "labels": 1}
 _UNSIGNED_BYTE = 0x08
-_MOST_BYTES = 1 << 30  # a head that promises more is not believed; MNIST's largest file holds 47 MB
+_MOST_BYTES = 1 << 30  # a header that claims more is wrong; MNIST's largest file has 47 MB
 
 
 class MnistTask(ImageTask):
     """60,000 digits to train on and 10,000 to evaluate on (LeCun et al. 1998), in IDX files, gzipped or not.
 
-    Where only the 10,000 are there, a fixed fifth of each class of them is evaluated on. A location is their folder.
+    If only the 10,000 exist, a fixed fifth of each of their classes is evaluated on. A location is their folder.
     """
 
     name = "mnist"
@@ -38,9 +38,9 @@ class MnistTask(ImageTask):
             if _file(folder, "t10k", "images") is not None:
                 return folder, words
         raise UserError(
-            f"No MNIST in {data_dir or environ.get(VARIABLE) or 'any folder that was named'}. Name with --data_dir or "
-            f"{VARIABLE} the folder of t10k-images-idx3-ubyte and the other three files, with or without .gz, or fetch "
-            f"them with {fetch_command('MNIST')}."
+            f"No MNIST in {data_dir or environ.get(VARIABLE) or 'any folder that was named'}. Set --data_dir or "
+            f"{VARIABLE} to the folder of t10k-images-idx3-ubyte and the other three files, with or without .gz, or "
+            f"fetch them with {fetch_command('MNIST')}."
         )
 
     def source(self, part: str, location: Path) -> ImagesInMemory:
@@ -70,10 +70,10 @@ def _read(folder: Path, stem: str, kind: str) -> np.ndarray:
 
 
 def parse_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The array in an IDX file, uint8, plain or gzipped; http://yann.lecun.com/exdb/mnist describes its format.
+    """The array in an IDX file, uint8, plain or gzipped. http://yann.lecun.com/exdb/mnist describes its format.
 
-    Raises ValueError, in words that go on with the file's name, where it cannot be read, is of another kind or number
-    of dimensions, or longer or shorter than its header gives.
+    Raises ValueError, with a phrase that follows the file's name, if it cannot be read, is of another kind or number of
+    dimensions, or is longer or shorter than its header claims.
     """
     try:
         with open(path, "rb") as plain:
@@ -87,10 +87,10 @@ def parse_idx(path: Path, dimensions: int) -> np.ndarray:
                 size = math.prod(shape)
                 if not 0 < size <= _MOST_BYTES:
                     raise ValueError(f"its header gives {' x '.join(map(str, shape))} values")
-                content = file.read(size + 1)  # not all that there may be: a few bytes can unpack to any number
+                content = file.read(size + 1)  # not everything: a few bytes can unpack to any number
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(str(getattr(error, "strerror", None) or error)) from error
     if len(content) != size:
-        problem = "ends early" if len(content) < size else "goes on after its end"
+        problem = "ends early" if len(content) < size else "continues after its end"
         raise ValueError(f"it {problem}: its header gives {' x '.join(map(str, shape))} values")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)

@@ -1,4 +1,4 @@
-"""What all tasks have in common that find the class of an image: their flags, where they look, and how they load."""
+"""The common base of all tasks that classify images: their flags, where they look, and how they load."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from cos598d.data.task import Task
 from cos598d.errors import UserError
 from cos598d.terminal.fields import flag
 
-GROUP = "images"  # where --help lists them
+GROUP = "images"  # their heading in --help
 VARIABLE = "IMAGE_DIR"
-_FORMAT = 1  # counted up when what is stored changes its meaning, so that old files are no longer found
+_FORMAT = 1  # increased when the meaning of cached data changes, so that old files are no longer found
 _PARTS = ("train", "dev")
-_BLOCK = 256  # images that are brought to the model's size at a time
+_BLOCK = 256  # images that are scaled to the model's size at a time
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class ImageOptions:
 
 
 class ImageSource(ABC):
-    """A part's images before they are brought to a model's size.
+    """A part's images before they are scaled to a model's size.
 
-    labels: int64 (images,), the number of each one's class. digest: over the images and their classes.
+    labels: int64 (images,), the class number of each. digest: of the images and their classes.
     """
 
     labels: np.ndarray
@@ -52,7 +52,7 @@ class ImageSource(ABC):
 
     @abstractmethod
     def pixels(self, places: np.ndarray, encoder: ImageEncoder) -> np.ndarray:
-        """The images at `places` as `encoder.fit` makes them. Raises UserError for one that is refused."""
+        """The images at `places`, scaled by `encoder.fit`. Raises UserError for one that is refused."""
 
 
 class ImagesInMemory(ImageSource):
@@ -68,9 +68,9 @@ class ImagesInMemory(ImageSource):
 
 
 class ImageTask(Task):
-    """Images of `num_labels` classes, grey (`channels` 1) or coloured (3), of about `size` pixels a side.
+    """Images of `num_labels` classes, grey (`channels` 1) or coloured (3), of about `size` pixels per side.
 
-    mirrors: whether an image seen in a mirror is of the same class.
+    mirrors: whether a mirrored image still has the same class.
     """
 
     head = "image_classification"
@@ -88,7 +88,7 @@ class ImageTask(Task):
 
     @abstractmethod
     def source(self, part: str, location: Any) -> ImageSource:
-        """The images of a part. Raises UserError naming the file of what cannot be read."""
+        """The images of a part. Raises UserError with the file that cannot be read."""
 
     def check(self, location: Any, parts: Sequence[str] | None = None) -> None:
         for part in _PARTS if parts is None else parts:
@@ -103,7 +103,7 @@ class ImageTask(Task):
         overwrite_cache: bool = False,
         limit: int | None = None,
     ) -> Images:
-        """`max_seq_length` means nothing to images."""
+        """`max_seq_length` has no effect on images."""
         if part not in _PARTS:
             raise ValueError(f"{self.name} has the parts {', '.join(_PARTS)}, not {part!r}.")
         source = self.source(part, location)
@@ -118,8 +118,8 @@ class ImageTask(Task):
 
 
 def candidates(data_dir: str | None, environ: Mapping[str, str], names: Sequence[str]) -> Iterator[tuple[Path, str]]:
-    """The paths that a task's data may be at, with words for each: --data_dir, else IMAGE_DIR, and what is in it by
-    these `names`; "" for itself. Raises UserError if what was named is not there."""
+    """The paths where a task's data may be, with a phrase for each: --data_dir, else IMAGE_DIR, and its entries with
+    these `names`; "" is the folder itself. Raises UserError if a named path does not exist."""
     named = data_dir or environ.get(VARIABLE)
     if not named:
         return

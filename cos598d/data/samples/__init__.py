@@ -1,4 +1,4 @@
-"""The bundled samples, in the forms of RTE and SQuAD, for a first run without any data."""
+"""The bundled samples, in the formats of RTE and SQuAD, for a first run without any data."""
 
 import functools
 import json
@@ -20,14 +20,14 @@ def rte_sample(part: str) -> list[Pair]:
 
 
 def write_rte_sample(folder: Path) -> Path:
-    """Write train.tsv and dev.tsv in RTE's form into `folder`, and return it."""
+    """Write train.tsv and dev.tsv in RTE's format into `folder`, and return it."""
     for part in PARTS:
         write_whole(Path(folder) / f"{part}.tsv", _text(f"rte-{part}.tsv"))
     return Path(folder)
 
 
 def squad_sample(part: str, version_2: bool) -> dict[str, Any]:
-    """SQuAD's JSON object of "train" or "dev"; 1.1 is 2.0 without the impossible questions."""
+    """SQuAD's JSON object for "train" or "dev"; 1.1 is 2.0 without the impossible questions."""
     squad = json.loads(_text(f"squad-{part}.json"))
     if version_2:
         return squad

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cos598d.terminal.fields import flag
 
-GROUP = "SQuAD"  # where --help lists them
+GROUP = "SQuAD"  # their heading in --help
 
 
 @dataclass(frozen=True)

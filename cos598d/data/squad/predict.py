@@ -13,7 +13,7 @@ from cos598d.data.text.features import Features
 
 @dataclass(frozen=True)
 class Predictions:
-    """What the official files hold, by question id: the answer's text, the n best, and in 2.0 the null scores."""
+    """The contents of the official files, by question id: the answer's text, the n best, and in 2.0 the null scores."""
 
     texts: dict[str, str]
     nbest: dict[str, list[dict[str, Any]]]
@@ -21,7 +21,7 @@ class Predictions:
 
 
 class _Candidates(NamedTuple):
-    """Spans of one window, each (spans,): scores of their first and last tokens, their tokens in the context."""
+    """Spans of one window, each (spans,): scores of first and last tokens, and their indices in the context."""
 
     start_scores: np.ndarray
     end_scores: np.ndarray
@@ -32,16 +32,16 @@ class _Candidates(NamedTuple):
 def predict(
     squad: Squad, chosen: Sequence[int], features: Features, outputs: np.ndarray, options: SquadOptions
 ) -> Predictions:
-    """The answers to the `chosen` questions that `features` was built of (see `build_windows`).
+    """The answers to the `chosen` questions from which `features` was built (see `build_windows`).
 
-    outputs: float (windows, 2 x width), the scores of being the answer's first token and those of being its last,
-    padded to the longest window.
+    outputs: float (windows, 2 x width), the scores for the answer's first token and those for its last, padded to the
+    longest window.
 
-    In every window the `n_best_size` best first tokens and as many last ones make the spans; a span's first token
-    must have its widest surroundings in that window, and both must be of the context. (The scripts of BERT take the
-    best of all tokens first and then drop those of the question, which leaves fewer.) A span's score is the sum of
-    both; equal scores go to the earlier window, then to the better first token. The null score is that of [CLS],
-    the lowest of the question's windows. `probability` is the softmax over the n best.
+    In every window the `n_best_size` best first tokens and as many last ones form the spans. Both must be in the
+    context, and a span's first token must have its widest surroundings in that window. (BERT's scripts take the best of
+    all tokens first and then drop those of the question, which leaves fewer.) A span's score is the sum of both. Of
+    equal scores, the earlier window wins, then the better first token. The null score is that of [CLS], the lowest of
+    the question's windows. `probability` is the softmax over the n best.
     """
     extra, width = features.extra, outputs.shape[1] // 2
     bounds = np.searchsorted(extra["question"], np.arange(len(chosen) + 1))
@@ -63,7 +63,7 @@ def predict(
             null = cls_scores[cls_scores.sum(axis=1).argmin()]
             entries = sorted([*entries, _entry("", null[0], null[1])], key=_score, reverse=True)
             best_score = _score(best) if best else -np.inf
-            # Without any span there is nothing to say but "no answer"; JSON knows no infinity.
+            # Without any span the only answer is "no answer"; JSON has no infinity.
             null_odds[question.identity] = float(min(null.sum() - best_score, 1e9))
             is_answered = null_odds[question.identity] <= options.null_score_diff_threshold
         texts[question.identity] = best["text"] if best and is_answered else ""
@@ -94,7 +94,7 @@ def _candidates(
 
 
 def _top(scores: np.ndarray, count: int) -> np.ndarray:
-    """The places of the `count` highest, highest first, the earlier one of equals first."""
+    """The indices of the `count` highest, highest first; of equal ones, the earlier first."""
     return np.argsort(-scores, kind="stable")[:count]
 
 

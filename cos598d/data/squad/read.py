@@ -1,4 +1,4 @@
-"""SQuAD's JSON files, of both versions: contexts and questions, with errors that name the place."""
+"""SQuAD's JSON files, of both versions: contexts and questions, with errors that name the position."""
 
 import json
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ _FORM = 'Give a file of the form {"data": [{"paragraphs": [{"context": ..., "qas
 
 
 class GoldAnswer(NamedTuple):
-    """A gold answer, and the character of the context where it begins, from 0."""
+    """A gold answer, and the index of its first character in the context, from 0."""
 
     text: str
     start: int
 
 
 class Question(NamedTuple):
-    """One question. `context` is its place in `Squad.contexts`; impossible ones have no answers."""
+    """One question. `context` is its index in `Squad.contexts`; impossible questions have no answers."""
 
     identity: str
     context: int
@@ -32,7 +32,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Squad:
-    """A file's contexts and questions, in its order, so that the questions on one context follow each other."""
+    """A file's contexts and questions, in its order, so that the questions on one context are adjacent."""
 
     name: str
     contexts: list[str]
@@ -40,7 +40,7 @@ class Squad:
 
     @property
     def has_impossible(self) -> bool:
-        """Whether it asks what its contexts do not answer, as only SQuAD 2.0 does."""
+        """Whether some questions have no answer in their contexts, as only in SQuAD 2.0."""
         return any(question.impossible for question in self.questions)
 
 
@@ -48,12 +48,12 @@ MOST_BYTES = 1 << 30  # SQuAD 2.0 has 42 million
 
 
 def read_squad(file: Path) -> Squad:
-    """Read a file of SQuAD 1.1 or 2.0. Raises UserError naming the place of the first thing that is wrong."""
+    """Read a file of SQuAD 1.1 or 2.0. Raises UserError with the position of the first fault."""
     return parse_squad(read_json(file, "one of SQuAD's files"), str(file))
 
 
 def read_json(file: Path, wanted: str) -> Any:
-    """The JSON value in `file`; `wanted` says what it should be, for errors, raised as UserError."""
+    """The JSON value in `file`. `wanted` is what it should be, for errors. Raises UserError."""
     try:
         return json.loads(read_plain(file, MOST_BYTES))
     except FileNotFoundError:
@@ -65,7 +65,7 @@ def read_json(file: Path, wanted: str) -> Any:
 
 
 def parse_squad(value: Any, name: str) -> Squad:
-    """The contexts and questions of a SQuAD file's JSON `value`; `name` is for errors, raised as UserError."""
+    """The contexts and questions of a SQuAD file's JSON `value`; `name` is for errors. Raises UserError."""
     contexts: list[str] = []
     questions: list[Question] = []
     seen: dict[str, str] = {}
@@ -101,7 +101,7 @@ def _question(item: Any, context: int, where: str, name: str) -> Question:
     identity = _get(item, "id", str, where, name)
     text = _get(item, "question", str, where, name)
     impossible = "is_impossible" in item and _get(item, "is_impossible", bool, where, name)
-    # Questions of the test sets come without answers.
+    # Questions of the test sets have no answers.
     given = _get(item, "answers", list, where, name) if "answers" in item else []
     answers = []
     for number, answer in enumerate(given):
@@ -117,7 +117,7 @@ _KINDS = {str: "text", list: "list", int: "whole number", bool: "true or false"}
 
 def _get(holder: Any, key: str, kind: type, where: str, name: str) -> Any:
     found = holder.get(key) if isinstance(holder, dict) else None
-    if type(found) is not kind:  # not isinstance: True is an int there
+    if type(found) is not kind:  # not isinstance: True would count as an int
         instead = f" but {_shown(found)}" if isinstance(holder, dict) and key in holder else ""
         raise UserError(f"{name} is not in SQuAD's form: {where} has no {_KINDS[kind]} {key!r}{instead}. {_FORM}.")
     return found

@@ -1,7 +1,7 @@
-"""SQuAD's official scores: exact match and F1 over words, the best over the gold answers, of anybody's predictions.
+"""SQuAD's official scores of any program's predictions: exact match and F1 over words, the best over the gold answers.
 
-The rules are those of the official evaluation scripts for 1.1 (Rajpurkar et al. 2016, section 6.1) and 2.0
-(Rajpurkar, Jia and Liang 2018, section 5), written again. `cos598d score --task squad` scores a file.
+The rules are those of the official evaluation scripts for 1.1 (Rajpurkar et al. 2016, section 6.1) and 2.0 (Rajpurkar,
+Jia and Liang 2018, section 5), reimplemented. `cos598d score --task squad` scores a file.
 """
 
 import functools
@@ -18,9 +18,9 @@ from cos598d.data.squad.read import Question, Squad, read_json, read_squad
 from cos598d.errors import UserError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-# ASCII's only: the official scripts leave dashes and quotes of Unicode where they are.
+# Only ASCII's: the official scripts keep Unicode's dashes and quotes.
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_SHOWN = 3  # ids named in a remark
+_SHOWN = 3  # ids in a remark
 
 
 def normalize_answer(text: str) -> str:
@@ -30,7 +30,7 @@ def normalize_answer(text: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _normalized(text: str) -> str:
-    """`normalize_answer`, which a prediction needs once, however many gold answers it is held against."""
+    """`normalize_answer`, cached: a prediction needs it once for all of its gold answers."""
     return normalize_answer(text)
 
 
@@ -45,9 +45,9 @@ def exact_match(prediction: str, gold: str) -> float:
 
 
 def f1_score(prediction: str, gold: str) -> float:
-    """The harmonic mean of precision and recall over normalized words, counted with their repetitions.
+    """The harmonic mean of precision and recall over normalized words, counting repetitions.
 
-    Where either side has no words it is 0, as in the script for 1.1.
+    If either side has no words it is 0, as in the script for 1.1.
     """
     predicted, wanted = _words(prediction), _words(gold)
     same = sum(min(count, predicted[word]) for word, count in wanted.items())
@@ -58,7 +58,7 @@ def f1_score(prediction: str, gold: str) -> float:
 
 
 def f1_score_version_2(prediction: str, gold: str) -> float:
-    """`f1_score`, but where either side has no words it is 1 if both have none, as in the script for 2.0."""
+    """`f1_score`, but if either side has no words it is 1 if both have none, as in the script for 2.0."""
     if not _normalized(prediction) or not _normalized(gold):
         return exact_match(prediction, gold)
     return f1_score(prediction, gold)
@@ -77,11 +77,11 @@ def score_version_1(questions: Sequence[Question], predictions: Mapping[str, str
 def score_version_2(
     questions: Sequence[Question], predictions: Mapping[str, str], null_odds: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """`exact` and `f1` in percent, the same for questions with an answer (HasAns) and without (NoAns).
+    """`exact` and `f1` in percent, also separately for questions with an answer (HasAns) and without (NoAns).
 
-    An empty prediction says that there is no answer; a question without a prediction counts as wrong. With
-    `null_odds`, a number for each question that rises with the belief in no answer, also the best scores that any
-    threshold over it gives (`best_exact`, `best_f1`), with that threshold (`best_exact_thresh`, `best_f1_thresh`).
+    An empty prediction means that there is no answer. A question without a prediction counts as wrong. `null_odds` is a
+    number per question that is larger if no answer is more likely. With it, the result also has the best scores over
+    all thresholds (`best_exact`, `best_f1`), and these thresholds (`best_exact_thresh`, `best_f1_thresh`).
     """
     exact = _raw(questions, predictions, exact_match, _texts_or_none)
     f1 = _raw(questions, predictions, f1_score_version_2, _texts_or_none)
@@ -119,7 +119,7 @@ def _texts(question: Question) -> list[str]:
 
 
 def _texts_or_none(question: Question) -> list[str]:
-    """The gold answers that have words; if there are none, the empty one is right."""
+    """The gold answers that have words; if there are none, the empty answer is right."""
     return [text for text in _texts(question) if normalize_answer(text)] or [""]
 
 
@@ -129,9 +129,9 @@ def _best_threshold(
     null_odds: Mapping[str, float],
     has_answer: Mapping[str, bool],
 ) -> tuple[float, float]:
-    """The best total, in percent, if every question whose odds lie above a threshold were left unanswered.
+    """The best total, in percent, if every question whose odds are above a threshold is left unanswered.
 
-    Begins with all unanswered and answers one question after the other, the surest first.
+    It begins with all unanswered and answers one question after the other, the surest first.
     """
     current = best = float(sum(not has for identity, has in has_answer.items() if identity in predictions))
     threshold = 0.0
@@ -151,11 +151,11 @@ def _percent(scores: Iterable[float]) -> float:
 
 
 def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> tuple[dict[str, float], list[str]]:
-    """The official scores of a predictions file, {question id: answer}, and remarks on what does not fit.
+    """The official scores of a predictions file, {question id: answer}, and remarks on mismatches.
 
-    `data` is a SQuAD file. If it has questions without an answer, 2.0's rules hold, else 1.1's. `null_odds`, {question
-    id: number}, adds 2.0's best thresholds. Questions without a prediction count as wrong. Raises UserError if a
-    file cannot be read or has another form, or where the predictions are for other questions altogether.
+    `data` is a SQuAD file. If it has questions without an answer, 2.0's rules apply, else 1.1's. `null_odds`, {question
+    id: number}, adds 2.0's best thresholds. Questions without a prediction count as wrong. Raises UserError if a file
+    cannot be read or has another form, or if all predictions are for other questions.
     """
     squad = read_squad(data)
     answers = _read(predictions, "an answer's text", lambda entry: isinstance(entry, str))
@@ -185,7 +185,7 @@ def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> 
 
 
 def _read(file: Path, words: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
-    """The file's entries by question id, each of which `fits` the form that `words` name."""
+    """The file's entries by question id. Each must fulfil `fits`, which `words` describes."""
     value = read_json(file, f"a file that maps each question id to {words}")
     form = f'Map each question id to {words}: {{"ID": ...}}'
     if not isinstance(value, dict):
@@ -197,7 +197,7 @@ def _read(file: Path, words: str, fits: Callable[[Any], bool]) -> dict[str, Any]
 
 
 def _is_number(entry: Any) -> bool:
-    return type(entry) in (int, float) and abs(entry) <= sys.float_info.max  # not NaN, nor more than a float holds
+    return type(entry) in (int, float) and abs(entry) <= sys.float_info.max  # not NaN, and within a float's range
 
 
 def _name(squad: Squad, identities: list[str]) -> str:

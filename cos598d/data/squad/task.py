@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and 2.0 as the training loop knows them."""
+"""SQuAD 1.1 and 2.0, for the training loop."""
 
 import hashlib
 import json
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _FOLDER = "SQUAD_DIR"
 _FLAGS = {"train": "train_file", "dev": "predict_file"}
-# What the second number of a remark counts, by the names of `windows.Finding`.
+# What a remark's second number counts, by the names of `windows.Finding`.
 _CAUSES = {
     "MOVED": "are inside a word piece at their offset (the nearest place with the complete answer was taken)",
     "INSIDE_TOKEN": "begin or end inside a word piece (their tokens hold a little more)",
     "NO_WINDOW": "do not fit into a window (none of theirs has an answer)",
-    "WRONG_OFFSET": "do not stand at their offset{skipped}",
+    "WRONG_OFFSET": "are not at their offset{skipped}",
     "NO_ANSWER": "are missing{skipped}",
 }
 
@@ -35,13 +35,14 @@ Files = Mapping[str, Path] | None  # by part; None: the bundled sample
 
 
 class SquadTask(Task):
-    """Questions answered by a span of their context, in 2.0 or by saying that it holds no answer."""
+    """Questions answered by a span of their context; in 2.0 also by "no answer"."""
 
     name = "squad"
     head = "question_answering"
     num_labels = 2
     evaluation_parts = ("dev",)
-    # RoBERTa has no such head in pytorch-transformers; XLNet's and XLM's search beams instead of scoring every token.
+    # RoBERTa has no such head in pytorch-transformers; XLNet's and XLM's heads use beam search, and do not score every
+    # token.
     model_types = ("bert", "distilbert")
     defaults = {"max_seq_length": 384, "total_train_batch_size": 16}
     options_kind = SquadOptions
@@ -56,8 +57,8 @@ class SquadTask(Task):
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Files, str]:
         """--train_file and --predict_file, each a path or a name in the folder; the folder is `data_dir` or SQUAD_DIR.
 
-        Of a folder, train-v1.1.json and dev-v1.1.json count (v2.0 with --version_2_with_negative), or the only
-        file whose name begins like that.
+        In a folder, train-v1.1.json and dev-v1.1.json are used (v2.0 with --version_2_with_negative), or the only file
+        whose name starts like that.
         """
         folder = data_dir or environ.get(_FOLDER)
         if folder and not Path(folder).is_dir():
@@ -129,7 +130,7 @@ class SquadTask(Task):
         key = (self.name, part, digest, str(limit), *map(str, asdict(options).values()))
         features = cached_features(f"{self.name}-{part}", key, build, encoder, overwrite_cache)
         self._chosen[part] = chosen
-        # Training needs the counts alone, unless every question is to be named.
+        # Training needs only the counts, unless every question is to be named.
         if part != "train" or self.options.verbose_logging:
             self._squads[part] = squad
         return features
@@ -182,7 +183,7 @@ class SquadTask(Task):
 
 
 def _only(folder: Path, begin: str) -> Path:
-    """The folder's file BEGIN.json, or else the only one whose name begins so."""
+    """The folder's file BEGIN.json, or else the only one whose name starts with `begin`."""
     exact = folder / f"{begin}.json"
     others = [] if exact.is_file() else sorted(folder.glob(f"{begin}*.json"))
     return others[0] if len(others) == 1 else exact

@@ -1,4 +1,4 @@
-"""Questions and their contexts as sequences: windows over long contexts, answers found through character offsets."""
+"""Questions and their contexts as sequences: windows over long contexts, answers located by character offsets."""
 
 import functools
 from array import array
@@ -19,33 +19,33 @@ from cos598d.terminal.printable import printable
 
 _BLOCK = 256  # contexts tokenized at a time, if they are short
 _QUESTIONS = 1024  # questions tokenized at a time
-# Every question repeats all of its context, so that what a file asks for grows with both. SQuAD 2.0's 130,000 questions
-# make some 25 million tokens; these are 1 GiB of ids.
+# Every question repeats its whole context, so a file's memory grows with both. SQuAD 2.0's 130,000 questions make some
+# 25 million tokens; this limit is 1 GiB of ids.
 MOST_TOKENS = 1 << 28
-# How far an answer that begins or ends inside a word piece is looked for elsewhere in its context: characters to either
-# side, places that are looked at, and the longest answer, all far beyond what the published files need.
+# Limits of the search for another occurrence of an answer that begins or ends inside a word piece: characters to either
+# side, occurrences examined, and the longest answer. All are far above what the published files need.
 _AWAY, _PLACES, _LONGEST_MOVED = 16_384, 100, 1_000
 
 
 class AnswerStatus(IntEnum):
-    """What became of a question's first gold answer when its tokens were looked for."""
+    """The result of locating a question's first gold answer in tokens."""
 
-    EXACT = 0  # the text of its tokens is the answer's, after the official normalization
+    EXACT = 0  # its tokens' text is the answer's, after the official normalization
     IMPOSSIBLE = 1  # the question has no answer
-    MOVED = 2  # so only elsewhere in its context, and inside a word piece at its offset: the nearest place is taken
-    INSIDE_TOKEN = 3  # it begins or ends inside a word piece everywhere; the tokens hold a little more
+    MOVED = 2  # exact only elsewhere in its context, and inside a word piece at its offset: the nearest place is taken
+    INSIDE_TOKEN = 3  # it begins or ends inside a word piece everywhere; its tokens have a little more
     NO_WINDOW = 4  # too long for every window
-    WRONG_OFFSET = 5  # the context does not hold it at its offset
-    NO_ANSWER = 6  # none is given, though one should exist
+    WRONG_OFFSET = 5  # the context does not have it at its offset
+    NO_ANSWER = 6  # none is given, though there should be one
 
 
-# Without a true place in its context a question teaches nothing.
+# A question whose answer has no valid place in its context is useless for training.
 UNUSABLE = (AnswerStatus.WRONG_OFFSET, AnswerStatus.NO_ANSWER)
 
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """How sequences are cut, all in word pieces: the sequence, the question, and from one window to the next."""
+    """How sequences are cut, in word pieces: the lengths of sequence and question, and the stride of windows."""
 
     max_seq_length: int = 384
     max_query_length: int = SquadOptions.max_query_length
@@ -60,23 +60,23 @@ def build_windows(
     training: bool,
     progress: Callable[[int], None] = lambda questions: None,
 ) -> Features:
-    """The `chosen` questions of a file (places in `squad.questions`, rising) as `[CLS] question [SEP] window [SEP]`.
+    """The `chosen` questions of a file (rising indices of `squad.questions`) as `[CLS] question [SEP] window [SEP]`.
 
-    A context longer than a window is cut into windows that overlap, in order. The targets `start_positions` and
+    A context longer than a window is split into overlapping windows, in order. The targets `start_positions` and
     `end_positions`, int64 (windows,), are the first and the last token of the first gold answer in the window's
-    sequence; 0, the place of [CLS], where the window does not hold all of it. `training` leaves out the questions
-    whose answer is not at its offset. What prediction needs is kept in `extra`, all int32 but the offsets:
+    sequence. They are 0, the index of [CLS], if the window does not contain all of it. `training` leaves out the
+    questions whose answer is not at its offset. `extra` has what prediction needs, all int32 except the offsets:
 
-      finding (questions,)             a `Finding` for each chosen question
-      context (questions,)             its context, counted among those that the chosen ones use
-      question (windows,)              which of the chosen questions the window belongs to
-      first (windows,)                 the token of the context that the window begins with
-      best_from, best_to (windows,)    the tokens of the context that have their widest surroundings in this window
-      context_offsets (contexts + 1,)  context c's tokens are starts[context_offsets[c]:context_offsets[c + 1]]
-      starts, ends (tokens,)           the characters of the context that each of its tokens stands for
+    finding (questions,)             a `Finding` for each chosen question
+    context (questions,)             the index of its context among those that the chosen questions use
+    question (windows,)              the index of the window's question among the chosen ones
+    first (windows,)                 the index in the context of the window's first token
+    best_from, best_to (windows,)    the tokens of the context that have their widest surroundings in this window
+    context_offsets (contexts + 1,)  context c's tokens are starts[context_offsets[c]:context_offsets[c + 1]]
+    starts, ends (tokens,)           the characters of the context that each of its tokens covers
 
-    `progress` is called with the number of questions done since the last call. Raises UserError if the lengths leave
-    no room for the context.
+    `progress` is called with the number of questions done since the last call. Raises UserError if the lengths leave no
+    room for the context.
     """
     _check_room(options)
     builder = _Builder(squad.name, encoder, options, training)
@@ -93,14 +93,14 @@ def build_windows(
 
 
 def _queries(texts: Iterable[str], encoder: TextEncoder, options: WindowOptions) -> Iterator[np.ndarray]:
-    """Each question's tokens, cut to their greatest length."""
+    """Each question's tokens, cut to the maximum length."""
     for batch in batches(texts, _QUESTIONS, len):
         for ids in encoder.encode_starts(batch, options.max_query_length):
             yield np.array(ids[: options.max_query_length], dtype=np.int32)
 
 
 class _Builder:
-    """Collects windows in arrays that grow, four bytes a token."""
+    """Collects windows in growing arrays, four bytes per token."""
 
     _COLUMNS = ("question", "first", "best_from", "best_to")
 
@@ -149,9 +149,7 @@ class _Builder:
     def features(self) -> Features:
         """Raises UserError if there is no window."""
         if not self._rows:
-            raise UserError(
-                f"{self._name} holds no question whose answer is where answer_start points. Check the file."
-            )
+            raise UserError(f"{self._name} has no question whose answer is at its answer_start. Check the file.")
         columns = np.array(self._rows, dtype=np.int32).reshape(-1, len(self._COLUMNS) + 4).T
         lengths, splits, starts, ends = columns[len(self._COLUMNS) :]
         extra = {name: np.ascontiguousarray(columns[place]) for place, name in enumerate(self._COLUMNS)}
@@ -182,7 +180,7 @@ def _check_room(options: WindowOptions) -> None:
 
 
 def _find_answer(question: Question, context: str, encoded: Encoded) -> tuple[AnswerStatus, tuple[int, int] | None]:
-    """What there is to say of the first gold answer, and its first and last token in the context."""
+    """The status of the first gold answer, and its first and last token in the context."""
     if question.impossible:
         return AnswerStatus.IMPOSSIBLE, None
     if not question.answers:
@@ -191,11 +189,11 @@ def _find_answer(question: Question, context: str, encoded: Encoded) -> tuple[An
     if begin < 0 or not text or not context.startswith(text, begin):
         return AnswerStatus.WRONG_OFFSET, None
     tokens, is_exact = _tokens_of(text, begin, context, encoded)
-    if tokens is None:  # nothing but white space or characters that the vocabulary does not see
+    if tokens is None:  # only white space, or characters that the vocabulary drops
         return AnswerStatus.WRONG_OFFSET, None
     if is_exact:
         return AnswerStatus.EXACT, tokens
-    # Whoever marked an answer marked whole words: "six" is not in "the sixth" if "six" stands elsewhere.
+    # Annotators mark whole words: "six" does not mean a part of "the sixth" if "six" occurs elsewhere.
     places = sorted(_occurrences(text, begin, context), key=lambda place: abs(place - begin))
     for place in places[:_PLACES]:
         elsewhere, is_exact = _tokens_of(text, place, context, encoded)
@@ -205,7 +203,7 @@ def _find_answer(question: Question, context: str, encoded: Encoded) -> tuple[An
 
 
 def _tokens_of(text: str, begin: int, context: str, encoded: Encoded) -> tuple[tuple[int, int] | None, bool]:
-    """The first and last token that `text`, standing at `begin`, touches, and whether they hold nothing more."""
+    """The first and last token that `text` at index `begin` touches, and whether they contain nothing else."""
     first = int(np.searchsorted(encoded.ends, begin, side="right"))
     last = int(np.searchsorted(encoded.starts, begin + len(text), side="left")) - 1
     if last < first:
@@ -215,7 +213,7 @@ def _tokens_of(text: str, begin: int, context: str, encoded: Encoded) -> tuple[t
 
 
 def _occurrences(text: str, begin: int, context: str) -> Iterator[int]:
-    """Where the text stands in the context, not farther than _AWAY from `begin`."""
+    """The indices of the text in the context, at most _AWAY from `begin`."""
     if len(text) > _LONGEST_MOVED:
         return
     end = begin + _AWAY + len(text)
@@ -226,7 +224,7 @@ def _occurrences(text: str, begin: int, context: str) -> Iterator[int]:
 
 
 def _count_tokens(tokens: int, room: int, stride: int, others: int) -> int:
-    """How many tokens the windows over a context hold together, `others` of each not of the context."""
+    """The number of tokens in all windows over a context; each has `others` tokens that are not of the context."""
     step = min(room, stride)
     windows = 1 + max(0, -((room - tokens) // step))
     return windows * (room + others) - max(0, room - tokens + (windows - 1) * step)
@@ -236,15 +234,15 @@ def _count_tokens(tokens: int, room: int, stride: int, others: int) -> int:
 def _spans(tokens: int, room: int, stride: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The windows of at most `room` tokens over a context: where each begins, its length, and its best tokens' range.
 
-    A token belongs to the window in which it has most context on its shorter side, as the scripts of BERT have it.
-    One window's tokens follow each other without a gap, since that measure rises and falls once.
+    A token belongs to the window in which its shorter side has the most context, as in BERT's scripts. A window's best
+    tokens are contiguous, since that measure rises and falls only once.
     """
     firsts = [0]
     while firsts[-1] + room < tokens:
         firsts.append(firsts[-1] + min(room, stride))
     begin = np.array(firsts, dtype=np.int32)
     length = np.minimum(tokens - begin, room).astype(np.int32)
-    # Window by window: each looks at its own tokens alone, so that time and memory grow with the windows' tokens.
+    # Each window looks only at its own tokens, so that time and memory grow with the windows' tokens.
     best, best_room = np.zeros(tokens, dtype=np.int32), np.full(tokens, -1.0)
     around = np.minimum(np.arange(room), np.arange(room)[::-1])
     for window, (first, size) in enumerate(zip(firsts, length.tolist(), strict=True)):

@@ -1,1 +1,1 @@
-"""Text to integers: words, vocabulary ids, layouts of sequences, and features kept in a file."""
+"""Text to integers: words, vocabulary ids, layouts of sequences, and cached features."""

@@ -12,15 +12,15 @@ from cos598d.terminal.files import write_whole
 from cos598d.terminal.reading import parse_json
 
 _SPECIALS = ("<unk>", "</s>", "<pad>", "<s>", "<mask>")
-# How GPT-2 and RoBERTa cut text before merging bytes (Radford et al. 2019): a word takes the space before it along.
+# How GPT-2 and RoBERTa split text before merging bytes (Radford et al. 2019): a word includes the space before it.
 _WORDS = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class ByteLevelEncoder(WordEncoder):
-    """RoBERTa's: words of UTF-8 bytes, then merges of pairs. Text is stripped and gets one space in front."""
+    """RoBERTa's: words of UTF-8 bytes, then merges of pairs. Text is stripped, and a space is put in front."""
 
     def __init__(self, folder: Path, layout: Layout):
-        import regex  # comes with pytorch-transformers, which cuts by it; `re` has no \p{L}
+        import regex  # comes with pytorch-transformers, which splits with it; `re` has no \p{L}
 
         self._pattern = regex.compile(_WORDS)
         vocabulary_text, merges_text = (read_text(folder / name) for name in FILES["roberta"])

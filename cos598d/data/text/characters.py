@@ -1,8 +1,8 @@
-"""Text cut into words as BERT's first tokenization step does it, and bytes written as RoBERTa's does.
+"""Text split into words as by BERT's first tokenization step, and bytes written as by RoBERTa's.
 
-The Rust library's own normalizers follow another version of Unicode than Python, and lower-case letter by letter.
-Against pytorch-transformers they differ in hundreds of assigned characters and in every Greek word that ends in sigma.
-So characters are classified here, by Python's `unicodedata`, in tables for `str.translate` (a few nanoseconds each).
+The Rust library's normalizers follow another version of Unicode than Python, and lower-case letter by letter. They
+differ from pytorch-transformers in hundreds of assigned characters and in every Greek word that ends in sigma. So
+characters are classified here, by Python's `unicodedata`, in tables for `str.translate` (a few nanoseconds each).
 """
 
 import unicodedata
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-# The blocks whose characters BERT treats as words of their own: CJK ideographs, not kana or hangul.
+# The blocks whose characters BERT treats as separate words: CJK ideographs, not kana or hangul.
 _IDEOGRAPHS = (
     (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF),
@@ -25,7 +25,7 @@ _ASCII_SYMBOLS = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
 class _Table(dict):
-    """A table for `str.translate` whose entries are worked out when a character is first met."""
+    """A table for `str.translate` whose entries are computed when a character first occurs."""
 
     def __init__(self, entry: Callable[[str], str | None]):
         super().__init__()
@@ -37,7 +37,7 @@ class _Table(dict):
 
 
 def _clean(character: str) -> str | None:
-    """Drop control characters, turn white space into spaces, set ideographs apart."""
+    """Drop control characters, turn white space into spaces, put spaces around ideographs."""
     if character in "\t\n\r":
         return " "
     category = unicodedata.category(character)
@@ -67,9 +67,9 @@ _STRETCH = 1024
 
 
 def bert_words(text: str, lower_case: bool) -> str:
-    """The text's words and punctuation marks, white space between them.
+    """The text's words and punctuation marks, with white space between them.
 
-    `lower_case` lower-cases and removes accents too, as the uncased models expect.
+    `lower_case` also lower-cases and removes accents, as the uncased models expect.
     """
     text = text.translate(_CLEAN)
     if lower_case:
@@ -78,10 +78,10 @@ def bert_words(text: str, lower_case: bool) -> str:
 
 
 def _decomposed(text: str) -> str:
-    """NFD, a stretch at a time: Python sorts a run of combining marks in the square of its length.
+    """NFD, one section at a time: Python's sort of a run of combining marks takes quadratic time.
 
-    A stretch ends before a character that no mark is sorted past; only in a run of marks longer than a stretch are
-    some sorted less, and of those nearly all are dropped.
+    A section ends before a character across which no mark is sorted. Only in a run of marks longer than a section are
+    some sorted less, and nearly all of those are dropped.
     """
     if len(text) <= _STRETCH or text.isascii():
         return unicodedata.normalize("NFD", text)
@@ -96,7 +96,7 @@ def _decomposed(text: str) -> str:
 
 
 class _Widths(dict):
-    """How many characters each character becomes in `bert_words`, computed when a character is first met."""
+    """How many characters each character becomes in `bert_words`, computed when it first occurs."""
 
     def __init__(self, lower_case: bool):
         super().__init__()
@@ -111,17 +111,17 @@ _WIDTHS = {lower_case: _Widths(lower_case) for lower_case in (False, True)}
 
 
 def bert_word_sources(text: str, lower_case: bool) -> np.ndarray:
-    """For each character of `bert_words(text, lower_case)`, the place in `text` of the one it comes from.
+    """For each character of `bert_words(text, lower_case)`, the index in `text` of its source.
 
-    int32. Every step takes characters one by one, except for the Greek final sigma and the order of combining
-    marks, which change no lengths: so the lengths alone tell.
+    int32. Every step maps single characters, except for the Greek final sigma and the order of combining marks, which
+    change no lengths. So the lengths determine the result.
     """
     widths = np.fromiter(map(_WIDTHS[lower_case].__getitem__, text), np.int32, len(text))
     return np.repeat(np.arange(len(text), dtype=np.int32), widths)
 
 
 def combined_ends(text: str) -> np.ndarray:
-    """For each character the end of what is read as one with it: behind the combining marks that follow. int32."""
+    """For each character, the end of its group: after the combining marks that follow it. int32."""
     ends = np.arange(1, len(text) + 1, dtype=np.int32)
     if not text.isascii():
         for place in range(len(text) - 1, 0, -1):
@@ -131,7 +131,7 @@ def combined_ends(text: str) -> np.ndarray:
 
 
 def _visible_bytes() -> dict[int, str]:
-    """GPT-2's alphabet: a printable character for each byte, its own where Latin-1 has one, else from U+0100 on."""
+    """GPT-2's alphabet: a printable character for each byte, its own if Latin-1 has one, else from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + rank) for rank, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""What a text encoder is: text to the ids of one model's vocabulary, and the two kinds that cut text into words."""
+"""The interface of text encoders, from text to the ids of a model's vocabulary, and two kinds that split words."""
 
 import hashlib
 import itertools
@@ -24,12 +24,12 @@ FILES = {
     "xlm": ("vocab.json", "merges.txt"),
     "xlnet": ("spiece.model",),
 }
-LONGEST_WORD = 100  # characters; BERT takes a longer word for an unknown one
-_MOST_WORDS = 1 << 16  # that an encoder remembers the ids of: some 12 MB
+LONGEST_WORD = 100  # characters; BERT treats a longer word as unknown
+_MOST_WORDS = 1 << 16  # whose ids an encoder caches: some 12 MB
 
 
 class Encoded(NamedTuple):
-    """A text's ids, and of each the characters of the text it stands for: text[starts[i]:ends[i]]. int32, (tokens,)."""
+    """A text's ids, and the characters of the text that each covers: text[starts[i]:ends[i]]. int32, (tokens,)."""
 
     ids: np.ndarray
     starts: np.ndarray
@@ -40,12 +40,12 @@ class TextEncoder(Encoder):
     """Turns texts into ids of one model's vocabulary.
 
     cls_id, sep_id, pad_id: the ids of the special tokens that a sequence needs.
-    vocab_size: rows that the model's word embedding must have at least.
+    vocab_size: the least number of rows of the model's word embedding.
     layout: how this model type arranges the special tokens.
 
-    Special tokens written out in a text ("[SEP]") become that token's id. Text of nothing but white space
-    gives no ids (there pytorch-transformers returns one special token, whichever its hash seed puts first).
-    What `save` writes, pytorch_transformers' tokenizer of this type loads.
+    Special tokens that are written in a text ("[SEP]") become that token's id. Text of only white space gives no ids
+    (pytorch-transformers returns one special token there, whichever its hash seed puts first). pytorch_transformers'
+    tokenizer of this type can load the output of `save`.
     """
 
     cls_id: int
@@ -59,11 +59,11 @@ class TextEncoder(Encoder):
         """The ids of each text, without special tokens around it and without truncation."""
 
     def encode_starts(self, texts: Sequence[str], most: int) -> list[list[int]]:
-        """As `encode_many`, but of each text at least the first `most` ids: a long one need not be read to its end."""
+        """As `encode_many`, but at least the first `most` ids of each text: a long one need not be read to its end."""
         return self.encode_many(texts)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
-        """As `encode_many`, with each token's place in its text. Raises UserError if an encoder does not have it."""
+        """As `encode_many`, with each token's characters in its text. Raises UserError if they are not known."""
         raise UserError(
             "SQuAD needs the positions of tokens in the text, which only BERT's and DistilBERT's vocabularies "
             "without added tokens give. Choose --model_type bert or distilbert."
@@ -71,11 +71,10 @@ class TextEncoder(Encoder):
 
 
 class WordEncoder(TextEncoder):
-    """Cuts a text into words, and finds the ids of each word once, however often it occurs.
+    """Splits a text into words, and finds the ids of each word only once.
 
     specials: the special tokens: for unknown words, between texts, for padding, for the class, and the masked one.
-    find_ids: the ids of a word that has not been met before.
-    Raises UserError if the vocabulary lacks one of the first four.
+    find_ids: the ids of a new word. Raises UserError if the vocabulary lacks one of the first four.
     """
 
     def __init__(self, specials: Sequence[str], vocabulary: Mapping[str, int], find_ids: Callable[[str], list[int]]):
@@ -94,7 +93,7 @@ class WordEncoder(TextEncoder):
 
     @abstractmethod
     def _words(self, text: str, most: int) -> list[str]:
-        """The first `most` words of a text without special tokens; each has one id at least."""
+        """The first `most` words of a text without special tokens; each has at least one id."""
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         return self.encode_starts(texts, sys.maxsize)
@@ -115,7 +114,7 @@ class WordEncoder(TextEncoder):
 
 
 class _WordIds(dict[str, list[int]]):
-    """The ids of each word, found when it is first met. Long words are not kept, nor more than _MOST_WORDS."""
+    """The ids of each word, found when it first occurs. Long words are not cached, nor more than _MOST_WORDS."""
 
     def __init__(self, find_ids: Callable[[str], list[int]]):
         super().__init__()
@@ -131,7 +130,7 @@ class _WordIds(dict[str, list[int]]):
 
 
 def digest_of(*parts: str) -> str:
-    """One digest over strings and where they end, and over the Unicode version that classifies characters."""
+    """One digest of strings and their boundaries, and of the Unicode version that classifies characters."""
     digest = hashlib.sha256(unicodedata.unidata_version.encode())
     for part in parts:
         encoded = part.encode("utf-8")
@@ -140,13 +139,13 @@ def digest_of(*parts: str) -> str:
 
 
 def must_exist(file: Path) -> None:
-    """Raise UserError unless there is such a file."""
+    """Raise UserError unless the file exists."""
     if not file.is_file():
         raise UserError(f"There is no {file.name} in {file.parent}. Give the folder of the model's vocabulary.")
 
 
 def read_text(file: Path) -> str:
-    """A file's text. Raises UserError if there is none, or it is not UTF-8."""
+    """A file's text. Raises UserError if it does not exist, or is not UTF-8."""
     must_exist(file)
     try:
         return file.read_text(encoding="utf-8")  # universal newlines, as pytorch-transformers reads it

@@ -1,4 +1,4 @@
-"""One part of a task as integers: ragged arrays that batches are padded from, built once and kept in a file."""
+"""One part of a task as integers: ragged arrays from which batches are padded, built once and cached in a file."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -10,10 +10,10 @@ from cos598d.data.examples import Draw, Examples, spread
 from cos598d.data.text.encoder import TextEncoder
 from cos598d.data.text.layout import Layout
 
-if TYPE_CHECKING:  # imported where it is used: torch takes seconds
+if TYPE_CHECKING:  # imported where it is used: importing torch takes seconds
     import torch
 
-FORMAT = 3  # counted up when what is stored changes its meaning, so that old files are no longer found
+FORMAT = 3  # increased when the meaning of cached data changes, so that old files are no longer found
 _BLOCK = 1024  # examples tokenized at a time
 _BATCH_CHARACTERS = 1 << 20
 _ARRAYS = ("tokens", "offsets", "splits")
@@ -25,11 +25,11 @@ Example = tuple[str, str | None, Mapping[str, int | float]]  # first text, secon
 class Features(Examples):
     """Texts as tokens, in the order of the data file.
 
-    tokens: int32 (all tokens of all examples), special tokens included, truncated, not padded.
+    tokens: int32 (all tokens of all examples), with special tokens, truncated, not padded.
     offsets: int64 (examples + 1); example i is tokens[offsets[i]:offsets[i + 1]].
     splits: int32 (examples), where each example's second segment begins (see `Layout.arrange`).
     targets: what the model's head is trained on, each (examples,); for GLUE "labels".
-    extra: what a task keeps next to them for itself, in whatever shapes.
+    extra: a task's own arrays, of any shapes.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Features(Examples):
         self.lengths = np.diff(offsets).astype(np.int32)
 
     def take(self, indices: np.ndarray) -> "Features":
-        """The examples at `indices` alone, in that order. Only for features without `extra`."""
+        """Only the examples at `indices`, in that order. For features without `extra`."""
         rows = [self.tokens[self.offsets[index] : self.offsets[index + 1]] for index in indices]
         offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum([len(row) for row in rows], dtype=np.int64)])
         targets = {name: values[indices] for name, values in self.targets.items()}
@@ -81,7 +81,7 @@ class Features(Examples):
 
 
 def batches(items: Iterable[Item], most: int, characters: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """The items in lists of at most `most`, fewer where their `characters` are many, so that little is in memory."""
+    """The items in lists of at most `most`, fewer if their `characters` are many, so that they take little memory."""
     batch: list[Item] = []
     together = 0
     for item in items:
@@ -97,18 +97,18 @@ def batches(items: Iterable[Item], most: int, characters: Callable[[Item], int])
 def build_features(
     examples: Iterable[Example], encoder: TextEncoder, max_seq_length: int, target_types: Mapping[str, type]
 ) -> Features:
-    """Tokenize and arrange examples, a block at a time; what is kept in memory is four bytes a token.
+    """Tokenize and arrange examples, a block at a time; they take four bytes of memory per token.
 
-    target_types: each target's name and numpy type. Raises whatever iterating over `examples` raises, and UserError
-    if `max_seq_length` leaves no room for text.
+    target_types: each target's name and numpy type. Raises whatever iterating over `examples` raises, and UserError if
+    `max_seq_length` leaves no room for text.
     """
     layout, specials = encoder.layout, (encoder.cls_id, encoder.sep_id)
-    tokens, splits, lengths = [], [], []  # of arrays, one a block
+    tokens, splits, lengths = [], [], []  # lists of arrays, one per block
     targets: dict[str, list[np.ndarray]] = {name: [] for name in target_types}
     for block in batches(examples, _BLOCK, lambda example: len(example[0]) + len(example[1] or "")):
-        # No more than `max_seq_length` tokens of a text can stay, whatever the other is.
+        # At most `max_seq_length` tokens of a text can stay, whatever the other text is.
         firsts = encoder.encode_starts([first for first, _, _ in block], max_seq_length)
-        # The course's rule: an empty second text counts as none, one of white space makes a pair all the same.
+        # The assignment's rule: an empty second text counts as none, but one of white space makes a pair.
         seconds = iter(encoder.encode_starts([second for _, second, _ in block if second], max_seq_length))
         arranged = [
             layout.arrange(first, next(seconds) if second else None, *specials, max_seq_length)
@@ -136,10 +136,10 @@ def load_texts(
     label_type: type = np.int64,
     count: int | None = None,
 ) -> Features:
-    """The features of a part of a task of texts, from the cache or made of its `examples()`; `limit` as of Task.load.
+    """The features of a part of a task of texts, from the cache or from its `examples()`; `limit` as in Task.load.
 
-    key: what the part's contents depend on; count: how many examples there are, for the bar, which only a terminal
-    shows, and only of files that take a while.
+    key: what the part's contents depend on; count: the number of examples, for the bar. Only a terminal shows the bar,
+    and only for slow files.
     """
 
     def build() -> Features:
@@ -156,9 +156,9 @@ def load_texts(
 def cached_features(
     name: str, key: Sequence[str], build: Callable[[], Features], encoder: TextEncoder, overwrite: bool = False
 ) -> Features:
-    """The features kept in the cache folder under `name` and the content `key`, or built and put there.
+    """The features in the cache folder under `name` and `key`, their content key; otherwise built and cached.
 
-    `cached_arrays` says who builds, what `overwrite` means, and what is raised.
+    See `cached_arrays` for which process builds, what `overwrite` means, and what is raised.
     """
     arrays = cached_arrays(
         "features", name, (str(FORMAT), encoder.fingerprint, *key), lambda: _arrays(build()), overwrite

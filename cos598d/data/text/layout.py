@@ -1,7 +1,7 @@
 """How one or two texts become one sequence: special tokens, truncation, segments and padding.
 
-Everything that arranges tokens goes through here, whether they are word-piece ids (our own features) or
-strings (`utils_glue.convert_examples_to_features`), so the two cannot drift apart.
+All code that arranges tokens uses this, whether they are word-piece ids (our own features) or strings
+(`utils_glue.convert_examples_to_features`). So the two cannot diverge.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Token = TypeVar("Token")
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a model type wants its special tokens, and which segment ids it gives them.
+    """Where a model type puts its special tokens, and which segment ids it gives them.
 
     BERT's own, the default:      [CLS] a... [SEP]            or  [CLS] a... [SEP] b... [SEP]
     XLNet (`cls_at_end`):         a... <sep> b... <sep> <cls>
@@ -34,7 +34,7 @@ class Layout:
     uses_segments: bool = True
 
     def special_tokens(self, pair: bool) -> int:
-        """How many special tokens surround a single text or a pair."""
+        """The number of special tokens around a single text or a pair."""
         return 2 + pair + self.extra_sep
 
     def arrange(
@@ -71,7 +71,7 @@ class Layout:
         return [*body, self.cls_segment] if self.cls_at_end else [self.cls_segment, *body]
 
     def pad(self, rows: Sequence[Sequence[int] | np.ndarray], width: int, filler: int) -> np.ndarray:
-        """The rows in one int64 array (rows, width), `filler` where a row is shorter, on this layout's side."""
+        """The rows in one int64 array (rows, width), with `filler` in shorter rows, on this layout's side."""
         padded = np.full((len(rows), width), filler, dtype=np.int64)
         for target, row in zip(padded, rows, strict=True):
             start = width - len(row) if self.pad_on_left else 0
@@ -82,8 +82,8 @@ class Layout:
 def truncated_lengths(first: int, second: int, room: int) -> tuple[int, int]:
     """How many tokens of each text stay, so that together they fit into `room`.
 
-    One token at a time goes from the end of the longer text, and from the second when both are equally long: so the
-    longer one shrinks to the shorter one's length first, and then both in turn.
+    Tokens are removed one at a time from the end of the longer text, and from the second when both are equally long. So
+    the longer one first shrinks to the shorter one's length, and then both shrink in turn.
     """
     surplus = max(first + second - room, 0)
     shrunk = min(surplus, abs(first - second))

@@ -1,4 +1,4 @@
-"""Texts of your own with a class each: CSV, TSV or JSON lines, whose columns you name."""
+"""Your own texts with a class each: CSV, TSV or JSON lines, whose columns you name."""
 
 import csv
 import json
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 TRAIN = ("train", "training")
-DEV = ("dev", "val", "valid", "validation", "test")  # the first that is there is evaluated on
+DEV = ("dev", "val", "valid", "validation", "test")  # the first one that exists is evaluated on
 MOST_CLASSES = 1000
 OWN_TEXTS = "your own texts"
-_SHOWN = 100  # characters of a file's that are printed at most
+_SHOWN = 100  # most characters of a file's text in an error
 _WANTED = f"Give a folder with train and dev files, or one file, that end in {', '.join(SUFFIXES)}"
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """The flags that only texts of your own have."""
+    """The flags for your own texts only."""
 
     text_columns: str = flag(
         "text",
@@ -43,7 +43,7 @@ class TextOptions:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the one or two columns of text. Raises UserError if they are none or more."""
+        """The names of the one or two columns of text. Raises UserError for any other number."""
         names = tuple(name.strip() for name in self.text_columns.split(","))
         if not all(names) or len(names) > 2:
             raise UserError(f"--text_columns {printable(self.text_columns, _SHOWN)} has to be one or two names.")
@@ -51,7 +51,7 @@ class TextOptions:
 
 
 class TextRow(NamedTuple):
-    """One example of a file: its line, its one or two texts, and its label as written, None if none is read."""
+    """One example of a file: its line, its one or two texts, and its label as written; None if labels are not read."""
 
     line: int
     texts: tuple[str, ...]
@@ -66,12 +66,13 @@ class FoundTexts(NamedTuple):
 
 
 class TextTask(Task):
-    """A folder with train.csv and dev.csv (or .tsv or .jsonl; dev may be called val, valid, validation or test), or one
-    file, of which a fixed fifth of each class is evaluated on. The classes are the labels to train on, in order."""
+    """Reads a folder with train.csv and dev.csv (or .tsv or .jsonl; dev may be called val, valid, validation or test),
+    or one file, of which a fixed fifth of each class is evaluated on. The classes are the labels to train on, in
+    order."""
 
     name = "text"
     head = "sequence_classification"
-    num_labels = 0  # until they are located
+    num_labels = 0  # until the texts are located
     evaluation_parts = ("dev",)
     options_kind = TextOptions
 
@@ -86,8 +87,8 @@ class TextTask(Task):
         labels = {row.label or "" for row in read_rows(files.get("train", files.get("all", Path())), self.options)}
         if not 2 <= len(labels) <= MOST_CLASSES:
             raise UserError(
-                f"{data_dir}: column {self.options.label_column} has {len(labels)} different labels to train on, where "
-                f"a text task has 2 to {MOST_CLASSES}. Name another column with --label_column."
+                f"{data_dir}: column {self.options.label_column} has {len(labels)} different labels to train on, but a "
+                f"text task has 2 to {MOST_CLASSES}. Name another column with --label_column."
             )
         self.classes = tuple(sorted(labels, key=_in_order))
         self.num_labels = len(self.classes)
@@ -154,7 +155,7 @@ def _find_files(path: Path) -> dict[str, Path]:
     if path.is_file() and path.suffix in SUFFIXES:
         return {"all": path}
     if not path.is_dir():
-        raise UserError(f"--data_dir {path} is no folder and no {' or '.join(SUFFIXES)} file. {_WANTED}.")
+        raise UserError(f"--data_dir {path} is neither a folder nor a {' or '.join(SUFFIXES)} file. {_WANTED}.")
     there = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
     by_name = {names: [file for file in there if file.stem.lower() in names] for names in (TRAIN, DEV)}
     dev = min(by_name[DEV], key=lambda file: DEV.index(file.stem.lower()), default=None)
@@ -169,7 +170,7 @@ def _find_files(path: Path) -> dict[str, Path]:
 def read_rows(file: Path, options: TextOptions, with_labels: bool = True) -> Iterator[TextRow]:
     """The rows of a file. Raises UserError with file and line if a row cannot be read or a column is missing.
 
-    Quotes count in a CSV file, but not in a TSV file, where a line is a row. Without `with_labels` the column of the
+    Quotes count in a CSV file, but not in a TSV file, in which a line is a row. Without `with_labels` the column of the
     labels may be missing.
     """
     wanted = (*options.columns, *([options.label_column] if with_labels else []))
@@ -206,7 +207,7 @@ def _csv_rows(file: Path, lines: Any) -> Iterator[tuple[int, Mapping[str, Any]]]
         for row in rows:
             if row and len(row) != len(head):
                 raise UserError(
-                    f"{file}, line {rows.line_num}: {len(row)} columns where the first line has {len(head)}. Correct "
+                    f"{file}, line {rows.line_num}: {len(row)} columns, but the first line has {len(head)}. Correct "
                     f"that line{', or quote a text with a comma in it' if is_csv else ''}."
                 )
             if row:
@@ -229,7 +230,7 @@ def _json_rows(file: Path, lines: Any) -> Iterator[tuple[int, Mapping[str, Any]]
 
 
 def _as_text(value: Any, file: Path, line: int, column: str) -> str:
-    """A cell as text: JSON's numbers and switches as JSON writes them."""
+    """A cell as text: JSON's numbers and booleans as JSON writes them."""
     if isinstance(value, str):
         return value
     if isinstance(value, (bool, int, float)):
@@ -239,7 +240,7 @@ def _as_text(value: Any, file: Path, line: int, column: str) -> str:
 
 
 def _in_order(label: str) -> tuple[bool, int, str]:
-    """Whole numbers by their size, before other labels by the alphabet."""
+    """A sort key: whole numbers by size, then other labels alphabetically."""
     digits = label.removeprefix("-")
     is_number = digits.isascii() and digits.isdigit() and len(digits) < 19
     return not is_number, int(label) if is_number else 0, label

@@ -20,8 +20,8 @@ def load_encoder(model_type: str, source: Path | Sequence[str], lower_case: bool
     """The encoder of a model type ("bert", "distilbert", "roberta", "xlm", "xlnet").
 
     source: a folder with the files of that type, one vocab.txt file, or a list of word pieces (BERT, DistilBERT).
-    lower_case: as the vocabulary wants it; RoBERTa and XLM decide for themselves.
-    Raises UserError for an unknown type, a missing or unreadable file, or a vocabulary without the special tokens.
+    lower_case: as the vocabulary needs it; RoBERTa and XLM ignore it. Raises UserError for an unknown type, a missing
+        or unreadable file, or a vocabulary without the special tokens.
     """
     layout = LAYOUTS.get(model_type)
     if layout is None:
@@ -32,12 +32,12 @@ def load_encoder(model_type: str, source: Path | Sequence[str], lower_case: bool
         return WordPieceEncoder(source, lower_case, layout)
     source, wanted = Path(source), " and ".join(FILES[model_type])
     if not source.exists():
-        raise UserError(f"There is no vocabulary at {source}. Give a folder that holds {wanted}.")
+        raise UserError(f"There is no vocabulary at {source}. Give a folder that has {wanted}.")
     if model_type in ("xlm", "xlnet") or _has_added_tokens(source):
         return LibraryEncoder(model_type, source, lower_case, layout)
     if model_type == "roberta":
         if not source.is_dir():
-            raise UserError(f"{source} is one file. Give the folder that holds {wanted}.")
+            raise UserError(f"{source} is one file. Give the folder that has {wanted}.")
         return ByteLevelEncoder(source, layout)
     file = source / "vocab.txt" if source.is_dir() else source
     pieces = read_text(file).removesuffix("\n").split("\n")
@@ -47,7 +47,7 @@ def load_encoder(model_type: str, source: Path | Sequence[str], lower_case: bool
 
 
 def _has_added_tokens(source: Path) -> bool:
-    """Whether a saved tokenizer brings tokens beyond its vocabulary (pytorch-transformers writes {} for none)."""
+    """Whether a saved tokenizer has tokens in addition to its vocabulary (pytorch-transformers writes {} for none)."""
     file = (source if source.is_dir() else source.parent) / "added_tokens.json"
     try:
         return bool(read_json(file))
@@ -68,9 +68,9 @@ class LibraryEncoder(TextEncoder):
         for name in FILES[model_type] if source.is_dir() else ():
             must_exist(source / name)
         try:
-            # Resolved, so that no folder is taken for the name of a model to download.
+            # Resolved, so that a folder is not taken for the name of a model to download.
             self._tokenizer = tokenizer_class.from_pretrained(str(source.resolve()), do_lower_case=lower_case)
-        except Exception as error:  # whatever a damaged file makes json, sentencepiece or the class raise
+        except Exception as error:  # a damaged file may make json, sentencepiece or the class raise anything
             reason = " ".join(str(error).split())
             raise UserError(
                 f"{source} has no readable {model_type} vocabulary ({reason}). Give a folder that has one."

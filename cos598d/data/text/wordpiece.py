@@ -17,9 +17,9 @@ _WORD = re.compile(r"\S+")
 
 
 class WordPieceEncoder(WordEncoder):
-    """BERT's and DistilBERT's: words, then greedily the longest word piece that the vocabulary has.
+    """BERT's and DistilBERT's: words, then greedily the longest word piece in the vocabulary.
 
-    pieces: the vocabulary, a piece's id being its place; of pieces listed twice the later place counts.
+    pieces: the vocabulary; a piece's id is its index, or its last index if it is listed twice.
     """
 
     def __init__(self, pieces: Sequence[str], lower_case: bool, layout: Layout):
@@ -39,7 +39,7 @@ class WordPieceEncoder(WordEncoder):
 
     def _encode_with_offsets(self, text: str) -> Encoded:
         ids: list[int] = []
-        firsts, lasts, begin = [], [], 0  # of each token the place in `text` of its first and its last character
+        firsts, lasts, begin = [], [], 0  # for each token the index in `text` of its first and its last character
         for place, part in enumerate(self._specials.split(text)):
             if place % 2:
                 ids.append(self._special_ids[part])
@@ -53,7 +53,7 @@ class WordPieceEncoder(WordEncoder):
                 lasts.append(sources[ends - 1])
             begin += len(part)
         first, last = (np.concatenate(places).astype(np.int32) for places in (firsts, lasts))
-        # Accents that lower-casing removes still belong to what the token stands for.
+        # Accents that lower-casing removes still belong to the characters that a token covers.
         return Encoded(np.array(ids, np.int32), first, combined_ends(text)[last] if self._lower_case else last + 1)
 
     def _cut(self, words: str) -> tuple[list[int], np.ndarray, np.ndarray]:
@@ -66,7 +66,7 @@ class WordPieceEncoder(WordEncoder):
             place = match.start()
             for piece in found[:-1]:
                 starts.append(place)
-                # A word's first piece is written as it is, the others with ## in front.
+                # A word's first piece is written unchanged, the others with ## in front.
                 place += len(self._pieces[piece]) - 2 * (place > match.start())
                 ends.append(place)
             starts.append(place)
@@ -75,5 +75,5 @@ class WordPieceEncoder(WordEncoder):
 
     def save(self, folder: Path) -> None:
         write_whole(folder / "vocab.txt", "".join(f"{piece}\n" for piece in self._pieces))
-        # Without it pytorch_transformers would lower-case whatever the vocabulary.
+        # Without it pytorch_transformers would always lower-case.
         write_json(folder / "tokenizer_config.json", {"do_lower_case": self._lower_case, "init_inputs": []})

@@ -27,34 +27,34 @@ from cos598d.strategies.state import (
 class DeepSpeed(Engine):
     """DeepSpeed's engine (Rajbhandari et al., "ZeRO", SC 2020; Rasley et al., KDD 2020) with torch's optimizer.
 
-    `--zero_stage` says what is cut over the n ranks: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights.
+    `--zero_stage` chooses what is sharded over the n ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights.
 
-    1. Stages 1 and 2 lay all weights of a parameter group side by side in one flat tensor; each rank steps its n-th.
-    2. Stage 0 and 1 average the gradients after a step's last backward; stages 2 and 3 bucket by bucket while every
-       backward runs, accumulated ones too, and a rank keeps its part of the sum.
-    3. The ranks add up the squares of their parts' norms; clipping, the step and dropping the gradients are one call.
+    1. Stages 1 and 2 pack all weights of a parameter group in one flat tensor; each rank steps its n-th.
+    2. Stages 0 and 1 average the gradients after a step's last backward. Stages 2 and 3 average bucket by bucket while
+       every backward runs, accumulated ones too, and a rank keeps its part of the sum.
+    3. The ranks add up the squares of their parts' norms. Clipping, the step and dropping the gradients are one call.
     4. Stages 1 and 2 gather the stepped weights. Stage 3 gathers a module's weights before its forward and its backward
-       and drops them after, those of the next modules (a bucket's worth) meanwhile. Parameters of up to 100,000
-       elements stay on every rank, as far as all of them are no more than a hundredth of the model.
-    Buckets are of `--bucket_mb` (`deepspeed_layout.sizes`): by DeepSpeed's own settings they have 5e8 elements, and at
-    stage 3 a model of fewer than 1e9 is whole for all of a step.
+       and drops them after. Meanwhile it gathers those of the next modules (a bucket's worth). Parameters of up to
+       100,000 elements stay on every rank, as long as all of them are at most a hundredth of the model.
+    Buckets have `--bucket_mb` (`deepspeed_layout.sizes`). By DeepSpeed's own settings they have 5e8 elements, and at
+    stage 3 a model of fewer than 1e9 stays whole during the whole step.
 
-    Cost for S bytes of weights, sent by a rank on gloo: stage 0 2(n-1)/n S. Stages 1 and 2 3(n-1)/n S: their gradients
-    are all-reduced and the weights gathered. Stage 3 up to 4(n-1)/n S: gathered twice, and gloo's reduce-scatter is as
-    an all-reduce. Its prefetch keeps what it comes to while that is still there: where it reaches from forward into
-    backward, weights are gathered once, 3(n-1)/n S. Stages 2 and 3 send their gradients again for every accumulated
-    micro-batch.
-    Memory between steps (`held_by_deepspeed`): stage 0 S of weights and, with AdamW, 2 S of state; stages 1 and 2 S,
-    and of S/n a copy and its state, 3 S/n; stage 3 S/n of weights and the small ones whole, S/n of gradients, 2 S/n of
-    state, and a bucket. Gradients are there from backward to the step: S at stages 0 and 1, S/n and a bucket at 2.
+    Cost for S bytes of weights, sent by a rank on gloo. Stage 0: 2(n-1)/n S. Stages 1 and 2: 3(n-1)/n S, since the
+    gradients are all-reduced and the weights gathered. Stage 3: up to 4(n-1)/n S, since weights are gathered twice, and
+    gloo's reduce-scatter costs as much as an all-reduce. Its prefetch keeps weights that are still gathered. If it
+    reaches from forward into backward, weights are gathered once: 3(n-1)/n S. Stages 2 and 3 send their gradients again
+    for every accumulated micro-batch.
+    Memory between steps (`held_by_deepspeed`), with AdamW. Stage 0: S of weights and 2 S of state. Stages 1 and 2: S of
+    weights, and 3 S/n for a copy of S/n and its state. Stage 3: S/n of weights and the small ones whole, S/n of
+    gradients, 2 S/n of state, and a bucket. Gradients exist from backward to the step: S at stages 0 and 1, S/n and a
+    bucket at 2.
     Choose it for models that fit no other way (it can also use the host's memory and disk), on GPUs with nccl.
 
-    Known wrong: a parameter that is unused gets zeros, so that AdamW still decays it. Its gradient norms with stage 2
-    were off in 0.17.6 and after (its issue 7718); bf16 of stage 2 was wrong for modules used twice in 0.18.3 to 0.19.3
-    (8224). fp16 has a loss scale of its own and is refused here. Its optimizer counts the steps of all parameters
-    together: a state of a strategy that counts each one's is taken with the largest count. After a resume stage 3
-    learns again in which order layers are called, so that the first step's gathers are cut otherwise; what comes of
-    them is the same.
+    Known wrong: an unused parameter gets zeros, so AdamW still decays it. Its gradient norms with stage 2 were off in
+    0.17.6 and later (its issue 7718). bf16 of stage 2 was wrong for modules used twice in 0.18.3 to 0.19.3 (8224). fp16
+    has a loss scale of its own and is refused here. Its optimizer has one step count for all parameters: from a state
+    with a count per parameter it takes the largest. After a resume, stage 3 learns the order of layers again. So the
+    first step's gathers are divided differently, with the same results.
     """
 
     uses = ("zero_stage", "bucket_mb")

@@ -1,1 +1,1 @@
-"""The bench: gradient syncs side by side in the same processes, on the same batches, round by round."""
+"""The bench: gradient syncs compared in the same processes, on the same batches, round by round."""

@@ -1,4 +1,4 @@
-"""When backward's gradients arrive: what decides how much of their travel can hide behind it."""
+"""When backward's gradients arrive, which determines how much communication can overlap with backward."""
 
 import statistics
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from cos598d.records.conventions import WARM_UP
 from cos598d.tools.bench.turns import start_line
 from cos598d.tools.bench.workload import Workload
 
-ARRIVALS = 5  # backward passes from which the gradients' times of arrival are taken
+ARRIVALS = 5  # backward passes from which the arrival times are measured
 
 
 def measure_arrivals(workload: Workload, comm: Communicator) -> dict[str, Any]:
-    """The trainable tensors in the model's order, and when backward has the gradient of each, without any sync.
+    """The trainable tensors in the model's order, and when backward has each one's gradient, without any sync.
 
-        backward_seconds    from backward's begin to its end
-        tensors             name, shape, dtype, bytes; seconds from backward's begin to its gradient (None: none came)
+    backward_seconds    from backward's start to its end
+    tensors             name, shape, dtype, bytes; seconds from backward's start to its gradient (None: no gradient)
 
-    Medians over some backward passes, of the mean over the ranks, which run them side by side. A gradient is there when
-    the device has computed it, not when its hook is called.
+    Medians over some backward passes of the mean over the ranks, which run them at the same time. A gradient arrives
+    when the device has computed it, not when its hook is called.
     """
     replica = workload.replica()
     module = workload.computing(replica)

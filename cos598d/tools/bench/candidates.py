@@ -1,4 +1,4 @@
-"""The syncs to compare, from the words that name them: NAME, NAME+CODEC, NAME:option=value, FILE.py:Class."""
+"""The syncs to compare, from the arguments that name them: NAME, NAME+CODEC, NAME:option=value, FILE.py:Class."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from cos598d.strategies import AUTO_SYNC, known_names
 from cos598d.sync import SYNCS, unknown
 from cos598d.sync.options import SyncOptions
 
-# The options that are on or off.
+# The options that are switches.
 SWITCHES = tuple(name for name in SYNC_FIELDS if isinstance(getattr(SyncOptions(), name), bool))
 CAPACITIES_MB = (0.5, 1, 2, 5, 10, 25, 50, 100)
 
@@ -24,21 +24,21 @@ class Candidate(NamedTuple):
 
     @property
     def has_sparse_embeddings(self) -> bool:
-        """Whether its replica's large embeddings are to have sparse gradients."""
+        """Whether its replica's large embeddings have sparse gradients."""
         return self.label == SPARSE_FLOOR
 
 
 def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
-    """The candidate that `word` names over this backend, whose label is the word itself.
+    """The candidate that `word` names for this backend; its label is the word itself.
 
-        all_reduce                    a registered sync
-        my_sync.py:MySync             a class in a file
-        bucketed:bucket_mb=5          with options, as many as need be
-        ddp:bucket_view               an option that is on or off, on
-        bucketed+bf16, ring+topk:0.05   with a payload codec, the same as :compress=bf16
-        none:sparse_embeddings          the floor whose large embeddings have sparse gradients
+    all_reduce                    a registered sync
+    my_sync.py:MySync             a class in a file
+    bucketed:bucket_mb=5          with options, any number of them
+    ddp:bucket_view               a switch, turned on
+    bucketed+bf16, ring+topk:0.05   with gradient compression, the same as :compress=bf16
+    none:sparse_embeddings          the floor whose large embeddings have sparse gradients
 
-    Raises UsageError for a sync, an option or a value that there is not.
+    Raises UsageError for an unknown sync, option or value.
     """
     name, values = (FLOOR, {}) if word == SPARSE_FLOOR else read_candidate(word)
     if name == AUTO_SYNC:
@@ -50,9 +50,9 @@ def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
 
 
 def read_candidate(word: str) -> tuple[str, dict[str, Any]]:
-    """The name, or FILE.py:Class, and the options in a `word` as `parse_candidate` takes it; the name is not looked up.
+    """The name, or FILE.py:Class, and the options in a `word` for `parse_candidate`. The name is not looked up.
 
-    Raises UsageError for an option or a value that there is not.
+    Raises UsageError for an unknown option or value.
     """
     values: dict[str, Any] = {}
     parts = word.split(":")
@@ -68,7 +68,7 @@ def read_candidate(word: str) -> tuple[str, dict[str, Any]]:
         values[option] = _value(word, option, value)
     name = ":".join(parts)
     before, _, codec = name.rpartition("+")
-    if before and codec.partition(":")[0].isidentifier():  # else the "+" belongs to a file's path
+    if before and codec.partition(":")[0].isidentifier():  # otherwise the "+" belongs to a file's path
         if "compress" in values:
             raise UsageError(f"--sync {word} has two compressions. Give one.")
         name, values["compress"] = before, codec
@@ -76,7 +76,7 @@ def read_candidate(word: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse_candidates(words: str | None, backend: str = "gloo") -> list[Candidate]:
-    """The candidates that `words`, separated by commas, name; each once. None: every registered sync."""
+    """The candidates in `words`, separated by commas, each once. None: every registered sync."""
     named = list(SYNCS) if words is None else [word.strip() for word in words.split(",") if word.strip()]
     if not named:
         raise UsageError(f"--sync {words!r} names no sync. Give one or more, separated by commas.")
@@ -84,9 +84,10 @@ def parse_candidates(words: str | None, backend: str = "gloo") -> list[Candidate
 
 
 def references(candidates: list[Candidate], with_step: bool = False) -> list[Candidate]:
-    """The candidates, with those at the end that all are compared with, where they are missing.
+    """The candidates, followed by the missing baselines with which all are compared.
 
-    Of whole steps the floor with sparse embeddings is among them: who steps by himself may leave out what it does."""
+    With whole steps, the floor with sparse embeddings is one of them: a sync that steps by itself may save that work.
+    """
     labels = [candidate.label for candidate in candidates]
     all_references = (FLOOR, SPARSE_FLOOR, DDP) if with_step else (FLOOR, DDP)
     return candidates + [parse_candidate(label) for label in all_references if label not in labels]

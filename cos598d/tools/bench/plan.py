@@ -1,4 +1,4 @@
-"""What a bench is to do: one frozen record, checked once; its names are the command line's."""
+"""What a bench does: one frozen dataclass, checked once; its names are the command line's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from cos598d.strategies import STRATEGIES
 from cos598d.terminal.fields import check_flags, flag, flag_like, flags_of
 from cos598d.tools.bench.candidates import Candidate, parse_candidates, references, sweep_candidates
 
-# Where --help lists the flags below, beside the ranks' own.
+# The headings of the flags below in --help, in addition to those for ranks.
 WHAT, HOW = "what", "how"
 
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What to measure, and how often; without `sync` and `sweep` every registered sync. Each field is a flag."""
+    """What to measure, and how often. Without `sync` and `sweep`, every registered sync. Each field is a flag."""
 
     sync: str | None = flag(
         None,
@@ -45,7 +45,7 @@ class BenchPlan:
         "fp32",
         "one of {choices}: precision of forward and backward, as in `train --precision`",
         group=WHAT,
-        choices=("fp32", "bf16", AUTO_PRECISION),  # fp16's loss scale is no work of the bench's
+        choices=("fp32", "bf16", AUTO_PRECISION),  # a bench does not measure fp16's loss scale
     )
     tokens: int = flag(64, "tokens per example; examples are cut or padded to this", group=WHAT, least=8)
     rounds: int = flag(10, "rounds, each with every sync once", group=HOW, least=1)
@@ -64,14 +64,14 @@ class BenchPlan:
         metavar="FOLDER",
         is_local=True,
     )
-    # What a run and a bench have in common is checked by the run's rules.
+    # Settings that a run and a bench share are checked by the run's rules.
     backend: str = flag_like(RunConfig, "backend")
     no_cuda: bool = flag_like(RunConfig, "no_cuda")
     threads: int | None = flag_like(RunConfig, "threads")
     timeout: float = flag_like(RunConfig, "timeout")
 
     def check(self, world_size: int) -> None:
-        """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
+        """Raise UsageError for the first value that cannot work on `world_size` ranks."""
         check_flags(self)
         if self.sweep and (self.sync or self.alone):
             raise UsageError(f"--sweep {self.sweep} chooses what it measures. Leave --sync and --alone out.")
@@ -87,7 +87,7 @@ class BenchPlan:
         self.candidates()
 
     def candidates(self) -> list[Candidate]:
-        """The syncs to measure, in the order of the table. Raises UsageError for one that there is not."""
+        """The syncs to measure, in the order of the table. Raises UsageError for an unknown one."""
         if self.sweep == "message_size":
             return []
         found = sweep_candidates() if self.sweep else parse_candidates(self.sync, self.backend)
@@ -100,11 +100,11 @@ class BenchPlan:
         return found if self.alone else references(found, self.step)
 
     def facts(self) -> dict[str, Any]:
-        """What every rank must have been started with alike, as JSON values."""
+        """The settings that must be equal on every rank, as JSON values."""
         return {name: getattr(self, name) for name, said in flags_of(BenchPlan).items() if not said.is_local}
 
 
 def plan_from(values: Mapping[str, Any]) -> BenchPlan:
-    """The plan of those `values` that it has a field for and that are not None."""
+    """The plan from those `values` that it has a field for and that are not None."""
     known = flags_of(BenchPlan)
     return BenchPlan(**{name: value for name, value in values.items() if name in known and value is not None})

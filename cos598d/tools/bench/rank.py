@@ -1,4 +1,4 @@
-"""One rank of a bench: from its plan to the record, which rank 0 hands over."""
+"""One rank of a bench: from its plan to the record, which rank 0 delivers."""
 
 import time
 from collections.abc import Callable
@@ -77,7 +77,7 @@ def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) 
         "bytes_are_assumed": comm.bytes_are_assumed,
     }
     sizes = len(message_sizes(plan.largest_mb)) * (plan.rounds + 1) if plan.sweep else 0
-    # On standard error, and only where somebody watches: standard output may be the record.
+    # On standard error, and only on a terminal: standard output may be the record.
     turns = sizes + len(candidates) * plan.rounds
     with tqdm(total=turns, unit="turn", disable=None if comm.rank == 0 else True, leave=False) as bar:
         if plan.sweep:
@@ -89,7 +89,7 @@ def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) 
             record["host"] = comm.collect({"seconds": time.perf_counter() - began, **gauges.read()})
     record["process_peak_memory_bytes"] = comm.collect(peak_memory_bytes())
     if comm.device.type == "cuda":
-        # Of the tensors: what CUDA and the backend take for themselves is not in it.
+        # Of the tensors, without the memory that CUDA and the backend use themselves.
         record["gpu_peak_memory_bytes"] = comm.collect(torch.cuda.max_memory_allocated(comm.device))
     return record
 
@@ -106,7 +106,7 @@ def _measure(
     """The candidates' part of the record."""
     chosen = choose_precision(plan.precision, source.product, comm)
     workload = Workload(source, comm.device, plan.batch, plan.tokens, plan.seed, chosen.precision)
-    if chosen.warning and comm.rank == 0:  # now, since slow rounds are what it warns of
+    if chosen.warning and comm.rank == 0:  # now, since it warns about slow rounds
         Console("", True).warn(chosen.warning)
     note = chosen.warning or (chosen.remark if plan.precision == AUTO_PRECISION else "")
     stay = stays_attached(workload, candidates, comm, ranks_on_host, plan.attach)
@@ -140,7 +140,7 @@ def _measure(
         found["setting"]["precision_note"] = note
     if comm.world_size > 1:
         found["remarks"] = _remarks(candidates, workload)
-    if FLOOR in seconds:  # the pass without a sync that they belong to
+    if FLOOR in seconds:  # they belong to the pass without a sync
         found["arrivals"] = measure_arrivals(workload, comm)
     if plan.sweep == "bucket_mb":
         found["bucket_mb"] = predict_capacities(workload, found["arrivals"], record["message_size"]["fit"])
@@ -148,7 +148,7 @@ def _measure(
 
 
 def _remarks(candidates: list[Candidate], workload: Workload) -> list[str]:
-    """What is to be known of the gradient syncs with this model, each sentence once."""
+    """The remarks about the gradient syncs with this model, each sentence once."""
     kinds = [class_of(candidate.name) for candidate in candidates]
     said = [kind.remark(workload.model) for kind in kinds if not issubclass(kind, Strategy)]
     return [line for line in dict.fromkeys(said) if line]

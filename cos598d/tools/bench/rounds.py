@@ -1,4 +1,4 @@
-"""The measuring on a rank: every candidate once a round, on the same batch, from a common start."""
+"""The measuring on a rank: every candidate once per round, on the same batch, from a common start."""
 
 import random
 from collections import Counter
@@ -18,15 +18,14 @@ from cos598d.tools.bench.turns import PHASES, StrategyTurn, Turn, make_turn
 from cos598d.tools.bench.workload import Stepper, Workload
 from cos598d.world.devices import gpu_of
 
-# Of the memory that is free, this much may be taken by candidates that stay attached. Each keeps up to S bytes of
-# buckets between its turns, one that steps by itself also weights and AdamW's state, and the one at work needs some S
-# more.
+# Attached candidates may use this fraction of the free memory. Each keeps up to S bytes of buckets between its turns;
+# one that steps by itself also keeps weights and AdamW's state. The running one needs some S more.
 MEMORY_FRACTION, WORKING_GRADIENTS, OWN_STATE = 0.6, 4, 3
 
 
 def order_of_round(count: int, number: int, seed: int) -> list[int]:
-    """The places of the candidates in round `number`: shuffled, the same on every rank, so that none always follows
-    the same other one."""
+    """The indices of the candidates in round `number`: shuffled, the same on every rank, so that no candidate always
+    follows the same other one."""
     places = list(range(count))
     random.Random(f"{seed} {number}").shuffle(places)
     return places
@@ -37,8 +36,8 @@ def stays_attached(
 ) -> bool:
     """Whether every candidate stays attached to its replica from the first round to the last.
 
-    Else each is attached for its turn and warmed up anew, which takes longer but only one candidate's memory. With
-    `choice` "auto" the memory that is free decides: of each host, and of each GPU, for the ranks that share it.
+    Otherwise each is attached for its turn and warmed up again, which takes longer but uses only one candidate's
+    memory. With `choice` "auto", the free memory decides: of each host, and of each GPU, for the ranks that share it.
     """
     if choice != "auto":
         return choice == "once"
@@ -49,9 +48,9 @@ def stays_attached(
 
 
 def fits(memories: Sequence[tuple[str | None, int, int]], needed: int) -> bool:
-    """Whether every rank can have `needed` bytes where its tensors lie, and leave enough.
+    """Whether every rank can have `needed` bytes where its tensors are, and leave enough free.
 
-    `memories` has for each rank its GPU (None: the host's memory), the ranks on its host, and the bytes that are free.
+    `memories` has for each rank its GPU (None: the host's memory), the ranks on its host, and the free bytes.
     """
     on_gpu = Counter(gpu for gpu, _, _ in memories)
     return all(
@@ -70,19 +69,19 @@ def measure_rounds(
     step: bool,
     progress: Callable[[], None],
 ) -> dict[str, Any]:
-    """Measure every candidate once in each of `rounds` rounds; return the record's part, whole on every rank.
+    """Measure every candidate once in each of `rounds` rounds; return the record's part, complete on every rank.
 
-    seconds_of       what the samples' seconds are: LAST_TO_LAST where all ranks are on one host, else SLOWEST
-    samples          one for each candidate and round: round, place in it, candidate, seconds (`world_seconds`), and
-                     by rank the seconds of the iteration and of its phases, and on one host how long after the first
-                     of them it started
+    seconds_of       how the samples' seconds are defined: LAST_TO_LAST if all ranks are on one host, else SLOWEST
+    samples          one for each candidate and round: round, index in it, candidate, seconds (`world_seconds`), and by
+                     rank the seconds of the iteration and of its phases, and on one host how long after the first of
+                     them it started
     traffic          for each candidate the calls and bytes of its last iteration, by rank
     gradient_norm    for each candidate the norm of the averaged gradient of the first batch, by rank
-    memory           of a candidate that is alone and stays attached: the bytes held between steps and at a step's
-                     peak, by rank and category
+    memory           for a single candidate that stays attached: the bytes held between steps and at a step's peak, by
+                     rank and category
 
-    Communication before a turn (the weights from rank 0, the warm-up) and the start line are not in them.
-    `progress` is called after every turn.
+    Communication before a turn (the weights from rank 0, the warm-up) and the start line are not included. `progress`
+    is called after every turn.
     """
     stepper = Stepper(workload.model) if step else None
 
@@ -105,7 +104,7 @@ def measure_rounds(
                 turn.detach()
             del turn
             progress()
-    # Of a candidate alone: beside others it would share the weights with them.
+    # Only for a single candidate: several would share the weights.
     (only,) = attached if len(attached) == 1 else (None,)
     held = only.held(workload.inputs(0, comm.rank, comm.world_size)) if only else None
     for stayed in attached:

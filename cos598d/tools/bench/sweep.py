@@ -1,4 +1,4 @@
-"""The sweeps on a rank: one all-reduce by the size of its message, and what it predicts of a bucket's capacity."""
+"""The sweeps on a rank: one all-reduce by message size, and its prediction for a bucket's capacity."""
 
 import statistics
 import time
@@ -20,7 +20,7 @@ from cos598d.tools.bench.turns import start_line
 from cos598d.tools.bench.workload import Workload
 
 SMALLEST_BYTES, FACTOR = 1 << 10, 4
-# A small message's call is repeated within a sample, until so much has travelled or so often.
+# A small message's call is repeated within a sample, until this many bytes are sent or this many calls are made.
 REPEAT_BYTES, MOST_REPEATS = 1 << 20, 16
 
 
@@ -35,7 +35,7 @@ def message_sizes(largest_mb: float) -> list[int]:
 def sweep_message_size(
     comm: Communicator, largest_mb: float, rounds: int, seed: int, progress: Callable[[], None]
 ) -> dict[str, Any]:
-    """One float32 all-reduce alone for each size, the sizes once a round in shuffled order; whole on every rank.
+    """One float32 all-reduce for each size, all sizes once per round in shuffled order; complete on every rank.
 
     By size: the raw seconds of a call (of all ranks together, by round), their median, algbw and busbw; and the fitted
     overhead and bandwidth.
@@ -84,10 +84,10 @@ def sweep_message_size(
 
 
 def predict_capacities(workload: Workload, arrivals: dict[str, Any], fit: dict[str, float]) -> dict[str, Any]:
-    """For each capacity its buckets and the exposed seconds, between what `predict_exposed` and `most_exposed` give;
+    """For each capacity its buckets and the bounds of the exposed seconds, from `predict_exposed` and `most_exposed`;
     and the best capacity by the first.
 
-    `arrivals` are `measure_arrivals`'.
+    `arrivals` comes from `measure_arrivals`.
     """
     cost = CallCost(fit["overhead_seconds"], fit["bytes_per_second"])
     trainable, backward_seconds = workload.trainable, arrivals["backward_seconds"]

@@ -1,4 +1,4 @@
-"""One iteration of a candidate under torch's profiler, as a trace that a timeline viewer opens."""
+"""One iteration of a candidate under torch's profiler, as a trace for timeline viewers."""
 
 import contextlib
 import re
@@ -17,7 +17,7 @@ from cos598d.tools.bench.workload import Stepper, Workload
 
 
 class MarkedClock(IterationClock):
-    """A clock whose phases stand in the profiler's trace, under their names."""
+    """A clock whose phases appear by name in the profiler's trace."""
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -30,10 +30,10 @@ def trace_candidate(
 ) -> Path:
     """Write one iteration of `candidate`, after its warm-up, to `folder` and return the file: LABEL.rankR.json.
 
-    The form is Chrome's trace events; https://ui.perfetto.dev and chrome://tracing show it. Forward, backward and sync
-    are marked, backward's functions are events of the thread that computes them, and a collective call is an event
-    c10d::... where it was started, and gloo:... from there to its end. The profiler costs time of its own, so lengths
-    are longer than a bench's; what the trace shows is the order.
+    The format is Chrome's trace events; https://ui.perfetto.dev and chrome://tracing show it. Forward, backward and
+    sync are marked. Backward's functions are events of the thread that computes them. A collective call is an event
+    c10d::... where it was started, and gloo:... from there to its end. The profiler costs time itself, so durations are
+    longer than in a bench; use the trace for the order.
     """
     turn = make_turn(candidate, workload, comm, Stepper(workload.model) if step else None)
     turn.clock = MarkedClock(comm.device)

@@ -41,10 +41,10 @@ class Turn:
         self.gradient_norm = self._norm(first)
 
     def iterate(self, inputs: dict[str, torch.Tensor]) -> list[float]:
-        """One iteration from a common start: its seconds on this rank, those of its phases, and when it began and ended
-        on the host's clock.
+        """One iteration from a common start: its seconds on this rank, those of its phases, and its start and end on
+        the host's clock.
 
-        Forward, backward, the sync's finish (with a stepper clipping and AdamW), and gradients set to None.
+        Forward, backward, the sync's finish (with a stepper also clipping and AdamW), and gradients set to None.
         """
         start_line(self._comm)
         self._comm.ledger = Ledger()
@@ -63,13 +63,13 @@ class Turn:
         return [seconds, *(clock.phases[phase] for phase in PHASES), clock.started, clock.stopped]
 
     def detach(self) -> None:
-        """Give back what attaching took."""
+        """Undo the attaching."""
         self._sync.detach()
         del self._module
 
     def held(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-        """One more iteration, untimed: the bytes held at its peak, and at its end, by category; and what a formula
-        expects of both."""
+        """One more, untimed iteration: the bytes held at its peak and at its end, by category; and a formula's
+        prediction for both."""
         peak = Peak(self._memory)
         with peak.watching():
             self._module(**inputs)[0].backward()
@@ -105,23 +105,23 @@ class Turn:
             self._sync.finish()
 
     def _norm(self, inputs: dict[str, torch.Tensor]) -> float | None:
-        """The norm of the averaged gradient, which tells a candidate that does not average; None if it is not finite
+        """The norm of the averaged gradient, which exposes a candidate that does not average; None if it is not finite
         (JSON has no such numbers)."""
         self.clock.start()
         self._average(inputs)
         norm = torch.nn.utils.get_total_norm(values_of(self._model.parameters())).item()
-        self.clock.stop()  # else its phases would be those of the next iteration
+        self.clock.stop()  # otherwise its phases would count for the next iteration
         self._sync.after_step()
         self._model.zero_grad(set_to_none=True)
         return norm if math.isfinite(norm) else None
 
 
 class StrategyTurn:
-    """One candidate that steps by itself, as `Turn` with a stepper: a sharded one, or another's engine.
+    """One candidate that steps by itself, as `Turn` with a stepper: a sharded one, or another library's engine.
 
-    Its iteration begins with the optimizer's step by the gradients of the one before, and ends with clipping: what a
-    step leaves on its way, such as weights that are gathered beside the next forward, is in the time as it is in
-    training, once. The learning rate is 0, as the stepper's.
+    Its iteration begins with the optimizer's step by the previous gradients, and ends with clipping. So communication
+    that a step starts, such as gathering weights during the next forward, counts once, as in training. The learning
+    rate is 0, as the stepper's.
     """
 
     def __init__(self, candidate: Candidate, workload: Workload, comm: Communicator):
@@ -135,7 +135,7 @@ class StrategyTurn:
         first = workload.inputs(0, comm.rank, comm.world_size)
         self.clock.start()
         norm = self._average(first)
-        # Of the average over the ranks, which tells a candidate that does not average.
+        # Of the average over the ranks, which exposes a candidate that does not average.
         self.gradient_norm = norm if math.isfinite(norm) else None
         for _ in range(WARM_UP):
             self.iterate(first)
@@ -152,7 +152,7 @@ class StrategyTurn:
         return [seconds, *(clock.phases[phase] for phase in PHASES), clock.started, clock.stopped]
 
     def detach(self) -> None:
-        """Give back what attaching took."""
+        """Undo the attaching."""
         self._strategy.detach()
         del self._module
 
@@ -169,11 +169,11 @@ class StrategyTurn:
         return {"between_steps": between, "peak": peak.held, **self._strategy.expected_memory(self._job).as_record()}
 
     def _strategy_clock(self) -> IterationClock:
-        self._strategy.phase = self.clock.phase  # a trace puts another clock in its place
+        self._strategy.phase = self.clock.phase  # a trace replaces the clock
         return self.clock
 
     def _average(self, inputs: dict[str, torch.Tensor]) -> float:
-        """Forward, backward, finish and clip: the norm before it."""
+        """Forward, backward, finish and clip. Return the norm before clipping."""
         with self.clock.phase("forward"):
             loss = self._module(**inputs)[0]
         with self.clock.phase("backward"):
@@ -186,7 +186,7 @@ class StrategyTurn:
 
 
 def job_of(workload: Workload, comm: Communicator, with_state: bool = True) -> TrainingSpec:
-    """What formulas of memory ask of the workload: a micro-batch a step, and the optimizer's state if there is one."""
+    """The workload's settings for memory formulas: one micro-batch per step, and the optimizer's state if any."""
     config = RunConfig()
     states = (states_per_weight(config), counter_bytes(config)) if with_state else (0, 0)
     return TrainingSpec(without_values(workload.model), comm.world_size, comm.rank, *states)
@@ -202,6 +202,6 @@ def make_turn(
 
 
 def start_line(comm: Communicator) -> None:
-    """Let all ranks go on together, as near as an all-reduce of 4 bytes can."""
+    """A barrier: start all ranks together, as precisely as an all-reduce of 4 bytes can."""
     comm.all_reduce(torch.zeros(1, device=comm.device), "start line", purpose=AGREEMENT)
-    comm.time.wait(comm.time.now())  # else a CUDA rank's host would go on before its device has met the others
+    comm.time.wait(comm.time.now())  # otherwise a CUDA rank's host would continue before its device has met the others

@@ -1,4 +1,4 @@
-"""What a bench computes: a model, as many replicas of it as there are candidates, and batches of one fixed shape."""
+"""What a bench computes: a model, one replica of it per candidate, and batches of one fixed shape."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ TASK = get_task("rte")
 class Workload:
     """One rank's model and batches: `batch` examples of the bundled RTE sample, each of exactly `tokens` tokens.
 
-    `precision` is that in which all candidates compute.
+    All candidates compute in `precision`.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Workload:
 
     @property
     def gradient_bytes(self) -> int:
-        """The gradient's size S."""
+        """The gradient's size S in bytes."""
         return sum(size_in_bytes(p) for _, p in self.trainable)
 
     def inputs(self, number: int, rank: int, ranks: int) -> dict[str, torch.Tensor]:
         """A rank's part of batch `number`: other examples on every rank, filled up to all tokens, which all count.
 
-        Ids and mask (batch, tokens), labels (batch).
+        Ids and mask (batch, tokens), labels (batch,).
         """
         first = (number * ranks + rank) * self._batch
         batch = self.features.collate([(first + place) % len(self.features) for place in range(self._batch)])
@@ -73,13 +73,13 @@ class Workload:
         }
 
     def computing(self, module: Callable[..., tuple]) -> Callable[..., tuple]:
-        """`module` as it is called for training in this workload's precision."""
+        """`module` for training in this workload's precision."""
         return computing_in(self.precision, self._device, module)
 
     def replica(self, has_sparse_embeddings: bool = False) -> nn.Module:
-        """A model of its own, with gradients and hooks of its own, whose weights lie in the same memory as all others'.
+        """A model with its own gradients and hooks, whose weights share memory with all other replicas'.
 
-        So candidates can stay attached side by side without a copy of the weights each. Its large embeddings may have
+        So several candidates can stay attached without a copy of the weights for each. Its large embeddings may have
         sparse gradients.
         """
         shared: dict[int, torch.Tensor] = {
@@ -93,9 +93,9 @@ class Workload:
 
 
 class Stepper:
-    """Clipping and AdamW for all replicas, with one set of AdamW's state.
+    """Clipping and AdamW for all replicas, with one AdamW state.
 
-    The learning rate is 0: the work is the same and the weights stay, so that no candidate's average (and not the
+    The learning rate is 0. The work is the same but the weights do not change, so that no candidate's average (or the
     floor's lack of one) changes what the others compute.
     """
 
@@ -104,11 +104,11 @@ class Stepper:
         self._max_grad_norm = config.max_grad_norm
         self._parameters = list(model.parameters())
         self._optimizer = make_optimizer(model.named_parameters(), config)
-        # torch's fused AdamW takes no sparse gradients, and it moves all rows, by momentum: mostly zeros.
+        # torch's fused AdamW does not accept sparse gradients, and it moves all rows, by momentum: mostly zeros.
         self._dense: dict[nn.Parameter, torch.Tensor] = {}
 
     def clip(self, replica: nn.Module) -> None:
-        """Clip the replica's gradients; of sparse ones what is in them, which is made to have each row once."""
+        """Clip the replica's gradients. Of sparse ones the values are clipped, after duplicate rows are added up."""
         if not any(p.grad is not None and p.grad.is_sparse for p in replica.parameters()):
             torch.nn.utils.clip_grad_norm_(replica.parameters(), self._max_grad_norm)
             return
@@ -117,7 +117,7 @@ class Stepper:
         torch._foreach_mul_(values, (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
 
     def state(self) -> list[torch.Tensor]:
-        """What AdamW remembers."""
+        """AdamW's state."""
         return state_tensors(self._optimizer)
 
     def step(self, replica: nn.Module) -> None:
@@ -139,7 +139,7 @@ class Stepper:
 
 
 def values_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
-    """What is in the gradients: those that are dense, and the values of sparse ones, whose rows are added up first."""
+    """The values of the gradients: dense ones, and those of sparse ones after duplicate rows are added up."""
     found = []
     for p in parameters:
         if p.grad is not None and p.grad.is_sparse:

@@ -21,7 +21,7 @@ def head(name: str, sizes: Sequence[int]) -> str:
 
 
 def progress(text: str) -> None:
-    """The test that runs now, on one line of a terminal that the next one replaces."""
+    """Show the running test on one line of a terminal, which the next one replaces."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
@@ -42,7 +42,7 @@ def results(result: dict[str, Any], own_file: str) -> str:
 
 
 def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool = True) -> str:
-    """A test's status; if it failed somewhere, what it tests and, `in_full`, what each rank found.
+    """A test's status. If it failed somewhere: what it tests and, `in_full`, what each rank found.
 
     `cause` is the number of its reason, if it has one.
     """
@@ -59,7 +59,7 @@ def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool =
         return "\n".join(lines)
     told = set()
     for outcome in result["outcomes"]:
-        # The smallest world of each status says enough.
+        # The smallest world of each status is enough.
         if outcome["status"] == "passed" or outcome["status"] in told:
             continue
         told.add(outcome["status"])
@@ -73,7 +73,7 @@ def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool =
 
 
 def report(found: dict[str, Any], own_file: str, with_rank: bool = True) -> str:
-    """What happened to one rank, and where, on one line."""
+    """What happened on one rank, and where, on one line."""
     words = f"{found['type']}: " if found["kind"] == "exception" else ""
     words += printable(" ".join(found["message"].split())) or "no message"
     if "line" in found:

@@ -1,4 +1,4 @@
-"""From what became of every claim to the causes, each once, with the claims that fail for it."""
+"""From the outcomes of all claims to the causes, each once, with the claims that fail because of it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ from cos598d.tools.check.verdict import PASSED
 
 TRAINS = "trains_like_one_process"
 STARTS, SHARES = "starts_from_rank_0", "averages_gradients_that_share_memory"
-# Of tensors that are harder to average: what is wrong with plain gradients looks otherwise in them.
+# Their tensors are harder to average: a mistake with plain gradients looks different there.
 HARDER = (SHARES, "averages_any_tensors")
-AVERAGES = "averages_gradients"  # as in training, ranks start from other weights and buffers, which `attach` may leave
+# as in training, ranks start with different weights and buffers, which `attach` may fail to change
+AVERAGES = "averages_gradients"
 IN_ONE_MEMORY = (
     "wrong only if autograd keeps the gradients of two parameters in one memory: writing into one's .grad changes the "
     "other's; give .grad a new tensor instead"
@@ -22,20 +23,20 @@ IN_ONE_MEMORY = (
 
 
 def causes_of(by_claim: Sequence[tuple[str, Sequence[ClaimOutcome]]], own_file: str) -> list[dict[str, Any]]:
-    """`cause` in words and the names of the `claims` that fail for it; first what most claims fail for."""
+    """Each `cause` as a phrase, and the names of the `claims` that fail because of it; the most frequent first."""
     causes: dict[Any, dict[str, Any]] = {}
     by_name = dict(by_claim)
     with_symptom = {claim for claim, outcomes in by_claim if any(each.symptom for each in outcomes)}
     start = next((each.cause for each in by_name.get(STARTS, ()) if each.cause), "")
     plain = [outcome for outcome in by_name.get(AVERAGES, ()) if outcome.status != PASSED]
     of_plain = _cause(plain, own_file) if plain else (None, "")
-    vague: list[tuple[str, str]] = []  # claims whose numbers say nothing, and what to say if nothing else does
+    vague: list[tuple[str, str]] = []  # claims whose numbers show nothing, each with a fallback phrase
     for claim, outcomes in by_claim:
         failed = [outcome for outcome in outcomes if outcome.status != PASSED]
         if not failed:
             continue
         key, words = _cause(failed, own_file)
-        # Only where a claim on gradients that starts from equal weights was tried, and holds.
+        # Only if a claim on gradients that starts from equal weights was tested, and holds.
         if start and SHARES in by_name and with_symptom <= {AVERAGES} and claim in (AVERAGES, TRAINS):
             key, words = ("told", start), start
         elif with_symptom == {SHARES} == {claim} and AVERAGES in by_name:
@@ -48,7 +49,7 @@ def causes_of(by_claim: Sequence[tuple[str, Sequence[ClaimOutcome]]], own_file: 
             continue
         causes.setdefault(key, {"cause": words, "claims": []})["claims"].append(claim)
     ordered = sorted(causes.values(), key=lambda cause: -len(cause["claims"]))
-    # What is wrong in training, or for no known reason, is most likely what is wrong with the gradients.
+    # A fault in training, or without a known reason, is most likely the gradients' fault.
     of_gradients = next((causes[key] for key in causes if key[0] in ("symptom", "calls", "raised")), None)
     for claim, words in vague:
         if of_gradients is None:
@@ -59,7 +60,7 @@ def causes_of(by_claim: Sequence[tuple[str, Sequence[ClaimOutcome]]], own_file: 
 
 
 def _cause(failed: Sequence[ClaimOutcome], own_file: str) -> tuple[Any, str]:
-    """A key that is equal for the same cause (None for one unknown), and the cause in words."""
+    """A key that is equal for equal causes (None if unknown), and the cause as a phrase."""
     told = next((outcome for outcome in failed if outcome.cause), None)
     symptoms = [outcome.symptom for outcome in failed if outcome.symptom and outcome.symptom.kind != UNKNOWN]
     if told:

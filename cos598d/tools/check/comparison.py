@@ -1,4 +1,4 @@
-"""Gradients that ranks handed in beside those that are right, tensor by tensor, up to rounding."""
+"""Handed-in gradients compared with the right ones, tensor by tensor, up to rounding."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-# Rounding differs with the order of summation; a mistake of substance is orders of magnitude larger. Relative to the
-# tensor's largest gradient on any rank.
+# Rounding differs with the order of summation; a real mistake is orders of magnitude larger. Relative to the tensor's
+# largest gradient on any rank.
 TOLERANCE = 3e-6
 
 Gradients = dict[str, torch.Tensor | None]
@@ -15,27 +15,27 @@ Gradients = dict[str, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Local:
-    """What the ranks' own gradients are in a step: `parts[k][r]` those of rank r in its k-th micro-batch."""
+    """The ranks' own gradients in a step: `parts[k][r]` is rank r's in its k-th micro-batch."""
 
     parts: Sequence[Sequence[Gradients]]
 
     @functools.cached_property
     def ranks(self) -> list[Gradients]:
-        """Each rank's, summed over its micro-batches."""
+        """Each rank's gradients, summed over its micro-batches."""
         return [functools.reduce(_add, of_rank) for of_rank in zip(*self.parts, strict=True)]
 
     @functools.cached_property
     def mean(self) -> Gradients:
-        """The mean over ranks; those without a gradient count as zero, and where no rank has one it is None."""
+        """The mean over ranks. Ranks without a gradient count as zero; if no rank has one it is None."""
         total = functools.reduce(_add, self.ranks)
         return {name: None if tensor is None else tensor / len(self.ranks) for name, tensor in total.items()}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The gradients that were found at a moment beside those that are right. `run` and `step` tell moments apart.
+    """The gradients at one moment, next to the right ones. `run` and `step` identify the moment.
 
-    facts: what may tell this step from others of its run, each in words, and whether it holds.
+    facts: what may distinguish this step from others of its run: a phrase, and whether it holds.
     """
 
     run: str
@@ -47,16 +47,16 @@ class Comparison:
 
     @functools.cached_property
     def wrong(self) -> list[list[str]]:
-        """For each rank the names of the tensors that are not right, in the model's order."""
+        """For each rank the names of the wrong tensors, in the model's order."""
         return [[name for name in self.right if self._is_wrong(rank, name)] for rank in range(len(self.found))]
 
     def off(self, rank: int, name: str) -> torch.Tensor:
-        """Whether each element of a tensor is wrong on a rank, (elements,), where there is one and should be."""
+        """Which elements of a tensor are wrong on a rank, bool (elements,), if there are found and right ones."""
         found, right = self.pair(rank, name)
         return ~((found - right).abs() <= TOLERANCE * self.scale(name)).flatten()
 
     def pair(self, rank: int, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """What was found of a tensor on a rank and what is right, in float64, where there is one and should be."""
+        """A tensor's found and right values on a rank, in float64, if there is a gradient and should be one."""
         found, right = self.found[rank][name], self.right[name]
         if found is None or right is None:
             raise ValueError(f"{name} is None")
@@ -73,14 +73,14 @@ class Comparison:
 
 
 def agrees(found: torch.Tensor | None, right: torch.Tensor | None, scale: float) -> bool:
-    """Whether they are equal up to rounding at that scale. NaN agrees with nothing."""
+    """Whether they are equal up to rounding at that scale. NaN is equal to nothing."""
     if found is None or right is None:
         return found is right
     return bool((found - right).abs().max() <= TOLERANCE * scale)
 
 
 def difference(found: torch.Tensor | None, right: torch.Tensor | None) -> float:
-    """The largest difference of an element; infinite where one of the two is missing or not finite."""
+    """The largest difference of an element; infinite if one of them is missing or not finite."""
     if found is None or right is None:
         return 0.0 if found is right else float("inf")
     worst = (found - right).abs().max().item()

@@ -1,4 +1,4 @@
-"""A sync's calls and bytes in one step, held against the formulas of the registered syncs."""
+"""A sync's calls and bytes in one step, compared with the formulas of the registered syncs."""
 
 import math
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ def sizes_of(model: nn.Module) -> list[tuple[int, int]]:
 def compare(name: str, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The measured cost of every rank, and the cost by formula of the nearest registered sync.
 
-    answers: `ranks.cost_of_step` of each rank. A class of your own that states its calls is held to these. Else nearest
-    is the sync whose calls and bytes differ least, as ratios, over all ranks; of equals the sync itself, then the first
-    in the registry.
+    answers: `ranks.cost_of_step` of each rank. If your own class has `calls`, it is compared with these. Otherwise
+    nearest is the sync whose calls and bytes differ least, as ratios, over all ranks. Of equal ones, it is the sync
+    itself, then the first in the registry.
     """
     sizes = sizes_of(plain_model())
     made = [each["made"] for each in answers]
@@ -68,5 +68,5 @@ def _distance(found: Sequence[Cost], expected: Sequence[Cost]) -> float:
         for mine, other in zip(found, expected, strict=True)
         for pair in zip(vars(mine).values(), vars(other).values(), strict=True)
     ]
-    # Of numbers from a few calls to millions of bytes, and of zeros.
+    # Numbers range from a few calls to millions of bytes, and include zeros.
     return sum(abs(math.log((mine + 1) / (other + 1))) for mine, other in pairs)

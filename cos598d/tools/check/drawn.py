@@ -1,7 +1,7 @@
-"""Models, gradients and steps that a trial's nonce draws: tensors of any size, dtype and layout, with exact gradients.
+"""Models, gradients and steps from a trial's nonce: tensors of any size, dtype and layout, with exact gradients.
 
-The loss is the sum of each tensor times numbers that are drawn, so that these numbers are its gradient, to the last
-bit. What is right follows from them in float64, and how far a right sum may be off from dtype and number of terms.
+The loss is the sum of each tensor times random numbers, so these numbers are its gradient, to the last bit. The right
+results follow from them in float64. How far a correct sum may be off follows from dtype and number of terms.
 """
 
 import functools
@@ -21,7 +21,7 @@ MOST_PARTS, MOST_STEPS = 4, 40
 
 @dataclass(frozen=True)
 class Drawn:
-    """One tensor: `is_strided` where its last two dimensions are exchanged in memory, so that it is not contiguous."""
+    """One tensor. `is_strided`: its last two dimensions are exchanged in memory, so that it is not contiguous."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Drawn:
 
     @property
     def elements(self) -> int:
-        """How many it has."""
+        """The number of elements."""
         return int(np.prod(self.shape))
 
     def values(self, generator: torch.Generator) -> torch.Tensor:
@@ -43,12 +43,12 @@ class Drawn:
 
 @dataclass(frozen=True)
 class DrawnStep:
-    """One step: its backward passes, and what is around them.
+    """One step: its backward passes, and their surroundings.
 
-    within: whether all passes but the last are made within no_sync. breaks_off: whether before them a forward within
-    no_sync ends in an exception, which the script catches. loads: whether the sync is replaced before it by a new one
-    that goes on from its state. infinite: the rank whose gradient has a number that is not finite, -1 for none.
-    zeroes: whether the step before it ends with zero_grad(set_to_none=False), so that its gradients are added to zeros.
+    within: whether all passes except the last are within no_sync. breaks_off: whether before them a forward within
+        no_sync ends in an exception, which the script catches. loads: whether a new sync with the old one's state
+        replaces it before the step. infinite: the rank whose gradient has a non-finite number, or -1.
+    zeroes: whether the previous step ends with zero_grad(set_to_none=False), so that gradients are added to zeros.
     """
 
     number: int
@@ -61,7 +61,7 @@ class DrawnStep:
     zeroes: bool = False
 
     def facts(self) -> dict[str, bool]:
-        """What may tell it from other steps, in the card's words."""
+        """What may distinguish it from other steps, in the report's words."""
         around = "within no_sync" if self.within else "without no_sync"
         return {
             f"with {self.parts} backward passes{f' {around}' if self.parts > 1 else ''}": True,
@@ -78,7 +78,7 @@ class DrawnStep:
 
 
 class DrawnModel(nn.Module):
-    """Has the drawn tensors as parameters; `forward` takes the gradient of each that it is to use, by name."""
+    """Has the drawn tensors as parameters; `forward` takes the gradient of each that it uses, by name."""
 
     def __init__(self, tensors: Sequence[Drawn], seed: int):
         super().__init__()
@@ -87,17 +87,17 @@ class DrawnModel(nn.Module):
             self.register_parameter(each.name, nn.Parameter(each.values(generator)))
 
     def forward(self, **gradients: torch.Tensor) -> tuple[torch.Tensor]:
-        """The loss, of which these are the gradients."""
+        """The loss with these gradients."""
         parts = [(getattr(self, name) * gradient).sum().double() for name, gradient in gradients.items()]
         return (torch.stack(parts).sum(),)
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A drawn model and its steps; `label` names it among those of a trial. `sizes`: the exponents of 2 of gradients.
+    """A drawn model and its steps. `label` identifies it within a trial. `sizes`: the exponents of 2 of gradients.
 
-    `may_refuse`: whether a sync may raise an exception on every rank in place of averaging such tensors, which the
-    training loop never makes. `may_be_unused`: whether a step may leave a tensor out on some ranks, or on all.
+    `may_refuse`: whether a sync may raise an exception on every rank instead of averaging such tensors, which the
+    training loop never has. `may_be_unused`: whether a step may leave a tensor out on some ranks, or on all.
     """
 
     nonce: int
@@ -114,7 +114,7 @@ class Draw:
         return DrawnModel(self.tensors, _seed(self.nonce, self.label, rank))
 
     def gradients(self, step: DrawnStep, part: int, rank: int) -> dict[str, torch.Tensor]:
-        """The gradients of a rank's backward pass, of those tensors that it uses there, not multiplied by the scale."""
+        """The gradients of a rank's backward pass, for the tensors that it uses there, without the scale."""
         common = random_of(self.nonce, self.label, step.number)
         own = torch.Generator().manual_seed(_seed(self.nonce, self.label, step.number, part, rank))
         found = {}
@@ -124,9 +124,9 @@ class Draw:
             nowhere = common.random() < 0.2
             values = each.values(own).mul_(size)
             if step.number == 0:
-                pass  # so that every element of every tensor tells something once
+                pass  # so that every element of every tensor is tested once
             elif kind < 0.1 or (kind < 0.2 and rank != one):
-                values.zero_()  # of all ranks, or of all but one
+                values.zero_()  # of all ranks, or of all except one
             elif kind < 0.25:
                 values.zero_()
                 values[np.unravel_index(where, each.shape) if each.shape else ()] = size
@@ -140,7 +140,7 @@ class Draw:
         return found
 
     def comparison(self, step: DrawnStep, found: Sequence[Gradients]) -> "DrawnComparison":
-        """What was found after the step's `finish`, beside the mean in float64 and how far that may be off."""
+        """The gradients after the step's `finish`, next to the mean in float64 and its error bounds."""
         parts = []
         for part in range(step.parts):
             of_ranks = []
@@ -160,13 +160,13 @@ class Draw:
                     total += term.abs()
             kind = torch.finfo(each.dtype)
             roundings = 2 * (self.ranks + step.parts * (1 if step.within else self.ranks) + 2)
-            # Half an eps a rounding, each relative to no more than the sum of what is added.
+            # Half an eps per rounding, each relative to at most the sum of what is added.
             bounds[each.name] = roundings * (kind.eps / 2 * total / self.ranks + kind.smallest_normal * kind.eps)
         facts = step.facts() | {"after load_own_state": any(each.loads for each in self.steps[: step.number + 1])}
         return DrawnComparison(self.label, step.number, local, found, local.mean, facts, bounds)
 
     def words(self, step: DrawnStep) -> str:
-        """Which step it is, for whoever wants to repeat it."""
+        """The step's description, so that you can repeat it."""
         parts = f", {step.parts} backward passes {'within' if step.within else 'without'} no_sync"
         scale = f", loss_scale {step.loss_scale:g}" if step.loss_scale != 1 else ""
         of = f"step {step.number + 1} of {len(self.steps)}" if len(self.steps) > 1 else "one step"
@@ -175,13 +175,13 @@ class Draw:
 
 @dataclass(frozen=True)
 class DrawnComparison(Comparison):
-    """Held to `bounds`, element by element."""
+    """Compared with `bounds`, element by element."""
 
     bounds: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def off(self, rank: int, name: str) -> torch.Tensor:
-        """Where the right number is not finite any that is not finite is right; and elsewhere in such a step too, since
-        it is dropped."""
+        """Where the right number is not finite, any non-finite one is right. Elsewhere in such a step any number is,
+        since it is dropped."""
         found, right = self.pair(rank, name)
         is_right = torch.where(right.isfinite(), (found - right).abs() <= self.bounds[name], ~found.isfinite())
         if self._is_dropped:
@@ -190,11 +190,11 @@ class DrawnComparison(Comparison):
 
     @functools.cached_property
     def _is_dropped(self) -> bool:
-        """Whether a number that is right is not finite, so that no rank makes the step."""
+        """Whether a right number is not finite, so that no rank makes the step."""
         return any(not tensor.isfinite().all() for tensor in self.right.values() if tensor is not None)
 
     def words(self, rank: int, name: str) -> str:
-        """What is wrong with a tensor on a rank: of the element that is furthest off, what was expected and got."""
+        """What is wrong with a tensor on a rank: the element with the largest error, expected and found."""
         found, right = self.found[rank][name], self.right[name]
         if found is None or right is None:
             should, has = (f"{'None' if gradient is None else 'a gradient'}" for gradient in (right, found))
@@ -210,8 +210,8 @@ class DrawnComparison(Comparison):
         return f"{name} ({like}), element {place} of {len(off)}: expected the mean {expected}, got {got}"
 
     def drift(self) -> tuple[float, float, float]:
-        """Of the float32 tensors of all ranks: their errors added up away from 0, added up as they are, and the sizes
-        of what is right added up."""
+        """For the float32 tensors of all ranks: the sum of their errors away from 0, the sum of their errors, and the
+        sum of the right values' sizes."""
         sums = [0.0, 0.0, 0.0]
         for rank, gradients in enumerate(self.found):
             for name, tensor in gradients.items():
@@ -232,7 +232,7 @@ def _seed(nonce: int, label: str, *numbers: int) -> int:
 
 
 def _shape_of(elements: int, random: np.random.Generator) -> tuple[int, ...]:
-    """A shape of so many elements or a few less, of one to four dimensions."""
+    """A shape of one to four dimensions with `elements` elements or a few less."""
     shape = []
     for _ in range(int(random.integers(0, 4))):
         side = int(random.integers(1, 9))
@@ -286,7 +286,7 @@ def training(nonce: int, ranks: int, label: str = "", least: int = 33, most: int
     shapes = [(), (1,), (3,), (int(random.integers(900, 1_500)),), _shape_of(int(random.integers(90, 400)), random)]
     kinds = [torch.float32, torch.float64, torch.float32, torch.float32, torch.float32]
     count = int(random.integers(least, most + 1))
-    # Every number of passes comes with no_sync and without it, again and again, in an order of its own.
+    # Every number of passes occurs with no_sync and without it, several times, in random order.
     passes = [(parts, within) for parts in range(1, MOST_PARTS + 1) for within in (True, False)]
     steps = []
     for number in range(count):
@@ -301,6 +301,6 @@ def training(nonce: int, ranks: int, label: str = "", least: int = 33, most: int
 def _named(
     shapes: Sequence[tuple[int, ...]], kinds: Sequence[torch.dtype], random: np.random.Generator | None
 ) -> tuple[Drawn, ...]:
-    """Tensors of these shapes, in a drawn order if `random` draws one."""
+    """Tensors of these shapes, in random order if `random` is given."""
     order = range(len(shapes)) if random is None else random.permutation(len(shapes))
     return tuple(Drawn(f"t{place}", shapes[which], kinds[which]) for place, which in enumerate(order))

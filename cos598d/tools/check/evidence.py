@@ -1,4 +1,4 @@
-"""What a rank hands to the grader: tensors and values, never a verdict. The grader reads it as a stranger's."""
+"""What a rank hands to the grader: tensors and values, never a verdict. The grader treats it as untrusted."""
 
 import hashlib
 import json
@@ -29,11 +29,11 @@ class Evidence:
     def __init__(self, rank: int, nonce: int):
         self.rank, self.nonce = rank, nonce
         self._tensors: dict[str, torch.Tensor] = {}
-        self._nothing: list[str] = []  # names under which there was no tensor, as a .grad that is None
+        self._nothing: list[str] = []  # names without a tensor, such as a .grad that is None
         self._values: dict[str, Any] = {}
 
     def put(self, claim: str, moment: str, tensors: Tensors) -> None:
-        """Keep copies of the tensors as they are now."""
+        """Keep copies of the tensors' current values."""
         for name, tensor in tensors.items():
             key = f"{claim}/{moment}/{name}"
             if tensor is None:
@@ -51,7 +51,7 @@ class Evidence:
         return save(self._tensors, metadata={"about": json.dumps(about)})
 
     def hand_in(self) -> None:
-        """Leave all that there is so far where the supervisor finds it, whole or not at all."""
+        """Put everything so far where the supervisor finds it, completely or not at all."""
         place = Path(tempfile.gettempdir()) / f"{HANDED_IN}{self.rank}"
         beside = place.with_suffix(".part")
         beside.write_bytes(self.to_bytes())
@@ -59,7 +59,7 @@ class Evidence:
 
     @classmethod
     def from_bytes(cls, data: bytes, rank: int, nonce: int) -> "Evidence":
-        """Raises BadEvidence for what `to_bytes` did not write for this rank and nonce."""
+        """Raises BadEvidence unless `to_bytes` wrote it for this rank and nonce."""
         if not data:
             raise BadEvidence(f"rank {rank} handed in nothing")
         try:
@@ -78,7 +78,7 @@ class Evidence:
         return self
 
     def get(self, claim: str, moment: str, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
-        """The tensors of that moment under the names of `like`, each None or of its namesake's shape and dtype."""
+        """The tensors of that moment under the names of `like`, each None or with its namesake's shape and dtype."""
         found: dict[str, torch.Tensor | None] = {}
         nothing = set(self._nothing)
         for name, pattern in like.items():
@@ -106,9 +106,9 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 class Nonce(int):
-    """As a number: the seed of what all ranks share, such as a model. `of(rank)`: the seed of what one rank alone sees.
+    """As a number, the seed of what all ranks share, such as a model. `of(rank)`: the seed of one rank's own data.
 
-    The trial's own number, from which both follow, is left out on a rank. A rank's code may read all of its process.
+    On a rank, the trial's own number, from which both follow, is left out: a rank's code may read all of its process.
     """
 
     _seeds: dict[int, int]
@@ -122,12 +122,12 @@ class Nonce(int):
         return self
 
     def of(self, rank: int) -> int:
-        """The seed of what `rank` alone sees. Raises KeyError on another rank."""
+        """The seed of the data of `rank` only. Raises KeyError on another rank."""
         return self._seeds[rank] if self._trial is None else _drawn(self._trial, rank)
 
 
 def seed_of(nonce: int, rank: int) -> int:
-    """The seed of what `rank` alone sees; a plain number is the seed of everything."""
+    """The seed of the data of `rank` only; a plain number is the seed of everything."""
     return nonce.of(rank) if isinstance(nonce, Nonce) else nonce
 
 

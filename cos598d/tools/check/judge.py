@@ -18,7 +18,7 @@ from cos598d.tools.check.notes import Unlike, read_trace, unlike
 from cos598d.tools.check.spawn import DIED, LATE, RAISED, RETURNED, RankEnd, StackFrame
 from cos598d.tools.check.verdict import CRASHED, DID_NOT_END, FAILED, PASSED
 
-# What a rank says when it ends only because another one did.
+# What a rank prints when it ends only because another one did.
 CONSEQUENCES = (
     "lost connection to ",
     "stopped because rank",
@@ -26,7 +26,7 @@ CONSEQUENCES = (
     "the program that started this worker has ended",
 )
 LAST_LINES = 3
-# Where Python, packages and this program are: lines of their files may be shown.
+# The folders of Python, packages and this program: lines of their files may be shown.
 INSTALLED = (
     *(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     os.path.realpath(Path(__file__).parents[2]) + os.sep,
@@ -35,9 +35,9 @@ INSTALLED = (
 
 @dataclass(frozen=True)
 class ClaimOutcome:
-    """What became of a claim at one world size. `reports` are `judge`'s, one for each rank that is to blame.
+    """The outcome of a claim at one world size. `reports` are `judge`'s, one for each rank that is to blame.
 
-    `cause` says why in words; where only the numbers can tell it is empty, and `symptom` is what they show.
+    `cause` is its reason as a phrase. If only the numbers can show it, it is empty, and `symptom` is what they show.
     """
 
     world_size: int
@@ -47,12 +47,12 @@ class ClaimOutcome:
     symptom: Symptom | None = None
 
     def details(self) -> dict[str, Any]:
-        """What JSON has of it."""
+        """Its other fields in JSON."""
         return {"reports": list(self.reports)}
 
     @classmethod
     def not_made(cls, world_size: int, class_name: str) -> "ClaimOutcome":
-        """Of a claim that was asked for, and which the sync does not make."""
+        """The outcome of a claim that was asked for, but that the sync does not make."""
         message = f"{class_name} declares that it is not exact, so this test does not apply to it"
         return cls(world_size, FAILED, [_claim_report(0, message)], message)
 
@@ -60,7 +60,7 @@ class ClaimOutcome:
 def judge_claims(
     claims: Sequence[Claim], ends: Sequence[RankEnd], nonce: int, own_file: str, seconds: float
 ) -> list[ClaimOutcome]:
-    """What became of each claim on the world that ended so: by how it ended, then by what its ranks handed in."""
+    """The outcome of each claim on this world: from how it ended, then from what its ranks handed in."""
     size = len(ends)
     status, reports = judge(ends, own_file, seconds)
     odd = unlike([read_trace(end.calls) for end in ends], "", Path(own_file).name, is_over=status == PASSED)
@@ -77,7 +77,7 @@ def judge_claims(
 
 
 def _judge(claim: Claim, world: World, odd: Unlike | None) -> ClaimOutcome:
-    """What became of a claim on a world that ended well; `odd` is the first call in which a rank differed."""
+    """The outcome of a claim on a world that ended well; `odd` is the first call in which a rank differed."""
     world.judge(claim)
     if not world.findings:
         return ClaimOutcome(world.size, PASSED)
@@ -95,10 +95,10 @@ def _claim_report(rank: int, message: str) -> dict[str, Any]:
 
 
 def judge(ends: Sequence[RankEnd], own_file: str, seconds: float) -> tuple[str, list[dict[str, Any]]]:
-    """The status of a world, and a report of each rank that is a cause of it.
+    """The status of a world, and a report for each rank that caused it.
 
-    A report has rank, kind (claim, exception, time or crash), type and message, and the file, line, function and code
-    of the innermost frame in `own_file`, else of the innermost of all.
+    A report has rank, kind (claim, exception, time or crash), type and message. It also has the file, line, function
+    and code of the innermost frame in `own_file`, or of the innermost of all.
     """
     ended_badly = [end for end in ends if end.how != RETURNED]
     causes = [end for end in ended_badly if not _is_consequence(end)] or ended_badly
@@ -118,7 +118,7 @@ def _is_consequence(end: RankEnd) -> bool:
 
 
 def _tells_of_others(words: str) -> bool:
-    """Whether a rank says with these words that it ends because another one did."""
+    """Whether these words of a rank mean that it ends because another one did."""
     return any(each in words for each in CONSEQUENCES)
 
 
@@ -142,8 +142,8 @@ def _report(end: RankEnd, own_file: str, seconds: float) -> dict[str, Any]:
 
 
 def _frame(end: RankEnd, own_file: str) -> StackFrame | None:
-    """The innermost frame in the student's file, on any thread; else the innermost of all."""
-    # faulthandler writes other characters than ASCII as Python does in its escapes.
+    """The innermost frame in the student's file, on any thread; otherwise the innermost of all."""
+    # faulthandler writes non-ASCII characters as Python's escapes.
     names = (own_file, own_file.encode("ascii", "backslashreplace").decode())
     for thread in reversed(end.threads):
         for frame in reversed(thread):
@@ -153,7 +153,7 @@ def _frame(end: RankEnd, own_file: str) -> StackFrame | None:
 
 
 def _code(frame: StackFrame, own_file: str) -> str:
-    """The line of code, of the file under trial or of an installed one: a rank may name any file that is there."""
+    """The line of code, if its file is under test or installed: a rank may name any existing file."""
     file = os.path.realpath(frame.file)
     is_code = file.endswith(".py") and file.startswith(INSTALLED)
     return linecache.getline(frame.file, frame.line).strip() if is_code or frame.file == own_file else ""

@@ -1,4 +1,4 @@
-"""What every rank notes of its calls before it makes them, and what the notes of ranks that did not end show."""
+"""The notes that every rank makes of its calls, before it makes them, and what they show if ranks did not end."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ SAME_CALLS = "every rank must make the same calls"
 
 
 class Notes:
-    """Writes them into a file as they come, so that they are there even if the process is ended."""
+    """Writes them into a file at once, so that they survive the process."""
 
     def __init__(self, descriptor: int):
         self._descriptor, self._count = descriptor, 0
@@ -46,24 +46,24 @@ class Noted:
     peer: int | None
     line: int
     is_over: bool = False
-    blocks: bool = False  # the rank waits for it from its begin
-    waits_in: int = 0  # the line in which it is waited for, where that is another one
-    changed_before: int = 0  # the line in which it was waited for, where its tensor was changed before
-    has_raised: bool = False  # to make it, or to wait for it, ended in an exception
-    is_dropped: bool = False  # what it returned is gone, and nobody waited for it
+    blocks: bool = False  # the rank waits for it from its start
+    waits_in: int = 0  # the line of its wait, if that is another one
+    changed_before: int = 0  # the line of its wait, if its tensor was changed before
+    has_raised: bool = False  # making it, or waiting for it, ended in an exception
+    is_dropped: bool = False  # its result is gone, and nothing waited for it
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits, or has waited, for what was begun."""
+        """Whether something waits, or has waited, for the call."""
         return self.blocks or self.waits_in > 0
 
     @property
     def alike(self) -> tuple:
-        """What must be the same on all ranks for a collective."""
+        """What must be equal on all ranks for a collective."""
         return self.op, self.shape, self.dtype, self.peer
 
     def words(self, file: str) -> str:
-        """ "all_reduce of hidden.weight (7x7 float32) in lesson3.py line 12"."""
+        """The call as text: "all_reduce of hidden.weight (7x7 float32) in lesson3.py line 12"."""
         to = {"send": f" to rank {self.peer}", "receive": f" from rank {self.peer}"}.get(self.op, "")
         op = {"receive": "recv"}.get(self.op, self.op)
         shape = "x".join(map(str, self.shape)) or "1"
@@ -75,12 +75,12 @@ class Noted:
 
 @dataclass
 class CallTrace:
-    """All that one rank noted.
+    """All notes of one rank.
 
-    check       the last that was begun
+    check       the last one that was begun
     meetings    how many exchanges of small values it has begun; is_meeting: the last is not over
     is_alone    whether no other thread of the file's ever ran
-    is_whole    whether nothing was left out, for there was too much or it could not be read
+    is_whole    whether nothing is missing because there was too much or it could not be read
     """
 
     calls: list[Noted] = field(default_factory=list)
@@ -98,14 +98,14 @@ class CallTrace:
     def stuck_in(self) -> Noted | None:
         """The call that the rank waits for, if any: the last one waited for that is not over.
 
-        A call that was only begun is no wait, and neither is one that ended in an exception.
+        A call that was only started is not a wait, and neither is one that ended in an exception.
         """
         waiting = [call for call in self.calls if call.is_waited_for and not (call.is_over or call.has_raised)]
         return waiting[-1] if waiting else None
 
 
 def read_trace(data: bytes) -> CallTrace:
-    """What a rank noted, up to where it was cut off; it may be anything."""
+    """A rank's notes, up to where they were cut off. They may be anything."""
     trace = CallTrace()
     calls: dict[Any, Noted] = {}
     lines = data.splitlines()
@@ -146,7 +146,7 @@ def read_trace(data: bytes) -> CallTrace:
 
 @dataclass(frozen=True)
 class Unlike:
-    """Where ranks did not make the same collective: in words, with the rank and its line."""
+    """Where ranks did not make the same collective: a phrase with the rank and its line."""
 
     rank: int
     line: int
@@ -154,13 +154,13 @@ class Unlike:
 
 
 def unlike(traces: Sequence[CallTrace], check: str, file: str, is_over: bool) -> Unlike | None:
-    """The first collective in which a rank differs from rank 0; None where all made the same.
+    """The first collective in which a rank differs from rank 0; None if all made the same.
 
-    A call that others did not come to make counts only where `is_over`: else the world was ended before. Names are the
-    student's own: where only they differ, of tensors of one shape, ranks take one tensor for another.
+    A call that others did not reach counts only if the world `is_over`; otherwise it was ended before. Names are the
+    student's own. If only they differ, for tensors of equal shape, ranks mix up tensors.
     """
     made = [[call for call in trace.of(check) if call.op not in OTHER_END] for trace in traces]
-    is_over = is_over and all(trace.is_whole for trace in traces)  # else some calls were made and not noted
+    is_over = is_over and all(trace.is_whole for trace in traces)  # otherwise some calls were made but not noted
     for calls in itertools.zip_longest(*made):
         first = calls[0]
         for rank, here in enumerate(calls):
@@ -175,9 +175,9 @@ def unlike(traces: Sequence[CallTrace], check: str, file: str, is_over: bool) ->
 
 
 def misfit(traces: Sequence[CallTrace], check: str, file: str) -> Unlike | None:
-    """The first message of which its two ends have another length or dtype; None where all fit.
+    """The first message whose two ends differ in length or dtype; None if all match.
 
-    gloo ends the process that receives more than it has room for, and leaves the rest of a larger tensor as it is.
+    gloo ends a process that receives more than it has room for, and leaves the rest of a larger tensor unchanged.
     """
     for rank, trace in enumerate(traces):
         received: dict[int, list[Noted]] = {}
@@ -197,7 +197,7 @@ def misfit(traces: Sequence[CallTrace], check: str, file: str) -> Unlike | None:
 
 
 def standstill(traces: Sequence[CallTrace], file: str) -> Unlike | None:
-    """What each rank waits for where a world came to no end; None where nobody waits for a call."""
+    """What each rank waits for if a world did not end; None if no rank waits for a call."""
     stuck = [(rank, trace.stuck_in) for rank, trace in enumerate(traces)]
     waiting = [(rank, call) for rank, call in stuck if call is not None]
     if not waiting:

@@ -1,4 +1,4 @@
-"""On a rank under trial: a communicator that notes each call, with the line that made it, before it is made."""
+"""On a rank under test: a communicator that notes each call, with the line that made it, before it is made."""
 
 import os
 import sys
@@ -23,14 +23,14 @@ NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class NotingCommunicator(Communicator):
-    """A communicator that does the same, and notes in a file which calls begin, are waited for and end.
+    """A communicator that also notes in a file which calls begin, are waited for and end.
 
-    So the judge knows which calls met, even if ranks wait for each other forever or are ended by the library.
-    A call without a name gets a number.
+    So the judge knows which calls matched, even if ranks wait for each other forever or the library ends them. A call
+    without a name gets a number.
     """
 
     def __init__(self, comm: Communicator, file: str = ""):
-        """Lines are those of `file`, the one under trial."""
+        """Lines are those of `file`, the one under test."""
         vars(self).update(vars(comm))
         path = Path(tempfile.gettempdir()) / f"{CALLS}{comm.rank}"
         self.notes = Notes(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
@@ -69,22 +69,22 @@ class NotingCommunicator(Communicator):
 
     def compose(self, op: str, tensor: torch.Tensor, name: str, **options: Any) -> PointToPointCollective:
         step = self.begin(op, tensor, name, None, blocks=False)
-        self.notes.write(END, step.number)  # what it is made of ends by itself
+        self.notes.write(END, step.number)  # its parts end by themselves
         return super().compose(op, tensor, name, **options)
 
     def not_waited_for(self) -> list[str]:
-        """The calls since this was last asked that are still not waited for."""
+        """The calls since the last time this was called that are still not waited for."""
         started, self._started = self._started, []
         return [what for what, call in started if call.is_under_way]
 
     def begin(self, op: str, tensor: torch.Tensor, name: str, peer: int | None, blocks: bool) -> "NotedStep":
-        """Note that a call begins. Raises TypeError for what is no tensor."""
+        """Note that a call begins. Raises TypeError unless it is given a tensor."""
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
                 f"comm.{op} was given {tensor!r:.40}, expected a tensor. Does that parameter have a gradient yet?"
             )
         self._number += 1
-        self._collectives += op in COLLECTIVES  # counted alike on all ranks, whatever messages they exchange
+        self._collectives += op in COLLECTIVES  # counted equally on all ranks, whatever messages they exchange
         tensor_name = str(name)[:LONGEST_NAME] or f"tensor {self._collectives}"
         step = NotedStep(self._number, op, tensor_name, size_in_bytes(tensor), peer, self._line())
         about = (op, step.tensor, tensor.shape, dtype_name(tensor.dtype), peer, step.line, blocks)
@@ -92,15 +92,15 @@ class NotingCommunicator(Communicator):
         return step
 
     def ended(self, step: "NotedStep", waiting_since: float) -> None:
-        """The call is over; this rank stood still for it since that moment."""
+        """Note that the call is over. This rank was blocked in it since `waiting_since`."""
         self.notes.write(END, step.number)
 
     def dropped(self, step: "NotedStep") -> None:
-        """What the call returned is gone, and nobody waited for it: gloo may cancel the message."""
+        """Note that the call's result is gone and nothing waited for it: gloo may cancel the message."""
         self.notes.write(DROPPED, step.number)
 
     def wait(self, step: "NotedStep", wait: Callable[[], None]) -> None:
-        """Wait for a call that was begun, in the line that is now under way."""
+        """Wait for a call that was started, in the current line."""
         self.notes.write(WAITS, step.number, self._line())
         since = time.perf_counter()
         with self._noting_errors(step):
@@ -111,7 +111,7 @@ class NotingCommunicator(Communicator):
     def _noted(
         self, op: str, tensor: torch.Tensor, name: str, peer: int | None, options: Mapping[str, Any] = NO_OPTIONS
     ) -> Iterator["NotedStep"]:
-        """A call that is over with the context, unless somebody is to wait for it."""
+        """A call that ends with the context, unless something will wait for it."""
         step = self.begin(op, tensor, name, peer, blocks=not options.get("async_op"))
         with self._noting_errors(step):
             yield step
@@ -120,7 +120,7 @@ class NotingCommunicator(Communicator):
 
     @contextmanager
     def _noting_errors(self, step: "NotedStep") -> Iterator[None]:
-        """Where the call ends in an exception, this rank does not stand still in it any more."""
+        """If the call ends in an exception, this rank is not blocked in it any more."""
         try:
             yield
         except BaseException:
@@ -128,7 +128,7 @@ class NotingCommunicator(Communicator):
             raise
 
     def _until_waited(self, call: Call, step: "NotedStep", tensor: torch.Tensor) -> Any:
-        """The call; while it is under way in a form whose end is noted when somebody has waited for it."""
+        """The call; while it runs, in a form whose end is noted when it has been waited for."""
         if not call.is_under_way:
             return call
         self._started.append((step.name + (f" in line {step.line}" if step.line else ""), call))
@@ -142,7 +142,7 @@ class NotingCommunicator(Communicator):
         return NotedCall(self, step, wait)
 
     def _line(self) -> int:
-        """The line of the file under trial that is under way; 0 where none is."""
+        """The current line of the file under test; 0 if there is none."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename != self._file:
             frame = frame.f_back
@@ -150,12 +150,12 @@ class NotingCommunicator(Communicator):
 
 
 def _version_of(tensor: torch.Tensor) -> int:
-    """How often the tensor was changed in place; -1 where that cannot be told, as of a view: it counts for its base."""
+    """How often the tensor was changed in place; -1 if that is unknown. A view counts for its base."""
     return -1 if tensor._is_view() or tensor.is_inference() else tensor._version
 
 
 class NotedStep:
-    """A call that was begun. `is_kept`: somebody is to wait for it."""
+    """A call that was started. `is_kept`: something will wait for it."""
 
     def __init__(self, number: int, op: str, tensor: str, size: int, peer: int | None, line: int):
         self.number, self.op, self.tensor, self.bytes, self.peer, self.line = number, op, tensor, size, peer, line
@@ -165,7 +165,7 @@ class NotedStep:
 
 
 class NotedCall:
-    """A call or a message under way whose end is noted when somebody has waited for it."""
+    """A running call or message whose end is noted when it has been waited for."""
 
     def __init__(self, comm: NotingCommunicator, step: NotedStep, wait: Callable[[], None]):
         self._comm, self._step = comm, step
@@ -174,13 +174,13 @@ class NotedCall:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether nobody has waited for it yet."""
+        """Whether nothing has waited for it yet."""
         return self._wait is not None
 
     def wait(self) -> None:
         """Block until it is over. May be called more than once."""
         if self._wait is not None:
-            wait, self._wait = self._wait, None  # which lets go of the tensor
+            wait, self._wait = self._wait, None  # which frees the tensor
             self._comm.wait(self._step, wait)
 
     def __del__(self) -> None:

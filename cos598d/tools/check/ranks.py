@@ -1,4 +1,4 @@
-"""What a check does on each rank: a student's code runs there, and never in the check's own process."""
+"""A check's work on each rank: a student's code runs there, and never in the check's own process."""
 
 import contextlib
 import inspect
@@ -30,7 +30,7 @@ MOST_DIRECT_CALLS = 20
 
 
 def describe(comm: Communicator, name: str, folder: str | None = None) -> dict[str, Any]:
-    """What the class called `name` is: its name, its file, and whether it says that it is exact.
+    """The class called `name`: its name, its file, and whether it declares itself exact.
 
     `folder` becomes the working directory before its file is loaded.
     """
@@ -49,11 +49,11 @@ def is_description(value: Any) -> bool:
 def observe_by_name(
     comm: Communicator, name: str, claims: Sequence[str], nonce: int, folder: str | None = None
 ) -> None:
-    """Drive the sync called `name` for these claims, and hand in what came of it. `folder` is as in `describe`."""
+    """Drive the sync called `name` for these claims, and hand in the results. `folder` is as in `describe`."""
     if folder is not None:
         os.chdir(folder)
     direct: list[str] = []
-    trace_direct_calls(direct.append)  # before the file is loaded, which may keep functions under names of its own
+    trace_direct_calls(direct.append)  # before the file is loaded, which may keep functions under its own names
     sync = get_sync(name)
     observe(comm, sync, claims, nonce, direct, inspect.getfile(sync))
 
@@ -66,9 +66,9 @@ def observe(
     direct: Sequence[str] = (),
     file: str = "",
 ) -> None:
-    """As `observe_by_name`, for what makes the sync, which is in `file`.
+    """As `observe_by_name`, for a sync's constructor from `file`.
 
-    `direct` are calls that went round the communicator.
+    `direct` are calls that bypassed the communicator.
     """
     noting, evidence = NotingCommunicator(comm, file), Evidence(comm.rank, nonce)
     for claim in CLAIMS:
@@ -81,13 +81,13 @@ def observe(
 
 
 def cost_of_step(comm: Communicator, name: str) -> dict[str, dict[str, int] | None]:
-    """Calls and bytes of this rank in one step of `plain_model`: those made, and those that the class itself states.
+    """Calls and bytes of this rank in one step of `plain_model`: measured, and by the class's own `calls`.
 
-    None for what it does not state, or has inherited from another file.
+    None if it has no `calls`, or has inherited them from another file.
     """
     sync = get_sync(name)(comm, find_unused_parameters=False)
     module = sync.attach(plain_model())
-    for step in range(2):  # torch's DDP arranges its buckets anew after the first
+    for step in range(2):  # torch's DDP rebuilds its buckets after the first step
         comm.ledger = Ledger()
         plain_loss(module, comm.rank, step).backward()
         sync.finish()
@@ -96,7 +96,7 @@ def cost_of_step(comm: Communicator, name: str) -> dict[str, dict[str, int] | No
     sync.detach()
     made = Cost(len(rows), sum(row.bytes_sent for row in rows), sum(row.bytes_received for row in rows))
     kind, stated = type(sync), None
-    if getattr(kind.calls, "__module__", None) == kind.__module__:  # not an attribute of that name
+    if getattr(kind.calls, "__module__", None) == kind.__module__:  # it must not be just any attribute of that name
         with contextlib.suppress(Exception):
             stated = kind.expected(sizes_of(plain_model()), comm.world_size, comm.rank)
     return {"made": vars(made), "stated": vars(stated) if stated and stated.calls is not None else None}
@@ -113,7 +113,7 @@ def are_samples(value: Any, names: Sequence[str], rounds: int) -> bool:
 def seconds_of_steps(comm: Communicator, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
     """The seconds of a step of `plain_model` under each sync, by round: the slowest rank's.
 
-    A round is one step under each, in an order that turns from round to round; all ranks start a step together.
+    A round is one step under each, in an order that rotates from round to round; all ranks start a step together.
     """
     syncs = [get_sync(name)(comm, find_unused_parameters=False) for name in names]
     modules = [sync.attach(plain_model()) for sync in syncs]

@@ -1,8 +1,8 @@
-"""What the server that ranks are forked from loads first: from then on it ends with the process that started it.
+"""The first module of the server from which ranks are forked: the server then ends with the process that started it.
 
-Python's own server ends when nobody holds the other end of its pipe any more. Until it has loaded all that it is to
-load it does not look, and whatever a killed process leaves may hold that end for ever, and with the server all that it
-has inherited, such as the stream that somebody reads to its end.
+Python's own server ends when nothing holds the other end of its pipe any more. It does not check that until it has
+loaded its modules. Whatever a killed process leaves may hold that end forever. The server would then keep all that it
+has inherited, such as a stream that somebody reads to its end.
 """
 
 import os
@@ -16,7 +16,7 @@ def _end_with_starter() -> None:
     starter = os.environ.pop(STARTER, "")  # not for those that are forked from here
     if starter:
         prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if str(os.getppid()) != starter:  # gone before the kernel could be asked
+        if str(os.getppid()) != starter:  # it ended before the kernel could be asked
             os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Worlds of real ranks for one function: fresh processes of this host that meet through a file, and always end."""
+"""Worlds of real ranks for one function: fresh processes on this host that meet through a file, and always end."""
 
 import contextlib
 import faulthandler
@@ -31,20 +31,20 @@ from cos598d.tools.check.supervisor import (
     supervise,
 )
 
-# Forked from a server that has torch loaded already: a rank starts in a blink, and from a clean process.
+# Forked from a server that has already loaded torch: a rank starts at once, and from a clean process.
 _context = multiprocessing.get_context("forkserver")
-# The first that the server loads, and the variable by which it knows who started it, where that may not be survived.
+# The first module that the server loads, and the variable with the process that started it, which it must not survive.
 ENDS_WITH_STARTER, STARTER = "cos598d.tools.check.server", "COS598D_STARTER"
 PRELOADED = [ENDS_WITH_STARTER, "cos598d.tools.check.claims", "cos598d.run"]
 _context.set_forkserver_preload(PRELOADED)
 
 RETURNED, RAISED, LATE, DIED = "returned", "raised", "did not end", "died"
-# A rank that failed lets the others say what they found too, before they are told to stop.
+# A rank that failed lets the others report their findings too, before they are told to stop.
 SAY_SECONDS = 0.5
 MOST_ANSWER_BYTES = 4 << 20
 MOST_PATIENCE = 4.0
 HANDED_IN, CALLS = "handed_in", "calls"
-ENDINGS = ("where", "crash")  # what faulthandler writes when the time is up, and when the process breaks
+ENDINGS = ("where", "crash")  # what faulthandler writes when the time is up, and when the process crashes
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class StackFrame:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank's call ended: `how` is returned, raised, did not end (in its time) or died (without a word).
+    """How one rank's call ended: `how` is returned, raised, did not end (in its time) or died (without an error).
 
     `frames` lead to the line where it raised or where it still was, the innermost last; `threads` holds those of a
-    rank's other threads too. `output` is the end of what it printed. `handed_in` and `calls` are what stood in the
-    files of these names (with its rank behind) in its folder for temporary ones, if it wrote them.
+    rank's other threads too. `output` is the end of what it printed. `handed_in` and `calls` are the contents of the
+    files of these names (plus its rank) in its temporary folder, if it wrote them.
     """
 
     rank: int
@@ -87,11 +87,11 @@ def run_world(
     timeout: float = 20,
     is_stuck: IsStuck | None = None,
 ) -> list[RankEnd]:
-    """Call `function(comm, *arguments)` on `world_size` ranks at once; say of each how it ended, in order of rank.
+    """Call `function(comm, *arguments)` on `world_size` ranks at once. Return how each ended, in order of rank.
 
-    A call may take `seconds`; after that the world is ended, and each rank that is left says where it was. The process
-    group's collectives give up after `timeout` seconds. Where `is_stuck` finds, from what the ranks leave in their
-    folder, that they wait for each other for ever, they are ended at once. What the function returns must be JSON.
+    A call may take `seconds`. After that the world is ended, and each remaining rank reports where it was. The process
+    group's collectives give up after `timeout` seconds. If `is_stuck` finds, from files in the ranks' folder, that they
+    wait for each other forever, they are ended at once. The function's result must be JSON.
     """
     with tempfile.TemporaryDirectory(prefix="cos598d-world-", ignore_cleanup_errors=True) as name:
         run_rank = functools.partial(
@@ -123,17 +123,17 @@ def run_world(
 
 
 def longer_than(seconds: float) -> float:
-    """A collective that waits for a rank in an endless loop must not give up before the loop is found."""
+    """A timeout so long that a collective does not give up on a rank in an endless loop before the loop is found."""
     return seconds + 30
 
 
 def patience() -> float:
-    """By how many times a busy machine takes longer: what is right must not be late for want of a core."""
+    """The factor by which a busy machine is slower: correct code must not fail for lack of a core."""
     return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), MOST_PATIENCE)
 
 
 def _endings(line: Connection, seconds: float) -> list[tuple[int | None, str]]:
-    """The exit code and the end of the output of each rank, as the supervisor reports them; none if it is gone."""
+    """The exit code and the end of the output of each rank, from the supervisor; [] if it is gone."""
     with contextlib.suppress(EOFError, OSError):
         if line.poll(seconds):
             return json.loads(line.recv_bytes())
@@ -141,24 +141,25 @@ def _endings(line: Connection, seconds: float) -> list[tuple[int | None, str]]:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Start the server, unless it runs, with these modules in place of PRELOADED."""
+    """Start the server, unless it runs, with these modules instead of PRELOADED."""
     _context.set_forkserver_preload([ENDS_WITH_STARTER, *modules])
     start_server()
 
 
 def start_server() -> None:
-    """Start the server, unless it runs; it finds this package whatever the working directory, installed or not."""
+    """Start the server, unless it runs. It finds this package in any working directory, installed or not."""
     # The kernel takes the end of a thread for that of the process: only the main one lasts.
     is_main = threading.current_thread() is threading.main_thread()
     ours = {
         STARTER: str(os.getpid()) if is_main else "",
         "PYTHONPATH": own_python_path(),
-        "TORCHINDUCTOR_CACHE_DIR": os.path.join(util.get_temp_dir(), "inductor"),  # made as soon as torch._dynamo loads
+        # created as soon as torch._dynamo loads
+        "TORCHINDUCTOR_CACHE_DIR": os.path.join(util.get_temp_dir(), "inductor"),
     }
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
-    resource_tracker.ensure_running()  # which lets signals in again
-    # A Ctrl-C is for the grader, which ends what it has started: to those it does not come, from their first line on.
+    resource_tracker.ensure_running()  # which unblocks signals
+    # A Ctrl-C is for the grader, which ends what it has started. It must not reach those, from their first line on.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         forkserver.ensure_running()
@@ -172,7 +173,7 @@ def start_server() -> None:
 
 
 def _read(folder: Path, rank: int, exit_code: int | None, output: str) -> RankEnd:
-    """How a rank ended, from the files that it left: they may say anything."""
+    """How a rank ended, from its files, which may contain anything."""
     handed_in, calls = (bytes_of(folder / f"{name}{rank}", MOST_FILE_BYTES) for name in (HANDED_IN, CALLS))
     died = RankEnd(rank, DIED, exit_code=exit_code, output=output, handed_in=handed_in, calls=calls)
     answer = bytes_of(folder / f"answer{rank}.json", MOST_ANSWER_BYTES)
@@ -180,14 +181,14 @@ def _read(folder: Path, rank: int, exit_code: int | None, output: str) -> RankEn
         return _answered(answer, died) or replace(died, message="its answer cannot be read")
     where, crash = (bytes_of(folder / f"{name}{rank}", OUTPUT_BYTES).decode(errors="replace") for name in ENDINGS)
     threads = _threads(where or crash)
-    # The main thread is the oldest, and told last.
+    # The main thread is the oldest, and comes last.
     frames = threads[-1] if threads else ()
     how = LATE if exit_code in (None, -signal.SIGALRM) else DIED
     return replace(died, how=how, frames=frames, threads=threads)
 
 
 def _answered(data: bytes, end: RankEnd) -> RankEnd | None:
-    """`end` with what the rank says of itself; None unless it says it in the form in which ranks do."""
+    """`end` with the rank's own report; None unless it has the right form."""
     try:
         answer = json.loads(data)
         kind, message, stack = (str(answer.get(name, "")) for name in ("type", "message", "traceback"))
@@ -207,7 +208,7 @@ def _answered(data: bytes, end: RankEnd) -> RankEnd | None:
 
 
 def bytes_of(path: Path, most: int) -> bytes:
-    """The end of a file's content; nothing where there is no plain file."""
+    """The end of a file's content; empty if there is no plain file."""
     try:
         with open_plain(path, "rb", follows=False) as content:
             content.seek(max(0, os.fstat(content.fileno()).st_size - most))
@@ -217,7 +218,7 @@ def bytes_of(path: Path, most: int) -> bytes:
 
 
 def _threads(dump: str) -> tuple[tuple[StackFrame, ...], ...]:
-    """The frames of each thread in what faulthandler wrote, the innermost last."""
+    """The frames of each thread in faulthandler's output, the innermost last."""
     threads = []
     for part in re.split(r"^(?:Current thread|Thread) .*\n", dump, flags=re.MULTILINE)[1:]:
         frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', part, flags=re.MULTILINE)
@@ -239,8 +240,8 @@ def _run_rank(
     from cos598d.world.watchdog import Watchdog
 
     folder = Path(name)
-    tempfile.tempdir = name  # what a killed rank leaves there goes with the world
-    # The kernel ends this process when nobody else does: its starter may be gone.
+    tempfile.tempdir = name  # a killed rank's files there are removed with the world
+    # The kernel ends this process if nothing else does: its parent may be gone.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, START_SECONDS + seconds + 5)
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
-"""A world's supervisor: the process between the grader and the ranks, which starts them and outlives all they start.
+"""A world's supervisor: the process between the grader and the ranks, which starts them and outlives them.
 
-It runs no code of theirs. It ends whatever a rank has started, also in a session of its own, since orphans become its
-children (Linux); and it ends everything, and removes the world's folder, when the grader is gone.
+It runs none of their code. It ends whatever a rank has started, also in a session of its own, since orphans become its
+children (Linux). If the grader is gone, it ends everything and removes the world's folder.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ from pathlib import Path
 
 import psutil
 
-# How long ranks may take to start and meet, which is no part of the function's time.
+# How long ranks may take to start and meet, in addition to the function's time.
 START_SECONDS = 30.0
-# When one rank's time is up, the others' is within this; also how long a rank may take to leave.
+# When one rank's time is up, the others' follows within this; also how long a rank may take to end.
 LEAVE_SECONDS = 1.0
 POLL_SECONDS = 0.05
 END_SECONDS = 5.0
-OUTPUT_BYTES = 20_000  # of what a rank prints, the end is kept
+OUTPUT_BYTES = 20_000  # the end of a rank's output that is kept
 MOST_FILE_BYTES = 256 << 20
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
-IsStuck = Callable[[Path, int], bool]  # of a world's folder and size: whether its ranks wait for each other for ever
+IsStuck = Callable[[Path, int], bool]  # from a world's folder and size: whether its ranks wait for each other forever
 
 
 def supervise(
@@ -46,15 +46,15 @@ def supervise(
     grader_folder: str,
     is_stuck: IsStuck | None = None,
 ) -> None:
-    """Run `run_rank(rank)` in a process for each rank until all have ended, or those left will not end by themselves.
+    """Run `run_rank(rank)` in a process for each rank until all have ended, or the rest will not end by themselves.
 
     Then send the grader, through `line`, the exit code of each that ended and the end of each one's output. `name` is
-    the world's folder; `is_stuck`, if there is one, says that those left wait for each other. If `line` closes before,
-    the grader has given up, or is gone and cannot remove its folder for temporary files, `grader_folder`.
+    the world's folder. `is_stuck`, if given, detects ranks that wait for each other. If `line` closes before, the
+    grader has given up, or is gone and cannot remove its temporary folder, `grader_folder`.
     """
     os.setpgrp()
     prctl(SET_CHILD_SUBREAPER, 1)
-    gc.freeze()  # what is loaded: else each collection looks through it, and copies memory that ranks share
+    gc.freeze()  # loaded objects: otherwise each collection would scan them, and copy memory that ranks share
     ranks: dict[int, int] = {}
     outputs: dict[int, int] = {}
     for rank in range(world_size):
@@ -94,7 +94,7 @@ def _watch(
     line: Connection,
     is_stuck: IsStuck | None,
 ) -> bool:
-    """Wait for the ranks to end; returns whether the grader is still waiting too."""
+    """Wait for the ranks to end. Return whether the grader is still waiting too."""
     grader = multiprocessing.parent_process()
     ends = [line.fileno(), *([grader.sentinel] if grader else [])]
     deadline = time.monotonic() + seconds
@@ -116,18 +116,18 @@ def _watch(
 
 
 def _start(run_rank: Callable[[int], None], rank: int, output: int) -> None:
-    """In the rank's own process: run it, and leave."""
+    """In the rank's own process: run it, and end."""
     status = 1
     try:
         os.setpgrp()
         supervisor = os.getppid()
         prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != supervisor:  # gone before it could be asked
+        if os.getppid() != supervisor:  # it ended before the kernel could be asked
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
         resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # Locks that libraries make would else be files, which somebody must remove when this process is ended.
+        # Otherwise libraries' locks would be files, which somebody must remove when this process is ended.
         multiprocessing.set_start_method("fork", force=True)
         for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
             os.dup2(output, descriptor)
@@ -152,7 +152,7 @@ def _size(path: Path) -> int:
 
 
 def _drain(output: int, outputs: dict[int, int], said: dict[int, bytes]) -> None:
-    """Read what is there, and keep its end."""
+    """Read the available output, and keep its end."""
     with contextlib.suppress(BlockingIOError):
         data = os.read(output, 1 << 16)
         if data:
@@ -174,7 +174,7 @@ def _reap(ranks: dict[int, int], exit_codes: dict[int, int]) -> None:
 
 
 def _end_all(ranks: dict[int, int]) -> None:
-    """End the ranks and everything below this process; those whose parent ends come up as its children."""
+    """End the ranks and everything below this process; orphans become its children."""
     for pid in ranks:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
@@ -193,6 +193,6 @@ def _end_all(ranks: dict[int, int]) -> None:
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux's; elsewhere a rank's process group is all that can be ended."""
+    """Linux only; elsewhere only a rank's process group can be ended."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

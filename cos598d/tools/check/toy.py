@@ -18,12 +18,13 @@ Seed = int | Sequence[int]
 
 @dataclass(frozen=True)
 class Shape:
-    """What a toy model is made of.
+    """The composition of a toy model.
 
     large, larger: elements of its two long tensors, primes so that no chunking divides them.
-    is_tied: whether the output layer's weight is the embedding's; else it is one of its own, and frozen.
+    is_tied: whether the output layer's weight is the embedding's; otherwise it is a separate, frozen one.
     more_frozen: elements of one more frozen tensor. all_used: whether nothing that can be left unused is trainable.
-    shares_gradients: whether autograd gives the gradients of two tensors one memory, and needs it for a third one's.
+    shares_gradients: whether autograd gives the gradients of two tensors the same memory, and needs it for a third
+        one's.
     """
 
     large: int = 1_009
@@ -35,21 +36,22 @@ class Shape:
 
 
 SMALL = Shape()
-# Of more than 1 MiB, DDP's first bucket, and of more than 2 MiB, what is sent at a time by gloo and by our messages.
+# More than 1 MiB, DDP's first bucket, and more than 2 MiB, which gloo and our messages send at a time.
 LARGE = Shape(large=300_007, larger=600_011)
 
 
 class ToyModel(nn.Module):
     """Small, and awkward in every way that real models are.
 
-    A frozen layer; a weight tied into two places; a buffer that matters; a layer that nothing uses; one that only
-    some examples use; a parameter of another dtype; two long ones. Of what is used every element has a gradient other
-    than zero, and another one for every example.
+    A frozen layer; a tied weight; a buffer that matters; a layer that nothing uses; one that only some examples use; a
+    parameter of another dtype; two long ones. Every element of used parameters has a nonzero gradient, a different one
+    for every example.
     """
 
     def __init__(self, shape: Shape = SMALL):
         super().__init__()
-        # Registered first, so expected last: a sync that overlaps has started all else when it finds this one missing.
+        # Registered first, so expected last: an overlapping sync has started everything else when it finds this one
+        # missing.
         self.never = nn.Linear(WIDTH, WIDTH)
         self.embedding = nn.Embedding(WORDS, WIDTH)
         self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
@@ -87,7 +89,8 @@ class ToyModel(nn.Module):
         places = torch.arange(1, input_ids.shape[1] + 1)
         keys = (input_ids * attention_mask * places).sum(dim=1).tolist()
         large: torch.Tensor = self.large
-        if self.shares_gradients:  # a sum hands its own gradient on, and a view of that is another tensor in its memory
+        # a sum passes its own gradient on, and a view of that is another tensor in its memory
+        if self.shares_gradients:
             large = (torch.tanh(self.below).view(-1, 1) + large.view(-1, 1) + self.twin.view(-1, 1)).view(-1)
         for tensor in (large, self.larger):
             loss = loss + 0.1 * (tensor * _pattern(tensor.numel(), keys)).sum()
@@ -95,7 +98,7 @@ class ToyModel(nn.Module):
 
 
 def _pattern(elements: int, keys: Sequence[int]) -> torch.Tensor:
-    """Numbers between 0.5 and 1.5, (elements,): the mean over the examples, each of which has its own by its key."""
+    """Numbers between 0.5 and 1.5, (elements,): the mean over the examples, each with its own by its key."""
     numbers = _numbers(elements)
     starts = [key * 7919 % elements for key in keys]
     return torch.stack([numbers[start : start + elements] for start in starts]).mean(dim=0)
@@ -120,14 +123,14 @@ class ToyFeatures(Features):
 
 
 def toy_model(seed: int, shape: Shape = SMALL) -> ToyModel:
-    """A toy model with weights drawn from `seed`, the global generator left as it was."""
+    """A toy model with weights drawn from `seed`. The global generator does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return ToyModel(shape)
 
 
 def local_batch(rank: int, step: int, with_first_label: bool = True, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Four sentences that only this rank sees in this step; without label 0 they leave `sometimes` unused."""
+    """Four sentences that only this rank has in this step; without label 0 they leave `sometimes` unused."""
     batch = ToyFeatures(4, seed=(seed_of(seed, rank), step, rank)).collate(np.arange(4))
     batch["labels"] = batch["labels"].clamp(min=0 if with_first_label else 1)
     if with_first_label:
@@ -144,6 +147,6 @@ def plain_model(seed: int = 0) -> nn.Sequential:
 
 
 def plain_loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:
-    """The loss of `plain_model` on 16 random examples that only this rank sees in this step."""
+    """The loss of `plain_model` on 16 random examples that only this rank has in this step."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return module(torch.randn(16, 256, generator=generator)).square().mean()

@@ -1,4 +1,4 @@
-"""On a rank under trial: calls of torch.distributed that go round `comm` are noticed, with their line."""
+"""On a rank under test: notices calls of torch.distributed that bypass `comm`, with their line."""
 
 import sys
 from collections.abc import Callable
@@ -15,14 +15,14 @@ DIRECT = (
     *("batch_isend_irecv", "broadcast_object_list", "gather_object", "scatter_object_list"),
     *("reduce_scatter", "reduce_scatter_tensor", "_all_gather_base", "_reduce_scatter_base"),
 )
-# What those call, and what whoever has a process group can call of it.
+# The functions below those, and the methods of a process group.
 OF_GROUPS = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier"),
     *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single"),
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "reduce_scatter_single"),
     *("alltoall", "alltoall_base", "all_to_all_single", "send", "recv", "recv_anysource"),
 )
-# The operators below the functions that return a tensor and no work, as compilers like them, by namespace.
+# The operators below the functions that return tensors (made for compilers), by namespace.
 OPERATORS = {
     "_c10d_functional": (
         *("all_reduce", "all_reduce_", "all_reduce_coalesced", "broadcast", "broadcast_", "all_to_all_single"),
@@ -31,14 +31,14 @@ OPERATORS = {
     ),
     "_c10d_functional_autograd": ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"),
 }
-# Where torch calls torch.distributed for whoever calls that.
+# Modules in which torch calls torch.distributed for its caller.
 FOR_OTHERS = ("torch.distributed.nn.functional", "torch.distributed._functional_collectives")
 
 
 def trace_direct_calls(notice: Callable[[str], None]) -> None:
     """Call `notice` with "all_reduce in line 7" whenever a file that is not ours or torch's calls torch.distributed.
 
-    By its functions, by those that return tensors, by their operators or by a process group's methods.
+    It covers its functions, those that return tensors, their operators, and a process group's methods.
     """
 
     def watched(name: str, original: Callable, depth: int = 1) -> Callable:
@@ -56,7 +56,7 @@ def trace_direct_calls(notice: Callable[[str], None]) -> None:
         setattr(dist.distributed_c10d, name, wrapper)
     for owner in (dist.ProcessGroup, Backend):
         for name in OF_GROUPS:
-            if name in vars(owner):  # not every version of torch has all
+            if name in vars(owner):  # not every version of torch has all of them
                 setattr(owner, name, watched(name, getattr(owner, name)))
     for namespace, names in OPERATORS.items():
         operators = getattr(torch.ops, namespace)
@@ -67,7 +67,7 @@ def trace_direct_calls(notice: Callable[[str], None]) -> None:
 
 
 class _Watched:
-    """One of torch's operators, which is something else when it is called."""
+    """One of torch's operators, with a watched call."""
 
     def __init__(self, operator: Any, call: Callable):
         self._operator, self._call = operator, call
@@ -80,7 +80,7 @@ class _Watched:
 
 
 def _whose(frame: FrameType) -> FrameType | None:
-    """The frame whose call it is: a function that torch offers with a gradient makes it for its own caller."""
+    """The frame that made the call: torch's functions with a gradient call it for their own caller."""
     found: FrameType | None = frame
     if _is_of(frame, *FOR_OTHERS):
         while found and _is_of(found, "torch."):

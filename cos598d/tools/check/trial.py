@@ -1,4 +1,4 @@
-"""A gradient sync on trial: loaded in a process of its own, then tried claim by claim, and what came of it in words."""
+"""A gradient sync under test: loaded in a process of its own, then tested claim by claim, with the outcome as text."""
 
 import secrets
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ class Trial:
     """One check of the sync called `name`: FILE.py:CLASS, or a registered one.
 
     A claim may take `seconds` at one number of ranks. The ranks' working directory is `folder`, by default this
-    process's. `nonce` decides all that is drawn; by default it is new. A class from a file must keep all claims,
-    whatever it says of itself; a registered sync those that it makes.
+    process's. All random numbers follow from `nonce`, by default a new one. A class from a file must pass all claims,
+    whatever it declares; a registered sync must pass those that it makes.
 
-    Raises UsageError where the file cannot be loaded.
+    Raises UsageError if the file cannot be loaded.
     """
 
     def __init__(self, name: str, seconds: float, folder: Path | None = None, nonce: int | None = None):
@@ -37,13 +37,13 @@ class Trial:
 
     @property
     def file(self) -> str:
-        """The file that the class is in."""
+        """The file of the class."""
         return self.about["file"]
 
     def all_hold(self, claims: Sequence[Claim], sizes: Sequence[int]) -> bool:
-        """Whether all these claims hold when they are tried one after the other in the same processes.
+        """Whether all these claims hold when they are tested one after another in the same processes.
 
-        That is much quicker than `outcomes` of each, and says as much where it says yes.
+        That is much faster than `outcomes` of each, and as conclusive if the answer is yes.
         """
         for size in sizes:
             found = judge_claims(claims, self._world(claims, size), self.nonce, self.file, self.seconds)
@@ -52,7 +52,7 @@ class Trial:
         return True
 
     def outcomes(self, claim: Claim, sizes: Sequence[int], in_full: bool = True) -> list[ClaimOutcome]:
-        """What becomes of a claim on each of these numbers of ranks; unless `in_full`, up to the first that fails."""
+        """The outcome of a claim on each of these numbers of ranks; unless `in_full`, up to the first that fails."""
         found: list[ClaimOutcome] = []
         for size in sizes:
             found.append(self._outcome(claim, size))
@@ -86,12 +86,12 @@ class Trial:
 
 
 def facts_of(claim: Claim, outcomes: Sequence[ClaimOutcome]) -> dict[str, Any]:
-    """What became of a claim, as the card and its JSON have it."""
+    """The outcome of a claim, for the report and its JSON."""
     return result_of("claim", claim.name, card.first_sentences(claim.says), [(o.world_size, o) for o in outcomes])
 
 
 def in_words(claim: Claim, outcomes: Sequence[ClaimOutcome], own_file: str) -> str:
-    """What a claim says, where it holds; else why it does not, and what each rank found."""
+    """What a claim tests, if it holds; otherwise why it does not, and what each rank found."""
     facts = facts_of(claim, outcomes)
     if facts["status"] == PASSED:
         return facts["says"]

@@ -1,1 +1,1 @@
-"""Several hosts emulated on one Linux machine: network namespaces, a switch, and links of a rate and a delay."""
+"""Several hosts emulated on one Linux machine: network namespaces, a switch, and links with rate and delay."""

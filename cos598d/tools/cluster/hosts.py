@@ -1,4 +1,4 @@
-"""Programs on the hosts of an emulated cluster: started together, their output told apart, ended together."""
+"""Programs on the hosts of an emulated cluster: started together, with labelled output, ended together."""
 
 import json
 import os
@@ -18,16 +18,16 @@ from cos598d.tools.cluster.switch import READY
 from cos598d.world.network import DEFAULT_PORT
 from cos598d.world.secret import SECRET_VARIABLE, new_secret
 
-NETWORK_FACTS = "COS598D_NETWORK"  # what the hosts' links are, for the record of a run
-# Lets the kernel end a program when this process is gone, however it went.
+NETWORK_FACTS = "COS598D_NETWORK"  # describes the hosts' links for the record of a run
+# Makes the kernel end a program when this process ends, in whatever way.
 END_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
-# When one program has failed, the others learn it from each other; how long they may take to say so.
+# When one program has failed, the others notice it; how long they may take to report it.
 GRACE_SECONDS = 15.0
 STOP_SECONDS = 10.0  # how long one may take to stop
 
 
 def environment(cluster: Cluster) -> dict[str, str]:
-    """The variables of a program on a host: this process's, the interface for gloo, and what the links are."""
+    """The environment of a program on a host: this process's, gloo's interface, and the links' description."""
     links = {
         "hosts": cluster.hosts,
         "rate": rate_words(cluster.rate),
@@ -35,15 +35,15 @@ def environment(cluster: Cluster) -> dict[str, str]:
         "offload": "on" if cluster.offload else "off",
     }
     own = {"GLOO_SOCKET_IFNAME": INTERFACE, NETWORK_FACTS: json.dumps(links), "PYTHONUNBUFFERED": "1"}
-    # Else torch warns on every rank that the hosts' addresses have no names.
+    # Otherwise torch warns on every rank that the hosts' addresses have no names.
     return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | dict(os.environ) | own
 
 
 def rank_environment(cluster: Cluster, host: int, index: int, ranks_per_host: int) -> dict[str, str]:
-    """The variables that tell a rank its place, by the names that torchrun gives them.
+    """The environment variables that give a rank its place, under torchrun's names.
 
-    Ranks are numbered host by host. Every rank gets its share of this machine's cores, which the hosts only seem to
-    have for themselves.
+    Ranks are numbered host by host. Every rank gets its share of this machine's cores, which its host does not really
+    have to itself.
     """
     ranks = cluster.hosts * ranks_per_host
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
@@ -53,20 +53,20 @@ def rank_environment(cluster: Cluster, host: int, index: int, ranks_per_host: in
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks_per_host),
         "MASTER_ADDR": address(1),
-        "MASTER_PORT": str(DEFAULT_PORT),  # free in every cluster: each has ports of its own
+        "MASTER_PORT": str(DEFAULT_PORT),  # free in every cluster: each has its own ports
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
     }
 
 
 def on_host(cluster: Cluster, host: int, words: Sequence[str]) -> list[str]:
-    """The command that runs `words` in a host's namespace, in place of itself."""
+    """The command that runs `words` in a host's namespace, by exec."""
     return ["ip", "netns", "exec", cluster.namespace(host), *words]
 
 
 def start_switch(network: Network, stays: bool) -> subprocess.Popen | None:
-    """Start our own switch where this cluster needs one, and wait until it carries packets.
+    """Start our own switch if this cluster needs one, and wait until it carries packets.
 
-    It ends with this process, or (`stays`) when its namespace is removed by `Network.remove`.
+    It ends with this process, or (`stays`) when `Network.remove` removes its namespace.
     """
     cluster = network.cluster
     if not network.needs_own_switch:
@@ -92,16 +92,17 @@ def start_switch(network: Network, stays: bool) -> subprocess.Popen | None:
 
 
 def run_on_hosts(cluster: Cluster, words: Sequence[str], ranks_per_host: int, output: IO[str] = sys.stdout) -> int:
-    """Run `words` as every rank of the cluster, print their lines with the host before them, return the exit code.
+    """Run `words` as every rank of the cluster, print their lines prefixed with the host, and return the exit code.
 
-    In the words, {rank}, {host}, {address}, {world_size}, {master_ip} and {master_port} stand for their values. When
-    one program fails, the others get seconds to end by themselves. The code is that of the one which failed first.
+    In the words, {rank}, {host}, {address}, {world_size}, {master_ip} and {master_port} are replaced by their values.
+    When one program fails, the others get some seconds to end by themselves. The exit code is that of the one that
+    failed first.
     """
     programs: list[subprocess.Popen] = []
     asked = signal.SIGTERM
     readers: list[threading.Thread] = []
     lock = threading.Lock()
-    # One for all ranks, and in nobody's arguments.
+    # The same for all ranks, and not in any command line.
     secret = {SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or new_secret()}
     try:
         for host in cluster.numbers:
@@ -148,6 +149,6 @@ def _filled(word: str, host: int, variables: Mapping[str, str]) -> str:
         "master_ip": variables["MASTER_ADDR"],
         "master_port": variables["MASTER_PORT"],
     }
-    for name, value in values.items():  # not str.format: a word may hold other braces
+    for name, value in values.items():  # not str.format: a word may contain other braces
         word = word.replace(f"{{{name}}}", value)
     return word

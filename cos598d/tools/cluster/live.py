@@ -1,4 +1,4 @@
-"""A cluster for as long as a block lasts: whatever ends the block, nothing of the cluster stays."""
+"""A cluster that exists for the duration of a block: whatever ends the block, nothing of the cluster stays."""
 
 import contextlib
 import signal
@@ -20,7 +20,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class ClusterStopped(UserError):
-    """A signal has ended what ran in the cluster."""
+    """A signal has ended the programs in the cluster."""
 
     def __init__(self, number: int):
         super().__init__(f"stopped by {signal.Signals(number).name}.")
@@ -29,10 +29,10 @@ class ClusterStopped(UserError):
 
 @contextlib.contextmanager
 def live_cluster(cluster: Cluster, show: bool = False) -> Iterator[Cluster]:
-    """Make the cluster, say so on standard error, and remove it with all programs in it when the block ends.
+    """Create the cluster, print that on standard error, and remove it with all programs in it when the block ends.
 
-    SIGTERM and SIGHUP end the block too, as Stopped; while hosts are removed no signal interrupts that. Only a killed
-    process leaves its hosts behind, for `cluster down`. Raises UserError when the cluster cannot be made.
+    SIGTERM and SIGHUP also end the block, as ClusterStopped. While hosts are removed, no signal interrupts that. Only a
+    killed process leaves its hosts, for `cluster down`. Raises UserError if the cluster cannot be created.
     """
     network = Network(cluster, show)
     before = {number: signal.signal(number, _stop) for number in ENDING}
@@ -54,7 +54,7 @@ def live_cluster(cluster: Cluster, show: bool = False) -> Iterator[Cluster]:
 
 
 def describe(cluster: Cluster, own_switch: bool) -> str:
-    """The cluster in a line; `own_switch` says that our own program carries its packets."""
+    """One line about the cluster; `own_switch`: our own program carries its packets."""
     rate = "links without a limit" if cluster.rate is None else f"links of {rate_words(cluster.rate)} each way"
     delay = f", {delay_words(cluster.delay)} from host to host" if cluster.delay else ""
     first = f"cluster {cluster.name}: {number_of(cluster.hosts, 'host')}"

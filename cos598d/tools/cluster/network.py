@@ -1,12 +1,11 @@
-"""The emulated network in the kernel: made, shaped, looked at and removed by `ip` and `tc`.
+"""The emulated network in the kernel: created, shaped, inspected and removed by `ip` and `tc`.
 
-Each host is a network namespace with one veth interface, whose other end is a port of the switch, a namespace with a
-bridge. Both ends of a link are shaped by a token bucket filter, so that what a host sends and what it receives are
-limited each on its own, as on a full-duplex Ethernet link. Nothing is made outside the namespaces, and the kernel
-removes all of it with them.
+Each host is a network namespace with one veth interface. Its other end is a port of the switch, a namespace with a
+bridge. Both ends of a link are shaped by a token bucket filter. So sending and receiving are limited independently, as
+on a full-duplex Ethernet link. Nothing is created outside the namespaces, and the kernel removes everything with them.
 
-Every namespace is born with a mark, the alias of its loopback: which cluster it belongs to and which call made it. What
-has no such mark is somebody else's, whatever it is called, and is never removed, nor is what runs in it ended.
+Every namespace gets a mark when it is created, the alias of its loopback: its cluster and the call that created it. A
+namespace without such a mark is not ours, whatever its name. It is never removed, and its programs are never ended.
 """
 
 import functools
@@ -26,10 +25,10 @@ from cos598d.records.quantities import rate_words
 from cos598d.terminal.printable import printable
 from cos598d.tools.cluster.plan import INTERFACE, MOST_HOSTS, Cluster, address, hardware_address
 
-# A packet that the kernel has not cut yet holds up to 64 KiB: a smaller bucket would make the filter cut it, and the
-# links' counters would show another number of packets (and headers) than a machine with offloads.
+# A packet that the kernel has not cut yet holds up to 64 KiB. A smaller bucket would make the filter cut it, and the
+# links' counters would show other numbers of packets (and headers) than a machine with offloads.
 BURST_BYTES = 70_000
-# The longest that a packet waits before a link: a longer queue is cut off, as a switch's is.
+# The longest wait of a packet before a link: a longer queue is cut off, as in a switch.
 QUEUE_SECONDS = 0.2
 LEAST_QUEUE_BYTES = 1_000_000
 SECONDS_TO_END = 3.0
@@ -41,10 +40,10 @@ class Network:
 
     def __init__(self, cluster: Cluster, show: bool = False):
         self.cluster, self.show = cluster, show
-        self._made: str | None = None  # the mark of what this object has built
+        self._made: str | None = None  # the mark of what this object has created
 
     def build(self) -> None:
-        """Make the namespaces, links and limits. Raises UserError, having removed what it made alone, if that fails."""
+        """Create the namespaces, links and limits. If that fails, remove only what it created, and raise UserError."""
         cluster = self.cluster
         check_rights()
         there = set(namespaces())
@@ -53,7 +52,7 @@ class Network:
                 raise self._taken(space)
         self._made = secrets.token_hex(8)
         try:
-            # Whoever makes the switch's namespace owns the name: two at once cannot.
+            # The creator of the switch's namespace owns the name: two at once cannot.
             self._make(cluster.switch)
             if not self.needs_own_switch:
                 self._ip("-n", cluster.switch, "link", "add", BRIDGE, "type", "bridge", "mcast_snooping", "0")
@@ -65,7 +64,7 @@ class Network:
             raise
 
     def _make(self, space: str) -> None:
-        """Make a namespace that has its mark before it has its name: there is no moment at which it has none."""
+        """Create a namespace that has its mark before its name, so that it is never without a mark."""
         mark = json.dumps(asdict(self.cluster) | {"made": self._made})
         try:
             self._run("unshare", "--net", "sh", "-c", MAKE, "sh", mark, space)
@@ -90,7 +89,7 @@ class Network:
         cluster, space, port = self.cluster, self.cluster.namespace(host), self.cluster.port(host)
         self._make(space)
         for where in (space, cluster.switch):
-            # Else the kernel announces itself to routers that are not there, and the counters count it.
+            # Otherwise the kernel sends packets to find routers, and the counters count them.
             self._run("ip", "netns", "exec", where, "sh", "-c", QUIET)
         self._ip(
             *("-n", cluster.switch, "link", "add", port, "type", "veth", "peer", "name", INTERFACE),
@@ -108,12 +107,12 @@ class Network:
         self.set_rate(host, cluster.rate)
 
     def set_rate(self, host: int, rate: float | None) -> None:
-        """Limit both directions of a host's link to `rate` bits per second, or to nothing."""
+        """Limit both directions of a host's link to `rate` bits per second, or not at all."""
         for space, interface in self._ends(host):
             here = ("-n", space, "qdisc", "replace", "dev", interface)
             kinds = [row["kind"] for row in self._disciplines(space, interface) if row.get("root")]
             limits = [] if rate is None else _bucket(rate)
-            if kinds == ["tbf"] and limits:  # in its place: packets that wait in it go on waiting
+            if kinds == ["tbf"] and limits:  # in place: packets waiting in it keep waiting
                 self._tc("-n", space, "qdisc", "change", "dev", interface, "root", "handle", "1:", "tbf", *limits)
                 continue
             if kinds in (["tbf"], ["netem"]):
@@ -125,13 +124,13 @@ class Network:
                 self._tc(*here, *parent, "netem", "delay", f"{self.cluster.delay * 1e6:.0f}us", "limit", "100000")
 
     def set_connected(self, host: int, connected: bool) -> None:
-        """Pull the plug of a host, or put it in again. Nobody is told: packets are lost from then on."""
+        """Disconnect a host, or connect it again. Nobody is notified: packets are lost from then on."""
         state = "up" if connected else "down"
         self._ip("-n", self.cluster.switch, "link", "set", self.cluster.port(host), state)
 
     @functools.cached_property
     def needs_own_switch(self) -> bool:
-        """Whether packets have to be carried by our own program: there is a delay, and this kernel has no netem."""
+        """Whether our own program must carry the packets: there is a delay, and this kernel has no netem."""
         return bool(self.cluster.delay) and not has_netem()
 
     def _ends(self, host: int) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -141,7 +140,7 @@ class Network:
         return json.loads(_output("tc", "-n", space, "-j", "qdisc", "show", "dev", interface) or "[]")
 
     def facts(self, host: int) -> dict[str, Any]:
-        """How a host stands: its address, rate as it is now, bytes sent and received, and its processes' ids."""
+        """The state of a host: its address, current rate, bytes sent and received, and its processes' ids."""
         space = self.cluster.namespace(host)
         link = json.loads(_output("ip", "-n", space, "-s", "-j", "link", "show", "dev", INTERFACE))[0]
         rates = [row["options"]["rate"] * 8 for row in self._disciplines(space, INTERFACE) if row["kind"] == "tbf"]
@@ -156,10 +155,10 @@ class Network:
         }
 
     def remove(self) -> int:
-        """End what still runs in the cluster's namespaces and remove them; return how many there were.
+        """End what still runs in the cluster's namespaces and remove them. Return how many there were.
 
-        If this object has built a cluster, these are the namespaces that it made; else all that carry the mark of a
-        cluster of this name.
+        If this object has created a cluster, these are its namespaces. Otherwise they are all that have the mark of a
+        cluster with this name.
         """
         marks = {space: read_mark(space) for space in named_namespaces(self.cluster.name)}
         mine = [
@@ -185,7 +184,7 @@ class Network:
 
 
 def _bucket(rate: float) -> list[str]:
-    """tc's words for a token bucket of `rate` bits per second."""
+    """tc's arguments for a token bucket of `rate` bits per second."""
     queue = max(LEAST_QUEUE_BYTES, int(rate / 8 * QUEUE_SECONDS))
     return ["rate", f"{rate:.0f}bit", "burst", str(BURST_BYTES), "limit", str(queue)]
 
@@ -195,7 +194,7 @@ QUIET = "for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -w $f ] || echo
 
 
 def load(name: str) -> Cluster:
-    """The cluster of that name which is up. Raises UserError when none is."""
+    """The existing cluster with that name. Raises UserError if there is none."""
     check_rights()
     switch = Cluster(name=name).switch
     if switch not in namespaces():
@@ -211,7 +210,7 @@ def load(name: str) -> Cluster:
 
 
 def read_mark(space: str) -> dict[str, Any]:
-    """What a namespace says of the cluster it was made for: Cluster's fields, and `made`; {} if it was not."""
+    """A namespace's mark: the fields of its Cluster, and `made`; {} if it has none."""
     try:
         link = json.loads(_output("ip", "-n", space, "-j", "link", "show", "dev", "lo"))[0]
         mark = json.loads(link["ifalias"])
@@ -221,12 +220,12 @@ def read_mark(space: str) -> dict[str, Any]:
 
 
 def namespaces() -> list[str]:
-    """The names of all network namespaces here that have one."""
+    """The names of all named network namespaces on this machine."""
     return [row["name"] for row in json.loads(_output("ip", "-j", "netns", "list") or "[]")]
 
 
 def named_namespaces(name: str) -> list[str]:
-    """The namespaces that are called as those of a cluster of this name: hosts in their order, the switch last."""
+    """The namespaces with the names of this cluster: hosts in their order, the switch last."""
     cluster, there = Cluster(hosts=MOST_HOSTS, name=name), set(namespaces())
     return [space for space in (*map(cluster.namespace, cluster.numbers), cluster.switch) if space in there]
 
@@ -237,7 +236,7 @@ def processes(space: str) -> list[int]:
 
 
 def end_processes(ids: list[int]) -> None:
-    """End processes that are not our children: politely, then after some seconds for good."""
+    """End processes that are not our children: with SIGTERM, then after some seconds with SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in ids:
             try:
@@ -266,7 +265,7 @@ def has_netem() -> bool:
 
 
 def check_rights() -> None:
-    """Raise UserError where no cluster can be made: not Linux, no `ip` and `tc`, not root."""
+    """Raise UserError if no cluster can be created: not Linux, no `ip` and `tc`, not root."""
     if not sys.platform.startswith("linux"):
         raise UserError(
             "an emulated cluster needs Linux's network namespaces. Use Linux, or a virtual machine with it."

@@ -1,4 +1,4 @@
-"""What an emulated cluster is: its name, hosts, addresses and links, and what a user may ask for."""
+"""The description of an emulated cluster: its name, hosts, addresses and links, and the limits for users."""
 
 import re
 from dataclasses import dataclass, field
@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from cos598d.errors import UsageError
 
 DEFAULT_NAME = "cos598d"
-INTERFACE = "eth0"  # every host's own, in its own namespace
+INTERFACE = "eth0"  # each host has one, in its own namespace
 MOST_HOSTS = 64
 
 
 @dataclass(frozen=True)
 class Cluster:
     """Hosts 1 to `hosts`, each joined to one switch by a link of `rate` bits per second in each direction (None: no
-    limit). A packet from host to host takes `delay` seconds more than the links' rate makes it take.
-    """
+    limit). A packet from host to host takes `delay` seconds in addition to the time that the links' rate causes."""
 
     hosts: int = 4
     rate: float | None = field(default=None)
@@ -32,7 +31,7 @@ class Cluster:
 
     @property
     def switch(self) -> str:
-        """The namespace of the switch, which is made first and removed last."""
+        """The namespace of the switch, which is created first and removed last."""
         return f"{self.name}-switch"
 
     def namespace(self, host: int) -> str:
@@ -60,5 +59,5 @@ def address(host: int) -> str:
 
 
 def hardware_address(host: int) -> str:
-    """The Ethernet address of host 1, 2, ...: of the locally administered kind, and told apart by its last byte."""
+    """The Ethernet address of host 1, 2, ...: locally administered, with the host's number in its last byte."""
     return f"02:00:0a:0a:01:{host:02x}"

@@ -1,11 +1,12 @@
 """A switch in user space, for kernels that cannot delay packets: python -m cos598d.tools.cluster.switch SECONDS PORT...
 
-1. It listens to a packet socket on every port, in the switch's namespace, and learns who lives behind it.
-2. A frame that comes in waits for the delay in a queue; all wait equally long, so that the queue stays in order.
-3. Then it goes out of the port of its receiver, or of all others when that one is not known yet.
+1. It listens to a packet socket on every port, in the switch's namespace, and learns which addresses are reached
+   through it.
+2. A frame that arrives waits for the delay in a queue; all wait equally long, so the queue stays in order.
+3. Then it is sent from the port of its receiver, or from all others if that is not known yet.
 
-Packets that the kernel has not cut yet travel whole, with the virtio header that says how to cut them: the rates and
-counters of the links stay the kernel's. What is carried costs processor time here, which netem would not.
+Packets that the kernel has not cut yet stay whole, with the virtio header that describes how to cut them. So the rates
+and counters of the links stay the kernel's. Carrying them costs CPU time here, which netem would not.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ READY = "ready"
 
 
 def open_port(name: str) -> socket.socket:
-    """A socket that receives what comes in at a port and sends out of it; each frame has a virtio header before it."""
+    """A socket that receives what arrives at a port and sends from it; each frame has a virtio header before it."""
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
     port.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     port.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
@@ -38,14 +39,14 @@ def open_port(name: str) -> socket.socket:
 
 
 def serve(ports: list[socket.socket], delay: float) -> None:
-    """Carry frames between `ports`, each `delay` seconds after it came, until the process is ended."""
+    """Carry frames between `ports`, each `delay` seconds after its arrival, until the process is ended."""
     homes: dict[bytes, socket.socket] = {}
     waiting: deque[tuple[float, bytes, socket.socket]] = deque()
     while True:
         rest = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
         # Its timeout counts microseconds; epoll's counts milliseconds.
         for port in select.select(ports, [], [], rest)[0]:
-            with contextlib.suppress(BlockingIOError, OSError):  # a port that was pulled has nothing to give
+            with contextlib.suppress(BlockingIOError, OSError):  # a disconnected port has no data
                 frame = port.recv(LARGEST_FRAME)
                 homes[frame[VIRTIO_HEADER_BYTES + 6 : VIRTIO_HEADER_BYTES + 12]] = port
                 waiting.append((time.monotonic() + delay, frame, port))
@@ -55,12 +56,12 @@ def serve(ports: list[socket.socket], delay: float) -> None:
             home = homes.get(frame[VIRTIO_HEADER_BYTES : VIRTIO_HEADER_BYTES + 6])
             for port in ports if home is None else (home,):
                 if port is not origin:
-                    with contextlib.suppress(OSError):  # the link's queue is full, or its plug is pulled: it is lost
+                    with contextlib.suppress(OSError):  # the link's queue is full, or disconnected: the packet is lost
                         port.send(frame)
 
 
 def main() -> None:
-    """Open the ports named on the command line, say so, and serve."""
+    """Open the ports named on the command line, report that, and serve."""
     delay, names = float(sys.argv[1]), sys.argv[2:]
     ports = [open_port(name) for name in names]
     print(READY, flush=True)

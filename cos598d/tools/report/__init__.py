@@ -1,1 +1,1 @@
-"""Tables, plots and pages, made from run records alone."""
+"""Tables, plots and pages, made only from run records."""

@@ -1,4 +1,4 @@
-"""The attempts of runs that were interrupted and went on: when, from where, on how many ranks, and what was lost."""
+"""The attempts of runs that were interrupted and resumed: when, from where, on how many ranks, and what was lost."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def kept_another(run: Run) -> bool:
 
 
 def endings(runs: Sequence[Run]) -> list[str]:
-    """Of each run that stopped early, where it ended and which model it kept."""
+    """For each run that stopped early, where it ended and which model it kept."""
     found = []
     for run in filter(stopped_early, runs):
         why, iterations = run.summary["attempts"][-1]["why"], run.summary["iterations"]
@@ -48,7 +48,7 @@ def endings(runs: Sequence[Run]) -> list[str]:
 
 
 def attempts(runs: Sequence[Run]) -> list[Table]:
-    """A table of the runs that took more than one attempt, or whose only one has not finished; else none."""
+    """A table of the runs that took several attempts, or whose only one has not finished; [] if there are none."""
     rows = [["run", "begun", "ended", "from iteration", "to", "lost", "ranks", "why it ended"]]
     for run in runs:
         found = run.summary.get("attempts", [])
@@ -59,7 +59,7 @@ def attempts(runs: Sequence[Run]) -> list[Table]:
                     one["begun"],
                     one["ended"] or "-",
                     str(one["from_iteration"]),
-                    # Of one that goes on, or died without a word, the rows know more than what it wrote at its begin.
+                    # If an attempt is running, or was killed, the rows show more than what it wrote at its start.
                     str(run.summary["iterations"] if one["ended"] is None else one["to_iteration"]),
                     str(one["lost_iterations"]),
                     str(one["ranks"]),

@@ -1,4 +1,4 @@
-"""What a page is made of, whatever it is rendered to."""
+"""The parts of a page, for every format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ MOST_SENTENCES = 5  # above a page's first figure
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of words, the first the head and each row's first cell its name."""
+    """Rows of cells; the first row is the header, and each row's first cell its name."""
 
     caption: str
     rows: Sequence[Sequence[str]]
@@ -16,7 +16,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot, and what it shows. `name` is a file's name and the prefix of the plot's ids."""
+    """A plot and its caption. `name` is a file's name and the prefix of the plot's ids."""
 
     name: str
     svg: str
@@ -28,7 +28,7 @@ Block = Table | Figure | str
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it: tables, figures and sentences."""
+    """A heading and its contents: tables, figures and sentences."""
 
     title: str
     blocks: Sequence[Block] = ()
@@ -36,8 +36,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Headline:
-    """What the records come to: some sentences and a picture. `cautions` tell, before any of it is read, what is not
-    the same work, and what was not counted."""
+    """The summary of the records: some sentences and a picture. `cautions` come first: different workloads, and bytes
+    that were not counted."""
 
     cautions: list[str]
     sentences: list[str]
@@ -46,7 +46,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Page:
-    """What a report says, section by section; sections without anything to say are left out."""
+    """A report, section by section; empty sections are left out."""
 
     title: str
     lead: str
@@ -55,13 +55,13 @@ class Page:
 
 
 def headline_of(cautions: list[str], sentences: list[str], figure: Figure | None, least: int = 1) -> Headline:
-    """A headline of MOST_SENTENCES, cautions among them.
+    """A headline of MOST_SENTENCES, including cautions.
 
-    Of the cautions none is left out; of the other sentences the last ones, except for the `least`.
+    All cautions are kept. Of the other sentences the last ones are left out, but at least `least` are kept.
     """
     return Headline(cautions, sentences[: max(least, MOST_SENTENCES - len(cautions))], figure)
 
 
 def figures(*found: tuple[str, str | None, list[str]]) -> list[Figure]:
-    """Figures of (name, plot, caption), those left out that have nothing to plot."""
+    """Figures of (name, plot, caption), without those that have no plot."""
     return [Figure(name, svg, caption) for name, svg, caption in found if svg is not None]

@@ -1,4 +1,4 @@
-"""Where a record's numbers of bytes come from: the ledger, or the kernel's counters alone."""
+"""The source of a record's byte counts: the ledger, or only the kernel's counters."""
 
 import re
 from collections.abc import Mapping
@@ -16,28 +16,28 @@ BYTES_NOTE = (
 
 
 def bytes_from(record: Mapping[str, Any]) -> str:
-    """Who knows what travelled, in a word, of a run's summary or a bench's candidate."""
+    """The source of the bytes, in a word, for a run's summary or a bench's candidate."""
     if is_in_ledger(record):
         return "log"
     return OWN_SOCKETS if is_by_sockets(counted_wire(record)) else record["bytes_from"]
 
 
 def is_in_ledger(record: Mapping[str, Any]) -> bool:
-    """Whether the ledger has all that travelled: else its bytes are not what the record's run sent."""
-    return record.get("bytes_from", BY_LEDGER) == BY_LEDGER  # older records do not tell
+    """Whether the ledger has all bytes that were sent. If not, its bytes are not what the run sent."""
+    return record.get("bytes_from", BY_LEDGER) == BY_LEDGER  # older records do not have it
 
 
 def counted_wire(record: Mapping[str, Any]) -> Summary | None:
-    """What the kernel has counted of a run; None where it has not, or has only counted a whole host's loopback."""
+    """What the kernel has counted for a run; None if it has not, or has only counted a whole host's loopback."""
     wire = record.get("wire")
     return None if wire is None or is_loopback(wire.get("interface", "")) else wire
 
 
 def is_loopback(interface: str) -> bool:
-    """Whether an interface of that name is loopback, on which all programs of a host send."""
+    """Whether an interface with that name is loopback, on which all programs of a host send."""
     return re.fullmatch(r"lo\d*", interface) is not None
 
 
 def is_by_sockets(wire: Mapping[str, Any] | None) -> bool:
-    """Whether each rank has counted its own sockets, which carry no headers."""
+    """Whether each rank has counted its own sockets, without headers."""
     return wire is not None and wire.get("interface") == OWN_SOCKETS

@@ -1,4 +1,4 @@
-"""Whether two records say the same, and else the first place where they do not: for goldens."""
+"""Whether two records are equal, and otherwise the first place where they differ: for regression tests."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,37 +13,37 @@ from cos598d.tools.report.load import Run, load_run_as, own_names
 from cos598d.tools.report.repeats import PLACES
 
 LOSSES, METRICS, TOTALS = PARTS = ("losses", "metrics", "totals")
-# What of an epoch's row is compared although it is no metric; of the rest no seconds, nor what the kernel counted.
+# Fields of an epoch's row that are compared in addition to its metrics; seconds and the kernel's counts are not.
 OF_EPOCHS = frozenset(("iterations", "last_iteration", "loss"))
 NOT_COMPARED = (NOT_METRICS - OF_EPOCHS).union(
     ("training",), (f"{kind}_bytes_{way}" for kind in ("counted", "predicted") for way in ("sent", "received"))
 )
-# Of the totals where a record has none by purpose.
+# Totals to compare if a record has none by purpose.
 MEANS = ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received")
 ABSENT = object()
 
 
 @dataclass(frozen=True)
 class EqualityVerdict:
-    """Whether two records are equal, and one sentence that says so, or where they first differ."""
+    """Whether two records are equal, and one sentence that states it, or where they first differ."""
 
     is_equal: bool
     sentence: str
 
 
 def compare_equal(folders: Sequence[Path], within: float = 0.0, parts: Sequence[str] = PARTS) -> EqualityVerdict:
-    """Compare two runs' records, of those PARTS that are asked for, in their order.
+    """Compare two runs' records: the requested PARTS, in order.
 
-    losses: of every iteration. metrics: of every epoch, of the evaluations within it, and its mean loss. totals: the
-    iterations, and calls and bytes by what they were for, on every rank. Losses and metrics may differ by `within`
-    (absolute; 0: not in the last bit), totals not at all. Seconds, and bytes that the kernel counted, are not compared.
-    Flags, model, data and versions that differ are named, and are no difference. Raises UserError for a record that
-    cannot be read, or that is not of a run that ended well.
+    losses: of every iteration. metrics: of every epoch, of the evaluations inside it, and its mean loss. totals: the
+    iterations, and calls and bytes by purpose, on every rank. Losses and metrics may differ by `within` (absolute; 0:
+    bit-identical), totals not at all. Seconds, and bytes that the kernel counted, are not compared. Differing flags,
+    model, data and versions are listed, but do not count as a difference. Raises UserError for a record that cannot be
+    read, or of a run that did not end well.
     """
     first, second = (load_run_as(*place) for place in zip(folders, own_names(folders), strict=True))
     mine, theirs = _ground(first), _ground(second)
     apart = [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
-    apart.sort(key=lambda name: not name.startswith("--"))  # the flags of both, and then the rest
+    apart.sort(key=lambda name: not name.startswith("--"))  # first the flags of both, then the rest
     others = ", ".join(f"{name} ({_shown(mine.get(name))} and {_shown(theirs.get(name))})" for name in apart)
     others = f"; they were not run alike: {others}" if others else ""
     say = {LOSSES: _losses, METRICS: _metrics, TOTALS: _totals}
@@ -58,7 +58,7 @@ def compare_equal(folders: Sequence[Path], within: float = 0.0, parts: Sequence[
 
 
 def differences(mine: Any, theirs: Any, within: float = 0.0, place: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where two values of JSON differ, in order: the place in words, and the two, ABSENT for what is not there."""
+    """The differences of two JSON values, in order: the place as text, and both values, ABSENT for a missing one."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         for name in mine | theirs:
             inside = f"{place}, {name}" if place else name
@@ -86,7 +86,7 @@ def _metrics(run: Run) -> dict[str, Any]:
 
 
 def _by_name(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """Every row by its name; where several have one, each by a name of its own."""
+    """Every row by its name; if several have the same, each gets a unique one."""
     times: Counter[str] = Counter()
     found = {}
     for name, row in rows:
@@ -97,7 +97,7 @@ def _by_name(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _totals(run: Run) -> dict[str, Any]:
-    """All calls of the run by their purpose; where none is told of, means per iteration of those that synchronize."""
+    """All calls of the run by purpose; in a record without purposes, means per iteration of the synchronizing ones."""
     summary = run.summary
     found: dict[str, Any] = {"iterations": summary["iterations"]}
     for purpose, totals in _by_purpose(run).items():
@@ -111,7 +111,7 @@ def _totals(run: Run) -> dict[str, Any]:
 
 
 def _by_purpose(run: Run) -> dict[str, dict[str, Any]]:
-    """Empty of an older record, too, and where nothing was called, or an engine tells of nothing."""
+    """Empty for an older record, if nothing was called, and for an engine that does not report its calls."""
     return run.summary.get("ledger", {}).get("by_purpose", {})
 
 
@@ -131,7 +131,7 @@ def _compared(first: Run, second: Run, part: str) -> str:
 
 
 def _ground(run: Run) -> dict[str, Any]:
-    """The run's flags, what was done beside them, and what losses may depend on in their last bits, by words for it."""
+    """The run's flags, its other settings, and what may change the last bits of losses, by name."""
     flags = {f"--{name}": value for name, value in run.config.items() if name not in PLACES}
     examples = [row.get("training", {}).get("examples") for row in run.summary["epochs"]]
     versions = run.environment.get("versions")

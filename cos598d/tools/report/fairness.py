@@ -1,4 +1,4 @@
-"""Did runs that stand side by side do the same work? Said in one line before any ratio, from their records alone."""
+"""Did runs in one comparison do the same work? A sentence before any ratio, from their records only."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -10,18 +10,18 @@ from cos598d.tools.report.numbers import names_of, plain, words_of
 from cos598d.tools.report.references import drifts, has_all_rows
 
 BATCH, STEPS, THREADS = "examples per step", "steps", "threads per rank"
-# In how many iterations losses are compared, and how far they may be apart there, as a share of the loss.
+# The number of iterations in which losses are compared, and the largest allowed difference, relative to the loss.
 COMPARED = 20
 LOSSES_APART = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
 
 
 def work_remark(runs: Sequence[Summary], by_design: Collection[str] = ()) -> str:
-    """ "not the same work: ..." with all in which the runs' work differs, a line; "" where nothing is known to.
+    """ "not the same work: ..." with all settings in which the runs' work differs; "" if no difference is known.
 
-    What a record does not say is unknown, and differs from nothing. Threads are compared among as many ranks: a rank
-    alone has the whole machine. A batch, or a number of steps, that differs is meant to where a run of the same sync,
-    ranks and other settings has the others' (a sweep); steps are then compared among runs of one batch. Words that
-    are to differ, `by_design`, are not told.
+    A missing value is unknown, and differs from nothing. Threads are compared among equal numbers of ranks, since a
+    single rank has the whole machine. Some differences are intended, as in a sweep. A batch, or a number of steps, is
+    one if a run of the same sync, ranks and other settings has the others' value. Steps are then compared among runs
+    with the same batch. Settings that differ `by_design` are not reported.
     """
     trained = [run for run in runs if run["losses"]]
     if len(trained) < 2:
@@ -56,7 +56,7 @@ def code_remark(runs: Sequence[Summary]) -> str:
 
 
 def shared_remark(parallel: Sequence[int]) -> str:
-    """What to be wary of where runs were made side by side; `parallel`: with how many at a time each was made."""
+    """A warning if runs were made at the same time; `parallel`: how many ran at a time, for each run."""
     shared = [count for count in parallel if count > 1]
     if not shared:
         return ""
@@ -76,7 +76,7 @@ def _work(run: Summary, word: str) -> Any:
 
 
 def _difference(runs: Sequence[Summary], word: str, where: str = "work") -> str:
-    """ "steps 10 in a and 20 in b", or "" where those that say it are alike."""
+    """ "steps 10 in a and 20 in b", or "" if the runs that have a value agree."""
     names: dict[Any, list[str]] = {}
     for run in runs:
         value = run.get(where, {}).get(word)
@@ -89,8 +89,8 @@ def _difference(runs: Sequence[Summary], word: str, where: str = "work") -> str:
 
 
 def _without_sweep(runs: Sequence[Summary], words: Sequence[str]) -> list[Summary]:
-    """The runs but for those that differ from a run of the commonest value in the first of `words`, and so in the
-    others of them, alone."""
+    """The runs without those that differ from a run with the commonest value only in the first of `words`, and so in
+    the others of them."""
 
     def rest(run: Summary) -> list[Any]:
         work = {word: value for word, value in run.get("work", {}).items() if word not in words}
@@ -102,16 +102,16 @@ def _without_sweep(runs: Sequence[Summary], words: Sequence[str]) -> list[Summar
 
 
 def _other_gradients(runs: Sequence[Summary]) -> list[str]:
-    """Runs whose losses part from the others' although all that decides a step is the same: their gradients are others.
+    """Runs whose losses diverge although everything that decides a step is the same: their gradients must differ.
 
-    Runs with dropout are left out, because its masks differ with the ranks; so are those that drift on purpose, and
+    Runs with dropout are skipped, because its masks differ with the ranks. So are those that drift on purpose, and
     those that have lost rows, because their losses do not begin with the first iteration.
     """
     exact = [run for run in runs if run["dropout"] == 0 and not drifts(run) and has_all_rows(run)]
     found = []
     for group in _grouped(exact, lambda run: sorted((word, str(value)) for word, value in run["step"].items())):
         alone = [run for run in group if run["world_size"] == 1]
-        # Where no run of one rank says what is right, most runs do.
+        # If no run of one rank shows what is right, the majority does.
         usual = (alone or sorted(group, key=lambda run: -sum(_parting(run, other) is None for other in group)))[0]
         for run in group:
             apart = _parting(run, usual)
@@ -122,7 +122,7 @@ def _other_gradients(runs: Sequence[Summary]) -> list[str]:
 
 
 def _parting(run: Summary, other: Summary) -> tuple[int, float] | None:
-    """The first iteration in which the losses are too far apart, and by how much."""
+    """The first iteration in which the losses differ too much, and their difference."""
     most = LOSSES_APART.get(run["precision"], max(LOSSES_APART.values()))
     pairs = list(zip(run["losses"], other["losses"]))[:COMPARED]
     for number, (mine, theirs) in enumerate(pairs, start=1):

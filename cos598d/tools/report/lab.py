@@ -1,4 +1,4 @@
-"""A lab's report to fill in: the four tasks' figures from their records alone, and blanks for the reading."""
+"""A lab's report to fill in: the four tasks' figures from their records only, with blanks for your answers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +16,12 @@ from cos598d.tools.report.fairness import code_remark, ground_remark, work_remar
 from cos598d.tools.report.load import is_number, iteration_rows, load_run
 from cos598d.tools.report.table import assumed_bytes, losses_rows, traffic_rows
 
-# What a task's script calls its run, in the record.
+# The label that a task's script gives its run, in the record.
 TASKS = ("task1", "task2a", "task2b", "task3")
 DEEPEST = 2  # folders between that of the lab and a run's
 SUMMARY_FILE = "summary.json"
 BLANK = "> *Your answer:*"
-# Where the answers to each section's questions go, and what is asked.
+# The questions of each section, after which their answers go.
 QUESTIONS = {
     "losses": (
         "By how much do the losses of tasks 2(a), 2(b) and 3 differ from those of task 1, and why by no more, and no "
@@ -43,10 +43,10 @@ QUESTIONS = {
 
 
 def lab_page(folder: Path) -> str:
-    """The report, in Markdown, of the runs in `folder`, whose records say which task they are of.
+    """The report, in Markdown, of the runs in `folder`; their records name their task.
 
-    Seconds leave out the first iteration alone, as the lab asks. Raises UserError where a task has no record there, or
-    one that cannot be read.
+    Seconds exclude only the first iteration, as the lab asks. Raises UserError if a task has no record there, or one
+    that cannot be read.
     """
     runs = find_runs(folder)
     summaries = [summary for _, summary in runs]
@@ -116,7 +116,7 @@ def _setting_rows(runs: Sequence[Summary]) -> list[list[str]]:
 
 
 def _seconds_rows(runs: Sequence[tuple[Path, Summary]]) -> list[list[str]]:
-    """Of each run the first iteration's seconds, the mean of the others', as a multiple of task 3's, and by phase."""
+    """Per run: the first iteration's seconds, the mean of the others', its ratio to task 3's, and seconds by phase."""
     figures = [_figures(folder) for folder, _ in runs]
     pairs = [(run, mean) for (_, run), (_, mean, _) in zip(runs, figures, strict=True) if run["label"] == TASKS[-1]]
     task3, last = pairs[0]
@@ -138,7 +138,7 @@ def _figures(folder: Path) -> tuple[float | None, float | None, list[float | Non
 
 
 def _metric_rows(runs: Sequence[Summary]) -> list[list[str]]:
-    """After each epoch of each run the loss and every metric that some run has."""
+    """For each epoch of each run, the loss and every metric that any run has."""
     epochs = [(run, epoch) for run in runs for epoch in run.get("epochs", [])]
     names = list(dict.fromkeys(name for _, epoch in epochs for name in epoch if is_number(epoch[name])))
     names = ["loss", *(name for name in names if name not in NOT_METRICS)]

@@ -1,4 +1,4 @@
-"""What a rank holds between steps and at the peak of one, by category: counted, by formula, and how far apart."""
+"""A rank's memory between steps and at the peak of one, by category: counted, by formula, and their difference."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ COUNTED_NOTE = (
 
 
 def memory_rows(runs: Sequence[Summary]) -> list[list[str]]:
-    """A head and, for each run that counted its memory, the rows of `held_rows`; nothing if none did."""
+    """A header and, for each run that counted its memory, the rows of `held_rows`; [] if none did."""
     known = [run for run in runs if set(MOMENTS) <= set(run.get("memory") or {})]
     has_gpu = any(None not in run["memory"]["gpu_peak_bytes"] for run in known)
     rows = []
@@ -34,14 +34,14 @@ def memory_rows(runs: Sequence[Summary]) -> list[list[str]]:
 
 
 def memory_note(runs: Sequence[Summary]) -> str:
-    """What those rows mean, and why a formula is missing."""
+    """The meaning of those rows, and why a formula is missing."""
     reasons = unsaid({run["run"]: run["memory"] for run in runs if run.get("memory")})
     sentences = [COUNTED_NOTE, "Memory inside a library counts only in the process's peak."]
     return " ".join([*sentences, *(f"{reason}." for reason in reasons)])
 
 
 def held_rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """The columns of HELD_HEAD: for each moment a row of what is counted, and one of the formula if that differs."""
+    """The columns of HELD_HEAD: for each moment a row of counted bytes, and one of the formula if that differs."""
     rows = []
     for moment, words in WORDS.items():
         rank = fullest(found[moment])
@@ -56,7 +56,7 @@ def held_rows(found: Mapping[str, Any]) -> list[list[str]]:
 
 
 def unsaid(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """For the memories of records by name: why some formula is missing, each reason once."""
+    """For the memories of records, by name: why some formula is missing, each reason once."""
     names: dict[str, list[str]] = {}
     for name, found in records.items():
         for reason in dict.fromkeys(found.get(UNSAID, ())):
@@ -75,7 +75,7 @@ def _cells(held: Mapping[str, int]) -> list[str]:
 
 
 def _apart(held: Mapping[str, int], expected: Mapping[str, int] | None) -> str:
-    """By how much more is counted than expected, of what the formula states."""
+    """By how much the counted bytes exceed the predicted ones, in the categories of the formula."""
     if not expected or not sum(expected.values()):
         return "-"
     more = round(sum(held[name] for name in expected if name in held) / sum(expected.values()) - 1, 3)

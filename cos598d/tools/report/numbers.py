@@ -1,4 +1,4 @@
-"""Numbers, and lists of names, as a page writes them."""
+"""Numbers, and lists of names, as text for a page."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,12 +7,12 @@ from cos598d.terminal.words import listed, number_of
 
 
 def seconds(value: float) -> str:
-    """Seconds with three digits that count: "2.56 s", "0.0613 s"."""
+    """Seconds with three significant digits: "2.56 s", "0.0613 s"."""
     return f"{plain(value)} s"
 
 
 def plain(value: float) -> str:
-    """A number with three digits that count."""
+    """A number with three significant digits."""
     if value == 0:
         return "0"
     digits = max(0, 2 - int(f"{abs(value):e}".partition("e")[2]))
@@ -20,12 +20,12 @@ def plain(value: float) -> str:
 
 
 def plain_or_none(value: float | None) -> str:
-    """`plain`, and "-" for nothing."""
+    """`plain`, or "-" for None."""
     return "-" if value is None else plain(value)
 
 
 def percent(share: float) -> str:
-    """A share as "54 %"; "under 1 %" rather than none at all."""
+    """A share as "54 %"; "under 1 %" for a small one."""
     return "under 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
@@ -35,7 +35,7 @@ def megabytes(value: float) -> str:
 
 
 def mb_by_rank(values: Sequence[float], digits: int = 3) -> str:
-    """Bytes by rank in megabytes; neighbours that look the same once: "272.568, 90.856 x 3"."""
+    """Bytes by rank in megabytes; equal neighbours are combined: "272.568, 90.856 x 3"."""
     groups: list[list[Any]] = []
     for value in values:
         words = f"{value / 1e6:.{digits}f}"
@@ -47,7 +47,7 @@ def mb_by_rank(values: Sequence[float], digits: int = 3) -> str:
 
 
 def words_of(value: Any) -> str:
-    """A value of a setting, for a cell of a table; of a list, its values with commas between them."""
+    """A setting's value as a table cell; a list's values are separated by commas."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -56,5 +56,5 @@ def words_of(value: Any) -> str:
 
 
 def names_of(names: Sequence[str], word: str, most: int = 4) -> str:
-    """The names, or how many there are where there are more than `most`."""
+    """The names, or their number if there are more than `most`."""
     return listed(list(names)) if len(names) <= most else number_of(len(names), word)

@@ -1,4 +1,4 @@
-"""Training loss against validation loss: where the second turns while the first still falls, the model overfits."""
+"""Training loss against validation loss: if the second rises while the first still falls, the model overfits."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -15,32 +15,32 @@ from cos598d.tools.report.numbers import names_of
 from cos598d.tools.report.svg import draw, legend_below, shortened
 
 VALIDATION_LOSS = "validation_loss"
-# A loss changes only where it changes by more than this share of itself: less is noise.
+# A loss changes only if it changes by more than this share of itself: less is noise.
 LEAST_CHANGE = 0.01
 
 
 @dataclass(frozen=True)
 class EvaluationPoint:
-    """An evaluation: after which iteration and in which epoch, the validation loss, and the training loss around it.
+    """An evaluation: its iteration and epoch, the validation loss, and the training loss around it.
 
-    `training` is the mean over the examples of all iterations since the evaluation before, None where there are none.
+    `training` is the mean over the examples of all iterations since the previous evaluation; None if there are none.
     """
 
     iteration: int
     epoch: int
-    is_end: bool  # of the epoch
+    is_end: bool  # whether it ends the epoch
     validation: float
     training: float | None
 
     @property
     def when(self) -> str:
-        """In words."""
+        """The time of the evaluation, as text."""
         return f"after epoch {self.epoch}" if self.is_end else f"after iteration {self.iteration} (epoch {self.epoch})"
 
 
 @dataclass(frozen=True)
 class Course:
-    """A run's evaluations in their order, of which `best` has the lowest validation loss."""
+    """A run's evaluations in order; `best` has the lowest validation loss."""
 
     run: Run
     points: list[EvaluationPoint]
@@ -58,14 +58,14 @@ class Course:
 
     @property
     def noise(self) -> float:
-        """How far the validation loss may rise by chance: `LEAST_CHANGE`, or a rise from which it fell again."""
+        """How far the validation loss may rise by chance: `LEAST_CHANGE`, or a rise after which it fell again."""
         before = self.points[: self.points.index(self.best) + 1]
         rises = [after.validation - one.validation for one, after in zip(before, before[1:])]
         return max(LEAST_CHANGE * abs(self.best.validation), *rises, 0.0)
 
     @property
     def verdict(self) -> str:
-        """Whether the validation loss turns by more than noise, and whether the model overfits from there on."""
+        """Whether the validation loss rises by more than noise, and whether the model overfits from there on."""
         best, last = self.best, self.points[-1]
         if self.is_flat:
             return "the validation loss hardly changes (less than 1 % counts as noise)"
@@ -82,13 +82,13 @@ class Course:
 
 
 def courses(runs: Sequence[Run]) -> list[Course]:
-    """Of each run with at least two validation losses; that of an epoch that was cut is not regular, and left out."""
+    """For each run with at least two validation losses, without that of an epoch that was cut short."""
     found = [Course(run, _points(run)) for run in runs]
     return [course for course in found if len(course.points) > 1]
 
 
 def overfitting_blocks(runs: Sequence[Run]) -> list[Block]:
-    """Training against validation loss of the runs that were validated more than once, and where the second turns."""
+    """Training against validation loss of the runs with several evaluations, and where the second rises."""
     found = courses(runs)
     if not found:
         return []
@@ -110,7 +110,7 @@ def overfitting_blocks(runs: Sequence[Run]) -> list[Block]:
 
 
 def _figure(found: Sequence[Course]) -> str:
-    """A panel for each run, of both losses against the iteration."""
+    """A panel per run with both losses by iteration."""
 
     def paint(figure):
         panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
@@ -135,14 +135,14 @@ def _figure(found: Sequence[Course]) -> str:
 
 
 def _mean_loss(run: Run, first: int, last: int) -> float | None:
-    """The mean loss of the examples of the iterations at these places; None without any."""
+    """The mean loss of the examples of the iterations at these indices; None without any."""
     losses = run.series.losses[first:last]
     examples = run.series.examples[first:last] or [1] * len(losses)
     return fmean(losses, examples) if losses else None
 
 
 def _points(run: Run) -> list[EvaluationPoint]:
-    """The evaluations in the order of their iterations; of epochs that do not say where they ended, by their length."""
+    """The evaluations ordered by iteration. Epochs that do not have their last iteration are placed by their length."""
     ends, done, steps = [], 0, run.config.get("eval_steps")
     for epoch in run.summary["epochs"]:
         done = epoch.get("last_iteration", done + epoch.get("iterations", 0))
@@ -159,7 +159,7 @@ def _points(run: Run) -> list[EvaluationPoint]:
     for iteration, epoch, is_end, loss in sorted([*ends, *within], key=lambda one: one[0]):
         if not is_number(loss):
             continue
-        # Iterations stand in their order.
+        # Iterations are in order.
         first, last = (bisect_right(run.series.iterations, bound) for bound in (before, iteration))
         found.append(EvaluationPoint(iteration, epoch, is_end, loss, _mean_loss(run, first, last)))
         before = iteration

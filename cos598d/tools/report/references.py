@@ -1,4 +1,4 @@
-"""What a run is measured against: DDP, the floor, one rank; what two runs must share for it, and whether their seconds
+"""The baselines of a run (DDP, the floor, one rank), what two runs must share for that, and whether their seconds
 differ by more than their spread."""
 
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from cos598d.records.run import Summary
 from cos598d.tools.report.disturbed import is_disturbed
 from cos598d.tools.report.repeats import is_repeat, members, over_pairs, student_t
 
-# What two runs must share for a difference of their losses to mean anything.
+# What two runs must share for a difference of their losses to be meaningful.
 SETTING = ("task", "model", "data", "total_train_batch_size", "max_seq_length", "dropout", "precision", "seed")
 
 
 def same_setting(run: Summary, other: Summary) -> bool:
-    """Whether the two runs were asked for the same loss in each iteration: data, batch, seed, learning rate and so on.
+    """Whether the two runs should have equal losses in each iteration: equal data, batch, seed, rates and so on.
 
-    What a record does not have is unknown, and differs from nothing.
+    A missing value is unknown, and differs from nothing.
     """
     mine, theirs = run.get("step", {}), other.get("step", {})
     known = [word for word in mine if mine[word] is not None and theirs.get(word) is not None]
@@ -23,20 +23,20 @@ def same_setting(run: Summary, other: Summary) -> bool:
 
 
 def drifts(run: Summary) -> bool:
-    """Whether the run's ranks average their gradients, or their weights, not in every step: losses part on purpose."""
+    """Whether the run's ranks do not average in every step, so that losses diverge on purpose."""
     return is_floor(run) or (run["world_size"] > 1 and (run.get("step", {}).get("steps between averages") or 1) > 1)
 
 
 def has_all_rows(run: Summary) -> bool:
-    """Whether the run's losses begin with the first iteration; rows may be lost when a run goes on elsewhere."""
+    """Whether the run's losses begin with the first iteration; rows may be lost when a run resumes elsewhere."""
     ends = [one["to_iteration"] for one in run.get("attempts", [])[-1:] if one["ended"]]
     return all(end == run["iterations"] for end in ends)
 
 
 def alike(runs: Sequence[Summary], like: Summary, sync: str) -> Summary | None:
-    """The first run with this sync, as many ranks as `like`, its setting and its network.
+    """The first run with this sync that has the number of ranks, the setting and the network of `like`.
 
-    Where that has repeats among `runs`, and `like` is the k-th of its own, the k-th of them.
+    If it has repeats among `runs`, and `like` is the k-th of its own, the k-th of them.
     """
     found = [
         run
@@ -54,27 +54,27 @@ def alike(runs: Sequence[Summary], like: Summary, sync: str) -> Summary | None:
 
 
 def alone_of(runs: Sequence[Summary], run: Summary) -> Summary | None:
-    """The run of one rank that a run's losses are compared with."""
+    """The run of one rank with which a run's losses are compared."""
     return next((other for other in runs if other["world_size"] == 1 and same_setting(run, other)), None)
 
 
 def ddp_of(runs: Sequence[Summary], run: Summary) -> Summary | None:
-    """The run with torch's DDP that a run's seconds are compared with."""
+    """The run with torch's DDP with which a run's seconds are compared."""
     return alike(runs, run, DDP)
 
 
 def floor_of(runs: Sequence[Summary], run: Summary) -> Summary | None:
-    """The run without any sync that a run's exposed communication is measured against."""
+    """The run without any sync from which a run's exposed communication is computed."""
     return alike(runs, run, FLOOR) if run["world_size"] > 1 else None
 
 
 def is_floor(run: Summary) -> bool:
-    """Whether the run's replicas never agree on their gradients."""
+    """Whether the run's replicas never average."""
     return run["sync"] == FLOOR and run["world_size"] > 1
 
 
 def exposed_seconds(run: Summary, floor: Summary | None) -> float | None:
-    """The run's median less its floor's, seconds; None where either is missing, and for the floor itself."""
+    """The run's median minus its floor's, in seconds; None if either is missing, and for the floor itself."""
     if floor is None or run is floor:
         return None
     median, base = run["seconds_per_iteration"]["median"], floor["seconds_per_iteration"]["median"]
@@ -82,7 +82,7 @@ def exposed_seconds(run: Summary, floor: Summary | None) -> float | None:
 
 
 def ratio_of_means(run: Summary, base: Summary) -> float | None:
-    """The run's mean seconds over the other's; None where either has none."""
+    """The ratio of the two runs' mean seconds; None if either has none."""
     mean, other = run["seconds_per_iteration"]["mean"], base["seconds_per_iteration"]["mean"]
     return mean / other if mean and other else None
 
@@ -94,9 +94,9 @@ def largest_difference(run: Summary, alone: Summary) -> float | None:
 
 
 def are_apart(one: Summary, other: Summary) -> bool:
-    """Whether the 95 % interval of the difference of the means leaves 0; unknown, and `is_disturbed`, count as no.
+    """Whether the 95 % confidence interval of the means' difference excludes 0; False if it is unknown or disturbed.
 
-    Of runs that were repeated as often as each other: whether the interval of their ratio, repeat by repeat, leaves 1.
+    For runs with equally many repeats: whether the interval of their ratio, repeat by repeat, excludes 1.
     """
     if is_disturbed(one) or is_disturbed(other):
         return False
@@ -108,7 +108,7 @@ def are_apart(one: Summary, other: Summary) -> bool:
 
 
 def difference(one: Summary, other: Summary) -> tuple[float, float] | None:
-    """The 95 % interval of the first run's mean seconds less the other's (Welch's t); None where one has no interval.
+    """The 95 % confidence interval of the difference of the means (Welch's t); None if one of them has no interval.
 
     Source: B. L. Welch, Biometrika 34 (1947), 28-35.
     """
@@ -125,7 +125,7 @@ def difference(one: Summary, other: Summary) -> tuple[float, float] | None:
 
 
 def _error_of_mean(run: Summary) -> tuple[float, int] | None:
-    """The standard error of the run's mean seconds, and the number of values less one that it was made from."""
+    """The standard error of the run's mean seconds, and its degrees of freedom."""
     seconds, repeats = run["seconds_per_iteration"], len(members(run))
     interval, count = seconds["interval_95"], repeats if repeats > 1 else seconds.get("counted")
     if not interval or not count or count < 2:

@@ -1,4 +1,4 @@
-"""A page as HTML, as Markdown with its plots beside it, and as PDF."""
+"""A page as HTML, as Markdown with separate plots, and as PDF."""
 
 import importlib
 import os
@@ -10,12 +10,11 @@ from cos598d.terminal.tables import as_markdown, markdown_text
 from cos598d.tools.report.blocks import Block, Figure, Page, Section, Table
 from cos598d.tools.report.svg import inline
 
-DATE = "SOURCE_DATE_EPOCH"  # what programs that build files take for the time
+DATE = "SOURCE_DATE_EPOCH"  # which build tools use as the time
 
 
 def need(*packages: str) -> None:
-    """Raise UserError when pandas or another package that a report is made with is missing, or what it needs of the
-    system is."""
+    """Raise UserError if a package of a report, such as pandas, is missing, or a system library that it needs."""
     for package in ("pandas", *packages):
         try:
             importlib.import_module(package)
@@ -32,7 +31,7 @@ def need(*packages: str) -> None:
 
 
 def as_html(page: Page) -> str:
-    """One HTML file with everything in it: no script, no network, values escaped."""
+    """One self-contained HTML file: no script, no network, values escaped."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -48,7 +47,7 @@ def as_html(page: Page) -> str:
 
 
 def as_pdf(html: str) -> bytes:
-    """The page as printed. It fetches nothing, and has no date: fonts that are cut to what is used would bear one."""
+    """The page as printed. It fetches nothing, and has no date, since subset fonts would contain one."""
     import weasyprint
 
     before = os.environ.get(DATE)
@@ -63,7 +62,7 @@ def as_pdf(html: str) -> bytes:
 
 
 def as_markdown_page(page: Page, folder: str) -> tuple[str, dict[str, str]]:
-    """The page's Markdown, and the plots by their names in `folder`, which is to stand beside it."""
+    """The page's Markdown, and the plots by their names in `folder`, which belongs next to it."""
     parts, files = [f"# {markdown_text(page.title)}", markdown_text(page.lead)], {}
     answer = page.answer
     head: list[Block] = [

@@ -1,4 +1,4 @@
-"""Runs of the same settings as one: what their spread says, which a single run's iterations cannot."""
+"""Runs of the same settings as one: their spread shows what a single run's iterations cannot."""
 
 import json
 import statistics
@@ -7,17 +7,17 @@ from typing import Any
 
 from cos598d.records.run import Summary
 
-# Of a run's config what says only where its files lie, from where it went on, and what it printed.
+# Config fields that do not affect training: paths, resume, logging.
 PLACES = frozenset(
     ("output_dir", "overwrite_output_dir", "overwrite_cache", "cache_dir")
     + ("resume", "resume_anyway", "max_seconds", "keep", "log_every", "ledger")
 )
-# Of its environment what no two runs share: who started it, and on which node and GPU each rank was.
+# Environment fields that always differ between runs: the launcher, and each rank's node and GPU.
 JOB = frozenset(("launcher", "places"))
 
 
 def what_was_asked(summary: Summary, config: dict[str, Any], environment: dict[str, Any]) -> str:
-    """What two runs must share to be repeats of one another: label, flags, and the ground with the code's commit."""
+    """What two runs must share to be repeats of one another: label, flags, machine and the code's commit."""
     named = [summary.get(name) for name in ("label", "sync", "world_size", "model", "data", "precision")]
     asked = {name: value for name, value in config.items() if name not in PLACES}
     ground = {name: value for name, value in environment.items() if name not in JOB}
@@ -25,10 +25,10 @@ def what_was_asked(summary: Summary, config: dict[str, Any], environment: dict[s
 
 
 def in_groups(runs: Sequence[Summary]) -> list[Summary]:
-    """The runs, those of the same settings merged into one, in the order of their firsts.
+    """The runs, with those of the same settings merged into one, in the order of their firsts.
 
-    A merged run reads like a run's summary, and has its members as "repeats", in the order given. Its seconds are
-    means over the members, and interval_95 is of that mean, from one run to the next.
+    A merged run looks like a run's summary, and has its members as "repeats", in the given order. Its seconds are means
+    over the members, and interval_95 is that of this mean, between runs.
     """
     groups: list[list[Summary]] = []
     for run in runs:
@@ -38,12 +38,12 @@ def in_groups(runs: Sequence[Summary]) -> list[Summary]:
 
 
 def is_repeat(run: Summary, other: Summary) -> bool:
-    """Whether two runs were asked for the same, on the same ground; "repeat_of" is `what_was_asked`."""
+    """Whether two runs have the same settings on the same machine; "repeat_of" is `what_was_asked`."""
     return run.get("repeat_of") is not None and run["repeat_of"] == other.get("repeat_of")
 
 
 def members(run: Summary) -> list[Summary]:
-    """The runs behind a row: those that were merged, or the run alone."""
+    """The runs in a row: those that were merged, or the single run."""
     return run.get("repeats") or [run]
 
 
@@ -52,8 +52,8 @@ def over_pairs(
 ) -> tuple[float, list[float]] | None:
     """The mean of `figure(run, base)` over the repeats, and its 95 % interval.
 
-    The k-th run of one is taken with the k-th of the other: what slows a repeat slows both, and cancels. None where
-    there are not as many of both, or only one.
+    The k-th run of one is paired with the k-th of the other: what slows a repeat slows both, and cancels. None unless
+    both have the same number of repeats, at least two.
     """
     pairs = list(zip(members(run), members(base)))
     found = [value for pair in pairs if (value := figure(*pair)) is not None]
@@ -63,14 +63,14 @@ def over_pairs(
 
 
 def mean_interval(values: Sequence[float]) -> list[float]:
-    """The 95 % interval of the mean of two values or more (Student's t)."""
+    """The 95 % confidence interval of the mean of two values or more (Student's t)."""
     mean = statistics.fmean(values)
     margin = student_t(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return [mean - margin, mean + margin]
 
 
 def student_t(freedom: float) -> float:
-    """The 97.5 % point of Student's t, half of what a 95 % interval leaves out lying above it."""
+    """The 97.5 % quantile of Student's t: a 95 % interval leaves out half of the rest above it."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, 0.975))
@@ -95,7 +95,7 @@ def _merged(group: Sequence[Summary]) -> Summary:
 
 
 def _mean_wire(wires: Sequence[Summary | None]) -> Summary | None:
-    """Counted bytes as means over the runs, where all have counted."""
+    """Counted bytes as means over the runs, if all have counted."""
     known = [wire for wire in wires if wire]
     if len(known) < len(wires):
         return None

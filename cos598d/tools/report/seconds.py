@@ -30,7 +30,7 @@ CALLS_INSIDE = {DDP: "backward", "torch_fsdp": "forward and backward"}
 
 
 def seconds_blocks(runs: Sequence[Run]) -> list[Block]:
-    """Each run's seconds per iteration and their spread, examples per second, and what repeats say together."""
+    """Each run's seconds per iteration and their spread, examples per second, and the statistics of repeats."""
     runs = [run for run in runs if run.summary["losses"]]
     if not runs:
         return []
@@ -91,7 +91,7 @@ def _host_row(run: Run, has_gpu: bool) -> list[str]:
 
 
 def _inside(runs: Sequence[Run]) -> list[str]:
-    """A sentence on the runs whose gradients travel inside another phase than `sync`."""
+    """A sentence on the runs whose gradients are sent in another phase than `sync`."""
     found: dict[str, list[str]] = {}
     for run in runs:
         phases = CALLS_INSIDE.get(run.summary["sync"])
@@ -101,7 +101,7 @@ def _inside(runs: Sequence[Run]) -> list[str]:
 
 
 def _seconds_figure(runs: Sequence[Run]) -> str | None:
-    """Each iteration's seconds as a dot, the mean and its 95 % interval; None where no run counted an iteration."""
+    """Each iteration's seconds as a dot, the mean and its 95 % interval; None if no run has iterations."""
     runs = [run for run in runs if run.counted_seconds]
     if not runs:
         return None
@@ -133,7 +133,7 @@ def _seconds_figure(runs: Sequence[Run]) -> str | None:
 
 
 def _phases_figure(runs: Sequence[Run]) -> str | None:
-    """A bar for each run, its phases end to end; None where no run has any."""
+    """A bar per run, its phases end to end; None if no run has any."""
     runs = [run for run in runs if run.summary["phases"]["seconds_forward"] is not None]
     if not runs:
         return None

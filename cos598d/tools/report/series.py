@@ -1,4 +1,4 @@
-"""Rank 0's rows as a page needs them: columns of numbers, and of one typical iteration all that is known."""
+"""Rank 0's rows for a page: columns of numbers, and all details of one typical iteration."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _BEGIN, _END = b'{"iteration": ', b"}\n"  # of a row as a ledger writes it
 
 
 class Stretch(NamedTuple):
-    """Lines of a file that follow one another: the number of the first, and the bytes that they begin and end at."""
+    """Adjacent lines of a file: the number of the first, and the bytes at which they begin and end."""
 
     line: int
     begin: int
@@ -28,12 +28,11 @@ Calls = dict[int, list[Stretch]]
 
 
 class Series:
-    """The iterations of a run in their order, 8 bytes a number: `iterations`, `losses`, `seconds`, `examples`, and
-    `rates`, the learning rates. The last two are empty where a row does not have them, as in older records.
+    """The iterations of a run in order, 8 bytes per number: `iterations`, `losses`, `seconds`, `examples`, and `rates`,
+    the learning rates. The last two are empty if the rows do not have them, as in older records.
 
-    `typical` is the row nearest the median of the seconds, those that warm up left out where there are others. In a
-    long run not every iteration has its spans and its calls: it is the nearest of those that have both. None without
-    iterations.
+    `typical` is the row nearest to the median of the seconds, without the warm-up if there are others. In a long run
+    not every iteration has its spans and its calls: it is the nearest of those that have both. None without iterations.
     """
 
     def __init__(self, path: Path, calls: Calls, grows: bool = False):
@@ -66,7 +65,7 @@ class Series:
         places = range(WARM_UP if len(self) > WARM_UP else 0, len(self))
         ranked = sorted(places, key=lambda place: self.seconds[place])
         middle = (len(ranked) - 1) // 2
-        # The more of it is known, then the nearer to the middle, then the earlier.
+        # First the more complete, then the nearer to the middle, then the earlier.
         order = [
             (-has_spans[place] - (has_spans[place] and self.iterations[place] in calls), abs(number - middle), place)
             for number, place in enumerate(ranked)
@@ -75,9 +74,9 @@ class Series:
 
 
 def find_calls(path: Path, grows: bool = False) -> Calls:
-    """Where in a ledger's file the rows of each iteration stand. Raises UserError for a row that is none.
+    """The positions of each iteration's rows in a ledger's file. Raises UserError for an invalid row.
 
-    Only what a row begins and ends with is looked at: a file may have millions of them.
+    It reads only a row's beginning and end, since a file may have millions of rows.
     """
     found: Calls = {}
     with reading(path, is_needed=not grows), open_plain(path, "rb") as lines:
@@ -105,7 +104,7 @@ def find_calls(path: Path, grows: bool = False) -> Calls:
 
 
 def read_calls(path: Path, stretches: Sequence[Stretch]) -> list[Row]:
-    """These rows of a ledger's file. Raises UserError for one that is damaged."""
+    """These rows of a ledger's file. Raises UserError for a damaged one."""
     found = []
     with reading(path), open_plain(path, "rb") as rows:
         for stretch in stretches:

@@ -1,4 +1,4 @@
-"""Plots as SVG that a page can carry inline: text as text, ids of their own, the same bytes for the same records."""
+"""Plots as SVG for inline use: text as text, unique ids, the same bytes for the same records."""
 
 import contextlib
 import io
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 # 320 units wide: on a phone of 360 pixels a unit is about a pixel, and the text stays at 10.
 WIDTH_INCHES = 320 / 72
-# Beside the colours, for whoever sees none.
+# In addition to colours, for readers who cannot see them.
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-# A phase has one look on the whole page. Hatches, for whoever does not see the colours.
+# A phase looks the same on the whole page. Hatches are for readers who cannot see the colours.
 PHASE_LOOKS = {
     "data": (GREY, ""),
     "forward": (SKY, ""),
@@ -48,7 +48,7 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.5,
     "lines.markersize": 5,
     "hatch.linewidth": 0.6,
-    "text.parse_math": False,  # a run may be called a$b$
+    "text.parse_math": False,  # a run's name may be a$b$
     "text.usetex": False,
     "svg.fonttype": "none",
 }
@@ -56,7 +56,7 @@ _SVG, _XLINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}"
 
 
 def draw(name: str, label: str, height: float, paint: Callable[["Figure"], None]) -> str:
-    """What `paint` puts on a figure of `height` units, as SVG whose ids begin with `name`, read aloud as `label`.
+    """The result of `paint` on a figure of `height` units, as SVG whose ids begin with `name`, with the label `label`.
 
     A legend adds its own height.
     """
@@ -68,7 +68,7 @@ def draw(name: str, label: str, height: float, paint: Callable[["Figure"], None]
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE | {"svg.hashsalt": name})
-        # A run's name may have letters that the font that measures the text lacks; the reader's font may have them.
+        # A run's name may have letters that the measuring font lacks; the reader's font may have them.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")
         figure = Figure(figsize=(WIDTH_INCHES, height / 72), layout="constrained")
         paint(figure)
@@ -78,7 +78,7 @@ def draw(name: str, label: str, height: float, paint: Callable[["Figure"], None]
 
 
 def line_style(place: int) -> dict:
-    """Colour, line and marker of the series at `place`; they repeat at different places, and so differ together."""
+    """Colour, line and marker of the series number `place`; they have different periods, so combinations differ."""
     return {
         "color": SERIES[place % len(SERIES)],
         "linestyle": LINES[place % len(LINES)],
@@ -87,7 +87,7 @@ def line_style(place: int) -> dict:
 
 
 def legend_below(figure: "Figure", handles: list, labels: list[str]) -> None:
-    """A legend under the plot, in one column where labels are long."""
+    """A legend under the plot, in one column if labels are long."""
     # matplotlib leaves out a label that begins with "_".
     labels = [f" {label}" if label.startswith("_") else label for label in map(shortened, labels)]
     columns = max(1, min(4, 44 // (max(map(len, labels)) + 6)))
@@ -103,19 +103,19 @@ def bar(axes: "Axes", look: tuple[str, str], left: float, length: float, y: floa
 
 
 def patch(colour: str, hatch: str) -> "Patch":
-    """What a legend shows of a look."""
+    """A legend's sample of a look."""
     from matplotlib.patches import Patch
 
     return Patch(facecolor=colour, hatch=hatch, edgecolor="white")
 
 
 def shortened(name: str, letters: int = 40) -> str:
-    """A name cut in the middle to what fits beside a plot; the tables have it whole."""
+    """A name cut in the middle to fit next to a plot; the tables have the full name."""
     return name if len(name) <= letters else f"{name[: letters // 2 - 1]}…{name[-letters // 2 :]}"
 
 
 def lanes(axes: "Axes", names: Sequence[str], above: float) -> None:
-    """A lane for each name, from the top, the name over what is drawn: long ones would leave a phone no plot."""
+    """A lane for each name, from the top, with the name above it, since a long one would leave no plot."""
     for place, name in enumerate(names):
         axes.annotate(shortened(name), (0, place + above), xycoords=("axes fraction", "data"), va="center")
     axes.set_ylim(len(names) - 0.5, -0.7)
@@ -125,7 +125,7 @@ def lanes(axes: "Axes", names: Sequence[str], above: float) -> None:
 
 
 def swept_axis(axes: "Axes", values: Sequence[float]) -> None:
-    """A tick at each of the values that a setting takes, in ascending order; logarithmic where they are far apart."""
+    """A tick at each value of a setting, in ascending order; logarithmic if they are far apart."""
     if values[0] > 0 and values[-1] / values[0] >= 8:
         axes.set_xscale("log", base=2)
     axes.set_xticks(values, [f"{value:g}" for value in values])
@@ -133,7 +133,7 @@ def swept_axis(axes: "Axes", values: Sequence[float]) -> None:
 
 
 def inline(svg: str) -> str:
-    """The plot for an HTML page, where an svg element needs no namespace."""
+    """The plot for an HTML page, in which an svg element needs no namespace."""
     return svg.replace(f' xmlns="{_SVG}"', "", 1)
 
 
@@ -164,7 +164,7 @@ def _finish(svg: bytes, name: str, label: str) -> str:
 
 
 def _declarations(style: str) -> Iterator[tuple[str, str]]:
-    """A style's parts as attributes, a font in its long form: every renderer knows these."""
+    """A style's parts as attributes, a font in its long form: every renderer supports these."""
     for declaration in style.split(";"):
         part, _, worth = (word.strip() for word in declaration.partition(":"))
         if part == "font":

@@ -1,5 +1,5 @@
-"""Figures of a sweep: a measure against an axis, a line for each combination of the other axes' values; and all
-combinations by their seconds and what they come to."""
+"""Figures of a sweep: a measure by an axis, with a line for each combination of the other axes' values; and all
+combinations by their seconds and results."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,10 +29,10 @@ MOST_LINES, MOST_PANELS = 7, 6
 # Neighbours on an axis that are nearer than this share of it would hide each other.
 LEAST_GAP = 0.08
 LINEAR, LOGARITHMIC, EVEN, WORDS = "", ", logarithmic", ", not to scale", ""
-# What the values of an axis count.
+# The units of an axis.
 UNITS = {BATCH: "batch (examples on each rank)", SETUP: "setup (hosts x ranks on each)"}
-LEVEL = 1.0  # where a speed-up is none
-# Letters that have room side by side under a plot, with spaces between the words.
+LEVEL = 1.0  # no speed-up
+# Letters that fit in a row under a plot, with spaces between the words.
 LETTERS = 42
 CHANCE = "One seed each: small differences may be chance."
 
@@ -41,7 +41,7 @@ CHANCE = "One seed each: small differences may be chance."
 class Line:
     """A measure's point at each value of the axis, in the axis' order, with all other values the same."""
 
-    settings: Mapping[str, str]  # the other axes' values, of those that vary
+    settings: Mapping[str, str]  # the other varying axes' values
     points: Mapping[str, Point]
 
     def words(self, axes: Iterable[str]) -> str:
@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a figure: its values, where each stands, and in what way."""
+    """An axis of a figure: its values, their positions, and its scale."""
 
     name: str
     places: Mapping[str, float]
@@ -61,7 +61,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """A measure against an axis: panels of lines. `panel_axes` tell the panels apart, `line_axes` a panel's lines."""
+    """A measure by an axis: panels of lines. `panel_axes` distinguish the panels, `line_axes` a panel's lines."""
 
     measure: Measure
     axis: Axis
@@ -71,14 +71,14 @@ class Chart:
 
     @property
     def panels(self) -> dict[str, list[Line]]:
-        """The lines of each panel, by its title, without those for which there is no room."""
+        """The lines of each panel, by its title, without those that do not fit."""
         found: dict[str, list[Line]] = {}
         for line in self.lines:
             found.setdefault(line.words(self.panel_axes), []).append(line)
         return {title: found[title][:MOST_LINES] for title in list(found)[:MOST_PANELS]}
 
     def figure(self, name: str) -> Figure:
-        """The means against the axis, each with a bar from the least of its seeds to the most."""
+        """The means by the axis, each with a bar from the smallest to the largest of its seeds."""
         points = [point for line in self.lines for point in line.points.values()]
         shown = sum(map(len, self.panels.values()))
         caption = [seeds_words(points)]
@@ -88,7 +88,7 @@ class Chart:
 
 
 def chart_of(points: Sequence[Point], axes: Mapping[str, Sequence[str]], axis: str, measure: Measure) -> Chart | None:
-    """The measure's points against one of the axes; None where no line of it has two points."""
+    """The measure's points by one of the axes; None if no line has two points."""
     others = [name for name in varying(axes) if name != axis]
     found: dict[tuple, Line] = {}
     for point in _beside_every_link(points) if axis == SETUP else points:
@@ -96,7 +96,7 @@ def chart_of(points: Sequence[Point], axes: Mapping[str, Sequence[str]], axis: s
             settings = {name: point.settings[name] for name in others if name in point.settings}
             line = found.setdefault(tuple(settings.items()), Line(settings, {}))
             found[tuple(settings.items())] = replace(line, points={**line.points, point.settings[axis]: point})
-    # By the axes' values, each axis' in its own order; what has no value comes first.
+    # By the axes' values, each axis in its own order; missing values first.
     order = {name: {word: place for place, word in enumerate(axes[name])} for name in others}
     lines = sorted(
         found.values(), key=lambda line: [order[name].get(line.settings.get(name, ""), -1) for name in others]
@@ -114,9 +114,9 @@ def chart_of(points: Sequence[Point], axes: Mapping[str, Sequence[str]], axis: s
 
 
 def overview_figure(points: Sequence[Point], seconds: Sequence[Point], up: Measure, across: Measure) -> Figure | None:
-    """Each combination at its seconds and its metric: the colour tells the first axis' value, the marker the second's.
+    """Each combination at its seconds and its metric: the colour shows the first axis' value, the marker the second's.
 
-    None where fewer than two combinations have both.
+    None if fewer than two combinations have both.
     """
     by_settings = {tuple(point.settings.items()): point for point in seconds}
     pairs = [(x, y) for y in points if (x := by_settings.get(tuple(y.settings.items())))]
@@ -160,7 +160,7 @@ def overview_figure(points: Sequence[Point], seconds: Sequence[Point], up: Measu
 
 
 def seeds_words(points: Sequence[Point]) -> str:
-    """What points and bars are."""
+    """The meaning of points and bars."""
     counts = sorted({point.seeds for point in points})
     if counts[-1] == 1:
         return CHANCE
@@ -170,7 +170,7 @@ def seeds_words(points: Sequence[Point]) -> str:
 
 
 def _beside_every_link(points: Sequence[Point]) -> list[Point]:
-    """What has no links stands in the line of every link, with those of its other settings."""
+    """A point without links is part of every link's line with its other settings."""
 
     def rest(point: Point) -> dict[str, str]:
         return {axis: word for axis, word in point.settings.items() if axis not in (SETUP, *LINKS)}
@@ -189,7 +189,7 @@ def _beside_every_link(points: Sequence[Point]) -> list[Point]:
 
 
 def _panel_axes(lines: Sequence[Line], others: Sequence[str]) -> Sequence[str]:
-    """The axes that cut the lines into the fewest panels that can be read; of none, where one panel can."""
+    """The axes that split the lines into the fewest legible panels; none if one panel is legible."""
     found: list[tuple[tuple[bool, int], tuple[str, ...]]] = []
     for count in range(max(1, len(others))):
         for names in choices(others, count):
@@ -201,7 +201,7 @@ def _panel_axes(lines: Sequence[Line], others: Sequence[str]) -> Sequence[str]:
 
 
 def _axis(name: str, words: Sequence[str]) -> Axis:
-    """Numbers to scale, by their logarithms where they are far apart, and side by side where neither can be read."""
+    """Numbers to scale, logarithmic if they are far apart, or evenly spaced if neither is legible."""
     numbers = [number_behind(word) for word in words]
     values = [value for value in numbers if value is not None]
     even = [float(place) for place in range(len(words))]
@@ -233,7 +233,7 @@ def _paint_chart(chart: Chart, name: str) -> str:
             axes.set_title(shortened(", ".join(filter(None, (measure.title, title))), 46), loc="left")
             if measure.title == SPEED_UP:
                 axes.axhline(LEVEL, color=DARK_GREY, linestyle=":")
-        # Not sooner: the panels share their scale, and a limit would keep out what comes after it.
+        # Only now: the panels share their scale, and a limit would exclude later ones.
         if measure.begins_at_zero:
             axes_of_panels[0].set_ylim(0, 1.05 * axes_of_panels[0].get_ylim()[1])
         _ticks(axes_of_panels[-1], axis)
@@ -244,7 +244,7 @@ def _paint_chart(chart: Chart, name: str) -> str:
 
 
 def _aside(axis: Axis, place: int, count: int) -> float:
-    """How far beside its value a line's points stand, where places are one apart, so that none hides another's."""
+    """The offset of a line's points from their value, in units of the spacing, so that none hides another's."""
     is_even = not axis.is_numeric or axis.scale == EVEN
     return min(0.08, 0.5 / count) * (place - (count - 1) / 2) if is_even else 0.0
 
@@ -257,7 +257,7 @@ def _paint_line(axes: "Axes", axis: Axis, line: Line, style: dict, aside: float)
         yerr=[[one.mean - one.least for one in points], [one.most - one.mean for one in points]],
         capsize=2,
         elinewidth=0.8,
-        # Between words there is nothing for a line to lead over.
+        # Between words a connecting line has no meaning.
         **(style if axis.is_numeric else style | {"linestyle": "none"}),
     )
 

@@ -17,24 +17,24 @@ from cos598d.tools.report.strategies import sent_bytes
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Axes that are no flags of a run: examples on each rank, hosts x ranks on each, and the links between the hosts.
+# Axes that are not flags of a run: examples on each rank, hosts x ranks on each, and the links between the hosts.
 BATCH, SETUP, DELAY, RATE = "batch", "setup", "delay", "rate"
 LINKS = (DELAY, RATE)
 ALONE = "1x1"  # the set-up of one process
-# Figures of a run besides its metrics. SECONDS are known only of runs that were not disturbed.
+# Figures of a run in addition to its metrics. SECONDS exist only for runs that were not disturbed.
 LOSS, TRAINING_LOSS, SECONDS, ALL_SECONDS = "validation_loss", "training loss", "seconds per epoch", "s/epoch"
 SPEED_UP, SENT = "speed-up", "sent MB/it"
-# The long table's own columns. An axis is a flag, in small letters.
+# The long table's own columns. An axis is a flag, in lower case.
 ENTRY, SEED, METRIC, VALUE = "Entry", "Seed", "Metric", "Value"
 OWN_COLUMNS = [ENTRY, SEED, METRIC, VALUE]
 
 
 @dataclass(frozen=True)
 class SweepEntry:
-    """One run of a sweep: how it ended, one of OUTCOMES; its run if it is finished, else what was said of it.
+    """One run of a sweep: how it ended, one of OUTCOMES; its run if it is finished, otherwise its last message.
 
-    `settings` has the value of each axis as the user wrote it, in the order of the axes, without the seed. An axis that
-    means nothing to this run is not in it. `parallel` is how many runs were made at a time with it, itself included.
+    `settings` has the value of each axis as the user wrote it, in the order of the axes, without the seed. An axis
+    without effect on this run is not in it. `parallel` is how many runs were made at a time, including this one.
     """
 
     settings: Mapping[str, str]
@@ -52,7 +52,7 @@ class SweepEntry:
 
 @dataclass(frozen=True)
 class Point:
-    """What the seeds of one combination of values come to: their mean, least and most, and how many they are."""
+    """The results of one combination over its seeds: their mean, minimum and maximum, and their number."""
 
     settings: Mapping[str, str]
     mean: float
@@ -71,22 +71,22 @@ class Point:
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of the long table, which its title names, and how it is shown."""
+    """A figure of the long table, by its title, and how it is shown."""
 
     title: str
 
     @property
     def is_better_high(self) -> bool:
-        """Whether more of it is better."""
+        """Whether a larger value is better."""
         return not self.title.startswith((LOSS, TRAINING_LOSS, SECONDS, ALL_SECONDS))
 
     @property
     def begins_at_zero(self) -> bool:
-        """Whether its figures do."""
+        """Whether its figures begin at zero."""
         return self.title in (SECONDS, SPEED_UP)
 
     def shown(self, value: float) -> str:
-        """A value of it in words."""
+        """One of its values as text."""
         if self.title == SENT:
             return f"{value / 1e6:,.2f}"
         if self.title in (SECONDS, SPEED_UP, ALL_SECONDS):
@@ -95,8 +95,8 @@ class Measure:
 
 
 def long_table(entries: Sequence[SweepEntry]) -> "DataFrame":
-    """A row for each finished run and figure: the axes' values (missing where an axis means nothing to the run), the
-    entry's place, its seed, and the figure's name and value. Metrics and losses are of the last epoch."""
+    """A row for each finished run and figure: the axes' values (missing if an axis has no effect on the run), the
+    entry's index, its seed, and the figure's name and value. Metrics and losses are of the last epoch."""
     import pandas
 
     rows = []
@@ -120,8 +120,8 @@ def long_table(entries: Sequence[SweepEntry]) -> "DataFrame":
 
 
 def speed_ups(entries: Sequence[SweepEntry], table: "DataFrame") -> "DataFrame":
-    """The seconds of set-up 1x1, with the same other settings and the same seed, over a run's own, as `ratio`; the
-    entry of that run as `alone`, and how many times is possible as `most`."""
+    """The seconds of set-up 1x1, with the same other settings and the same seed, divided by a run's own, as `ratio`;
+    the entry of that run as `alone`, and the largest possible ratio as `most`."""
     timed = table[table[METRIC] == SECONDS]
     if SETUP not in table or timed.empty:
         return timed.iloc[:0].assign(ratio=[], alone=[], most=[])
@@ -145,14 +145,14 @@ def points_of(table: "DataFrame", measure: Measure) -> list[Point]:
 
 
 def metric_measures(table: "DataFrame") -> list[Measure]:
-    """The task's metrics, the first of them the one that it is known by, and the validation loss."""
+    """The task's metrics, the main one first, and the validation loss."""
     others = (TRAINING_LOSS, SECONDS, ALL_SECONDS, SENT, SPEED_UP)
     names = [name for name in dict.fromkeys(table[METRIC]) if name not in others]
     return [Measure(name) for name in sorted(names, key=lambda name: name.startswith(LOSS))]
 
 
 def axes_of(settings: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
-    """The values of each axis: numbers in their order, words in the user's."""
+    """The values of each axis: numbers sorted, words in the user's order."""
     found: dict[str, list[str]] = {}
     for one in settings:
         for axis, word in one.items():
@@ -171,7 +171,7 @@ def varying(axes: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def number_behind(word: str) -> float | None:
-    """The number that a value is: of "2e-5", "10ms" (seconds), "1gbit" (bits per second); None of a word."""
+    """A value as a number: "2e-5", "10ms" (seconds), "1gbit" (bits per second); None for a word."""
     try:
         number = float(word)
     except ValueError:

@@ -1,4 +1,4 @@
-"""One iteration of rank 0 in the order of time: its phases, and its gradient calls beside and after backward."""
+"""One iteration of rank 0 over time: its phases, and its gradient calls during and after backward."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from cos598d.tools.report.svg import PHASE_LOOKS, bar, draw, legend_below, patch
 
 Span = tuple[str, float, float]
 BESIDE, AFTER = ("#F3C6A5", ""), (VERMILLION, "///")
-# A timeline is drawn on the scale of the longest, unless that would make it too small to read.
+# A timeline is drawn on the scale of the longest, unless that would make it illegible.
 LEAST_OF_SCALE = 0.25
-FEW_CALLS = 12  # get a lane with a name each; hundreds, a staircase of the same height
+FEW_CALLS = 12  # get a lane with a name each; hundreds form a staircase of the same height
 
 
 @dataclass(frozen=True)
 class Timeline:
     """`spans`: phase, start and length; `calls`: tensor, start and end; all in seconds since the iteration began.
 
-    A call that runs beside other work ends when it was waited for, which may be later than it was done. `untimed`
-    counts the calls that a library made without telling when. `kept` is the rule (--ledger) by which the record has no
-    calls of any iteration, though there were some; else None.
+    A call that overlaps other work ends when it was waited for, which may be later than its real end. `untimed` counts
+    a library's calls without times. `kept` is the rule (--ledger) because of which the record has no calls of any
+    iteration, though there were some; otherwise None.
     """
 
     run: str
@@ -38,18 +38,18 @@ class Timeline:
     untimed: int
     backward_end: float
     kept: str | None = None
-    is_told: bool = True  # else the calls are a library's, which the ledger does not have
-    of_weights: int = 0  # calls that carried weights, which are not among `calls`
+    is_told: bool = True  # otherwise a library makes the calls, and the ledger does not have them
+    of_weights: int = 0  # calls with weights, which are not among `calls`
 
     @property
     def seconds_under_way(self) -> tuple[float, float]:
-        """Seconds with a call under way before backward ended, and after."""
+        """Seconds with a running call before backward ended, and after."""
         before = _covered([(start, min(end, self.backward_end)) for _, start, end in self.calls])
         return before, _covered([(max(start, self.backward_end), end) for _, start, end in self.calls])
 
 
 def timeline_blocks(runs: Sequence[Run]) -> list[Block]:
-    """A figure of each run's typical iteration; runs that can be compared share a scale."""
+    """A figure of each run's typical iteration; comparable runs share a scale."""
     found = {run.name: timeline_of(run) for run in runs}
     longest = {
         run.name: max((one.seconds for other in group if (one := found[other.name])), default=0.0)
@@ -72,7 +72,7 @@ def timeline_blocks(runs: Sequence[Run]) -> list[Block]:
 
 
 def timeline_of(run: Run) -> Timeline | None:
-    """The run's typical iteration; None where the records do not say when its phases began."""
+    """The run's typical iteration; None if the records do not have the times of its phases."""
     row = run.typical
     if row is None or not row.get("spans_seconds"):
         return None
@@ -95,8 +95,8 @@ def timeline_of(run: Run) -> Timeline | None:
 
 
 def rule_without_rows(summary: Summary) -> str | None:
-    """The rule (--ledger) by which a record has rows of none of the gradients' calls; None where it has, or there are
-    none."""
+    """The rule (--ledger) because of which a record has no rows of the gradients' calls; None if it has, or if there
+    are no calls."""
     return summary.get("ledger", {}).get("kept") if summary["calls_per_iteration"] else None
 
 
@@ -110,7 +110,7 @@ def _covered(spans: list[tuple[float, float]]) -> float:
 
 
 def _caption(timeline: Timeline) -> str:
-    """When backward ends, how much of the gradient calls' time lies before and after it, and what is not drawn."""
+    """When backward ends, how much of the gradient calls' time is before and after it, and what is not drawn."""
     words = f"{timeline.run}, iteration {timeline.iteration} of rank 0, {seconds(timeline.seconds)}"
     sentences = [f"{words}: backward ends at {seconds(timeline.backward_end)}."]
     if timeline.calls:

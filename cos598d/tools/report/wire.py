@@ -1,4 +1,4 @@
-"""Network traffic over time: what rank 0's samples say of the bits that passed between one and the next."""
+"""Network traffic over time: the bits between successive samples of rank 0."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from cos598d.tools.report.numbers import percent, plain
 from cos598d.tools.report.svg import draw, legend_below, shortened
 
 MOST_DRAWN = 400
-LEAST_SECONDS = 1e-3  # samples nearer to one another than that say little of a rate
+LEAST_SECONDS = 1e-3  # samples that are nearer to each other give no useful rate
 GAP = float("nan")
-# Colour and line of what is sent, what is received, and the link's rate.
+# Colour and line of sent and received bits, and of the link's rate.
 SENT, RECEIVED, RATE = (VERMILLION, "-"), (BLUE, "--"), (DARK_GREY, ":")
-FAR = 2  # a rate of more than as many times what was carried is not drawn
+FAR = 2  # a link's rate that exceeds the traffic by more than this factor is not drawn
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """Bits a second between the samples at `moments` (seconds of the run, one more than there are values).
+    """Bits per second between the samples at `moments` (seconds of the run, one more than there are values).
 
-    A GAP is a pause, as for evaluation. `rate`: the link's, if it is known. `whose` names what was counted.
+    A GAP is a pause, as for evaluation. `rate`: the link's, if it is known. `whose`: what was counted.
     """
 
     run: str
@@ -37,7 +37,7 @@ class Throughput:
 
 
 def throughputs(runs: Sequence[Run]) -> list[Throughput]:
-    """Of each run whose wire was sampled more than once."""
+    """For each run with more than one sample of its network."""
     found = [_throughput(run) for run in runs]
     return [one for one in found if one is not None]
 
@@ -59,25 +59,25 @@ def _throughput(run: Run) -> Throughput | None:
 
 
 def _rate(before: Row, after: Row, name: str) -> float:
-    """Bits a second between two samples."""
+    """Bits per second between two samples."""
     if after["kind"] == "resume" or after["seconds"] <= before["seconds"]:
         return GAP
     return 8 * (after[name] - before[name]) / (after["seconds"] - before["seconds"])
 
 
 def known(rates: Sequence[float]) -> list[float]:
-    """All but the gaps."""
+    """All except the gaps."""
     return [rate for rate in rates if not isnan(rate)]
 
 
 def mean_rate(moments: Sequence[float], rates: Sequence[float]) -> float:
-    """Bits a second over all time but the gaps."""
+    """The mean of bits per second over all time except the gaps."""
     spans = [(rate, after - before) for rate, before, after in zip(rates, moments, moments[1:]) if not isnan(rate)]
     return sum(rate * seconds for rate, seconds in spans) / sum(seconds for _, seconds in spans)
 
 
 def wire_blocks(runs: Sequence[Run]) -> list[Figure]:
-    """What each run's wire carried while it trained, in time and on average, and the share of the link's rate."""
+    """Each run's network traffic during training, over time and on average, and its share of the link's rate."""
     found, sentences = throughputs(runs), []
     for one in found:
         words = []
@@ -94,7 +94,7 @@ def wire_blocks(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _figure(found: Sequence[Throughput]) -> str:
-    """A panel for each run, all on one scale: what rank 0 counted."""
+    """A panel per run, all on one scale: rank 0's counts."""
     most = max(max(known([*one.sent, *one.received])) for one in found) or 1.0
     drawn = [one.rate for one in found if one.rate and one.rate <= FAR * most]
     top = 1.08 * max([most, *drawn]) / 1e6

@@ -1,4 +1,4 @@
-"""Three ready-made sweeps after a published study of BERT and ViT: batch size, learning rate, delay between hosts."""
+"""Three ready-made sweeps after a published study of BERT and ViT: batch size, learning rate, delay of links."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any
 from cos598d.tools.report.sweep_entries import BATCH, DELAY, SETUP
 
 SETUPS = ("1x1", "1x4", "2x2")
-# What the published study trains: 8,000 examples for 5 epochs, evaluated on 2,000.
+# The published study's training: 8,000 examples for 5 epochs, evaluated on 2,000.
 PUBLISHED = {
     "num_train_epochs": 5.0,
     "max_train_examples": 8000,
     "max_eval_examples": 2000,
     "gradient_accumulation_steps": 4,
 }
-PUBLISHED_BATCH = 4  # where batch is no axis
+PUBLISHED_BATCH = 4  # if batch is not an axis
 TASKS = {"bert": "rte", "vit": "digits"}
 
 
@@ -23,8 +23,8 @@ Axes = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a sweep varies, in words for --help; by model its axes, and the sizes at which it ends within half an hour
-    on two cores."""
+    """What a sweep varies, as a phrase for --help; by model its axes, and the sizes with which it ends within half an
+    hour on two cores."""
 
     words: str
     grid: Mapping[str, Axes]
@@ -43,7 +43,7 @@ EXPERIMENTS = {
         "the learning rate, and the set-up",
         {
             "bert": {"learning_rate": ("2e-4", "5e-5", "2e-5"), SETUP: SETUPS},
-            # Its weights begin at random, and need more.
+            # Its weights start at random, and need higher rates.
             "vit": {"learning_rate": ("1e-3", "2e-4", "2e-5"), SETUP: SETUPS},
         },
         {"bert": _BERT | {"max_train_examples": 320}, "vit": _VIT},
@@ -59,7 +59,7 @@ EXPERIMENTS = {
 def ready_made(
     name: str, model: str, published: bool, own_grid: Axes, own_flags: Mapping[str, Any]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
-    """An experiment's axes, and the flags that all of its runs share, with what the user says in their place."""
+    """An experiment's axes, and the flags that all of its runs share, with the user's own values in their place."""
     experiment = EXPERIMENTS[name]
     grid = {**experiment.grid[model], **own_grid}
     flags: dict[str, Any] = {"task_name": TASKS[model], "per_gpu_train_batch_size": PUBLISHED_BATCH}

@@ -1,6 +1,6 @@
-"""A folder of many runs: a folder for each, and beside them what was asked for and how each ended.
+"""A folder of many runs: a folder for each, and a state file with the request and how each ended.
 
-A later call with the same words goes on there: what is finished is not made again.
+A later call with the same arguments continues there: finished runs are not made again.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from cos598d.terminal.printable import printable
 from cos598d.tools.report.load import AnotherRun, Run, load_entry_run
 from cos598d.tools.runs.planned import PlannedRun
 
-# What the state says of every run, beside what it is.
+# What the state has for every run in addition to its description.
 ENDED: dict[str, ValueKind] = {"outcome": OneOf(OUTCOMES), "said": TEXT}
 ROW = Fields(
     {"settings": MapOf(TEXT), "seed": COUNT, "seconds": OrNone(NOT_NEGATIVE), **ENDED}, {"parallel": OrNone(SIZE)}
@@ -32,7 +32,7 @@ OTHER_FOLDER = "or give another --runs_dir"
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Let what a full disk, or no right to write, does to a folder of runs be a UserError that says how to go on."""
+    """Convert errors of a full disk or of missing write permission into UserErrors that explain how to continue."""
     try:
         yield
     except OSError as error:
@@ -43,55 +43,55 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 class RunsFolder:
-    """The runs of a command, those of earlier calls too, by the names of their folders.
+    """The runs of a command, including those of earlier calls, by the names of their folders.
 
-    `rows` has a row for each run that was begun. A subclass reads them, and says in `state` what is written.
+    `rows` has a row for each run that was started. A subclass reads them, and defines in `state` what is written.
     """
 
     state_file: str
-    refuses_strangers = False  # whether a finished run that no call has made here stays, and ends this one
+    refuses_strangers = False  # whether a finished run that no call has made here is kept, and ends this call
 
     def __init__(self, path: Path):
         self.path = path
         self.rows: dict[str, dict[str, Any]] = {}
 
     def state(self) -> Any:
-        """What the state file holds, as JSON."""
+        """The content of the state file, as JSON."""
         return self.rows
 
     def about(self, one: PlannedRun, seconds: float | None, parallel: int | None) -> dict[str, Any]:
-        """What the state says of a run beside how it ended: it took so many seconds, made with so many at a time."""
+        """The state's fields for a run, apart from how it ended: its seconds, made with `parallel` at a time."""
         return {"settings": dict(one.settings), "seed": one.seed, "seconds": seconds, "parallel": parallel}
 
     def begin(self, one: PlannedRun, parallel: int = 1) -> None:
-        """Write down that the run is begun, one of so many at a time: until more is known, it was broken off."""
+        """Record that the run starts, one of `parallel` at a time. Until more is known, it counts as interrupted."""
         earlier = self.rows.get(one.place, {})
-        if earlier.get("outcome") != FINISHED:  # it may go on from what was made then
+        if earlier.get("outcome") != FINISHED:  # it may continue from what was made then
             parallel = max(parallel, earlier.get("parallel") or 1)
         self._note(one, BROKEN_OFF, "it was broken off.", None, parallel)
 
     def end(self, one: PlannedRun, outcome: str, said: str = "", seconds: float | None = None) -> None:
-        """Write down how the run ended, and after how many seconds in all if that is known."""
+        """Record how the run ended, and its total seconds if they are known."""
         self._note(one, outcome, said, seconds, self.rows.get(one.place, {}).get("parallel"))
 
     def seconds(self, one: PlannedRun) -> float | None:
-        """The seconds that the finished run took, if an earlier call has noted them."""
+        """The seconds of the finished run, if an earlier call has recorded them."""
         return self.rows.get(one.place, {}).get("seconds")
 
     def said(self, one: PlannedRun) -> str:
-        """How an earlier start of this run ended, in words; "" where there was none, or it ended well."""
+        """How an earlier attempt of this run ended, as a phrase; "" if there was none, or it ended well."""
         row = self.rows.get(one.place, {})
         return row["said"] if row.get("outcome") in (FAILED, BROKEN_OFF) else ""
 
     def run_of(self, one: PlannedRun) -> Run | None:
-        """The run, if its record is there. Raises UserError for one that is damaged, and AnotherRun."""
+        """The run, if its record exists. Raises UserError for a damaged one, and AnotherRun."""
         folder = self.path / one.place
         return load_entry_run(folder, one.place, asked_of(one)) if (folder / "summary.json").exists() else None
 
     def look(self, one: PlannedRun) -> tuple[Run | None, str]:
-        """The run, if its record is there, whole; or None, and why what is there is to be made again.
+        """The run, if its complete record exists; otherwise None, and why the existing files are to be replaced.
 
-        Raises UserError for a folder that leads elsewhere, and where strangers are refused for a finished run that no
+        Raises UserError for a folder that leads elsewhere, and, if strangers are refused, for a finished run that no
         call has made here.
         """
         if (self.path / one.place).is_symlink():
@@ -108,14 +108,14 @@ class RunsFolder:
             return None, str(error)
 
     def write(self) -> None:
-        """Write the state file, whole or not at all. Raises UserError where it cannot be."""
+        """Write the state file, completely or not at all. Raises UserError if that fails."""
         with writing(self.path):
             write_json(self.path / self.state_file, self.state())
 
     def outcome(self, place: str, asked: Mapping[str, Any]) -> tuple[str, str, Run | None]:
-        """How the run of that name ended, in a word and in a sentence, and its record if it is finished.
+        """How the run with that name ended, as a word and a sentence, and its record if it is finished.
 
-        One whose record cannot be read any more has failed.
+        A run whose record cannot be read any more has failed.
         """
         row = self.rows[place]
         if row["outcome"] != FINISHED:
@@ -132,14 +132,14 @@ class RunsFolder:
 
 
 def asked_of(one: PlannedRun) -> dict[str, Any]:
-    """What the config of this run says of it, whose folder might have been another's."""
+    """The values of this run in its config, since a folder may be another run's."""
     return {**one.values, "label": one.label, "world_size": one.setup.world_size}
 
 
 class AskedFolder(RunsFolder):
     """A folder in which a later call must ask for the same as the first.
 
-    `what` is the command's word for all runs, which names the state file too. `asked` is what the call asks for, as
+    `what` is the command's name for all runs, which is also in the state file's name. `asked` is the call's request as
     JSON: values of `kinds`. `rows_name` is the field of the runs.
     """
 
@@ -149,7 +149,7 @@ class AskedFolder(RunsFolder):
     refuses_strangers = True
 
     def __init__(self, path: Path, asked: Mapping[str, Any], what: str = ""):
-        """Raises UserError for a folder of something else, and UsageError for that of other runs."""
+        """Raises UserError for a folder with other contents, and UsageError for that of other runs."""
         super().__init__(path)
         self.what = what or self.what
         self.state_file = f"{self.what}.json"
@@ -171,7 +171,7 @@ class AskedFolder(RunsFolder):
         self.rows = found[self.rows_name]
 
     def state(self) -> Any:
-        """What the state file holds, as JSON."""
+        """The content of the state file, as JSON."""
         return {**self.asked, self.rows_name: self.rows}
 
 
@@ -184,7 +184,7 @@ _NOT_GIVEN = _NotGiven()
 
 
 def _differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterable[tuple[str, Any, Any]]:
-    """What differs, in words, with the values that were found and are asked for."""
+    """The differences, by name, with the found and the requested values."""
     pairs: list[tuple[str, Any, Any]] = []
     if "axes" in asked:
         if list(found["axes"]) != list(asked["axes"]):
@@ -201,7 +201,7 @@ def _differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterable
 
 
 def _apart(before: Any, now: Any) -> tuple[str, str]:
-    """Two values that differ, in words that do: of long ones the part in which they begin to."""
+    """Two different values as different texts: of long ones, the part where they begin to differ."""
     texts = [",".join(map(str, value)) if isinstance(value, list) else str(value) for value in (before, now)]
     if texts[0] == texts[1]:
         texts = [repr(before), repr(now)]

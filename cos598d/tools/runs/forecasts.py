@@ -1,4 +1,4 @@
-"""What many runs will come to, before any of them is started: a table with a row for each name."""
+"""What many runs will cost, before any of them is started: a table with a row for each name."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ HEAD = ["run", "times", "ranks", "iterations", "sent MB/it", "peak MB", "s/it", 
 
 
 def forecast_words(runs: Sequence[PlannedRun], parallel: int, costs_from: tuple[Path, ...] = ()) -> str:
-    """The table of what the runs of each name will send, hold and take, by the first of them, and what it rests on.
+    """The table of what the runs of each name will send, hold and take, by the first of them, and its sources.
 
-    Sent is by the rank that sends most, peak what the rank that holds most holds of model, gradients and optimizer,
-    seconds those of training alone. A run of which nothing can be told has a sentence in its place.
+    Sent: by the rank that sends most. Peak: model, gradients and optimizer of the rank that holds most. Seconds:
+    training only. A run without a prediction has a sentence in its place.
     """
     known, rows, notes, total = Known(costs_from), [HEAD], list[str](), 0.0
-    basis: dict[tuple[int, bool], str] = {}  # one sentence for each number of ranks: they differ in details alone
+    basis: dict[tuple[int, bool], str] = {}  # one sentence for each number of ranks, since they differ only in details
     times = Counter(one.name for one in runs if not one.refused)
     for name in times:
         one = next(one for one in runs if one.name == name)

@@ -12,11 +12,11 @@ from cos598d.terminal.printable import printable
 from cos598d.tools.report.sweep_entries import BATCH, DELAY, LINKS, RATE, SETUP
 from cos598d.tools.runs.planned import Setup
 
-# The flag that this axis is another word for.
+# The flag for which this axis is another name.
 BATCH_FLAG = "per_gpu_train_batch_size"
 BY_ITSELF = "the sweep sets it itself. Leave it out"
 OF_TRAININGS = "every run of a sweep trains. To skip the evaluations, give only --do_train after --"
-# Flags that a sweep sets, and what is there in their place.
+# Flags that a sweep sets, and the alternatives.
 INSTEAD = {
     "seed": "a sweep sets it. Give --seeds N, and the first seed as --seed after --",
     "world_size": f"a sweep sets it. Use the axis {SETUP}, as {SETUP}=1x1,1x4,2x2",
@@ -28,9 +28,9 @@ SWITCH = {"on": True, "off": False}
 
 
 def read_grid(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The axes in the order given, each with its values in the user's words, from words such as "batch=1,4,16".
+    """The axes in the given order, each with its values as the user wrote them, from arguments such as "batch=1,4,16".
 
-    Raises UsageError for an axis that is none, one given twice, and a value that is none or given twice.
+    Raises UsageError for an unknown axis, one given twice, and an invalid or repeated value.
     """
     grid: dict[str, tuple[str, ...]] = {}
     for words in given:
@@ -58,9 +58,9 @@ def read_grid(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def read_value(name: str, word: str) -> Any:
-    """The value that a word of this axis stands for: a Setup, seconds, bits per second, or what the flag takes.
+    """The value of a word of this axis: a Setup, seconds, bits per second, or what the flag takes.
 
-    Raises UsageError for a word that is none.
+    Raises UsageError for an invalid word.
     """
     if name == SETUP:
         return Setup.parse(word)

@@ -1,6 +1,6 @@
-"""Programs started one after the other, or some at once, and told of signals; they end when this program does.
+"""Programs that run one after another, or some at once. Signals are passed on to them, and they end with this program.
 
-What each prints goes to a file of its own, or is shown here.
+Each one's output goes to a file of its own, or is shown here.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from cos598d.terminal.program import start
 from cos598d.tools.runs.folder import writing
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Of a link, a hard link, a pipe and a folder.
+# For a link, a hard link, a pipe and a folder.
 NOT_OURS = (errno.ELOOP, errno.EMLINK, errno.EINVAL, errno.ENXIO, errno.EISDIR, errno.EEXIST, errno.ENOTDIR)
 LOOK_SECONDS = 0.05
-# What is printed before the words of a rank on an emulated host.
+# The prefix of a rank's lines on an emulated host.
 _HOST = re.compile(r"^host\d+(?: rank\d+)?\| ")
 _RANK = re.compile(r"^rank \d+")
 
@@ -45,7 +45,7 @@ class RunsStopped(UserError):
 
 @dataclass(frozen=True)
 class Job:
-    """A program, and the file to which what it prints is added; None: it is shown."""
+    """A program, and the file to which its output is appended; None: it is shown."""
 
     place: str
     command: Sequence[str]
@@ -54,7 +54,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended: its exit code, what it said last, and whether a signal had asked for its end."""
+    """How a job ended: its exit code, its last message, and whether a signal had asked for its end."""
 
     code: int
     last: str
@@ -63,15 +63,15 @@ class Ended:
 
 
 class LastWords:
-    """Of the lines that a program prints, the one that says best why it ended: the last, and of a rank if one spoke."""
+    """The line of a program's output that best explains its end: the last one, or a rank's if there is one."""
 
     def __init__(self) -> None:
         self.words = ""
 
     def hear(self, line: str) -> None:
-        """A further line."""
+        """Take a further line."""
         line = _HOST.sub("", printable(line.rstrip())).strip().removeprefix(ERROR)
-        # What a rank says of its end is better than what a library says after it.
+        # A rank's own error is better than a library's after it.
         if line and (_RANK.match(line) or not _RANK.match(self.words)):
             self.words = line
 
@@ -106,20 +106,20 @@ class _Running:
         return Ended(exit_code_of(self.child.returncode), self._last.words, seconds, is_asked)
 
     def _show(self) -> None:
-        """Print the program's errors as they come."""
+        """Print the program's errors as they arrive."""
         assert self.child.stderr is not None  # a pipe, as asked for above
         with self.child.stderr as lines:
             for line in lines:
                 self._last.hear(line)
                 try:
                     print(printable(line.rstrip()), file=sys.stderr, flush=True)
-                except OSError:  # nobody reads what we print
+                except OSError:  # nobody reads our output
                     self.child.terminate()
 
 
 def _open_log(path: Path) -> IO[str]:
-    """Open a log to add to it. Raises UserError where it cannot be written, and for what is no file of its folder's
-    own: a link leads elsewhere, and a pipe waits for a reader."""
+    """Open a log to append to it. Raises UserError if it cannot be written, and unless it is a plain file of its
+    folder: a link leads elsewhere, and a pipe waits for a reader."""
     with writing(path):
         if path.parent.is_file() and not path.parent.is_symlink():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent))
@@ -137,10 +137,10 @@ def _open_log(path: Path) -> IO[str]:
 def run_jobs(
     jobs: Sequence[Job], parallel: int, begin: Callable[[Job], None], end: Callable[[Job, Ended], None]
 ) -> None:
-    """Run the jobs in their order, `parallel` at a time: `begin` is told of each before it starts, `end` after it.
+    """Run the jobs in their order, `parallel` at a time. `begin` is called before each one, `end` after it.
 
-    SIGINT, SIGTERM and SIGHUP are passed on to those that run, and no more are started; when they have ended
-    KeyboardInterrupt or RunsStopped is raised. Whatever else is raised here ends them too.
+    SIGINT, SIGTERM and SIGHUP are passed on to the running ones, and no more are started. When they have ended,
+    KeyboardInterrupt or RunsStopped is raised. Any other exception here ends them too.
     """
     waiting, running = list(jobs), list[_Running]()
     with _signals_passed_on(running) as asked:
@@ -149,14 +149,14 @@ def run_jobs(
                 while waiting and len(running) < parallel and not asked:
                     begin(waiting[0])
                     running.append(_Running(waiting.pop(0)))
-                    for number in asked:  # those that came meanwhile
+                    for number in asked:  # those that arrived meanwhile
                         running[-1].child.send_signal(number)
                 for one in [one for one in running if one.child.poll() is not None]:
                     running.remove(one)
                     end(one.job, one.ended(bool(asked)))
                 time.sleep(LOOK_SECONDS)
         finally:
-            for one in running:  # something was raised
+            for one in running:  # an exception was raised
                 one.child.terminate()
             for one in running:
                 one.child.wait()
@@ -164,8 +164,8 @@ def run_jobs(
 
 @contextlib.contextmanager
 def _signals_passed_on(running: Sequence[_Running]) -> Iterator[list[int]]:
-    """Within it signals are noted, in what it gives, and passed on to what runs; after it they are raised, and this
-    program's own again."""
+    """A context in which signals are recorded, in the list that it yields, and passed on to running programs. After it
+    they are raised, and this program's handlers are restored."""
     asked: list[int] = []
 
     def pass_on(number: int, _: FrameType | None) -> None:
@@ -175,7 +175,7 @@ def _signals_passed_on(running: Sequence[_Running]) -> Iterator[list[int]]:
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # else our starter wants us to go on: nohup, or `&`
+        if handler is not signal.SIG_IGN:  # otherwise the command that started us wants us to continue: nohup, or `&`
             signal.signal(number, pass_on)
     try:
         yield asked

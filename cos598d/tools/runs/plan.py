@@ -1,4 +1,4 @@
-"""The combinations of a sweep: which values each has, on which hosts and links, and which of them cannot run."""
+"""The combinations of a sweep: each one's values, hosts and links, and which of them cannot run."""
 
 import hashlib
 import re
@@ -12,18 +12,18 @@ from cos598d.tools.report.sweep_entries import ALONE, BATCH, DELAY, LINKS, RATE,
 from cos598d.tools.runs.grid import BATCH_FLAG, read_value
 from cos598d.tools.runs.planned import PlannedRun, Setup
 
-LONGEST_LABEL = 90  # of the 100 characters that a run's label may have
+LONGEST_LABEL = 90  # of the 100 characters of a run's label
 DEFAULT_SETUP, NO_DELAY = ALONE, "0"
 
 
 def combine(
     grid: Mapping[str, Sequence[str]], flags: Mapping[str, Any], seeds: Sequence[int], rate: str
 ) -> list[PlannedRun]:
-    """Every combination of the grid's values for each seed, beside the `flags` that all share: seed by seed, so that
-    one seed's table is whole before the next begins.
+    """Every combination of the grid's values for each seed, with the shared `flags`: seed by seed, so that one seed's
+    table is complete before the next begins.
 
-    Delays and rates mean nothing to one host: there combinations that differ in them alone are one. Raises UsageError
-    where an axis changes nothing, and where a value can run with none of the others.
+    Delays and rates have no effect on one host: combinations that differ only in them are one. Raises UsageError if an
+    axis changes nothing, or if a value can run with none of the others.
     """
     _check_links(grid)
     _check_once(grid, flags)
@@ -37,7 +37,7 @@ def combine(
 
 
 def collapsed(grid: Mapping[str, Sequence[str]]) -> str:
-    """What is to be said of set-ups of one host beside axes of links; "" where there is nothing to say."""
+    """The remark about set-ups of one host together with axes of links; "" if there is none."""
     axes = [name for name in LINKS if name in grid]
     single = [word for word in grid.get(SETUP, ()) if Setup.parse(word).hosts == 1]
     if not axes or not single:
@@ -80,7 +80,8 @@ def _combination(settings: dict[str, str], flags: Mapping[str, Any], seed: int, 
 
 
 def _label(words: Iterable[tuple[str, str]]) -> str:
-    """The run's name, which is its folder's too: what cannot stand in one is replaced, and told apart by a digest."""
+    """The run's name, also of its folder. Characters that a folder's name cannot have are replaced, and a digest keeps
+    names unique."""
     text = "-".join(name + word for name, word in words)
     label = re.sub(r"[^\w.+=@-]", "_", text)
     if label != text or len(label) > LONGEST_LABEL:
@@ -98,7 +99,7 @@ def _check_links(grid: Mapping[str, Sequence[str]]) -> None:
 
 
 def _check_once(grid: Mapping[str, Sequence[str]], flags: Mapping[str, Any]) -> None:
-    """Raise UsageError for a flag that is an axis and given to all runs, too."""
+    """Raise UsageError for a flag that is an axis and is also given to all runs."""
     for name in grid:
         others = (BATCH_FLAG, "total_train_batch_size") if name == BATCH else (name,)
         for flag in others:
@@ -107,7 +108,7 @@ def _check_once(grid: Mapping[str, Sequence[str]], flags: Mapping[str, Any]) -> 
 
 
 def _check_refused(grid: Mapping[str, Sequence[str]], combinations: Sequence[PlannedRun]) -> None:
-    """Raise UsageError where nothing can run, or no combination that has a certain value."""
+    """Raise UsageError if nothing can run, or no combination with a certain value can."""
     if all(one.refused for one in combinations):
         raise UsageError(combinations[0].refused)
     for name, words in grid.items():

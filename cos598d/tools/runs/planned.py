@@ -1,4 +1,4 @@
-"""A run of many, before it is made: its place, its ranks and hosts, its flags, or why it cannot run."""
+"""One of many runs, before it is made: its place, its ranks and hosts, its flags, or why it cannot run."""
 
 import re
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from cos598d.tools.report.sweep_entries import SETUP
 
 @dataclass(frozen=True)
 class Setup:
-    """On how many hosts a run has how many ranks each: "2x2"."""
+    """The number of hosts, and of ranks on each: "2x2"."""
 
     hosts: int
     ranks_per_host: int
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """All ranks."""
         return self.hosts * self.ranks_per_host
 
     def __str__(self) -> str:
@@ -28,7 +28,7 @@ class Setup:
 
     @classmethod
     def parse(cls, word: str) -> "Setup":
-        """Raises UsageError for what is no HOSTSxRANKS."""
+        """Raises UsageError unless it is HOSTSxRANKS."""
         found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", word, re.ASCII)
         if not found:
             raise UsageError(
@@ -43,14 +43,14 @@ class PlannedRun:
     """One run of many.
 
     place       its folder in that of all runs, and its key in their state
-    label       as its config has it
+    label       as in its config
     name        what it shares with its repeats under other seeds, in the table of --dry_run
-    head        what is said when it begins
+    head        the line that is printed when it begins
     values      RunConfig's, also those that all runs share
-    settings    of a sweep: the axes' values in the user's words, in the axes' order; of links none on one host
+    settings    of a sweep: the axes' values as the user wrote them, in the axes' order; without links on one host
     seed        of a sweep, too
-    delay       seconds from host to host; `rate`: bits a second of each link, None without a limit
-    refused     why it cannot run, in a sentence; "" where it can
+    delay       seconds from host to host; `rate`: bits per second of each link, None without a limit
+    refused     why it cannot run, as a sentence; "" if it can
     """
 
     place: str

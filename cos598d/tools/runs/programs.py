@@ -1,4 +1,4 @@
-"""Which program makes a run: ranks of this host, ranks on emulated hosts, or what a template starts."""
+"""The program that makes a run: ranks on this host, ranks on emulated hosts, or what a template starts."""
 
 import shlex
 import shutil
@@ -18,10 +18,10 @@ COMMAND = "{command}"
 
 
 def program(one: PlannedRun, words: Sequence[str], launch: str | None = None, cluster_name: str = "") -> list[str]:
-    """The command that trains by these `words` on the run's ranks.
+    """The command that trains with these `words` on the run's ranks.
 
-    One host is this one, its ranks started here. Several are emulated, as a cluster of that name, unless a `launch`
-    template says what starts all ranks.
+    One host is this one, whose ranks are started here. Several are emulated, as a cluster with that name, unless a
+    `launch` template starts all ranks.
     """
     training = [*OURS, "train", *words]
     if launch is not None:
@@ -35,8 +35,8 @@ def program(one: PlannedRun, words: Sequence[str], launch: str | None = None, cl
 
 
 def check_launch(launch: str | None, combinations: Sequence[PlannedRun]) -> None:
-    """Raise UsageError where a template has no place for the command, or for an axis of links, or starts two set-ups
-    alike; and, without one, for more hosts than can be emulated."""
+    """Raise UsageError if a template has no place for the command, or for an axis of links, or starts two set-ups in
+    the same way; and, without one, for more hosts than can be emulated."""
     if launch is None:
         for one in combinations:
             if one.setup.hosts > MOST_HOSTS:
@@ -76,7 +76,8 @@ def check_launch(launch: str | None, combinations: Sequence[PlannedRun]) -> None
 
 
 def _filled(one: PlannedRun, training: Sequence[str], launch: str) -> list[str]:
-    """The template's words, as a shell reads them. {command} alone is as many words as it has; within a word, one."""
+    """The template's arguments, as a shell parses them. {command} as a separate argument becomes all of the command's;
+    inside an argument it becomes one."""
     values = _of_setup(one.setup) | {"{delay}": delay_words(one.delay), "{rate}": rate_words(one.rate)}
     words: list[str] = []
     for word in shlex.split(launch):
@@ -86,7 +87,7 @@ def _filled(one: PlannedRun, training: Sequence[str], launch: str) -> list[str]:
 
 
 def _of_setup(setup: Setup) -> dict[str, str]:
-    """What stands for the blanks that tell of hosts and ranks."""
+    """The values of the placeholders for hosts and ranks."""
     return {
         "{hosts}": str(setup.hosts),
         "{ranks_per_host}": str(setup.ranks_per_host),

@@ -24,17 +24,17 @@ PAGE, TABLE = "report.html", "table.md"
 
 
 def result_words(run: Run) -> str:
-    """What a finished run came to: the task's metrics and the losses of its last epoch, and the seconds of one."""
+    """A finished run's results: the task's metrics and the losses of its last epoch, and the seconds of one."""
     last = run.summary["epochs"][-1]
     task = run.config["task_name"]
-    metrics = [name for name in last if name not in NOT_METRICS | {LOSS_METRIC}]  # of a file no code is run here
+    metrics = [name for name in last if name not in NOT_METRICS | {LOSS_METRIC}]  # no code of a user's file is run here
     names = [*(metrics if is_own(task) else get_task(task).metrics), LOSS_METRIC, "loss"]
     shown = [f"{name} {last[name]:.4f}" for name in names if is_number(last.get(name))]
     return ", ".join([*shown, f"{epoch_seconds(run):.3g} s per epoch"])
 
 
 def settings_words(settings: Mapping[str, str]) -> str:
-    """ "batch 4, setup 2x2"."""
+    """The settings as text: "batch 4, setup 2x2"."""
     return ", ".join(f"{axis} {word}" for axis, word in settings.items())
 
 

@@ -1,6 +1,6 @@
-"""The runner of many runs: which are there already, what is started, and what is said and noted of each.
+"""The runner of many runs: which exist already, what is started, and what is printed and recorded for each.
 
-`demo`, `strategies`, `traffic` and `sweep` plan their runs and tabulate what comes of them; making them is done here.
+`demo`, `strategies`, `traffic` and `sweep` plan their runs and tabulate the results; this makes the runs.
 """
 
 import os
@@ -22,23 +22,24 @@ from cos598d.tools.runs.planned import PlannedRun
 from cos598d.tools.runs.results import result_words
 
 LOGS = "logs"
-# How long a run of a call that was killed may take to end, until one of this call takes its folder.
+# How long a run of a killed call may take to end before a run of this call takes its folder.
 ENDING_SECONDS = 20.0
-# Words of `train` by which a run begins in its folder: where it was left, or at the beginning.
+# Arguments of `train` by which a run continues in its folder, or starts over.
 RESUMED, AFRESH = ("--resume", "auto"), ("--overwrite_output_dir",)
 
-CommandOf = Callable[[PlannedRun, Sequence[str]], Sequence[str]]  # of a run, and RESUMED or AFRESH: its program
+# called with a run, and RESUMED or AFRESH; returns its program
+CommandOf = Callable[[PlannedRun, Sequence[str]], Sequence[str]]
 
 
 class Runner:
-    """What is left to do of many runs, and the lines that tell of it.
+    """The runs that are left to do, and the lines that report them.
 
-    command_of   the program that makes a run, which begins in its folder as the words say
-    parallel     how many at a time. Of one at a time the output `is_shown`, if so asked; else it goes to a file
-    goes_on      a run that was broken off goes on where it was; else it begins again, so that its seconds are whole
-    keeps        whether checkpoints of finished runs stay
+    command_of   the program that makes a run, which continues or starts over as its arguments ask
+    parallel     how many at a time. With one at a time the output `is_shown`, if asked; otherwise it goes to a file
+    goes_on      an interrupted run continues; otherwise it starts over, so that its seconds are complete
+    keeps        whether checkpoints of finished runs are kept
     has_record   whether this program finds the record: of the ranks of one run, the first has it
-    needs_all    a run that fails ends the call: the table is none without it
+    needs_all    a run that fails ends the call, since the table needs all of them
     """
 
     def __init__(
@@ -61,15 +62,15 @@ class Runner:
         self._left_out = [one for one in runs if one.refused]
         self._numbers = {one.place: number for number, one in enumerate(self._all, start=1)}
         self._waiting = {one.place: one for one in self._all}
-        self._again: dict[str, str] = {}  # why a run that was there is made again
+        self._again: dict[str, str] = {}  # why an existing run is made again
         self._progress = Progress(parallel)
         self._at_a_time = 1
         self._unfinished = 0  # how many have failed, or stopped before their end
 
     def run(self) -> int:
-        """Make the runs that are not finished; returns how many still are not then.
+        """Make the runs that are not finished. Return how many are still unfinished after that.
 
-        Raises KeyboardInterrupt or RunsStopped when a signal asks for it.
+        Raises KeyboardInterrupt or RunsStopped if a signal asks for it.
         """
         jobs = [job for one in self._all if (job := self._job(one))]
         self._at_a_time = min(self._parallel, len(jobs))
@@ -79,7 +80,7 @@ class Runner:
         return self._unfinished
 
     def _job(self, one: PlannedRun) -> Job | None:
-        """What makes the run; None where it is finished."""
+        """The job that makes the run; None if it is finished."""
         found, damage = self._folder.look(one)
         if found:
             seconds = self._folder.seconds(one)
@@ -100,7 +101,7 @@ class Runner:
         one = self._waiting[job.place]
         deadline = time.monotonic() + ENDING_SECONDS
         while is_locked(self._folder.path / one.place) and time.monotonic() < deadline:
-            time.sleep(0.1)  # a run of an earlier call, which was killed, is saving what it has
+            time.sleep(0.1)  # a run of an earlier call, which was killed, is saving its state
         self._folder.begin(one, self._at_a_time)
         again = self._again.get(one.place, "")
         if again or self._is_shown:
@@ -122,7 +123,7 @@ class Runner:
         print(printable(f"{head}{words}{about}"), flush=True)
 
     def _words_of_end(self, one: PlannedRun, ended: Ended) -> tuple[str, bool]:
-        """How the run has ended, noted in the state too, and whether it is finished."""
+        """How the run has ended, also recorded in the state, and whether it is finished."""
         if ended.code == 0 and not self._has_record:
             self._folder.end(one, FINISHED, seconds=ended.seconds)
             return "done", True
@@ -132,7 +133,7 @@ class Runner:
             except UserError as error:
                 return self._failed(one, FAILED, f"it wrote a damaged record: {error}"), False
             if found:
-                # Of one that went on, only the last of its attempts was timed.
+                # Only the last of a resumed run's attempts was timed.
                 is_whole = len(found.summary.get("attempts", [])) < 2
                 self._folder.end(one, FINISHED, seconds=ended.seconds if is_whole else None)
                 if is_whole:
@@ -150,7 +151,7 @@ class Runner:
 
     def _tidy(self, one: PlannedRun) -> None:
         checkpoints = self._folder.path / one.place / CHECKPOINTS
-        if not self._keeps and not checkpoints.is_symlink():  # what lies elsewhere is not ours
+        if not self._keeps and not checkpoints.is_symlink():  # files elsewhere are not ours
             remove_all(checkpoints)
 
     def _failed(self, one: PlannedRun, outcome: str, said: str) -> str:
@@ -165,14 +166,14 @@ class Runner:
         return f"[{self._numbers[one.place]}/{len(self._all)}] {one.head}:"
 
     def _say(self, line: str) -> None:
-        """Print a line; where runs print too, after an empty one."""
+        """Print a line, after an empty one if runs print too."""
         print(f"\n{line}" if self._is_shown else line, flush=True)
 
 
 class Progress:
-    """The seconds that runs took, and those that the others will take.
+    """The seconds of finished runs, and a prediction for the others.
 
-    A run takes as long as the mean of those that have ended: with the same settings, else with the same set-up, else of
+    A run is predicted to take the mean of finished runs: with the same settings, else with the same set-up, else of
     all.
     """
 
@@ -181,11 +182,11 @@ class Progress:
         self._known: list[tuple[PlannedRun, float]] = []
 
     def add(self, one: PlannedRun, seconds: float) -> None:
-        """A run has ended well, after so many seconds in all."""
+        """Add a run that has ended well, with its total seconds."""
         self._known.append((one, seconds))
 
     def left(self, others: Sequence[PlannedRun]) -> float | None:
-        """Seconds until these runs, too, have ended; None where none has ended so far."""
+        """Seconds until these runs have ended; None if none has ended so far."""
         if not self._known:
             return None
         return sum(self._expected(one) for one in others) / min(self._parallel, max(1, len(others)))
@@ -197,7 +198,7 @@ class Progress:
 
 
 def seconds_words(seconds: float) -> str:
-    """A duration to read: "40 s", "12 min", "3 h 20 min"."""
+    """A duration as text: "40 s", "12 min", "3 h 20 min"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -18,12 +18,12 @@ from cos598d.tools.runs.planned import PlannedRun
 
 ONE_PROCESS = (BASELINE, ALL_GPUS)
 ROW = Fields({"label": TEXT, "ranks": RANKS, "epochs": POSITIVE, **ENDED}, {"parallel": OrNone(SIZE)})
-# What a run of the table may have of its own.
+# The settings in which a run of the table may differ.
 OWN = PLACES | {"label", "sync", "num_train_epochs", "save_model", "save_epochs", *SYNC_FIELDS}
 
 
 class StrategiesFolder(RunsFolder):
-    """The runs of a table, those of earlier calls too. `damage`: what is wrong with the state that one left."""
+    """The runs of a table, including those of earlier calls. `damage`: what is wrong with an earlier call's state."""
 
     state_file = "strategies.json"
 
@@ -41,14 +41,14 @@ class StrategiesFolder(RunsFolder):
             self.damage = str(error) if isinstance(error, UserError) else f"{error.filename}: {error.strerror}"
 
     def about(self, one: PlannedRun, seconds: float | None, parallel: int | None) -> dict[str, Any]:
-        """What the table's state says of a run beside how it ended; `parallel` only of one made next to others."""
+        """The table's state for a run, apart from how it ended; `parallel` only if it was made with others."""
         shared = {"parallel": parallel} if (parallel or 1) > 1 else {}
         return {"label": one.label, "ranks": one.setup.world_size, "epochs": one.values["num_train_epochs"], **shared}
 
     def check_flags(self, runs: Iterable[PlannedRun], values: Mapping[str, Any], ranks: int) -> None:
-        """Raise UsageError where a finished run, of this call or of an earlier one, had other flags than are given now.
+        """Raise UsageError if a finished run, of this call or of an earlier one, had other flags than those given now.
 
-        What cannot be read is not finished, and differs in nothing.
+        A run that cannot be read is not finished, and is skipped.
         """
         asked = {name: value for name, value in asdict(config_from(values)).items() if name not in OWN}
         labels = {one.place: one.label for one in runs} | {place: row["label"] for place, row in self.rows.items()}
@@ -65,7 +65,7 @@ class StrategiesFolder(RunsFolder):
                     )
 
     def entries(self) -> list[StrategyResult]:
-        """All that the table has to show, by epochs and in the order of the calls, the baseline first."""
+        """All rows of the table, by epochs and in the order of the calls, the baseline first."""
         found = [self._entry(place, row) for place, row in self.rows.items()]
         return sorted(found, key=lambda entry: (entry.epochs, entry.label != BASELINE))
 

@@ -18,12 +18,12 @@ from cos598d.tools.runs.folder import FLAGS, ROW, AskedFolder, asked_of
 from cos598d.tools.runs.plan import combine
 from cos598d.tools.runs.planned import PlannedRun
 
-MOST_RUNS = 100_000  # of one sweep; a state that asks for more was not written by one
+MOST_RUNS = 100_000  # of one sweep; a state with more was not written by one
 NOT_BEGUN = "it has not been run yet."
 
 
 class SweepFolder(AskedFolder):
-    """The runs of a sweep. `asked` is what the call asks for, as JSON: the values of `kinds`."""
+    """The runs of a sweep. `asked` is the call's request as JSON: the values of `kinds`."""
 
     what = "sweep"
     kinds = {
@@ -36,14 +36,14 @@ class SweepFolder(AskedFolder):
     rows_name = "combinations"
 
     def run_of(self, one: PlannedRun) -> Run | None:
-        """The run, if its record is there. Raises UserError for one that is damaged, and AnotherRun."""
+        """The run, if its record exists. Raises UserError for a damaged one, and AnotherRun."""
         found = super().run_of(one)
         if found:
             self._check_ground(found, one)
         return found
 
     def entries(self, runs: Iterable[PlannedRun]) -> list[SweepEntry]:
-        """What the table and the page are made of, in the order of the runs."""
+        """The entries of the table and the page, in the order of the runs."""
         return [self._entry(one) for one in runs]
 
     def _entry(self, one: PlannedRun) -> SweepEntry:
@@ -60,9 +60,9 @@ class SweepFolder(AskedFolder):
         return SweepEntry(one.settings, one.seed, BROKEN_OFF, NOT_BEGUN)
 
     def _check_ground(self, run: Run, one: PlannedRun) -> None:
-        """Raise AnotherRun for a record of other hosts, or of other links, than the run was to have.
+        """Raise AnotherRun for a record of other hosts, or of other links, than the run should have.
 
-        Where the user's own template has started the ranks, only axes say what the links should be.
+        If the user's own template has started the ranks, only axes define what the links should be.
         """
         is_launched = self.asked["launch"] is not None
         network = run.environment.get("network") or {}
@@ -70,7 +70,7 @@ class SweepFolder(AskedFolder):
         asked: dict[str, Any] = {}
         if "hosts" not in found:
             asked["ranks_on_host"] = one.setup.ranks_per_host
-        elif one.setup.hosts > 1 or is_launched:  # emulated hosts are one machine's, which has all ranks
+        elif one.setup.hosts > 1 or is_launched:  # emulated hosts are on one machine, which has all ranks
             asked["hosts"] = one.setup.hosts
         if "hosts" in found and one.setup.hosts > 1:
             links = {RATE: rate_words(one.rate), DELAY: delay_words(one.delay)}
@@ -84,7 +84,7 @@ class SweepFolder(AskedFolder):
 
 
 def read_sweep(path: Path) -> list[SweepEntry]:
-    """The entries of the sweep in a folder, by its state alone. Raises UserError for a state that is damaged."""
+    """The entries of the sweep in a folder, from its state only. Raises UserError for a damaged state."""
     remedy, state = "Start the sweep again", path / "sweep.json"
     found = read(state, Fields({**SweepFolder.kinds, SweepFolder.rows_name: MapOf(ROW)}), remedy)
     if math.prod([len(found["seeds"]), *map(len, found["axes"].values())]) > MOST_RUNS:
@@ -97,7 +97,7 @@ def read_sweep(path: Path) -> list[SweepEntry]:
 
 
 def _most_on_a_node(environment: Mapping[str, Any]) -> int:
-    """How many ranks the node has that has most, by SLURM's names where there are any; of older records rank 0's."""
+    """The number of ranks on the node with most of them, by SLURM's names if any; in older records rank 0's."""
     places = environment.get("places")
     if not isinstance(places, list) or not all(isinstance(place, dict) for place in places) or not places:
         return environment["ranks_on_host"]

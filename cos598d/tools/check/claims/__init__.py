@@ -1,8 +1,8 @@
-"""What every gradient sync must keep, as claims that run on real ranks; each is there for a mistake made in practice.
+"""The requirements for every gradient sync, as claims that run on real ranks. Each exists because of a real mistake.
 
-A claim has two sides. On every rank the first drives the sync and hands in what came of it: gradients, weights, counts.
-The second runs in the grader's own process, where no student's code does: it computes by itself what is right, from
-the trial's nonce, and says what was expected and found. So a sync passes by its values, not by its word.
+A claim has two sides. The first drives the sync on every rank and hands in the results: gradients, weights, counts. The
+second runs in the grader's own process, where no student's code runs. It computes the right results itself, from the
+trial's nonce, and reports what was expected and found. So a sync passes by its values, not by what it reports.
 """
 
 from cos598d.errors import UsageError
@@ -54,7 +54,7 @@ CLAIMS: tuple[Claim, ...] = (
 
 
 def claims_of(sync: type[GradientSync]) -> tuple[Claim, ...]:
-    """The claims that a registered sync makes: all, or where it says `exact = False` those that its `claims` names."""
+    """The claims that a registered sync makes: all, or with `exact = False` those that its `claims` names."""
     if sync.exact:
         return CLAIMS
     unknown = set(sync.claims) - {claim.name for claim in CLAIMS}

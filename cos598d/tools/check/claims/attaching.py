@@ -83,7 +83,7 @@ def _(world: World) -> None:
 
 
 def _hooks(model: nn.Module) -> list[str]:
-    """The model's modules and parameters, each once for every hook on it."""
+    """The model's modules and parameters, each once per hook on it."""
     of_module = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     of_parameter = ("_backward_hooks", "_post_accumulate_grad_hooks")
     owners: list[tuple[str, object, tuple[str, ...]]] = []

@@ -1,4 +1,4 @@
-"""A claim's two sides: what its observation has at hand on a rank, and its judgement where the grader runs."""
+"""The two sides of a claim: the tools of its observation on a rank, and its judgement in the grader."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +19,9 @@ from cos598d.tools.check.evidence import BadEvidence, Evidence, Tensors
 from cos598d.tools.check.noting import NotingCommunicator
 from cos598d.tools.check.toy import SMALL, Shape, ToyModel, local_batch, toy_model
 
-MakeSync = Callable[..., GradientSync]  # of a communicator and, if need be, find_unused_parameters and options
+MakeSync = Callable[..., GradientSync]  # called with a communicator and, if needed, find_unused_parameters and options
 
-# How buckets may be cut: as they come, one for almost every tensor, one for all.
+# Ways of cutting buckets: the default, almost one per tensor, one for all.
 BUCKETS = {
     "": DEFAULTS,
     "tiny buckets": SyncOptions(bucket_mb=64 / 2**20, first_bucket_mb=32 / 2**20),
@@ -32,12 +32,12 @@ NOT_HANDED_IN = "a rank did not hand in what it was asked for"
 
 
 class NotAsAgreed(Exception):
-    """On a rank: the sync did what makes it impossible to go on."""
+    """On a rank: the sync did something that makes it impossible to continue."""
 
 
 class Claim:
-    """What a sync must keep. `observe(OnRank)` drives it on a rank and hands in what came of it; `judge(World)`
-    runs where no student's code does, and finds what is wrong."""
+    """A requirement for a sync. `observe(OnRank)` drives it on a rank and hands in the results. `judge(World)` runs
+    where no student's code runs, and finds what is wrong."""
 
     judge: Callable[["World"], None]
 
@@ -45,7 +45,7 @@ class Claim:
         self.name, self.says, self.observe = observe.__name__, observe.__doc__ or "", observe
 
     def judgement(self, judge: Callable[["World"], None]) -> None:
-        """Decorates the other side."""
+        """A decorator for the other side."""
         self.judge = judge
 
 
@@ -63,11 +63,11 @@ class OnRank:
         return toy_model(self._evidence.nonce + (self.rank if differs else 0), shape)
 
     def batch(self, step: int, with_first_label: bool = True) -> dict[str, torch.Tensor]:
-        """What this rank alone sees in `step`."""
+        """The batch of this rank, seen by no other, in `step`."""
         return local_batch(self.rank, step, with_first_label, self._evidence.nonce)
 
     def sync(self, **options: Any) -> GradientSync:
-        """The sync under trial, of this world's communicator."""
+        """The sync under test, with this world's communicator."""
         return self._make_sync(self.comm, **options)
 
     def attached(self, model: nn.Module, **options: Any) -> tuple[GradientSync, nn.Module]:
@@ -79,22 +79,22 @@ class OnRank:
         return sync, module
 
     def buckets(self) -> Iterator[tuple[str, SyncOptions]]:
-        """Each way of cutting buckets that means anything to the sync, with its label."""
+        """Each way of cutting buckets that has an effect on the sync, with its label."""
         self.report("buckets", self._labels)
         for label in self._labels:
             yield label, BUCKETS[label]
 
     def fresh_ledger(self) -> Ledger:
-        """A ledger for what comes now."""
+        """A new ledger for the following calls."""
         self.comm.ledger = Ledger()
         return self.comm.ledger
 
     def hand_in(self, moment: str, tensors: Tensors) -> None:
-        """Let the grader have these tensors as they are now."""
+        """Hand in the current values of these tensors."""
         self._evidence.put(self._claim, moment, tensors)
 
     def hand_in_gradients(self, moment: str, model: nn.Module) -> None:
-        """Let the grader have every parameter's .grad."""
+        """Hand in every parameter's .grad."""
         self.hand_in(moment, {name: p.grad for name, p in model.named_parameters()})
 
     def step(
@@ -106,7 +106,7 @@ class OnRank:
         *batches: int,
         with_first_label: bool = True,
     ) -> None:
-        """A step of one backward pass a batch: let the grader have what is then in .grad, and empty it."""
+        """A step with one backward pass per batch. Hand in the resulting .grads, and reset them."""
         for number in batches:
             module(**self.batch(number, with_first_label))[0].backward()
         sync.finish()
@@ -114,16 +114,16 @@ class OnRank:
         model.zero_grad(set_to_none=True)
 
     def report(self, name: str, value: Any) -> None:
-        """Let the grader know a value (JSON)."""
+        """Hand in a value (JSON)."""
         self._evidence.report(self._claim, name, value)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """That something is not as it must be, on one rank. `cause` says why, where that is known by itself.
+    """A fault on one rank. `cause` is its reason, if that is known without comparisons.
 
-    `is_compared`: it is told of a comparison, whose numbers may say why. `line` of the file under trial is 0 where none
-    is known.
+    `is_compared`: it comes from a comparison, whose numbers may show the reason. `line` of the file under test is 0 if
+    it is not known.
     """
 
     rank: int
@@ -135,7 +135,7 @@ class Finding:
 
 @dataclass
 class World:
-    """The grader's side of one claim at one world size: what the ranks handed in, and what comes of it."""
+    """The grader's side of one claim at one world size: what the ranks handed in, and its findings."""
 
     claim: str
     nonce: int
@@ -143,7 +143,7 @@ class World:
     findings: list[Finding] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     symptom: Symptom | None = None  # what the comparisons show
-    is_broken: bool = False  # what was handed in cannot be judged
+    is_broken: bool = False  # whether what was handed in cannot be judged
 
     @property
     def size(self) -> int:
@@ -153,7 +153,8 @@ class World:
     def judge(self, claim: Claim) -> None:
         """Let the claim judge what the ranks handed in, and find out what the comparisons show.
 
-        Whatever is in what they handed in, it is no fault of the grader: then the one finding is why it is no evidence.
+        Invalid data from the ranks must not look like the grader's fault. Then the only finding is why it is not
+        evidence.
         """
         try:
             claim.judge(self)
@@ -171,7 +172,7 @@ class World:
         return toy_model(self.nonce, shape)
 
     def local(self, steps: Sequence[int], users: set[int] | None = None, shape: Shape = SMALL) -> Local:
-        """What the ranks' own gradients of `steps` are; `sometimes` is used on `users`, by default on all ranks."""
+        """The ranks' own gradients of `steps`; `sometimes` is used on `users`, by default on all ranks."""
         ranks = range(self.size)
         return Local(
             [
@@ -181,15 +182,15 @@ class World:
         )
 
     def reported(self, name: str, kind: type) -> list[Any]:
-        """What each rank reported under this name, of that type."""
+        """Each rank's value under this name, of that type."""
         return [each.reported(self.claim, name, kind) for each in self.evidence]
 
     def handed_in(self, moment: str, like: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor | None]]:
-        """What each rank handed in at this moment, of the shapes and dtypes of `like`."""
+        """What each rank handed in at this moment, with the shapes and dtypes of `like`."""
         return [each.get(self.claim, moment, like) for each in self.evidence]
 
     def labels(self) -> list[str]:
-        """The ways of cutting buckets that were tried."""
+        """The ways of cutting buckets that were tested."""
         by_rank = self.reported("buckets", list)
         for rank, labels in enumerate(by_rank):
             if labels not in ([""], list(BUCKETS)):
@@ -202,7 +203,7 @@ class World:
         self.compare(Comparison(run, step, local, found, local.mean), moment)
 
     def compare(self, comparison: Comparison, moment: str = "") -> None:
-        """Keep the comparison, and find for each rank the tensor that is furthest off."""
+        """Keep the comparison, and find for each rank the tensor with the largest error."""
         self.comparisons.append(comparison)
         found, right = comparison.found, comparison.right
         for rank, names in enumerate(comparison.wrong):
@@ -212,19 +213,19 @@ class World:
                 self.findings.append(Finding(rank, words, is_compared=True))
 
     def equals(self, moment: str, right: Mapping[str, torch.Tensor], sentence: str, cause: str = "") -> None:
-        """Find where tensors are not, bit for bit, the `right` ones; {name} in the words is the first that is not."""
+        """Find tensors that are not bit for bit the `right` ones; {name} in the sentence is the first of them."""
         for rank, found in enumerate(self.handed_in(moment, right)):
             off = [name for name, tensor in right.items() if not _same(found[name], tensor)]
             if off:
                 self.find(rank, sentence.format(name=off[0]), cause.format(name=off[0]))
 
     def require(self, holds: bool, message: str, rank: int = 0, cause: str = "") -> None:
-        """Find `message` unless it `holds`."""
+        """Add the finding `message` unless it `holds`."""
         if not holds:
             self.find(rank, message, cause)
 
     def find(self, rank: int, message: str, cause: str = "", line: int = 0) -> None:
-        """Put down that something is wrong on `rank`, in a line of the file under trial."""
+        """Add a finding on `rank`, with a line of the file under test."""
         self.findings.append(Finding(rank, message, cause, line=line))
 
 
@@ -247,10 +248,10 @@ def _same(found: torch.Tensor | None, right: torch.Tensor) -> bool:
 
 
 def moment_of(run: str, step: int) -> str:
-    """What a step of a run is called."""
+    """The name of a run's step."""
     return ", ".join(part for part in (run, f"step {step}") if part)
 
 
 def first_few(names: list) -> str:
-    """The first three in words, and how many more there are."""
+    """The first three as text, and how many more there are."""
     return ", ".join(map(str, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,4 +1,4 @@
-"""Claims about whatever a model or a training may bring, drawn again in each check: tensors, steps, overflow, state."""
+"""Claims about anything that a model or a training may have, drawn again in each check."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from cos598d.tools.check.claims.base import BUCKETS, Claim, Finding, OnRank, Wor
 from cos598d.tools.check.comparison import Gradients
 from cos598d.tools.check.drawn import Draw, DrawnComparison, DrawnStep, models, random_of, training
 
-# Of float32 sums of random numbers, off in one direction on the whole: a rounded 1/n is off by half an eps, 6e-8.
+# For float32 sums of random numbers, with a common sign: a rounded 1/n has an error of half an eps, 6e-8.
 MOST_DRIFT = 8e-8
 AFTER = "weights after the steps"
 
@@ -69,7 +69,7 @@ def _(world: World) -> None:
     draw, with_unused = _long_trainings(world.nonce, world.size)
     comparisons = hold(world, draw)
     hold(world, with_unused)
-    # Where a step is averaged once: each average more is rounded by itself.
+    # Steps with one average: each further average rounds again.
     sums = [each.drift() for each, step in zip(comparisons, draw.steps, strict=True) if step.parts == 1 or step.within]
     away, up, size = (sum(each) for each in zip(*sums, strict=True))
     if not world.findings and max(abs(away), abs(up)) > MOST_DRIFT * size:
@@ -122,7 +122,7 @@ class Driven:
         self._module: nn.Module = self.sync.attach(self._model)
 
     def run(self) -> None:
-        """All steps; then hand in the weights, which must be rank 0's from before them."""
+        """Make all steps, then hand in the weights, which must be rank 0's from before them."""
         for step in self._draw.steps:
             if step.loads:
                 self._go_on_anew()
@@ -132,7 +132,7 @@ class Driven:
         self.sync.detach()
 
     def step(self, step: DrawnStep) -> Gradients:
-        """One of them, up to `finish`: hand in the gradients, and return them."""
+        """Make one step, up to `finish`: hand in the gradients, and return them."""
         self.begin(step)
         return self.finish(step)
 
@@ -151,7 +151,7 @@ class Driven:
                 (loss * step.loss_scale).backward()
 
     def finish(self, step: DrawnStep) -> Gradients:
-        """The step's averages, which are handed in."""
+        """Average the step's gradients, and hand them in."""
         self.sync.finish()
         gradients = {name: p.grad for name, p in self._model.named_parameters()}
         self._on.hand_in(_moment(self._draw, step), gradients)
@@ -178,7 +178,7 @@ class Driven:
 
 
 def hold(world: World, draw: Draw, with_weights: bool = True) -> list[DrawnComparison]:
-    """Find what is not right of what the ranks handed in of a draw, gradients and then weights."""
+    """Find faults in what the ranks handed in for a draw: gradients, then weights."""
     like = dict(draw.model().named_parameters())
     made = []
     for step in draw.steps:
@@ -199,7 +199,7 @@ def hold(world: World, draw: Draw, with_weights: bool = True) -> list[DrawnCompa
 
 
 def _find_different_bits(world: World, draw: Draw, comparisons: list[DrawnComparison]) -> None:
-    """Find the first step in which the averages are right, and are not the same number on every rank."""
+    """Find the first step whose averages are right, but not the same numbers on every rank."""
     for step, comparison in zip(draw.steps, comparisons, strict=True):
         first, *others = comparison.found
         for rank, other in enumerate(others, 1):
@@ -212,7 +212,7 @@ def _find_different_bits(world: World, draw: Draw, comparisons: list[DrawnCompar
 
 
 def _same_numbers(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether all numbers are equal; any two that are not finite count as equal."""
+    """Whether all numbers are equal; two non-finite ones count as equal."""
     if one is None or other is None:
         return one is other
     finite = one.isfinite() & other.isfinite()
@@ -241,7 +241,7 @@ def _overflowing(nonce: int, ranks: int) -> Draw:
 
 
 def _left(nonce: int, ranks: int) -> Draw:
-    """Nine steps; twice a new sync goes on."""
+    """Nine steps; a new sync takes over twice."""
     draw, random = training(nonce, ranks, "steps with a new sync", 9, 9), random_of(nonce, "state", ranks)
     at = (int(random.integers(1, 5)), int(random.integers(5, 8)))
     return replace(draw, steps=[replace(step, loads=step.number in at) for step in draw.steps])

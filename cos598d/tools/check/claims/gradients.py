@@ -73,7 +73,7 @@ def _(world: World) -> None:
 @Claim
 def leaves_frozen_weights_alone(on: OnRank) -> None:
     """A frozen weight gets no gradient and is not sent; a weight used in two places is sent once."""
-    # The same tensors are to be trained in both; only one ties them, and only the other has much that is frozen.
+    # Both train the same tensors; only one ties them, and only the other has many frozen ones.
     for name, shape in (("tied", SMALL), ("with more frozen", MORE_FROZEN)):
         model = on.model(shape)
         sync, module = on.attached(model)
@@ -122,7 +122,7 @@ def _(world: World) -> None:
 
 
 def _runs(label: str) -> tuple[tuple[str, Shape, int], ...]:
-    """Names, shapes, steps. Long tensors once, many steps once: mistakes in cutting show at once, a warm-up's late."""
+    """Names, shapes, steps. Long tensors once, many steps once: cutting mistakes show at once, a warm-up's late."""
     if label:
         return ((label, SMALL, FEW_STEPS),)
     return ("long tensors", LARGE, FEW_STEPS), ("", SMALL, MORE_STEPS)

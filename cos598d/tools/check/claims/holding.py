@@ -14,10 +14,10 @@ from cos598d.tools.check.claims.drawn import Driven, hold
 from cos598d.tools.check.drawn import Draw, random_of, training
 
 SETTLED_AFTER = (2, 3)  # steps
-FILLED_AFTER, MEASURED_AFTER = 6, 18  # steps: by then what is kept for good is there
+FILLED_AFTER, MEASURED_AFTER = 6, 18  # steps: by then everything that is kept permanently exists
 SETTLE_SECONDS = 1.0
 TENSORS, ELEMENTS = 8, 20_000
-# Of a step's gradients: what is held after more steps, and after detach, may differ by this share.
+# Relative to a step's gradients: the memory after more steps, and after detach, may differ by this share.
 MOST_HELD = 0.05
 
 
@@ -85,7 +85,7 @@ def frees_memory(on: OnRank) -> None:
     """What it holds does not grow from step to step; after detach it holds nothing that grew with the model."""
     shapes = [(ELEMENTS,)] * TENSORS
     gc.collect()
-    gc.freeze()  # what there is now is not counted
+    gc.freeze()  # what exists now is not counted
     try:
         model = nn.ParameterList(torch.rand(shape) for shape in shapes)
         before = _held(model)
@@ -176,7 +176,7 @@ class _Used(nn.Module):
 
 
 def _settled(model: nn.Module, least: int) -> int:
-    """As `_held`, once it is down to `least`: the thread that made a call lets its tensor go a moment later."""
+    """As `_held`, once it is down to `least`: the thread that made a call frees its tensor a moment later."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while (held := _held(model)) > least and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -184,7 +184,7 @@ def _settled(model: nn.Module, least: int) -> int:
 
 
 def _held(model: nn.Module) -> int:
-    """Bytes of the tensors, arrays and strings that were made since `gc.freeze`, except the model's parameters."""
+    """Bytes of tensors, arrays and strings that were created since `gc.freeze`, except the model's parameters."""
     gc.collect()
     storages = {}
     for each in _made():

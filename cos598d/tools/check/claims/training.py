@@ -1,4 +1,4 @@
-"""The claim about all of it together: training on n ranks is training in one process."""
+"""The claim about everything together: training on n ranks equals training in one process."""
 
 import functools
 import tempfile
@@ -71,7 +71,7 @@ def _(world: World) -> None:
 
 
 def _train(training: _Training, model: nn.Module, sync: GradientSync, comm: Communicator, folder: Path) -> list[float]:
-    # Not by every lesson that asks for a claim: the whole library comes with them.
+    # Not at the top: the whole library comes with it, which most lessons do not need.
     from cos598d.config import RunConfig
     from cos598d.loop import train
     from cos598d.measure.record import RunRecord
@@ -88,7 +88,7 @@ def _train(training: _Training, model: nn.Module, sync: GradientSync, comm: Comm
         momentum=training.momentum,
         learning_rate=training.learning_rate,
         max_grad_norm=training.max_grad_norm,
-        adam_epsilon=1e-3,  # with a small one Adam turns rounding noise in near-zero gradients into whole steps
+        adam_epsilon=1e-3,  # with a small one, Adam turns rounding noise in near-zero gradients into whole steps
         warmup_steps=1,
     )
     with RunRecord(folder, comm.rank) as record:

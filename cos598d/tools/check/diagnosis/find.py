@@ -1,4 +1,4 @@
-"""From the gradients of every moment of a claim to the one symptom that tells most."""
+"""From the gradients of every moment of a claim to the most informative symptom."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,11 +10,11 @@ from cos598d.tools.check.diagnosis.hypotheses import symptom_on_rank
 from cos598d.tools.check.diagnosis.symptom import HALF, OF_HOLDERS, STEP_KINDS, UNKNOWN, Symptom
 from cos598d.tools.check.diagnosis.where import elements_of, steps_of, tensors_of
 
-ROUNDED = 1e-2  # relative: factors of gradients in bf16 that differ by less are the same
+ROUNDED = 1e-2  # relative: factors of bf16 gradients that differ by less count as equal
 
 
 def symptom_of(comparisons: Sequence[Comparison]) -> Symptom | None:
-    """What the comparisons of one claim on one world show; None where all is right."""
+    """What the comparisons of one claim on one world show; None if everything is right."""
     wrong = [each for each in comparisons if any(each.wrong)]
     if not wrong:
         return None
@@ -36,12 +36,12 @@ def symptom_of(comparisons: Sequence[Comparison]) -> Symptom | None:
 
 
 def _plainest(symptoms: Sequence[tuple[Symptom, Comparison]]) -> tuple[Symptom, Comparison]:
-    """Of the symptoms of several moments the one that tells most."""
+    """The most informative of the symptoms of several moments."""
     for symptom, which in symptoms:
-        # In its first step a running mean looks like a wrong divisor; so does clipping where the ranks' norms are near.
+        # In its first step a running mean looks like a wrong divisor. So does clipping if the ranks' norms are similar.
         if symptom.kind in STEP_KINDS or symptom.kind == "clipped":
             return symptom, which
-    # A sum that is never divided, and a gradient that is never sent, look so too where only one rank has one.
+    # If only one rank has a gradient, a sum without division, and a gradient that is never sent, look like this too.
     kinds = {symptom.kind for symptom, _ in symptoms}
     if plainer := next((kind for kind in ("local", "scaled") if kind in kinds), ""):
         symptoms = [(replace(s, kind=plainer) if s.kind == OF_HOLDERS else s, which) for s, which in symptoms]
@@ -54,7 +54,7 @@ def _plainest(symptoms: Sequence[tuple[Symptom, Comparison]]) -> tuple[Symptom, 
 
 
 def _of_moment(comparison: Comparison, before: Comparison | None) -> Symptom:
-    """What the gradients of one moment show, over all ranks; `before` is the step before in the same run."""
+    """What the gradients of one moment show, over all ranks; `before` is the previous step of the same run."""
     size = len(comparison.found)
     if _is_shifted(comparison):
         return Symptom("shifted", size)
@@ -74,7 +74,7 @@ def _of_moment(comparison: Comparison, before: Comparison | None) -> Symptom:
         return Symptom("misplaced", size)
     if kinds == {UNKNOWN} and not right and size > 1 and _is_agreed(comparison):
         return Symptom("agreed", size)
-    # Where ranks differ, the plainest word is the one that most of them have.
+    # If ranks differ, the symptom of most of them is the most informative.
     kinds_of_all = [symptom.kind for symptom in symptoms]
     return max(symptoms, key=lambda symptom: (kinds_of_all.count(symptom.kind), symptom.kind != UNKNOWN))
 
@@ -92,7 +92,8 @@ def _missing(comparison: Comparison) -> str:
 
 
 def _is_shifted(comparison: Comparison) -> bool:
-    """Whether all is right before a parameter that only some ranks used, in one direction, and wrong after it."""
+    """Whether everything before a parameter that only some ranks used is right, and everything after it, in one
+    direction, is wrong."""
     present = [{name for name, g in ranks.items() if g is not None} for ranks in comparison.local.ranks]
     odd = set[str]().union(*present) - present[0].intersection(*present)
     names = [name for name, right in comparison.right.items() if right is not None]

@@ -1,4 +1,4 @@
-"""What the wrong elements of one rank's gradients are: a few hypotheses, tried on the numbers."""
+"""What the wrong elements of one rank's gradients are: a few hypotheses, tested on the numbers."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import torch
 from cos598d.tools.check.comparison import Comparison, Gradients
 from cos598d.tools.check.diagnosis.symptom import HALF, MIXED, NOT_ZEROED, OF_HOLDERS, STALE, UNKNOWN, Symptom
 
-# What is left, relative, when a hypothesis holds; rounding leaves less, another hypothesis much more.
+# The relative residual if a hypothesis holds; rounding leaves less, a wrong hypothesis much more.
 CLOSE = 3e-5
 MOST_ELEMENTS = 3_000  # of a tensor, spread evenly
 
@@ -48,7 +48,8 @@ def symptom_on_rank(comparison: Comparison, before: Comparison | None, rank: int
         return Symptom("integers", size)
     if rounded := _rounding(found, right, size):
         return rounded
-    if factor and _rounding(found / factor, right, size):  # rounded as well: the factor is the larger mistake
+    # it may be rounded as well, but the factor is the larger mistake
+    if factor and _rounding(found / factor, right, size):
         return Symptom("scaled", size, {"factor": factor})
     for other, gradient in enumerate(own):
         if holds(gradient):
@@ -66,7 +67,7 @@ def symptom_on_rank(comparison: Comparison, before: Comparison | None, rank: int
 
 
 def _is_divided_by_holders(comparison: Comparison, rank: int) -> bool:
-    """Whether each wrong tensor is the sum divided by the number of ranks that have one there, not all zeros."""
+    """Whether each wrong tensor is the sum divided by the number of ranks that have a nonzero gradient."""
     size, counts = len(comparison.found), []
     for name in comparison.wrong[rank]:
         gradients = [own[name] for own in comparison.local.ranks]
@@ -78,7 +79,7 @@ def _is_divided_by_holders(comparison: Comparison, rank: int) -> bool:
 
 
 def _rounding(found: torch.Tensor, right: torch.Tensor, size: int) -> Symptom | None:
-    """Whether it is right but for coarse rounding: relative, as a short float's, or in equal steps, as an integer's."""
+    """Whether it is right except for coarse rounding: relative, or in equal steps as in an integer."""
     large = right.abs() > 0.02 * right.abs().max()
     error, values = (found - right)[large], right[large].abs()
     relative = error / values
@@ -96,7 +97,7 @@ def _rounding(found: torch.Tensor, right: torch.Tensor, size: int) -> Symptom | 
 
 
 class _WrongElements:
-    """Takes from gradients the elements that are wrong on a rank, some of each tensor, as one vector."""
+    """Selects the elements of gradients that are wrong on a rank, some of each tensor, as one vector."""
 
     def __init__(self, comparison: Comparison, rank: int, names: Sequence[str]):
         self._places: dict[str, torch.Tensor] = {}
@@ -108,7 +109,7 @@ class _WrongElements:
             self._places[name] = places[:: -(-len(places) // MOST_ELEMENTS) or 1]
 
     def __call__(self, gradients: Gradients) -> torch.Tensor:
-        """Those elements of `gradients`, zeros where one is None: float64, (elements,)."""
+        """Those elements of `gradients`, with zeros where one is None: float64, (elements,)."""
         return torch.cat([_elements_of(gradients[name], places) for name, places in self._places.items()])
 
 
@@ -119,7 +120,7 @@ def _elements_of(gradient: torch.Tensor | None, places: torch.Tensor) -> torch.T
 
 
 def _weights(found: torch.Tensor, vectors: Sequence[torch.Tensor]) -> list[float] | None:
-    """The weights with which `vectors` make up `found`; None if they do not, not in one way, or are not finite."""
+    """The weights with which `vectors` add up to `found`; None if there are none, or several, or non-finite ones."""
     basis = torch.stack(list(vectors), dim=1)
     if len(found) < 2 * len(vectors) or not torch.isfinite(basis).all():  # LAPACK refuses infinities
         return None
@@ -138,7 +139,7 @@ def _are(weights: Sequence[float], expected: Sequence[float]) -> bool:
 
 
 def _of_parts(comparison: Comparison, pick: _WrongElements, found: torch.Tensor, rank: int) -> Symptom | None:
-    """A step of two micro-batches: what became of each."""
+    """For a step of two micro-batches: what happened to each."""
     size, parts = len(comparison.found), comparison.local.parts
     if len(parts) != 2:
         return None
@@ -162,7 +163,7 @@ def _of_parts(comparison: Comparison, pick: _WrongElements, found: torch.Tensor,
 def _of_steps(
     comparison: Comparison, before: Comparison | None, pick: _WrongElements, found: torch.Tensor, rank: int
 ) -> Symptom | None:
-    """Whether something of the step before is in it."""
+    """Whether it contains a part of the previous step."""
     size = len(comparison.found)
     if before is None or any(before.found[rank][name] is None for name in comparison.wrong[rank]):
         return None
@@ -181,7 +182,7 @@ def _of_steps(
 
 
 def _of_elements(own: Sequence[torch.Tensor], found: torch.Tensor) -> Symptom | None:
-    """Whether each element is made of the ranks' own in another way than by a sum."""
+    """Whether each element is computed from the ranks' own in another way than by a sum."""
     every = torch.stack(list(own))
     most = found.abs().max().item()
     made = {
@@ -196,7 +197,7 @@ def _of_elements(own: Sequence[torch.Tensor], found: torch.Tensor) -> Symptom | 
 
 
 def _of_ranks(comparison: Comparison, own: Sequence[torch.Tensor], found: torch.Tensor) -> Symptom | None:
-    """With which weight each rank's gradient is in it."""
+    """The weight of each rank's gradient in it."""
     size = len(own)
     weights = _weights(found, own) if size > 1 else None
     if weights is None:

@@ -1,9 +1,9 @@
-"""What wrong gradients look like, by kind, and the words for each kind."""
+"""What wrong gradients look like, by kind, and the sentence for each kind."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-# Each with the largest relative error that a few such roundings make in the mean (root of the mean square).
+# Each with the largest relative error that a few such roundings cause in the mean (root mean square).
 HALF = {"half precision (fp16)": 8e-4, "half precision (bf16)": 8e-3}
 STALE, MIXED, NOT_ZEROED = STEP_KINDS = ("stale", "mixed with earlier steps", "not zeroed")
 UNKNOWN = "unknown"
@@ -12,7 +12,7 @@ OF_HOLDERS = "divided by holders"
 
 @dataclass(frozen=True)
 class Symptom:
-    """What one world's gradients show: the kind of mistake, the numbers for its words, and where it is wrong."""
+    """What one world's gradients show: the kind of mistake, the numbers for its sentence, and where it is wrong."""
 
     kind: str
     world_size: int
@@ -21,7 +21,7 @@ class Symptom:
 
 
 def sentence(symptoms: Sequence[Symptom]) -> str:
-    """What probably made the mistake of which these are the symptoms, of one kind, at several world sizes."""
+    """The probable mistake behind these symptoms, of one kind, at several world sizes."""
     kind, numbers = symptoms[0].kind, symptoms[0].numbers
     words = KINDS.get(kind, kind)
     if kind == "scaled":
@@ -73,7 +73,7 @@ KINDS = {
 
 
 def _divisor(pairs: Sequence[tuple[int, float]]) -> str:
-    """In words what the mean was multiplied by, from pairs of world size and factor."""
+    """A phrase for the factor of the mean, from pairs of world size and factor."""
 
     def fits(rule: Callable[[int], float]) -> bool:
         return all(abs(factor - rule(n)) < 1e-3 * rule(n) for n, factor in pairs)

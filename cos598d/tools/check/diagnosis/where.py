@@ -1,4 +1,4 @@
-"""Where gradients are wrong: in which tensors, at which elements, in which steps, in words."""
+"""Where gradients are wrong: in which tensors, at which elements, in which steps, as phrases."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -9,16 +9,16 @@ from cos598d.terminal.words import number_of
 from cos598d.tools.check.comparison import Comparison
 
 MOST_NAMES = 4
-A_RUN = 8  # so many elements in a row are not right by chance
+A_RUN = 8  # this many elements in a row are not right by chance
 KINDS = (torch.float64, torch.float16, torch.bfloat16)
-FEW_ELEMENTS = 64  # a remainder of cutting into chunks is no more
+FEW_ELEMENTS = 64  # a remainder of cutting into chunks is not larger
 
 
 def tensors_of(comparison: Comparison) -> str:
-    """Which tensors are wrong; nothing where all are."""
+    """Which tensors are wrong; "" if all are."""
     right = {name: tensor for name, tensor in comparison.right.items() if tensor is not None}
     wrong = set().union(*comparison.wrong)
-    # Zeros are their own mean: that they are right tells nothing.
+    # Zeros are their own mean: that they are right shows nothing.
     good = [name for name, tensor in right.items() if name not in wrong and tensor.any()]
     bad = [name for name in right if name in wrong]
     if not good or not bad:
@@ -54,7 +54,7 @@ def tensors_of(comparison: Comparison) -> str:
 
 
 def elements_of(comparison: Comparison) -> str:
-    """Which elements of the wrong tensors are wrong; nothing where all are."""
+    """Which elements of the wrong tensors are wrong; "" if all are."""
     said = []
     for rank, names in enumerate(comparison.wrong):
         for name in names:
@@ -88,7 +88,7 @@ def _elements(name: str, wrong: torch.Tensor, ranks: int) -> str:
 
 
 def steps_of(comparisons: Sequence[Comparison]) -> str:
-    """In which steps of a run it is wrong; nothing where in all."""
+    """In which steps of a run it is wrong; "" if in all."""
     facts = [(each.facts, any(each.wrong)) for each in comparisons if each.facts]
     for words in dict.fromkeys(words for told, _ in facts for words in told):
         if len({is_wrong for _, is_wrong in facts}) == 2 and all(

@@ -18,7 +18,7 @@ HOW = (
 
 
 def engine_card(result: dict[str, Any]) -> str:
-    """Case by case and number of ranks by number of ranks; then what is wrong, and what is refused, by name."""
+    """A table of cases and numbers of ranks, then what is wrong and what is refused, by name."""
     sizes = result["world_sizes"]
     rows = [["case", *(number_of(size, "rank") for size in sizes)]]
     for case in result["cases"]:
@@ -40,7 +40,7 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def how(tolerances: dict[str, float]) -> str:
-    """What the numbers are."""
+    """What the numbers mean."""
     words = ", ".join(f"{value:g} in {precision}" for precision, value in tolerances.items())
     return textwrap.fill(HOW.format(tolerances=words), WIDTH)
 
@@ -55,8 +55,8 @@ def _cell(outcome: dict[str, Any]) -> str:
 
 
 def _troubles(cases: Sequence[dict[str, Any]]) -> list[str]:
-    """What is to be said beyond the rows: of each case and status by the smallest number of ranks. A refusal that
-    several cases have in common, such as one of this number of ranks, is said once."""
+    """Explanations below the table: for each case and status, at the smallest number of ranks. A refusal that several
+    cases share, such as one of this number of ranks, appears once."""
     shared: dict[tuple[str, str, tuple[int, ...]], list[dict[str, Any]]] = {}
     for case in cases:
         said: dict[str, tuple[str, list[int]]] = {}
@@ -77,5 +77,5 @@ def _troubles(cases: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _named(names: Sequence[str], cases: Sequence[dict[str, Any]]) -> str:
-    """Cases by name; all of them in a word."""
+    """Cases by name; all of them as one word."""
     return f"all {len(names)} cases" if len(names) == len(cases) > 1 else ", ".join(names)

@@ -1,4 +1,4 @@
-"""What an engine is held to, case by case: each has one thing in it that engines get wrong."""
+"""The tests of an engine, case by case: each has one feature that engines often get wrong."""
 
 from dataclasses import dataclass, replace
 
@@ -7,12 +7,12 @@ from cos598d.tools.check.proof.model import Parts
 
 BATCHES = (16, 16, 16)
 SGD, ADAMW = "sgd", "adamw"
-# Of a tensor's largest value: rounding differs with the order of summation, and a mistake of substance is orders of
+# Relative to a tensor's largest value. Rounding differs with the order of summation; a real mistake is orders of
 # magnitude larger. Half precision rounds to 8 bits (bf16) and 11 bits (fp16), and so does what is computed from it.
 DOUBLE = "float64"
 TOLERANCES = {"fp32": 1e-5, "bf16": 4e-2, "fp16": 1e-2, DOUBLE: 1e-10}
-# What a case looks at: the weights after training; those at its start; the bytes held; a step that is left out; the
-# weights after a training that another strategy object took over; the buffers after settle.
+# What a case examines: the weights after training; those at its start; the bytes held; a skipped step; the weights
+# after another strategy object has taken over; the buffers after settle.
 WEIGHTS, START, MEMORY, OVERFLOW, TAKEN_OVER, BUFFERS = (
     "weights",
     "start",
@@ -35,18 +35,18 @@ class Training:
 
     @property
     def gives_gradients(self) -> bool:
-        """Whether what it changes the weights by is the gradient."""
+        """Whether it changes the weights by the gradient only."""
         return self.steps == 1
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step: a schedule, so that an engine that keeps a rate of its own is noticed."""
+        """The learning rate of a step. It follows a schedule, so that an engine with its own rate is noticed."""
         return self.learning_rate / (1 + step)
 
 
-# Without weight decay a step is the gradient itself: (w0 - w1) / lr. It is long, so that what of it is lost in rounding
-# the weights is little.
+# Without weight decay a step is the gradient itself: (w0 - w1) / lr. It is long, so that rounding the weights loses
+# little of it.
 ONE_SGD_STEP = Training("one SGD step", SGD, 1, 64.0, 0.0)
-# Of a wide model the weights are no smaller, and the gradients are.
+# A wide model has equally large weights but smaller gradients.
 LONG_SGD_STEP = replace(ONE_SGD_STEP, learning_rate=4096.0)
 SGD_STEPS = Training("SGD", SGD, len(BATCHES), 0.2, 0.1)
 MANY_STEPS = Training("many SGD steps", SGD, 37, 0.2, 0.1)
@@ -55,7 +55,7 @@ ADAMW_STEPS = Training("AdamW", ADAMW, len(BATCHES), 0.02, 0.1)
 
 @dataclass(frozen=True)
 class Case:
-    """One claim about an engine: `says` is what it is, for the card."""
+    """One claim about an engine: `says` describes it in the report."""
 
     name: str
     says: str
@@ -70,11 +70,11 @@ class Case:
 
     @property
     def tolerance(self) -> float:
-        """Of a tensor's largest value."""
+        """Relative to a tensor's largest value."""
         return TOLERANCES[DOUBLE if self.parts.is_double else self.precision]
 
     def config(self, sync: str, training: Training, values: dict) -> RunConfig:
-        """The run that this training of the case is a small one of; `values` are the options of the sync."""
+        """The run of which this training of the case is a small version; `values` are the options of the sync."""
         return RunConfig(
             sync=sync,
             do_train=True,
@@ -83,7 +83,7 @@ class Case:
             optimizer=training.optimizer,
             learning_rate=training.learning_rate,
             weight_decay=training.weight_decay,
-            # With a small one Adam turns rounding noise in near-zero gradients into whole steps.
+            # With a small one, Adam turns rounding noise in near-zero gradients into whole steps.
             adam_epsilon=3e-2 if training.optimizer == ADAMW else RunConfig.adam_epsilon,
             max_grad_norm=self.max_grad_norm,
             precision=self.precision,

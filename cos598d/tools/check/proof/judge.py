@@ -1,4 +1,4 @@
-"""What is right of what the ranks of a proof handed in, and by how much the rest is off."""
+"""Which results are right among those that the ranks of a proof handed in, and how far off the others are."""
 
 import json
 import math
@@ -16,30 +16,30 @@ from cos598d.tools.check.proof.observe import CUT, FINISHED, HELD, REFUSAL, SEEN
 from cos598d.tools.check.proof.reference import Reference, Weights, reference
 from cos598d.tools.check.verdict import KEPT, NOT_CLAIMED, REFUSED, WRONG
 
-# Of what one process holds: what all ranks together may hold of something that is cut over them. Parts are cut to whole
-# elements, rows or parameters, and an optimizer counts its steps beside each.
+# Relative to one process: the most that all ranks together may hold of sharded state. Parts are cut to whole elements,
+# rows or parameters, and an optimizer has step counters in addition.
 SHARED_ONCE = 1.25
-# And what all together must have, if it is counted at all.
+# And the least that all together must have, if it is counted at all.
 HELD_ONCE = 0.99
 HALF, FEW = {"bf16": torch.bfloat16, "fp16": torch.float16}, 4
 
 
 @dataclass(frozen=True)
 class CaseVerdict:
-    """What became of a case on a number of ranks. `largest`: the largest difference, of its tensor's largest value."""
+    """The outcome of a case on a number of ranks. `largest`: the largest difference, of its tensor's largest value."""
 
     status: str
     says: str = ""
     largest: float = 0.0
 
     def details(self) -> dict[str, Any]:
-        """What JSON has of it."""
+        """Its other fields in JSON."""
         return {"largest": self.largest, "says": self.says}
 
 
 @dataclass(frozen=True)
 class _Difference:
-    """Of one tensor: `size` relative to its largest value, and how many times the right one it is, if that is so."""
+    """Of one tensor: `size` relative to its largest value, and its constant factor to the right one, if any."""
 
     size: float
     rank: int
@@ -48,7 +48,7 @@ class _Difference:
 
 
 def judge_case(case: Case, evidence: Sequence[Evidence]) -> CaseVerdict:
-    """What became of the case. Raises BadEvidence where a rank has not handed in what the case asks for."""
+    """The outcome of the case. Raises BadEvidence if a rank has not handed in what the case needs."""
     refusals = [each.reported(case.name, REFUSAL, str) for each in evidence]
     if all(refusals):
         return _judge_before_refusal(case, evidence) or CaseVerdict(REFUSED, printable(refusals[0]))
@@ -64,7 +64,7 @@ def judge_case(case: Case, evidence: Sequence[Evidence]) -> CaseVerdict:
 
 
 def _judge_before_refusal(case: Case, evidence: Sequence[Evidence]) -> CaseVerdict | None:
-    """What is wrong with the trainings that came before one that is refused, such as those by another optimizer."""
+    """What is wrong with the trainings before a refused one, such as those with another optimizer."""
     before = [training for training in case.trainings if all(_has_finished(each, case, training) for each in evidence)]
     if not before or case.looks_at == MEMORY or any(each.reported(case.name, UNCLAIMED, str) for each in evidence):
         return None
@@ -97,7 +97,7 @@ def _judge_trainings(case: Case, trainings: Sequence[Training], evidence: Sequen
 
 
 def finished(evidence: Evidence) -> list[str]:
-    """The cases that a rank says it has come to the end of."""
+    """The cases that a rank reports as finished."""
     return [str(name) for name in evidence.reported("", FINISHED, list)]
 
 
@@ -113,7 +113,7 @@ def _judge_training(case: Case, training: Training, evidence: Sequence[Evidence]
 
 
 def _unsettled(case: Case, training: Training, evidence: Sequence[Evidence]) -> str:
-    """Which buffers are not, after settle, what they were on rank 0 before it."""
+    """Which buffers differ, after settle, from rank 0's before it."""
     if case.looks_at != BUFFERS:
         return ""
     like = dict(proof_model(evidence[0].nonce, case.parts).named_buffers())
@@ -129,8 +129,8 @@ def _unsettled(case: Case, training: Training, evidence: Sequence[Evidence]) -> 
 
 
 def _rounded_weights(case: Case, training: Training, evidence: Sequence[Evidence], right: Reference) -> str:
-    """Which weights have lost their last bits: an engine in half precision keeps its weights in single precision, or
-    many a small step would be lost."""
+    """Which weights have lost their last bits. An engine in half precision must keep its weights in single precision,
+    or it would lose many small steps."""
     half = HALF.get(case.precision)
     if half is None:
         return ""
@@ -138,7 +138,7 @@ def _rounded_weights(case: Case, training: Training, evidence: Sequence[Evidence
     for each in evidence:
         for name, tensor in each.get(case.name, f"{training.name}, weights", end).items():
             is_stepped = not torch.equal(start[name], end[name])
-            # That all of a few elements have no last bits by chance has not been seen.
+            # A few elements that all lack last bits by chance have not been seen.
             if (
                 tensor is not None
                 and is_stepped
@@ -166,7 +166,7 @@ def _wrong_losses(case: Case, training: Training, evidence: Sequence[Evidence], 
 def _compared(
     case: Case, training: Training, moment: str, start: Weights, evidence: Sequence[Evidence], step: int
 ) -> CaseVerdict:
-    """Weights, or with `start` by how much they changed since, beside those of one process after `step` steps."""
+    """Weights, or with `start` their change since then, compared with one process's after `step` steps."""
     after = reference(case, training, evidence[0].nonce).weights[step]
     differences = []
     for each in evidence:

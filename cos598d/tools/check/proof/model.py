@@ -1,4 +1,4 @@
-"""A small transformer whose awkward parts come one at a time, and the batches that it is given."""
+"""A small transformer with optional awkward parts, and its batches."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ import torch
 from torch import nn
 
 WORDS, TOKENS = 23, 6
-GAIN = 4.0  # of the loss, so that gradients are not small beside weights
+GAIN = 4.0  # of the loss, so that gradients are not small compared with weights
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the model has beside its embedding, its layers and its output.
+    """The model's parts in addition to its embedding, its layers and its output.
 
     is_tied: the output's weight is the embedding's. is_used_twice: a layer that is called before and after the others.
-    has_unused: a layer that is never called. has_rarely_used: one that is called for some examples alone.
+    has_unused: a layer that is never called. has_rarely_used: one that is called for some examples only.
     has_frozen: a layer between the others that does not train. has_small: parameters of one and of three elements.
     has_buffer: a buffer that the forward reads, and that does not change. has_statistics: one that each rank's own
-    examples change. is_double: float64 throughout.
+        examples change. is_double: float64 throughout.
     """
 
     is_tied: bool = False
@@ -39,17 +39,17 @@ class Parts:
 
 
 class TransformerLayer(nn.Module):
-    """A layer of a transformer: attention, then two linear layers, each added to what came in."""
+    """A layer of a transformer: attention, then two linear layers, each with a residual connection."""
 
     def __init__(self, width: int):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
-        self.key = nn.Linear(width, width, bias=False)  # softmax would not see a bias
+        self.key = nn.Linear(width, width, bias=False)  # softmax would cancel a bias
         self.wide, self.narrow = nn.Linear(width, 2 * width + 1), nn.Linear(2 * width + 1, width)
 
     def forward(self, state: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens, width), in and out."""
+        """(batch, tokens, width), for input and output."""
         normed = self.norm(state)
         scores = self.query(normed) @ self.key(normed).transpose(1, 2)
         state = state + scores.softmax(dim=-1) @ self.value(normed)
@@ -57,7 +57,7 @@ class TransformerLayer(nn.Module):
 
 
 class ProofModel(nn.Module):
-    """Classifies a sentence by the word that belongs to it. Every element of what is used has a gradient."""
+    """Classifies a sentence by one of its words. Every element of used parameters has a gradient."""
 
     shift: torch.Tensor | None
     seen: torch.Tensor | None
@@ -68,7 +68,7 @@ class ProofModel(nn.Module):
         if parts.has_unused:
             self.unused = nn.Linear(width, width)
         self.embedding = nn.Embedding(WORDS, width)
-        nn.init.normal_(self.embedding.weight, std=0.3)  # as an output's weight a larger one makes training diverge
+        nn.init.normal_(self.embedding.weight, std=0.3)  # as an output's weight, a larger one makes training diverge
         self.frozen = nn.Linear(width, width).requires_grad_(False) if parts.has_frozen else None
         self.twice = nn.Linear(width, width) if parts.is_used_twice else None
         self.layers = nn.ModuleList(TransformerLayer(width) for _ in range(2))
@@ -114,7 +114,7 @@ class ProofModel(nn.Module):
 
 
 def proof_model(seed: int, parts: Parts) -> ProofModel:
-    """A model with weights drawn from `seed`, the global generator left as it was."""
+    """A model with weights drawn from `seed`. The global generator does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return ProofModel(parts)
@@ -123,12 +123,12 @@ def proof_model(seed: int, parts: Parts) -> ProofModel:
 class ProofFeatures:
     """The examples of a case's steps, one global batch after another; the same on every rank.
 
-    In the first batch the last example is rare, in the second the first one, in later ones none: so the layer for rare
-    ones is used on the last rank alone, then on the first, then nowhere.
+    In the first batch the last example is rare, in the second the first one, in later ones none. So the layer for rare
+    ones is used only on the last rank, then only on the first, then nowhere.
     """
 
     def __init__(self, batch_sizes: tuple[int, ...], nonce: int, overflows_in: int | None = None):
-        """`overflows_in`: the batch of which fp16 cannot hold the gradient of the last example."""
+        """`overflows_in`: the batch in which fp16 overflows in the gradient of the last example."""
         ends = np.cumsum(batch_sizes)
         self.batches = [np.arange(end - size, end) for end, size in zip(ends, batch_sizes, strict=True)]
         examples = int(ends[-1])
@@ -142,11 +142,11 @@ class ProofFeatures:
             self._is_rare[self.batches[1][0]] = True
         self._factors = torch.ones(examples)
         if overflows_in is not None:
-            self._factors /= 1024  # which the loss scale makes good, so that the other batches are well in range
+            self._factors /= 1024  # the loss scale compensates, so the other batches are well within range
             self._factors[self.batches[overflows_in][-1]] = 1e20
 
     def collate(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
-        """What the model is called with for these examples."""
+        """The model's arguments for these examples."""
         return {
             "input_ids": self._ids[indices],
             "labels": self._labels[indices],

@@ -1,4 +1,4 @@
-"""What the ranks of a proof do: train a small model by an engine as the loop does, and hand in what came of it."""
+"""What the ranks of a proof do: train a small model with an engine, as the loop does, and hand in the results."""
 
 import contextlib
 import functools
@@ -29,7 +29,7 @@ from cos598d.tools.check.proof.model import ProofFeatures, proof_model
 
 FINISHED, REFUSAL, UNCLAIMED, CUT, HELD, SEEN = "finished", "refusal", "not claimed", "cut", "held", "seen"
 TAKEN_OVER_AFTER = 2  # steps
-# Of a communicator, find_unused_parameters, SyncOptions and a precision.
+# Called with a communicator, find_unused_parameters, SyncOptions and a precision.
 MakeStrategy = Callable[..., Strategy]
 
 
@@ -42,7 +42,7 @@ def observe_engine(
     nonce: int,
     seconds: float,
 ) -> None:
-    """Train by what `--sync name` means, with `options`; `values` are those of them that a user gave."""
+    """Train with `--sync name` and `options`; `values` are the options that a user gave."""
 
     def check(case: Case, training: Training) -> None:
         case.config(name, training, dict(values)).check(comm.world_size)
@@ -59,11 +59,11 @@ def observe(
     seconds: float,
     check: Callable[[Case, Training], None] = lambda case, training: None,
 ) -> None:
-    """Train by what `make_strategy` makes, for each of the cases; `check` raises UserError for one that it refuses.
+    """Train with `make_strategy`, for each of the cases. `check` raises UserError for a case that it refuses.
 
-    An engine may refuse a case, too, until it has made a training's first step: later it has failed.
-    What there is so far is handed in after each case, so that one that ends the world does not take the others along. A
-    case may take `seconds`; then the kernel ends this process, since an engine may wait for longer.
+    An engine may also refuse a case itself, until it has made a training's first step; after that it has failed.
+    Results are handed in after each case, so that one that ends the world does not lose the others. A case may take
+    `seconds`. Then the kernel ends this process, since an engine may wait for longer.
     """
     evidence = Evidence(comm.rank, nonce)
     finished: list[str] = []
@@ -110,7 +110,7 @@ class _Trial:
         self._gradient_bytes = 0  # before the latest step
 
     def run(self) -> None:
-        """Train, and hand in what the case asks for."""
+        """Train, and hand in what the case needs."""
         case, training, strategy = self._case, self._training, self._strategy
         if strategy.equal_layers and case.parts.has_rarely_used:
             self._evidence.report(case.name, UNCLAIMED, "all ranks must call the same layers")
@@ -132,7 +132,7 @@ class _Trial:
             raise RuntimeError(f"after its first step it refuses: {error}") from error
 
     def _go_on(self, module: Module) -> None:
-        """Train from the second step to the end, and hand in what the case asks for."""
+        """Train from the second step to the end, and hand in what the case needs."""
         case, training, strategy = self._case, self._training, self._strategy
         for number in range(1, training.steps + 1):
             if case.looks_at == OVERFLOW:
@@ -169,7 +169,7 @@ class _Trial:
         self._report("counted", self._counted)
 
     def _take_over(self) -> Module:
-        """Hand the training to a new strategy with a model of other weights; return the module to call from now on."""
+        """Pass the training to a new strategy with a model of other weights. Return the module to call from now on."""
         old, comm = self._strategy, self._comm
         pieces = [(each, each.values.detach().cpu().clone()) for each in old.state()]
         kept = [(e.kind, e.name, e.shape, e.begin, values) for e, values in pieces]
@@ -193,7 +193,7 @@ class _Trial:
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """Count the gradients, which may be gone after the step, when it begins."""
+        """Count the gradients at the start of the step, since they may be freed after it."""
         if name == "step":
             self._gradient_bytes = self._strategy.memory().get("gradients", 0)
         yield
@@ -225,7 +225,7 @@ class _Trial:
         self._weights.append([part.weight for part in parts])
 
     def _seen(self) -> dict[str, int]:
-        """Bytes by category that anybody can see, whatever the engine says."""
+        """Visible bytes by category, whatever the engine reports."""
         optimizer = self._strategy.optimizer
         return count_memory(
             parameters=[local(p.data) for p in self._model.parameters()],
@@ -245,7 +245,7 @@ class _Trial:
 
 
 def _wholes(by_rank: Sequence[Sequence[tuple]]) -> list[FullTensor]:
-    """The tensors of which the ranks' pieces are made."""
+    """The whole tensors from the ranks' pieces."""
     parts: dict[tuple, list[tuple[int, torch.Tensor]]] = {}
     for kind, name, shape, begin, values in (piece for pieces in by_rank for piece in pieces):
         parts.setdefault((kind, name, shape), []).append((begin, values.flatten()))

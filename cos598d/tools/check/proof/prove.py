@@ -1,4 +1,4 @@
-"""Worlds of ranks for the cases of a proof: one after the other in one world, and a new one where a case ended it."""
+"""Worlds of ranks for the cases of a proof: one case after another in one world, and a new world if a case ended it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,9 +21,9 @@ def prove(
     function: Callable,
     *arguments: Any,
 ) -> dict[str, CaseVerdict]:
-    """What becomes of each case on `world_size` ranks, by its name; a case may take `seconds`.
+    """The outcome of each case on `world_size` ranks, by its name; a case may take `seconds`.
 
-    `function(comm, *arguments, names, nonce, seconds)` is called on every rank, names being those of cases.
+    `function(comm, *arguments, names, nonce, seconds)` is called on every rank, with the cases' names.
     """
     verdicts: dict[str, CaseVerdict] = {}
     left = list(cases)
@@ -37,7 +37,7 @@ def prove(
         for case in left[: len(done)]:
             verdicts[case.name] = _judged(case, evidence)
         left = left[len(done) :]
-        if left:  # the first of these is what ended the world
+        if left:  # the first of these ended the world
             words = card.report(reports[0], "") if reports else "the ranks ended without an error message"
             verdicts[left[0].name] = CaseVerdict(status if status != PASSED else FAILED, words)
             left = left[1:]
@@ -47,7 +47,7 @@ def prove(
 
 
 def _evidence(ends: Sequence[RankEnd], nonce: int) -> list[Evidence]:
-    """What all ranks have handed in; nothing, where one has not, or something else."""
+    """What all ranks have handed in; [] if one of them has not, or not correctly."""
     try:
         found = [Evidence.from_bytes(end.handed_in, end.rank, nonce) for end in ends]
         for each in found:

@@ -1,4 +1,4 @@
-"""One process on the whole batch: a plain loop, which knows nothing of strategies, as what ranks are compared with."""
+"""One process on the whole batch: a plain loop without strategies, with which ranks are compared."""
 
 import functools
 import math
@@ -18,7 +18,7 @@ Weights = dict[str, torch.Tensor]
 class Reference:
     """`weights` before the first step and after each; each step's loss; the norms of gradients before clipping.
 
-    state_bytes and gradient_bytes: of the optimizer's state and of the gradients, where there are no ranks.
+    state_bytes and gradient_bytes: of the optimizer's state and of the gradients in one process.
     """
 
     weights: list[Weights]
@@ -30,7 +30,7 @@ class Reference:
 
 @functools.lru_cache(maxsize=64)
 def reference(case: Case, training: Training, nonce: int) -> Reference:
-    """The training of a case as it is in one process."""
+    """The training of a case in one process."""
     features = ProofFeatures(case.batch_sizes, nonce, case.overflows_in)
     model = proof_model(nonce, case.parts)
     optimizer = make_optimizer(model.named_parameters(), config=case.config("none", training, {}))
