@@ -100,8 +100,7 @@ def train(
         return {name: tensor.to(comm.device) for name, tensor in ready.inputs(micro_batch).items()}
 
     def validate() -> None:
-        """Check and evaluate the current model, and record the metrics; at the end of an epoch, record the epoch
-        too."""
+        """Check and evaluate the current model, and record the metrics; after an epoch, record that too."""
         record.begin_training()  # after a resume, the bytes sent by settling are the first that count
         strategy.settle()
         # once all ranks have received everything, this rank has sent and counted all its bytes

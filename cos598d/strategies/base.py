@@ -108,8 +108,7 @@ class Strategy:
 
     @property
     def loss_scale(self) -> float:
-        """The factor by which fp16 multiplies this step's loss so that small gradients do not vanish; 1 in other
-        precisions."""
+        """The factor by which fp16 multiplies this step's loss so that small gradients do not vanish; otherwise 1."""
         return self.scale.value
 
     def remark(self, model: nn.Module) -> str | None:
@@ -242,11 +241,9 @@ class Strategy:
         self.scale.load(scalars)
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """State of this rank only, as JSON and named tensors, such as a codec's error feedback or a replica that
-        drifts.
+        """State of this rank only, as JSON and named tensors, such as error feedback or a drifting replica.
 
-        Every rank calls it between two steps, since it may communicate. The tensors may be live memory: copy them to
-        keep them.
+        Every rank calls it between two steps, since it may communicate. The tensors may be live memory.
         """
         return {}, own_buffers(self.comm, self.model)
 
@@ -267,8 +264,7 @@ class Strategy:
 
     @property
     def never_kept(self) -> str | None:
-        """What is never saved and starts from its default after any resume, as a phrase for the user; None if nothing
-        is."""
+        """What is never saved, and starts from scratch after any resume, as a phrase for the user; None if nothing."""
         return None
 
     def detach(self) -> None:
