@@ -39,8 +39,7 @@ def step(
     load: Callable[[MicroBatch], Inputs],
     max_grad_norm: float,
 ) -> bool:
-    """Run one optimizer step on this rank's share of a global batch. Return False if fp16 overflowed: the step was
-    skipped.
+    """Run one optimizer step on this rank's share of a global batch. Return False if fp16 overflowed and skipped it.
 
     The losses of all ranks' micro-batches, each times its weight, add up to the global batch's mean loss.
     """

@@ -102,8 +102,7 @@ class Strategy:
 
     @property
     def replicas_equal(self) -> bool:
-        """Whether all ranks' models hold the same complete weights now, between two steps, so that they can be
-        compared."""
+        """Whether all ranks' models have the same complete weights now, between two steps: they can be compared."""
         return True
 
     @property
@@ -236,8 +235,7 @@ class Strategy:
         return self.scale.state()
 
     def load_scalars(self, scalars: dict[str, Any]) -> None:
-        """Load the result of any strategy's `scalars`; called after `load_state`. What is missing in it starts from its
-        default."""
+        """Load the result of any strategy's `scalars`; called after `load_state`. Missing values keep their default."""
         self.scale.load(scalars)
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
