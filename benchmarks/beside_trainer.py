@@ -102,8 +102,7 @@ def theirs(
 
 
 def be_rank(options: argparse.Namespace, who: str, data: str, model_folder: str, order: str) -> None:
-    """One rank of Trainer or Accelerate's loop. It writes its losses and its steps' seconds; rank 0 also writes the
-    model."""
+    """One rank of Trainer or Accelerate's loop. It writes its losses and seconds; rank 0 also writes the model."""
     from transformers import BertForSequenceClassification
 
     torch.set_num_threads(options.threads)

@@ -4,8 +4,7 @@
 
 For each file: questions and windows, the status of the gold answers, seconds and peak memory of reading and building
 without the cache. `--python` also tokenizes the same texts with pytorch-transformers' BertTokenizer, each context once,
-and prints the ratio of seconds. `--questions N` repeats the file's questions to that number, to show how time and
-memory grow.
+and prints the ratio of seconds. `--questions N` repeats the file's questions to that number to show how both grow.
 """
 
 import argparse

@@ -4,8 +4,7 @@
 
 It measures wall seconds to each stage of the run, and the CPU seconds of all its processes. With --before it also
 measures another checkout (`git worktree add TREE COMMIT`), in turn with this one and in another order each round. The
-step uses the bundled sample. One run of each comes first and is not counted, so that files are in memory and features
-are built.
+step uses the bundled sample. One run of each comes first and is not counted, so that files and features are cached.
 """
 
 import argparse

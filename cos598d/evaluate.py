@@ -86,8 +86,7 @@ def model_outputs(
     context: contextlib.AbstractContextManager,
     is_asked_to_end: Callable[[], bool] | None = None,
 ) -> np.ndarray | None:
-    """The model's outputs for every example: float32 (examples, sum of `widths`), in the features' order, on every
-    rank.
+    """The model's outputs for every example: float32 (examples, sum of `widths`), in the features' order.
 
     `widths` are the numbers of values per example in each of the model's first outputs. If a batch gives fewer, the
     rest is zeros. Each rank computes every n-th batch, in the `context`, and leaves zeros elsewhere. The sum over ranks

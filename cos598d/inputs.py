@@ -27,8 +27,7 @@ COURSE_MODELS = ("bert-base-cased", "bert-base-uncased")
 
 
 class RunInputs(NamedTuple):
-    """The inputs that a run's flags name, the same for all ranks of a host. `location` is what the task's `locate`
-    gives."""
+    """The inputs that a run's flags name, the same for all ranks of a host. `location` is from the task's `locate`."""
 
     task: Task
     location: Any
@@ -43,8 +42,7 @@ def find(config: RunConfig) -> RunInputs:
 
 
 def find_data(config: RunConfig) -> tuple[Task, Any, str]:
-    """Find and check a run's data. Return the task, the location of its files, and a phrase for it. Raises
-    UserError."""
+    """Find and check a run's data. Return the task, its files' location, and a phrase for it. Raises UserError."""
     network_facts()  # raises now, before training, if its settings are wrong
     find_loggers(config)
     task = config.task()
@@ -99,8 +97,7 @@ def find_source(config: RunConfig, task: Task) -> ModelSource:
 def load_examples(
     part: str, config: RunConfig, inputs: RunInputs, encoder: Any, comm: Communicator, console: Console
 ) -> Examples:
-    """Load the examples of one part of the task's data. Raises UserError, the same on every rank, if the ranks' data
-    differ."""
+    """Load one part of the task's examples. Raises UserError, the same on every rank, if the ranks' data differ."""
     task, limit = inputs.task, config.max_train_examples if part == "train" else config.max_eval_examples
     examples = task.load(part, inputs.location, encoder, config.max_seq_length, config.overwrite_cache, limit)
     found = comm.exchange([len(examples), examples.digest()])

@@ -39,8 +39,7 @@ def step(
     load: Callable[[MicroBatch], Inputs],
     max_grad_norm: float,
 ) -> bool:
-    """Run one optimizer step on this rank's share of a global batch. Return False if fp16 overflowed: the step was
-    skipped.
+    """Run one optimizer step on this rank's share of a global batch. Return False if fp16 overflowed and skipped it.
 
     The losses of all ranks' micro-batches, each times its weight, add up to the global batch's mean loss.
     """
@@ -100,8 +99,7 @@ def train(
         return {name: tensor.to(comm.device) for name, tensor in ready.inputs(micro_batch).items()}
 
     def validate() -> None:
-        """Check and evaluate the current model, and record the metrics; at the end of an epoch, record the epoch
-        too."""
+        """Check and evaluate the current model, and record the metrics; after an epoch, record that too."""
         record.begin_training()  # after a resume, the bytes sent by settling are the first that count
         strategy.settle()
         # once all ranks have received everything, this rank has sent and counted all its bytes

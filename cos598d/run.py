@@ -50,8 +50,7 @@ from cos598d.world.meeting import Meeting
 def run(config: RunConfig, identity: Identity, inputs: RunInputs | None = None) -> int:
     """Run one rank of a run; return the process's exit code. `RankProcess` decides how it ends when something fails.
 
-    Pass `inputs` if you have already called `find`. A rank that was asked to stop, and has saved its state, returns
-    GOES_ON.
+    Pass `inputs` if you have already called `find`. A rank that was asked to stop, and has saved, returns GOES_ON.
     """
     with contextlib.ExitStack() as claims, RankProcess(identity) as process:
         process.exit_code = _run(config, identity, inputs, process, claims)
@@ -65,8 +64,7 @@ def _run(
     process: RankProcess,
     claims: contextlib.ExitStack,
 ) -> int:
-    """Parse, join, load, build, train, save; return the exit code. The run's folder stays locked until `claims`
-    closes."""
+    """Parse, join, load, build, train, save; return the exit code. The run's folder is locked until `claims` close."""
     # Parse: what this rank can check by itself, before other ranks wait for it.
     began, asked = time.monotonic(), config
     config.check(identity.world_size)

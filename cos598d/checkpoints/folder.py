@@ -51,8 +51,7 @@ def prune(folder: Path, newest: Manifest, keep: int, token: str) -> None:
     `newest` is complete, has just got its name, and is kept. Checkpoints of another run are removed. So are those later
     than `newest`, in a run that went back to an earlier checkpoint. A damaged one is kept until there are `keep`
     complete ones, so that a resume can report it. A folder without a manifest, which no save has finished, is kept too.
-    They are ordered by iteration, since clocks jump. Raises OSError if one cannot be removed, after removing the
-    others.
+    They are ordered by iteration, since clocks jump. Raises OSError at the end if one cannot be removed.
     """
     kept, has_best, refused = 0, False, None
     for iteration, place in steps(folder):

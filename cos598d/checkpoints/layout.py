@@ -180,8 +180,7 @@ def write_tensors(
 ) -> Written:
     """Write contiguous tensors on the host to `path`, and sync it to the disk. Other threads run meanwhile.
 
-    `check` is called from time to time, and may raise. Raises OSError, and ValueError for a dtype that the format
-    lacks.
+    `check` is called now and then, and may raise. Raises OSError, and ValueError for a dtype that the format lacks.
     """
     # The widest first, so that every tensor begins at a multiple of its elements' size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))

@@ -55,8 +55,7 @@ class Checkpoints:
     ):
         """The `keep` newest checkpoints and the best one are kept. `describe(folder)` writes a model's configuration
         and vocabulary. `sync` is what the strategy's own state depends on, in addition to the number of ranks: its name
-        and options. `resumed` is the checkpoint that this run resumes from. Rank 0 calls `warn` with sentences for the
-        user."""
+        and options. `resumed` is the checkpoint that this run resumes from. Rank 0 calls `warn` with a sentence."""
         self.folder, self.resumed, self.sync = folder, resumed, dict(sync)
         self._comm, self._keep, self._describe, self._warn = comm, keep, describe, warn
         self._memory = HostMemory(comm.device)

@@ -51,8 +51,7 @@ class ReduceScatters:
     Parts are sent in segments. At most `IN_FLIGHT` of them are being sent, so scratch is `IN_FLIGHT` (n-1) segments,
     however large the tensors are. Starting one more waits for the oldest. Every rank starts the same sums in the same
     order. If they are announced (`expect`), free scratch can receive in advance what others send of the next sums.
-    Rank r sends (n-1)/n S, and receives as much. gloo's reduce_scatter is the ring of its all_reduce, and sends
-    twice that.
+    Rank r sends (n-1)/n S, and receives as much. gloo's reduce_scatter is its all_reduce's ring, and sends twice that.
     """
 
     def __init__(self, comm: Communicator, longest: Mapping[torch.dtype, int] | None = None):
@@ -202,8 +201,7 @@ def _add_up(segment: Segment, others: Sequence[torch.Tensor], rank: int) -> None
 class WeightGather:
     """An all-gather of weights: every rank's part, in place, in `flat` on each.
 
-    Every rank sends its part to the n-1 others directly from the tensor, and receives theirs into it: nothing is
-    copied.
+    Every rank sends its part to the n-1 others from the tensor, and receives theirs into it: nothing is copied.
     """
 
     def __init__(

@@ -26,8 +26,7 @@ class Row:
     and does not report it. On CUDA both are timestamps of the computing stream: when it reached the call, and when it
     continued after waiting. `seconds` is None until the ledger's `settle`. `messages` is how many this rank sent, for a
     sync's own collective; None for the library's collectives. `started` is in seconds since the iteration began. It is
-    None before training, and if `seconds` is. It is negative for a call that was started in an earlier iteration, or
-    after it.
+    None before training, and if `seconds` is. It is negative for a call that was started before the iteration.
     """
 
     iteration: int

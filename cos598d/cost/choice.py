@@ -158,8 +158,7 @@ def _choose(
     before: Mapping[str, Any] | None,
     unfit: Callable[[str], str] = lambda name: "",
 ) -> Choice:
-    """compute: what an iteration computes, from a function that predicts seconds by name; unfit: why a sync is left
-    out, or ""."""
+    """compute: an iteration's costs, from a function that predicts seconds by name; unfit: why not a sync, or ""."""
     hosts = host_groups(comm)
     if comm.world_size == 1:
         return _default(FLOOR, "since a single rank has nothing to average")

@@ -199,8 +199,7 @@ def run_together(
 
     begins: the earliest start of each call. They start in this order, when fewer than `at_once` are running. By itself
     a call takes work + travel seconds; it needs the processor for `work` of them, and the link for `sending` of them.
-    Concurrent calls run at full speed until together they exceed the processor or the link. Then all slow down by the
-    same factor.
+    Concurrent calls run at full speed until together they exceed the processor or the link. Then all slow down equally.
     """
     alone = work + travel
     of_processor, of_link = work / np.maximum(alone, 1e-12), sending / np.maximum(alone, 1e-12)

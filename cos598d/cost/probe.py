@@ -38,8 +38,7 @@ class Probe:
 
     rate: bits per second of a host's link when a rank sends to one other; None if no link is visible. spread: by what
     factor the same bytes of a rank are slower when it sends to all others at once, at least 1. Connections share a
-    link; and then all ranks of a host send over it, not only the one with a neighbour elsewhere. It is 1 without a
-    link.
+    link; and then all ranks of a host send over it, not only the one with a neighbour elsewhere. 1 without a link.
     """
 
     delay: float

@@ -19,8 +19,7 @@ class Encoder(ABC):
 class ImageForm:
     """The properties of a task's images that matter to a model.
 
-    size: a suitable width and height in pixels; channels: 3, or 1 for grey; is_asked_for: whether the user gave the
-    size.
+    size: a suitable width and height in pixels; channels: 3, or 1 for grey; is_asked_for: the user gave the size.
     """
 
     size: int

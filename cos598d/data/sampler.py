@@ -25,8 +25,7 @@ class MicroBatch:
 def global_batches(examples: int, batch_size: int, seed: int, epoch: int) -> Iterator[np.ndarray]:
     """The epoch's global batches: one permutation of all examples, drawn from (seed, epoch), cut in order.
 
-    They are the same on every rank and for every world size. No example is left out or repeated; the last batch may be
-    smaller.
+    They are the same on every rank for every world size. Each example comes once. The last batch may be smaller.
     """
     permutation = np.random.default_rng((seed, epoch)).permutation(examples)
     for start in range(0, examples, batch_size):

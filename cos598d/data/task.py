@@ -107,8 +107,7 @@ class Task(ABC):
     def score(self, part: str, outputs: np.ndarray, features: Any) -> Scores:
         """The official metrics, here the accuracy, from the model's outputs.
 
-        outputs: float (examples, sum of `output_widths`), in the features' order. If an output is narrower, the rest is
-        zeros.
+        outputs: float (examples, sum of `output_widths`), in the features' order. Narrower outputs are zero-padded.
         """
         return Scores({"acc": float((outputs.argmax(axis=1) == features.labels).mean())})
 

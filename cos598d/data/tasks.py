@@ -37,8 +37,7 @@ _STANDARD = TaskOptions()
 def get_task(name: str, options: TaskOptions = _STANDARD) -> Task:
     """The task with that name, in upper or lower case, or your own as FILE.py:CLASS.
 
-    `options` are the flags of tasks of its kind. Raises UsageError with the known names, or with what is wrong in a
-    file.
+    `options` are the flags of tasks of its kind. Raises UsageError with the known names, or with a file's error.
     """
     if is_own(name):
         from cos598d.data.own import OwnTask

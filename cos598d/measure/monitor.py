@@ -36,8 +36,7 @@ class Monitor:
     3. `pause` reads both. After that the thread reads only the host, until the next `begin` with its row "resume".
     4. `stop` ends the thread.
 
-    Without an `interface` there are no rows for the network. An error ends the sampling but not the run: `warn` is
-    called, once.
+    Without an `interface` there are no rows for the network. An error calls `warn` and ends the sampling, not the run.
     """
 
     def __init__(self, interval: float, interface: Interface | None, device: torch.device, warn: Callable[[str], None]):

@@ -39,8 +39,7 @@ class Board(Logger):
     Written are loss, learning_rate; seconds/iteration and seconds/PHASE; bytes/predicted_sent, bytes/counted_sent and
     the same received (this rank's; see `records.figures.epoch_traffic`). For each epoch: epoch/loss, epoch/METRIC,
     epoch/seconds_training, epoch/examples_per_second and the same of tokens or images. For every evaluation, an epoch's
-    too: evaluation/METRIC, by the iteration after which it ran, and for few classes class/METRIC/NAME. LOSSES share a
-    chart.
+    too: evaluation/METRIC, by its iteration, and for few classes class/METRIC/NAME. LOSSES share a chart.
     """
 
     def run(self, folder: Path, config: Mapping[str, Any], iteration: int) -> None:

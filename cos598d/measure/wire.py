@@ -54,8 +54,7 @@ def find_interface(comm: Communicator, meeting: Meeting | None) -> Interface | N
 
     Between ranks that share all interfaces, the kernel delivers by loopback, whichever interface gloo uses. Its
     counters include all programs on the host, so each rank counts its own sockets. Otherwise it is the first in
-    GLOO_SOCKET_IFNAME, or the one that faces rank 0. None for a single rank, or if none is found. Every rank must call
-    it.
+    GLOO_SOCKET_IFNAME, or the one that faces rank 0. None for a single rank or without a match. All ranks must call it.
     """
     if meeting is None:
         return None

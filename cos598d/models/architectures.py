@@ -234,8 +234,7 @@ def longest_sequence(model_type: str, config) -> int | None:
 def vocabulary_length(model_type: str, source: Path | Sequence[str]) -> int:
     """The number of ids in a vocabulary, the largest id plus one, read from the tokenizer's own file.
 
-    `source` is a folder, a vocabulary file, or a list of word pieces. Raises UserError if a file is missing or
-    unreadable.
+    `source` is a folder, a vocabulary file, or a list of word pieces. Raises UserError for a missing or invalid file.
     """
     if not isinstance(source, Path):
         return len(source)

@@ -1,8 +1,7 @@
 """Linear layers in float32 by oneDNN, on CPUs where torch's default library leaves half of the CPU idle.
 
 torch multiplies float32 matrices with MKL, which uses 512-bit instructions only on Intel CPUs. oneDNN, which torch
-includes and uses for 16 bits, uses all that the CPU has. Numbers are float32 in both, but are added up in another
-order.
+includes and uses for 16 bits, uses all that the CPU has. Both use float32, but add up in another order.
 """
 
 from functools import cache

@@ -91,8 +91,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Tokens (batch, tokens, width) to tokens: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    The norm comes before attention and mlp (BERT's after the sum), so the sums form an unchanged path from first to
-    last.
+    The norm comes before attention and mlp (BERT's after the sum), so the sums form an unchanged path.
     """
 
     def __init__(self, config: ViTConfig):

@@ -50,8 +50,7 @@ def _is_strategy_of(kind: object, module: str) -> bool:
 
 
 def get_strategy(name: str) -> MakeStrategy:
-    """The constructor of the strategy that `--sync name` means. For a gradient sync, these are replicas that average by
-    it.
+    """The constructor of the strategy that `--sync name` means. A gradient sync gives replicas that average by it.
 
     Raises UsageError as `class_of` does.
     """

@@ -102,14 +102,12 @@ class Strategy:
 
     @property
     def replicas_equal(self) -> bool:
-        """Whether all ranks' models hold the same complete weights now, between two steps, so that they can be
-        compared."""
+        """Whether all ranks' models have the same complete weights now, between two steps: they can be compared."""
         return True
 
     @property
     def loss_scale(self) -> float:
-        """The factor by which fp16 multiplies this step's loss so that small gradients do not vanish; 1 in other
-        precisions."""
+        """The factor by which fp16 multiplies this step's loss so that small gradients do not vanish; otherwise 1."""
         return self.scale.value
 
     def remark(self, model: nn.Module) -> str | None:
@@ -237,16 +235,13 @@ class Strategy:
         return self.scale.state()
 
     def load_scalars(self, scalars: dict[str, Any]) -> None:
-        """Load the result of any strategy's `scalars`; called after `load_state`. What is missing in it starts from its
-        default."""
+        """Load the result of any strategy's `scalars`; called after `load_state`. Missing values keep their default."""
         self.scale.load(scalars)
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """State of this rank only, as JSON and named tensors, such as a codec's error feedback or a replica that
-        drifts.
+        """State of this rank only, as JSON and named tensors, such as error feedback or a drifting replica.
 
-        Every rank calls it between two steps, since it may communicate. The tensors may be live memory: copy them to
-        keep them.
+        Every rank calls it between two steps, since it may communicate. The tensors may be live memory.
         """
         return {}, own_buffers(self.comm, self.model)
 
@@ -267,8 +262,7 @@ class Strategy:
 
     @property
     def never_kept(self) -> str | None:
-        """What is never saved and starts from its default after any resume, as a phrase for the user; None if nothing
-        is."""
+        """What is never saved, and starts from scratch after any resume, as a phrase for the user; None if nothing."""
         return None
 
     def detach(self) -> None:

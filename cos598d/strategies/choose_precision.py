@@ -13,8 +13,7 @@ SURE = 1.1  # one precision counts as faster if the other's product takes at lea
 
 
 class PrecisionChoice(NamedTuple):
-    """The `precision`, one of PRECISIONS and the same on every rank; a remark and a warning for the user, each maybe
-    ""."""
+    """The `precision`, one of PRECISIONS, equal on every rank; a remark and a warning for the user, each maybe ""."""
 
     precision: str
     remark: str = ""

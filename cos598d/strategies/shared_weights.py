@@ -82,7 +82,7 @@ class SharedWeights(Sharded):
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self._meetings = 0  # so far; the ranks' flags hold this number
-        self._has_come = False  # to this step's end of reading: until the step is over, no rank reads weights
+        self._has_come = False  # all ranks have reached this step, so none reads weights until it ends
         self._own: dict[Unit, torch.Tensor] = {}
         module = super().attach(model, make_optimizer)
         self._copies = CastWeights(model, self.comm.rank, self._gradients.copies, self._gradients.receive)

@@ -41,8 +41,7 @@ class SparseZero1(Zero1):
        they know the upper bits of a weight that has moved little. The few weights that have moved further are sent in
        full (`LowBytes`).
     4. Meanwhile every rank steps all rows of every such embedding. Rows that nobody looked up have a gradient of zeros,
-       and move by momentum and weight decay. All ranks compute the same from the same inputs, so no embedding weight is
-       sent.
+       and move by momentum and weight decay. All ranks compute the same values, so no embedding weight is sent.
 
     All ranks must really have the same old weights: if you change weights between two steps, change them alike on all
     ranks. If only one rank's copy changes, `zero1` would send the owners' weights to all. Here upper bits and

@@ -51,8 +51,7 @@ class Agreement:
         """Whether any rank has a gradient, by parameter. `has` is whether this rank has one, for each of `parameters`.
 
         It is a small all-reduce. With find_unused_parameters off, nothing is sent: all parameters are used, or
-        UserError is raised. If the sync heeds faults, the same all-reduce reports them, and a missing gradient is a
-        fault.
+        UserError is raised. If the sync heeds faults, the all-reduce reports them; a missing gradient is one.
         """
         if not self.find_unused_parameters:
             if not all(has) and self.fault is None:

@@ -78,7 +78,7 @@ def _to_standard_error(line: str) -> None:
 
 
 def _speed(training: dict[str, Any]) -> str:
-    """An epoch's training time and speed. Images per second are left out, since each is one example."""
+    """An epoch's training time and speed. For images, examples per second are left out: each is one image."""
     names = [name for name in ("images", "examples", "tokens") if training.get(f"{name}_per_second_wall") is not None]
     if not names:
         return ""

@@ -37,8 +37,7 @@ class Requests:
 
     Schedulers repeat theirs, so further ones are noted too. But a Ctrl-C that is not the first raises KeyboardInterrupt
     at once. Signals that were ignored before stay ignored. If the first `is_met` when the context ends, further signals
-    except a Ctrl-C are ignored from then on: the process ends with its state saved. Use one at a time, on the main
-    thread.
+    except a Ctrl-C are ignored from then on: the process ends with its state saved. Use one, on the main thread.
     """
 
     is_met = False

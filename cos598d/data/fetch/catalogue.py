@@ -25,8 +25,7 @@ Unpack = Callable[[Mapping[str, Path], Path], Path]
 
 @dataclass(frozen=True)
 class Download:
-    """One file to fetch: its address, its sha256 if that is published ("" otherwise), and its bytes if they are many (0
-    otherwise)."""
+    """One file to fetch: its address, its sha256 if published (else ""), and its bytes if they are many (else 0)."""
 
     url: str
     sha256: str = ""

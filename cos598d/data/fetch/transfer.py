@@ -128,7 +128,7 @@ def _range_of(response: requests.Response) -> tuple[int, int | None]:
 
 
 def _tag(response: requests.Response, url: str, total: int | None) -> str:
-    """Eight digits for this version of the file: of its ETag, or of its date if the ETag is weak."""
+    """Eight digits for this version of the file: of its ETag, or of its date if there is no strong ETag."""
     version = response.headers.get("ETag", "")
     if not version or version.startswith("W/"):
         version = response.headers.get("Last-Modified", "")

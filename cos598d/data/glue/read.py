@@ -70,8 +70,7 @@ class Format:
     def wrong_header(self, cells: Sequence[str]) -> str | None:
         """What is wrong with a file's first line, as a clause; None if it names the task's columns in their order.
 
-        Case and white space around a name do not matter. Columns after the last one do not either, unless the label is
-        there.
+        Case and white space around a name do not matter. Nor do columns after the last one, unless it is the label.
         """
         found = [cell.strip().lower() for cell in cells]
         known = [words.split(",") for words in (self.columns, self.other_columns) if words]

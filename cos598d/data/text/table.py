@@ -67,8 +67,7 @@ class FoundTexts(NamedTuple):
 
 class TextTask(Task):
     """Reads a folder with train.csv and dev.csv (or .tsv or .jsonl; dev may be called val, valid, validation or test),
-    or one file, of which a fixed fifth of each class is evaluated on. The classes are the labels to train on, in
-    order."""
+    or one file, of which a fixed fifth of each class is evaluated on. The classes are the training labels, in order."""
 
     name = "text"
     head = "sequence_classification"

@@ -19,8 +19,7 @@ from cos598d.strategies.formula import (
 
 
 def held_by_fsdp(job: TrainingSpec, layers: Sequence[nn.Module], reshard: bool, ours: bool) -> MemoryEstimate:
-    """A rank's rows of all parameters, frozen ones too. Within a step, also the gathered parameters and their
-    gradients.
+    """A rank's rows of all parameters, frozen ones too. Within a step, also gathered ones and their gradients.
 
     1. The root's parameters are gathered from forward to the end of backward. A layer's are gathered while it computes;
        without `reshard`, from its forward to the end of its backward. All are padded to a multiple of n rows.

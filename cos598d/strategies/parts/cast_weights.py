@@ -21,8 +21,7 @@ class CastWeights:
        tensor. Here it is passed on (`receive`), and converted when it is added up. The results are autocast's own, and
        three passes over memory are saved.
 
-    A weight has no copy if anything else uses it, such as a tied weight, or if its layer has its own forward: autocast
-    casts it.
+    Autocast casts a weight without a copy: one with a second user, or of a layer with its own forward.
     """
 
     def __init__(

@@ -94,8 +94,7 @@ class Kept:
 class Feedback(Kept):
     """Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what a step did not send is added to the next.
 
-    Errors are kept unscaled, since the loss scale changes between steps. They take twice the gradient's bytes of
-    memory.
+    Errors are kept unscaled, since the loss scale changes between steps. They take twice the gradient's memory.
 
     Errors of `Rows` are kept by row number, in one tensor for all rows of the parameter. An error waits until a step
     looks up its row again. A step's errors are written there when the next step begins, and only if the step counts.
@@ -164,8 +163,7 @@ class Codec(Generic[Sent]):
     """Sums compressed buckets over the ranks. One codec serves one sync for a whole training.
 
     Each bucket of a step is passed to `start` once, in the same order on every rank, and later to `finish`. Other work
-    may run in between. Every rank ends with the same bits. If some rank's gradient is not finite, the sum is not finite
-    either.
+    may run in between. Every rank ends with the same bits. If some rank's gradient is not finite, neither is the sum.
 
     number_words: the valid numbers, as a phrase for errors, and `default` the number used by default; None if it takes
         none.

@@ -18,8 +18,7 @@ class TopK(Codec[Coded]):
     3. Every rank adds them up, in order of rank.
 
     `topk:0.01`, the default, sends 1 percent. Cost of a bucket of E elements: 1 call; every rank sends and receives
-    (n-1) 8 k bytes, compared with 2(n-1)/n 4 E. So the ratio is E / (n k): 25 for 4 ranks at 1 percent, and it falls
-    with n.
+    (n-1) 8 k bytes, compared with 2(n-1)/n 4 E. So the ratio is E / (n k): 25 for 4 ranks at 1 percent, falling with n.
     """
 
     # In a ring: n-1 steps of a rank's whole payload.

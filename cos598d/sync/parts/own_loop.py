@@ -154,8 +154,7 @@ def _watch_scaler(scaler: type) -> None:
 class LoadsBothForms:
     """Lets a wrapper, whose model is `module`, load a state under the model's plain names or under DDP's.
 
-    torch looks for the model's entries under `module.`. Missing and unexpected keys are reported under the state's
-    names.
+    torch looks for the model's entries under `module.`. Missing and unexpected keys have the state's names.
     """
 
     def __init__(self, wrapper: nn.Module):

@@ -92,8 +92,7 @@ class Reducer:
     def rehearse(self, order: list[int] | None, steps: int) -> None:
         """Build the buckets as after `steps` steps of another DDP whose `arrival` was `order`, by a backward of zeros.
 
-        Every rank calls it before the first step. Raises ValueError if the order is not a permutation of these
-        parameters.
+        Every rank calls it before the first step. Raises ValueError unless the order is one of these parameters.
         """
         if order is not None:
             if sorted(order) != list(range(len(self._parameters))):

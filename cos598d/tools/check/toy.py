@@ -23,8 +23,7 @@ class Shape:
     large, larger: elements of its two long tensors, primes so that no chunking divides them.
     is_tied: whether the output layer's weight is the embedding's; otherwise it is a separate, frozen one.
     more_frozen: elements of one more frozen tensor. all_used: whether nothing that can be left unused is trainable.
-    shares_gradients: whether autograd gives the gradients of two tensors the same memory, and needs it for a third
-        one's.
+    shares_gradients: whether autograd gives two tensors' gradients the same memory, and needs it for a third's.
     """
 
     large: int = 1_009

@@ -95,8 +95,7 @@ def run_on_hosts(cluster: Cluster, words: Sequence[str], ranks_per_host: int, ou
     """Run `words` as every rank of the cluster, print their lines prefixed with the host, and return the exit code.
 
     In the words, {rank}, {host}, {address}, {world_size}, {master_ip} and {master_port} are replaced by their values.
-    When one program fails, the others get some seconds to end by themselves. The exit code is that of the one that
-    failed first.
+    When one program fails, the others get some seconds to end by themselves. The exit code is the first failure's.
     """
     programs: list[subprocess.Popen] = []
     asked = signal.SIGTERM

@@ -173,8 +173,7 @@ class Runner:
 class Progress:
     """The seconds of finished runs, and a prediction for the others.
 
-    A run is predicted to take the mean of finished runs: with the same settings, else with the same set-up, else of
-    all.
+    A run is predicted to take the mean of finished runs: with equal settings, else with an equal set-up, else of all.
     """
 
     def __init__(self, parallel: int):

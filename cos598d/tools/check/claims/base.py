@@ -153,8 +153,7 @@ class World:
     def judge(self, claim: Claim) -> None:
         """Let the claim judge what the ranks handed in, and find out what the comparisons show.
 
-        Invalid data from the ranks must not look like the grader's fault. Then the only finding is why it is not
-        evidence.
+        Invalid data from the ranks is not the grader's fault. Then the only finding is why it is no evidence.
         """
         try:
             claim.judge(self)
