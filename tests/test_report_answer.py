@@ -120,7 +120,9 @@ def test_runs_of_other_settings_are_not_compared(tmp_path):
 @pytest.mark.parametrize("seconds", [[], [1.0], [1.0, 2.0]])
 def test_runs_that_counted_no_iteration_say_nothing_of_speed(seconds, tmp_path):
     found = answer(write_run(tmp_path / "few", seconds=seconds))
-    assert found.sentences[0] == "No run has an iteration after its warm-up (the first 2), so there is no speed to report."
+    assert (
+        found.sentences[0] == "No run has an iteration after its warm-up (the first 2), so there is no speed to report."
+    )
     assert found.figure is None
 
 
