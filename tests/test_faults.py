@@ -35,7 +35,7 @@ def is_in_a_sentence(code, text, sentence, exit_code=None):
     [
         (["--task_name", "nosuch"], "nosuch"),
         (["--sync", "nosuch"], "unknown --sync nosuch. Choose one of none, gather_scatter"),
-        (["--max_steps", "many"], "argument --max_steps: invalid int value: 'many'"),
+        (["--max_steps", "many"], "--max_steps 'many' is not a whole number."),
         (["--max_steps", "0"], "--max_steps 0"),
         (["--learning_rate", "nan"], "--learning_rate nan"),
         (["--dropout", "1.5"], "--dropout 1.5"),

@@ -112,7 +112,7 @@ def test_what_cannot_run_is_left_out_where_its_values_can_run_elsewhere():
 
 
 REFUSED = [
-    (["--grid", "bach=1,4"], "--grid bach: there is no such axis; batch is one."),
+    (["--grid", "bach=1,4"], "--grid bach: unknown axis. Did you mean 'batch'?"),
     (["--grid", "batch"], "--grid batch has no value. Write an axis and its values"),
     (["--grid", "batch="], "--grid batch=: a value is empty"),
     (["--grid", "batch=1,,4"], "a value is empty"),

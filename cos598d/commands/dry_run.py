@@ -29,11 +29,14 @@ def add_dry_run(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def check_dry_run(options: argparse.Namespace) -> None:
-    """Raise UsageError for flags that mean nothing without --dry_run."""
+    """Raise UsageError for --from without --dry_run, and for a bench that is not there, before anything takes time."""
     if options.costs_from and not options.dry_run:
         raise UsageError(
             "--from is for --dry_run, which uses it to predict seconds. Add --dry_run, or leave --from out."
         )
+    for path in options.costs_from or ():
+        if not path.exists():
+            raise UsageError(f"--from {path} does not exist. Give the folder of a bench, which `cos598d bench` writes.")
 
 
 def print_forecast(config: RunConfig, world_size: int, costs_from: Sequence[Path] | None) -> None:

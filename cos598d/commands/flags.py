@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -14,6 +15,9 @@ from cos598d.terminal.words import did_you_mean
 
 WIDTH = 118  # characters of a line of --help
 METAVARS = {int: "N", float: "X", str: "NAME"}
+# What argparse says of a value.
+_NOT_A_NUMBER = re.compile(r"argument (\S+): invalid (int|float) value: (.*)", re.DOTALL)
+_NO_CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 NONE = object()  # what argparse keeps for a flag that was given the word for None; its own None is "not given"
 
 
@@ -59,6 +63,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         kind, _, words = message.partition(": ")
         near = did_you_mean(words.split()[0], self._flags()) if kind == "unrecognized arguments" else ""
+        if found := _NOT_A_NUMBER.fullmatch(message):
+            message = f"{found[1]} {found[3]} is not {'a whole number' if found[2] == 'int' else 'a number'}."
+        elif found := _NO_CHOICE.fullmatch(message):
+            known = re.findall(r"'([^']*)'", found[3])
+            message = f"unknown {found[1]} {found[2]}.{did_you_mean(found[2], known)} Choose one of {', '.join(known)}."
         sentence = message if message.endswith(("?", ".")) else f"{message}."
         print(f"{ERROR}{printable(sentence)}{near} See --help.", file=sys.stderr)
         sys.exit(2)

@@ -12,7 +12,7 @@ from typing import Any
 from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import give_result, read_world_sizes
 from cos598d.config import SYNC_FIELDS
-from cos598d.errors import UsageError
+from cos598d.errors import UsageError, flag_called
 from cos598d.terminal.fields import given
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.terminal.words import number_of
@@ -64,7 +64,8 @@ def run(options: argparse.Namespace) -> int:
             f"--seconds {options.seconds:g} is not valid. Give the seconds that a case may take, above 0 and below "
             "10000."
         )
-    engines = parse_candidates(",".join(options.engines))
+    with flag_called("sync", there="--sync"):
+        engines = parse_candidates(",".join(options.engines))
     say: Callable[[str], None] = (lambda _: None) if options.json == "-" else partial(print, flush=True)
     nonce = secrets.randbits(32)
     with exits_on_sigterm():

@@ -39,16 +39,19 @@ class BatchFlags:
     nodes: int = flag(1, "nodes of the job", group=JOB, least=1)
     ranks_per_node: int = flag(1, "ranks on each node, one for each of its GPUs", group=JOB, least=1)
     time: str | None = flag(
-        None, "limit of each attempt, such as 90 (minutes), 01:00:00 or 2-12 (days-hours)", group=JOB
+        None, "limit of each attempt, such as 90 (minutes), 01:00:00 or 2-12 (days-hours)", group=JOB, metavar="TIME"
     )
     gpus_per_node: int | None = flag(None, "GPUs of each node", group=JOB, least=1)
     cpus_per_rank: int | None = flag(None, "cores of each rank", group=JOB, least=1)
-    mem: str | None = flag(None, "memory of each node, such as 16G", group=JOB)
+    mem: str | None = flag(None, "memory of each node, such as 16G", group=JOB, metavar="SIZE")
     partition: str | None = flag(None, "the queue to wait in", group=JOB)
     account: str | None = flag(None, "account to charge", group=JOB)
     job_name: str = flag("cos598d", "the job's name in the queue", group=JOB)
     output: str | None = flag(
-        None, "file for the output, as an sbatch file name pattern (default: the job's name and number)", group=JOB
+        None,
+        "file for the output, as an sbatch file name pattern (default: the job's name and number)",
+        group=JOB,
+        metavar="FILE",
     )
     signal_seconds: int = flag(
         60,

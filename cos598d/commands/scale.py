@@ -110,7 +110,7 @@ def _predict_records(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     held_out = {path.resolve(): path for path in options.predict}
     others = [path for path in options.records if path.resolve() not in held_out]
     if not others:
-        raise UsageError(f"--predict {' '.join(map(str, options.predict))}. Give other benches too, to predict from.")
+        raise UsageError("--predict has no other bench to predict these from. Give more folders of benches.")
     records = load_records([*others, *held_out.values()])
     fitted = fit(records[: len(others)])
     text, facts, of_all = [describe_fit(fitted)], [], {}

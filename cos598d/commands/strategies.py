@@ -121,7 +121,8 @@ def _planned(words: str, epochs: Sequence[float], values: Mapping[str, Any], wor
         own = {**values, "sync": sync, **options}
         found[label] = ranks, own, _refusal(sync, own, ranks)
     if all(refused for *_, refused in found.values()):
-        raise UserError(f"no strategy is left to run: {' '.join(refused for *_, refused in found.values())}")
+        why = " ".join(dict.fromkeys(f"{label}: {refused}" for label, (*_, refused) in found.items()))
+        raise UserError(f"--strategies {words}: none of these can run here. {why} Choose others.")
     return [
         PlannedRun(
             place=f"{label}-e{one:g}",

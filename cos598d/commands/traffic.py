@@ -88,6 +88,9 @@ def _planned(options: argparse.Namespace) -> list[PlannedRun]:
     given = {name: value for name, value in run_values(options).items() if name != "precision"}
     values: dict[str, Any] = DEFAULTS | given | {"do_train": True}
     ranks = _ranks(options)
+    if ranks < 2:
+        flag = "--hosts" if _is_emulated(options) else "--world_size"
+        raise UsageError(f"{flag} {ranks}: one rank sends nothing. Give 2 or more.")
     setup, rate, delay = Setup(1, ranks), None, 0.0
     if _is_emulated(options):
         cluster = cluster_from(options)

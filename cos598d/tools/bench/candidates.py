@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 from cos598d.config import SYNC_FIELDS, RunConfig
 from cos598d.errors import UsageError
+from cos598d.own_code import is_own
 from cos598d.records.conventions import DDP, FLOOR, SPARSE_FLOOR
-from cos598d.strategies import AUTO_SYNC, known_names
+from cos598d.strategies import known_names
 from cos598d.sync import SYNCS, unknown
 from cos598d.sync.options import SyncOptions
 
@@ -41,7 +42,7 @@ def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
     Raises UsageError for an unknown sync, option or value.
     """
     name, values = (FLOOR, {}) if word == SPARSE_FLOOR else read_candidate(word)
-    if name == AUTO_SYNC:
+    if name not in known_names() and not is_own(name):
         raise unknown("--sync", name, known_names())
     config = RunConfig(sync=name, backend=backend, **values)
     config.check(world_size=1)

@@ -106,7 +106,11 @@ def strategies_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
 def brief_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
     """The columns of `strategies_rows` that answer which is the fastest, what it sends and what it needs."""
     epochs = ["epochs"] if len({entry.epochs for entry in entries}) > 1 else []
-    return picked(strategies_rows(entries), ["strategy", "ranks", *epochs, "s/epoch", "speed-up", "peak MB", SENT])
+    rows = picked(strategies_rows(entries), ["strategy", "ranks", *epochs, "s/epoch", "speed-up", "peak MB", SENT])
+    for row, entry in zip(rows[1:], entries, strict=True):
+        if entry.run is None:
+            row[rows[0].index("s/epoch")] = entry.outcome
+    return rows
 
 
 def strategies_page(entries: Sequence[StrategyResult]) -> Page:

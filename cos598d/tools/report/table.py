@@ -67,11 +67,10 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
 
 
 def brief(runs: Sequence[Summary], markdown: bool = False, each: bool = False) -> str:
-    """One small table of the runs, and the answers: which was the fastest, what was sent, did all learn the same."""
+    """The answers, which was the fastest, what was sent, did all learn the same; and one small table of the runs."""
     rows, said = brief_parts(runs, each)
-    if markdown:
-        return "\n\n".join([as_markdown(rows), *map(markdown_text, said)])
-    return "\n\n".join([as_text(rows), "\n".join(said)])
+    words = list(map(markdown_text, said)) if markdown else ["\n".join(said)]
+    return "\n\n".join(part for part in (*words, as_markdown(rows) if markdown else as_text(rows)) if part)
 
 
 def brief_parts(runs: Sequence[Summary], each: bool = False) -> tuple[list[list[str]], list[str]]:

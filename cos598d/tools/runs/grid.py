@@ -1,6 +1,5 @@
 """The axes of a sweep and their values, each checked: flags of a run, its set-up, and the links between its hosts."""
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ from cos598d.errors import UsageError, flag_called
 from cos598d.records.quantities import parse_delay, parse_rate
 from cos598d.terminal.fields import Flag, flags_of
 from cos598d.terminal.printable import printable
+from cos598d.terminal.words import did_you_mean
 from cos598d.tools.report.sweep_entries import BATCH, DELAY, LINKS, RATE, SETUP
 from cos598d.tools.runs.planned import Setup
 
@@ -93,9 +93,7 @@ def _check_name(name: str) -> None:
         raise UsageError(f"--grid {name} is not an axis: {INSTEAD[name]}.")
     known = [BATCH, SETUP, *LINKS, *flags_of(RunConfig)]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        meant = f"; {near[0]} is one" if near else ""
         raise UsageError(
-            f"--grid {printable(name, 60)}: there is no such axis{meant}. Give a flag of train by its name, or "
-            f"{BATCH}, {SETUP}, {DELAY} or {RATE}."
+            f"--grid {printable(name, 60)}: unknown axis.{did_you_mean(name, known)} Give a flag of train without "
+            f"dashes, or {BATCH}, {SETUP}, {DELAY} or {RATE}."
         )
