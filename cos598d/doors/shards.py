@@ -1,6 +1,6 @@
 """Gradients and an optimizer that are cut over the ranks, in torch's terms: what a script sees of them is whole."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import AGREEMENT
 from cos598d.strategies.parts.units import ReplicatedUnit
 from cos598d.strategies.sharded import Sharded
-from cos598d.strategies.state import BUFFERS, WEIGHTS, FullTensor, ShardSlice
+from cos598d.strategies.state import BUFFERS, WEIGHTS, FullTensor, OptimizerState, ShardSlice
 
 ELEMENTWISE = ("mul_", "div_", "clamp_", "nan_to_num_", "zero_")  # what a script may do to a gradient, by numbers
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"  # what torch's GradScaler does to all gradients
@@ -202,14 +202,29 @@ class ParallelOptimizer(OptimizerOfShards):
     In `step` this rank's own optimizer steps its parts, with the options that the groups have then.
     """
 
-    def __init__(self, whole: torch.optim.Optimizer, step: ShardedStep):
-        """`whole`: the script's own optimizer of the whole parameters, whose groups this one takes over."""
+    def __init__(self, whole: torch.optim.Optimizer, step: ShardedStep, cut_again: Callable[[], ShardedStep]):
+        """`whole`: the script's own optimizer of the whole parameters, whose groups this one takes over.
+
+        cut_again: cuts the parameters in `whole`, as its groups are then, and gathers the state before that. Every rank
+        calls it. Raises UserError, the same on every rank, if they cannot be cut; then nothing has changed.
+        """
         self._step: ShardedStep | None = None
         super().__init__(whole.param_groups, whole.defaults)
+        self.whole, self._kind, self._cut_again = whole, type(whole).__name__, cut_again
+        self.state.update(whole.state)  # made with the optimizer, as Adagrad's
+        whole.state.clear()
+        self._steps_by(step)
+
+    def cut_again(self) -> None:
+        """Cut what of the groups' parameters trains now. Every rank calls it, between two steps."""
+        self.whole.param_groups = self.param_groups
+        self._steps_by(self._cut_again())
+
+    def _steps_by(self, step: ShardedStep) -> None:
+        """From now on `step` has the parameters, and this rank's optimizer remembers its parts of `state`."""
         self._step, self._strategy = step, step.strategy
         self._comm, self._parameters = step.strategy.comm, step.parameters
-        if whole.state:  # made with the optimizer, as Adagrad's
-            self.state.update(whole.state)
+        if self.state:
             self._cut_state()
 
     @torch.no_grad()
@@ -228,16 +243,35 @@ class ParallelOptimizer(OptimizerOfShards):
         self._step.drop()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises UsageError: shards are cut once."""
-        if self._step is not None:
+        """As torch's, for parameters of the model that train from now on. Every rank calls it, between two steps.
+
+        The shards are cut again: what a rank holds is sent whole to every other, as in `state_dict`. Raises UsageError
+        between backward and step, and for parameters that are not the model's.
+        """
+        if self._step is None:
+            super().add_param_group(param_group)
+            return
+        if self._step.has_gradients:
             raise UsageError(
-                "an optimizer of shards takes no further parameters, because it cuts them when it is made. Give "
-                "parallelize an optimizer that has all of them."
+                "add_param_group cuts the shards again, and the gradients of this step are in shards. Call it after "
+                "optimizer.step() or zero_grad()."
             )
         super().add_param_group(param_group)
+        try:
+            self.cut_again()
+        except UserError:
+            self.param_groups.pop()
+            raise
 
     def _own_state(self) -> Iterable[ShardSlice]:
         return (piece for piece in self._strategy.state() if piece.kind not in (WEIGHTS, BUFFERS))
 
     def _load_own(self, wholes: Iterable[FullTensor]) -> None:
         self._strategy.load_optimizer(wholes)
+
+    def load_shard_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_shard_state_dict(state_dict)
+        self._strategy.state_has_changed()
+
+    def _memory(self) -> OptimizerState:
+        return self._strategy.optimizer_state()

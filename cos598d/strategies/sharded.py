@@ -175,7 +175,7 @@ class Sharded(Strategy):
 
     def load_state(self, wholes: Iterable[FullTensor]) -> None:
         super().load_state(wholes)
-        self._look_for_moved_rows()
+        self.state_has_changed()
 
     def load_optimizer(self, wholes: Iterable[FullTensor]) -> None:
         """Remember of these what this rank steps, and nothing else."""
@@ -183,9 +183,9 @@ class Sharded(Strategy):
         state.forget()
         for whole in wholes:
             state.put(whole)
-        self._look_for_moved_rows()
+        self.state_has_changed()
 
-    def _look_for_moved_rows(self) -> None:
+    def state_has_changed(self) -> None:
         """The optimizer's state has changed otherwise than by a step."""
         for row_steps in self._row_steps.values():
             row_steps.forget()

@@ -1,1 +1,1 @@
-"""What a terminal gives and shows: flags, code of your own, a rank's lines and progress bar, text that may be hostile."""
+"""What a terminal gives and shows: flags, code of your own, lines, a progress bar, and text that may be hostile."""
