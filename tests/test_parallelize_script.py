@@ -239,6 +239,21 @@ def goes_on_from_its_shard(comm, strategy):
     module.detach()
 
 
+def finds_replaced_memory(comm, strategy):
+    """Whatever replaces a parameter's tensor: a step would change memory that the model does not have any more."""
+    module, optimizer = cos598d.parallelize(Model(comm.rank), adamw, strategy)
+    plainly(module, optimizer, comm.rank, 0)
+    module.settle()
+    weight = module.module.layers[1].weight
+    weight.data = weight.data.clone()
+    if strategy == "zero3":  # which gives every layer's weights other memory in each forward
+        plainly(module, optimizer, comm.rank, 1)
+    else:
+        with pytest.raises(UserError, match=r"layers.1.weight has other memory than its shards"):
+            loss_of(module, comm.rank, 1)
+    module.detach()
+
+
 def purposes(module):
     return {purpose for purpose, _ in module.ledger._totals}
 
@@ -254,6 +269,7 @@ def goes_round(comm, strategies):
         if strategy in SHARDS:
             trains_more_later(comm, strategy)
             goes_on_from_its_shard(comm, strategy)
+            finds_replaced_memory(comm, strategy)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

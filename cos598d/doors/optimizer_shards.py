@@ -27,6 +27,7 @@ class OptimizerOfShards(torch.optim.Optimizer):
 
     _comm: Communicator
     _kind: str  # the class of optimizer that steps the parts
+    _kept: tuple[int, dict[str, Any]] | None = None  # for this rank, the whole state until the next step
     _parameters: dict[str, nn.Parameter]  # by name, all whose state may be saved
 
     @abstractmethod
@@ -41,18 +42,40 @@ class OptimizerOfShards(torch.optim.Optimizer):
     def _load_own(self, wholes: Iterable[FullTensor]) -> None:
         """This rank's optimizer remembers its parts of these, and nothing else."""
 
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Gather the whole state for rank `to`, where `state_dict` gives it until the next step. Every rank calls it.
+
+        Without it, `state_dict` gathers for all ranks, which all call it.
+        """
+        self._kept = None
+        state = self.state_dict()
+        self._kept = to, state if self._comm.rank == to else {}
+
     def state_dict(self) -> dict[str, Any]:
-        """What one optimizer of all parameters would give, whole, on every rank. Every rank calls it."""
-        self.gather_state()
-        try:
-            return super().state_dict()
-        finally:
-            self.state.clear()
+        """What one optimizer of all parameters would give, whole, on every rank.
+
+        Every rank calls it, or rank `to` after `consolidate_state_dict(to)`.
+        """
+        if self._kept is None:
+            self.gather_state()
+            try:
+                return super().state_dict()
+            finally:
+                self.state.clear()
+        to, state = self._kept
+        if self._comm.rank != to:
+            raise UserError(
+                f"consolidate_state_dict gathered the state for rank {to}, and this is rank {self._comm.rank}. Call "
+                f"state_dict() on rank {to}, or give consolidate_state_dict another rank."
+            )
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what `state_dict` gave, of any strategy or of one optimizer. Every rank calls it with the same."""
+        self._kept = None
         super().load_state_dict(state_dict)
-        self._cut_state()
+        self._load_own(())
+        self.cut_state()
 
     def shard_state_dict(self) -> dict[str, Any]:
         """What this rank's optimizer remembers alone, and the groups. No rank waits for another.
@@ -90,6 +113,7 @@ class OptimizerOfShards(torch.optim.Optimizer):
         problem = next(filter(None, self._comm.exchange(problem)), "")
         if problem:
             raise UserError(f"{problem}.")
+        self._kept = None
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self._memory().put_shards(state_dict["state"])
 
@@ -108,8 +132,10 @@ class OptimizerOfShards(torch.optim.Optimizer):
         for (kind, name), tensor in _gathered_state(self._comm, list(self._own_state())).items():
             self.state[self._parameters[name]][kind] = tensor
 
-    def _cut_state(self) -> None:
-        """This rank's optimizer remembers its parts of `state`, which is left empty."""
+    def cut_state(self) -> None:
+        """This rank's optimizer remembers its parts of `state`, if there is any, which is left empty."""
+        if not self.state:
+            return
         names: dict[torch.Tensor, str] = {p: name for name, p in self._parameters.items()}
         self._load_own(
             FullTensor(kind, names[p], torch.as_tensor(value))

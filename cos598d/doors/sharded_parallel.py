@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -151,6 +151,12 @@ class ShardedParallel(DataParallel):
         self._step = sync.step = ShardedStep(strategy)
         self.optimizer = ParallelOptimizer(whole, self._step, self._cut_again)
 
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """The model's own forward. Raises UserError if what it trains is not what was cut."""
+        if torch.is_grad_enabled() and self._layout is not None:
+            self.strategy.check_memory()
+        return super().forward(*inputs, **keywords)
+
     def settle(self) -> None:
         """Make every rank's model whole and equal, weights and buffers, until the next step. Every rank calls it."""
         if self._is_begun:
@@ -216,11 +222,12 @@ class ShardedParallel(DataParallel):
                 )
         return super()._apply(fn, recurse)
 
-    def _cut_again(self) -> ShardedStep:
-        """Cut what the optimizer's groups have now, as `ParallelOptimizer` describes."""
-        layout, sync, whole = self._layout, self._sync, self.optimizer.whole
+    def _cut_again(self) -> None:
+        """Cut what of the optimizer's groups trains now, as `ParallelOptimizer` describes."""
+        layout, sync, whole = self._layout, cast(_ShardsAsSync, self._sync), self.optimizer.whole
         if layout is None:
             raise UsageError("the model has left training by detach(). Call parallelize again.")
+        whole.param_groups = self.optimizer.param_groups
         self.strategy.settle()
         check_models(self._comm, self.module)
         named = dict(self.module.named_parameters())
@@ -235,8 +242,8 @@ class ShardedParallel(DataParallel):
         self._attached_to(sync.attach(self.module))
         for p in frozen:
             p.requires_grad_(False)
-        self._step = sync.step = ShardedStep(self.strategy)
-        return self._step
+        self._step.cut()
+        self.optimizer.cut_state()
 
     def _came_to_output(self, averages: bool, gradient: torch.Tensor | None = None) -> None:
         if self._layout is not None and not self._is_asked and own_loop.will_get_gradients(self._trained.values()):
@@ -267,7 +274,7 @@ class ShardedParallel(DataParallel):
                 "optimizer.add_param_group with what is new, on every rank, between a step and the next forward."
             )
         self._finish(own_loop.CHANGED)  # ranks whose models are as before are in a step
-        self.optimizer.cut_again()
+        self._cut_again()
 
 
 class _ShardsAsSync:

@@ -74,7 +74,11 @@ class ShardedStep:
     def __init__(self, strategy: Sharded):
         """`strategy` is attached."""
         self.strategy, self._comm = strategy, strategy.comm
-        self.parameters = dict(strategy.gradients.parameters)
+        self.cut()
+
+    def cut(self) -> None:
+        """The strategy has cut the model's parameters, maybe others than before; there are no gradients."""
+        self.parameters = dict(self.strategy.gradients.parameters)
         self._stand_ins = {p: ShardedGradient(self, name, p) for name, p in self.parameters.items()}
         self.is_summed = self.has_gradients = self._is_mean = False
         self._norms: dict[nn.Parameter, torch.Tensor] = {}
@@ -202,37 +206,27 @@ class ParallelOptimizer(OptimizerOfShards):
     In `step` this rank's own optimizer steps its parts, with the options that the groups have then.
     """
 
-    def __init__(self, whole: torch.optim.Optimizer, step: ShardedStep, cut_again: Callable[[], ShardedStep]):
+    def __init__(self, whole: torch.optim.Optimizer, step: ShardedStep, cut_again: Callable[[], None]):
         """`whole`: the script's own optimizer of the whole parameters, whose groups this one takes over.
 
-        cut_again: cuts the parameters in `whole`, as its groups are then, and gathers the state before that. Every rank
-        calls it. Raises UserError, the same on every rank, if they cannot be cut; then nothing has changed.
+        cut_again: cuts what of this optimizer's groups trains now, and its state. Every rank calls it. Raises
+        UserError, the same on every rank, if they cannot be cut; then nothing has changed.
         """
         self._step: ShardedStep | None = None
         super().__init__(whole.param_groups, whole.defaults)
         self.whole, self._kind, self._cut_again = whole, type(whole).__name__, cut_again
+        self._step, self._comm = step, step.strategy.comm
         self.state.update(whole.state)  # made with the optimizer, as Adagrad's
         whole.state.clear()
-        self._steps_by(step)
-
-    def cut_again(self) -> None:
-        """Cut what of the groups' parameters trains now. Every rank calls it, between two steps."""
-        self.whole.param_groups = self.param_groups
-        self._steps_by(self._cut_again())
-
-    def _steps_by(self, step: ShardedStep) -> None:
-        """From now on `step` has the parameters, and this rank's optimizer remembers its parts of `state`."""
-        self._step, self._strategy = step, step.strategy
-        self._comm, self._parameters = step.strategy.comm, step.parameters
-        if self.state:
-            self._cut_state()
+        self.cut_state()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As torch's; `closure` is called once. The gradients are dropped. Every rank calls it."""
         assert self._step is not None
         loss = result_of(closure)
-        for group, own in zip(self.param_groups, self._strategy.optimizer.param_groups, strict=True):
+        self._kept = None
+        for group, own in zip(self.param_groups, self._step.strategy.optimizer.param_groups, strict=True):
             own.update(options_of(group))
         self._step.step()
         return loss
@@ -258,20 +252,29 @@ class ParallelOptimizer(OptimizerOfShards):
             )
         super().add_param_group(param_group)
         try:
-            self.cut_again()
+            self._cut_again()
         except UserError:
             self.param_groups.pop()
             raise
 
+    @property
+    def _parameters(self) -> dict[str, nn.Parameter]:  # type: ignore[override]
+        return dict(self._sharded.gradients.parameters)
+
+    @property
+    def _sharded(self) -> Sharded:  # a library's wrapper around optimizers has a _strategy of its own
+        assert self._step is not None
+        return self._step.strategy
+
     def _own_state(self) -> Iterable[ShardSlice]:
-        return (piece for piece in self._strategy.state() if piece.kind not in (WEIGHTS, BUFFERS))
+        return (piece for piece in self._sharded.state() if piece.kind not in (WEIGHTS, BUFFERS))
 
     def _load_own(self, wholes: Iterable[FullTensor]) -> None:
-        self._strategy.load_optimizer(wholes)
+        self._sharded.load_optimizer(wholes)
 
     def load_shard_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_shard_state_dict(state_dict)
-        self._strategy.state_has_changed()
+        self._sharded.state_has_changed()
 
     def _memory(self) -> OptimizerState:
-        return self._strategy.optimizer_state()
+        return self._sharded.optimizer_state()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.memory import count_memory, state_tensors
@@ -108,6 +109,8 @@ class Sharded(Strategy):
                 part = nn.Parameter(own[place])
                 self.pieces.append((piece.name, part, piece.parameter, unit, place))
                 self.held[piece.name] = Stepped(piece.name, tuple(piece.parameter.shape), piece.offset, part)
+        is_laid = "parameters" not in self.shards  # else a layer's weights have other memory whenever they are gathered
+        self._laid = [(name, p, p.data_ptr()) for name, p in self._gradients.parameters if is_laid]
         order = {name: number for number, (name, _) in enumerate(self._gradients.parameters)}
         self.pieces.sort(key=lambda piece: order[piece[0]])
         self.optimizer = make_optimizer([(name, part) for name, part, *_ in self.pieces])
@@ -117,6 +120,15 @@ class Sharded(Strategy):
             if parameter in self._gradients.embeddings
         }
         return computing_in(self.precision, self.comm.device, model)
+
+    def check_memory(self) -> None:
+        """Raise UserError if a weight is no longer where its shards are: a step would not reach the model."""
+        for name, p, place in self._laid:
+            if p.data_ptr() != place:
+                raise UserError(
+                    f"{name} has other memory than its shards, since something has replaced its tensor, as .to() may. "
+                    "Change weights in place, move the model before parallelize, or call that again."
+                )
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self._gradients.no_sync()
@@ -210,7 +222,7 @@ class Sharded(Strategy):
 
     def detach(self) -> None:
         self._gradients.detach()
-        self.pieces, self.held, self._row_steps = [], {}, {}
+        self.pieces, self.held, self._row_steps, self._laid = [], {}, {}, []
         self.optimizer.zero_grad(set_to_none=True)
 
     def memory(self) -> dict[str, int]:
