@@ -206,18 +206,24 @@ class ParallelOptimizer(OptimizerOfShards):
     In `step` this rank's own optimizer steps its parts, with the options that the groups have then.
     """
 
-    def __init__(self, whole: torch.optim.Optimizer, step: ShardedStep, cut_again: Callable[[], None]):
-        """`whole`: the script's own optimizer of the whole parameters, whose groups this one takes over.
+    _step: ShardedStep | None = None
 
-        cut_again: cuts what of this optimizer's groups trains now, and its state. Every rank calls it. Raises
-        UserError, the same on every rank, if they cannot be cut; then nothing has changed.
-        """
-        self._step: ShardedStep | None = None
+    def __init__(self, whole: torch.optim.Optimizer, step: ShardedStep, cut_again: Callable[[], None]):
+        """As `take_over`. It has the same groups as `whole`."""
         super().__init__(whole.param_groups, whole.defaults)
-        self.whole, self._kind, self._cut_again = whole, type(whole).__name__, cut_again
-        self._step, self._comm = step, step.strategy.comm
         self.state.update(whole.state)  # made with the optimizer, as Adagrad's
         whole.state.clear()
+        self.take_over(whole, step, cut_again)
+
+    def take_over(self, whole: torch.optim.Optimizer, step: ShardedStep, cut_again: Callable[[], None]) -> None:
+        """From now on the strategy's optimizer steps parts of what these groups have, and remembers those of `state`.
+
+        whole: an optimizer of the script's kind with these groups. cut_again: cuts what of the groups trains now, and
+        the state. Every rank calls it. Raises UserError, the same on every rank, if they cannot be cut; then nothing
+        has changed.
+        """
+        self.whole, self._kind, self._cut_again = whole, type(whole).__name__, cut_again
+        self._step, self._comm = step, step.strategy.comm
         self.cut_state()
 
     @torch.no_grad()

@@ -113,13 +113,18 @@ class Sharded(Strategy):
         self._laid = [(name, p, p.data_ptr()) for name, p in self._gradients.parameters if is_laid]
         order = {name: number for number, (name, _) in enumerate(self._gradients.parameters)}
         self.pieces.sort(key=lambda piece: order[piece[0]])
-        self.optimizer = make_optimizer([(name, part) for name, part, *_ in self.pieces])
+        self.make_optimizer(make_optimizer)
+        return computing_in(self.precision, self.comm.device, model)
+
+    def make_optimizer(self, make: MakeOptimizer) -> None:
+        """Have an optimizer that `make` makes step this rank's pieces."""
+        self.layout.make_optimizer = make
+        self.optimizer = make([(name, part) for name, part, *_ in self.pieces])
         self._row_steps = {
             unit: RowSteps(self.optimizer, part, parameter.shape[1])
             for _, part, parameter, unit, _ in self.pieces
             if parameter in self._gradients.embeddings
         }
-        return computing_in(self.precision, self.comm.device, model)
 
     def check_memory(self) -> None:
         """Raise UserError if a weight is no longer where its shards are: a step would not reach the model."""

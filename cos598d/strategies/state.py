@@ -170,7 +170,7 @@ class StateLayout:
             BUFFERS: {name: (tuple(buffer.shape), buffer.dtype) for name, buffer in model.named_buffers()},
         }
         self._trained = {name for name, p in model.named_parameters() if p.requires_grad}
-        self._make_optimizer = make_optimizer
+        self.make_optimizer = make_optimizer
 
     def checked(self, wholes: Iterable[FullTensor]) -> Iterator[FullTensor]:
         """The tensors as they come. Raises UserError for one too many or too few, or of another shape or dtype.
@@ -229,7 +229,7 @@ class StateLayout:
     def _kinds(self) -> dict[str, bool]:
         """What the optimizer remembers, found by letting one step a single weight; whether each is one number."""
         probe = nn.Parameter(torch.zeros(1))
-        optimizer = self._make_optimizer([("probe", probe)])
+        optimizer = self.make_optimizer([("probe", probe)])
         probe.grad = torch.zeros(1)
         optimizer.step()
         each = Stepped("probe", (1,), 0, probe)
