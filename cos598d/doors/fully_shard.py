@@ -112,6 +112,7 @@ def _before_step(optimizer: torch.optim.Optimizer, inputs: Any, keywords: Any) -
         if model is None:
             return None
         model.adopt(optimizer)
+        assert isinstance(optimizer, ParallelOptimizer)
     if type(optimizer) is ParallelOptimizer or optimizer in _stepping:
         return None
     _stepping.add(optimizer)
