@@ -27,7 +27,8 @@ class OptimizerOfShards(torch.optim.Optimizer):
 
     _comm: Communicator
     _kind: str  # the class of optimizer that steps the parts
-    _kept: tuple[int, dict[str, Any]] | None = None  # for this rank, the whole state until the next step
+    # No values here: a library that wraps an optimizer makes the wrapper a subclass, and finds these by __getattr__.
+    _kept: tuple[int, dict[str, Any]] | None  # for this rank, the whole state until the next step
     _parameters: dict[str, nn.Parameter]  # by name, all whose state may be saved
 
     @abstractmethod

@@ -48,7 +48,7 @@ class ShardedOptimizer(OptimizerOfShards):
         """
         self._own: torch.optim.Optimizer | None = None
         whole = optimizer_class(params, **options)
-        self._kind = optimizer_class.__name__
+        self._kind, self._kept = optimizer_class.__name__, None
         super().__init__(whole.param_groups, whole.defaults)
         self._comm = GroupCommunicator(process_group, device_of(self._all(), "ShardedOptimizer"), timeout_seconds)
         self._parameters = {}

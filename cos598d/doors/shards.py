@@ -206,10 +206,9 @@ class ParallelOptimizer(OptimizerOfShards):
     In `step` this rank's own optimizer steps its parts, with the options that the groups have then.
     """
 
-    _step: ShardedStep | None = None
-
     def __init__(self, whole: torch.optim.Optimizer, step: ShardedStep, cut_again: Callable[[], None]):
         """As `take_over`. It has the same groups as `whole`."""
+        self._step: ShardedStep | None = None
         super().__init__(whole.param_groups, whole.defaults)
         self.state.update(whole.state)  # made with the optimizer, as Adagrad's
         whole.state.clear()
@@ -223,7 +222,7 @@ class ParallelOptimizer(OptimizerOfShards):
         has changed.
         """
         self.whole, self._kind, self._cut_again = whole, type(whole).__name__, cut_again
-        self._step, self._comm = step, step.strategy.comm
+        self._step, self._comm, self._kept = step, step.strategy.comm, None
         self.cut_state()
 
     @torch.no_grad()
