@@ -1,7 +1,9 @@
-"""Our gradient syncs in Hugging Face's Accelerate, next to its own DDP.
+"""Our strategies in Hugging Face's Accelerate, next to its own DDP.
 
 `torchrun --nproc_per_node 2 examples/accelerate_sync.py`
 """
+
+import sys
 
 import torch
 from accelerate import Accelerator
@@ -12,25 +14,43 @@ import cos598d
 
 
 class SyncAccelerator(Accelerator):
-    """An Accelerator whose models are wrapped by `cos598d.data_parallel` where DistributedDataParallel stood.
+    """An Accelerator whose models are wrapped by `cos598d.parallelize` where DistributedDataParallel stood.
 
-    `sync` holds the arguments of data_parallel, such as {"sync": "sparse_rows", "compress": "bf16"}. `accumulate` and
-    `no_sync` send nothing meanwhile. `model.module` is the plain model, `model.settle()` gives all ranks rank 0's
-    buffers before evaluating, and `model.ledger.totals()` says what has travelled.
+    `sync` holds the arguments of parallelize, such as {"strategy": "zero3"}, {"strategy": "ring", "compress": "bf16"}.
+    A model comes first in `prepare`, then its optimizer. `accumulate` and `no_sync` send nothing meanwhile, except
+    under zero2 and zero3. `model.module` is the plain model, `model.settle()` gives all ranks the same whole model
+    before evaluating, and `model.ledger.totals()` says what has travelled.
     """
 
     def __init__(self, *, sync, **arguments):
         super().__init__(**arguments)
-        self._sync = sync
+        self._sync, self._whole, self._ours = sync, None, None
+
+    def prepare(self, *objects, device_placement=None):
+        """As Accelerate's, for one model with its optimizer, or for what is neither."""
+        (self._whole,) = [each for each in objects if isinstance(each, torch.optim.Optimizer)] or [None]
+        return super().prepare(*objects, device_placement=device_placement)
 
     def prepare_model(self, model, device_placement=None, evaluation_mode=False):
-        """Place the model as Accelerate does, then wrap it."""
+        """Place the model as Accelerate does, then wrap it with its optimizer."""
         placed = super().prepare_model(model, device_placement, evaluation_mode=True)
         if evaluation_mode or self.num_processes == 1:
             return placed
-        wrapped = cos598d.data_parallel(placed, **self._sync)
-        self._models[-1] = wrapped
-        return wrapped
+        self._models[-1], self._ours = cos598d.parallelize(placed, lambda _: self._whole, **self._sync)
+        return self._models[-1]
+
+    def prepare_optimizer(self, optimizer, device_placement=None):
+        """What steps the wrapped model."""
+        return super().prepare_optimizer(self._ours or optimizer, device_placement)
+
+    def prepare_scheduler(self, scheduler):
+        """It sets the rates of what steps the wrapped model."""
+        scheduler.optimizer = self._ours or scheduler.optimizer
+        return super().prepare_scheduler(scheduler)
+
+    def get_state_dict(self, model, unwrap=True):
+        """Whole, on every rank, under every strategy."""
+        return model.full_state_dict() if model in self._models else super().get_state_dict(model, unwrap)
 
     def unwrap_model(self, model, *arguments, **named):
         """The plain model."""
@@ -56,10 +76,8 @@ def train(accelerator):
 
 
 def main():
-    for name, accelerator in (
-        ("ddp", Accelerator(cpu=True)),
-        ("ours", SyncAccelerator(cpu=True, sync={"sync": "ring"})),
-    ):
+    for name in sys.argv[1:] or ("ddp", "ring", "zero3"):
+        accelerator = Accelerator(cpu=True) if name == "ddp" else SyncAccelerator(cpu=True, sync={"strategy": name})
         losses = train(accelerator)
         accelerator.print(f"{name}: {' '.join(f'{loss:.6f}' for loss in losses)}")
     accelerator.end_training()

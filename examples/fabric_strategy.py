@@ -1,6 +1,7 @@
-"""Our gradient syncs in Lightning Fabric, by a strategy; the digits: `python examples/fabric_strategy.py`."""
+"""Our strategies in Lightning Fabric; the digits: `python examples/fabric_strategy.py`."""
 
 import contextlib
+import sys
 from datetime import timedelta
 
 import torch
@@ -15,16 +16,18 @@ import cos598d
 
 
 class SyncStrategy(DDPStrategy):
-    """Fabric's DDP strategy with `cos598d.data_parallel` where DistributedDataParallel stood.
+    """Fabric's DDP strategy with `cos598d.parallelize` where DistributedDataParallel stood.
 
-        strategy = SyncStrategy(sync="sparse_rows", compress="bf16", timeout=timedelta(seconds=60))
+        strategy = SyncStrategy(sync="zero3", timeout=timedelta(seconds=60))
         fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
+        model, optimizer = fabric.setup(model, optimizer)
 
-    It takes the arguments of data_parallel (sync, compress, bucket_mb, ...) and those of DDPStrategy by name.
-    `fabric.no_backward_sync` sends nothing, `fabric.save` and `fabric.load` use the model's plain names.
+    `sync` is a strategy of parallelize (ring, sparse_rows, zero3, ...). Its other arguments (compress, bucket_mb, ...)
+    and those of DDPStrategy are given by name. `fabric.no_backward_sync` sends nothing. `fabric.save` and `fabric.load`
+    use the model's plain names.
 
     `replica` is what Fabric's model holds: `replica.ledger.totals()` says what has travelled, and `replica.settle()`,
-    called on every rank before evaluating, gives all ranks rank 0's buffers (BatchNorm's statistics).
+    called on every rank before evaluating, gives all ranks the same whole model.
 
     Fabric or torchrun starts the ranks, and our watchdog does not watch over them. Where one is killed, the others'
     next collective fails with torch's error at once, since the connection is gone. Where one is stuck, and under
@@ -38,11 +41,26 @@ class SyncStrategy(DDPStrategy):
         self._backward_sync_control = _NoSync()
         self.replica = None
 
+    def setup_module_and_optimizers(self, module, optimizers, scheduler=None):
+        """Wrap the model and its optimizer. Shards need one optimizer, in the same call of `fabric.setup`."""
+        if len(optimizers) != 1:
+            return self.setup_module(module), optimizers, scheduler
+        (whole,), arguments = optimizers, self._arguments()
+        self.replica, ours = cos598d.parallelize(module, lambda _: whole, arguments.pop("sync"), **arguments)
+        return self.replica, [ours], scheduler
+
     def setup_module(self, module):
-        """Wrap the model, as DDPStrategy does."""
-        seconds = (self._timeout or default_pg_timeout).total_seconds()
-        self.replica = cos598d.data_parallel(module, timeout_seconds=seconds, **self._ddp_kwargs)
+        """Wrap a model by itself, whose gradients are averaged."""
+        self.replica = cos598d.data_parallel(module, **self._arguments())
         return self.replica
+
+    def _arguments(self):
+        seconds = (self._timeout or default_pg_timeout).total_seconds()
+        return {"sync": "bucketed", "timeout_seconds": seconds} | self._ddp_kwargs
+
+    def get_module_state_dict(self, module):
+        """Whole, under every strategy."""
+        return module.full_state_dict()
 
 
 class _NoSync(_BackwardSyncControl):
@@ -68,16 +86,18 @@ def train(strategy, steps):
         fabric.backward(loss)
         optimizer.step()
         losses.append(loss.item())
+    strategy.replica.settle() if isinstance(strategy, SyncStrategy) else None
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(images), labels)
     return fabric, fabric.all_reduce(torch.tensor(losses), reduce_op="mean").tolist(), loss.item()
 
 
 def main():
-    strategy = SyncStrategy(sync="ring", timeout=timedelta(seconds=60))
-    for name, each in (("ddp", "ddp"), ("ours", SyncStrategy(sync="ring", timeout=timedelta(seconds=60)))):
+    for name in sys.argv[1:] or ("ddp", "ring", "zero3"):
+        each = name if name == "ddp" else SyncStrategy(sync=name, timeout=timedelta(seconds=60))
         fabric, losses, _ = train(each, steps=10)
         fabric.print(f"{name}: {' '.join(f'{loss:.6f}' for loss in losses)}")
+    strategy = SyncStrategy(sync="ring", timeout=timedelta(seconds=60))
     fabric, _, loss = train(strategy, steps=100)
     fabric.print(f"loss after 100 steps: {loss:.6f}")
     for tensor, total in strategy.replica.ledger.totals().items():

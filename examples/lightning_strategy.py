@@ -1,5 +1,6 @@
-"""Our gradient syncs in Lightning's Trainer, by a strategy; the digits: `python examples/lightning_strategy.py`."""
+"""Our strategies in Lightning's Trainer; the digits: `python examples/lightning_strategy.py`."""
 
+import sys
 from datetime import timedelta
 
 import torch
@@ -11,18 +12,17 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from torch.utils.data import DataLoader
 
 import cos598d
-from cos598d.doors.parallel import DataParallel
 
 
 class SyncStrategy(DDPStrategy):
-    """The Trainer's DDP strategy with `cos598d.data_parallel` where DistributedDataParallel stood.
+    """The Trainer's DDP strategy with `cos598d.parallelize` where DistributedDataParallel stood.
 
-        strategy = SyncStrategy(sync="sparse_rows", compress="bf16", timeout=timedelta(seconds=60))
+        strategy = SyncStrategy(sync="zero3", timeout=timedelta(seconds=60))
         Trainer(accelerator="cpu", devices=2, strategy=strategy, accumulate_grad_batches=4)
 
-    It takes the arguments of data_parallel (sync, compress, bucket_mb, ...) and those of DDPStrategy by name. While the
-    Trainer accumulates, nothing is sent; its checkpoints have the model's plain names. Validation begins with rank 0's
-    buffers (BatchNorm's statistics) on every rank.
+    `sync` is a strategy of parallelize (ring, sparse_rows, zero3, ...). Its other arguments (compress, bucket_mb, ...)
+    and those of DDPStrategy are given by name. While the Trainer accumulates, nothing is sent, except under zero2 and
+    zero3. Its checkpoints have the model's plain names. Validation begins with the same whole model on every rank.
 
     `replica` is what the Trainer called in the last fit: `replica.ledger.totals()` says what has travelled.
 
@@ -38,18 +38,35 @@ class SyncStrategy(DDPStrategy):
         self.replica = None
 
     def configure_ddp(self):
-        """Wrap the model for fit, as DDPStrategy does."""
+        """Nothing yet: the model is wrapped with its optimizer."""
+
+    def setup_optimizers(self, trainer):
+        """Wrap the model and its optimizer. Shards need one optimizer; with several, gradients are averaged."""
+        super().setup_optimizers(trainer)
         seconds = (self._timeout or default_pg_timeout).total_seconds()
-        self.model = self.replica = cos598d.data_parallel(self.model, timeout_seconds=seconds, **self._ddp_kwargs)
+        arguments = {"sync": "bucketed", "timeout_seconds": seconds} | self._ddp_kwargs
+        if len(self.optimizers) == 1:
+            (whole,) = self.optimizers
+            self.replica, ours = cos598d.parallelize(self.model, lambda _: whole, arguments.pop("sync"), **arguments)
+            self.optimizers = [ours]
+            for config in self.lr_scheduler_configs:
+                config.scheduler.optimizer = ours
+        else:
+            self.replica = cos598d.data_parallel(self.model, **arguments)
+        self.model = self.replica
 
     def on_validation_start(self):
         """DDP sends rank 0's buffers before each forward: here they travel once, when they are needed."""
-        if isinstance(self.model, DataParallel):
+        if self.model is self.replica:
             self.replica.settle()
+
+    def lightning_module_state_dict(self):
+        """Whole, under every strategy."""
+        return self.replica.full_state_dict() if self.model is self.replica else super().lightning_module_state_dict()
 
     def teardown(self):
         """Give the model back without hooks, so that the next fit begins anew."""
-        if isinstance(self.model, DataParallel):
+        if self.model is self.replica and self.replica is not None:
             self.model = self.replica.detach()
         super().teardown()
 
@@ -100,11 +117,12 @@ def train(strategy, steps):
 
 
 def main():
-    strategy = SyncStrategy(sync="ring", timeout=timedelta(seconds=60))
-    for name, each in (("ddp", "ddp"), ("ours", SyncStrategy(sync="ring", timeout=timedelta(seconds=60)))):
+    for name in sys.argv[1:] or ("ddp", "ring", "zero3"):
+        each = name if name == "ddp" else SyncStrategy(sync=name, timeout=timedelta(seconds=60))
         trainer, model = train(each, steps=10)
         if trainer.is_global_zero:
             print(f"{name}: {' '.join(f'{loss:.6f}' for loss in model.losses)}")
+    strategy = SyncStrategy(sync="ring", timeout=timedelta(seconds=60))
     trainer, model = train(strategy, steps=100)
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model.layers(model.images), model.labels)

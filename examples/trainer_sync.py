@@ -1,8 +1,9 @@
-"""Our gradient syncs in Hugging Face's Trainer, next to its own DDP.
+"""Our strategies in Hugging Face's Trainer, next to its own DDP.
 
 `torchrun --nproc_per_node 2 examples/trainer_sync.py`
 """
 
+import sys
 import tempfile
 
 import torch
@@ -14,10 +15,11 @@ import cos598d
 
 
 class SyncTrainer(Trainer):
-    """A Trainer that trains with `cos598d.data_parallel` where DistributedDataParallel stood.
+    """A Trainer that trains with `cos598d.parallelize` where DistributedDataParallel stood.
 
-    `sync` holds the arguments of data_parallel, such as {"sync": "sparse_rows", "compress": "bf16"}. While the Trainer
-    accumulates, nothing is sent; what it saves has the model's plain names.
+    `sync` holds the arguments of parallelize, such as {"strategy": "zero3"}, {"strategy": "ring", "compress": "bf16"}.
+    While the Trainer accumulates, nothing is sent, except under zero2 and zero3; what it saves has the model's plain
+    names.
     """
 
     def __init__(self, *arguments, sync, **named):
@@ -27,7 +29,29 @@ class SyncTrainer(Trainer):
     def _wrap_model(self, model, training=True, dataloader=None):
         if not training or self.args.world_size == 1 or model is not self.model:
             return super()._wrap_model(model, training, dataloader)
-        return cos598d.data_parallel(model, **self._sync)
+        wrapped, self.optimizer = cos598d.parallelize(model, lambda _: self.optimizer, **self._sync)
+        self.accelerator._models.append(wrapped)  # else an evaluation places the model again
+        return wrapped
+
+    def _settle(self):
+        if self.model_wrapped is not self.model:
+            self.model_wrapped.settle()
+
+    def evaluation_loop(self, *arguments, **named):
+        """Every rank has the same whole model."""
+        self._settle()
+        return super().evaluation_loop(*arguments, **named)
+
+    def save_model(self, *arguments, **named):
+        """Rank 0 saves the whole model."""
+        self._settle()
+        super().save_model(*arguments, **named)
+
+    def _save_optimizer_and_scheduler(self, output_dir):
+        inner = getattr(self.optimizer, "optimizer", self.optimizer)
+        if hasattr(inner, "consolidate_state_dict"):
+            inner.consolidate_state_dict()  # on every rank, for rank 0, which saves it
+        super()._save_optimizer_and_scheduler(output_dir)
 
 
 class Digits(nn.Module):
@@ -69,8 +93,8 @@ def train(kind, **named):
 
 
 def main():
-    for name, kind, named in (("ddp", Trainer, {}), ("ours", SyncTrainer, {"sync": {"sync": "ring"}})):
-        is_first, losses = train(kind, **named)
+    for name in sys.argv[1:] or ("ddp", "ring", "zero3"):
+        is_first, losses = train(Trainer) if name == "ddp" else train(SyncTrainer, sync={"strategy": name})
         if is_first:
             print(f"{name}: {' '.join(f'{float(loss):.6f}' for loss in losses)}", flush=True)
     torch.distributed.destroy_process_group()

@@ -137,7 +137,11 @@ def trains(comm, strategy, name):
     model = make_model().double()
     expected = copy.deepcopy(model)
     make = lambda params: torch.optim.Adam(params, lr=1e-2, eps=1e-3)  # noqa: E731 - as scripts write it
-    module, optimizer = cos598d.parallelize(model, make, strategy)
+    if strategy == "fully_shard":
+        module = cos598d.fully_shard(model)
+        optimizer = make(module.parameters())
+    else:
+        module, optimizer = cos598d.parallelize(model, make, strategy)
     alone, single = Alone(expected, comm.world_size), make(expected.parameters())
     for step in range(4):
         if step == 3:
@@ -166,7 +170,11 @@ def goes_round(comm, strategies):
 
 @pytest.mark.parametrize(
     ("world_size", "strategies"),
-    [(2, ["zero2", "zero3", "shared_weights"]), (3, ["zero1", "zero3"]), (4, ["sparse_zero1", "zero3"])],
+    [
+        (2, ["zero2", "fully_shard", "shared_weights"]),
+        (3, ["zero1", "fully_shard"]),
+        (4, ["sparse_zero1", "zero3"]),
+    ],
 )
 def test_what_torch_trains_in_shards_trains_in_ours(world_size, strategies):
     run_ranks(world_size, goes_round, strategies, seconds=300)
@@ -201,3 +209,95 @@ def says(comm):
 
 def test_what_ours_does_not_take_is_a_sentence():
     run_ranks(2, says)
+
+
+def keeps_torchs_order(comm):
+    """The optimizer after the model: schedules, closures, clipping, states both ways, parameters that train later."""
+    saved = None
+    for _ in range(2):
+        torch.manual_seed(5)
+        model = Tied().double()
+        model.layers[1].requires_grad_(False)
+        expected = copy.deepcopy(model)
+        module = cos598d.fully_shard(model)
+        alone = Alone(expected, comm.world_size)
+        ours, single = (
+            torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], 0.01) for m in (module, expected)
+        )
+        schedules = [torch.optim.lr_scheduler.StepLR(one, 2, gamma=0.5) for one in (ours, single)]
+        if saved is not None:
+            ours.load_state_dict(saved)
+            single.load_state_dict(saved)
+        for step in range(4):
+            assert ours.step(lambda module=module, step=step: clipped(module, comm.rank, step)) > 0
+            alone.backward(lambda m, r, step=step: on_ids(m, r, step))
+            alone.average()
+            torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.1)
+            single.step()
+            for one, schedule in zip((ours, single), schedules, strict=True):
+                one.zero_grad()
+                schedule.step()
+            if step == 1:
+                for m, one in ((model, ours), (expected, single)):
+                    m.layers[1].requires_grad_(True)
+                    one.add_param_group({"params": list(m.layers[1].parameters()), "lr": 0.02})
+        assert isinstance(ours, torch.optim.AdamW)
+        state, theirs = ours.state_dict(), single.state_dict()
+        assert state["param_groups"] == theirs["param_groups"]
+        for place, values in theirs["state"].items():
+            for kind, value in values.items():
+                assert torch.allclose(state["state"][place][kind], value, rtol=1e-12, atol=1e-15), (kind, place)
+        whole = module.full_state_dict()
+        for name, value in expected.state_dict().items():
+            assert torch.allclose(whole[name], value, rtol=0, atol=1e-12), name
+        shards = copy.deepcopy(ours.shard_state_dict())
+        ours.load_shard_state_dict(shards)
+        first = state["param_groups"][0]["params"]
+        saved = {
+            "state": {place: values for place, values in state["state"].items() if place in first},
+            "param_groups": state["param_groups"][:1],
+        }
+        module.detach()
+
+
+def clipped(module, rank, step):
+    loss = on_ids(module, rank, step)
+    loss.backward()
+    module.clip_grad_norm_(0.1)
+    return loss
+
+
+def computes_in_half(comm):
+    """bf16 in each forward, gradients in float32; and what it refuses."""
+    module = cos598d.fully_shard(Tied(), compute_dtype=torch.bfloat16)
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(3):
+        output = module(ids_of(comm.rank, 0))
+        assert output.dtype == torch.bfloat16
+        loss = output.float().square().mean()
+        loss.backward()
+        assert module.module.table.weight.grad.dtype == torch.float32
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    with pytest.raises(UsageError, match=r"is sharded already\. Call fully_shard once, for the whole model"):
+        cos598d.fully_shard(nn.Sequential(module.module, nn.Linear(3, 3)))
+    module.detach()
+    with pytest.raises(UsageError, match=r"float16 is not known\. Give torch\.bfloat16"):
+        cos598d.fully_shard(Tied(), compute_dtype=torch.float16)
+    module = cos598d.fully_shard(nn.Linear(4, 4, bias=False))
+    optimizer = torch.optim.Muon(module.parameters())
+    module(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(UsageError, match="Muon cannot step shards"):
+        optimizer.step()
+    module.detach()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_fully_shard_takes_an_optimizer_that_is_made_after_it(world_size):
+    run_ranks(world_size, keeps_torchs_order)
+
+
+def test_fully_shard_computes_in_half_precision_and_refuses_in_sentences():
+    run_ranks(2, computes_in_half)

@@ -2,13 +2,14 @@
 
 import contextlib
 import gc
+import io
 import warnings
 from datetime import timedelta
 
 import pytest
 import torch
 from test_parallel import Trip
-from test_parallelize import SHARDS, Alone, Model, assert_as, loss_of, plainly, plainly_alone
+from test_parallelize import SHARDS, Alone, Linear, Model, assert_as, loss_of, plainly, plainly_alone, rounded
 from torch import nn
 from worlds import run_ranks
 
@@ -154,6 +155,105 @@ def keeps_what_only_some_steps_read(comm, strategy):
     module.detach()
 
 
+def trains_more_later(comm, strategy):
+    """A layer that was frozen at first, in a group or not, a layer that is new, and one that is frozen for a while."""
+    models = Model(comm.rank), Model(0)
+    for model in models:
+        model.layers[1].bias.requires_grad_(False)
+
+    def make(params):
+        return adamw([p for p in params if p.requires_grad or p.shape == (31,)])
+
+    module, optimizer = cos598d.parallelize(models[0], make, strategy)
+    alone, single = Alone(models[1], comm.world_size), make(models[1].parameters())
+    schedules = [torch.optim.lr_scheduler.StepLR(one, 1, gamma=0.5) for one in (optimizer, single)]
+    for step in range(5):
+        plainly(module, optimizer, comm.rank, step)
+        plainly_alone(alone, single, step)
+        for schedule in schedules:
+            schedule.step()
+        for model in models:
+            model.layers[2].bias.requires_grad_(step != 1)
+        if step == 0:
+            for model in models:
+                model.layers[1].bias.requires_grad_(True)
+        if step == 2:
+            with pytest.raises(UsageError, match="that is not the model's"):
+                optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+            for model, one in zip(models, (optimizer, single), strict=True):
+                torch.manual_seed(7 + (comm.rank if model is models[0] else 0))
+                model.layers.append(Linear(31, 31))
+                model.frozen.weight.requires_grad_(True)
+                added = [model.frozen.weight, *model.layers[3].parameters()]
+                for p in added:
+                    p.register_hook(rounded)
+                one.add_param_group({"params": added, "lr": 0.03})
+    assert_as(module.full_state_dict(), models[1], f"{strategy}, more parameters")
+    saved, theirs = optimizer.state_dict(), single.state_dict()
+    assert saved["param_groups"] == theirs["param_groups"]
+    for place, values in theirs["state"].items():
+        for kind, value in values.items():
+            assert torch.equal(saved["state"][place][kind], value), f"{strategy}: {kind} of {place}"
+    loss_of(module, comm.rank, 0).backward()
+    with pytest.raises(UsageError, match=r"Call it after optimizer.step\(\) or zero_grad\(\)"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    optimizer.zero_grad()
+    module.detach()
+
+
+def goes_on_from_its_shard(comm, strategy):
+    """Each rank saves what it alone remembers, and another optimizer goes on from it to the same weights."""
+    ends, saved = [], {}
+    for _ in range(2):
+        module, optimizer = cos598d.parallelize(Model(comm.rank), in_groups, strategy)
+        rates = scheduled(optimizer)
+        if saved:
+            module.load_state_dict(saved["model"])
+            optimizer.load_shard_state_dict(saved["shard"])
+            rates.load_state_dict(saved["rates"])
+        for step in range(2 if saved else 0, 4):
+            if step == 2 and not saved:
+                file = io.BytesIO()
+                torch.save({"shard": optimizer.shard_state_dict(), "rates": rates.state_dict()}, file)
+                file.seek(0)
+                saved = torch.load(file, weights_only=True) | {"model": module.full_state_dict()}
+                held = sum(t.numel() for values in saved["shard"]["state"].values() for t in values.values())
+            plainly(module, optimizer, comm.rank, step)
+            rates.step()
+        ends.append(module.full_state_dict())
+        if len(ends) == 1:
+            module.detach()
+    assert all(torch.equal(ends[0][name], tensor) for name, tensor in ends[1].items())
+    whole = sum(t.numel() for values in optimizer.state_dict()["state"].values() for t in values.values())
+    assert strategy == "sparse_zero1" or held < whole / comm.world_size + 100
+    shard, is_first = saved["shard"], comm.rank == 0
+    for wrong, words in (
+        ({"state": {}}, r"is not one of shard_state_dict\(\)\. Give a whole state to load_state_dict"),
+        (shard | {"ranks": 9}, f"is of 9 ranks, and there are {comm.world_size}"),
+        (shard if is_first else shard | {"rank": 0}, "is rank 0's, and this is rank 1"),
+        (shard if is_first else shard | {"cut": []}, "has another cut than this rank's optimizer. Load it with"),
+        (shard | {"optimizer": "SGD"}, "has another optimizer than"),
+    ):
+        with pytest.raises(UserError, match=words):
+            optimizer.load_shard_state_dict(wrong)
+    module.detach()
+
+
+def finds_replaced_memory(comm, strategy):
+    """Whatever replaces a parameter's tensor: a step would change memory that the model does not have any more."""
+    module, optimizer = cos598d.parallelize(Model(comm.rank), adamw, strategy)
+    plainly(module, optimizer, comm.rank, 0)
+    module.settle()
+    weight = module.module.layers[1].weight
+    weight.data = weight.data.clone()
+    if strategy == "zero3":  # which gives every layer's weights other memory in each forward
+        plainly(module, optimizer, comm.rank, 1)
+    else:
+        with pytest.raises(UserError, match=r"layers.1.weight has other memory than its shards"):
+            loss_of(module, comm.rank, 1)
+    module.detach()
+
+
 def purposes(module):
     return {purpose for purpose, _ in module.ledger._totals}
 
@@ -166,6 +266,10 @@ def goes_round(comm, strategies):
         for function in CASES:
             function(comm, strategy)
         goes_on_from_a_state(comm, strategy, strategies[place - 1])
+        if strategy in SHARDS:
+            trains_more_later(comm, strategy)
+            goes_on_from_its_shard(comm, strategy)
+            finds_replaced_memory(comm, strategy)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -260,8 +364,6 @@ def refuses(comm):
     module, optimizer = cos598d.parallelize(Model(0), adamw, "zero3")
     with pytest.raises(UserError, match=r"Call full_state_dict\(\) instead of state_dict\(\)"):
         module.state_dict()
-    with pytest.raises(UsageError, match="takes no further parameters"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     loss_of(module, comm.rank, 0).backward()
     gradient = module.module.head.output.weight.grad
     assert repr(gradient) == "ShardedGradient(head.output.weight, (3, 31))"
@@ -271,7 +373,7 @@ def refuses(comm):
     with pytest.raises(UsageError, match="Give norm_type 2"):
         module.clip_grad_norm_(1.0, norm_type=torch.inf)
     module.module.frozen.requires_grad_(True)
-    with pytest.raises(UsageError, match="Call parallelize after such a change"):
+    with pytest.raises(UsageError, match=r"Call optimizer.add_param_group"):
         module(torch.tensor([[1]]))
     module.module.frozen.requires_grad_(False)
     plainly(module, optimizer, comm.rank, 1)

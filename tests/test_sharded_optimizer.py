@@ -109,6 +109,13 @@ def keeps_parity(comm):
             one.zero_grad()
             one.step(lambda module=module: backward(loss_of(module, comm.rank, 9)))
         assert_same(model, expected, (name, wrap, "after loading"))
+        shard = copy.deepcopy(ours.shard_state_dict())
+        before = copy.deepcopy(ours.state_dict())
+        ours.step()
+        ours.load_shard_state_dict(shard)
+        assert_same_state(ours.state_dict(), before, (name, wrap, "after loading a shard"))
+        with pytest.raises(UserError, match="is of 7 ranks"):
+            ours.load_shard_state_dict(shard | {"ranks": 7})
         if wrap != "ddp":
             wrapped.detach()
             alone.detach()

@@ -15,7 +15,7 @@ from cos598d.comm.ledger import dtype_name
 from cos598d.errors import UsageError, UserError, first_line
 from cos598d.records.conventions import STATE
 from cos598d.strategies.base import MakeOptimizer
-from cos598d.strategies.state import FullTensor, ShardSlice
+from cos598d.strategies.state import FullTensor, OptimizerState, ShardSlice
 
 
 class OptimizerOfShards(torch.optim.Optimizer):
@@ -26,6 +26,9 @@ class OptimizerOfShards(torch.optim.Optimizer):
     """
 
     _comm: Communicator
+    _kind: str  # the class of optimizer that steps the parts
+    # No values here: a library that wraps an optimizer makes the wrapper a subclass, and finds these by __getattr__.
+    _kept: tuple[int, dict[str, Any]] | None  # for this rank, the whole state until the next step
     _parameters: dict[str, nn.Parameter]  # by name, all whose state may be saved
 
     @abstractmethod
@@ -33,25 +36,107 @@ class OptimizerOfShards(torch.optim.Optimizer):
         """What this rank's optimizer remembers."""
 
     @abstractmethod
+    def _memory(self) -> OptimizerState:
+        """The same, as it lies in memory."""
+
+    @abstractmethod
     def _load_own(self, wholes: Iterable[FullTensor]) -> None:
         """This rank's optimizer remembers its parts of these, and nothing else."""
 
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Gather the whole state for rank `to`, where `state_dict` gives it until the next step. Every rank calls it.
+
+        Without it, `state_dict` gathers for all ranks, which all call it.
+        """
+        self._kept = None
+        state = self.state_dict()
+        self._kept = to, state if self._comm.rank == to else {}
+
     def state_dict(self) -> dict[str, Any]:
-        """What one optimizer of all parameters would give, whole, on every rank. Every rank calls it."""
-        for (kind, name), tensor in _gathered_state(self._comm, list(self._own_state())).items():
-            self.state[self._parameters[name]][kind] = tensor
-        try:
-            return super().state_dict()
-        finally:
-            self.state.clear()
+        """What one optimizer of all parameters would give, whole, on every rank.
+
+        Every rank calls it, or rank `to` after `consolidate_state_dict(to)`.
+        """
+        if self._kept is None:
+            self.gather_state()
+            try:
+                return super().state_dict()
+            finally:
+                self.state.clear()
+        to, state = self._kept
+        if self._comm.rank != to:
+            raise UserError(
+                f"consolidate_state_dict gathered the state for rank {to}, and this is rank {self._comm.rank}. Call "
+                f"state_dict() on rank {to}, or give consolidate_state_dict another rank."
+            )
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what `state_dict` gave, of any strategy or of one optimizer. Every rank calls it with the same."""
+        self._kept = None
         super().load_state_dict(state_dict)
-        self._cut_state()
+        self._load_own(())
+        self.cut_state()
 
-    def _cut_state(self) -> None:
-        """This rank's optimizer remembers its parts of `state`, which is left empty."""
+    def shard_state_dict(self) -> dict[str, Any]:
+        """What this rank's optimizer remembers alone, and the groups. No rank waits for another.
+
+        `torch.save` writes it, and `torch.load` reads it with weights_only. Tensors are live memory, as torch's.
+        """
+        return self._cut_facts() | {
+            "param_groups": super().state_dict()["param_groups"],
+            "state": self._memory().shards(),
+        }
+
+    def load_shard_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take copies of what this rank's `shard_state_dict` gave. Every rank calls it.
+
+        Raises UserError, the same on every rank, if a state is another rank's, of another number of ranks, or of
+        another model, optimizer, strategy or size of buckets.
+        """
+        facts, problem = self._cut_facts(), ""
+        if not facts.keys() <= state_dict.keys():
+            problem = "the state is not one of shard_state_dict(). Give a whole state to load_state_dict()"
+        elif state_dict["ranks"] != facts["ranks"]:
+            problem = (
+                f"the state is of {state_dict['ranks']} ranks, and there are {facts['ranks']}. Load it on as many, or "
+                "save by state_dict(), which any number of ranks loads"
+            )
+        elif state_dict["rank"] != facts["rank"]:
+            problem = (
+                f"the state is rank {state_dict['rank']}'s, and this is rank {facts['rank']}. Give each rank its own"
+            )
+        elif other := next((word for word in facts if state_dict[word] != facts[word]), None):
+            problem = (
+                f"the state has another {other} than this rank's optimizer. Load it with the model, groups, optimizer, "
+                "strategy and bucket_mb that it was saved with"
+            )
+        problem = next(filter(None, self._comm.exchange(problem)), "")
+        if problem:
+            raise UserError(f"{problem}.")
+        self._kept = None
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        self._memory().put_shards(state_dict["state"])
+
+    def _cut_facts(self) -> dict[str, Any]:
+        """What has to be the same where a shard of the state is loaded."""
+        return {
+            "rank": self._comm.rank,
+            "ranks": self._comm.world_size,
+            "optimizer": self._kind,
+            "groups": [len(group["params"]) for group in self.param_groups],
+            "cut": self._memory().cut,
+        }
+
+    def gather_state(self) -> None:
+        """`state` has what all ranks' optimizers remember, whole. Every rank calls it."""
+        for (kind, name), tensor in _gathered_state(self._comm, list(self._own_state())).items():
+            self.state[self._parameters[name]][kind] = tensor
+
+    def cut_state(self) -> None:
+        """This rank's optimizer remembers its parts of `state`, if there is any, which is left empty."""
+        if not self.state:
+            return
         names: dict[torch.Tensor, str] = {p: name for name, p in self._parameters.items()}
         self._load_own(
             FullTensor(kind, names[p], torch.as_tensor(value))

@@ -48,13 +48,13 @@ class ShardedOptimizer(OptimizerOfShards):
         """
         self._own: torch.optim.Optimizer | None = None
         whole = optimizer_class(params, **options)
+        self._kind, self._kept = optimizer_class.__name__, None
         super().__init__(whole.param_groups, whole.defaults)
         self._comm = GroupCommunicator(process_group, device_of(self._all(), "ShardedOptimizer"), timeout_seconds)
         self._parameters = {}
         self._gathers: list[tuple[Unit, WeightGather]] = []
         self._places: list[tuple[nn.Parameter, torch.Tensor]] = []  # where each parameter lies in its bucket
         self._pieces: list[tuple[nn.Parameter, Stepped]] = []  # what this rank steps, with its whole parameter
-        self._kept: tuple[int, dict[str, Any]] | None = None
         named = self._name(self._all())
         check_optimizers(self._comm, whole, named)
         self._own = cut_optimizer(whole, named)(self._cut(named))
@@ -98,26 +98,6 @@ class ShardedOptimizer(OptimizerOfShards):
             group = self.param_groups[-1]
             parts = self._cut(self._name(group["params"]))
             self._own.add_param_group({"params": [part for _, part in parts], **options_of(group)})
-
-    def consolidate_state_dict(self, to: int = 0) -> None:
-        """Gather the whole state for rank `to`, where `state_dict` gives it until the next step. Every rank calls it.
-
-        Without it, `state_dict` gathers for all ranks, which all call it.
-        """
-        state = super().state_dict()
-        self._kept = to, state if self._comm.rank == to else {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Whole. Every rank calls it, or rank `to` after `consolidate_state_dict(to)`."""
-        if self._kept is None:
-            return super().state_dict()
-        to, state = self._kept
-        if self._comm.rank != to:
-            raise UserError(
-                f"consolidate_state_dict gathered the state for rank {to}, and this is rank {self._comm.rank}. Call "
-                f"state_dict() on rank {to}, or give consolidate_state_dict another rank."
-            )
-        return state
 
     def _all(self) -> list[nn.Parameter]:
         return [p for group in self.param_groups for p in group["params"]]

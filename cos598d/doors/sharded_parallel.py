@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -131,7 +131,8 @@ class ShardedParallel(DataParallel):
     2. `optimizer.step()` drops the gradients, as if `zero_grad()` followed.
     3. After it, new weights may be on their way until the forward that needs them. Read weights between two steps
        through this module (`parameters()`, `state_dict()`), or call `settle()` first.
-    4. Parameters cannot be replaced, added, or unfrozen. They may be frozen for a while.
+    4. Parameters that are frozen or trained from now on, change so between a step and the next forward, on every rank.
+       New ones are given to `optimizer.add_param_group` then.
     """
 
     def __init__(
@@ -148,7 +149,13 @@ class ShardedParallel(DataParallel):
         sync = _ShardsAsSync(strategy, cut_optimizer(whole, dict(module.named_parameters())))
         super().__init__(module, sync, comm, broadcast_buffers)  # type: ignore[arg-type]
         self._step = sync.step = ShardedStep(strategy)
-        self.optimizer = ParallelOptimizer(whole, self._step)
+        self.optimizer = ParallelOptimizer(whole, self._step, self._cut_again)
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """The model's own forward. Raises UserError if what it trains is not what was cut."""
+        if torch.is_grad_enabled() and self._layout is not None:
+            self.strategy.check_memory()
+        return super().forward(*inputs, **keywords)
 
     def settle(self) -> None:
         """Make every rank's model whole and equal, weights and buffers, until the next step. Every rank calls it."""
@@ -215,6 +222,29 @@ class ShardedParallel(DataParallel):
                 )
         return super()._apply(fn, recurse)
 
+    def _cut_again(self) -> None:
+        """Cut what of the optimizer's groups trains now, as `ParallelOptimizer` describes."""
+        layout, sync, whole = self._layout, cast(_ShardsAsSync, self._sync), self.optimizer.whole
+        if layout is None:
+            raise UsageError("the model has left training by detach(). Call parallelize again.")
+        whole.param_groups = self.optimizer.param_groups
+        self.strategy.settle()
+        check_models(self._comm, self.module)
+        named = dict(self.module.named_parameters())
+        check_optimizers(self._comm, whole, named)
+        self.optimizer.gather_state()
+        frozen = [p for p in layout.trained.values() if not p.requires_grad]  # for a while: they stay cut
+        self._let_go()
+        self._comm.equal_already = layout.names_of_same(self.module)
+        sync.make_optimizer = cut_optimizer(whole, named)
+        for p in frozen:
+            p.requires_grad_(True)
+        self._attached_to(sync.attach(self.module))
+        for p in frozen:
+            p.requires_grad_(False)
+        self._step.cut()
+        self.optimizer.cut_state()
+
     def _came_to_output(self, averages: bool, gradient: torch.Tensor | None = None) -> None:
         if self._layout is not None and not self._is_asked and own_loop.will_get_gradients(self._trained.values()):
             self._has_added = not averages
@@ -235,11 +265,16 @@ class ShardedParallel(DataParallel):
         layout = self._layout
         assert layout is not None
         trained = {p for p in self.module.parameters() if p.requires_grad}
-        if self.module is not layout.model or not trained.issubset(self._trained.values()):
+        if self.module is layout.model and trained.issubset(self._trained.values()):
+            return
+        known = {p for group in self.optimizer.param_groups for p in group["params"]}
+        if self.module is not layout.model or not trained.issubset(known) or self._step.has_gradients:
             raise UsageError(
-                "the model has other parameters than those that its shards were cut for, or trains more of them. "
-                "Call parallelize after such a change."
+                "the model trains other parameters than those that its shards were cut for. Call "
+                "optimizer.add_param_group with what is new, on every rank, between a step and the next forward."
             )
+        self._finish(own_loop.CHANGED)  # ranks whose models are as before are in a step
+        self._cut_again()
 
 
 class _ShardsAsSync:
@@ -249,10 +284,10 @@ class _ShardsAsSync:
     step: ShardedStep
 
     def __init__(self, strategy: Sharded, make_optimizer: MakeOptimizer):
-        self._strategy, self._make_optimizer = strategy, make_optimizer
+        self._strategy, self.make_optimizer = strategy, make_optimizer
 
     def attach(self, model: nn.Module) -> Any:
-        call = self._strategy.attach(model, self._make_optimizer)
+        call = self._strategy.attach(model, self.make_optimizer)
         self._strategy.gradients.heeds_faults = True
         return call
 

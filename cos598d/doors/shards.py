@@ -1,6 +1,6 @@
 """Gradients and an optimizer that are cut over the ranks, in torch's terms: what a script sees of them is whole."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import AGREEMENT
 from cos598d.strategies.parts.units import ReplicatedUnit
 from cos598d.strategies.sharded import Sharded
-from cos598d.strategies.state import BUFFERS, WEIGHTS, FullTensor, ShardSlice
+from cos598d.strategies.state import BUFFERS, WEIGHTS, FullTensor, OptimizerState, ShardSlice
 
 ELEMENTWISE = ("mul_", "div_", "clamp_", "nan_to_num_", "zero_")  # what a script may do to a gradient, by numbers
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"  # what torch's GradScaler does to all gradients
@@ -74,7 +74,11 @@ class ShardedStep:
     def __init__(self, strategy: Sharded):
         """`strategy` is attached."""
         self.strategy, self._comm = strategy, strategy.comm
-        self.parameters = dict(strategy.gradients.parameters)
+        self.cut()
+
+    def cut(self) -> None:
+        """The strategy has cut the model's parameters, maybe others than before; there are no gradients."""
+        self.parameters = dict(self.strategy.gradients.parameters)
         self._stand_ins = {p: ShardedGradient(self, name, p) for name, p in self.parameters.items()}
         self.is_summed = self.has_gradients = self._is_mean = False
         self._norms: dict[nn.Parameter, torch.Tensor] = {}
@@ -202,22 +206,32 @@ class ParallelOptimizer(OptimizerOfShards):
     In `step` this rank's own optimizer steps its parts, with the options that the groups have then.
     """
 
-    def __init__(self, whole: torch.optim.Optimizer, step: ShardedStep):
-        """`whole`: the script's own optimizer of the whole parameters, whose groups this one takes over."""
+    def __init__(self, whole: torch.optim.Optimizer, step: ShardedStep, cut_again: Callable[[], None]):
+        """As `take_over`. It has the same groups as `whole`."""
         self._step: ShardedStep | None = None
         super().__init__(whole.param_groups, whole.defaults)
-        self._step, self._strategy = step, step.strategy
-        self._comm, self._parameters = step.strategy.comm, step.parameters
-        if whole.state:  # made with the optimizer, as Adagrad's
-            self.state.update(whole.state)
-            self._cut_state()
+        self.state.update(whole.state)  # made with the optimizer, as Adagrad's
+        whole.state.clear()
+        self.take_over(whole, step, cut_again)
+
+    def take_over(self, whole: torch.optim.Optimizer, step: ShardedStep, cut_again: Callable[[], None]) -> None:
+        """From now on the strategy's optimizer steps parts of what these groups have, and remembers those of `state`.
+
+        whole: an optimizer of the script's kind with these groups. cut_again: cuts what of the groups trains now, and
+        the state. Every rank calls it. Raises UserError, the same on every rank, if they cannot be cut; then nothing
+        has changed.
+        """
+        self.whole, self._kind, self._cut_again = whole, type(whole).__name__, cut_again
+        self._step, self._comm, self._kept = step, step.strategy.comm, None
+        self.cut_state()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As torch's; `closure` is called once. The gradients are dropped. Every rank calls it."""
         assert self._step is not None
         loss = result_of(closure)
-        for group, own in zip(self.param_groups, self._strategy.optimizer.param_groups, strict=True):
+        self._kept = None
+        for group, own in zip(self.param_groups, self._step.strategy.optimizer.param_groups, strict=True):
             own.update(options_of(group))
         self._step.step()
         return loss
@@ -228,16 +242,44 @@ class ParallelOptimizer(OptimizerOfShards):
         self._step.drop()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises UsageError: shards are cut once."""
-        if self._step is not None:
+        """As torch's, for parameters of the model that train from now on. Every rank calls it, between two steps.
+
+        The shards are cut again: what a rank holds is sent whole to every other, as in `state_dict`. Raises UsageError
+        between backward and step, and for parameters that are not the model's.
+        """
+        if self._step is None:
+            super().add_param_group(param_group)
+            return
+        if self._step.has_gradients:
             raise UsageError(
-                "an optimizer of shards takes no further parameters, because it cuts them when it is made. Give "
-                "parallelize an optimizer that has all of them."
+                "add_param_group cuts the shards again, and the gradients of this step are in shards. Call it after "
+                "optimizer.step() or zero_grad()."
             )
         super().add_param_group(param_group)
+        try:
+            self._cut_again()
+        except UserError:
+            self.param_groups.pop()
+            raise
+
+    @property
+    def _parameters(self) -> dict[str, nn.Parameter]:  # type: ignore[override]
+        return dict(self._sharded.gradients.parameters)
+
+    @property
+    def _sharded(self) -> Sharded:  # a library's wrapper around optimizers has a _strategy of its own
+        assert self._step is not None
+        return self._step.strategy
 
     def _own_state(self) -> Iterable[ShardSlice]:
-        return (piece for piece in self._strategy.state() if piece.kind not in (WEIGHTS, BUFFERS))
+        return (piece for piece in self._sharded.state() if piece.kind not in (WEIGHTS, BUFFERS))
 
     def _load_own(self, wholes: Iterable[FullTensor]) -> None:
-        self._strategy.load_optimizer(wholes)
+        self._sharded.load_optimizer(wholes)
+
+    def load_shard_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_shard_state_dict(state_dict)
+        self._sharded.state_has_changed()
+
+    def _memory(self) -> OptimizerState:
+        return self._sharded.optimizer_state()

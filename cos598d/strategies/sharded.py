@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.memory import count_memory, state_tensors
@@ -108,15 +109,31 @@ class Sharded(Strategy):
                 part = nn.Parameter(own[place])
                 self.pieces.append((piece.name, part, piece.parameter, unit, place))
                 self.held[piece.name] = Stepped(piece.name, tuple(piece.parameter.shape), piece.offset, part)
+        is_laid = "parameters" not in self.shards  # else a layer's weights have other memory whenever they are gathered
+        self._laid = [(name, p, p.data_ptr()) for name, p in self._gradients.parameters if is_laid]
         order = {name: number for number, (name, _) in enumerate(self._gradients.parameters)}
         self.pieces.sort(key=lambda piece: order[piece[0]])
-        self.optimizer = make_optimizer([(name, part) for name, part, *_ in self.pieces])
+        self.make_optimizer(make_optimizer)
+        return computing_in(self.precision, self.comm.device, model)
+
+    def make_optimizer(self, make: MakeOptimizer) -> None:
+        """Have an optimizer that `make` makes step this rank's pieces."""
+        self.layout.make_optimizer = make
+        self.optimizer = make([(name, part) for name, part, *_ in self.pieces])
         self._row_steps = {
             unit: RowSteps(self.optimizer, part, parameter.shape[1])
             for _, part, parameter, unit, _ in self.pieces
             if parameter in self._gradients.embeddings
         }
-        return computing_in(self.precision, self.comm.device, model)
+
+    def check_memory(self) -> None:
+        """Raise UserError if a weight is no longer where its shards are: a step would not reach the model."""
+        for name, p, place in self._laid:
+            if p.data_ptr() != place:
+                raise UserError(
+                    f"{name} has other memory than its shards, since something has replaced its tensor, as .to() may. "
+                    "Change weights in place, move the model before parallelize, or call that again."
+                )
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self._gradients.no_sync()
@@ -175,7 +192,7 @@ class Sharded(Strategy):
 
     def load_state(self, wholes: Iterable[FullTensor]) -> None:
         super().load_state(wholes)
-        self._look_for_moved_rows()
+        self.state_has_changed()
 
     def load_optimizer(self, wholes: Iterable[FullTensor]) -> None:
         """Load the optimizer state that this rank steps, and nothing else."""
@@ -183,9 +200,9 @@ class Sharded(Strategy):
         state.forget()
         for whole in wholes:
             state.put(whole)
-        self._look_for_moved_rows()
+        self.state_has_changed()
 
-    def _look_for_moved_rows(self) -> None:
+    def state_has_changed(self) -> None:
         """Search for moved rows again, because the optimizer's state has changed without a step."""
         for row_steps in self._row_steps.values():
             row_steps.forget()
@@ -210,7 +227,7 @@ class Sharded(Strategy):
 
     def detach(self) -> None:
         self._gradients.detach()
-        self.pieces, self.held, self._row_steps = [], {}, {}
+        self.pieces, self.held, self._row_steps, self._laid = [], {}, {}, []
         self.optimizer.zero_grad(set_to_none=True)
 
     def memory(self) -> dict[str, int]:

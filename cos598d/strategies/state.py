@@ -5,6 +5,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -100,21 +101,49 @@ class OptimizerState:
         each = self._stepped.get(whole.name)
         if each is None:
             return
-        state = self._optimizer.state[each.parameter]
         if _is_number(whole.kind, whole.tensor, each):
-            # On the device where torch keeps it: kernels that step everything at once read it next to the weights.
-            group = self._groups[each.parameter]
-            beside = group.get("fused") or group.get("capturable")
-            state[whole.kind] = whole.tensor.detach().clone().to(local(each.parameter).device if beside else "cpu")
+            self._remember(each, whole.kind, whole.tensor)
             return
         if tuple(whole.tensor.shape) != each.shape or whole.tensor.dtype != each.parameter.dtype:
             raise UserError(
                 f"{whole.source} has {_called(whole.kind, whole.name)} as {dtype_name(whole.tensor.dtype)} in the "
                 f"shape {tuple(whole.tensor.shape)}, which does not fit its weights. Resume from another checkpoint."
             )
-        values = torch.empty_like(each.parameter, requires_grad=False)
-        local(values).copy_(each.part_of(whole.tensor))
-        state[whole.kind] = values
+        self._remember(each, whole.kind, each.part_of(whole.tensor))
+
+    @property
+    def cut(self) -> list[list[Any]]:
+        """What this rank steps of each parameter: its name, the whole's shape, the first element, how many, the dtype.
+        It fits into JSON."""
+        held = self._stepped.values()
+        return [[e.name, list(e.shape), e.begin, e.parameter.numel(), dtype_name(e.parameter.dtype)] for e in held]
+
+    def shards(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What this rank alone remembers, by parameter and kind, in the shapes in which it is held; live memory."""
+        states = {each.name: self._optimizer.state.get(each.parameter, {}) for each in self._stepped.values()}
+        return {
+            name: {kind: torch.as_tensor(value).detach() for kind, value in state.items() if value is not None}
+            for name, state in states.items()
+            if state
+        }
+
+    def put_shards(self, shards: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Remember copies of what `shards` gave on the same rank, with the same `cut`, and nothing else."""
+        self.forget()
+        for name, values in shards.items():
+            for kind, value in values.items():
+                self._remember(self._stepped[name], kind, value)
+
+    def _remember(self, each: Stepped, kind: str, value: torch.Tensor) -> None:
+        state = self._optimizer.state[each.parameter]
+        if _is_number(kind, value, each):
+            # On the device where torch keeps it: kernels that step everything at once read it next to the weights.
+            group = self._groups[each.parameter]
+            beside = group.get("fused") or group.get("capturable")
+            state[kind] = value.detach().clone().to(local(each.parameter).device if beside else "cpu")
+            return
+        state[kind] = torch.empty_like(each.parameter, requires_grad=False)
+        local(state[kind]).copy_(value)
 
     def forget(self) -> None:
         """Reset the state to that before the first step."""
@@ -141,7 +170,7 @@ class StateLayout:
             BUFFERS: {name: (tuple(buffer.shape), buffer.dtype) for name, buffer in model.named_buffers()},
         }
         self._trained = {name for name, p in model.named_parameters() if p.requires_grad}
-        self._make_optimizer = make_optimizer
+        self.make_optimizer = make_optimizer
 
     def checked(self, wholes: Iterable[FullTensor]) -> Iterator[FullTensor]:
         """Yield the tensors, checked. Raises UserError if one is missing or extra, or has another shape or dtype.
@@ -200,7 +229,7 @@ class StateLayout:
     def _kinds(self) -> dict[str, bool]:
         """The kinds of state that the optimizer keeps, found by one step of a weight; whether each is a number."""
         probe = nn.Parameter(torch.zeros(1))
-        optimizer = self._make_optimizer([("probe", probe)])
+        optimizer = self.make_optimizer([("probe", probe)])
         probe.grad = torch.zeros(1)
         optimizer.step()
         each = Stepped("probe", (1,), 0, probe)
