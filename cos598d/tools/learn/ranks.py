@@ -1,9 +1,12 @@
 """What grading a lesson does on each rank: the student's code runs here, and never in the grader's process."""
 
 import gc
+import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
@@ -32,6 +35,7 @@ def observe(comm: Communicator, path: str, number: int, names: Sequence[str], se
     claims = {check.name: check.claim for check in checks.checks}
     if checks.record:
         claims[RECORD] = checks.record
+    refuse_answers(Path(path).resolve())
     module = student.load(path, lesson, comm.rank)
     own = LessonCommunicator(comm, path)
     evidence = Evidence(comm.rank, nonce)
@@ -43,3 +47,16 @@ def observe(comm: Communicator, path: str, number: int, names: Sequence[str], se
         own.ledger = Ledger()
         evidence.report("", "direct calls", list(direct)[:MOST_DIRECT_CALLS])
         evidence.hand_in()
+
+
+def refuse_answers(own: Path) -> None:
+    """Let nothing in this process open a lesson's answer from now on, except for `own`, the file that is checked."""
+    lessons = Path(sys.modules[get_lesson.__module__].__file__ or "").parent.resolve()
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str | bytes) and b"answer" in os.fsencode(arguments[0]):
+            path = Path(os.path.realpath(os.fsdecode(arguments[0])))
+            if path != own and path.is_relative_to(lessons) and path.parent.name == "answer":
+                raise PermissionError(f"{path.name} is an answer: a file that is checked may not read it")
+
+    sys.addaudithook(hook)
