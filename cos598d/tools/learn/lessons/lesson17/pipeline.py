@@ -86,7 +86,7 @@ def pipeline_is_that_of_one_process(on: OnLesson) -> None:
     stage, inputs, returned = run_pipeline(on)
     on.report_events()
     losses = returned if isinstance(returned, list | tuple) else []
-    on.report("losses", [float(each) for each in losses])
+    on.report("losses", torch.as_tensor([torch.as_tensor(each).detach() for each in losses]).tolist())
     gradients = {name: p.grad for name, p in stage.named_parameters()}
     on.hand_in("gradients", gradients)
     if on.rank == 0:
