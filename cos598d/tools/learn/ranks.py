@@ -20,6 +20,8 @@ from cos598d.tools.learn.comm import LessonCommunicator
 from cos598d.tools.learn.lessons import get_lesson
 from cos598d.tools.learn.picture.probe import RECORD
 
+OPENING = ("open", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
+
 
 def observe(comm: Communicator, path: str, number: int, names: Sequence[str], secret: list[int]) -> None:
     """Drive the file at `path` for these checks of a lesson, and hand in, after each, what came of all so far.
@@ -50,13 +52,19 @@ def observe(comm: Communicator, path: str, number: int, names: Sequence[str], se
 
 
 def refuse_answers(own: Path) -> None:
-    """Let nothing in this process open a lesson's answer from now on, except for `own`, the file that is checked."""
+    """Let nothing in this process open a lesson's answer from now on, or name one to a program that it starts.
+
+    `own` is the file that is checked, which may be an answer.
+    """
     lessons = Path(sys.modules[get_lesson.__module__].__file__ or "").parent.resolve()
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str | bytes) and b"answer" in os.fsencode(arguments[0]):
-            path = Path(os.path.realpath(os.fsdecode(arguments[0])))
-            if path != own and path.is_relative_to(lessons) and path.parent.name == "answer":
-                raise PermissionError(f"{path.name} is an answer: a file that is checked may not read it")
+        words = str(arguments[:2]) if event in OPENING else ""
+        if "answer" not in words or isinstance(arguments[0], int):
+            return
+        path = Path(os.path.realpath(os.fsdecode(arguments[0]))) if event == "open" else None
+        is_answer = path is None or (path.parent.name == "answer" and path.is_relative_to(lessons))
+        if is_answer and path != own:
+            raise PermissionError(f"a file that is checked may not read an answer, as it does in {words[:200]}")
 
     sys.addaudithook(hook)

@@ -1,21 +1,20 @@
 """Traces of training steps as torch.profiler writes them, drawn from a seed, with one fault in them or none."""
 
 import random
-from collections import defaultdict
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-LATE, BLOCKING, STARVED, STRAGGLER, SMALL, NONE = FAULTS = (
-    "late bucket",
-    "blocking call",
+STARVED, STRAGGLER, BLOCKING, LATE, SMALL, NONE = FAULTS = (
     "starved loader",
     "straggler",
+    "blocking call",
+    "late bucket",
     "too many small calls",
     "none",
 )
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-FORWARD, BACKWARD, CALL = "forward", "backward", "gloo:all_reduce"
+FORWARD, BACKWARD, BEGINS, CALL = "forward", "backward", "c10d::allreduce_", "gloo:all_reduce"
 LAYERS = ("embedding", "encoder", "attention", "norm", "mixer", "gate", "pooler", "experts", "decoder", "head")
 ISSUE = 4e-5  # seconds that it takes to begin a call
 Trace = dict[str, Any]
@@ -47,12 +46,12 @@ class DrawnRun:
         self.ranks = draw.randint(3, 6)
         self.clock, self.events = [0.0] * self.ranks, [[] for _ in range(self.ranks)]
         self.layers = draw.sample(LAYERS, draw.randint(5, 8))
-        self.seconds = {layer: draw.uniform(0.002, 0.012) for layer in self.layers}
-        cuts = sorted(draw.sample(range(1, len(self.layers)), draw.randint(2, 4)))
-        backwards = self.layers[::-1]
-        self.buckets = [backwards[a:b] for a, b in zip([0, *cuts], [*cuts, len(backwards)], strict=True)]
+        self.seconds = {layer: draw.uniform(0.004, 0.010) for layer in self.layers}
+        count, length = draw.randint(3, 4), len(self.layers)
+        cuts = [round(length * number / count) for number in range(count + 1)]
+        self.buckets = [self.layers[::-1][a:b] for a, b in zip(cuts, cuts[1:])]
         computed = [2 * sum(self.seconds[layer] for layer in bucket) for bucket in self.buckets]
-        self.transfer = [draw.uniform(0.4, 0.7) * each for each in (*computed[1:], computed[-1])]
+        self.transfer = [draw.uniform(0.5, 0.8) * each for each in (*computed[1:], computed[-1])]
         word = draw.choice(("bucket", "gradients", "chunk"))
         self.names = [f"{word} {number}" for number in range(len(self.buckets))]
         self.rank, self.bucket = draw.randrange(self.ranks), draw.randrange(len(self.buckets) - 1)
@@ -104,7 +103,8 @@ class DrawnRun:
             for layer in self.layers:
                 self.compute(number, rank, layer, self.seconds[layer])
             self.span(rank, FORWARD, start)
-        start, late = list(self.clock), list[tuple[int, list[float], float]]()
+        began_backward = list(self.clock)
+        late: list[tuple[int, list[float], float]] = []
         for bucket, layers in enumerate(self.buckets):
             for rank in ranks:
                 for layer in layers:
@@ -126,8 +126,9 @@ class DrawnRun:
                 if is_blocked:
                     self.extra.append(end - begun[rank] - ISSUE)
         for rank in ranks:
-            self.span(rank, BACKWARD, start[rank])
+            self.span(rank, BACKWARD, began_backward[rank])
         for bucket, begun, seconds in late:
+            self.clock[self.rank] += ISSUE
             begun[self.rank] = self.clock[self.rank]
             self.clock[self.rank] += ISSUE
             self.span(self.rank, self.names[bucket], begun[self.rank])
@@ -170,8 +171,11 @@ class DrawnRun:
                 {"ph": "X", "cat": "user_annotation", "name": name, **about, **times, "args": {"External id": number}}
             )
             if is_main and name in self.layers:
-                inner = {"ts": times["ts"], "dur": round(times["dur"] * 0.8, 3)}
-                rows.append({"ph": "X", "cat": "cpu_op", "name": "aten::addmm", **about, **inner, "args": {}})
+                inner = {"name": "aten::addmm", "ts": times["ts"], "dur": round(times["dur"] * 0.8, 3)}
+                rows.append({"ph": "X", "cat": "cpu_op", **about, **inner, "args": {}})
+            if is_main and (name in self.names or name.startswith("gradient of")):
+                inner = {"name": BEGINS, "ts": round(times["ts"] + 5, 3), "dur": 25.0}
+                rows.append({"ph": "X", "cat": "cpu_op", **about, **inner, "args": {}})
         draw.shuffle(rows)
         group = {"backend": "gloo", "rank": rank, "world_size": self.ranks}
         return {"schemaVersion": 1, "distributedInfo": group, "displayTimeUnit": "ms", "traceEvents": rows}
@@ -185,11 +189,3 @@ def drawn(seed: int, kind: str) -> tuple[list[Trace], TraceFault]:
     traces = [run.trace(rank) for rank in range(run.ranks)]
     run.draw.shuffle(traces)
     return traces, run.fault()
-
-
-def by_name(trace: Trace) -> dict[str, list[dict[str, Any]]]:
-    """A trace's events that have a length, by name, in order of their start."""
-    found = defaultdict(list)
-    for event in sorted((e for e in trace["traceEvents"] if "dur" in e), key=lambda e: e["ts"]):
-        found[event["name"]].append(event)
-    return dict(found)
