@@ -29,7 +29,7 @@ setup(
         "cos598d.tools.audit": ["site/sitecustomize.py"],
         "cos598d.tools.grade": ["*.sh.txt"],
         "cos598d.tools.learn.given": ["*.json"],
-        "cos598d.tools.learn.lessons": ["*/lesson.toml", "*/page.py.txt", "*/answer/*.py.txt"],
+        "cos598d.tools.learn.lessons": ["*/lesson.toml", "*/page.py.txt", "*/answer/*.py.txt", "*/*.json"],
         "cos598d.sync": ["template.py.txt"],
         "cos598d.data.samples": ["*.tsv", "*.json", "*.txt"],
         "cos598d.tools.report": ["templates/*.jinja"],

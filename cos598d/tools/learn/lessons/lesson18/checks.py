@@ -1,0 +1,139 @@
+"""Lesson 18, read a trace: fault, rank, call and seconds in runs that are drawn each time, and in a real recording.
+
+Rank 0 draws the runs from a seed that rank 1 has not, and rank 1 reads them: so the student's process cannot draw them
+again.
+"""
+
+import json
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from cos598d.tools.check.claims.base import Claim, World
+from cos598d.tools.check.evidence import seed_of
+from cos598d.tools.learn.checking import Check, Checks, OnLesson
+from cos598d.tools.learn.lessons.lesson18.recording import SLOW_LAYER, SLOW_RANK, SLOW_SECONDS, recorded
+from cos598d.tools.learn.lessons.lesson18.simulator import (
+    BLOCKING,
+    FAULTS,
+    LATE,
+    NONE,
+    SMALL,
+    STARVED,
+    STRAGGLER,
+    Trace,
+    TraceFault,
+    drawn,
+)
+
+EACH = 3  # runs of each kind
+WITHIN = 0.15
+ANSWER = ("fault", "rank", "call", "seconds")
+WHY = {
+    LATE: "rank {rank} begins '{call}' only after backward",
+    BLOCKING: "rank {rank} waits in '{call}' during backward, and computes nothing meanwhile",
+    STARVED: "rank {rank} waits for its batch {ms:.1f} ms longer than the others in each step",
+    STRAGGLER: "'{call}' takes rank {rank} {ms:.1f} ms longer than the others in each step",
+    SMALL: "each step makes a call for every tensor, on all ranks",
+    NONE: "no region is longer on one rank than on the others in most steps",
+}
+
+
+def runs(seed: int) -> list[tuple[list[Trace], TraceFault]]:
+    """Runs of every kind in any order, each as its traces and its fault."""
+    draw = random.Random(seed)
+    kinds = [*FAULTS] * EACH
+    draw.shuffle(kinds)
+    return [drawn(draw.getrandbits(32), kind) for kind in kinds]
+
+
+def plain(value: Any) -> Any:
+    """What a student's function returned, as JSON; as text where it is none."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        return repr(value)[:200]
+
+
+@Claim
+def reads_drawn_runs(on: OnLesson) -> None:
+    """In 18 runs that are drawn each time diagnose names the fault, its rank, its call, and its seconds within 15 %."""
+    given = json.dumps([traces for traces, _ in runs(seed_of(on.nonce, 0))]) if on.rank == 0 else ""
+    given = on.comm.exchange(given)[0]
+    told = [plain(on.student.diagnose(traces)) for traces in json.loads(given)] if on.rank else []
+    on.report("told", told)
+
+
+@reads_drawn_runs.judgement
+def _(world: World) -> None:
+    told = world.reported("told", list)[1]
+    tried = enumerate(zip(told, runs(seed_of(world.nonce, 0)), strict=True), 1)
+    for number, (found, (traces, fault)) in sorted(tried, key=lambda run: FAULTS.index(run[1][1][1].kind)):
+        words = wrong_diagnosis(found, fault, traces)
+        world.require(not words, f"run {number}, of {len(traces)} ranks: {words}", 1)
+        if words:
+            return
+
+
+@Claim
+def reads_a_recording(on: OnLesson) -> None:
+    """In a real recording of three processes diagnose names the fault, its rank, its call and its seconds."""
+    on.report("told", [plain(on.student.diagnose(recorded()))] if on.rank else [])
+
+
+@reads_a_recording.judgement
+def _(world: World) -> None:
+    (found,) = world.reported("told", list)[1]
+    fault = TraceFault(STRAGGLER, SLOW_RANK, SLOW_LAYER, SLOW_SECONDS)
+    words = wrong_diagnosis(found, fault, recorded())
+    world.require(not words, f"the recording: {words}", 1)
+
+
+def wrong_diagnosis(found: Any, right: TraceFault, traces: list[Trace]) -> str:
+    """What is wrong with what diagnose returned, in words; "" if nothing is."""
+    if not isinstance(found, Mapping) or not set(ANSWER) <= set(found):
+        return f"diagnose returned {found!r}, expected a dictionary with {', '.join(ANSWER)}"
+    kind, rank, call, seconds = (found[name] for name in ANSWER)
+    why = WHY[right.kind].format(rank=right.rank, call=right.call, ms=1e3 * right.seconds)
+    if kind != right.kind:
+        of = f" on rank {rank}" if rank is not None else ""
+        victim = kind == STRAGGLER and right.rank not in (None, rank) and right.kind != STRAGGLER
+        more = ". A rank that waits is not slow: look for what it waits for" if victim else ""
+        return f"your fault is {kind!r}{of}, expected {right.kind!r}: {why}{more}"
+    if right.kind == NONE:
+        return ""
+    if rank != right.rank:
+        place = next((p for p, trace in enumerate(traces) if trace["distributedInfo"]["rank"] == right.rank), None)
+        listed = rank == place and place is not None
+        more = ". The list is in any order: the rank is in distributedInfo" if listed else ""
+        return f"{right.kind} of rank {rank}, expected rank {right.rank}: {why}{more}"
+    if call != right.call:
+        return f"{right.kind} in {call!r}, expected {right.call!r}: {why}"
+    if type(seconds) not in (int, float) or not math.isfinite(seconds):
+        return f"{right.kind}: seconds are {seconds!r}, expected a number"
+    if abs(seconds - right.seconds) <= WITHIN * right.seconds:
+        return ""
+    return f"{right.kind} of {seconds:.6g} s, expected {right.seconds:.5f} s{_slip(seconds, right, traces)}"
+
+
+def _slip(seconds: float, right: TraceFault, traces: list[Trace]) -> str:
+    """What the seconds are instead, in words."""
+    named = [event for event in traces[0]["traceEvents"] if event["name"].startswith("ProfilerStep")]
+    for factor, words in ((1e6, "these are microseconds"), (1e3, "these are milliseconds"), (1e-3, "divide by 1e6")):
+        if abs(seconds / factor / right.seconds - 1) <= WITHIN:
+            return f": {words}"
+    if abs(seconds / len(named) / right.seconds - 1) <= 2 * WITHIN:
+        return f": that is the sum of {len(named)} steps, expected what each costs"
+    own = next((trace for trace in traces if trace["distributedInfo"]["rank"] == right.rank), traces[0])
+    lengths = sorted(event["dur"] / 1e6 for event in own["traceEvents"] if event["name"] == right.call)
+    if right.kind in (STARVED, STRAGGLER) and abs(seconds / lengths[len(lengths) // 2] - 1) < 0.05:
+        return ": that is its whole length, expected what it takes more than on the other ranks"
+    if right.kind in (STARVED, STRAGGLER, BLOCKING) and seconds > right.seconds:
+        return ": the first step is slower than the others on every rank, so take the median over the steps"
+    return {LATE: ": take off the last call's own length", SMALL: ": only what each call costs that sends nothing"}.get(
+        right.kind if seconds > right.seconds else "", ""
+    )
+
+
+CHECKS = Checks((Check(reads_drawn_runs, (2,)), Check(reads_a_recording, (2,))))

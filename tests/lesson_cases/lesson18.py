@@ -1,0 +1,43 @@
+"""Lesson 18 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+
+from lesson_cases.changes import all_right, all_wrong, of_the_book
+
+KIND = '    kind = "starved loader" if name == LOADER else "blocking call" if name in blocking else "straggler"\n'
+LATE = "        if sum(map(bool, late)) > len(late) / 2:\n"
+LENGTHS = "    lengths = {rank.rank: rank.lengths() for rank in ranks}\n"
+OTHERS = "(own[name] - statistics.median(lengths[r][name] for r in lengths if r != rank), rank, name)"
+SMALL = "    if len(calls_of(ranks[0].steps[-1])) > 20:\n"
+THRESHOLD = "    if seconds < 0.02 * statistics.median(each.seconds for each in ranks):\n"
+MEDIANS = "return {name: statistics.median(each) for"
+MICRO = 'found[e["name"]].append(e["dur"] / 1e6)'
+OUTER = 'OUTER = ("ProfilerStep", "forward", "backward", "wait for the calls")'
+COSTS = '[(last["ts"] - end_of_backward(s)) / 1e6 for s in rank.steps for last in calls_of(s)[-1:]]'
+
+WRONG = all_wrong(18, {
+    "rank by place in the list": ([('self.rank = trace["distributedInfo"]["rank"]', "self.rank = -1"), ("ranks = [Steps(trace) for trace in traces]\n", "ranks = [Steps(trace) for trace in traces]\n    for place, each in enumerate(ranks):\n        each.rank = place\n")], "The list is in any order: the rank is in distributedInfo"),
+    "microseconds": ([(MICRO, MICRO.replace(" / 1e6", "")), ("self.seconds = statistics.median(s[\"dur\"] for s in whole) / 1e6", "self.seconds = statistics.median(s[\"dur\"] for s in whole)")], "these are microseconds"),
+    "whole length": ([("    return found(kind, rank, name, seconds)\n", "    return found(kind, rank, name, lengths[rank][name])\n")], "that is its whole length"),
+    "sum of steps": ([("    return found(kind, rank, name, seconds)\n", "    return found(kind, rank, name, seconds * len(ranks[0].steps))\n")], "steps, expected what each costs"),
+    "never none": ([(THRESHOLD, "    if seconds < 0:\n")], "expected 'none': no region is longer on one rank"),
+    "always none": ([(THRESHOLD, "    if seconds < 10:\n")], "your fault is 'none', expected"),
+    "late is not looked for": ([(LATE, "        if False:\n")], "only after backward"),
+    "blocking is a straggler": ([(KIND, '    kind = "starved loader" if name == LOADER else "straggler"\n')], "expected 'blocking call': rank"),
+    "loader is a straggler": ([(KIND, '    kind = "blocking call" if name in blocking else "straggler"\n')], "waits for its batch"),
+    "small calls are not counted": ([(SMALL, "    if False:\n")], "each step makes a call for every tensor"),
+    "small calls cost all of it": ([('(len(calls_of(s)) - 1) * min(e["dur"] for e in calls_of(s)) / 1e6', 'sum(e["dur"] for e in calls_of(s)) / 1e6')], "only what each call costs that sends nothing"),
+    "late costs all of it": ([(COSTS, COSTS.replace('last["ts"]', 'last["ts"] + last["dur"]'))], "take off the last call's own length"),
+    "largest step": ([(MEDIANS, MEDIANS.replace("statistics.median", "max"))], "expected"),
+    "forward counts": ([(OUTER, 'OUTER = ("ProfilerStep", "wait for the calls")')], "in 'forward', expected"),
+    "last late bucket": ([("late[-1][0]", "late[-1][-1]")], "late bucket in '"),
+    "no dictionary": ([('    return {"fault": fault, "rank": rank, "call": call, "seconds": seconds}\n', "    return fault, rank, call, seconds\n")], "expected a dictionary with fault, rank, call, seconds"),
+})  # fmt: skip
+WRONG["the longest call"] = (
+    of_the_book("lesson18.py.txt"),
+    "A rank that waits is not slow: look for what it waits for",
+)
+
+RIGHT = all_right(18, {
+    "mean of the others": [(OTHERS, OTHERS.replace("statistics.median(", "statistics.mean("))],
+    "without the first step": [("self.steps = [[e for e in events if s[\"ts\"] <= e[\"ts\"] < s[\"ts\"] + s[\"dur\"]] for s in whole]", "whole = whole[1:]\n        self.steps = [[e for e in events if s[\"ts\"] <= e[\"ts\"] < s[\"ts\"] + s[\"dur\"]] for s in whole]")],
+    "stretches that compute nothing": [(KIND, '    kind = "starved loader" if "DataLoader" in name else "straggler" if name.split()[-1].isalpha() else "blocking call"\n')],
+})  # fmt: skip
