@@ -150,7 +150,7 @@ def test_an_assignment_says_the_points_of_each_claim():
         ('kind = "sync"\nseconds = 0', "lab.toml line 2: seconds: it is 0, where a number above 0 is expected."),
         ('kind = "sync"\nseconds = nan', "lab.toml line 2: seconds: it is NaN"),
         ('kind = "sync"\nseconds = 2026-01-01', "lab.toml line 2: seconds: it has a date or a time"),
-        ('kind = "sync"\nwords = ["x"]', "lab.toml line 2: unknown key words. Use one of title,"),
+        ('kind = "sync"\nwords = ["x"]', "lab.toml line 2: unknown key words. Use one of title, kind,"),
         ('kind = "sync"\nvisibility = "never"', "lab.toml line 2: visibility: it is"),
         ('kind = "sync"\n[points]\nlets_go = -1', "lab.toml line 3: lets_go: it is -1, where a number of points from"),
         ('kind = "sync"\n[points]\nis_fast = 1', "lab.toml line 3: unknown key is_fast. Use one of default, starts"),

@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="grade N submissions at the same time, each with processes, network and temporary files of its own "
-        "(default: 1)",
+        "(default: one after the other, with none of its own)",
     )
     of_class.add_argument("--only", action="append", default=[], metavar="NAME", help="grade only this submission")
     of_class.add_argument(
@@ -167,11 +167,11 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
         print(f"handed in nothing: {names([student.id for student in submitted.absent])}")
     if len(wanted) < len(submissions):
         print(f"{len(submitted.known)} of {number_of(len(submissions), 'submission')} are graded already")
-    is_drawn, parallel = options.feedback is not None, options.parallel or 1
-    with grading(assignment, options.as_root, parallel > 1, is_drawn) as grader:
+    is_drawn = options.feedback is not None
+    with grading(assignment, options.as_root, options.parallel is not None, is_drawn) as grader:
         if grader.remark:
             print(grader.remark)
-        graded = submitted.grade(wanted, grader, parallel, say)
+        graded = submitted.grade(wanted, grader, options.parallel or 1, say)
     seconds = time.monotonic() - began
     each = f", {seconds / len(times):.1f} s each ({min(times):.1f} to {max(times):.1f})" if times else ""
     print(f"{number_of(len(times), 'submission')} in {seconds:.0f} s{each}: wrote {options.csv}")

@@ -138,7 +138,7 @@ class _Part:
             raise UsageError(f"{where} has no kind. Give one of {', '.join(KINDS)}.")
         kind = KINDS[name].read(table)
         points, together = _points(table.table("points"), table.table("groups"), kind)
-        table.end(("kind", *KINDS[name].keys, "points", "groups", *more))
+        table.end((*more[:1], "kind", *KINDS[name].keys, "points", "groups", *more[1:]))
         return cls(name, kind, points, together, {key: given[key] for key in ("kind", *kind.keys) if key in given})
 
 

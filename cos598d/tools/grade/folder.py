@@ -104,7 +104,8 @@ class SubmittedClass:
         self._table.add_missing(self.absent)
         for name in self.known.keys() - names:
             self._put(results[name])
-        self._table.write()
+        if self.absent or self.known.keys() - names:
+            self._table.write()
         for name in self._graded([name for name in self._sources if name in names], grader, parallel):
             result = self._kept.get(name, self._digests[name], self._assignment.digest)
             if result is None:
