@@ -86,11 +86,10 @@ def lines_named(words: str, source: Path) -> list[str]:
     found: list[str] = []
     for file, line in dict.fromkeys(PLACE.findall(words)):
         try:
-            paths = [path for path in plain_files(source) if source.is_file() or path.name == Path(file).name]
-            text = read_plain(paths[0], MOST_BYTES, follows=False).decode(errors="replace") if len(paths) == 1 else ""
-        except OSError:
+            (path,) = [path for path in plain_files(source) if source.is_file() or path.name == Path(file).name]
+            lines = read_plain(path, MOST_BYTES, follows=False).decode(errors="replace").split("\n")
+        except (OSError, ValueError):  # not one file of this name
             continue
-        lines = text.split("\n")
         if 0 < int(line) <= len(lines) and len(found) < MOST_LINES:
             found.append(f"{file} line {line}: {printable(lines[int(line) - 1].strip(), LONGEST_LINE)}")
     return found
