@@ -1,9 +1,11 @@
 """Assignments from files, and the formats of teachers' tools held to the fields that are published for them."""
 
 import json
+import os
 import re
 import stat
 import subprocess
+import sys
 import zipfile
 
 import pytest
