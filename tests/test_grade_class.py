@@ -24,7 +24,7 @@ from cos598d.tools.grade.folder import SubmittedClass
 from cos598d.tools.grade.grades import Graded
 from cos598d.tools.grade.handed_in import HandedIn, LatePolicy, handed_in
 from cos598d.tools.grade.results import Result
-from cos598d.tools.grade.rights import Apart, what_stops
+from cos598d.tools.grade.rights import OwnNamespaces, what_stops
 from cos598d.tools.grade.roster import Student, owners, read_roster
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.similar import similar_pairs
@@ -136,7 +136,7 @@ def meets(folder):
 
 
 def test_submissions_at_the_same_time_meet_neither_processes_nor_ports_nor_files(submissions, tmp_path):
-    if what_stops(lambda empty: Apart(()).enter(empty, None)):
+    if what_stops(lambda empty: OwnNamespaces(()).enter(empty, None)):
         pytest.skip("no namespaces here")
     names = [path.name for path in submissions]
     done = graded(one_class(submissions, tmp_path, meets), names, meets, parallel=2)
@@ -159,7 +159,7 @@ def test_submissions_at_the_same_time_meet_neither_processes_nor_ports_nor_files
 
 
 def test_a_judge_that_is_killed_in_its_namespaces_is_not_judged(submissions, tmp_path):
-    if what_stops(lambda empty: Apart(()).enter(empty, None)):
+    if what_stops(lambda empty: OwnNamespaces(()).enter(empty, None)):
         pytest.skip("no namespaces here")
 
     def kills(_):

@@ -91,7 +91,7 @@ def read_assignment(table: TomlTable) -> Assignment:
     parts = table.table("parts")
     if names := list(parts.left()):
         table.end((*known, "parts"))
-        name, read = "parts", {name: _Part.read(parts.table(name)) for name in names}
+        name, read = "parts", {name: _AssignmentPart.read(parts.table(name)) for name in names}
         kind: AssignmentKind = PartsKind({name: part.kind for name, part in read.items()})
         points = {f"{name}.{claim}": most for name, part in read.items() for claim, most in part.points.items()}
         together = tuple(
@@ -100,7 +100,7 @@ def read_assignment(table: TomlTable) -> Assignment:
         judged_by = [part.judged_by for part in read.values()]
         default = " and ".join(names)
     else:
-        part = _Part.read(table, known)
+        part = _AssignmentPart.read(table, known)
         name, kind, points, together, judged_by = part.name, part.kind, part.points, part.together, [part.judged_by]
         default = f"{name} assignment"
     facts = (_of_package(), judged_by, list(points), environment, vars(limits))
@@ -119,7 +119,7 @@ def _of_package() -> str:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _AssignmentPart:
     """The kind, the points and the groups in one table; `judged_by` is what the kind's keys say."""
 
     name: str
@@ -129,7 +129,7 @@ class _Part:
     judged_by: dict[str, object]
 
     @classmethod
-    def read(cls, table: TomlTable, more: Sequence[str] = ()) -> "_Part":
+    def read(cls, table: TomlTable, more: Sequence[str] = ()) -> "_AssignmentPart":
         """Take them; `more` are the keys that are taken already. Raises UsageError."""
         given = table.left()
         name = table.take("kind", OneOf(tuple(KINDS)))

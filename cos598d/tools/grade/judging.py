@@ -19,7 +19,7 @@ from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.check.supervisor import SET_PARENT_DEATH_SIGNAL, prctl
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.processes import hide_this_process, limit_this_process
-from cos598d.tools.grade.rights import NOBODY, Apart, User, hide
+from cos598d.tools.grade.rights import NOBODY, OwnNamespaces, User, hide
 from cos598d.tools.grade.scored import Judged
 
 LONGEST = 20_000  # characters of what is said of one claim
@@ -37,7 +37,7 @@ class JudgingPlace:
     folder: Path
     scratch: Path
     user: User | None
-    apart: Apart | None = None
+    apart: OwnNamespaces | None = None
     is_drawn: bool = False
 
 

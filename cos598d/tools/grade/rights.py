@@ -108,7 +108,7 @@ def hide(folders: Sequence[Path], empty: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Apart:
+class OwnNamespaces:
     """Namespaces of its own for each submission (Linux): it meets no process, port or temporary file of another.
 
     `needed` are the files that it has to find where they are; `slot` is its place among those judged at the same time.

@@ -25,7 +25,7 @@ from cos598d.tools.grade.processes import (
     orphans_come_here,
     scratch_folder,
 )
-from cos598d.tools.grade.rights import NOBODY, Apart, hide, needed_by, user_for, what_stops
+from cos598d.tools.grade.rights import NOBODY, OwnNamespaces, hide, needed_by, user_for, what_stops
 from cos598d.tools.grade.scored import Judged
 
 POLL_SECONDS = 0.1
@@ -59,7 +59,7 @@ class Grader:
     def __init__(self, assignment: Assignment, as_root: bool, is_parallel: bool = False, is_drawn: bool = False):
         self._assignment = assignment
         self._tree = ProcessTree()
-        self._apart: Apart | None = None
+        self._apart: OwnNamespaces | None = None
         self._is_drawn = is_drawn
         needed = needed_by(assignment)
         self._user, self.remark = user_for(needed)
@@ -69,8 +69,8 @@ class Grader:
                 "--as_root in a container with nothing to lose."
             )
         if is_parallel:
-            self._apart = Apart(tuple(needed))
-            why = what_stops(lambda empty: Apart(tuple(needed)).enter(empty, None))
+            self._apart = OwnNamespaces(tuple(needed))
+            why = what_stops(lambda empty: OwnNamespaces(tuple(needed)).enter(empty, None))
             if why:
                 raise UsageError(
                     f"Submissions that are judged at the same time would share processes and ports, since {why}. Leave "
