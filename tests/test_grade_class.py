@@ -239,7 +239,8 @@ def test_git_times_come_from_the_commit_and_no_setting_of_a_student_runs(tmp_pat
     assert not ran.exists()
     for head in ("ref: refs/heads/../../../x", "ref: /etc/passwd", "", "\xff" * 40):
         (place / ".git" / "HEAD").write_text(head)
-        assert handed_in(place).commit == ""
+        assert (handed_in(place).commit, handed_in(place).committed) == ("", None)
+    assert not ran.exists()
 
 
 def test_a_roster_says_whose_a_submission_is(tmp_path):
@@ -396,6 +397,10 @@ def test_a_part_without_its_file_costs_only_its_points(tmp_path, monkeypatch, ca
     assert "1 of 2 submissions are graded already" in out
     assert "1 submission in " in out
     assert sorted(os.listdir("pages")) == ["ann.html", "bob.html"]
+    beside = ["grade", "class", "--assignment", "lab.toml", "--csv", "class/g.csv", "--as_root"]
+    for said in ("2 submissions in ", "0 submissions in "):
+        assert main(beside) == 0
+        assert said in capsys.readouterr().out  # what is kept in the class's folder is no submission
     assert main([*words, "--regrade", "nobody"]) == 2
     assert "--regrade nobody is no submission" in capsys.readouterr().err
     assert main([*words, "--regrade", "bob"]) == 0

@@ -153,7 +153,7 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
     points = assignment.points
     tests = number_of(len(points), "test")
     print(f"{printable(assignment.title, 200)}: {number(sum(points.values()))} points for {tests}")
-    submissions, passed_over = submissions_in(options.folder)
+    submissions, passed_over = submissions_in(options.folder, options.feedback)
     if passed_over:
         print(f"skipped, because submissions are folders and .py files without a leading . or _: {names(passed_over)}")
     students = read_roster(options.roster) if options.roster else []

@@ -14,7 +14,7 @@ from cos598d.tools.grade.feedback import write_feedback
 from cos598d.tools.grade.grades import Graded, GradesTable
 from cos598d.tools.grade.handed_in import digest_of, handed_in
 from cos598d.tools.grade.processes import orphans_come_here
-from cos598d.tools.grade.results import KeptResults, Result
+from cos598d.tools.grade.results import RESULTS, KeptResults, Result
 from cos598d.tools.grade.roster import Student, owners
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.submission import Grader
@@ -23,9 +23,10 @@ from cos598d.tools.grade.workers import in_processes
 MOST_NAMES = 20  # in one line
 
 
-def submissions_in(folder: Path) -> tuple[list[Path], list[str]]:
+def submissions_in(folder: Path, pages: Path | None = None) -> tuple[list[Path], list[str]]:
     """The submissions of a class, which are the folders and the Python files that lie in `folder`, and the names of all
-    else in it: links, hidden files, archives, names that begin with an underscore. Raises UsageError."""
+    else in it: links, hidden files, archives, names that begin with an underscore, kept results, and the folder of
+    `pages`. Raises UsageError."""
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
@@ -33,7 +34,11 @@ def submissions_in(folder: Path) -> tuple[list[Path], list[str]]:
     found = [
         entry
         for entry in entries
-        if not entry.is_symlink() and entry.name[0] not in "._" and (entry.is_dir() or entry.suffix == ".py")
+        if not entry.is_symlink()
+        and entry.name[0] not in "._"
+        and (entry.is_dir() or entry.suffix == ".py")
+        and entry.suffix != RESULTS
+        and not (pages and entry.resolve() == pages.resolve())
     ]
     passed_over = [entry.name for entry in entries if entry not in found]
     if not found:
@@ -67,7 +72,7 @@ class SubmittedClass:
         self._sources = {path.name: path for path in submissions}
         self._owners = owners(self._sources, students)
         self._table = GradesTable(table, assignment, {*self._sources, *(student.id for student in students)})
-        self._kept = KeptResults(table.with_name(f"{table.name}.results"))
+        self._kept = KeptResults(table.with_name(table.name + RESULTS))
         self._digests = {name: digest_of(path) for name, path in self._sources.items()}
         results = (self._kept.get(name, self._digests[name], assignment.digest) for name in self._sources)
         self.known = {result.name: result for result in results if result}

@@ -3,7 +3,6 @@
 import hashlib
 import math
 import os
-import re
 import stat
 import subprocess
 import tempfile
@@ -100,41 +99,25 @@ def handed_in(source: Path) -> HandedIn:
         changed = None if newest is None else datetime.fromtimestamp(newest, timezone.utc)
     except (OSError, ValueError, OverflowError):
         changed = None
-    commit = _head(source / ".git")
-    return HandedIn(changed, commit, _committed(source / ".git", commit) if commit else None)
+    return HandedIn(changed, *_last_commit(source / ".git"))
 
 
-def _head(git: Path) -> str:
-    """The commit that is checked out; "" where that cannot be read."""
-    try:
-        head = read_plain(git / "HEAD", MOST_BYTES, follows=False).decode("ascii").strip()
-        if re.fullmatch(r"ref: refs/heads/[\w./-]+", head) and ".." not in head:
-            name = head.removeprefix("ref: ")
-            if (git / name).is_file():
-                head = read_plain(git / name, MOST_BYTES, follows=False).decode("ascii").strip()
-            else:
-                packed = read_plain(git / "packed-refs", MOST_BYTES, follows=False).decode("utf-8")
-                head = next(
-                    (line[: -len(name)].strip() for line in packed.splitlines() if line.endswith(f" {name}")), ""
-                )
-    except (OSError, ValueError):
-        return ""
-    return head if re.fullmatch(r"[0-9a-f]{40}", head) else ""
+def _last_commit(git: Path) -> tuple[str, datetime | None]:
+    """The commit that is checked out and its time; "" and None where they cannot be read.
 
-
-def _committed(git: Path, commit: str) -> datetime | None:
-    """The commit's time. Git reads the student's objects, and none of his settings, which can name programs."""
+    Git reads the student's objects and names of commits, and none of his settings, which can name programs.
+    """
     environ = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
     environ |= {"GIT_OBJECT_DIRECTORY": str((git / "objects").absolute()), "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
     with tempfile.TemporaryDirectory() as own:
-        Path(own, "HEAD").write_text("ref: refs/heads/main\n")
-        Path(own, "refs").mkdir()
-        words = ["git", f"--git-dir={own}", "cat-file", "commit", commit]
         try:
-            said = subprocess.run(
-                words, env=environ, cwd=own, capture_output=True, timeout=GIT_SECONDS, check=True
-            ).stdout.partition(b"\n\n")[0]
-            time = re.search(rb"^committer .*> (\d{1,12}) [+-]\d{4}$", said, re.MULTILINE)
-            return datetime.fromtimestamp(int(time[1]), timezone.utc) if time else None
+            for name in ("HEAD", "packed-refs"):
+                if (git / name).exists():
+                    Path(own, name).write_bytes(read_plain(git / name, MOST_BYTES, follows=False))
+            Path(own, "refs").symlink_to((git / "refs").absolute())
+            words = ["git", f"--git-dir={own}", "rev-list", "--max-count=1", "--format=%ct", "HEAD"]
+            said = subprocess.run(words, env=environ, cwd=own, capture_output=True, timeout=GIT_SECONDS, check=True)
+            _, commit, seconds = said.stdout.decode().split()
+            return commit, datetime.fromtimestamp(int(seconds), timezone.utc)
         except (OSError, subprocess.SubprocessError, ValueError, OverflowError):
-            return None
+            return "", None

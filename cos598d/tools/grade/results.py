@@ -12,6 +12,8 @@ from cos598d.terminal.reading import read_plain
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.submission import SubmissionEnd
 
+RESULTS = ".results"  # behind the name of a table: the folder of the results that it is made of
+
 
 @dataclass(frozen=True)
 class Result:
