@@ -135,7 +135,8 @@ def meets(folder):
         return json.dumps({"left": left, "processes": sorted(processes), "uid": os.getuid()})
 
 
-def test_submissions_at_the_same_time_meet_neither_processes_nor_ports_nor_files(submissions, tmp_path):
+def test_submissions_at_the_same_time_meet_neither_processes_nor_ports_nor_files(submissions, tmp_path, monkeypatch):
+    monkeypatch.setattr("cos598d.tools.grade.submission.needed_by", lambda _: [])  # this clone may be in /tmp
     if what_stops(lambda empty: OwnNamespaces(()).enter(empty, None)):
         pytest.skip("no namespaces here")
     names = [path.name for path in submissions]
@@ -407,3 +408,12 @@ def test_a_part_without_its_file_costs_only_its_points(tmp_path, monkeypatch, ca
     assert "1 submission in " in capsys.readouterr().out
     assert main(["grade", "class/ann", "--assignment", "lab.toml", "--gradescope", "r.json", "--parallel", "2"]) == 2
     assert "--parallel is for a class" in capsys.readouterr().err
+
+
+def test_temporary_folders_that_have_what_is_needed_stay_shared(tmp_path, monkeypatch):
+    assert OwnNamespaces(("/usr/bin/python3",)).shared == []
+    assert OwnNamespaces(("/tmp/venv/bin/python",)).shared == [Path(os.path.realpath("/tmp"))]
+    monkeypatch.setattr("cos598d.tools.grade.submission.what_stops", lambda _: "")
+    monkeypatch.setattr("cos598d.tools.grade.submission.needed_by", lambda _: ["/tmp/venv/bin/python"])
+    with grading(assignment_by(str), as_root=True, is_parallel=True) as grader:
+        assert "Submissions share /tmp" in grader.remark

@@ -71,14 +71,13 @@ def user_for(needed: Sequence[str]) -> tuple[User | None, str]:
 
 
 def needed_by(assignment: Assignment) -> list[str]:
-    """What submissions of this assignment have to read: Python, packages, temporary files and what it names."""
+    """What submissions of this assignment have to find: Python, packages and what it names."""
     specs = [importlib.util.find_spec(name) for name in IMPORTED]
     named = [os.environ.get(name, "") for name in assignment.environment]
     return [
         sys.executable,
         os.__file__,
         *(spec.origin for spec in specs if spec and spec.origin),
-        scratch_base(),
         *(path for path in named if os.path.exists(path)),
     ]
 
@@ -121,6 +120,11 @@ class OwnNamespaces:
         """Another user for each slot, since the kernel counts all processes of one together; None stays None."""
         return user and replace(user, uid=FIRST_UID + self.slot)
 
+    @property
+    def shared(self) -> list[Path]:
+        """Folders for temporary files that stay shared, since something needed is in them."""
+        return [place for place in _open_places() if any(place in Path(path).parents for path in self.needed)]
+
     def enter(self, scratch: Path, user: User | None) -> None:
         """Return in a new process of new namespaces, whose temporary folders are below `scratch`. Raises OSError.
 
@@ -137,12 +141,12 @@ class OwnNamespaces:
         own.mkdir(exist_ok=True)
         if user:
             os.chown(own, user.uid, user.gid)
-        for place in map(os.path.realpath, OPEN_TO_ALL):
-            if os.path.isdir(place) and not any(Path(place) in Path(path).parents for path in self.needed):
-                if Path(place) in scratch.parents:
+        for place in _open_places():
+            if place not in self.shared:
+                if place in scratch.parents:
                     (own / scratch.relative_to(place)).mkdir(parents=True, exist_ok=True)
                     _mount(scratch, own / scratch.relative_to(place))
-                _mount(own, Path(place), BIND_ALL)
+                _mount(own, place, BIND_ALL)
         _go_on_in_a_child(is_first=True)
 
 
@@ -151,13 +155,20 @@ def what_stops(try_it: Callable[[Path], None]) -> str:
 
     def words() -> str:
         try:
-            try_it(Path(empty))
+            try_it(Path(empty).resolve())
         except (OSError, AttributeError) as error:
             return str(error)
         return ""
 
     with tempfile.TemporaryDirectory() as empty:
         return _said_elsewhere(words)
+
+
+def _open_places() -> list[Path]:
+    """The folders in which submissions could find files of others."""
+    places = [Path(os.path.realpath(place)) for place in OPEN_TO_ALL if os.path.isdir(place)]
+    base = Path(os.path.realpath(scratch_base()))
+    return places if any(place in (base, *base.parents) for place in places) else [*places, base]
 
 
 def _unshare(kinds: int) -> None:

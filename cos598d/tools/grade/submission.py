@@ -23,6 +23,7 @@ from cos598d.tools.grade.processes import (
     hide_this_process,
     megabytes_in,
     orphans_come_here,
+    scratch_base,
     scratch_folder,
 )
 from cos598d.tools.grade.rights import NOBODY, OwnNamespaces, hide, needed_by, user_for, what_stops
@@ -62,20 +63,23 @@ class Grader:
         self._apart: OwnNamespaces | None = None
         self._is_drawn = is_drawn
         needed = needed_by(assignment)
-        self._user, self.remark = user_for(needed)
+        self._user, self.remark = user_for([*needed, scratch_base()])
         if self.remark and os.geteuid() == 0 and not as_root:
             raise UsageError(
                 f"{self.remark} Let the user {NOBODY} read it (chmod o+rX, also for the folders above it), or give "
                 "--as_root in a container with nothing to lose."
             )
         if is_parallel:
-            self._apart = OwnNamespaces(tuple(needed))
-            why = what_stops(lambda empty: OwnNamespaces(tuple(needed)).enter(empty, None))
+            apart = self._apart = OwnNamespaces(tuple(needed))
+            why = what_stops(lambda empty: apart.enter(empty, None))
             if why:
                 raise UsageError(
                     f"Submissions that are judged at the same time would share processes and ports, since {why}. Leave "
                     "out --parallel, or grade on a machine that allows namespaces."
                 )
+            if apart.shared:
+                places = " and ".join(map(str, apart.shared))
+                self.remark += f" Submissions share {places}, which has Python, a package or data of the assignment."
         hidden = assignment.kind.hides
         why = what_stops(lambda empty: hide(hidden, empty)) if hidden else ""
         if why:
