@@ -97,6 +97,18 @@ def test_a_later_run_grades_only_what_is_missing(submissions, tmp_path):
     assert one_class(submissions, tmp_path).known == {}
 
 
+def test_odd_names_words_and_files_that_have_no_digest_are_graded_too(submissions, tmp_path, monkeypatch):
+    odd = tmp_path / "class" / os.fsdecode(b"\xff.py")
+    odd.write_text("x = 1\n")
+    for name in (odd.name, "ann.py"):
+        assert graded(one_class([odd, *submissions], tmp_path), [name], lambda _: "\ud800 \x1b") == [name]
+    assert set(one_class([odd, *submissions], tmp_path).known) == {odd.name, "ann.py"}
+    monkeypatch.setattr("cos598d.tools.grade.handed_in.MOST_DIGESTED", 2)
+    again = one_class([odd, *submissions], tmp_path)
+    assert again.known == {}
+    assert graded(again, ["ann.py"], str) == ["ann.py"]
+
+
 def test_the_digest_of_an_assignment_is_of_what_verdicts_depend_on():
     plain = assignment('kind = "sync"\nseconds = 5\n')
     points = assignment('title = "Lab"\nkind = "sync"\nseconds = 5\n[points]\nlets_go = 3\n')

@@ -75,7 +75,7 @@ class SubmittedClass:
         self._kept = KeptResults(table.with_name(table.name + RESULTS))
         self._digests = {name: digest_of(path) for name, path in self._sources.items()}
         results = (self._kept.get(name, self._digests[name], assignment.digest) for name in self._sources)
-        self.known = {result.name: result for result in results if result}
+        self.known = {result.name: result for result in results if result and result.files}
 
     @property
     def strangers(self) -> list[str]:

@@ -1,7 +1,8 @@
 """What became of each submission of a class, kept in a file of its own: a later run grades only what is missing."""
 
 import hashlib
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
@@ -38,16 +39,16 @@ class KeptResults:
     def get(self, name: str, files: str, assignment: str) -> Result | None:
         """The result of these files by this assignment; None where there is none."""
         try:
-            found = msgspec.json.decode(read_plain(self._path(name), follows=False), type=Result)
+            found = msgspec.convert(json.loads(read_plain(self._path(name), follows=False)), Result)
         except (OSError, ValueError, RecursionError):
             return None
-        return found if files and (found.name, found.files, found.assignment) == (name, files, assignment) else None
+        return found if (found.name, found.files, found.assignment) == (name, files, assignment) else None
 
     def keep(self, result: Result) -> None:
         """Write it, whole or not at all. Raises UserError."""
         try:
             own_folder(self._folder)
-            write_whole(self._path(result.name), msgspec.json.encode(result))
+            write_whole(self._path(result.name), json.dumps(asdict(result)))
         except OSError as error:
             raise UserError(f"{self._folder} cannot be written ({error.strerror}). Check its folder.") from None
 

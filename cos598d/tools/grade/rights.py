@@ -58,7 +58,7 @@ def user_for(needed: Sequence[str]) -> tuple[User | None, str]:
     With it, where they are the grader's own, a sentence that says why.
     """
     if os.geteuid() != 0:
-        return None, "Submissions have your rights: they can end the grader, change its results and read your files."
+        return None, "Submissions have your rights: they can read and change your files, also the results."
     try:
         found = pwd.getpwnam(NOBODY)
         user = User(found.pw_uid, found.pw_gid)
