@@ -103,23 +103,20 @@ class SubmittedClass:
     ) -> list[Graded]:
         """Grade these submissions, so many at the same time; once each is known, write it down and call `say`.
 
-        Returns what all of the class come to that are known by then, in order of name. Raises UserError.
+        Returns what all of the class come to that are known by then. Raises UserError.
         """
-        results = dict(self.known)
         self._table.add_missing(self.absent)
-        for name in self.known.keys() - names:
-            self._put(results[name])
-        if self.absent or self.known.keys() - names:
+        found = [self._put(result) for name, result in self.known.items() if name not in names]
+        if found or self.absent:
             self._table.write()
         for name in self._graded([name for name in self._sources if name in names], grader, parallel):
             result = self._kept.get(name, self._digests[name], self._assignment.digest)
             if result is None:
                 raise UserError(f"the result of {printable(name, 60)} cannot be read. Start the command again.")
-            results[name] = result
-            graded = self._put(result)
+            found.append(self._put(result))
             self._table.write()
-            say(graded)
-        return [self._of(results[name]) for name in self._sources if name in results]
+            say(found[-1])
+        return found
 
     def _graded(self, names: Sequence[str], grader: Grader, parallel: int) -> Iterator[str]:
         """Grade each of them and keep its result."""
@@ -146,13 +143,10 @@ class SubmittedClass:
         digests = self._digests[name], self._assignment.digest
         return Result(name, *digests, tuple(judged), end, seconds, now)
 
-    def _of(self, result: Result) -> Graded:
-        time_and_commit = handed_in(self._sources[result.name])
-        return Graded.of(result, self._assignment, time_and_commit, self._owners.get(result.name))
-
     def _put(self, result: Result) -> Graded:
-        graded = self._of(result)
+        source = self._sources[result.name]
+        graded = Graded.of(result, self._assignment, handed_in(source), self._owners.get(result.name))
         self._table.put(graded)
         if self._feedback:
-            write_feedback(self._feedback, graded, self._sources[result.name], self._assignment)
+            write_feedback(self._feedback, graded, source, self._assignment)
         return graded
