@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cos598d.tools.check.supervisor import SET_PARENT_DEATH_SIGNAL, prctl
 from cos598d.tools.grade.assignment import Assignment
-from cos598d.tools.grade.processes import SET_DUMPABLE, scratch_base
+from cos598d.tools.grade.processes import SET_DUMPABLE, hide_this_process, scratch_base
 
 NOBODY = "nobody"
 SET_NO_NEW_PRIVILEGES = 38  # prctl(2)
@@ -130,8 +130,9 @@ class OwnNamespaces:
 
         The calling process waits for it, and ends as it does. All that it starts ends with it.
         """
-        prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         _unshare(NEW_MOUNTS | NEW_CALLS | NEW_PROCESSES | NEW_NETWORK)
+        hide_this_process()
+        prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         _go_on_in_a_child(is_first=False)
         # This is the namespace's first process: when it ends, the kernel ends all others.
         _call("mount", b"proc", b"/proc", b"proc", 0, None)
