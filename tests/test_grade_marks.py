@@ -174,6 +174,8 @@ def test_groups_share_points_and_can_give_them_only_together():
         ("[late]\npoints_per_day = 1", "needs deadline and points_per_day"),
         ("[late]\ndeadline = 2026-10-01T12:00:00\npoints_per_day = 1", "line 4: deadline"),
         ("[parts.a]\nlesson = 1", "[parts.a] has no kind"),
+        ('[parts."../a"]\nkind = "sync"', "the part ../a has an odd name"),
+        ("[parts]\na = 1", "line 2: a is no table. Write [parts.a]"),
     ):
         with pytest.raises(UsageError) as refusal:
             assignment(f'kind = "lesson"\nlesson = 5\n{text}\n' if "parts" not in text else text)

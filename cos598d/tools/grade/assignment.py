@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import cos598d
 from cos598d.errors import UsageError
 from cos598d.records.kinds import FLAG, TEXT, ListOf, Number, OneOf
+from cos598d.terminal.printable import printable
 from cos598d.terminal.words import did_you_mean
 from cos598d.tools.grade.gradescope import VISIBILITIES
 from cos598d.tools.grade.handed_in import LatePolicy
@@ -91,6 +93,9 @@ def read_assignment(table: TomlTable) -> Assignment:
     parts = table.table("parts")
     if names := list(parts.left()):
         table.end((*known, "parts"))
+        odd = next((name for name in names if not re.fullmatch(r"[\w-]+", name)), None)
+        if odd is not None:
+            raise parts.error(odd, f"the part {printable(odd, 60)} has an odd name. Use letters, digits, _ and -")
         name, read = "parts", {name: _AssignmentPart.read(parts.table(name)) for name in names}
         kind: AssignmentKind = PartsKind({name: part.kind for name, part in read.items()})
         points = {f"{name}.{claim}": most for name, part in read.items() for claim, most in part.points.items()}
