@@ -9,6 +9,7 @@ import sys
 import zipfile
 
 import pytest
+from grading import run_autograder
 from programs import ROOT
 
 from cos598d.commands.cli import main
@@ -21,7 +22,7 @@ from cos598d.tools.grade.kinds.script import ScriptKind, score
 from cos598d.tools.grade.result_files import ResultFiles
 from cos598d.tools.grade.scored import Judged, Scored, exit_code
 from cos598d.tools.grade.table import TomlTable
-from cos598d.tools.learn.lessons import NUMBERS
+from cos598d.tools.learn.lessons import NUMBERS, get_lesson
 
 # https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format: field -> type
 NUMBER, TEXT = (int, float), (str,)
@@ -307,6 +308,45 @@ def test_words_of_grade_and_audit_that_cannot_work(tmp_path, monkeypatch, capsys
         assert says in capsys.readouterr().err
 
 
+SEVERAL = """
+title = "Weeks 3 and 5"
+[parts.mean]
+kind = "lesson"
+lesson = 3
+[parts.ring]
+kind = "lesson"
+lesson = 5
+[parts.ring.points]
+sums = 3
+"""
+
+
+def test_several_lessons_in_one_zip_and_for_classroom_50(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lab.toml").write_text(SEVERAL)
+    assert main(["autograder", "--assignment", "lab.toml"]) == 0
+    root = tmp_path / "autograder"
+    (root / "submission" / "theirs").mkdir(parents=True)
+    (root / "submission" / "lesson3.py").write_text(get_lesson(3).page())
+    (root / "submission" / "theirs" / "lesson5.py").write_text("def f(:\n")
+    ended = run_autograder(root)
+    assert ended.returncode == 0, ended.stderr
+    results = json.loads((root / "results" / "results.json").read_text())
+    is_gradescopes(results)
+    said = {test["name"]: test["output"] for test in results["tests"]}
+    assert list(said) == ["mean.averages", "mean.one_ring_each", "ring.sums", "ring.neighbours_only"]
+    assert sum(test["max_score"] for test in results["tests"]) == 6
+    assert "nothing is filled in yet" in said["mean.averages"]
+    assert "this is not valid Python" in said["ring.sums"]
+    words = [root / "submission", "--assignment", "lab.toml", "--classroom50", "result.json", "--as_root"]
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **RUNNER}
+    ended = subprocess.run([sys.executable, "-m", "cos598d", "grade", *words], env=environ, check=False)
+    assert ended.returncode == 1
+    result = json.loads((tmp_path / "result.json").read_text())
+    is_classroom50s(result)
+    assert {test["test-name"]: test["output"] for test in result["tests"]} == said
+
+
 def test_the_autograder_in_gradescopes_layout(tmp_path, monkeypatch, capsys):
     """A stand-in for Gradescope: the zip's content in source/, run_autograder above it, one submission."""
     monkeypatch.chdir(tmp_path)
@@ -320,23 +360,18 @@ def test_the_autograder_in_gradescopes_layout(tmp_path, monkeypatch, capsys):
         assert {"setup.sh", "run_autograder", "assignment.toml", "requirements.txt"} <= set(archive.namelist())
         assert all(archive.getinfo(name).external_attr >> 16 & stat.S_IXUSR for name in ("setup.sh", "run_autograder"))
         assert not [name for name in archive.namelist() if "/answer/" in name]
-        archive.extractall(root / "source")
-    needed = (root / "source" / "requirements.txt").read_text()
-    assert "torch>=" in needed
-    assert "pytest" not in needed
-    assert subprocess.run(["bash", "-n", str(root / "source" / "setup.sh")], check=False).returncode == 0
-    program = root / "run_autograder"
-    script = (root / "source" / "run_autograder").read_text()
-    program.write_text(script.replace("cos598d grade ", "cos598d grade --as_root "))  # Python may be below /root here
-    (root / "submission").mkdir()
+    (root / "submission").mkdir(parents=True)
     source = (
         "from cos598d.sync.all_reduce import AllReduce\nclass MySync(AllReduce):\n"
         "    def average(self, name, gradient):\n        self.comm.all_reduce(gradient, name)\n"
     )
     (root / "submission" / "my_sync.py").write_text(source)
-    environ = {"PATH": os.environ["PATH"], "AUTOGRADER_ROOT": str(root), "AUTOGRADER_PYTHON": sys.executable}
-    ended = subprocess.run(["bash", str(program)], env=environ, capture_output=True, text=True, check=False)
+    ended = run_autograder(root)
     assert ended.returncode == 0, ended.stderr
+    needed = (root / "source" / "requirements.txt").read_text()
+    assert "torch>=" in needed
+    assert "pytest" not in needed
+    assert subprocess.run(["bash", "-n", str(root / "source" / "setup.sh")], check=False).returncode == 0
     results = json.loads((root / "results" / "results.json").read_text())
     is_gradescopes(results)
     assert {test["name"]: test["status"] for test in results["tests"]} == {
@@ -346,6 +381,5 @@ def test_the_autograder_in_gradescopes_layout(tmp_path, monkeypatch, capsys):
     assert "summed and not averaged" in results["tests"][0]["output"]
     assert "1 of 5 points" in results["output"]
     # Where the grader cannot even start, there is a result that says so.
-    environ["AUTOGRADER_PYTHON"] = "/no/such/python"
-    subprocess.run(["bash", str(program)], env=environ, capture_output=True, check=False)
+    run_autograder(root, "/no/such/python")
     assert "could not be started" in json.loads((root / "results" / "results.json").read_text())["output"]

@@ -13,9 +13,9 @@ from programs import ROOT, wait_until
 from cos598d.commands.cli import main
 from cos598d.tools.check.spawn import patience
 from cos598d.tools.grade.assignment import assignment_of
-from cos598d.tools.grade.folder import _cell
+from cos598d.tools.grade.grades import _cell
 from cos598d.tools.grade.processes import megabytes_in, scratch_folder
-from cos598d.tools.grade.rights import what_stops
+from cos598d.tools.grade.rights import hide, what_stops
 
 OPENING = """
 import json, os, signal, sys, tempfile, time
@@ -150,10 +150,12 @@ def test_a_class_with_hostile_submissions(start, tmp_path, scratch):
     assert all(float(row["seconds"]) > 0 for row in rows.values())
     assert [name for name in (line.partition(" ")[0] for line in text.splitlines()) if name in CLASS] == sorted(CLASS)
     assert text.splitlines()[-1].startswith("8 submissions in ")
-    # Nothing is left: no process, no file but the table, and what was handed in is as it was.
+    # Nothing is left: no process, no file but the table and the results, and what was handed in is as it was.
     ours = [p for p in psutil.process_iter(["cwd"]) if p.pid not in before and str(tmp_path) in str(p.info["cwd"])]
     assert ours == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["class", "grade.txt", "grades.csv", "lab.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("class", "grade.txt", "grades.csv", "grades.csv.results", "lab.toml")
+    ]
     left = sorted(path.name for path in (tmp_path / "class").rglob("*") if path.is_file())
     assert left == ["my_sync.py"] * len(CLASS)
 
@@ -198,7 +200,7 @@ def test_a_class_that_hands_in_a_lesson(start, tmp_path, scratch):
     assignment = 'kind = "lesson"\nlesson = 3\nseconds = 60\ntitle = "a\\u001b[31mred lab"\n'
     hidden = assignment_of("lesson").kind.hides
     assert hidden[0].parts[-2:] == ("lesson0", "answer")
-    if what_stops(hidden):
+    if what_stops(lambda empty: hide(hidden, empty)):
         pytest.skip("no mount namespaces here, so lessons are not graded beside their answers")
     submissions = {"page": lesson.page(), "answer": lesson.answer(), "reads": READS_ANSWER}
     code, text, rows = graded(start, tmp_path, scratch, submissions, assignment, "in a folder of theirs/lesson3.py")

@@ -22,7 +22,7 @@ from cos598d.errors import UsageError, UserError
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.grade import processes, submission
 from cos598d.tools.grade.assignment import Assignment, Limits
-from cos598d.tools.grade.folder import grade_class, submissions_in
+from cos598d.tools.grade.folder import SubmittedClass, submissions_in
 from cos598d.tools.grade.kinds.kind import AssignmentKind
 from cos598d.tools.grade.rights import User, user_for
 from cos598d.tools.grade.scored import Judged
@@ -286,17 +286,18 @@ def test_each_submission_has_its_full_name_and_what_is_passed_over_is_said(tmp_p
     assert passed_over == [".DS_Store", "_dan", "_eve.py", "bob.zip", "link.py"]
     assignment = assignment_by(lambda _: "")
     with grading(assignment, as_root=True) as grader:
-        grade_class(found, grader, assignment, tmp_path / "g.csv", lambda _: None)
+        names = {path.name for path in found}
+        SubmittedClass(found, assignment, tmp_path / "g.csv").grade(names, grader, 1, lambda _: None)
     with (tmp_path / "g.csv").open() as table:
         rows = {row["submission"]: row["status"] for row in csv.DictReader(table)}
     assert rows == {"ann": "wrong", "ann.py": "passed", "carl": "wrong"}
     (tmp_path / "lab.toml").write_text('kind = "sync"\n')
     (tmp_path / "class" / "ann.py").unlink()
-    assert main(["grade", "class", "--assignment", "lab.toml", "--csv", "g.csv", "--as_root"]) == 0
+    assert main(["grade", "class", "--assignment", "lab.toml", "--csv", "h.csv", "--as_root"]) == 0
     assert ": .DS_Store, _dan, _eve.py, bob.zip, link.py\n" in capsys.readouterr().out
     (tmp_path / "zips").mkdir()
     (tmp_path / "zips" / "bob.zip").write_text("")
-    assert main(["grade", "zips", "--assignment", "lab.toml", "--csv", "g.csv"]) == 2
+    assert main(["grade", "zips", "--assignment", "lab.toml", "--csv", "h.csv"]) == 2
     assert "a Python file for each; it only has bob.zip." in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`cos598d grade`: a class's submissions one after the other, or one for Gradescope or Classroom 50."""
+"""`cos598d grade`: a class's submissions, or one for Gradescope or Classroom 50."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cos598d.commands.flags import check_output_file
+from cos598d.commands.flags import check_at_least_one, check_output_file
 from cos598d.commands.result_flags import add_needed_assignment, add_result_files
 from cos598d.errors import UsageError
 from cos598d.terminal.printable import printable
@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # assignments need torch, which takes seconds, and flags that
     from cos598d.tools.grade.folder import Graded
 
 WORDS_WIDTH = 90
+MOST_PAIRS = 20
+OF_CLASS = ("parallel", "only", "regrade", "regrade_all", "roster", "feedback", "similar")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +34,45 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "one submission",
     )
     add_needed_assignment(parser)
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the class's table there, after each submission")
+    of_class = parser.add_argument_group("for a class")
+    of_class.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE",
+        help="write the class's table there, after each submission, and the results that a later run need not grade "
+        "again into the folder FILE.results",
+    )
+    of_class.add_argument(
+        "--parallel",
+        type=int,
+        metavar="N",
+        help="grade N submissions at the same time, each with processes, network and temporary files of its own "
+        "(default: one after the other, with none of its own)",
+    )
+    of_class.add_argument("--only", action="append", default=[], metavar="NAME", help="grade only this submission")
+    of_class.add_argument(
+        "--regrade",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="grade this submission again, and what is missing",
+    )
+    of_class.add_argument("--regrade_all", action="store_true", help="grade all submissions again")
+    of_class.add_argument(
+        "--roster",
+        type=Path,
+        metavar="FILE.csv",
+        help="the students, with the columns id, name, email and section; names in FOLDER are ids or emails",
+    )
+    of_class.add_argument(
+        "--feedback",
+        type=Path,
+        metavar="FOLDER",
+        help="write a page for each student there, with a picture of the step",
+    )
+    of_class.add_argument(
+        "--similar", action="store_true", help="name pairs of submissions that are alike, which you have to read"
+    )
     add_result_files(parser)
     parser.add_argument(
         "--as_root",
@@ -46,6 +86,10 @@ def run(options: argparse.Namespace) -> int:
     is_one = options.gradescope is not None or options.classroom50 is not None
     if is_one == (options.csv is not None):
         raise UsageError("give --csv FILE for a class, or --gradescope or --classroom50 for one submission.")
+    check_at_least_one("--parallel", options.parallel)
+    given = next((name for name in OF_CLASS if getattr(options, name)), None)
+    if is_one and given:
+        raise UsageError(f"--{given} is for a class. Give --csv FILE in place of the files for one submission.")
     for flag in ("csv", "gradescope", "classroom50"):
         check_output_file(f"--{flag}", getattr(options, flag))
     if not options.folder.exists():
@@ -90,29 +134,50 @@ def _one(options: argparse.Namespace, assignment: "Assignment") -> int:
 
 
 def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
-    from cos598d.tools.grade.folder import grade_class, names, submissions_in
+    from cos598d.tools.grade.folder import SubmittedClass, names, submissions_in
+    from cos598d.tools.grade.roster import read_roster
+    from cos598d.tools.grade.similar import similar_pairs
     from cos598d.tools.grade.submission import grading
 
     began = time.monotonic()
+    times: list[float] = []
 
     def say(graded: "Graded") -> None:
-        points = f"{number(total(graded.scored))} of {number(most(graded.scored))}"
+        points = f"{number(graded.points)} of {number(most(graded.scored))}"
         words = textwrap.shorten(printable(graded.words), WORDS_WIDTH, placeholder=" ...")
-        line = f"{printable(graded.name, 40):24} {points:>12} {graded.status:11} {graded.seconds:6.1f} s  {words}"
+        seconds = graded.result.seconds
+        line = f"{printable(graded.result.name, 40):24} {points:>12} {graded.status:11} {seconds:6.1f} s  {words}"
         print(line.rstrip(), flush=True)
+        times.append(seconds)
 
     points = assignment.points
     tests = number_of(len(points), "test")
     print(f"{printable(assignment.title, 200)}: {number(sum(points.values()))} points for {tests}")
-    submissions, passed_over = submissions_in(options.folder)
+    submissions, passed_over = submissions_in(options.folder, options.feedback)
     if passed_over:
         print(f"skipped, because submissions are folders and .py files without a leading . or _: {names(passed_over)}")
-    with grading(assignment, options.as_root) as grader:
+    students = read_roster(options.roster) if options.roster else []
+    submitted = SubmittedClass(submissions, assignment, options.csv, students, options.feedback)
+    only = submitted.chosen("--only", options.only) or {path.name for path in submissions}
+    again = only if options.regrade_all else submitted.chosen("--regrade", options.regrade)
+    wanted = only - (submitted.known.keys() - again)
+    if submitted.strangers:
+        print(f"of nobody in {options.roster}: {names(submitted.strangers)}")
+    if submitted.absent:
+        print(f"handed in nothing: {names([student.id for student in submitted.absent])}")
+    if len(wanted) < len(submissions):
+        print(f"{len(submitted.known)} of {number_of(len(submissions), 'submission')} are graded already")
+    is_drawn = options.feedback is not None
+    with grading(assignment, options.as_root, options.parallel is not None, is_drawn) as grader:
         if grader.remark:
             print(grader.remark)
-        graded = grade_class(submissions, grader, assignment, options.csv, say)
+        graded = submitted.grade(wanted, grader, options.parallel or 1, say)
     seconds = time.monotonic() - began
-    times = [one.seconds for one in graded]
-    mean = f"{seconds / len(graded):.1f} s each ({min(times):.1f} to {max(times):.1f})"
-    print(f"{number_of(len(graded), 'submission')} in {seconds:.0f} s, {mean}: wrote {options.csv}")
+    each = f", {seconds / len(times):.1f} s each ({min(times):.1f} to {max(times):.1f})" if times else ""
+    print(f"{number_of(len(times), 'submission')} in {seconds:.0f} s{each}: wrote {options.csv}")
+    if options.similar:
+        pairs = similar_pairs({path.name: path for path in submissions}, assignment.kind.given())
+        print(f"alike without names and comments, which proves nothing until you read them: {len(pairs)} pairs")
+        for share, one, other in pairs[:MOST_PAIRS]:
+            print(f"  {share:4.0%}  {printable(one, 40)}  {printable(other, 40)}")
     return NOT_JUDGED if any(exit_code(each.scored) == NOT_JUDGED for each in graded) else PASSED

@@ -1,15 +1,22 @@
-"""An assignment: which kind of submission, the points of each claim, and what a submission may use up."""
+"""An assignment: which kinds of submissions, the points of each claim, and what a submission may use up."""
 
+import hashlib
+import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import cos598d
 from cos598d.errors import UsageError
-from cos598d.records.kinds import TEXT, ListOf, Number, OneOf
+from cos598d.records.kinds import FLAG, TEXT, ListOf, Number, OneOf
+from cos598d.terminal.printable import printable
 from cos598d.terminal.words import did_you_mean
 from cos598d.tools.grade.gradescope import VISIBILITIES
+from cos598d.tools.grade.handed_in import LatePolicy
 from cos598d.tools.grade.kinds import KINDS
 from cos598d.tools.grade.kinds.kind import AssignmentKind
+from cos598d.tools.grade.kinds.parts import PartsKind
 from cos598d.tools.grade.scored import Judged, Scored
 from cos598d.tools.grade.table import TomlTable
 
@@ -31,7 +38,11 @@ class Limits:
 @dataclass(frozen=True)
 class Assignment:
     """What is asked for. `points` are those of each claim that is scored, in the order in which they are judged;
-    `environment` names the variables that a submission's processes are given."""
+    `environment` names the variables that a submission's processes are given.
+
+    together  sets of claims that give points only if all of a set hold
+    version   stands for the whole file, and `digest` for what the verdicts depend on, which points are not
+    """
 
     title: str
     kind_name: str
@@ -40,12 +51,24 @@ class Assignment:
     visibility: str
     environment: tuple[str, ...]
     limits: Limits
+    together: tuple[frozenset[str], ...] = ()
+    late: LatePolicy | None = None
+    version: str = ""
+    digest: str = ""
 
     def scored(self, judged: Sequence[Judged], otherwise: Judged) -> list[Scored]:
         """What all claims give; those that were not judged are as `otherwise`, but for their names."""
         known = {each.name: each for each in judged}
         rest = {name: Judged(name, otherwise.passed, otherwise.words) for name in self.points}
-        return [Scored.of((rest | known)[name], most) for name, most in self.points.items()]
+        scored = [Scored.of((rest | known)[name], most) for name, most in self.points.items()]
+        held = {each.name for each in scored if each.passed}
+        broken = {name: tests for tests in self.together if not tests <= held for name in tests & held}
+        return [
+            replace(each, points=0.0, words=f"{each.words}\n(no points: {', '.join(sorted(broken[each.name] - held))})")
+            if each.name in broken
+            else each
+            for each in scored
+        ]
 
 
 def assignment_of(word: str) -> Assignment:
@@ -61,33 +84,101 @@ def assignment_of(word: str) -> Assignment:
 
 def read_assignment(table: TomlTable) -> Assignment:
     """The assignment in a TOML table. Raises UsageError, with the line, for what cannot work."""
-    name = table.take("kind", OneOf(tuple(KINDS)))
-    if name is None:
-        raise UsageError(f"{table.path} has no kind. Give one of {', '.join(KINDS)}.")
-    kind = KINDS[name].read(table)
-    title = table.take("title", TEXT, f"{name} assignment")
+    title = table.take("title", TEXT)
     visibility = table.take("visibility", OneOf(VISIBILITIES), VISIBILITIES[0])
     environment = tuple(table.take("environment", ListOf(TEXT), []))
-    points = _points(table.table("points"), kind)
+    late = LatePolicy.read(table.table("late"))
     limits = _limits(table.table("limits"))
-    table.end(("title", "kind", "visibility", "environment", *KINDS[name].keys, "points", "limits"))
-    return Assignment(title, name, kind, points, visibility, environment, limits)
+    known = ("title", "visibility", "environment", "late", "limits")
+    parts = table.table("parts")
+    if names := list(parts.left()):
+        table.end((*known, "parts"))
+        odd = next((name for name in names if not re.fullmatch(r"[\w-]+", name)), None)
+        if odd is not None:
+            raise parts.error(odd, f"the part {printable(odd, 60)} has an odd name. Use letters, digits, _ and -")
+        name, read = "parts", {name: _AssignmentPart.read(parts.table(name)) for name in names}
+        kind: AssignmentKind = PartsKind({name: part.kind for name, part in read.items()})
+        points = {f"{name}.{claim}": most for name, part in read.items() for claim, most in part.points.items()}
+        together = tuple(
+            frozenset(f"{name}.{claim}" for claim in group) for name, part in read.items() for group in part.together
+        )
+        judged_by = [part.judged_by for part in read.values()]
+        default = " and ".join(names)
+    else:
+        part = _AssignmentPart.read(table, known)
+        name, kind, points, together, judged_by = part.name, part.kind, part.points, part.together, [part.judged_by]
+        default = f"{name} assignment"
+    facts = (_of_package(), judged_by, list(points), environment, vars(limits))
+    version, digest = (hashlib.sha256(text.encode()).hexdigest() for text in (table.source, json.dumps(facts)))
+    return Assignment(
+        *(title or default, name, kind, points, visibility, environment, limits, together, late, version[:12], digest)
+    )
 
 
-def _points(table: TomlTable, kind: AssignmentKind) -> dict[str, float]:
-    """The points of each claim that is scored: those that are named, and what the kind scores anyway."""
+def _of_package() -> str:
+    """Stands for this package's sources: other ones may judge otherwise."""
+    found = hashlib.sha256()
+    for path in sorted(Path(cos598d.__file__).parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class _AssignmentPart:
+    """The kind, the points and the groups in one table; `judged_by` is what the kind's keys say."""
+
+    name: str
+    kind: AssignmentKind
+    points: dict[str, float]
+    together: tuple[frozenset[str], ...]
+    judged_by: dict[str, object]
+
+    @classmethod
+    def read(cls, table: TomlTable, more: Sequence[str] = ()) -> "_AssignmentPart":
+        """Take them; `more` are the keys that are taken already. Raises UsageError."""
+        given = table.left()
+        name = table.take("kind", OneOf(tuple(KINDS)))
+        if name is None:
+            where = f"{table.path}{f' [{table.within}]' if table.within else ''}"
+            raise UsageError(f"{where} has no kind. Give one of {', '.join(KINDS)}.")
+        kind = KINDS[name].read(table)
+        points, together = _points(table.table("points"), table.table("groups"), kind)
+        table.end((*more[:1], "kind", *KINDS[name].keys, "points", "groups", *more[1:]))
+        return cls(name, kind, points, together, {key: given[key] for key in ("kind", *kind.keys) if key in given})
+
+
+def _points(
+    table: TomlTable, groups: TomlTable, kind: AssignmentKind
+) -> tuple[dict[str, float], tuple[frozenset[str], ...]]:
+    """The points of each claim that is scored, and the sets that give points together. Raises UsageError.
+
+    Scored are the claims that are named, in `table` or a group, and what the kind scores anyway. A group's claims get
+    equal shares of its points.
+    """
     default = table.take(DEFAULT, POINTS, 1)
     known = kind.claims()
-    points: dict[str, float] = {}
-    for name, is_scored in known.items():
-        given = table.take(name, POINTS)
-        found = given if given is not None else default if is_scored else 0
-        if found:
-            points[name] = float(found)
+    named = {name: given for name in known if (given := table.take(name, POINTS)) is not None}
     table.end((DEFAULT, *known))
+    together = []
+    for group in map(groups.table, groups.left()):
+        tests = dict.fromkeys(group.take("tests", ListOf(TEXT), []))
+        wrong = next((test for test in tests if test not in known or test in named), None)
+        if wrong is not None:
+            why = "has points already" if wrong in known else f"is no test. Use some of {', '.join(known)}"
+            raise group.error("tests", f"tests: {wrong} {why}")
+        if not tests:
+            raise group.error(
+                "tests", f'the group {group.within} has no tests. Name some, as tests = ["{next(iter(known))}"]'
+            )
+        named |= dict.fromkeys(tests, group.take("points", POINTS, len(tests)) / len(tests))
+        if group.take("together", FLAG, False):
+            together.append(frozenset(tests))
+        group.end(("tests", "points", "together"))
+    found = {name: named.get(name, default if is_scored else 0) for name, is_scored in known.items()}
+    points = {name: float(each) for name, each in found.items() if each}
     if not points:
         raise table.error("points", "no test gives points. Give one of them more than 0")
-    return points
+    return points, tuple(together)
 
 
 def _limits(table: TomlTable) -> Limits:

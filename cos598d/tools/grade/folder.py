@@ -1,54 +1,32 @@
-"""A class: every submission in a folder graded one after the other, with a line each on the screen and in a table."""
+"""A class: every submission in a folder is graded, and each result is in a file, in the table and on a page at once."""
 
-import csv
-import io
-import re
+import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 from cos598d.errors import UsageError, UserError
-from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
-from cos598d.tools.check.card import STATUS_WIDTH
+from cos598d.terminal.words import did_you_mean
 from cos598d.tools.grade.assignment import Assignment
-from cos598d.tools.grade.scored import Judged, Scored, exit_code, most, number, total
-from cos598d.tools.grade.submission import Grader, SubmissionEnd
+from cos598d.tools.grade.feedback import write_feedback
+from cos598d.tools.grade.grades import Graded, GradesTable
+from cos598d.tools.grade.handed_in import digest_of, handed_in
+from cos598d.tools.grade.processes import orphans_come_here
+from cos598d.tools.grade.results import RESULTS, KeptResults, Result
+from cos598d.tools.grade.roster import Student, owners
+from cos598d.tools.grade.scored import Judged
+from cos598d.tools.grade.submission import Grader
+from cos598d.tools.grade.workers import in_processes
 
-STATUS = {0: "passed", 1: "wrong", 2: "not judged"}
-LONGEST = 1000  # characters of what the table says of a submission
-MOST_NAMES = 20  # of what was passed over
-_WRAPPED = re.compile(rf"\n {{{STATUS_WIDTH + 1},}}")  # within a sentence of `check`
-
-
-@dataclass(frozen=True)
-class Graded:
-    """What became of a submission. `name` is that of its file or folder, in full; `seconds` is what grading it took."""
-
-    name: str
-    scored: tuple[Scored, ...]
-    seconds: float
-    end: SubmissionEnd
-
-    @property
-    def status(self) -> str:
-        """passed, wrong, or not judged."""
-        return STATUS[exit_code(self.scored)]
-
-    @property
-    def words(self) -> str:
-        """Why points are missing: the end's remark, else the first lines on the first claim that does not hold."""
-        first = next((each for each in self.scored if not each.passed), None)
-        said = self.end.remark or (f"{first.name}: {first.words}" if first else "")
-        lines = [" ".join(line.split()) for line in _WRAPPED.sub(" ", said).splitlines() if line.strip()]
-        ended = [line if line[-1] in ".:;!?" else f"{line}." for line in lines[:-1]]
-        return " ".join([*ended, *lines[-1:]])
+MOST_NAMES = 20  # in one line
 
 
-def submissions_in(folder: Path) -> tuple[list[Path], list[str]]:
+def submissions_in(folder: Path, pages: Path | None = None) -> tuple[list[Path], list[str]]:
     """The submissions of a class, which are the folders and the Python files that lie in `folder`, and the names of all
-    else in it: links, hidden files, archives, names that begin with an underscore. Raises UsageError."""
+    else in it: links, hidden files, archives, names that begin with an underscore, kept results, and the folder of
+    `pages`. Raises UsageError."""
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
@@ -56,7 +34,11 @@ def submissions_in(folder: Path) -> tuple[list[Path], list[str]]:
     found = [
         entry
         for entry in entries
-        if not entry.is_symlink() and entry.name[0] not in "._" and (entry.is_dir() or entry.suffix == ".py")
+        if not entry.is_symlink()
+        and entry.name[0] not in "._"
+        and (entry.is_dir() or entry.suffix == ".py")
+        and entry.suffix != RESULTS
+        and not (pages and entry.resolve() == pages.resolve())
     ]
     passed_over = [entry.name for entry in entries if entry not in found]
     if not found:
@@ -71,38 +53,100 @@ def names(found: Sequence[str]) -> str:
     return shown + (f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else "")
 
 
-def grade_class(
-    submissions: Sequence[Path], grader: Grader, assignment: Assignment, table: Path, say: Callable[[Graded], None]
-) -> list[Graded]:
-    """Grade all submissions; after each, write the CSV `table` and call `say`. Raises UserError."""
-    graded: list[Graded] = []
-    for path in submissions:
+class SubmittedClass:
+    """The submissions of a class, of which some may have been graded before. `table` is the file of its table, and
+    `feedback` the folder for its pages (None: no pages). Raises UsageError.
+
+    known  the results of earlier runs, by the submission's name
+    """
+
+    def __init__(
+        self,
+        submissions: Sequence[Path],
+        assignment: Assignment,
+        table: Path,
+        students: Sequence[Student] = (),
+        feedback: Path | None = None,
+    ):
+        self._assignment, self._feedback, self._students = assignment, feedback, students
+        self._sources = {path.name: path for path in submissions}
+        self._owners = owners(self._sources, students)
+        self._table = GradesTable(table, assignment, {*self._sources, *(student.id for student in students)})
+        self._kept = KeptResults(table.with_name(table.name + RESULTS))
+        self._digests = {name: digest_of(path) for name, path in self._sources.items()}
+        results = (self._kept.get(name, self._digests[name], assignment.digest) for name in self._sources)
+        self.known = {result.name: result for result in results if result and result.files}
+
+    @property
+    def strangers(self) -> list[str]:
+        """Submissions that are of nobody in the roster, if there is one."""
+        return [name for name in self._sources if name not in self._owners] if self._students else []
+
+    @property
+    def absent(self) -> list[Student]:
+        """Students who handed in nothing."""
+        return [student for student in self._students if student not in self._owners.values()]
+
+    def chosen(self, flag: str, names: Collection[str]) -> set[str]:
+        """The submissions of these names, or of these students' ids. Raises UsageError for what is neither."""
+        by_id = {student.id: name for name, student in self._owners.items()}
+        for name in names:
+            if name not in self._sources and name not in by_id:
+                near = did_you_mean(name, [*self._sources, *by_id])
+                raise UsageError(
+                    f"{flag} {printable(name, 60)} is no submission.{near} Give one of the folder's names."
+                )
+        return {by_id.get(name, name) for name in names}
+
+    def grade(
+        self, names: Collection[str], grader: Grader, parallel: int, say: Callable[[Graded], None]
+    ) -> list[Graded]:
+        """Grade these submissions, so many at the same time; once each is known, write it down and call `say`.
+
+        Returns what all of the class come to that are known by then. Raises UserError.
+        """
+        self._table.add_missing(self.absent)
+        found = [self._put(result) for name, result in self.known.items() if name not in names]
+        if found or self.absent:
+            self._table.write()
+        for name in self._graded([name for name in self._sources if name in names], grader, parallel):
+            result = self._kept.get(name, self._digests[name], self._assignment.digest)
+            if result is None:
+                raise UserError(f"the result of {printable(name, 60)} cannot be read. Start the command again.")
+            found.append(self._put(result))
+            self._table.write()
+            say(found[-1])
+        return found
+
+    def _graded(self, names: Sequence[str], grader: Grader, parallel: int) -> Iterator[str]:
+        """Grade each of them and keep its result."""
+
+        def work(slot: int, numbers: Iterator[int]) -> Iterator[int]:
+            grader.take_slot(slot)
+            with orphans_come_here():
+                for number in numbers:
+                    self._kept.keep(self._result(names[number], grader))
+                    yield number
+
+        if parallel == 1:
+            yield from map(names.__getitem__, work(0, iter(range(len(names)))))
+        elif names:
+            with contextlib.closing(in_processes(parallel, len(names), work)) as done:
+                yield from map(names.__getitem__, done)
+
+    def _result(self, name: str, grader: Grader) -> Result:
         began = time.monotonic()
         judged: list[Judged] = []
-        end = grader.grade(path, judged.append)
-        scored = assignment.scored(judged, end.otherwise)
-        graded.append(Graded(path.name, tuple(scored), time.monotonic() - began, end))
-        try:
-            write_whole(table, as_csv(graded, list(assignment.points)))
-        except OSError as error:
-            raise UserError(f"{table} cannot be written ({error.strerror}). Check its folder.") from None
-        say(graded[-1])
-    return graded
+        end = grader.grade(self._sources[name], judged.append)
+        seconds = round(time.monotonic() - began, 3)
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        digests = self._digests[name], self._assignment.digest
+        return Result(name, *digests, tuple(judged), end, seconds, now)
 
-
-def as_csv(graded: Sequence[Graded], claims: Sequence[str]) -> str:
-    """The table: a row a submission, a column a claim."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["submission", "score", "max_score", "status", "seconds", *claims, "words"])
-    for each in graded:
-        points = [number(one.points) for one in each.scored]
-        about = [number(total(each.scored)), number(most(each.scored)), each.status, f"{each.seconds:.1f}"]
-        rows.writerow([_cell(each.name), *about, *points, _cell(printable(each.words, LONGEST))])
-    return text.getvalue()
-
-
-def _cell(text: str) -> str:
-    """A submission's words as a cell that no spreadsheet takes for a formula."""
-    shown = printable(text, LONGEST)
-    return f"'{shown}" if shown[:1] in ("=", "+", "-", "@") else shown
+    def _put(self, result: Result) -> Graded:
+        source = self._sources[result.name]
+        graded = Graded.of(result, self._assignment, handed_in(source), self._owners.get(result.name))
+        self._table.put(graded)
+        if self._feedback:
+            write_feedback(self._feedback, graded, source, self._assignment)
+        return graded

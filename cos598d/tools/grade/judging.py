@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,30 +19,45 @@ from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.check.supervisor import SET_PARENT_DEATH_SIGNAL, prctl
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.processes import hide_this_process, limit_this_process
-from cos598d.tools.grade.rights import User, hide
+from cos598d.tools.grade.rights import NOBODY, OwnNamespaces, User, hide
 from cos598d.tools.grade.scored import Judged
 
 LONGEST = 20_000  # characters of what is said of one claim
+MOST_PICTURE = 400_000  # characters
 # Of this process's environment a submission gets these, and what its assignment names.
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
 
 
-def be_judge(
-    assignment: Assignment, folder: Path, scratch: Path, user: User | None, line: socket.socket, output: int
-) -> NoReturn:
-    """In a fork of the grader: judge the submission in `folder`, send each claim as a line of JSON, and leave.
+@dataclass(frozen=True)
+class JudgingPlace:
+    """Where a submission is judged: the copy of its files in `folder`, within `scratch`; `user` is whose rights its
+    processes have (None: the grader's), and `apart` keeps them from others' (None: nothing does). With `is_drawn`
+    pictures are drawn too."""
 
-    `user` is whose rights this process and all below it have; None: the grader's.
-    """
+    folder: Path
+    scratch: Path
+    user: User | None
+    apart: OwnNamespaces | None = None
+    is_drawn: bool = False
+
+
+def be_judge(assignment: Assignment, place: JudgingPlace, line: socket.socket, output: int) -> NoReturn:
+    """In a fork of the grader: judge the submission, send each claim as a line of JSON, and leave."""
     status = 1
+    folder = place.folder
     try:
-        _leave_the_grader(assignment, scratch, user, output)
+        if place.apart:
+            place.apart.enter(place.scratch, place.user)
+        _leave_the_grader(assignment, place, output)
         with exits_on_sigterm():
             for judged in assignment.kind.judge(folder, list(assignment.points)):
                 words = _without_folder(judged.words, folder)[:LONGEST]
                 _send(line, {"name": judged.name, "passed": judged.passed, "words": words})
-        _send(line, {"over": True})
-        status = 0
+            _send(line, {"over": True})
+            status = 0
+            for title, svg in assignment.kind.pictures(folder) if place.is_drawn else ():
+                if len(svg) < MOST_PICTURE:
+                    _send(line, {"title": title, "picture": svg})
     except BaseException as error:
         with contextlib.suppress(Exception):
             traceback.print_exc()
@@ -66,8 +82,9 @@ def judged_of(said: dict[str, object]) -> Judged:
     return Judged(name, passed, words)
 
 
-def _leave_the_grader(assignment: Assignment, scratch: Path, user: User | None, output: int) -> None:
+def _leave_the_grader(assignment: Assignment, place: JudgingPlace, output: int) -> None:
     """Become a process of its own: session, rights, streams, environment, folders and limits."""
+    scratch, user = place.scratch, place.user
     os.setsid()
     grader = os.getppid()
     (scratch / "nothing").mkdir()
@@ -89,6 +106,8 @@ def _leave_the_grader(assignment: Assignment, scratch: Path, user: User | None, 
     for folder in own.values():
         folder.mkdir(exist_ok=True)
     environ |= {name: str(folder) for name, folder in own.items()}
+    if place.apart and user:
+        environ |= {"USER": NOBODY, "LOGNAME": NOBODY}  # no entry says how this user is called
     environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     os.environ.pop("PYTHONPATH", None)
     environ["PYTHONPATH"] = own_python_path()

@@ -5,26 +5,28 @@ import os
 import select
 import shutil
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import signal_name
 from cos598d.tools.grade.assignment import Assignment
-from cos598d.tools.grade.judging import be_judge, heard, judged_of
+from cos598d.tools.grade.handed_in import plain_files
+from cos598d.tools.grade.judging import JudgingPlace, be_judge, heard, judged_of
+from cos598d.tools.grade.kinds.kind import folder_with
 from cos598d.tools.grade.processes import (
     ProcessTree,
     hide_this_process,
     megabytes_in,
     orphans_come_here,
+    scratch_base,
     scratch_folder,
 )
-from cos598d.tools.grade.rights import NOBODY, User, needed_by, user_for, what_stops
+from cos598d.tools.grade.rights import NOBODY, OwnNamespaces, hide, needed_by, user_for, what_stops
 from cos598d.tools.grade.scored import Judged
 
 POLL_SECONDS = 0.1
@@ -34,17 +36,18 @@ OUTPUT_BYTES = 20_000  # of what it prints, the end is kept
 MOST_LINE_BYTES = 1 << 20
 MOST_FILES = 10_000
 LAST_LINES = 8
-NOT_COPIED = (".git", "__pycache__", ".venv")
 
 
 @dataclass(frozen=True)
 class SubmissionEnd:
     """How grading a submission ended: `otherwise` is what that means for claims that were not judged, and `remark`
-    ("": nothing) what there is to say of it. `printed` is the end of what the submission printed."""
+    ("": nothing) what there is to say of it. `printed` is the end of what the submission printed, and `pictures` are
+    titles and SVGs of what it does."""
 
     otherwise: Judged
     remark: str = ""
     printed: str = ""
+    pictures: tuple[tuple[str, str], ...] = ()
 
 
 class Grader:
@@ -54,22 +57,43 @@ class Grader:
     Needs fork: Linux, or another Unix. Made by `grading`.
     """
 
-    def __init__(self, assignment: Assignment, as_root: bool):
+    def __init__(self, assignment: Assignment, as_root: bool, is_parallel: bool = False, is_drawn: bool = False):
         self._assignment = assignment
         self._tree = ProcessTree()
-        self._user, self.remark = user_for(needed_by(assignment))
-        if self.remark and not as_root:
+        self._apart: OwnNamespaces | None = None
+        self._is_drawn = is_drawn
+        needed = needed_by(assignment)
+        self._user, self.remark = user_for([*needed, scratch_base()])
+        if self.remark and os.geteuid() == 0 and not as_root:
             raise UsageError(
                 f"{self.remark} Let the user {NOBODY} read it (chmod o+rX, also for the folders above it), or give "
                 "--as_root in a container with nothing to lose."
             )
+        if is_parallel:
+            apart = self._apart = OwnNamespaces(tuple(needed))
+            why = what_stops(lambda empty: apart.enter(empty, None))
+            if why:
+                raise UsageError(
+                    f"Submissions that are judged at the same time would share processes and ports, since {why}. Leave "
+                    "out --parallel, or grade on a machine that allows namespaces."
+                )
+            if apart.shared:
+                places = " and ".join(map(str, apart.shared))
+                self.remark += f" Submissions share {places}, which has Python, a package or data of the assignment."
         hidden = assignment.kind.hides
-        why = what_stops(hidden) if hidden else ""
+        why = what_stops(lambda empty: hide(hidden, empty)) if hidden else ""
         if why:
             raise UsageError(
                 f"Submissions could read the answers in {', '.join(map(str, hidden))}, since {why}. "
                 "Delete these folders, which grading does not need, or grade on a machine that allows mount namespaces."
             )
+
+    def take_slot(self, slot: int) -> None:
+        """From now on this process grades at the same time as others, each in a slot of its own."""
+        self._tree = ProcessTree()
+        if self._apart:
+            self._apart = replace(self._apart, slot=slot)
+            self._user = self._apart.user(self._user)
 
     def grade(self, source: Path, tell: Callable[[Judged], None]) -> SubmissionEnd:
         """Grade the submission in `source`, a folder or a file; `tell` is called with each claim once it is judged.
@@ -84,66 +108,38 @@ class Grader:
                 return SubmissionEnd(Judged("", False, str(error)), str(error))
             if self._user:
                 self._user.take(scratch)
-            return _Judgement(self._assignment, folder, scratch, self._user, self._tree, tell).end()
+            place = JudgingPlace(folder, scratch, self._user, self._apart, self._is_drawn)
+            return _Judgement(self._assignment, place, self._tree, tell).end()
 
 
 @contextlib.contextmanager
-def grading(assignment: Assignment, as_root: bool = False) -> Iterator[Grader]:
+def grading(
+    assignment: Assignment, as_root: bool = False, is_parallel: bool = False, is_drawn: bool = False
+) -> Iterator[Grader]:
     """A `Grader`, to which all belongs that is started within the block. This process stays hidden afterwards.
 
-    Raises UsageError where submissions would be root, unless `as_root` allows it, or could read a lesson's answers.
+    Raises UsageError where submissions would be root, unless `as_root` allows it, or could read a lesson's answers, or
+    would meet each other where they are judged at the same time.
     """
     hide_this_process()
     with orphans_come_here():
-        yield Grader(assignment, as_root)
+        yield Grader(assignment, as_root, is_parallel, is_drawn)
 
 
 def _copied(source: Path, target: Path, assignment: Assignment) -> Path:
     """Copy the submission, and return the folder of the copy that the assignment's file is in. Raises UserError."""
     wanted = assignment.kind.file
     try:
-        if source.is_file():
-            (target / wanted).parent.mkdir(parents=True)
-            _check_size([source], assignment)
-            shutil.copyfile(source, target / wanted)
-            return target
-        files = list(_files(source))
+        files = plain_files(source)
         _check_size(files, assignment)
+        target.mkdir()
         for file in files:
-            place = target / file.relative_to(source)
+            place = target / (file.relative_to(source) if source.is_dir() else wanted or source.name)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place)
     except OSError as error:
         raise UserError(f"the submission cannot be read ({error.strerror}).") from None
-    if (target / wanted).is_file():
-        return target
-    found = sorted(
-        folder
-        for folder in {target, *(target / file.relative_to(source).parent for file in files)}
-        if (folder / wanted).is_file()
-    )
-    if len(found) == 1:
-        return found[0]
-    if found:
-        where = ", ".join(printable(folder.relative_to(target), 60) for folder in found[:3])
-        raise UserError(f"the submission has {wanted} in several folders ({where}). Hand in one.")
-    there = sorted(printable(file.name, 60) for file in files if file.suffix == ".py")[:5]
-    raise UserError(
-        f"the submission has no {wanted}, but "
-        + (f"{', '.join(there)}. Name the file {wanted}." if there else f"no Python file at all. Hand in {wanted}.")
-    )
-
-
-def _files(source: Path) -> Iterator[Path]:
-    """The plain files of a folder, without links."""
-    folders = [source]
-    while folders:
-        for entry in sorted(os.scandir(folders.pop()), key=lambda each: each.name):
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name not in NOT_COPIED:
-                    folders.append(Path(entry.path))
-            elif stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
-                yield Path(entry.path)
+    return folder_with(target, wanted) if wanted else target
 
 
 def _check_size(files: list[Path], assignment: Assignment) -> None:
@@ -161,15 +157,14 @@ class _Judgement:
     def __init__(
         self,
         assignment: Assignment,
-        folder: Path,
-        scratch: Path,
-        user: User | None,
+        place: JudgingPlace,
         tree: ProcessTree,
         tell: Callable[[Judged], None],
     ):
         self._assignment, self._limits = assignment, assignment.limits
-        self._folder, self._scratch, self._user, self._tree, self._tell = folder, scratch, user, tree, tell
+        self._place, self._tree, self._tell = place, tree, tell
         self._is_over = False
+        self._pictures: list[tuple[str, str]] = []
         self._error = ""
         self._said, self._heard = b"", b""
 
@@ -183,7 +178,7 @@ class _Judgement:
         tree = self._tree
         pid = os.fork()
         if pid == 0:
-            be_judge(self._assignment, self._folder, self._scratch, self._user, its, writes)
+            be_judge(self._assignment, self._place, its, writes)
         its.close()
         os.close(writes)
         try:
@@ -196,11 +191,13 @@ class _Judgement:
             ours.close()
             os.close(reads)
         printed = "\n".join(self._said.decode(errors="replace").splitlines()[-LAST_LINES:])
+        if self._is_over:  # only a picture was left
+            stopped = ""
         remark = stopped or self._how_it_failed(tree.exit_codes.get(pid))
         left = Judged("", False if stopped else None, remark)
         if not is_clean:
             remark = f"{remark} Some processes could not be ended.".strip()
-        return SubmissionEnd(left, remark, printable(printed, OUTPUT_BYTES, keep="\n"))
+        return SubmissionEnd(left, remark, printable(printed, OUTPUT_BYTES, keep="\n"), tuple(self._pictures))
 
     def _watch(self, line: socket.socket, output: int) -> str:
         """Hear the judge until it has ended, or the submission has used up its limits: why it has to end, in words."""
@@ -224,7 +221,7 @@ class _Judgement:
                     most = self._limits.processes
                     return f"It started more than {most} processes and was ended. The remaining tests give no points."
             if now - weighed > WEIGH_SECONDS:
-                megabytes, most = megabytes_in(self._scratch), self._limits.disk_mb
+                megabytes, most = megabytes_in(self._place.scratch), self._limits.disk_mb
                 weighed = time.monotonic()
                 if megabytes > most:
                     return f"It wrote more than {most} MB and was ended. The remaining tests give no points."
@@ -237,6 +234,8 @@ class _Judgement:
         for said in map(heard, lines):
             self._is_over = self._is_over or said.get("over") is True
             self._error = self._error or str(said.get("error") or "")
+            if "picture" in said:
+                self._pictures.append((str(said.get("title")), str(said["picture"])))
             if "name" in said:
                 self._tell(judged_of(said))
         return bool(data) and len(self._heard) < MOST_LINE_BYTES

@@ -24,7 +24,7 @@ class TomlTable:
 
     def __init__(self, path: str, source: str, values: dict[str, Any], within: str = ""):
         self.path, self.within = path, within
-        self._source, self._left = source, dict(values)
+        self.source, self._left = source, dict(values)
 
     @classmethod
     def read(cls, path: Path) -> "TomlTable":
@@ -67,12 +67,12 @@ class TomlTable:
         """The table called `key`; an empty one where there is none. Raises UsageError for what is no table."""
         values = self._left.pop(key, {})
         if not isinstance(values, dict):
-            raise self.error(key, f"{key} is no table. Write [{key}] and its keys below it")
-        return TomlTable(self.path, self._source, values, key)
+            raise self.error(key, f"{key} is no table. Write [{self._full(key)}] and its keys below it")
+        return TomlTable(self.path, self.source, values, self._full(key))
 
-    def keys(self) -> list[str]:
-        """The keys that nobody has taken yet."""
-        return list(self._left)
+    def left(self) -> dict[str, Any]:
+        """The keys that nobody has taken yet, with their values."""
+        return dict(self._left)
 
     def end(self, known: Sequence[str]) -> None:
         """Raise UsageError where a key is left that nobody takes; `known` are those that would be taken."""
@@ -85,13 +85,16 @@ class TomlTable:
         line = self._line(key)
         return UsageError(f"{self.path}{f' line {line}' if line else ''}: {words.rstrip('.')}.")
 
+    def _full(self, key: str) -> str:
+        return f"{self.within}.{key}" if self.within else key
+
     def _line(self, key: str) -> int:
         """The line of `key`, counted from 1; 0 where it is written in an unusual way."""
         within = ""
-        for number, line in enumerate(self._source.splitlines(), 1):
+        for number, line in enumerate(self.source.splitlines(), 1):
             if header := re.match(r"\s*\[\s*[\"']?([^\]\"']*?)[\"']?\s*\]", line):
                 within = header[1]
-                if within == key and not self.within:
+                if within == self._full(key):
                     return number
             given = re.match(r"\s*[\"']?([^=\"']*?)[\"']?\s*=", line)
             if given and (within, given[1]) == (self.within, key):

@@ -1,10 +1,13 @@
 """What every kind of assignment says: its keys, the claims that it can score, and how it judges a submission."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from cos598d.errors import UserError
 from cos598d.records.kinds import TEXT, ListOf, Number
+from cos598d.terminal.printable import printable
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable
 
@@ -14,7 +17,7 @@ MOST_RANKS = 16
 class AssignmentKind(ABC):
     """One kind of assignment, with the values of its keys.
 
-    file  the file that a submission must have
+    file  the file that a submission must have; "": none
     keys  the keys that this kind takes from an assignment's file
     hides the folders of this package whose content submissions must not find
     """
@@ -38,6 +41,36 @@ class AssignmentKind(ABC):
 
         Called in a process of its own, into which no code of the submission may be loaded, in a scratch folder.
         """
+
+    def expected(self, claim: str) -> str:
+        """What a submission has to do for this claim, in a sentence."""
+        return claim.replace("_", " ")
+
+    def given(self) -> str:
+        """The Python source that every submission begins with; "" where there is none."""
+        return ""
+
+    def pictures(self, folder: Path) -> Iterator[tuple[str, str]]:
+        """Titles and SVGs of what the submission does, drawn in the process that judges it, after `judge`."""
+        yield from ()
+
+
+def folder_with(root: Path, file: str) -> Path:
+    """The only folder of a submission, which lies in `root`, that has this file. Raises UserError."""
+    if (root / file).is_file():
+        return root
+    folders = [Path(folder) for folder, _, _ in os.walk(root)]
+    found = sorted(folder for folder in folders if (folder / file).is_file())
+    if len(found) == 1:
+        return found[0]
+    if found:
+        where = ", ".join(printable(folder.relative_to(root), 60) for folder in found[:3])
+        raise UserError(f"the submission has {file} in several folders ({where}). Hand in one.")
+    there = sorted(printable(path.name, 60) for folder in folders for path in folder.glob("*.py") if path.is_file())[:5]
+    raise UserError(
+        f"the submission has no {file}, but "
+        + (f"{', '.join(there)}. Name the file {file}." if there else f"no Python file at all. Hand in {file}.")
+    )
 
 
 def take_file(table: TomlTable, default: str) -> str:

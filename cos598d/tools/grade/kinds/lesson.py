@@ -14,7 +14,8 @@ from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable
 from cos598d.tools.learn.lessons import Lesson, get_lesson
 from cos598d.tools.learn.marking import SECONDS, Marking
-from cos598d.tools.learn.session import warm_up
+from cos598d.tools.learn.picture import draw
+from cos598d.tools.learn.session import RANKS, record_file, warm_up
 from cos598d.tools.learn.student import read_file
 
 ANSWERS = "tools/learn/lessons/*/answer/*.txt"  # in this package; submissions could read them
@@ -51,6 +52,23 @@ class LessonKind(AssignmentKind):
     def claims(self) -> Mapping[str, bool]:
         """The lesson's checks, all of which count."""
         return {check.name: True for check in self.lesson.load_checks().checks}
+
+    def expected(self, claim: str) -> str:
+        """What the lesson says of the check."""
+        return next(
+            " ".join(each.claim.says.split()) for each in self.lesson.load_checks().checks if each.name == claim
+        )
+
+    def given(self) -> str:
+        """The lesson's page."""
+        return self.lesson.page()
+
+    def pictures(self, folder: Path) -> Iterator[tuple[str, str]]:
+        """What the ranks do in one step, of a lesson in which they send something."""
+        if self.lesson.has_picture:
+            own = record_file(self.lesson, folder / self.file)
+            if own and own.events:
+                yield f"One step of {self.file} on {RANKS} ranks", draw(own.events, title=self.file).svg()
 
     def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
         """Try all checks, on one number of ranks after the other."""

@@ -60,6 +60,14 @@ class ScriptKind(AssignmentKind):
         """That it ends well, that it trains, that no fault is found; and each fault by its name, where it is named."""
         return {ENDS_WELL: True, TRAINS: True, NO_FAULT: True, **dict.fromkeys(FAULTS, False)}
 
+    def expected(self, claim: str) -> str:
+        """What the script has to do."""
+        if claim == ENDS_WELL:
+            return "All ranks end with exit code 0."
+        if claim == TRAINS:
+            return f"Every rank makes at least {self.steps} steps, and the script trains what the assignment asks for."
+        return "The audit finds no fault." if claim == NO_FAULT else f"This is not so: {WORDS[claim].title}."
+
     def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
         """Run it under audit, then judge what the ranks' books say."""
         path, books = folder / self.file, Path.cwd() / "audit"

@@ -42,6 +42,10 @@ class SyncKind(AssignmentKind):
         """Those of `check`, all of which count."""
         return {claim.name: True for claim in CLAIMS}
 
+    def expected(self, claim: str) -> str:
+        """What `check` says of the claim."""
+        return next(first_sentences(each.says) for each in CLAIMS if each.name == claim)
+
     def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
         """Try all claims in the same processes; where one fails, each in its own, on more and more ranks."""
         try:

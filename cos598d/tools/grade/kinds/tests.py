@@ -57,6 +57,12 @@ class TestsKind(AssignmentKind):
         wrong = [name for name, subject in WRONG.items() if subject.least_ranks <= self.world_sizes[-1]]
         return dict.fromkeys((ACCEPTS, *wrong), True)
 
+    def expected(self, claim: str) -> str:
+        """What a test has to find."""
+        if claim == ACCEPTS:
+            return "All tests pass on correct syncs, and some test fails on a wrong one."
+        return f"A test fails on a sync that {WRONG[claim].words}."
+
     def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
         """Run the tests on every right sync, and on the wrong ones that are scored."""
         path = folder / self.file

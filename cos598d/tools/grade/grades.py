@@ -1,0 +1,165 @@
+"""The table of a class: a row for each student. Rows of others stay, and no table of another class is touched."""
+
+import csv
+import io
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cos598d.errors import UsageError, UserError
+from cos598d.terminal.files import write_whole
+from cos598d.terminal.printable import printable
+from cos598d.terminal.reading import read_plain
+from cos598d.tools.check.card import STATUS_WIDTH
+from cos598d.tools.grade.assignment import Assignment
+from cos598d.tools.grade.handed_in import HandedIn
+from cos598d.tools.grade.results import Result
+from cos598d.tools.grade.roster import Student
+from cos598d.tools.grade.scored import Scored, exit_code, most, number, total
+
+STATUS = {0: "passed", 1: "wrong", 2: "not judged"}
+MISSING = "missing"
+LONGEST = 1000  # characters of what the table says of a submission in one cell
+LONGEST_TEST = 500  # of what it says of one test
+LONGEST_CELL = 30_000  # which every spreadsheet takes
+BEFORE = ("submission", "id", "name", "email", "section", "score", "max_score", "status", "seconds")
+AFTER = ("words", "failures", "submitted", "days_late", "late_points", "commit", "graded", "assignment")
+_WRAPPED = re.compile(rf"\n {{{STATUS_WIDTH + 1},}}")  # within a sentence of `check`
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A submission's result by the points, the deadline and the roster of today. `late_points` are taken off."""
+
+    result: Result
+    scored: tuple[Scored, ...]
+    handed_in: HandedIn
+    student: Student | None = None
+    days_late: int = 0
+    late_points: float = 0.0
+
+    @classmethod
+    def of(cls, result: Result, assignment: Assignment, handed_in: HandedIn, student: Student | None) -> "Graded":
+        """What a result comes to."""
+        scored = tuple(assignment.scored(result.judged, result.end.otherwise))
+        days = assignment.late.days(handed_in) if assignment.late else 0
+        cost = min(days * assignment.late.points_per_day, total(scored)) if assignment.late else 0.0
+        return cls(result, scored, handed_in, student, days, cost)
+
+    @property
+    def points(self) -> float:
+        """Those that are left of what its tests gave."""
+        return total(self.scored) - self.late_points
+
+    @property
+    def status(self) -> str:
+        """passed, wrong, or not judged."""
+        return STATUS[exit_code(self.scored)]
+
+    @property
+    def words(self) -> str:
+        """Why points are missing: the end's remark, else the first lines on the first claim that does not hold."""
+        first = next((each for each in self.scored if not each.passed), None)
+        said = self.result.end.remark or (f"{first.name}: {first.words}" if first else "")
+        lines = [" ".join(line.split()) for line in _WRAPPED.sub(" ", said).splitlines() if line.strip()]
+        ended = [line if line[-1] in ".:;!?" else f"{line}." for line in lines[:-1]]
+        return " ".join([*ended, *lines[-1:]])
+
+    def row(self, assignment: Assignment) -> dict[str, str]:
+        """Its row of the table, not yet made into cells."""
+        late = assignment.late
+        time = self.handed_in.time(late.times if late else "file")
+        failed = [
+            f"{each.name}: {printable(' '.join(each.words.split()), LONGEST_TEST)}"
+            for each in self.scored
+            if not each.passed
+        ]
+        return _of_student(self.result.name, self.student) | {
+            "score": number(self.points),
+            "max_score": number(most(self.scored)),
+            "status": self.status,
+            "seconds": f"{self.result.seconds:.1f}",
+            **{each.name: number(each.points) for each in self.scored},
+            "words": printable(self.words, LONGEST),
+            "failures": " | ".join(failed),
+            "submitted": time.strftime("%Y-%m-%dT%H:%M:%SZ") if time else "",
+            "days_late": str(self.days_late),
+            "late_points": number(self.late_points),
+            "commit": self.handed_in.commit,
+            "graded": self.result.graded,
+            "assignment": assignment.version,
+        }
+
+
+class GradesTable:
+    """The table in a file, whose older rows are kept. `ours` are the names of this class's submissions and students.
+
+    Raises UsageError for a file that is no table of this assignment and class.
+    """
+
+    def __init__(self, path: Path, assignment: Assignment, ours: Collection[str]):
+        self._path, self._assignment = path, assignment
+        self._columns = [*BEFORE, *assignment.points, *AFTER]
+        self._rows: dict[str, Mapping[str, str]] = {}
+        if not path.exists():
+            return
+        try:
+            text = read_plain(path).decode("utf-8")
+            rows = csv.DictReader(io.StringIO(text, newline=""), restkey="more", restval="")
+            if list(rows.fieldnames or ()) != self._columns:
+                raise UsageError(
+                    f"{path} has other columns than this assignment's table. Give --csv a new file, or delete this one."
+                )
+            self._rows = {_key(row): row for row in rows}
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read ({error.strerror}). Give --csv a new file.") from None
+        except (ValueError, csv.Error):
+            raise UsageError(f"{path} is no CSV file in UTF-8. Give --csv a new file, or delete this one.") from None
+        if self._rows and not self._rows.keys() & set(map(_cell, ours)):
+            raise UsageError(
+                f"{path} is the table of another class: nobody of this one is in it. Give --csv a new file."
+            )
+
+    def put(self, graded: Graded) -> None:
+        """Have this row, in place of the student's older one."""
+        self._put(graded.row(self._assignment))
+
+    def add_missing(self, students: Sequence[Student]) -> None:
+        """Have a row of 0 points for each of these students who has none."""
+        for student in students:
+            if _cell(student.id) not in self._rows:
+                most_points = number(sum(self._assignment.points.values()))
+                about = {"score": "0", "max_score": most_points, "status": MISSING}
+                self._put(_of_student("", student) | about | {"assignment": self._assignment.version})
+
+    def write(self) -> None:
+        """Write it, whole or not at all. Raises UserError."""
+        text = io.StringIO()
+        rows = csv.DictWriter(text, self._columns, restval="", extrasaction="ignore", lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(row for _, row in sorted(self._rows.items()))
+        try:
+            write_whole(self._path, text.getvalue())
+        except OSError as error:
+            raise UserError(f"{self._path} cannot be written ({error.strerror}). Check its folder.") from None
+
+    def _put(self, row: Mapping[str, str]) -> None:
+        cells = {name: _cell(text) for name, text in row.items()}
+        # A student who was not in the roster before has a row by the submission's name.
+        self._rows.pop(cells["submission"], None)
+        self._rows[_key(cells)] = cells
+
+
+def _of_student(submission: str, student: Student | None) -> dict[str, str]:
+    return {"submission": submission, **(vars(student) if student else {})}
+
+
+def _key(row: Mapping[str, str]) -> str:
+    return row.get("id") or row["submission"]
+
+
+def _cell(text: str) -> str:
+    """A submission's words as a cell that no spreadsheet takes for a formula."""
+    shown = printable(text, LONGEST_CELL)
+    return f"'{shown}" if shown[:1] in ("=", "+", "-", "@") else shown

@@ -1,0 +1,71 @@
+"""The students of a class, from a CSV file, and which submission is whose."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from cos598d.errors import UsageError
+from cos598d.terminal.printable import printable
+from cos598d.terminal.reading import read_plain
+
+
+@dataclass(frozen=True)
+class Student:
+    """A row of the roster; all but `id` may be empty."""
+
+    id: str
+    name: str = ""
+    email: str = ""
+    section: str = ""
+
+
+COLUMNS = tuple(field.name for field in fields(Student))
+
+
+def read_roster(path: Path) -> list[Student]:
+    """The students in a CSV file whose first line names its columns: id, and name, email and section where there are.
+
+    Raises UsageError.
+    """
+    form = f"Give a CSV file whose first line is {','.join(COLUMNS)}."
+    try:
+        text = read_plain(path).decode("utf-8-sig")
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="more"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}). {form}") from None
+    except (ValueError, csv.Error) as error:
+        raise UsageError(f"{path} is no CSV file ({printable(error, 200)}). {form}") from None
+    students = [Student(**{name: (row.get(name) or "").strip() for name in COLUMNS}) for row in rows]
+    if not students or not all(student.id for student in students):
+        raise UsageError(f"{path} has no id for some student, or no student. {form}")
+    seen: set[str] = set()
+    for student in students:
+        if student.id.casefold() in seen:
+            raise UsageError(f"{path} has the id {printable(student.id, 60)} twice. Give each student another one.")
+        seen.add(student.id.casefold())
+    return students
+
+
+def owners(submissions: Iterable[str], students: Sequence[Student]) -> dict[str, Student]:
+    """Whose each submission is: its name, without .py, is the student's id, email, or the email's part before the @.
+
+    Those of nobody are left out. Raises UsageError where two are the same student's.
+    """
+    known: dict[str, set[Student]] = {}
+    for student in students:
+        for word in {student.email, student.email.partition("@")[0]} - {""}:
+            known.setdefault(word.casefold(), set()).add(student)
+    known |= {student.id.casefold(): {student} for student in students}
+    found: dict[str, Student] = {}
+    for name in submissions:
+        mine = known.get(name.casefold(), set()) or known.get(name.removesuffix(".py").casefold(), set())
+        if len(mine) == 1:
+            (student,) = mine
+            other = next((each for each, whose in found.items() if whose == student), None)
+            if other is not None:
+                both = f"{printable(other, 60)} and {printable(name, 60)}"
+                raise UsageError(f"{both} are both of the student {printable(student.id, 60)}. Keep one of them.")
+            found[name] = student
+    return found

@@ -1,0 +1,259 @@
+"""`grade` on a class: it resumes, merges rows, grades several at the same time, and knows who handed in nothing."""
+
+import csv
+import ctypes
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from test_assignment import assignment
+from test_grade_rights import SET_DUMPABLE, assignment_by
+
+from cos598d.commands.cli import main
+from cos598d.errors import UsageError, UserError
+from cos598d.tools.grade.folder import SubmittedClass
+from cos598d.tools.grade.rights import OwnNamespaces, what_stops
+from cos598d.tools.grade.roster import Student
+from cos598d.tools.grade.submission import grading
+from cos598d.tools.grade.workers import in_processes
+from cos598d.tools.learn.lessons import get_lesson
+
+VARIES = ("seconds", "graded", "submitted")  # between two runs that come to the same
+
+
+@pytest.fixture(autouse=True)
+def seen_again():
+    """Grading hides the process that grades, which here goes on with other tests."""
+    yield
+    ctypes.CDLL(None).prctl(SET_DUMPABLE, 1, 0, 0, 0)
+
+
+@pytest.fixture
+def submissions(tmp_path):
+    """Four files of a class."""
+    folder = tmp_path / "class"
+    folder.mkdir()
+    for name in ("ann", "bob", "cat", "dan"):
+        (folder / f"{name}.py").write_text(f"who = {name!r}\n")
+    return sorted(folder.iterdir())
+
+
+def one_class(submissions, tmp_path, function=lambda _: "", **more):
+    return SubmittedClass(submissions, assignment_by(function), tmp_path / "grades.csv", **more)
+
+
+def graded(submitted, names, function, parallel=None):
+    """Grade these, and return the names in the order in which they were done."""
+    done = []
+    with grading(assignment_by(function), as_root=True, is_parallel=parallel is not None) as grader:
+        submitted.grade(names, grader, parallel or 1, lambda each: done.append(each.result.name))
+    return done
+
+
+def table(path):
+    with path.open() as file:
+        return {row["submission"] or row["id"]: row for row in csv.DictReader(file)}
+
+
+def test_a_later_run_grades_only_what_is_missing(submissions, tmp_path):
+    names = [path.name for path in submissions]
+    assert graded(one_class(submissions, tmp_path), names[:2], str) == names[:2]
+    again = one_class(submissions, tmp_path)
+    assert list(again.known) == names[:2]
+    submissions[0].write_text("who = 'another'\n")
+    again = one_class(submissions, tmp_path)
+    assert list(again.known) == names[1:2]
+    assert graded(again, set(names) - again.known.keys(), str) == ["ann.py", "cat.py", "dan.py"]
+    assert list(table(tmp_path / "grades.csv")) == names
+    # A result that is broken, or of another assignment, is none.
+    for path in (tmp_path / "grades.csv.results").iterdir():
+        path.write_text(path.read_text()[:-9])
+    assert one_class(submissions, tmp_path).known == {}
+
+
+def test_odd_names_words_and_files_that_have_no_digest_are_graded_too(submissions, tmp_path, monkeypatch):
+    odd = tmp_path / "class" / os.fsdecode(b"\xff.py")
+    odd.write_text("x = 1\n")
+    for name in (odd.name, "ann.py"):
+        assert graded(one_class([odd, *submissions], tmp_path), [name], lambda _: "\ud800 \x1b") == [name]
+    assert set(one_class([odd, *submissions], tmp_path).known) == {odd.name, "ann.py"}
+    monkeypatch.setattr("cos598d.tools.grade.handed_in.MOST_DIGESTED", 2)
+    again = one_class([odd, *submissions], tmp_path)
+    assert again.known == {}
+    assert graded(again, ["ann.py"], str) == ["ann.py"]
+
+
+def test_the_digest_of_an_assignment_is_of_what_verdicts_depend_on():
+    plain = assignment('kind = "sync"\nseconds = 5\n')
+    points = assignment('title = "Lab"\nkind = "sync"\nseconds = 5\n[points]\nlets_go = 3\n')
+    assert plain.digest == points.digest
+    assert plain.version != points.version
+    for other in ("seconds = 6", "seconds = 5\n[points]\nlets_go = 0", "seconds = 5\n[limits]\nprocesses = 7"):
+        assert assignment(f'kind = "sync"\n{other}\n').digest != plain.digest
+
+
+def test_rows_are_merged_and_no_table_of_another_class_is_touched(submissions, tmp_path):
+    path = tmp_path / "grades.csv"
+    graded(one_class(submissions[:2], tmp_path), ["ann.py", "bob.py"], str)
+    graded(one_class(submissions[1:], tmp_path), ["bob.py", "cat.py", "dan.py"], str)
+    assert list(table(path)) == ["ann.py", "bob.py", "cat.py", "dan.py"]
+    before = path.read_bytes()
+    (tmp_path / "eve.py").write_text("x = 1\n")
+    with pytest.raises(UsageError, match="table of another class"):
+        one_class([tmp_path / "eve.py"], tmp_path)
+    for text, says in (("a,b\n1,2\n", "other columns"), ("\xff", "other columns"), ("", "other columns")):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=says):
+            one_class(submissions, tmp_path)
+        assert path.read_text() == text
+    path.write_bytes(before)
+    assert len(one_class(submissions, tmp_path).known) == 4
+
+
+def meets(folder):
+    """What a submission can reach of others, as JSON."""
+    left = [name for name in os.listdir("/tmp") if name.startswith("left-by-")]
+    Path(f"/tmp/left-by-{Path(folder, 'mine.py').read_text().split()[-1][1:-1]}").write_text("x")
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 29500))
+        port.listen()
+        processes = [name for name in os.listdir("/proc") if name.isdigit()]
+        return json.dumps({"left": left, "processes": sorted(processes), "uid": os.getuid()})
+
+
+def test_submissions_at_the_same_time_meet_neither_processes_nor_ports_nor_files(submissions, tmp_path, monkeypatch):
+    monkeypatch.setattr("cos598d.tools.grade.submission.needed_by", lambda _: [])  # this clone may be in /tmp
+    if what_stops(lambda empty: OwnNamespaces(()).enter(empty, None)):
+        pytest.skip("no namespaces here")
+    names = [path.name for path in submissions]
+    done = graded(one_class(submissions, tmp_path, meets), names, meets, parallel=2)
+    assert sorted(done) == names
+    rows = table(tmp_path / "grades.csv")
+    assert list(rows) == names
+    assert {row["status"] for row in rows.values()} == {"passed"}
+    for result in (tmp_path / "grades.csv.results").iterdir():
+        (judged,) = json.loads(result.read_text())["judged"]
+        found = json.loads(judged["words"])
+        assert found["left"] == []
+        assert found["processes"] == ["1", "2"]  # the first of the namespace, and the judge
+    assert not list(Path("/tmp").glob("left-by-*"))
+    one_after_the_other = SubmittedClass(submissions, assignment_by(meets), tmp_path / "other.csv")
+    graded(one_after_the_other, names, meets, parallel=1)
+    other = table(tmp_path / "other.csv")
+    assert [{k: v for k, v in row.items() if k not in VARIES} for row in other.values()] == [
+        {k: v for k, v in row.items() if k not in VARIES} for row in rows.values()
+    ]
+
+
+def test_a_judge_that_is_killed_in_its_namespaces_is_not_judged(submissions, tmp_path):
+    if what_stops(lambda empty: OwnNamespaces(()).enter(empty, None)):
+        pytest.skip("no namespaces here")
+
+    def kills(_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    graded(one_class(submissions, tmp_path, kills), ["ann.py"], kills, parallel=1)
+    row = table(tmp_path / "grades.csv")["ann.py"]
+    assert row["status"] == "not judged"
+    assert "SIGKILL" in row["words"]
+
+
+def test_without_namespaces_nothing_is_graded_at_the_same_time(monkeypatch):
+    monkeypatch.setattr("cos598d.tools.grade.submission.what_stops", lambda _: "unshare is refused")
+    with (
+        pytest.raises(UsageError, match="share processes and ports, since unshare is refused"),
+        grading(assignment_by(str), as_root=True, is_parallel=True),
+    ):
+        pass
+
+
+def test_a_worker_that_ends_early_is_an_error_after_the_rest_is_done():
+    def work(slot, numbers):
+        for number in numbers:
+            if number == 2:
+                os._exit(3)
+            yield number
+
+    done = []
+    with pytest.raises(UserError, match="ended early"):
+        done.extend(in_processes(2, 20, work))
+    assert sorted(done) == [number for number in range(20) if number != 2]
+    assert sorted(in_processes(3, 50, lambda _, numbers: numbers)) == list(range(50))
+
+
+def test_who_handed_in_nothing_has_a_row_until_something_comes(submissions, tmp_path):
+    students = [Student("1", "=Ann", "ann@x"), Student("2", "Zed", "zed@x")]
+    graded(one_class(submissions, tmp_path, students=students), ["ann.py", "bob.py"], str)
+    rows = table(tmp_path / "grades.csv")
+    assert (rows["ann.py"]["id"], rows["ann.py"]["name"], rows["bob.py"]["id"]) == ("1", "'=Ann", "")
+    assert (rows["2"]["status"], rows["2"]["score"], rows["2"]["max_score"]) == ("missing", "0", "1")
+    (tmp_path / "class" / "zed.py").write_text("who = 'zed'\n")
+    late = one_class([tmp_path / "class" / "zed.py"], tmp_path, students=students)
+    graded(late, ["zed.py"], str)
+    rows = table(tmp_path / "grades.csv")
+    assert sorted(rows) == ["ann.py", "bob.py", "zed.py"]
+    assert rows["zed.py"]["status"] == "passed"
+    # Who was not in the roster when first graded keeps one row.
+    students.append(Student("3", "Bob", "bob@x"))
+    graded(one_class(submissions, tmp_path, students=students), [], str)
+    assert sorted(rows) == sorted(table(tmp_path / "grades.csv"))
+
+
+PARTS = """
+title = "Weeks 1 to 3"
+[parts.ring]
+kind = "lesson"
+lesson = 3
+[parts.ring.points]
+averages = 3
+[parts.own]
+kind = "sync"
+[parts.own.points]
+default = 0
+lets_go = 2
+"""
+
+
+def test_a_part_without_its_file_costs_only_its_points(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lab.toml").write_text(PARTS)
+    for name in ("ann", "bob"):
+        (tmp_path / "class" / name).mkdir(parents=True)
+    (tmp_path / "class" / "ann" / "lesson3.py").write_text(get_lesson(3).page())
+    words = ["grade", "class", "--assignment", "lab.toml", "--csv", "g.csv", "--as_root"]
+    assert main([*words, "--only", "ann"]) == 0
+    row = table(tmp_path / "g.csv")["ann"]
+    assert {name: row[name] for name in ("ring.averages", "ring.one_ring_each", "own.lets_go", "max_score")} == {
+        **dict.fromkeys(("ring.averages", "ring.one_ring_each", "own.lets_go"), "0"),
+        "max_score": "6",
+    }
+    assert "ring.averages: nothing is filled in yet" in row["failures"]
+    assert "own.lets_go: the submission has no my_sync.py" in row["failures"]
+    capsys.readouterr()
+    assert main([*words, "--feedback", "pages"]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 2 submissions are graded already" in out
+    assert "1 submission in " in out
+    assert sorted(os.listdir("pages")) == ["ann.html", "bob.html"]
+    beside = ["grade", "class", "--assignment", "lab.toml", "--csv", "class/g.csv", "--as_root"]
+    for said in ("2 submissions in ", "0 submissions in "):
+        assert main(beside) == 0
+        assert said in capsys.readouterr().out  # what is kept in the class's folder is no submission
+    assert main([*words, "--regrade", "nobody"]) == 2
+    assert "--regrade nobody is no submission" in capsys.readouterr().err
+    assert main([*words, "--regrade", "bob"]) == 0
+    assert "1 submission in " in capsys.readouterr().out
+    assert main(["grade", "class/ann", "--assignment", "lab.toml", "--gradescope", "r.json", "--parallel", "2"]) == 2
+    assert "--parallel is for a class" in capsys.readouterr().err
+
+
+def test_temporary_folders_that_have_what_is_needed_stay_shared(tmp_path, monkeypatch):
+    assert OwnNamespaces(("/usr/bin/python3",)).shared == []
+    assert OwnNamespaces(("/tmp/venv/bin/python",)).shared == [Path(os.path.realpath("/tmp"))]
+    monkeypatch.setattr("cos598d.tools.grade.submission.what_stops", lambda _: "")
+    monkeypatch.setattr("cos598d.tools.grade.submission.needed_by", lambda _: ["/tmp/venv/bin/python"])
+    with grading(assignment_by(str), as_root=True, is_parallel=True) as grader:
+        assert "Submissions share /tmp" in grader.remark

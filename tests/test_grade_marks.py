@@ -1,0 +1,182 @@
+"""What `grade` makes of verdicts: points, what lateness costs, whose each is, pages, and submissions that are alike."""
+
+import base64
+import html
+import os
+import subprocess
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from test_assignment import assignment
+from test_grade_rights import assignment_by
+
+from cos598d.errors import UsageError
+from cos598d.tools.grade.feedback import lines_named, page, page_name
+from cos598d.tools.grade.grades import Graded
+from cos598d.tools.grade.handed_in import HandedIn, LatePolicy, handed_in
+from cos598d.tools.grade.results import Result
+from cos598d.tools.grade.roster import Student, owners, read_roster
+from cos598d.tools.grade.scored import Judged
+from cos598d.tools.grade.similar import similar_pairs
+from cos598d.tools.grade.submission import SubmissionEnd
+from cos598d.tools.learn.lessons import get_lesson
+
+NOON = datetime(2026, 10, 1, 12, tzinfo=timezone.utc)
+
+
+def graded_as(judged, asked=None, time=None, end=None, name="ann"):
+    """A result with these claims, as `asked` scores it."""
+    result = Result(name, "", "", tuple(judged), end or SubmissionEnd(Judged("", False, "left")), 1.0, "")
+    return Graded.of(result, asked or assignment_by(str), HandedIn(time), None)
+
+
+def test_a_day_that_has_begun_costs_points_and_no_more_than_there_are():
+    late = LatePolicy(NOON, 0.4)
+    asked = assignment('kind = "sync"\n[points]\ndefault = 0\nlets_go = 1\n')
+    times = {NOON: 0, NOON + timedelta(seconds=1): 1, NOON + timedelta(days=1): 1, NOON + timedelta(days=9): 9}
+    for time, days in times.items():
+        assert late.days(HandedIn(time)) == days
+        mine = graded_as([Judged("lets_go", True, "")], replace(asked, late=late), time)
+        assert mine.points == pytest.approx(max(0, 1 - 0.4 * days))
+        assert mine.row(asked)["days_late"] == str(days)
+    assert late.days(HandedIn(None)) == 0
+    by_commit = LatePolicy(NOON, 1, "git")
+    assert by_commit.days(HandedIn(NOON + timedelta(days=3), "a" * 40, NOON)) == 0
+    assert by_commit.days(HandedIn(NOON + timedelta(days=3))) == 3
+
+
+def test_git_times_come_from_the_commit_and_no_setting_of_a_student_runs(tmp_path):
+    place, ran = tmp_path / "ann", tmp_path / "ran"
+    place.mkdir()
+    (place / "my_sync.py").write_text("x = 1\n")
+    environ = {"PATH": os.environ["PATH"], "GIT_COMMITTER_DATE": "1790000000 +0200", "HOME": str(tmp_path)}
+
+    def git(*words):
+        return subprocess.run(
+            ["git", "-C", place, *words], env=environ, check=True, capture_output=True, text=True
+        ).stdout
+
+    git("init", "-q", "-b", "main")
+    git("add", ".")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "committer x> 1 +0000")
+    commit = git("rev-parse", "HEAD").strip()
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    trap.chmod(0o755)
+    for name in ("gpg.program", "core.pager", "core.fsmonitor", "core.sshCommand", "core.hooksPath"):
+        git("config", name, str(trap))
+    git("config", "log.showSignature", "true")
+    expected = datetime.fromtimestamp(1790000000, timezone.utc)
+    assert (handed_in(place).commit, handed_in(place).committed) == (commit, expected)
+    git("pack-refs", "--all")
+    git("gc", "-q")
+    ran.unlink(missing_ok=True)
+    assert (handed_in(place).commit, handed_in(place).committed) == (commit, expected)
+    assert not ran.exists()
+    for head in ("ref: refs/heads/../../../x", "ref: /etc/passwd", "", "\xff" * 40):
+        (place / ".git" / "HEAD").write_text(head)
+        assert (handed_in(place).commit, handed_in(place).committed) == ("", None)
+    assert not ran.exists()
+
+
+def test_a_roster_says_whose_a_submission_is(tmp_path):
+    path = tmp_path / "roster.csv"
+    path.write_text("\ufeffname,id,email,section,more\nAnn A,17,ann@x.edu,A,\nBob,18,bob@x.edu,B,\n", encoding="utf-8")
+    ann, bob = students = read_roster(path)
+    assert ann == Student("17", "Ann A", "ann@x.edu", "A")
+    assert owners(["ANN", "18.py", "eve"], students) == {"ANN": ann, "18.py": bob}
+    with pytest.raises(UsageError, match="ann and 17 are both of the student 17"):
+        owners(["ann", "17"], students)
+    for text, says in (("name\nann\n", "no id"), ("id\n", "no student"), ("id\n1\n1\n", "the id 1 twice")):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=says):
+            read_roster(path)
+
+
+def test_a_page_has_the_line_what_was_expected_and_the_picture_and_nothing_raw(tmp_path):
+    source = tmp_path / "eve"
+    source.mkdir()
+    (source / "my_sync.py").write_text("x = 1\n<script>alert(1)</script>  # \x1b[31m\n")
+    words = "my_sync.py line 2: <img src=x onerror=y>\x1b[31m and my_sync.py line 99: nothing"
+    picture = "<svg onload='alert(1)'/>"
+    end = SubmissionEnd(Judged("", False, ""), "", "<b>printed</b>", (("One <step>", picture),))
+    asked = assignment('title = "<Lab>"\nkind = "sync"\n[points]\ndefault = 0\nlets_go = 1\naccumulates = 2\n')
+    judged = [Judged("lets_go", False, words), Judged("accumulates", True, "")]
+    text = page(graded_as(judged, asked, end=end, name="<eve>"), source, asked)
+    for raw in ("<script>", "<img src=x", "\x1b", "<b>printed", "<Lab>", "<eve>", "<svg", "<step>"):
+        assert raw not in text
+    assert "my_sync.py line 2: &lt;script&gt;alert(1)&lt;/script&gt;  # \\x1b[31m" in text
+    assert base64.b64encode(picture.encode()).decode() in text
+    assert "default-src 'none'" in text
+    assert "2 of 3 points" in text
+    assert html.escape(asked.kind.expected("lets_go")) in text
+    assert lines_named("other.py line 1: x", source) == []
+    names = ["ann", "ann.py", "../ann", "a b", "a_b", ".hidden", "ann.html"]
+    pages = [page_name(name) for name in names]
+    assert len(set(pages)) == len(names)
+    assert all("/" not in each and each[0] != "." for each in pages)
+
+
+@pytest.mark.parametrize("kind", ["sync", "script", "tests", *(f"lesson{number}" for number in range(14))])
+def test_every_test_says_what_is_expected(kind):
+    number = f"lesson = {kind.removeprefix('lesson')}\n" if kind.startswith("lesson") else ""
+    found = assignment(f'kind = "{kind.rstrip("0123456789")}"\n{number}').kind
+    assert all(len(found.expected(claim)) > 10 for claim in found.claims())
+
+
+def test_copies_with_other_names_are_alike_and_what_was_given_does_not_count(tmp_path):
+    page_of = get_lesson(5).page()
+    ring = get_lesson(5).answer()
+    renamed = ring.replace("tensor", "buffer_of_mine").replace("    ", "      # another comment\n    ", 1)
+    other = "def all_reduce(comm, tensor):\n" + "".join(
+        f"    if comm.rank == {n}:\n        tensor.mul_({n}).add_(comm.world_size - {n})\n" for n in range(20)
+    )
+    sources = {"ring": ring, "renamed": renamed, "other": other, "page": page_of, "page2": page_of, "none": "f(("}
+    paths = {}
+    for name, source in sources.items():
+        paths[name] = tmp_path / f"{name}.py"
+        paths[name].write_text(source)
+    pairs = similar_pairs(paths, page_of)
+    assert [set(pair[1:]) for pair in pairs] == [{"ring", "renamed"}]
+    assert pairs[0][0] > 0.9
+
+
+GROUPS = """
+kind = "lesson"
+lesson = 11
+[points]
+default = 0
+zero1_steps = 1
+[groups.third]
+tests = ["zero3_steps", "zero3_holds"]
+points = 5
+together = true
+[groups.rest]
+tests = ["zero1_sends"]
+"""
+
+
+def test_groups_share_points_and_can_give_them_only_together():
+    asked = assignment(GROUPS)
+    assert asked.points == {"zero1_steps": 1, "zero1_sends": 1, "zero3_steps": 2.5, "zero3_holds": 2.5}
+
+    def points(*passed):
+        scored = asked.scored([Judged(name, name in passed, "") for name in asked.points], Judged("", None, ""))
+        return {each.name: each.points for each in scored if each.points}
+
+    assert points("zero1_steps", "zero3_steps") == {"zero1_steps": 1}
+    assert points("zero3_holds", "zero3_steps") == {"zero3_holds": 2.5, "zero3_steps": 2.5}
+    for text, says in (
+        ('[groups.a]\ntests = ["x"]', "line 4: tests: x is no test"),
+        ("[groups.a]\npoints = 1", "the group groups.a has no tests"),
+        ('[groups.a]\ntests = ["sums"]\n[points]\nsums = 1', "sums has points already"),
+        ("[late]\npoints_per_day = 1", "needs deadline and points_per_day"),
+        ("[late]\ndeadline = 2026-10-01T12:00:00\npoints_per_day = 1", "line 4: deadline"),
+        ("[parts.a]\nlesson = 1", "[parts.a] has no kind"),
+        ('[parts."../a"]\nkind = "sync"', "the part ../a has an odd name"),
+        ("[parts]\na = 1", "line 2: a is no table. Write [parts.a]"),
+    ):
+        with pytest.raises(UsageError) as refusal:
+            assignment(f'kind = "lesson"\nlesson = 5\n{text}\n' if "parts" not in text else text)
+        assert says in str(refusal.value)
