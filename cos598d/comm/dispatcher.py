@@ -25,20 +25,21 @@ class Operator(NamedTuple):
     """An operator of the dispatcher's: its collective, and the places of its arguments; `root` is None without one;
     of a call between two ranks it is the other one.
 
-    `payload` is the argument whose tensors are this rank's part, `group` the process group.
+    `payload` is the argument whose tensors are this rank's part, `group` the process group, `reduces` the ReduceOp.
     """
 
     op: str
     payload: int
     group: int
     root: int | None = None
+    reduces: int | None = None
 
 
 OPERATORS = {
-    "allreduce_": Operator("all_reduce", 0, 1),
-    "allreduce_coalesced_": Operator("all_reduce", 0, 1),
+    "allreduce_": Operator("all_reduce", 0, 1, reduces=2),
+    "allreduce_coalesced_": Operator("all_reduce", 0, 1, reduces=2),
     "broadcast_": Operator("broadcast", 0, 1, 2),
-    "reduce_": Operator("reduce", 0, 1, 3),
+    "reduce_": Operator("reduce", 0, 1, 3, reduces=2),
     "allgather_": Operator("all_gather", 1, 2),
     "_allgather_base_": Operator("all_gather", 1, 2),
     "allgather_coalesced_": Operator("all_gather", 1, 2),
@@ -105,21 +106,29 @@ class DispatchedCall:
 
 
 Listener = Callable[[DispatchedCall], None]
+Sums = Callable[[list[torch.Tensor]], None]
+_ADDING = (0, 1)  # ReduceOp.SUM and ReduceOp.AVG, by torch's numbers
 _listeners: list[Listener] = []
+_sums: list[Sums] = []
 _library: torch.library.Library | None = None
 
 
 @contextlib.contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Tell `listener` of every call that this process makes meanwhile, after it was made, on the same thread."""
+def listening(listener: Listener, sums: Sums | None = None) -> Iterator[None]:
+    """Tell `listener` of every call that this process makes meanwhile, after it was made, on the same thread; and
+    `sums` the tensors of a reduction that adds up or averages, before it."""
     global _library  # noqa: PLW0603 - the dispatcher is this process's, too
     _listeners.append(listener)
+    of_sums = [] if sums is None else [sums]
+    _sums.extend(of_sums)
     if _library is None:
         _library = _install()
     try:
         yield
     finally:
         _listeners.remove(listener)
+        for each in of_sums:
+            _sums.remove(each)
         if not _listeners and _library is not None:
             _library._destroy()
             _library = None
@@ -137,6 +146,9 @@ def _install() -> torch.library.Library:
 
 
 def _kernel(overload: Any, below: Any, operator: Operator, keyset: Any, *arguments: Any) -> Any:
+    if _sums and operator.reduces is not None and arguments[operator.reduces].op() in _ADDING:
+        for sums in _sums:
+            sums(list(_flat(arguments[operator.payload])))
     began = time.perf_counter()
     result = overload.redispatch(keyset & below, *arguments)
     seconds = time.perf_counter() - began
