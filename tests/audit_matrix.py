@@ -15,6 +15,7 @@ from audit_cases_blind import BLIND
 from audit_cases_evaluation import EVALUATION
 from audit_cases_field import DOUBTFUL, FIELD, OPEN, RIGHT, UNACCUSED
 from audit_cases_sharded import NOT_JUDGED
+from audit_cases_styles import STYLES
 from audit_scripts import with_changes
 from audits import audit, words_of
 from programs import Program, programs_end
@@ -52,7 +53,7 @@ def _cases() -> dict[str, Case]:
         expected = UNCERTAIN.get(name, RIGHT)
         source, words = with_changes(style, changes), words_of(style, words)
         found[f"right_{name}"] = Case(source, expected, 2, words, name == "ddp_workers")
-    return found | {name: Case(*each) for name, each in {**FIELD, **EVALUATION, **BLIND}.items()}
+    return found | {name: Case(*each) for name, each in {**FIELD, **EVALUATION, **STYLES, **BLIND}.items()}
 
 
 CASES = _cases()
