@@ -131,11 +131,13 @@ def run_student(
     return losses, found[0]["seconds"]
 
 
-def student_ranks(folder: Path, words: list[Any], ranks: int, before: list[Any]) -> list[float]:
-    """Run the student's script as every rank, each of which leaves rankR.json in the folder and its words in rankR.txt.
+def student_ranks(
+    folder: Path, words: list[Any], ranks: int, before: list[Any], script: str = "student.py"
+) -> list[float]:
+    """Run the student's script, or another one of this folder, as every rank.
 
-    `before` stands between Python and the script. Returns the peak memory of each rank in MB (Linux). Ends this program
-    where a rank fails.
+    Each rank leaves rankR.json in `folder` and its words in rankR.txt. `before` stands between Python and the script.
+    Returns the peak memory of each rank in MB (Linux). Ends this program where a rank fails.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -143,7 +145,7 @@ def student_ranks(folder: Path, words: list[Any], ranks: int, before: list[Any])
     started, peaks = [], []
     try:
         for rank in range(ranks):
-            own = [*before, ROOT / "benchmarks" / "student.py", *words, "--rank", rank]
+            own = [*before, ROOT / "benchmarks" / script, *words, "--rank", rank]
             command = [sys.executable, *map(str, own), "--output", str(folder / f"rank{rank}.json")]
             with (folder / f"rank{rank}.txt").open("w") as said:
                 started.append(subprocess.Popen(command, env=environment(), stdout=said, stderr=said))

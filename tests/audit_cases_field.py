@@ -1,13 +1,14 @@
 """The part of the matrix that other people's scripts asked for: what passed there without a word, and what looks alike.
 
 FIELD has by name a source, what the audit is to find, and the number of ranks. What it finds is a fault's name; RIGHT
-for "No fault found"; OPEN for no accusation and no certificate; or UNACCUSED for no accusation.
+for "No fault found"; OPEN for no accusation and no certificate, DOUBTFUL for the same of a script that is mostly wrong;
+or UNACCUSED for no accusation.
 """
 
 from audit_cases import AVERAGE, CLIP, DDP_SAMPLER, DDP_STEPS, LOSS, MODEL, SET_EPOCH, SHARE, STEP
 from audit_scripts import with_changes
 
-RIGHT, OPEN, UNACCUSED = "right", "open", "unaccused"
+RIGHT, OPEN, DOUBTFUL, UNACCUSED = "right", "open", "doubtful", "unaccused"
 SUM_AND_MEAN = "        dist.all_reduce(p.grad)\n        p.grad /= ranks\n"
 FIELD: dict[str, tuple[str, str, int]] = {}
 
@@ -100,10 +101,10 @@ TOKENS = """    wanted = torch.where(torch.arange(len(batch)) < 2 + 5 * rank, la
 MEAN, SUMMED = (f"nn.functional.cross_entropy(outputs, wanted{how})" for how in ("", ', reduction="sum"'))
 EACH = 'nn.functional.cross_entropy(outputs, labels[batch], reduction="none")'
 for name, text, found in (
-    ("mean", MEAN, OPEN),
-    ("mean_of_picked", EACH + "[wanted >= 0].mean()", OPEN),
-    ("sum_over_its_own", f"({SUMMED} / kept)", OPEN),
-    ("masked_over_its_own", f"(({EACH} * (wanted >= 0).float()).sum() / kept)", OPEN),
+    ("mean", MEAN, DOUBTFUL),
+    ("mean_of_picked", EACH + "[wanted >= 0].mean()", DOUBTFUL),
+    ("sum_over_its_own", f"({SUMMED} / kept)", DOUBTFUL),
+    ("masked_over_its_own", f"(({EACH} * (wanted >= 0).float()).sum() / kept)", DOUBTFUL),
     ("mean_by_share", f"({MEAN} * kept * ranks / total)", RIGHT),
     ("sum_over_all", f"({SUMMED} * ranks / total)", RIGHT),
     ("masked_over_all", f"(({EACH} * (wanted >= 0).float()).sum() * ranks / total)", RIGHT),
@@ -123,7 +124,7 @@ IN_TWO_LOOPS = """    for p in listed:
 """
 FIELD |= {
     "tied_averaged_twice": (by_hand(*TIED, (AVERAGE, AVERAGE.replace("model.parameters()", "listed"))), RIGHT, 2),
-    "tied_divided_twice": (by_hand(*TIED, (AVERAGE, IN_TWO_LOOPS), (CLIP, "")), OPEN, 2),
+    "tied_divided_twice": (by_hand(*TIED, (AVERAGE, IN_TWO_LOOPS), (CLIP, "")), DOUBTFUL, 2),
     "a_scaler_that_leaves_out_a_step_on_one_rank": (
         by_hand(
             ("for step in", "scaler = torch.amp.GradScaler('cpu', init_scale=256.0)\nfor step in"),
@@ -142,7 +143,7 @@ FIELD["part_of_an_all_reduce"] = (with_changes("flat_parts", [(SCATTERED, REDUCE
 SHORT = ("16 * step + 16)", "16 * step + (16 if step < 2 else 8))")
 NOMINAL = LOSS.replace("labels[batch])", 'labels[batch], reduction="sum") / {}')
 FIELD |= {
-    "short_batch_by_the_nominal_size": (by_hand(SHORT, (LOSS, NOMINAL.format("8"))), OPEN, 2),
+    "short_batch_by_the_nominal_size": (by_hand(SHORT, (LOSS, NOMINAL.format("8"))), DOUBTFUL, 2),
     "short_batch_by_its_size": (by_hand(SHORT, (LOSS, NOMINAL.format("len(batch)"))), RIGHT, 2),
 }
 FIELD |= {

@@ -1,12 +1,10 @@
 """The matrix of the audit: every planted fault is named rightly and alone, and no right script is accused."""
 
 import pytest
-from audit_cases import FAULTS, RIGHT
-from audit_cases_field import FIELD, OPEN, UNACCUSED
-from audit_cases_field import RIGHT as CERTIFIED
-from audit_cases_sharded import NOT_JUDGED
-from audit_scripts import FLAGS, marked_line, with_changes
-from audits import audit, words_of
+from audit_cases_field import RIGHT, UNACCUSED
+from audit_matrix import CASES, CLEAN
+from audit_scripts import FLAGS, marked_line
+from audits import audit
 from programs import ROOT, TINY_TRAINING
 
 from cos598d.tools.audit.judge.verdict import NOTE
@@ -46,55 +44,25 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_named_and_alone(name, start, tmp_path):
-    style, changes, expected, words = FAULTS[name]
-    source = with_changes(style, changes)
-    codes, text, verdict = audit(start, tmp_path, source, words_of(style, words))
-    assert codes == [0, 0], text
-    found = verdict["faults"] + verdict["wastes"]
-    if WORDS[expected].level == NOTE:
+@pytest.mark.parametrize("name", CASES)
+def test_a_wrong_script_is_named_and_a_right_one_accused_of_nothing(name, start, tmp_path):
+    case = CASES[name]
+    codes, text, verdict = audit(start, tmp_path, case.source, case.words, case.ranks, is_fresh=case.is_fresh)
+    assert codes == [0] * case.ranks, text
+    found = verdict["faults"] + ([] if name.startswith("r_") else verdict["wastes"])
+    if case.found in CLEAN:
         assert found == [], text
-        found = [each for each in verdict["notes"] if each["name"] == expected]
-    assert [each["name"] for each in found] == [expected], text
-    line = marked_line(source)
+        assert case.found == UNACCUSED or ("No fault found" in text) == (case.found == RIGHT), text
+        return
+    if WORDS[case.found.split(",")[0]].level == NOTE:
+        assert found == [], text
+        found = [each for each in verdict["notes"] if each["name"] == case.found]
+    assert ",".join(each["name"] for each in found) == case.found, text
+    line = marked_line(case.source)
     assert line is None or (found[0]["file"], found[0]["line"]) == (str(tmp_path / "train.py"), line), text
     assert found[0]["title"] in text
     assert found[0]["mend"].split()[0] in text
     assert all(any(letter.isdigit() for letter in each) for each in found[0]["evidence"][:1]), text
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_right_script_is_accused_of_nothing(name, start, tmp_path):
-    style, changes, words = RIGHT[name]
-    is_fresh = name == "ddp_workers"  # torch's workers do not come up in a fork of the tests' server
-    source = with_changes(style, changes)
-    codes, text, verdict = audit(start, tmp_path, source, words_of(style, words), is_fresh=is_fresh)
-    assert codes == [0, 0], text
-    assert verdict["faults"] + verdict["wastes"] == [], text
-    assert verdict["seen"]["steps"] > 0, text
-    # Silence without judgement is not worth much: only these cannot be judged.
-    if name not in ("lbfgs", "clip_value_after", "local_sgd", *NOT_JUDGED):
-        assert verdict["seen"]["judged"] == 3, text
-        assert not [each for each in verdict["not_judged"] if each.startswith("gradients")], text
-        assert "No fault found" in text
-    elif name != "local_sgd":
-        assert "Cannot tell" in text or "NOT JUDGED" in text
-
-
-@pytest.mark.parametrize("name", FIELD)
-def test_what_scripts_in_the_field_asked_for(name, start, tmp_path):
-    source, expected, ranks = FIELD[name]
-    codes, text, verdict = audit(start, tmp_path, source, ranks=ranks)
-    assert codes == [0] * ranks, text
-    found = verdict["faults"] + verdict["wastes"]
-    if expected in (CERTIFIED, OPEN, UNACCUSED):
-        assert found == [], text
-        assert expected == UNACCUSED or ("No fault found" in text) == (expected == CERTIFIED), text
-        return
-    assert [each["name"] for each in found] == [expected], text
-    line = marked_line(source)
-    assert line is None or found[0]["line"] == line, text
 
 
 @pytest.mark.parametrize("name", OURS)

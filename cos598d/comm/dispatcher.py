@@ -26,20 +26,21 @@ class Operator(NamedTuple):
     """An operator of the dispatcher: its collective, and the indices of its arguments. `root` is None without one; for
     a call between two ranks it is the other rank.
 
-    `payload` is the argument with this rank's tensors, `group` the process group.
+    `payload` is the argument with this rank's tensors, `group` the process group, `reduces` the ReduceOp.
     """
 
     op: str
     payload: int
     group: int
     root: int | None = None
+    reduces: int | None = None
 
 
 OPERATORS = {
-    "allreduce_": Operator("all_reduce", 0, 1),
-    "allreduce_coalesced_": Operator("all_reduce", 0, 1),
+    "allreduce_": Operator("all_reduce", 0, 1, reduces=2),
+    "allreduce_coalesced_": Operator("all_reduce", 0, 1, reduces=2),
     "broadcast_": Operator("broadcast", 0, 1, 2),
-    "reduce_": Operator("reduce", 0, 1, 3),
+    "reduce_": Operator("reduce", 0, 1, 3, reduces=2),
     "allgather_": Operator("all_gather", 1, 2),
     "_allgather_base_": Operator("all_gather", 1, 2),
     "allgather_coalesced_": Operator("all_gather", 1, 2),
@@ -106,21 +107,31 @@ class DispatchedCall:
 
 
 Listener = Callable[[DispatchedCall], None]
+Sums = Callable[[list[torch.Tensor]], None]
+_ADDING = (0, 1)  # ReduceOp.SUM and ReduceOp.AVG, by torch's numbers
 _listeners: list[Listener] = []
+_sums: list[Sums] = []
 _library: torch.library.Library | None = None
 
 
 @contextlib.contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """A context in which `listener` gets every call of this process, after the call and on the same thread."""
+def listening(listener: Listener, sums: Sums | None = None) -> Iterator[None]:
+    """A context in which `listener` gets every call of this process, after the call and on the same thread.
+
+    `sums` gets the tensors of each reduction that adds up or averages, before the call.
+    """
     global _library  # noqa: PLW0603 - the dispatcher is this process's, too
     _listeners.append(listener)
+    of_sums = [] if sums is None else [sums]
+    _sums.extend(of_sums)
     if _library is None:
         _library = _install()
     try:
         yield
     finally:
         _listeners.remove(listener)
+        for each in of_sums:
+            _sums.remove(each)
         if not _listeners and _library is not None:
             _library._destroy()
             _library = None
@@ -138,6 +149,9 @@ def _install() -> torch.library.Library:
 
 
 def _kernel(overload: Any, below: Any, operator: Operator, keyset: Any, *arguments: Any) -> Any:
+    if _sums and operator.reduces is not None and arguments[operator.reduces].op() in _ADDING:
+        for sums in _sums:
+            sums(list(_flat(arguments[operator.payload])))
     began = time.perf_counter()
     result = overload.redispatch(keyset & below, *arguments)
     seconds = time.perf_counter() - began

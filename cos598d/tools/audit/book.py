@@ -148,6 +148,9 @@ SAMPLER = Fields(
     }
     | _LENGTHS
 )
+SUM = Fields(
+    {"values": ListOf(NUMBER), **dict.fromkeys(("rows", "length", "share"), COUNT), "is_cut": FLAG, "where": WHERE}
+)
 MODEL = Fields(
     {},
     {
@@ -192,7 +195,10 @@ BOOK_KIND = Fields(
         "seed": Number("a seed", is_whole=True, least=-(2**63), most=2**64),
         "threads": AT_LEAST_ONE,
     },
-    {"earlier": COUNT},  # worlds that the same command had opened before
+    {
+        "earlier": COUNT,  # worlds that the same command had opened before
+        "sums": ListOf(SUM),  # of an evaluation
+    },
 )
 
 

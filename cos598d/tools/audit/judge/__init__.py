@@ -10,6 +10,7 @@ from cos598d.tools.audit.judge.averaging import judge_averaging, judge_clip_orde
 from cos598d.tools.audit.judge.causes import ordered
 from cos598d.tools.audit.judge.gradients import fit_steps, groups_of, not_understood
 from cos598d.tools.audit.judge.hang import judge_hang
+from cos598d.tools.audit.judge.metrics import judge_metrics
 from cos598d.tools.audit.judge.replicas import judge_replicas, judge_saves
 from cos598d.tools.audit.judge.samples import judge_samples
 from cos598d.tools.audit.judge.verdict import AuditFinding, AuditVerdict, Coverage
@@ -44,7 +45,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
             open_questions = open_questions or not_understood(fits)
         findings += of_gradients + judge_zeros(group, fits)
         unjudged += open_questions
-        for found, not_judged in (judge_samples(group), judge_replicas(group)):
+        for found, not_judged in (judge_samples(group), judge_replicas(group), judge_metrics(group)):
             findings += found
             unjudged += not_judged
         findings += judge_waste(group, fits)

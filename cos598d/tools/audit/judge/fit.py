@@ -19,6 +19,7 @@ NOTHING, SMALL, INDISTINCT, UNKNOWN = "nothing", "small", "indistinct", "unknown
 NEAR = 0.02  # factors so near to one another are the same
 _FEW = 20  # unknown factors that 32 sums can tell
 _SMALL = 1e-7  # of the largest tensor's gradient: what is smaller is rounding
+_CANCELLED = 1e-3  # of the tolerance: where the ranks' gradients add up to less of one of them, the sum is rounding
 _LEAST_APART = 1e-2  # local gradients that differ by less cannot be told apart
 
 
@@ -59,9 +60,12 @@ def fit(
     ranks, micros, _ = local.shape
     by_rank = local.sum(1)
     mean, own = by_rank.mean(0), by_rank[rank]
-    if max(np.linalg.norm(by_rank, axis=1).max(), np.linalg.norm(applied)) <= _SMALL * largest:
+    size, of_applied = np.linalg.norm(by_rank, axis=1).max(), np.linalg.norm(applied)
+    if max(size, of_applied) <= _SMALL * largest:
         return Fit(SMALL)
-    if not np.linalg.norm(applied):
+    if 0 < max(np.linalg.norm(mean), of_applied) <= _CANCELLED * tolerance * size:
+        return Fit(SMALL)  # as of a bias before a batch norm over all ranks
+    if not of_applied:
         return Fit(NOTHING)
 
     def solve(*columns: np.ndarray) -> tuple[np.ndarray, float]:

@@ -17,7 +17,7 @@ def judge_waste(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
     """What costs without need in one group of ranks."""
     if len(books) < 2:
         return []
-    return _every_micro_batch(fits) + _evaluation(books) + _barriers(books) + _padded(books)
+    return _every_micro_batch(fits) + _evaluation(books) + _barriers(books)
 
 
 def judge_notes(books: Sequence[Book]) -> list[AuditFinding]:
@@ -77,12 +77,3 @@ def _barriers(books: Sequence[Book]) -> list[AuditFinding]:
     calls, seconds = sum(entry["calls"] for entry in found), sum(entry["seconds"] for entry in found)
     says = f"{calls} barriers in {steps} steps, {seconds:.3f} s in all."
     return [AuditFinding("barrier_each_step", (says,), where(max(found, key=lambda entry: entry["calls"])))]
-
-
-def _padded(books: Sequence[Book]) -> list[AuditFinding]:
-    for sampler in books[0]["samplers"]:
-        if not sampler["trains"] and sampler["total_length"] > sampler["dataset_length"]:
-            file, line, function = sampler["where"]
-            says = f"{sampler['total_length']} samples are drawn of {sampler['dataset_length']}."
-            return [AuditFinding("padded_duplicates", (says,), (file, line, function))]
-    return []

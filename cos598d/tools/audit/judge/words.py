@@ -223,6 +223,18 @@ WORDS = {
         "The same gradient makes another step on each rank, because momentum or the moments of Adam are not the same.",
         "Load an optimizer's state on every rank, or on none; never step or reset the optimizer of only one rank.",
     ),
+    "counted_twice": Words(
+        _F,
+        "examples that fill up the ranks' shares are counted twice in a metric",
+        "A DistributedSampler repeats examples until all ranks have as many: the metric is not the test set's.",
+        "Leave the repeated ones out before adding up: rank r has len(range(r, len(dataset), world_size)) of its own.",
+    ),
+    "unweighted_metric": Words(
+        _F,
+        "a metric is averaged without weights over unequal shares",
+        "An example counts more on a rank that has fewer: the mean of the ranks' means is not the data set's.",
+        "Add up sums and counts over the ranks, and divide after it.",
+    ),
     "saved_at_once": Words(
         _F,
         "several ranks write the same file at once",

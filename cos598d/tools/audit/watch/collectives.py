@@ -8,18 +8,18 @@ from typing import Any
 
 import torch.distributed as dist
 
-from cos598d.comm.dispatcher import Listener, listening
+from cos598d.comm.dispatcher import Listener, Sums, listening
 
 _listening = contextlib.ExitStack()
 _waited: Callable[[Any, float], None] | None = None
 
 
-def listen(seen: Listener, waited: Callable[[Any, float], None]) -> None:
-    """From here on call `seen` after every call that this process makes, and `waited` with a call's work and the
-    seconds that were waited for it."""
+def listen(seen: Listener, sums: Sums, waited: Callable[[Any, float], None]) -> None:
+    """From here on call `seen` after every call that this process makes, `sums` with what is about to be added up over
+    the ranks, and `waited` with a call's work and the seconds that were waited for it."""
     global _waited  # noqa: PLW0603 - torch's class is this process's, too
     _waited = waited
-    _listening.enter_context(listening(seen))
+    _listening.enter_context(listening(seen, sums))
     _time_waits()
 
 

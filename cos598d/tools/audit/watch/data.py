@@ -28,6 +28,7 @@ class Data:
         self.loaders: dict[int, dict[str, Any]] = {}
         self.samplers: dict[int, dict[str, Any]] = {}
         self.seconds = 0.0
+        self.begun = 0  # epochs of all of them
         self._last: dict[str, dict[str, Any]] = {}
         self._drawn: dict[int, int] = {}  # the epochs that samplers drew and that were not trained on yet
         self._first: dict[int, int] = {}  # of each loader the time that it was first trained on
@@ -56,6 +57,16 @@ class Data:
         """Whether a loader that is trained on has begun again."""
         return any(each["times"] > self._first.get(id(each), each["times"]) for each in self.loaders.values())
 
+    def drawn(self) -> dict[str, Any]:
+        """How long the data is that gave the last batch, how long this rank's share, and whether a sampler for several
+        ranks has cut it; of data without a loader or a sampler, or that is trained on, the lengths are 0."""
+        loader, sampler = self._last.get("loader"), self._last.get("sampler")
+        last = sampler or loader
+        if last is None or last["trains"] or (loader and loader["trains"]):
+            return {"length": 0, "share": 0, "is_cut": False}
+        share = last["share"] if last is sampler else last["sampler_length"]
+        return {"length": last["dataset_length"], "share": share, "is_cut": last is sampler or last["is_distributed"]}
+
     def loader_began(self, loader: Any) -> None:
         """An epoch of a loader begins."""
         sampler = _sampler(loader)
@@ -73,8 +84,8 @@ class Data:
             "rank": int(sampler.rank),
             "dataset_length": _length(sampler.dataset),
             "total_length": int(sampler.total_size),
+            "share": _length(sampler),
             "shuffles": bool(sampler.shuffle),
-            "seed": int(sampler.seed),
             "epochs": [],
         })  # fmt: skip
         known = self.samplers.get(id(sampler))
@@ -99,6 +110,7 @@ class Data:
             place: ScriptLine = here()
             known[id(what)] = facts | {"times": 0, "trains": False, "where": [*place]}
             self._alive.append(what)
+        self.begun += 1
         known[id(what)]["times"] += 1
         self._last[kind] = known[id(what)]
         if kind == "loader":  # which has a sampler of its own: another one's draws are not for it

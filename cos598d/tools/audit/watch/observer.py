@@ -66,7 +66,7 @@ class Observer:
             self._guard(self._forward_begins), self._guard(self._forward_ended), self._inner_ended
         )
         moments.listen(self)
-        collectives.listen(self._guard(self._called), self._guard(self.calls.waited))
+        collectives.listen(self._guard(self._called), self._guard(self._adds_up), self._guard(self.calls.waited))
 
     def close(self) -> None:
         """Watch no longer."""
@@ -180,7 +180,7 @@ class Observer:
             if not self._is_evaluating:
                 self.samples.evaluation_begins()
             self._is_evaluating = True
-            self.samples.evaluate(batch)
+            self.samples.evaluate(batch, self.data.begun)
         elif id(module) not in self._batches:
             self._called_with(module, batch)  # trained as it is used, if a backward pass follows
 
@@ -254,6 +254,10 @@ class Observer:
             self.steps.scattered(call.tensors, len(call.ranks), call.rank, self.replica.known()["weight"])
         facts = {name: row[name] for name in ("op", "names", "elements", "dtype", "in_backward", "where")}
         self.steps.event("call", **facts, carries=row["kind"], root=call.root, ranks=list(call.ranks))
+
+    def _adds_up(self, tensors: list[torch.Tensor]) -> None:
+        if self._is_evaluating and not self._in_backward:
+            self.samples.adds_up(tensors, self.data.drawn(), [*here(self.steps.backward_place)])
 
     def _end_iteration(self) -> None:
         """Close the iteration that has stepped, for the record."""

@@ -1,10 +1,14 @@
 """Which samples this rank trained and evaluated on: of the first epoch, and of the last evaluation."""
 
+import math
+from typing import Any
+
 import torch
 
 from cos598d.tools.audit.watch.batches import batch_size, sample_digests
 
 MOST = 8192
+_MOST_SUMS, _MOST_NUMBERS = 64, 8  # calls of an evaluation that add up numbers, and numbers in one
 
 
 class Samples:
@@ -14,6 +18,8 @@ class Samples:
         self.training: list[str] = []
         self.evaluation: list[str] = []
         self.evaluated = self.evaluation_batches = 0  # in all
+        self.sums: list[dict[str, Any]] = []  # numbers that the last evaluation adds up over the ranks
+        self._rows = self._begun = 0
         self._seen: set[str] = set()
         self._is_over = False
 
@@ -32,10 +38,21 @@ class Samples:
     def evaluation_begins(self) -> None:
         """What was evaluated before was another evaluation: the last one is compared."""
         self.evaluation, self.evaluated, self.evaluation_batches = [], 0, 0
+        self.sums, self._rows = [], 0
 
-    def evaluate(self, batch: list[torch.Tensor]) -> None:
-        """A batch that went through the model without gradients."""
+    def evaluate(self, batch: list[torch.Tensor], begun: int) -> None:
+        """A batch that went through the model without gradients; so many loaders and samplers have begun by then."""
+        self._rows = batch_size(batch) + (self._rows if begun == self._begun else 0)
+        self._begun = begun
         self.evaluated += batch_size(batch)
         self.evaluation_batches += 1
         if len(self.evaluation) < MOST:
             self.evaluation += sample_digests(batch)[: MOST - len(self.evaluation)]
+
+    def adds_up(self, tensors: list[torch.Tensor], drawn: dict[str, Any], where: list[Any]) -> None:
+        """An evaluation is about to add up these over the ranks; `drawn` is what its loader or sampler goes through."""
+        elements = sum(each.numel() for each in tensors)
+        if self._rows and len(self.sums) < _MOST_SUMS and 0 < elements <= _MOST_NUMBERS:
+            values = [value for each in tensors for value in each.detach().double().flatten().tolist()]
+            if all(map(math.isfinite, values)):
+                self.sums.append({"values": values, "rows": self._rows, "where": where} | drawn)

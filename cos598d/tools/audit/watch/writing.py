@@ -56,6 +56,7 @@ def book_of(
         "evaluation_samples": observer.samples.evaluation,
         "evaluated": observer.samples.evaluated,
         "evaluation_batches": observer.samples.evaluation_batches,
+        "sums": observer.samples.sums,
         "loaders": list(observer.data.loaders.values()),
         "samplers": list(observer.data.samplers.values()),
         "counts": observer.counts,

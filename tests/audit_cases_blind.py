@@ -1,0 +1,993 @@
+"""The part of the matrix that was written without a look at how the audit works: wrong scripts and right ones."""
+
+HEAD = """import copy
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+gen = torch.Generator().manual_seed(77)
+X, Y = torch.randn(96, 8, generator=gen), torch.randint(0, 3, (96,), generator=gen)
+X, Y = X[rank::world], Y[rank::world]
+
+
+def average(params):
+    for p in params:
+        dist.all_reduce(p.grad)
+        p.grad /= world
+
+
+"""
+# Each begins with "=== ", its name, what the audit finds and the number of ranks.
+SCRIPTS = r"""=== w_wrong_group result_dropped 2
+groups = [dist.new_group([r]) for r in range(world)]
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(5):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad, group=groups[rank])
+    opt.step()
+=== w_decay_on_one optimizers_differ 2
+ddp = DDP(model)
+opt = torch.optim.AdamW(ddp.parameters(), lr=0.01, weight_decay=0.1 if rank == 0 else 0.0)
+for i in range(5):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+    opt.zero_grad()
+    F.cross_entropy(ddp(x), y).backward()
+    opt.step()
+=== w_scaler_clip_before clipped_before_average 2
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+for i in range(5):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+    opt.zero_grad()
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    scaler.unscale_(opt)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad.div_(world)
+    scaler.step(opt)
+    scaler.update()
+=== w_two_opts_between forgotten_tensors 2
+body = torch.optim.AdamW(model[:3].parameters(), lr=0.01)
+head = torch.optim.SGD(model[4].parameters(), lr=0.1)
+for i in range(5):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+    body.zero_grad(); head.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    head.step()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad.div_(world)
+    body.step()
+=== w_hook_returns_old result_dropped 2
+def hook(grad):
+    sent = grad.clone()
+    dist.all_reduce(sent)
+    sent /= world
+for p in model.parameters():
+    p.register_hook(hook)
+opt = torch.optim.Adam(model.parameters(), lr=0.01)
+for i in range(5):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+=== w_step_own_epochs optimizers_differ 2
+model = DDP(nn.Linear(8, 3))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+plan = torch.optim.lr_scheduler.MultiStepLR(opt, [1], gamma=0.1)
+g = torch.Generator().manual_seed(9)
+X, Y = torch.randn(200, 8, generator=g), torch.randint(0, 3, (200,), generator=g)
+X, Y = X[rank::world], Y[rank::world]
+epoch_length = 5 if rank == 0 else 7
+for i in range(10):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+    if (i + 1) % epoch_length == 0:
+        plan.step()
+=== w_uneven_micro unequal_micro_batches 2
+ddp = DDP(model)
+opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+g = torch.Generator().manual_seed(9)
+X, Y = torch.randn(240, 8, generator=g), torch.randint(0, 3, (240,), generator=g)
+X, Y = X[rank::world], Y[rank::world]
+for i in range(4):
+    opt.zero_grad()
+    base = 12 * i
+    for part in (slice(base, base + 5), slice(base + 5, base + 10), slice(base + 10, base + 12)):
+        last = part.stop == base + 12
+        ddp.require_backward_grad_sync = last
+        (F.cross_entropy(ddp(X[part]), Y[part]) / 3).backward()
+    nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+    opt.step()
+=== w_resumed_after_wrap different_start 2
+ddp = DDP(model)
+if rank == 0:
+    model.load_state_dict({k: v * 0.8 for k, v in model.state_dict().items()})
+opt = torch.optim.SGD(ddp.parameters(), lr=0.1)
+for i in range(5):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+    opt.zero_grad()
+    F.cross_entropy(ddp(x), y).backward()
+    opt.step()
+=== w_owners_biases_left weights_drift 2
+params = list(model.parameters())
+owner = {p: k % world for k, p in enumerate(params)}
+opt = torch.optim.AdamW([p for p in params if owner[p] == rank], lr=0.01)
+for i in range(5):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for p in params:
+        dist.reduce(p.grad, owner[p])
+        p.grad /= world
+    opt.step()
+    for p in params:
+        if p.dim() > 1:
+            dist.broadcast(p.data, owner[p])
+=== w_owners_broadcast_first weights_drift 2
+params = list(model.parameters())
+owner = {p: k % world for k, p in enumerate(params)}
+opt = torch.optim.AdamW([p for p in params if owner[p] == rank], lr=0.01)
+for i in range(5):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for p in params:
+        dist.reduce(p.grad, owner[p])
+        p.grad /= world
+    for p in params:
+        dist.broadcast(p.data, owner[p])
+    opt.step()
+=== w_scaler_inf_one_rank different_gradients 2
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+for i in range(5):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+    opt.zero_grad()
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad.div_(world)
+    if i == 1 and rank == 1:
+        model[0].weight.grad[0, 0] = float("inf")
+    scaler.step(opt)
+    scaler.update()
+=== w_reduce_no_bcast not_scattered 2
+opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for p in model.parameters():
+        dist.reduce(p.grad, dst=0)
+        if rank == 0:
+            p.grad.div_(world)
+    opt.step()
+=== w_inner_module different_gradients 2
+ddp = DDP(model)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    if step == 0:
+        out = ddp(x)
+    else:
+        out = ddp.module(x)
+    F.cross_entropy(out, y).backward()
+    opt.step()
+=== w_nosync_all never_averaged 2
+model = DDP(model)
+import contextlib
+ACC = 2
+for step in range(4):
+    opt.zero_grad()
+    for micro in range(ACC):
+        i = (step * ACC + micro) * 4
+        last = micro == ACC
+        with contextlib.nullcontext() if last else model.no_sync():
+            loss = F.cross_entropy(model(X[i:i + 4]), Y[i:i + 4]) / ACC
+            loss.backward()
+    opt.step()
+=== w_hook_sum summed 2
+ddp = DDP(model)
+
+
+def hook(state, bucket):
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda f: f.value()[0])
+
+
+ddp.register_comm_hook(None, hook)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(ddp(x), y).backward()
+    opt.step()
+=== w_clip_hand_late clipped_before_average 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    norm = torch.sqrt(sum((p.grad ** 2).sum() for p in model.parameters()))
+    scale = min(1.0, 0.3 / (norm.item() + 1e-6))
+    for p in model.parameters():
+        p.grad.mul_(scale)
+    average(model.parameters())
+    opt.step()
+=== w_uneven_last unequal_weights 2
+gen = torch.Generator().manual_seed(77)
+X = torch.randn(38, 8, generator=gen)
+Y = torch.randint(0, 3, (38,), generator=gen)
+X, Y = (X[:20], Y[:20]) if rank == 0 else (X[20:], Y[20:])
+for epoch in range(2):
+    for i in range(0, len(X), 8):
+        opt.zero_grad()
+        F.cross_entropy(model(X[i:i + 8]), Y[i:i + 8]).backward()
+        average(model.parameters())
+        opt.step()
+=== w_nominal_divisor open 2
+gen = torch.Generator().manual_seed(77)
+X = torch.randn(38, 8, generator=gen)
+Y = torch.randint(0, 3, (38,), generator=gen)
+X, Y = (X[:20], Y[:20]) if rank == 0 else (X[20:], Y[20:])
+B = 8
+for epoch in range(2):
+    for i in range(0, len(X), B):
+        opt.zero_grad()
+        F.cross_entropy(model(X[i:i + B]), Y[i:i + B], reduction="sum").backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= B * world
+        opt.step()
+=== w_same_randn same_batches 2
+ddp = DDP(model)
+for step in range(4):
+    x = torch.randn(8, 8) + 0.01
+    y = (x.sum(1) > 0).long()
+    opt.zero_grad()
+    F.cross_entropy(ddp(x), y).backward()
+    opt.step()
+=== w_plateau_local optimizers_differ 2
+sched = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0, threshold=0.5, factor=0.5)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    average(model.parameters())
+    opt.step()
+    sched.step(loss.item() if rank else loss.item() * 0.4 ** step)
+=== w_never_zeroed stale_gradients 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    F.cross_entropy(model(x), y).backward()
+    for p in model.parameters():
+        mean = p.grad.clone()
+        dist.all_reduce(mean)
+        p.grad.copy_(mean / world)
+    opt.step()
+=== w_wrong_order open 2
+model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    flat = torch.cat([p.grad.flatten() for p in model.parameters()])
+    dist.all_reduce(flat)
+    flat /= world
+    at = 0
+    for p in [q for m in reversed(model) for q in m.parameters()]:
+        p.grad = flat[at:at + p.numel()].view_as(p).clone()
+        at += p.numel()
+    opt.step()
+=== w_ddp_divided averaged_twice 2
+ddp = DDP(model)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(ddp(x), y).backward()
+    for p in ddp.parameters():
+        p.grad.div_(dist.get_world_size())
+    opt.step()
+=== w_some_weights_avg weights_averaged 2
+opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+    with torch.no_grad():
+        for p in model[0].parameters():
+            dist.all_reduce(p)
+            p /= world
+=== w_unfrozen_later forgotten_tensors 2
+for p in model[0].parameters():
+    p.requires_grad_(False)
+synced = [p for p in model.parameters() if p.requires_grad]
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    if step == 2:
+        for p in model[0].parameters():
+            p.requires_grad_(True)
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    average(synced)
+    opt.step()
+=== w_token_mean open 2
+model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+gen = torch.Generator().manual_seed(5 + rank)
+for step in range(4):
+    tok = torch.randint(0, 20, (4, 10), generator=gen)
+    lab = tok.roll(-1, 1).clone()
+    keep = 9 if rank == 0 else 2 + step
+    lab[:, keep:] = -100
+    opt.zero_grad()
+    F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1)).backward()
+    average(model.parameters())
+    opt.step()
+=== w_second_loss_late forgotten_tensors,forgotten_micro_batches 2
+aux = nn.Linear(16, 8)
+opt = torch.optim.SGD([*model.parameters(), *aux.parameters()], lr=0.1)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    h = model[:4](x)
+    F.cross_entropy(model[4](h), y).backward(retain_graph=True)
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= world
+    (0.1 * F.mse_loss(aux(h), x)).backward()
+    opt.step()
+=== w_zero1_wrong_dst open 2
+params = list(model.parameters())
+owner = [i % world for i in range(len(params))]
+mine = [p for i, p in enumerate(params) if owner[i] == rank]
+opt = torch.optim.AdamW(mine, lr=0.01)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for i, p in enumerate(params):
+        p.grad /= world
+        dist.reduce(p.grad, dst=(owner[i] + (1 if i == 3 else 0)) % world)
+    opt.step()
+    for i, p in enumerate(params):
+        dist.broadcast(p.data, src=owner[i])
+=== w_skip_on_one weights_drift 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    average(model.parameters())
+    if rank == 1 and step == 1:      # "bad" loss on this rank only
+        continue
+    opt.step()
+=== w_gather_twice_own unequal_weights,weights_drift 3
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for p in model.parameters():
+        parts = [torch.empty_like(p.grad) for _ in range(world)]
+        dist.all_gather(parts, p.grad)
+        for g in parts:
+            p.grad += g
+        p.grad /= world + 1
+    opt.step()
+=== w_stale_delayed open 2
+prev = None
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    flat = torch.cat([p.grad.flatten() for p in model.parameters()])
+    dist.all_reduce(flat)
+    flat /= world
+    use = prev if prev is not None else flat
+    prev = flat
+    at = 0
+    for p in model.parameters():
+        p.grad = use[at:at + p.numel()].view_as(p).clone()
+        at += p.numel()
+    opt.step()
+=== w_bf16_lost not_scattered 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for p in model.parameters():
+        low = p.grad.bfloat16()
+        dist.all_reduce(low)
+        low /= world
+        if rank == 0:
+            p.grad.copy_(low)
+        else:
+            p.grad.copy_(p.grad.bfloat16())
+    opt.step()
+=== w_overlap overlapping_batches 2
+ddp = DDP(model)
+gen = torch.Generator().manual_seed(77)
+X = torch.randn(96, 8, generator=gen)
+Y = torch.randint(0, 3, (96,), generator=gen)
+B = 8
+for step in range(4):
+    i = step * B * world + rank * B // 2
+    opt.zero_grad()
+    F.cross_entropy(ddp(X[i:i + B]), Y[i:i + B]).backward()
+    opt.step()
+=== w_momentum_before optimizers_differ 2
+opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 if rank == 0 else 0.0)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    average(model.parameters())
+    opt.step()
+=== w_scale_per_rank different_gradients 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    scale = 1024.0 if rank == 0 else 512.0
+    opt.zero_grad()
+    (F.cross_entropy(model(x), y) * scale).backward()
+    average(model.parameters())
+    for p in model.parameters():
+        p.grad /= scale
+    opt.step()
+=== w_acc_zero_inside lost_micro_batches 2
+for step in range(4):
+    for micro in range(2):
+        i = step * 8 + micro * 4
+        opt.zero_grad()
+        (F.cross_entropy(model(X[i:i + 4]), Y[i:i + 4]) / 2).backward()
+    average(model.parameters())
+    opt.step()
+=== w_zero1_bcast_missing weights_drift 2
+params = list(model.parameters())
+mine = params[:3] if rank == 0 else params[3:]
+opt = torch.optim.AdamW(mine, lr=0.01)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    average(params)
+    opt.step()
+    for p in params[:3]:
+        dist.broadcast(p.data, src=0)
+    for p in params[4:]:
+        dist.broadcast(p.data, src=1)
+=== w_init_apart different_start 2
+torch.manual_seed(rank)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+for p in model[0].parameters():
+    dist.broadcast(p.data, 0)
+dist.broadcast(model[2].weight.data, 0); dist.broadcast(model[2].bias.data, 0)
+dist.broadcast(model[4].weight.data, 0)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    average(model.parameters())
+    opt.step()
+=== w_mask_mean open 2
+model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+gen = torch.Generator().manual_seed(5 + rank)
+for step in range(4):
+    tok = torch.randint(0, 20, (4, 10), generator=gen)
+    lab = tok.roll(-1, 1).clone()
+    keep = 9 if rank == 0 else 2 + step
+    mask = (torch.arange(10) < keep).float().expand(4, 10)
+    opt.zero_grad()
+    each = F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1), reduction="none").view(4, 10)
+    ((each * mask).sum() / mask.sum()).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= world
+    opt.step()
+=== w_micro_tokens open 2
+model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+gen = torch.Generator().manual_seed(5 + rank)
+for step in range(4):
+    opt.zero_grad()
+    for micro in range(2):
+        tok = torch.randint(0, 20, (4, 10), generator=gen)
+        lab = tok.roll(-1, 1).clone()
+        lab[:, 9 if micro else 2:] = -100
+        (F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1)) / 2).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= world
+    opt.step()
+=== w_rank0_weights never_averaged 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+    for p in model.parameters():
+        dist.broadcast(p.data, src=0)
+=== w_rank0_grad partial_average 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for p in model.parameters():
+        dist.broadcast(p.grad, src=0)
+    opt.step()
+=== w_max open 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad, op=dist.ReduceOp.MAX)
+    opt.step()
+=== w_left_out partial_average 3
+pair = dist.new_group([0, 1])
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for p in model.parameters():
+        if rank < 2:
+            dist.all_reduce(p.grad, group=pair)
+            p.grad /= 2
+        dist.broadcast(p.grad, src=0)
+    opt.step()
+=== w_odd_steps different_gradients 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    if step % 2 == 0:
+        average(model.parameters())
+    opt.step()
+=== w_acc_twice wrong_factor 2
+ACC = 3
+for step in range(4):
+    opt.zero_grad()
+    for micro in range(ACC):
+        i = (step * ACC + micro) * 4
+        (F.cross_entropy(model(X[i:i + 4]), Y[i:i + 4]) / ACC).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= world * ACC
+    opt.step()
+=== w_tail_acc different_gradients 2
+model = DDP(model)
+import contextlib
+batches = [(X[i:i + 4], Y[i:i + 4]) for i in range(0, 20, 4)]
+ACC = 2
+for at in range(0, len(batches), ACC):
+    group = batches[at:at + ACC]
+    opt.zero_grad()
+    for k, (x, y) in enumerate(group):
+        with contextlib.nullcontext() if k == ACC - 1 else model.no_sync():
+            (F.cross_entropy(model(x), y) / len(group)).backward()
+    opt.step()
+=== w_loss_reduced never_averaged 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    with torch.no_grad():
+        dist.all_reduce(loss)
+    (loss / world).backward()
+    opt.step()
+=== w_sparse_skipped forgotten_tensors 2
+model = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Linear(8, 20))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+gen = torch.Generator().manual_seed(5 + rank)
+for step in range(4):
+    tok = torch.randint(0, 20, (32,), generator=gen)
+    opt.zero_grad()
+    F.cross_entropy(model(tok), (tok * 7 + 1) % 20).backward()
+    for p in model.parameters():
+        if not p.grad.is_sparse:
+            dist.all_reduce(p.grad)
+            p.grad /= world
+    opt.step()
+=== w_rank_zero_sampler same_batches 2
+from torch.utils.data import *
+ddp = DDP(model)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+gen = torch.Generator().manual_seed(77)
+ds = TensorDataset(torch.randn(48, 8, generator=gen), torch.randint(0, 3, (48,), generator=gen))
+loader = DataLoader(ds, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(3))
+for x, y in loader:
+    opt.zero_grad()
+    F.cross_entropy(ddp(x), y).backward()
+    opt.step()
+=== w_first_only different_gradients 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    if step == 0:
+        average(model.parameters())
+    opt.step()
+=== w_own_norm_after different_gradients 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+    average(model.parameters())
+    for p in model.parameters():
+        p.grad *= min(1.0, 0.1 / norm.item())
+    opt.step()
+=== w_nosync_forward never_averaged 2
+model = DDP(model)
+for step in range(4):
+    opt.zero_grad()
+    with model.no_sync():
+        a = F.cross_entropy(model(X[step * 8:step * 8 + 4]), Y[step * 8:step * 8 + 4]) / 2
+        a.backward()
+        b = F.cross_entropy(model(X[step * 8 + 4:step * 8 + 8]), Y[step * 8 + 4:step * 8 + 8]) / 2
+    b.backward()
+    opt.step()
+=== w_half_tensor weights_drift 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for p in model.parameters():
+        half = p.grad[: (len(p.grad) + 1) // 2]
+        dist.all_reduce(half)
+        half /= world
+    opt.step()
+=== w_copy_transposed forgotten_tensors 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for p in model.parameters():
+        g = p.grad.t().contiguous()
+        dist.all_reduce(g)
+        g /= world
+    opt.step()
+=== w_weights_by_loss unequal_weights 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    losses = [torch.zeros(1) for _ in range(world)]
+    dist.all_gather(losses, loss.detach().view(1))
+    w = torch.cat(losses).softmax(0)
+    for p in model.parameters():
+        p.grad *= w[rank]
+        dist.all_reduce(p.grad)
+    opt.step()
+=== r_scaler_two_opts right 2
+a = torch.optim.AdamW(model[:3].parameters(), lr=0.01)
+b = torch.optim.SGD(model[4].parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+for i in range(5):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+    a.zero_grad(); b.zero_grad()
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad.div_(world)
+    scaler.unscale_(a); scaler.unscale_(b)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    scaler.step(a); scaler.step(b)
+    scaler.update()
+=== r_plateau_shared right 2
+ddp = DDP(model)
+opt = torch.optim.SGD([{"params": [p for p in ddp.parameters() if p.dim() > 1], "weight_decay": 0.1}, {"params": [p for p in ddp.parameters() if p.dim() == 1], "weight_decay": 0.0}], lr=0.1, momentum=0.9)
+plan = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0)
+for i in range(5):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+    opt.zero_grad()
+    loss = F.cross_entropy(ddp(x), y)
+    loss.backward()
+    opt.step()
+    mean = loss.detach().clone()
+    dist.all_reduce(mean)
+    plan.step(mean.item() / world)
+=== r_resumed_before_wrap right 2
+if rank == 0:
+    model.load_state_dict({k: v * 0.8 for k, v in model.state_dict().items()})
+ddp = DDP(model)
+opt = torch.optim.SGD(ddp.parameters(), lr=0.1)
+for i in range(5):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+    opt.zero_grad()
+    F.cross_entropy(ddp(x), y).backward()
+    opt.step()
+=== r_accum right 2
+for step in range(4):
+    opt.zero_grad()
+    for micro in range(2):
+        i = step * 8 + micro * 4
+        (F.cross_entropy(model(X[i:i + 4]), Y[i:i + 4]) / 2).backward()
+    average(model.parameters())
+    opt.step()
+=== r_sum_total right 2
+gen = torch.Generator().manual_seed(77)
+X = torch.randn(38, 8, generator=gen)
+Y = torch.randint(0, 3, (38,), generator=gen)
+X, Y = (X[:20], Y[:20]) if rank == 0 else (X[20:], Y[20:])
+for epoch in range(2):
+    for i in range(0, len(X), 8):
+        x, y = X[i:i + 8], Y[i:i + 8]
+        opt.zero_grad()
+        F.cross_entropy(model(x), y, reduction="sum").backward()
+        total = torch.tensor(float(len(x)))
+        dist.all_reduce(total)
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= total
+        opt.step()
+=== r_zero1 right 2
+params = list(model.parameters())
+mine = [p for i, p in enumerate(params) if i % world == rank]
+opt = torch.optim.AdamW(mine, lr=0.01)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for i, p in enumerate(params):
+        p.grad /= world
+        dist.reduce(p.grad, dst=i % world)
+    opt.step()
+    for i, p in enumerate(params):
+        dist.broadcast(p.data, src=i % world)
+=== r_reduce_bcast right 2
+opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for p in model.parameters():
+        dist.reduce(p.grad, dst=0)
+        if rank == 0:
+            p.grad.div_(world)
+        dist.broadcast(p.grad, src=0)
+    opt.step()
+=== r_loss_scale right 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    scale = 1024.0
+    (F.cross_entropy(model(x), y) * scale).backward()
+    average(model.parameters())
+    for p in model.parameters():
+        p.grad /= scale
+    opt.step()
+=== r_clip_hand right 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    average(model.parameters())
+    norm = torch.sqrt(sum((p.grad ** 2).sum() for p in model.parameters()))
+    scale = min(1.0, 0.1 / (norm.item() + 1e-6))
+    for p in model.parameters():
+        p.grad.mul_(scale)
+    opt.step()
+=== r_weighted_ddp right 2
+ddp = DDP(model)
+gen = torch.Generator().manual_seed(77)
+X = torch.randn(38, 8, generator=gen)
+Y = torch.randint(0, 3, (38,), generator=gen)
+X, Y = (X[:20], Y[:20]) if rank == 0 else (X[20:], Y[20:])
+for epoch in range(2):
+    for i in range(0, len(X), 8):
+        x, y = X[i:i + 8], Y[i:i + 8]
+        count = torch.tensor([len(x)])
+        dist.all_reduce(count)
+        opt.zero_grad()
+        (F.cross_entropy(ddp(x), y) * (len(x) * world / count.item())).backward()
+        opt.step()
+=== r_two_opts right 2
+ddp = DDP(model)
+o1 = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+o2 = torch.optim.AdamW([p for m in model[2:] for p in m.parameters()], lr=0.01)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    F.cross_entropy(ddp(x), y).backward()
+    o1.step()
+    o1.zero_grad()
+    o2.step()
+    o2.zero_grad()
+=== r_penalty right 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    x = x.clone().requires_grad_(True)
+    out = model(x)
+    g, = torch.autograd.grad(out.sum(), x, create_graph=True)
+    loss = F.cross_entropy(out, y) + 0.1 * ((g.norm(dim=1) - 1) ** 2).mean()
+    loss.backward()
+    average([p for p in model.parameters() if p.grad is not None])
+    opt.step()
+=== r_dropout right 2
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3))
+torch.manual_seed(1000 + rank)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    average(model.parameters())
+    opt.step()
+=== r_nosync right 2
+model = DDP(model)
+import contextlib
+ACC = 2
+for step in range(4):
+    opt.zero_grad()
+    for micro in range(ACC):
+        i = (step * ACC + micro) * 4
+        last = micro == ACC - 1
+        with contextlib.nullcontext() if last else model.no_sync():
+            loss = F.cross_entropy(model(X[i:i + 4]), Y[i:i + 4]) / ACC
+            loss.backward()
+    opt.step()
+=== r_avg_each_micro right 2
+for step in range(4):
+    opt.zero_grad()
+    for micro in range(2):
+        i = step * 8 + micro * 4
+        (F.cross_entropy(model(X[i:i + 4]), Y[i:i + 4]) / 2).backward()
+        average(model.parameters())      # averaging an average again changes nothing
+    opt.step()
+=== r_skip_together right 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    average(model.parameters())
+    bad = torch.tensor(1.0 if step == 1 and rank == 1 else 0.0)
+    dist.all_reduce(bad)
+    if bad:
+        continue
+    opt.step()
+=== r_decay_by_hand open 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    average(model.parameters())
+    for p in model.parameters():
+        p.grad.add_(p.detach(), alpha=0.01)
+    opt.step()
+=== r_presum right 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    (F.cross_entropy(model(x), y) / world).backward()
+    flat = torch.cat([p.grad.flatten() for p in model.parameters()])
+    parts = [torch.empty_like(flat) for _ in range(world)]
+    dist.all_gather(parts, flat)
+    flat = torch.stack(parts).sum(0)
+    for p, g in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()])):
+        p.grad = g.view_as(p)
+    opt.step()
+=== r_two_losses right 2
+aux = nn.Linear(16, 8)
+opt = torch.optim.SGD([*model.parameters(), *aux.parameters()], lr=0.1)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    h = model[:4](x)
+    F.cross_entropy(model[4](h), y).backward(retain_graph=True)
+    (0.1 * F.mse_loss(aux(h), x)).backward()
+    for p in [*model.parameters(), *aux.parameters()]:
+        dist.all_reduce(p.grad)
+        p.grad /= world
+    opt.step()
+=== r_class_weight right 2
+weight = torch.tensor([1.0, 2.0, 0.5])
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y, weight=weight).backward()
+    average(model.parameters())
+    opt.step()
+=== r_tail_acc right 2
+model = DDP(model)
+import contextlib
+batches = [(X[i:i + 4], Y[i:i + 4]) for i in range(0, 20, 4)]
+ACC = 2
+for at in range(0, len(batches), ACC):
+    group = batches[at:at + ACC]
+    opt.zero_grad()
+    for k, (x, y) in enumerate(group):
+        with contextlib.nullcontext() if k == len(group) - 1 else model.no_sync():
+            (F.cross_entropy(model(x), y) / len(group)).backward()
+    opt.step()
+=== r_tensor_hook right 2
+def mean(g):
+    g = g.clone()
+    dist.all_reduce(g)
+    return g / world
+
+
+for p in model.parameters():
+    p.register_hook(mean)
+opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+=== r_sparse_dense right 2
+model = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Linear(8, 20))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+gen = torch.Generator().manual_seed(5 + rank)
+for step in range(4):
+    tok = torch.randint(0, 20, (32,), generator=gen)
+    opt.zero_grad()
+    F.cross_entropy(model(tok), (tok * 7 + 1) % 20).backward()
+    for p in model.parameters():
+        if p.grad.is_sparse:
+            p.grad = p.grad.to_dense()
+        dist.all_reduce(p.grad)
+        p.grad /= world
+    opt.step()
+=== r_autocast right 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    average(model.parameters())
+    opt.step()
+=== r_sum_loss_sum open 2
+opt = torch.optim.SGD(model.parameters(), lr=0.005)
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y, reduction="sum").backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+    opt.step()
+=== r_reg right 2
+for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    reg = sum((p ** 2).sum() for p in model.parameters())
+    (F.cross_entropy(model(x), y) + 1e-2 * reg).backward()
+    average(model.parameters())
+    opt.step()
+"""
+
+
+def _scripts():
+    for each in SCRIPTS.split("=== ")[1:]:
+        (name, found, ranks), body = each.split("\n", 1)[0].split(), each.split("\n", 1)[1]
+        yield name, (f"{HEAD}{body}dist.destroy_process_group()\n", found, int(ranks))
+
+
+# By name a source, what the audit is to find (w_: of a wrong script, r_: of a right one), and the number of ranks.
+BLIND = dict(_scripts())
