@@ -20,7 +20,7 @@ else:
 if TYPE_CHECKING:
     from cos598d.tools.learn.checking import Checks
 
-NUMBERS = tuple(range(14))
+NUMBERS = tuple(sorted(int(each.name[6:]) for each in files(__name__).iterdir() if each.name[6:].isdecimal()))
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Lesson:
     hints     what `--hint` tells, one after the other
     read      what to read in the library afterwards; measure: what to measure
     contract  what the file must define, by name, each as it is called
+    closed    modules of this library that a file may not import, because they compute what is asked
     """
 
     number: int
@@ -44,6 +45,7 @@ class Lesson:
     read: str
     measure: str
     contract: dict[str, str] = field(hash=False)
+    closed: tuple[str, ...] = ()
 
     def page(self) -> str:
         """The text of the file to fill in."""
@@ -90,7 +92,8 @@ def get_lesson(number: int) -> Lesson:
     if number not in NUMBERS:
         raise UsageError(f"there is no lesson {number}. Give a number from {NUMBERS[0]} to {NUMBERS[-1]}.")
     facts: dict[str, Any] = tomllib.loads(_text(number, "lesson.toml"))
-    return Lesson(number, **facts | {name: tuple(facts[name]) for name in ("ranks", "hints")})
+    facts = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
+    return Lesson(number, **facts)
 
 
 def all_lessons() -> list[Lesson]:
