@@ -3,27 +3,19 @@
 What a file predicts is compared with the library's formulas and with recorded benches. Nothing is timed.
 """
 
-import importlib
-import math
 import random
-from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.given import given
+from cos598d.tools.learn.lessons.formulas import as_json, formula_claim, is_near, is_number, right_of, shown
 
-WITHIN, OF_BENCHES = 0.01, 0.3
+OF_BENCHES = 0.3  # that share may a prediction be off
 SETTINGS = 8
 # Llama 3.1 405B on 16,384 H100s, as the lesson's page has it.
 LLAMA = {"parameters": 405e9, "tokens": 15.6e12, "batch": 16.0 * 2**20, "gpus": 16384, "peak": 989e12, "share": 0.41}
 LLAMA |= {"bandwidth": 50e9, "memory": 80e9}
-
-
-def right() -> ModuleType:
-    """The right formulas, which are loaded where the judge runs and on no rank."""
-    return importlib.import_module("cos598d.tools.learn.lessons.lesson14.right")
 
 
 def settings(name: str, nonce: int) -> list[tuple[Any, ...]]:
@@ -65,49 +57,28 @@ def models(nonce: int) -> list[dict[str, Any]]:
     return found
 
 
-def formula_claim(function: str, claim_name: str, says: str) -> Claim:
-    """A claim that `function` of a file gives what the formula of that name gives, in all settings."""
-
-    def observe(on: OnLesson) -> None:
-        call = getattr(on.student, function)
-        found = [call(*arguments) for arguments in settings(function, on.nonce)]
-        on.report("found", [list(map(float, each)) if function == "shares" else float(each) for each in found])
-
-    observe.__name__, observe.__doc__ = claim_name, says
-    claim = Claim(observe)
-
-    @claim.judgement
-    def _(world: World) -> None:
-        given_arguments = settings(function, world.nonce)
-        found = world.reported("found", list)[0]
-        formula, mistakes = getattr(right(), function), right().MISTAKES[function]
-        expected = [formula(*each) for each in given_arguments]
-        off = [n for n, pair in enumerate(zip(found, expected, strict=True)) if not is_near(*pair)]
-        if not off:
-            return
-        # A mistake is named if it explains all results, also those that it does not spoil.
-        pairs = list(zip(found, given_arguments, strict=True))
-        why = next((words for words, made in mistakes.items() if all(is_near(one, made(*of)) for one, of in pairs)), "")
-        number = off[0]
-        call = f"{function}({', '.join(shown(each) for each in given_arguments[number])})"
-        words = f"{call} is {shown(found[number])}, expected {shown(expected[number])}"
-        world.require(False, f"{words}: {why}" if why else words + same_factor(found, expected))
-
-    return claim
-
-
 counts_operations = formula_claim(
-    "flops", "counts_operations", "The operations of a transformer's forward and backward are those of the library."
+    14,
+    settings,
+    "flops",
+    "counts_operations",
+    "The operations of a transformer's forward and backward are those of the library.",
 )
 finds_the_roofline = formula_claim(
-    "roofline", "finds_the_roofline", "The least seconds, where computing decides and where memory does."
+    14, settings, "roofline", "finds_the_roofline", "The least seconds, where computing decides and where memory does."
 )
-knows_the_share = formula_claim("shares", "knows_the_share", "The MFU of each phase, and of the whole step.")
+knows_the_share = formula_claim(
+    14, settings, "shares", "knows_the_share", "The MFU of each phase, and of the whole step."
+)
 predicts_steps = formula_claim(
-    "step_seconds", "predicts_steps", "A step's seconds, where bytes, latencies or computing take most of them."
+    14,
+    settings,
+    "step_seconds",
+    "predicts_steps",
+    "A step's seconds, where bytes, latencies or computing take most of them.",
 )
 finds_the_batch = formula_claim(
-    "least_tokens", "finds_the_batch", "The tokens per rank from which backward hides the ring."
+    14, settings, "least_tokens", "finds_the_batch", "The tokens per rank from which backward hides the ring."
 )
 
 
@@ -138,8 +109,7 @@ def _(world: World) -> None:
 @Claim
 def carries_a_large_model(on: OnLesson) -> None:
     """All numbers of Llama 3.1 405B, and of models that are drawn."""
-    found = [dict(on.student.large_model(**each)) for each in models(on.nonce)]
-    on.report("found", [{str(key): plain(value) for key, value in each.items()} for each in found])
+    on.report("found", [as_json(dict(on.student.large_model(**each))) for each in models(on.nonce)])
 
 
 @carries_a_large_model.judgement
@@ -147,57 +117,19 @@ def _(world: World) -> None:
     found = world.reported("found", list)[0]
     for told, model in zip(found, models(world.nonce), strict=True):
         name = "Llama 3.1 405B" if model == LLAMA else f"a model of {model['parameters'] / 1e9:.0f} billion parameters"
-        expected = right().large_model(**model)
+        expected = right_of(14).large_model(**model)
         for key, value in expected.items():
             if key not in told:
                 world.find(0, f"large_model has no {key!r} of {name}")
                 return
             if is_near(told[key], value) if isinstance(value, float) else told[key] == value:
                 continue
-            factors = right().FACTORS.get(key, {})
+            factors = right_of(14).FACTORS.get(key, {})
             why = next((f": {words}" for words, by in factors.items() if is_near(told[key], by(model) * value)), "")
             if key == "gpus_to_hold" and is_number(told[key]) and abs(told[key] - value) <= 1:
                 why = ": a GPU is whole, and the last one need not be full"
             world.find(0, f"{key} of {name} is {shown(told[key])}, expected {shown(value)}{why}")
             return
-
-
-def plain(value: Any) -> Any:
-    """A student's value as JSON."""
-    return value if isinstance(value, bool | str) else float(value)
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a finite number."""
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def is_near(found: Any, expected: Any, within: float = WITHIN) -> bool:
-    """Whether numbers, or lists of them, are equal up to that share."""
-    if isinstance(expected, list):
-        return (
-            isinstance(found, list)
-            and len(found) == len(expected)
-            and all(is_near(one, other, within) for one, other in zip(found, expected, strict=True))
-        )
-    return is_number(found) and abs(found - expected) <= within * abs(expected)
-
-
-def same_factor(found: Sequence[Any], expected: Sequence[Any]) -> str:
-    """By which factor all results are off, if it is one, in words."""
-    if not all(map(is_number, found)):
-        return ""
-    factors = [one / other for one, other in zip(found, expected, strict=True)]
-    if max(factors) - min(factors) > WITHIN * abs(factors[0]):
-        return ""
-    return f", and all others are {factors[0]:.3g} times what they should be too"
-
-
-def shown(value: Any) -> str:
-    """A number in four digits, a list of them in brackets."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(shown, value))}]"
-    return f"{value:.4g}" if is_number(value) and not isinstance(value, bool) else repr(value)
 
 
 CHECKS = Checks(
