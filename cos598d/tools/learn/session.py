@@ -94,7 +94,7 @@ def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: in
 
 def ranks_drawn(lesson: Lesson) -> int:
     """On how many ranks a step is drawn."""
-    return 1 if lesson.ranks == (1,) else RANKS
+    return 1 if lesson.curves else RANKS
 
 
 def picture_of(lesson: Lesson, path: Path) -> "tuple[Picture | Curves, StepFrames | None]":

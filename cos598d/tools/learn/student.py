@@ -104,7 +104,7 @@ def load(path: str, lesson: "Lesson", rank: int) -> ModuleType:
     from cos598d.own_code import load_file
     from cos598d.tools.learn.unshared import compiled_for
 
-    close_answers(lesson)
+    close_answers(lesson, path)
     module = load_file(Path(path), Path(path).name, compiled_for(rank))
     for name, form in lesson.contract.items():
         if not callable(getattr(module, name, None)):
@@ -112,10 +112,11 @@ def load(path: str, lesson: "Lesson", rank: int) -> ModuleType:
     return module
 
 
-def close_answers(lesson: "Lesson") -> None:
+def close_answers(lesson: "Lesson", file: str) -> None:
     """From now on this process cannot open the files of the lessons' folder and of the modules that are `closed`.
 
-    So a file cannot copy an answer, or import the functions that it is judged by. No code of this process can undo it.
+    Only `file`, which is checked, may be one of them. So a file cannot copy an answer, or import the functions that it
+    is judged by. No code of this process can undo it.
     """
     here = os.path.dirname(os.path.realpath(__file__))
     package = os.path.dirname(os.path.dirname(os.path.dirname(here)))
@@ -125,17 +126,18 @@ def close_answers(lesson: "Lesson") -> None:
     )
     # Bound here, since a file may replace what the module has under that name.
     real, decoded = os.path.realpath, os.fsdecode
+    own = real(file)
 
     def refuse(event: str, arguments: tuple) -> None:
         if event == "open" and isinstance(arguments[0], str | bytes):
             path = real(decoded(arguments[0]))
-            if path.replace(f"__pycache__{os.sep}", "").startswith(closed):
+            if path != own and path.replace(f"__pycache__{os.sep}", "").startswith(closed):
                 name = os.path.relpath(path, package)
                 raise PermissionError(f"{name} is closed while a file is checked: write your own code")
 
     for name in [each for each in sys.modules if any(f"{each}.".startswith(f"{one}.") for one in lesson.closed)]:
-        parent, _, own = name.rpartition(".")
+        parent, _, attribute = name.rpartition(".")
         del sys.modules[name]
         if parent in sys.modules:
-            vars(sys.modules[parent]).pop(own, None)
+            vars(sys.modules[parent]).pop(attribute, None)
     sys.addaudithook(refuse)

@@ -35,6 +35,7 @@ class Lesson:
     read      what to read in the library afterwards; measure: what to measure
     contract  what the file must define, by name, each as it is called
     closed    modules of this library that a file may not import, because they compute what is asked
+    curves    whether its picture shows curves of one rank's step, and no lanes
     """
 
     number: int
@@ -46,6 +47,7 @@ class Lesson:
     measure: str
     contract: dict[str, str] = field(hash=False)
     closed: tuple[str, ...] = ()
+    curves: bool = False
 
     def page(self) -> str:
         """The text of the file to fill in."""
