@@ -88,7 +88,8 @@ def _draw(lesson: Lesson, path: Path, output: Path) -> None:
     from cos598d.tools.learn.picture.draw import letters_and_width
 
     if lesson.has_picture and path.is_file():
-        print(f"{path.name}: drawing a step on {session.RANKS} ranks, and the answer's", file=sys.stderr, flush=True)
+        on = f" on {session.RANKS} ranks, and the answer's" if session.ranks_drawn(lesson) > 1 else ""
+        print(f"{path.name}: drawing a step{on}", file=sys.stderr, flush=True)
     with exits_on_sigterm():
         session.warm_up(lesson)
         picture, steps = session.picture_of(lesson, path)

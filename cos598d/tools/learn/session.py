@@ -14,6 +14,7 @@ from cos598d.tools.learn.student import first_mistake, read_file
 
 if TYPE_CHECKING:
     from cos598d.tools.learn.picture import Picture
+    from cos598d.tools.learn.picture.curves import Curves
     from cos598d.tools.learn.picture.draw import StepFrames
     from cos598d.tools.learn.picture.probe import Recorded
 
@@ -40,7 +41,8 @@ def question(lesson: Lesson) -> str:
     """What the lesson asks, and how to go on."""
     command = f"cos598d learn {lesson.number}"
     wanted = "\n".join(f"    {form}" for form in lesson.contract.values())
-    picture = f"\n{command} --picture    draws a step on 4 ranks, next to the answer" if lesson.has_picture else ""
+    drawn = "a step" if ranks_drawn(lesson) == 1 else f"a step on {RANKS} ranks, next to the answer"
+    picture = f"\n{command} --picture    draws {drawn}" if lesson.has_picture else ""
     return (
         f"Lesson {lesson.number}: {lesson.title} (about {lesson.minutes} minutes)\n\n{lesson.question}\n\n"
         f"Your file has to define\n{wanted}\n\n"
@@ -90,17 +92,30 @@ def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: in
     return result
 
 
-def picture_of(lesson: Lesson, path: Path) -> "tuple[Picture, StepFrames | None]":
+def ranks_drawn(lesson: Lesson) -> int:
+    """On how many ranks a step is drawn."""
+    return 1 if lesson.curves else RANKS
+
+
+def picture_of(lesson: Lesson, path: Path) -> "tuple[Picture | Curves, StepFrames | None]":
     """What the file does in one step on 4 ranks, next to what the answer does; and the steps of its messages, if any.
+
+    Of a lesson in which no rank waits for another, the curves of its step.
 
     Raises UsageError for a lesson in which nothing is to be seen, and UserError where the file comes to no end, or the
     answer is left out.
     """
     from cos598d.tools.learn.picture import draw
+    from cos598d.tools.learn.picture.curves import Curves
     from cos598d.tools.learn.picture.draw import steps_of
     from cos598d.tools.learn.picture.words import name_of
 
-    own = record_file(lesson, path)
+    own = record_file(lesson, path, ranks_drawn(lesson))
+    if own and own.curves:
+        try:
+            return Curves.from_json(own.curves, path.name), None
+        except ValueError as error:
+            raise UserError(f"{path} cannot be drawn: {error}.") from None
     if not own or not own.events:
         raise UserError(f"{path} cannot be drawn, because it fails. Run --check to see why.")
     with tempfile.TemporaryDirectory() as folder:

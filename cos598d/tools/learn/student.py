@@ -1,7 +1,9 @@
 """A student's file: which lesson it is of, what can be told of it without running it, and its functions on a rank."""
 
 import ast
+import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -102,8 +104,40 @@ def load(path: str, lesson: "Lesson", rank: int) -> ModuleType:
     from cos598d.terminal.own_code import load_file
     from cos598d.tools.learn.unshared import compiled_for
 
+    close_answers(lesson, path)
     module = load_file(Path(path), Path(path).name, compiled_for(rank))
     for name, form in lesson.contract.items():
         if not callable(getattr(module, name, None)):
             raise UsageError(f"{Path(path).name} has no {name}: the lesson asks for {form}.")
     return module
+
+
+def close_answers(lesson: "Lesson", file: str) -> None:
+    """From now on this process cannot open the files of the lessons' folder and of the modules that are `closed`.
+
+    Only `file`, which is checked, may be one of them. So a file cannot copy an answer, or import the functions that it
+    is judged by. No code of this process can undo it.
+    """
+    here = os.path.dirname(os.path.realpath(__file__))
+    package = os.path.dirname(os.path.dirname(os.path.dirname(here)))
+    closed = (
+        os.path.join(here, "lessons", ""),
+        *(os.path.join(package, *name.split(".")) + end for name in lesson.closed for end in (".", os.sep)),
+    )
+    # Bound here, since a file may replace what the module has under that name.
+    real, decoded = os.path.realpath, os.fsdecode
+    own = real(file)
+
+    def refuse(event: str, arguments: tuple) -> None:
+        if event == "open" and isinstance(arguments[0], str | bytes):
+            path = real(decoded(arguments[0]))
+            if path != own and path.replace(f"__pycache__{os.sep}", "").startswith(closed):
+                name = os.path.relpath(path, package)
+                raise PermissionError(f"{name} is closed while a file is checked: write your own code")
+
+    for name in [each for each in sys.modules if any(f"{each}.".startswith(f"{one}.") for one in lesson.closed)]:
+        parent, _, attribute = name.rpartition(".")
+        del sys.modules[name]
+        if parent in sys.modules:
+            vars(sys.modules[parent]).pop(attribute, None)
+    sys.addaudithook(refuse)

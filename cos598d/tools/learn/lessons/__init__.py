@@ -37,6 +37,8 @@ class Lesson:
     hints     what `--hint` tells, one after the other
     read      what to read in the library afterwards; measure: what to measure
     contract  what the file must define, by name, each as it is called
+    closed    modules of this library that a file may not import, because they compute what is asked
+    curves    whether its picture shows curves of one rank's step, and no lanes
     """
 
     number: int
@@ -47,6 +49,8 @@ class Lesson:
     read: str
     measure: str
     contract: dict[str, str] = field(hash=False)
+    closed: tuple[str, ...] = ()
+    curves: bool = False
 
     def page(self) -> str:
         """The text of the file to fill in."""
@@ -93,7 +97,8 @@ def get_lesson(number: int) -> Lesson:
     if number not in NUMBERS:
         raise UsageError(f"there is no lesson {number}. Give a number from {NUMBERS[0]} to {NUMBERS[-1]}.")
     facts: dict[str, Any] = tomllib.loads(_text(number, "lesson.toml"))
-    return Lesson(number, **facts | {name: tuple(facts[name]) for name in ("ranks", "hints")})
+    facts = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
+    return Lesson(number, **facts)
 
 
 def all_lessons() -> list[Lesson]:

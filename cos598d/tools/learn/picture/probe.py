@@ -7,7 +7,7 @@ was added, or took the place of what was there, as the tensor shows afterwards.
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -104,17 +104,22 @@ RECORD = "record"  # the name of what is recorded for a picture, beside the chec
 class Recorded:
     """All ranks' events, in order of start; the messages of one all-reduce, if the lesson has any, in order of sending.
 
-    `unsaid` is why there are none although some were sent.
+    `unsaid` is why there are none although some were sent. `curves` are rank 0's, of a lesson that has some, as JSON.
     """
 
     events: list[Event]
     messages: list[Message]
     unsaid: str = ""
+    curves: dict[str, Any] = field(default_factory=dict)
 
 
 def recorded(evidence: Sequence[Evidence]) -> Recorded:
     """What the ranks handed in, in order of rank. Raises BadEvidence, or ValueError, for what cannot be read."""
     events: list[Event] = []
+    try:
+        return Recorded([], [], curves=evidence[0].reported(RECORD, "curves", dict))
+    except BadEvidence:  # a lesson with lanes
+        pass
     for each in evidence:
         events += [row for row in from_rows(each.reported(RECORD, "events", list)) if row.rank == each.rank]
     events.sort(key=lambda event: event.start)

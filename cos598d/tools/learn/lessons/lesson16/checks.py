@@ -1,0 +1,355 @@
+"""Lesson 16, mixed precision: dtypes, averages in float32, and a loss scale whose steps are left out together."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.tools.check.claims.base import Claim, World
+from cos598d.tools.check.evidence import seed_of
+from cos598d.tools.learn.checking import Check, Checks, OnLesson
+from cos598d.tools.learn.lessons.common import near
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+FLOAT32 = "float32"
+LOOSE = 0.03  # of the largest gradient: bf16 has 8 bits of fraction, and ways differ in what they round
+
+
+class TwoLinear(nn.Module):
+    """Two layers, whose outputs' dtypes it notes."""
+
+    def __init__(self, nonce: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(nonce)
+            self.first, self.last = nn.Linear(12, 32), nn.Linear(32, 4)
+        self.seen: list[str] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(batch, 12) to (batch, 4)."""
+        hidden = self.first(inputs)
+        outputs = self.last(torch.tanh(hidden))
+        self.seen += [name_of(hidden), name_of(outputs)]
+        return outputs
+
+
+def name_of(tensor: torch.Tensor) -> str:
+    """Its dtype, without "torch."."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def batch(nonce: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs (16, 12), and targets (16, 4) so large that their squares overflow in fp16."""
+    generator = torch.Generator().manual_seed(nonce + 16)
+    return torch.randn(16, 12, generator=generator), 400 + 50 * torch.randn(16, 4, generator=generator)
+
+
+@Claim
+def computes_in_16_bits(on: OnLesson) -> None:
+    """Products are in the dtype that is asked for; loss, weights and gradients are in float32."""
+    for name, dtype in DTYPES.items():
+        model = TwoLinear(on.nonce)
+        loss = on.student.loss_of(model, *batch(on.nonce), dtype)
+        loss.backward()
+        weights = name_of(model.first.weight)
+        on.report(name, {"seen": model.seen, "loss": name_of(loss), "value": loss.item(), "weights": weights})
+        on.hand_in(name, {key: None if p.grad is None else p.grad.float() for key, p in model.named_parameters()})
+
+
+@computes_in_16_bits.judgement
+def _(world: World) -> None:
+    for name, dtype in DTYPES.items():
+        found, right = world.reported(name, dict)[0], str(dtype).removeprefix("torch.")
+        model = TwoLinear(world.nonce)
+        inputs, targets = batch(world.nonce)
+        with torch.autocast("cpu", dtype=dtype):
+            outputs = model(inputs)
+        loss = nn.functional.mse_loss(outputs.float(), targets)
+        loss.backward()
+        words = ""
+        if found["weights"] != FLOAT32:
+            words = f"the weights became {found['weights']}: they stay in float32, and autocast casts what it needs"
+        elif found["seen"] != [right, right]:
+            words = (
+                f"products are in {' and '.join(dict.fromkeys(found['seen']))}, expected {right}: call the model once"
+            )
+            words += ", under torch.autocast with dtype=dtype"
+        elif found["loss"] != FLOAT32:
+            words = f"the loss is in {found['loss']}: compute it in float32, from outputs.float()"
+        elif not math.isfinite(found["value"]):
+            words = "the loss is not finite: squares of these errors overflow in fp16; compute them in float32"
+        elif not abs(found["value"] - loss.item()) <= LOOSE * loss.item():
+            words = f"the loss is {found['value']:.5g}, expected {loss.item():.5g}"
+        if not words:
+            gradients = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+            handed = world.handed_in(name, gradients)[0]
+            off = [key for key, each in gradients.items() if not near(handed[key], each, LOOSE)]
+            words = f"the gradient of {off[0]} is not that of the mean squared error" if off else ""
+        if words:
+            world.find(0, f"in {name}: {words}")
+            return
+
+
+def gradients_of(nonce: int, rank: int) -> dict[str, torch.Tensor]:
+    """A rank's gradients in 16 bits: of numbers whose sum overflows, and of 256 on rank 0 and small ones elsewhere."""
+    generator = torch.Generator().manual_seed(seed_of(nonce, rank) + 5)
+    drawn = torch.rand(64, generator=generator)
+    return {
+        "fp16, large": (40000 + 20000 * drawn).half(),
+        "fp16, small": ((1 + drawn.round()) * 2.0**-24).half(),
+        "bf16": torch.full((64,), 256.0).bfloat16() if rank == 0 else (0.25 + drawn / 2).bfloat16(),
+    }
+
+
+@Claim
+def averages_in_float32(on: OnLesson) -> None:
+    """The average of gradients in 16 bits: added up in float32, one all-reduce each, and in float32 afterwards."""
+    for name, gradient in gradients_of(on.nonce, on.rank).items():
+        ledger = on.fresh_ledger()
+        mean = on.student.mean_over_ranks(on.comm, gradient)
+        is_tensor = isinstance(mean, torch.Tensor)
+        kind = name_of(mean) if is_tensor else type(mean).__name__
+        on.report(name, {"kind": kind, "calls": [row.bytes_sent for row in ledger.rows]})
+        on.hand_in(name, {"mean": mean.float() if is_tensor and mean.shape == gradient.shape else None})
+
+
+def total_of(parts: torch.Tensor) -> torch.Tensor:
+    """The sum over the first dimension, rounded after each addition."""
+    total = parts[0].clone()
+    for each in parts[1:]:
+        total += each
+    return total
+
+
+@averages_in_float32.judgement
+def _(world: World) -> None:
+    by_rank = [gradients_of(world.nonce, rank) for rank in range(world.size)]
+    for name in by_rank[0]:
+        own = torch.stack([each[name] for each in by_rank])
+        right = own.float().mean(dim=0)
+        rounded, divided = total_of(own), own / len(own)
+        in_half = "the sum was made in 16 bits: make it float32 before the all-reduce, not after it"
+        ways = (
+            ("that is the average rounded to 16 bits: leave it in float32", right.to(own.dtype)),
+            (in_half, rounded / len(own)),
+            (in_half, rounded.float() / len(own)),
+            (
+                "each rank divides in 16 bits, where small numbers become 0: divide after the sum",
+                divided.float().sum(0),
+            ),
+            ("that is divided and added up in 16 bits: both belong in float32", total_of(divided)),
+            ("that is the sum: divide by the number of ranks", own.float().sum(dim=0)),
+        )
+        for rank, found in enumerate(world.handed_in(name, {"mean": right})):
+            about, mean = world.reported(name, dict)[rank], found["mean"]
+            words = ""
+            if mean is None:
+                words = f"mean_over_ranks gives {about['kind']}, expected a float32 tensor of the gradient's shape"
+            elif not near(mean, right):
+                place = int((mean - right).abs().nan_to_num(float("inf")).argmax())
+                words = f"element {place} is {mean[place].item():.6g}, expected {right[place].item():.6g}"
+                why = next((said for said, made in ways if torch.equal(mean, made.float())), "")
+                words += f": {why}" if why else ""
+            elif about["kind"] != FLOAT32:
+                words = f"the average is in {about['kind']}, expected float32"
+            elif len(about["calls"]) != 1:
+                words = f"{len(about['calls'])} calls are made, expected one all-reduce"
+            if words:
+                world.find(rank, f"{name}: {words}")
+                return
+
+
+# Whether the steps are good, or on which rank a gradient is inf (-1: on the last).
+GOOD: None = None
+STEPS: tuple[int | None, ...] = (GOOD, GOOD, GOOD, -1, GOOD, GOOD, 0, 0, GOOD)
+SCALE, PATIENCE, RATE = 65536.0, 2, 1e5
+SMALL, LARGE = 1e-5, 1e6  # a loss's factor: gradients near 1e-8, and those that overflow with any scale
+
+
+class InHalf(nn.Module):
+    """One product in fp16 with a weight in float32."""
+
+    def __init__(self, nonce: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(1 + torch.rand(16, generator=torch.Generator().manual_seed(nonce)))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(16) to a sum in float32."""
+        return (inputs.half() * self.weight.half()).float().sum()
+
+
+def loss_at(model: nn.Module, nonce: int, rank: int, size: int, step: int) -> torch.Tensor:
+    """A rank's loss in a step."""
+    generator = torch.Generator().manual_seed(seed_of(nonce, rank) + step)
+    inputs = (0.5 + torch.rand(16, generator=generator)) * 1e-3
+    bad = STEPS[step]
+    return model(inputs) * (LARGE if bad is not None and bad % size == rank else SMALL)
+
+
+@dataclass(frozen=True)
+class ScalerVariant:
+    """A way to scale, right or wrong; `words` say what is wrong with it."""
+
+    words: str
+    scaled: bool = True
+    unscaled: bool = True
+    average: str = "mean"
+    skips: str = "all"
+    halves: bool = True
+    grows: str = "in a row"
+    empties: bool = True
+    unscales_first: bool = False
+
+
+RIGHT = ScalerVariant("")
+ON_ITS_OWN = "only the rank whose gradient was inf leaves out the step: ask after the average"
+MISTAKES = (
+    ScalerVariant("small gradients became 0: backward multiplies the loss by the scale", scaled=False),
+    ScalerVariant(
+        "small gradients became 0, and the loss is neither scaled nor unscaled", scaled=False, unscaled=False
+    ),
+    ScalerVariant("the gradients are still scaled: divide them by the scale before the step", unscaled=False),
+    ScalerVariant("the gradients are those of one rank: average them over the ranks", average="own"),
+    ScalerVariant("the gradients are the sum over the ranks: divide by their number", average="sum"),
+    ScalerVariant("the step is made although a gradient is inf: leave it out", skips="never"),
+    ScalerVariant("inf was replaced and the step was made: leave out the whole step", skips="replaces"),
+    ScalerVariant(ON_ITS_OWN, skips="own"),
+    ScalerVariant(ON_ITS_OWN, skips="own", unscales_first=True),
+    ScalerVariant("the scale is not halved after a step that is left out", halves=False),
+    ScalerVariant("the scale never grows: double it after `patience` good steps in a row", grows="never"),
+    ScalerVariant("the scale grows after each good step: wait for `patience` of them in a row", grows="always"),
+    ScalerVariant("good steps are counted from the start: a step that is left out sets them to 0", grows="in all"),
+    ScalerVariant("after it has doubled, the scale grows in each step: count from 0 again", grows="from then on"),
+    ScalerVariant("the gradients of the step before are added: set .grad to None", empties=False),
+)
+
+
+def simulate(nonce: int, size: int, way: ScalerVariant) -> list[list[tuple[torch.Tensor, float]]]:
+    """Weights and scale after each step: [step][rank]."""
+    models = [InHalf(nonce) for _ in range(size)]
+    scales, counts, found = [SCALE] * size, [0] * size, []
+    for step in range(len(STEPS)):
+        for rank, model in enumerate(models):
+            loss = loss_at(model, nonce, rank, size, step)
+            (loss * (scales[rank] if way.scaled else 1.0)).backward()
+        own = [_grad(model) for model in models]
+        if way.skips == "replaces":
+            own = [each.nan_to_num(0.0, 0.0, 0.0) for each in own]
+        if way.unscales_first:  # which differs only if the ranks' scales do
+            own = [each / scale for each, scale in zip(own, scales, strict=True)]
+        total = torch.stack(own).sum(dim=0)
+        for rank, model in enumerate(models):
+            mean = {"mean": total / size, "sum": total, "own": own[rank]}[way.average]
+            if way.unscaled and not way.unscales_first:
+                mean = mean / scales[rank]
+            asked = own[rank] if way.skips == "own" else mean
+            is_good = way.skips == "never" or bool(asked.isfinite().all())
+            if is_good:
+                model.weight.data -= RATE * mean
+                counts[rank] += 1
+            else:
+                counts[rank] = counts[rank] if way.grows == "in all" else 0
+                scales[rank] /= 2 if way.halves else 1
+            if is_good and _grows(way.grows, counts[rank]):
+                scales[rank] *= 2
+                counts[rank] = counts[rank] if way.grows == "from then on" else 0
+            model.weight.grad = None if way.empties else mean.clone()
+        found.append([(model.weight.detach().clone(), scales[rank]) for rank, model in enumerate(models)])
+    return found
+
+
+def _grad(model: InHalf) -> torch.Tensor:
+    assert model.weight.grad is not None
+    return model.weight.grad
+
+
+def _grows(rule: str, count: int) -> bool:
+    return rule == "always" or (rule != "never" and count >= PATIENCE)
+
+
+@Claim
+def steps_together(on: OnLesson) -> None:
+    """Small gradients survive; a step with an inf on any rank is left out on all; the scale follows its rule."""
+    model = InHalf(on.nonce)
+    scaler = on.student.LossScaler(on.comm, list(model.parameters()), RATE, SCALE, PATIENCE)
+    scales = []
+    for step in range(len(STEPS)):
+        scaler.backward(loss_at(model, on.nonce, on.rank, on.world_size, step))
+        scaler.step()
+        scales.append(float(scaler.scale))
+        on.hand_in(f"step {step + 1}", {"weight": model.weight.detach()})
+    on.report("scales", scales)
+
+
+@steps_together.judgement
+def _(world: World) -> None:
+    like = {"weight": InHalf(world.nonce).weight.detach()}
+    scales = world.reported("scales", list)
+    weights = [[each["weight"] for each in world.handed_in(f"step {step + 1}", like)] for step in range(len(STEPS))]
+    found = [[(weights[step][rank], scales[rank][step]) for rank in range(world.size)] for step in range(len(STEPS))]
+    right = simulate(world.nonce, world.size, RIGHT)
+    wrong = [
+        (s, rank) for s, each in enumerate(right) for rank in range(world.size) if not alike(found[s][rank], each[rank])
+    ]
+    if not wrong:
+        return
+    step, rank = wrong[0]
+    bad = STEPS[step]
+    what = "in which all gradients are finite" if bad is None else f"in which rank {bad % world.size} has an inf"
+    where = f"after step {step + 1}, {what}, rank {rank}"
+    for way in MISTAKES:
+        if explains(found, simulate(world.nonce, world.size, way)):
+            world.find(rank, f"{where}: {way.words}")
+            return
+    weight, scale = found[step][rank]
+    if scale != right[step][rank][1]:
+        world.find(rank, f"{where}: the scale is {scale:g}, expected {right[step][rank][1]:g}")
+    else:
+        first = "nothing" if weight is None else f"{weight[0].item():.7g}"
+        world.find(rank, f"{where}: element 0 of the weight is {first}, expected {right[step][rank][0][0].item():.7g}")
+
+
+def alike(found: tuple[torch.Tensor | None, Any], right: tuple[torch.Tensor, float]) -> bool:
+    """Whether weights and scale are equal, up to rounding."""
+    weight, scale = found
+    if weight is None or scale != right[1]:
+        return False
+    finite = right[0].isfinite()
+    return torch.equal(weight.isfinite(), finite) and (not finite.any() or near(weight[finite], right[0][finite], 1e-6))
+
+
+def explains(found: Sequence[Sequence[tuple]], made: Sequence[Sequence[tuple]]) -> bool:
+    """Whether a mistake gives all that was found."""
+    return all(
+        alike(one, other) for step, each in enumerate(made) for one, other in zip(found[step], each, strict=True)
+    )
+
+
+@Claim
+def record(on: OnLesson) -> None:
+    """How large the gradients of a small network are in fp16, with a scale and without."""
+    found = {}
+    for scale in (1.0, SCALE):
+        model = TwoLinear(on.nonce)
+        inputs, targets = batch(on.nonce)
+        loss = on.student.loss_of(model, inputs, targets - 400, torch.float16) * SMALL / 100
+        (loss * scale).backward()
+        gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        powers = (gradients.abs().log2() + 30).clamp(0).nan_to_num(0.0).long().clamp(max=50)
+        counts = torch.bincount(powers, minlength=51) * 100 / len(powers)
+        found[f"scale {scale:g}"] = [(float(power), share) for power, share in enumerate(counts.tolist())]
+    words = {"x": "powers of 2, from 2^-30 to 2^20; the least is 0", "y": "% of the gradient's elements"}
+    on.report("curves", words | {"lines": found})
+
+
+CHECKS = Checks(
+    (
+        Check(computes_in_16_bits, (2,), about="loss_of"),
+        Check(averages_in_float32, (2, 3), about="mean_over_ranks"),
+        Check(steps_together, (2, 3), about="LossScaler"),
+    ),
+    record=record,
+)
