@@ -1,7 +1,8 @@
 """A strategy's step, timed: an iteration's seconds by phase, its loss, the ranks' votes, and what is held."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from cos598d.comm.communicator import Call, Communicator
 from cos598d.measure.clock import IterationClock
 from cos598d.records.conventions import LOSS
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
-from cos598d.strategies.memory import Peak
+from cos598d.strategies.memory import Peak, allocated_bytes
 
 
 class TimedStrategy:
@@ -24,7 +25,8 @@ class TimedStrategy:
     4. What this rank `votes`, such as for an end, is sent with the loss: numbers that are summed over the ranks too.
     5. In iteration number `watched`, 0 for none, the bytes that this rank holds are counted: `between_steps` are those
        at its end, `peak.held` those at the moment within it when they are most. That takes time, so it should be no
-       iteration whose seconds are counted. `passes` is how many micro-batches this rank had in it.
+       iteration whose seconds are counted. `passes` is how many micro-batches this rank had in it, and `largest` the
+       inputs of the largest; of images their shape alone.
 
     After an iteration `loss` is the global batch's mean loss, `counted` are the sums of the votes, `seconds` are the
     iteration's by the clock, and `tokens` is how many tokens this rank's micro-batches of texts had, with padding.
@@ -39,7 +41,8 @@ class TimedStrategy:
     ):
         self._strategy, self._clock, self._comm, self._votes = strategy, clock, comm, votes
         self.watched, self._is_watching = 0, False
-        self.peak = Peak(strategy.memory)
+        self.peak = Peak(strategy.memory, functools.partial(allocated_bytes, comm.device))
+        self.largest: dict[str, torch.Tensor] = {}
         self.between_steps: dict[str, int] = {}
         self.passes = 0
         strategy.phase = clock.phase
@@ -79,6 +82,8 @@ class TimedStrategy:
 
         def forward(**inputs: torch.Tensor) -> tuple:
             self.tokens += inputs["input_ids"].numel() if "input_ids" in inputs else 0
+            if self._is_watching and _numbers(inputs) >= _numbers(self.largest):
+                self.largest = {name: x.to("meta") if x.is_floating_point() else x for name, x in inputs.items()}
             with self._clock.phase("forward"):
                 return module(**inputs)
 
@@ -124,3 +129,7 @@ class TimedStrategy:
     def _look(self) -> None:
         if self._is_watching:
             self.peak.look()
+
+
+def _numbers(inputs: Mapping[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() for tensor in inputs.values())

@@ -87,6 +87,28 @@ def _left_by_cgroups(root: Path) -> Iterator[int]:
                 continue
 
 
+def malloced_bytes() -> int | None:
+    """Bytes that this process has from malloc now, without the holes between them; None where malloc does not tell."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):  # another C library than glibc 2.33 or newer
+        return None
+    library.mallinfo2.restype = _MallocFacts
+    found = library.mallinfo2()
+    return found.uordblks + found.hblkhd
+
+
+class _MallocFacts(ctypes.Structure):
+    """malloc.h's struct mallinfo2: uordblks are the bytes in use in its heaps, hblkhd those of blocks of their own."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     """Have glibc's malloc keep what is freed in blocks of up to a GiB; whether it does from now on.
 
