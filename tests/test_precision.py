@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +10,13 @@ import torch
 from torch import nn
 from worlds import run_ranks
 
+import cos598d
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.models.products import MOST_OPERATIONS, seconds_of_product, widest_product
 from cos598d.records.run import read_summary
 from cos598d.strategies import choose_precision as choosing
-from cos598d.strategies.choose_precision import choose_precision, decide
+from cos598d.strategies.choose_precision import choose_precision, decide, slow_halves
 from cos598d.tools.report.load import load_run
 
 DIGITS = ["--task_name", "digits", "--max_train_examples", 60, "--max_eval_examples", 30]
@@ -39,6 +41,42 @@ def test_the_decision_follows_the_probe(asked, ratio, chosen, says, warns):
     for text, beginning in ((found.remark, says), (found.warning, warns)):
         assert text.startswith(beginning)
         assert bool(text) is bool(beginning)
+
+
+@pytest.mark.parametrize(("half_seconds", "warns"), [(5.0, True), (0.5, False)])
+def test_a_script_s_autocast_or_half_model_is_probed_and_a_slow_one_is_a_warning(half_seconds, warns, monkeypatch):
+    def probe(shape, *precisions):
+        assert not torch.is_autocast_enabled("cpu"), "else float32 would be cast too"
+        return dict(zip(precisions, (1.0, half_seconds), strict=True))
+
+    monkeypatch.setattr(choosing, "seconds_of_product", probe)
+    model = nn.Sequential(nn.Linear(8, 4))
+    assert slow_halves(model) == slow_halves(nn.Sequential(nn.Embedding(3, 2)).bfloat16()) == ""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under_autocast = slow_halves(model)
+    for found, half in ((under_autocast, "bf16"), (slow_halves(model.half()), "fp16")):
+        assert found.startswith(f"{half} takes 5 times fp32's seconds") if warns else found == ""
+
+
+def warned_by_parallelize(comm):
+    """On a rank: the warnings of two steps under autocast where 16 bits are slow."""
+    choosing.seconds_of_product = lambda shape, *precisions: dict(zip(precisions, (1.0, 5.0), strict=True))
+    model, optimizer = cos598d.parallelize(nn.Linear(8, 4), lambda p: torch.optim.SGD(p, lr=0.1), strategy="zero1")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(torch.ones(2, 8)).float().sum()
+            loss.backward()
+            optimizer.step()
+    return [str(one.message) for one in caught if "fp32" in str(one.message)]
+
+
+def test_parallelize_warns_once_on_rank_0_where_a_script_s_16_bits_are_slow():
+    first, second = run_ranks(2, warned_by_parallelize)
+    assert len(first) == 1
+    assert "bf16 takes 5 times" in first[0]
+    assert second == []
 
 
 def chosen_where_one_is_slow(comm, half_seconds):

@@ -11,12 +11,14 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.config import RunConfig
 from cos598d.cost.model import Link
-from cos598d.cost.planned import Known, PlannedSteps
-from cos598d.cost.seconds import predict_seconds
+from cos598d.cost.planned import Known, PlannedSteps, Work
+from cos598d.cost.seconds import OF_COMPUTE, predict_seconds
 from cos598d.cost.writes import writes
 from cos598d.errors import WARNING, UsageError
-from cos598d.models.build import count_parameters
+from cos598d.models.build import bare_model, count_parameters
+from cos598d.models.recompute import recompute_activations
 from cos598d.strategies import AUTO_SYNC, get_strategy
+from cos598d.strategies.activations import Moment, activations_of_pass
 from cos598d.strategies.choose_precision import PrecisionChoice, choose_precision
 from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, TrainingSpec
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
@@ -31,7 +33,7 @@ class Forecast:
     parameters                  of the model, frozen ones included
     memory                      bytes by category that a rank holds between two steps, by the strategy's own formula;
                                 for the rank that holds most at the peak
-    peak                        the same at the peak of a step
+    peak                        the same at the peak of a step, with the pass's activations
     memory_unsaid               why the two are empty, or what they lack; "" if nothing is missing
     iterations                  of the run; and per epoch
     bytes_sent_per_iteration    by rank, of gradients and of weights held in shards, as in a record; empty if there is
@@ -120,7 +122,12 @@ def forecast(
         )
 
     sent = [strategy.expected_sent(job(rank)) for rank in range(world_size)]
-    held = _most([strategy.expected_memory(job(rank)) for rank in _looked_at(world_size)])
+    looked_at = _looked_at(world_size)
+    batch_flags = *(getattr(config, name) for name in OF_COMPUTE), strategy.equal_passes, world_size
+    moments = known.once(("moments", known.work_key(config), *batch_flags), lambda: _moments(config, work, steps))
+    held = _most(
+        [strategy.expected_memory(job(rank)).with_activations(moments, steps.passes(rank)) for rank in looked_at]
+    )
     bytes_unsaid = sent[0].unsaid
     seconds = predict_seconds(config, strategy, job(0), steps, sent[0], Link(rate, delay), known)
     in_all = seconds.iteration and seconds.iteration * steps.plan.steps
@@ -141,6 +148,16 @@ def forecast(
         seconds_from=seconds.words,
         writes=writes(config, work, steps, sent[0].calls + OWN_CALLS, in_all),
     )
+
+
+def _moments(config: RunConfig, work: Work, steps: PlannedSteps) -> list[Moment]:
+    """What the largest pass holds next to weights and gradients."""
+    model = bare_model(work.source, work.task.head, work.task.num_labels, config.dropout)
+    if config.activation_checkpointing:
+        recompute_activations(model)
+    largest = steps.largest_pass(_looked_at(steps.ranks))
+    inputs = work.examples.collate(largest.indices, (config.seed, 1))
+    return activations_of_pass(model, inputs, config.precision, torch.device("cpu" if steps.is_on_cpu else "cuda"))
 
 
 def _of_an_epoch(sent: TrafficEstimate, steps: PlannedSteps) -> int:
@@ -185,7 +202,7 @@ def _held(held: Mapping[str, int], unsaid: str) -> str:
     if not held:
         return f"not known: {unsaid or 'this strategy predicts nothing'}"
     parts = ", ".join(f"{name} {_size(size)}" for name, size in held.items())
-    return f"{_size(sum(held.values()))} ({parts}){f'; {unsaid}' if unsaid else ''}, and activations of a pass"
+    return f"{_size(sum(held.values()))} ({parts}){f'; {unsaid}' if unsaid else ''}"
 
 
 def _sent(by_rank: Sequence[int], unsaid: str) -> str:

@@ -106,12 +106,12 @@ class PlannedSteps:
             rank,
             self.ranks,
             self.config.gradient_accumulation_steps,
-            group_by_length=cuts_by_length(self.model, self._is_on_cpu),
+            group_by_length=cuts_by_length(self.model, self.is_on_cpu),
             equal_passes=self.equal_passes,
         )
 
     @property
-    def _is_on_cpu(self) -> bool:
+    def is_on_cpu(self) -> bool:
         return self.config.no_cuda or not torch.cuda.is_available()
 
     def first(self, count: int) -> list[np.ndarray]:
@@ -127,6 +127,11 @@ class PlannedSteps:
         """Cached for all ranks: it takes an epoch's permutation."""
         return self.first(min(WARM_UP, self.plan.steps))[-1]
 
+    def largest_pass(self, ranks: Sequence[int]) -> MicroBatch:
+        """The micro-batch of that step that costs most, of those of these ranks."""
+        passes = [one for rank in ranks for one in self.share(self._counted_batch, rank)]
+        return max(passes, key=lambda one: self._cost([one]))
+
     def evaluations_per_epoch(self) -> int:
         """How often per epoch the model is made whole."""
         often = self.config.eval_steps
@@ -138,7 +143,7 @@ class PlannedSteps:
             yield max(self._cost(self.share(batch, rank)) for rank in range(self.ranks))
 
     def _cost(self, share: Sequence[MicroBatch]) -> float:
-        without_padding = self._is_on_cpu and leaves_out_padding(self.model)
+        without_padding = self.is_on_cpu and leaves_out_padding(self.model)
 
         def tokens(lengths: np.ndarray) -> int:
             return int(lengths.sum()) if without_padding else len(lengths) * int(lengths.max())

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from cos598d.comm.group import GroupCommunicator, TensorLedger
 from cos598d.errors import UsageError, UserError, flag_called
+from cos598d.strategies.choose_precision import slow_halves
 from cos598d.sync import SYNCS, get_sync, or_choose, unknown
 from cos598d.sync.alike import check_models
 from cos598d.sync.base import GradientSync
@@ -73,6 +74,7 @@ class DataParallel(nn.Module):
         self.loss_scale = 1.0  # of a backward whose loss no GradScaler has multiplied
         self.require_backward_grad_sync = True  # DDP's word: whether the next forward's backward averages
         self._is_quiet = False  # the sync's no_sync is entered
+        self._is_first = True  # no forward has come that trains
         self._thread = 0  # that of the last forward
         self._averages = True  # the last forward was outside no_sync
         self._only_adds = -1  # the backward that came to the output of a forward inside no_sync
@@ -103,6 +105,11 @@ class DataParallel(nn.Module):
             self._send_buffers()
             call = self._call if self._sync.sends_buffers and self.module is layout.model else self.module
             return call(*inputs, **keywords)
+        if self._is_first:
+            self._is_first = False
+            slow = slow_halves(self.module) if self._comm.rank == 0 and self._comm.device.type == "cpu" else ""
+            if slow:
+                warnings.warn(slow, stacklevel=2)
         # A checkpointed module is called again inside backward, and the step continues there.
         if torch._C._current_graph_task_id() == -1:
             if self._is_begun:

@@ -216,11 +216,6 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
         for module in new:
             module.apply(draw)
 
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if callable(value) and value in _FASTER:
-                setattr(module, name, _FASTER[value])
-    multiply_by_the_faster(model)
     if source.model_type == "xlm":
         # Its forward pass computes its positions in a way that torch warns about.
         warnings.filterwarnings("ignore", message="The number of elements in the out tensor")
@@ -236,6 +231,11 @@ def bare_model(source: ModelSource, head: str, num_labels: int, dropout: float |
             setattr(config, name, dropout)
     model = unfilled_model(source.model_type, head, config)
     leave_out_padding(model, head)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if callable(value) and value in _FASTER:
+                setattr(module, name, _FASTER[value])
+    multiply_by_the_faster(model)
     return model
 
 

@@ -4,9 +4,10 @@ processor's name."""
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from cos598d.comm.communicator import Communicator
-from cos598d.models.products import ProductShape, seconds_of_product
+from cos598d.models.products import ProductShape, seconds_of_product, widest_product
 from cos598d.records.conventions import AUTO_PRECISION
 
 SURE = 1.1  # one precision counts as faster if the other's product takes at least this many times as long
@@ -52,3 +53,24 @@ def decide(asked: str, ratio: float, where: str) -> PrecisionChoice:
     if ratio > SURE:
         return PrecisionChoice(asked, warning=f"{words}. Use --precision fp32, or {AUTO_PRECISION} for the faster one.")
     return PrecisionChoice(asked)
+
+
+def slow_halves(model: nn.Module) -> str:
+    """A warning if the 16 bits in which `model` computes now are slower on this CPU than float32; "" if they are not.
+
+    They are those of torch's autocast where it is on, else the parameters'. A probe of at most 50 ms decides.
+    """
+    if not any(isinstance(module, nn.Linear) for module in model.modules()):
+        return ""
+    own = next(model.parameters()).dtype
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else own
+    half = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype)
+    if half is None:
+        return ""
+    shape = widest_product(model)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        seconds = seconds_of_product(shape, "fp32", half)
+    ratio = seconds[half] / seconds["fp32"]
+    if ratio <= SURE:
+        return ""
+    return f"{half} takes {ratio:.2g} times fp32's seconds in a product of {shape}, measured now. Compute in float32."

@@ -11,6 +11,7 @@ from torch import nn
 
 from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes
 from cos598d.comm.ledger import dtype_name, size_in_bytes
+from cos598d.strategies.activations import Moment
 from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import in_code
 from cos598d.sync.cost import Buffers, CollectiveCall, Step, Tensor
@@ -31,6 +32,22 @@ class MemoryEstimate:
     between_steps: MemoryBytes | None = None
     peak: MemoryBytes | None = None
     unsaid: str = ""
+
+    def with_activations(self, moments: Sequence[Moment], passes: int) -> "MemoryEstimate":
+        """With what a pass holds at the peak: `moments` of the largest of a step's so many passes, none if not known.
+
+        Within a pass this estimate's bytes are taken to grow with the gradients. Later passes begin with all of them.
+        """
+        if not (self.between_steps and self.peak and moments):
+            return self
+        between, peak = self.between_steps, self.peak
+
+        def held(moment: Moment) -> MemoryBytes:
+            share = moment.share if passes == 1 else 1.0
+            grown = {name: round(size + share * (peak.get(name, size) - size)) for name, size in between.items()}
+            return grown | {"activations": moment.activations}
+
+        return replace(self, peak=largest([held(moment) for moment in moments]))
 
     def as_record(self) -> dict[str, Any]:
         """The fields for the record of this rank's memory."""

@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
 from cos598d.terminal import own_code
+from cos598d.world.limits import malloced_bytes
 
 # The modules in which a sync's parts are defined: this library's, and a user's file.
 _SYNCS = ("cos598d.sync", own_code.__name__)
@@ -30,6 +31,11 @@ def count_memory(**categories: Iterable[torch.Tensor]) -> dict[str, int]:
                 seen.add(place)
                 found[category] += size
     return found
+
+
+def allocated_bytes(device: torch.device) -> int | None:
+    """The bytes in use of a GPU by tensors, or of this process by malloc; None where malloc does not tell."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else malloced_bytes()
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -76,11 +82,13 @@ class Peak:
 
     While it is `watching`, it calls `look` itself: after the forward of every module with parameters; in backward, when
     a module's output gradient is ready, just before its own backward; and when a parameter's gradient is ready, just
-    before it is added to .grad. That gradient counts too.
+    before it is added to .grad. That gradient counts too. `allocated` gives all bytes in use, or None. Bytes that were
+    allocated while it watches, and are in no category, are "activations".
     """
 
-    def __init__(self, memory: Callable[[], dict[str, int]]):
-        self._memory = memory
+    def __init__(self, memory: Callable[[], dict[str, int]], allocated: Callable[[], int | None] = lambda: None):
+        self._memory, self._allocated = memory, allocated
+        self._others: int | None = None  # of what is in use, before the first forward
         self.held: dict[str, int] = {}
 
     def look(self, *_: Any, gradient_bytes: int = 0) -> None:
@@ -88,18 +96,25 @@ class Peak:
         found = self._memory()
         if gradient_bytes:
             found = found | {"gradients": found.get("gradients", 0) + gradient_bytes}
+        if self._others is not None:
+            found = found | {"activations": max(0, self._uncounted(found) - self._others)}
         if sum(found.values()) > sum(self.held.values()):
             self.held = found
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """A context for forward and backward. It costs some milliseconds per module and parameter."""
+        self._others = None if self._allocated() is None else self._uncounted(self._memory())
         self._handles = {0: register_module_forward_hook(self._after_forward)}
         try:
             yield
         finally:
             for handle in self._handles.values():
                 handle.remove()
+            self._others = None
+
+    def _uncounted(self, held: Mapping[str, int]) -> int:
+        return (self._allocated() or 0) - sum(held.values())
 
     def _after_forward(self, module: nn.Module, _: Any, output: Any) -> None:
         own = list(module.parameters(recurse=False))
@@ -115,6 +130,9 @@ class Peak:
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
                 # Runs after the tensor's own hooks, in which a strategy may gather what backward needs.
                 leaf.grad_fn.register_prehook(self.look)
+                if self._others is not None:  # what an operation's backward makes is there together with what it takes
+                    for node in (leaf.grad_fn, *(before for before, _ in leaf.grad_fn.next_functions if before)):
+                        node.register_hook(self.look)
 
 
 def _bytes_of(gradient: torch.Tensor) -> int:

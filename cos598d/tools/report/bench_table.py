@@ -11,7 +11,7 @@ from cos598d.terminal.tables import as_text, picked
 from cos598d.terminal.words import number_of
 from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.disturbed import LEAST_SECONDS, share_of_others
-from cos598d.tools.report.memory import COUNTED_NOTE, HELD_HEAD, held_rows, unsaid
+from cos598d.tools.report.memory import COUNTED_NOTE, held_head, held_rows, unsaid
 from cos598d.tools.report.numbers import percent
 
 # Norms of averaged gradients that differ by more are not those of the same average. Lossy codecs come closer.
@@ -138,7 +138,7 @@ def candidate_rows(record: dict[str, Any]) -> list[list[str]]:
 def memory_rows(record: dict[str, Any]) -> list[list[str]]:
     """A head and for each candidate what it holds between steps and at a step's peak, counted and by formula."""
     rows = [[label, *cells] for label, found in record["memory"].items() for cells in held_rows(found)]
-    return [["sync", *HELD_HEAD], *rows]
+    return [["sync", *held_head()], *rows]
 
 
 def memory_note(record: dict[str, Any]) -> str:

@@ -8,7 +8,6 @@ from cos598d.tools.report.numbers import megabytes
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "buckets")
 WORDS = {"between_steps": "between steps", "peak": "at a step's peak"}
-HELD_HEAD = ("held", *CATEGORIES, "total", "off formula")
 COUNTED_NOTE = (
     "MB of tensors on the rank that holds most, counted in one step of the warm-up. Off formula: how far the total is "
     "from what the strategy predicts for that rank, if a step uses every parameter. What it predicts has a row of its "
@@ -19,6 +18,8 @@ COUNTED_NOTE = (
 def memory_rows(runs: Sequence[Summary]) -> list[list[str]]:
     """A header and, for each run that counted its memory, the rows of `held_rows`; [] if none did."""
     known = [run for run in runs if set(MOMENTS) <= set(run.get("memory") or {})]
+    activated = any("activations" in held for run in known for held in run["memory"]["peak"])
+    categories = (*CATEGORIES, *(["activations"] if activated else []))  # which older records have not
     has_gpu = any(None not in run["memory"]["gpu_peak_bytes"] for run in known)
     rows = []
     for run in known:
@@ -26,10 +27,10 @@ def memory_rows(runs: Sequence[Summary]) -> list[list[str]]:
         peaks = [megabytes(max(found["process_peak_bytes"]))]
         if has_gpu:
             peaks.append(megabytes(max((peak or 0 for peak in found["gpu_peak_bytes"]), default=0)))
-        for cells in held_rows(found):
+        for cells in held_rows(found, categories):
             ends = peaks if cells[0] == WORDS["peak"] else ["-"] * len(peaks)
             rows.append([run["run"], *cells, *ends])
-    head = ["run", *HELD_HEAD, "process's peak", *(["GPU's peak"] if has_gpu else [])]
+    head = ["run", *held_head(categories), "process's peak", *(["GPU's peak"] if has_gpu else [])]
     return [head, *rows] if rows else []
 
 
@@ -40,8 +41,13 @@ def memory_note(runs: Sequence[Summary]) -> str:
     return " ".join([*sentences, *(f"{reason}." for reason in reasons)])
 
 
-def held_rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """The columns of HELD_HEAD: for each moment a row of counted bytes, and one of the formula if that differs."""
+def held_head(categories: Sequence[str] = CATEGORIES) -> tuple[str, ...]:
+    """The columns of `held_rows`."""
+    return ("held", *categories, "total", "off formula")
+
+
+def held_rows(found: Mapping[str, Any], categories: Sequence[str] = CATEGORIES) -> list[list[str]]:
+    """The columns of `held_head`: for each moment a row of what is counted, and one of the formula if that differs."""
     rows = []
     for moment, words in WORDS.items():
         rank = fullest(found[moment])
@@ -49,9 +55,10 @@ def held_rows(found: Mapping[str, Any]) -> list[list[str]]:
         if not held:
             continue
         expected = (found.get(EXPECTED[moment]) or {rank: None})[rank]
-        rows.append([words, *_cells(held), _apart(held, expected)])
-        if expected and _cells(expected) != _cells(held):
-            rows.append(["by formula", *_cells(expected), ""])
+        cells = _cells(held, categories)
+        rows.append([words, *cells, _apart(held, expected)])
+        if expected and _cells(expected, categories) != cells:
+            rows.append(["by formula", *_cells(expected, categories), ""])
     return rows
 
 
@@ -70,8 +77,8 @@ def fullest(by_rank: Sequence[Mapping[str, int]]) -> int:
     return max(range(len(by_rank)), key=lambda rank: sum(by_rank[rank].values()))
 
 
-def _cells(held: Mapping[str, int]) -> list[str]:
-    return [*(megabytes(held[name]) if name in held else "-" for name in CATEGORIES), megabytes(sum(held.values()))]
+def _cells(held: Mapping[str, int], categories: Sequence[str]) -> list[str]:
+    return [*(megabytes(held[name]) if name in held else "-" for name in categories), megabytes(sum(held.values()))]
 
 
 def _apart(held: Mapping[str, int], expected: Mapping[str, int] | None) -> str:
