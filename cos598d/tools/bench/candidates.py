@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 from cos598d.config import SYNC_FIELDS, RunConfig
 from cos598d.errors import UsageError
-from cos598d.own_code import is_own
 from cos598d.records.conventions import DDP, FLOOR, SPARSE_FLOOR
 from cos598d.strategies import known_names
 from cos598d.sync import SYNCS, unknown
 from cos598d.sync.options import SyncOptions
+from cos598d.terminal.own_code import is_own
 
 # The options that are switches.
 SWITCHES = tuple(name for name in SYNC_FIELDS if isinstance(getattr(SyncOptions(), name), bool))
