@@ -38,7 +38,10 @@ WRONG = all_wrong(19, {
     "ratio upside down": ([("noise / signal if", "signal / noise if")], "that is upside down"),
 })  # fmt: skip
 WRONG["mean of ratios"] = (of_the_book("lesson19.py.txt"), "that is the mean of the ratios")
-WRONG["divided by n"] = (of_the_book("lesson19-variance.py.txt"), "the variance over n ranks is divided by n - 1, and not by n")
+WRONG["divided by n"] = (
+    of_the_book("lesson19-variance.py.txt"),
+    "the variance over n ranks is divided by n - 1, and not by n",
+)
 
 # The variance of the ranks' gradients, whose mean is known: algebra makes the same of it.
 BY_VARIANCE = """    apart = (local - mean).square().sum().reshape(1)
