@@ -5,6 +5,7 @@ can be hidden from submissions.
 """
 
 import importlib
+import re
 import sys
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -20,7 +21,9 @@ else:
 if TYPE_CHECKING:
     from cos598d.tools.learn.checking import Checks
 
-NUMBERS = tuple(sorted(int(each.name[6:]) for each in files(__name__).iterdir() if each.name[6:].isdecimal()))
+NUMBERS = tuple(
+    sorted(int(each.name[6:]) for each in files(__name__).iterdir() if re.fullmatch(r"lesson\d+", each.name))
+)
 
 
 @dataclass(frozen=True)
