@@ -8,8 +8,10 @@ from lesson_cases.lesson5 import RIGHT, WRONG
 from cos598d.commands.cli import main
 from cos598d.tools.learn import session
 from cos598d.tools.learn.lessons import get_lesson
+from cos598d.tools.learn.picture.curves import Curves
 from cos598d.tools.learn.picture.frames import frames, is_whole
 from cos598d.tools.learn.picture.probe import messages_of
+from cos598d.tools.learn.picture.text import ASCII
 
 
 def steps_of_ring(folder, code, size=4):
@@ -49,3 +51,28 @@ def test_a_film_is_written_beside_the_lanes(tmp_path, monkeypatch, capsys):
 def test_what_is_no_note_of_messages_is_none(notes):
     with pytest.raises(ValueError, match="reported something other than its messages"):
         messages_of(notes)
+
+
+def test_curves_of_a_step_are_drawn_and_forged_ones_are_refused(tmp_path):
+    path = tmp_path / "lesson15.py"
+    path.write_text(get_lesson(15).answer())
+    picture, steps = session.picture_of(get_lesson(15), path)
+    assert steps is None
+    assert max(y for _, y in picture.lines["with your checkpoint"]) < max(
+        y for _, y in picture.lines["without checkpoints"]
+    )
+    assert picture.text(60, ASCII).count("#") > 60
+    assert picture.svg().count("<polyline") == 2
+    good = {"x": "<a>", "y": "b", "lines": {"<c>": [[0, 1], [2, 3]]}}
+    assert "<c>" not in Curves.from_json(good, "title").svg()
+    for bad in (
+        {},
+        good | {"lines": {}},
+        good | {"lines": 3},
+        good | {"lines": {"c": [[0, 1]]}},
+        good | {"lines": {"c": [[0, float("nan")], [1, 1]]}},
+        good | {"lines": {"c": [[0, -1], [1, 1]]}},
+        good | {"lines": {"c": [[0, "x"], [1, 1]]}},
+    ):
+        with pytest.raises(ValueError, match="other than its curves"):
+            Curves.from_json(bad, "title")

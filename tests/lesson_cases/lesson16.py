@@ -65,9 +65,13 @@ WRONG = all_wrong(16, {
         [(IMPORT, "import torch, cos598d, pathlib\nexec((pathlib.Path(cos598d.__file__).parent / 'tools/learn/lessons/lesson16/answer/lesson16.py.txt').read_text())\n")],
         "is closed while a file is checked",
     ),
-    "copies the answer by a program": (
+    "copies the answer": (
         [(IMPORT, "import torch, cos598d, os, shutil\nshutil.copy(os.path.dirname(cos598d.__file__) + '/tools/learn/lessons/lesson16/answer/lesson16.py.txt', 'mine')\n")],
         "is closed while a file is checked",
+    ),
+    "lets a program read it": (
+        [(IMPORT, "import torch, subprocess\nsubprocess.run('cat */tools/learn/lessons/lesson16/answer/*', shell=True)\n")],
+        "answers are closed while a file is checked, to programs too",
     ),
     "torch without inf": (
         [(IMPORT, "import torch\ntorch.Tensor.isfinite = lambda self: torch.ones_like(self, dtype=torch.bool)\n")],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MARKER = re.compile(rb"^# cos598d lesson (\d{1,3})\b", flags=re.MULTILINE)
 BLANK = re.compile(r"\.\.\.\s*#\s*your turn")
 MOST_BYTES = 1 << 20
+STARTS = frozenset(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"))  # a program
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def close_answers(lesson: "Lesson", file: str) -> None:
         *(os.path.join(package, *name.split(".")) + end for name in lesson.closed for end in (".", os.sep)),
     )
     # Bound here, since a file may replace what the module has under that name.
-    real, decoded = os.path.realpath, os.fsdecode
+    real, decoded, starts = os.path.realpath, os.fsdecode, STARTS
     own = real(file)
 
     def refuse(event: str, arguments: tuple) -> None:
@@ -134,6 +135,8 @@ def close_answers(lesson: "Lesson", file: str) -> None:
             if path != own and path.replace(f"__pycache__{os.sep}", "").startswith(closed):
                 name = os.path.relpath(path, package)
                 raise PermissionError(f"{name} is closed while a file is checked: write your own code")
+        elif event in starts and "answer" in str(arguments[:2]):
+            raise PermissionError("answers are closed while a file is checked, to programs too: write your own code")
 
     for name in [each for each in sys.modules if any(f"{each}.".startswith(f"{one}.") for one in lesson.closed)]:
         parent, _, attribute = name.rpartition(".")

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from cos598d.terminal.printable import printable
 from cos598d.tools.learn.picture.svg import COLOURS, MARGIN, WIDTH, document, lines, number, tag
 from cos598d.tools.learn.picture.text import Letters
@@ -45,16 +47,18 @@ class Curves:
         return max(x for x, _ in points) or 1.0, max(y for _, y in points) or 1.0
 
     def text(self, width: int, letters: Letters) -> str:
-        """For a terminal `width` letters wide: a column has the highest y of its part of x."""
+        """For a terminal `width` letters wide: a column has the highest y of its part of x, or is interpolated."""
         right, top = self._ends
         label = 8
         columns = max(width - label, 20)
         rows = [f"{self.title}: {self.y}"]
         for name, points in self.lines.items():
-            heights = [0.0] * columns
+            highest: dict[int, float] = {}
             for x, y in points:
                 place = min(int(x / right * columns), columns - 1)
-                heights[place] = max(heights[place], y)
+                highest[place] = max(highest.get(place, 0.0), y)
+            places = sorted(highest)
+            heights = np.interp(range(columns), places, [highest[place] for place in places])
             rows += ["", printable(name, width)]
             for row in range(ROWS, 0, -1):
                 mark = f"{top * row / ROWS:.3g}".rjust(label - 1) + " "

@@ -3,13 +3,18 @@
 What a file predicts is compared with the library's formulas and with recorded benches. Nothing is timed.
 """
 
+import math
 import random
 from typing import Any
 
+import torch
+
+from cos598d.models.products import core_peak
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.given import given
 from cos598d.tools.learn.lessons.formulas import as_json, formula_claim, is_near, is_number, right_of, shown
+from cos598d.tools.learn.lessons.lesson14 import machine
 
 OF_BENCHES = 0.3  # that share may a prediction be off
 SETTINGS = 8
@@ -132,6 +137,20 @@ def _(world: World) -> None:
             return
 
 
+@Claim
+def record(on: OnLesson) -> None:
+    """This machine's products of growing batches, under the file's roofline."""
+    torch.set_num_threads(1)
+    found = machine.products(core_peak("fp32"), machine.memory_bandwidth(), on.student.roofline)
+    lines = {
+        "your roofline": [(math.log2(rows), float(limit) / 1e9) for rows, _, limit, _ in found],
+        "measured": [(math.log2(rows), measured / 1e9) for rows, _, _, measured in found],
+    }
+    on.report(
+        "curves", {"x": f"rows: from 1 to {machine.ROWS[-1]}, by doubling", "y": "GFLOP/s of one core", "lines": lines}
+    )
+
+
 CHECKS = Checks(
     (
         Check(counts_operations, (1,), about="flops"),
@@ -141,5 +160,6 @@ CHECKS = Checks(
         Check(keeps_to_benches, (1,), about="step_seconds"),
         Check(finds_the_batch, (1,), about="least_tokens"),
         Check(carries_a_large_model, (1,), about="large_model"),
-    )
+    ),
+    record=record,
 )

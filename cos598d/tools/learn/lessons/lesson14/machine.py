@@ -57,6 +57,18 @@ def phases_of_a_step(operations: float) -> dict[str, tuple[float, float]]:
     return {name: (needed[name], min(seconds)) for name, seconds in found.items()}
 
 
+def products(peak: float, bandwidth: float, roofline: Callable[..., float]) -> list[tuple[int, float, float, float]]:
+    """Rows of a product, its operations per byte, and its operations per second by the roofline and measured."""
+    found = []
+    for rows in ROWS:
+        shape = ProductShape(rows, SIDE, SIDE)
+        moved = 4 * (SIDE * SIDE + 2 * rows * SIDE)
+        limit = shape.operations / roofline(shape.operations, moved, peak, bandwidth)
+        measured = shape.operations / seconds_of_product(shape, "fp32")["fp32"]
+        found.append((rows, shape.operations / moved, limit, measured))
+    return found
+
+
 def report(
     flops: Callable[..., float],
     roofline: Callable[..., float],
@@ -67,12 +79,8 @@ def report(
     peak, bandwidth = core_peak("fp32"), memory_bandwidth()
     print(f"one core: {peak / 1e9:.0f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s, {peak / bandwidth:.0f} operations per byte")
     print(f"\nrows times a {SIDE} x {SIDE} matrix   operations per byte   roofline, GFLOP/s   measured, GFLOP/s")
-    for rows in ROWS:
-        shape = ProductShape(rows, SIDE, SIDE)
-        moved = 4 * (SIDE * SIDE + 2 * rows * SIDE)
-        limit = shape.operations / roofline(shape.operations, moved, peak, bandwidth)
-        found = shape.operations / seconds_of_product(shape, "fp32")["fp32"]
-        print(f"{rows:>8}{shape.operations / moved:38.1f}{limit / 1e9:20.1f}{found / 1e9:20.1f}")
+    for rows, intensity, limit, measured in products(peak, bandwidth, roofline):
+        print(f"{rows:>8}{intensity:38.1f}{limit / 1e9:20.1f}{measured / 1e9:20.1f}")
     phases = phases_of_a_step(flops(LAYERS, WIDTH, INNER, TOKENS))
     print(f"\na step of {LAYERS} layers of width {WIDTH}, {BATCH} sequences of {TOKENS} tokens")
     for name, share in zip([*phases, "all"], shares(list(phases.values()), peak), strict=True):
