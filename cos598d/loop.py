@@ -67,8 +67,8 @@ def train(
     metrics, or None if a rank was asked to end meanwhile. `control` restores and saves the training, and ends it early;
     without one nothing is saved.
 
-    Raises UserError, the same on every rank, if a global batch's loss is not finite, if a weight is not finite before
-    an evaluation, if the replicas have diverged, or if fp16's loss scale would fall below 1.
+    Raises UserError, the same on every rank, for a global batch's loss that is not finite, or such a weight before an
+    evaluation. Also raises it if the replicas have diverged, or if fp16's loss scale would fall below 1.
     """
     config, comm, model, strategy = setup.config, setup.comm, setup.model, setup.strategy
     features, record, console = setup.examples, setup.record, setup.console

@@ -62,8 +62,8 @@ class Checkpoint:
     ) -> tuple[RankState | None, str | None]:
         """Load `strategy`, attached and not stepped yet, on every rank.
 
-        Return the state of the rank with this number in addition to its strategy's (None if there was no such rank),
-        and what could not be restored, as a phrase for the user (None if nothing was lost). `sync` is the argument of
+        Return the saved state of the rank with this number, apart from its strategy's (None if there was no such rank).
+        Also return a phrase about what could not be restored (None for nothing). `sync` is the argument of
         `Checkpoints`. If it or the number of ranks has changed, the strategy's state of single ranks is dropped.
 
         Raises UserError, the same on every rank, if this is another model's checkpoint; and on one rank, if its own

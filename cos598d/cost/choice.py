@@ -125,8 +125,8 @@ def choose_for_script(
     """Choose for a model whose inputs cannot be timed. Every rank calls it, and gets rank 0's choice.
 
     Calls, bytes and the optimizer's step are measured. The passes are estimated: backward takes as long as `bucketed`
-    needs for its gradients, forward half of that, and every row of an embedding is looked up. make_optimizer: makes the
-    script's optimizer for shards; None if it can only step whole parameters.
+    needs for its gradients, and forward half of that. It assumes that every row of an embedding is looked up.
+    make_optimizer: makes the script's optimizer for shards; None if it can only step whole parameters.
     """
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     weights = sum(p.numel() for _, p in trainable)

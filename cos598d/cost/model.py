@@ -1,7 +1,7 @@
 """Seconds per iteration from compute, calls and links. Pure functions.
 
-Consider a call of s steps. b bytes pass the busiest link one after another, m bytes are processed by a CPU, and k bytes
-are read or written in memory that ranks share. The call takes
+Consider a call of s steps. b bytes pass the busiest link one after another, and a CPU processes m bytes. k bytes are
+read or written in memory that ranks share. The call takes
 
     work    = call_seconds + s step_seconds + m processor_seconds_per_byte + k memory_seconds_per_byte
     sending = b / (efficiency rate)                                                 of the link
@@ -25,8 +25,8 @@ much. On a GPU it does not, since the CPU does that work.
 
     seconds = before + max(backward + the work of the calls that begin in it, the last call's end) + after
 
-Hosts of the emulated cluster share the machine's cores. With c ranks per core, the core does the work of all c: m is c
-times the mean over the ranks or, if that is more, the busiest rank's bytes; calls and steps count c times.
+Hosts of the emulated cluster share the machine's cores. With c ranks per core, the core does the work of all c, so
+calls and steps count c times. m is the larger of c times the ranks' mean and the busiest rank's bytes.
 
 A codec's own seconds, its arithmetic, are added if records contain them: they depend only on the codec.
 """

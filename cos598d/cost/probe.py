@@ -120,8 +120,8 @@ def _round_trip(comm: Communicator, other: int) -> float:
 
 
 def _bytes(comm: Communicator) -> tuple[float, float, float]:
-    """Seconds per byte that a rank sends while it receives another: in total, and of this rank's CPU; and by what
-    factor they are longer when it sends to all others at once."""
+    """Seconds per byte that a rank sends while it receives another, in total and of this rank's CPU. Third, the factor
+    by which they grow if it sends to all others at once."""
     after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
     size, taken = FIRST_BYTES, []
     while True:

@@ -67,7 +67,8 @@ def fill_model(
     Names match with or without the encoder's prefix ("bert."). Tensors of other heads are skipped, and so are those of
     another shape in the modules `may_differ`. Returns the modules among `may_be_new` (dotted names) of which the file
     has no tensor; they do not change. Raises UserError, before anything is copied, for a tensor of another shape or
-    dtype or with non-finite values, for a missing tensor outside of such modules, and for a file without the encoder.
+    dtype or with non-finite values. Also raises it for a missing tensor outside of such modules, and for a file without
+    the encoder.
     """
     prefix = f"{model.base_model_prefix}."
     expected = model.state_dict()

@@ -80,10 +80,10 @@ def _kind_of(kind: type) -> str:
 class Peak:
     """The memory of a rank at its peak, over all moments at which `look` is called.
 
-    While it is `watching`, it calls `look` itself: after the forward of every module with parameters; in backward, when
-    a module's output gradient is ready, just before its own backward; and when a parameter's gradient is ready, just
-    before it is added to .grad. That gradient counts too. `allocated` gives all bytes in use, or None. Bytes that were
-    allocated while it watches, and are in no category, are "activations".
+    While it is `watching`, it calls `look` itself: after the forward of every module with parameters, before each
+    module's backward, and before a parameter's new gradient is added to .grad. That gradient counts too.
+    `allocated` gives all bytes in use, or None. Bytes that were allocated while it watches, and are in no category, are
+    "activations".
     """
 
     def __init__(self, memory: Callable[[], dict[str, int]], allocated: Callable[[], int | None] = lambda: None):

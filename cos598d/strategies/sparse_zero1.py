@@ -28,9 +28,8 @@ MOST_MB = 3.6  # of a bucket: MiniLM's layers have three buckets each, so the fi
 class SparseZero1(Zero1):
     """`zero1` with replicated large embeddings. Bits of weights that all ranks know already are not sent.
 
-    All other parameters work as in `zero1`, in buckets of at most 3.6 MiB: a reduce-scatter for each during backward,
-    each rank's step of its n-th, and an all-gather for each during the next forward (DeAR, Zhang et al., arXiv
-    2302.12445).
+    All other parameters work as in `zero1`, in buckets of at most 3.6 MiB. Each has a reduce-scatter during backward,
+    each rank's step of its n-th, and an all-gather during the next forward (DeAR, Zhang et al., arXiv 2302.12445).
 
     1. An embedding of at least half a MiB that only looks up rows has a sparse gradient: backward computes only the
        rows of the batch's ids. Every rank sends its own rows to every other (`RowGradients`), so each has the whole

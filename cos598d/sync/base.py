@@ -65,8 +65,8 @@ class GradientSync(Agreement, SyncFacts):
         """Make every rank's model equal rank 0's and return the module to call in its place.
 
         Trainable parameters, frozen ones and buffers are sent; tied weights once. Raises UserError, the same on every
-        rank, when the ranks' parameters differ in name, order, shape, dtype or requires_grad, when a tensor cannot be
-        sent, and when a gradient will be sparse that this sync cannot average.
+        rank, if the ranks' parameters differ in name, order, shape, dtype or requires_grad. Also raises it if a tensor
+        cannot be sent, or if this sync cannot average a sparse gradient that will come.
         """
         check_models(self.comm, model)
         self._sparse = sparse_weights(model)

@@ -46,8 +46,8 @@ OWN: dict[str, ValueKind] = {
 class DDP(GradientSync):
     """Averaging in buckets while backward runs, by torch (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).
 
-    1. Gradients are assigned to buckets of 25 MiB (the first of 1 MiB) in the reverse order of registration, and after
-       the first backward in the order in which they actually arrived.
+    1. Gradients are assigned to buckets of 25 MiB (the first of 1 MiB), at first in the reverse order of registration.
+       After the first backward, the order is the one in which they arrived.
     2. A hook on each parameter copies its gradient into its bucket; a full bucket's all-reduce starts at once, while
        backward computes the next gradients.
     3. The end of backward waits for the buckets and copies the averages back.

@@ -21,8 +21,8 @@ class Hierarchical(WithCodec, SharedMemory):
 
     1. As in `shared_memory`, every rank fills its segment during backward, divided by the number n of all ranks. The
        ranks of each host add up their segments into the host's result.
-    2. After backward, when its host has added a bucket, the first rank of each host sums the result with the other
-       first ranks' in a ring (`ring`), and raises a flag.
+    2. After backward, when a host has added a bucket, its first rank sums the result with the other first ranks in a
+       ring (`ring`). Then it raises a flag.
     3. When it is raised, every rank of the host copies the bucket from the result into its own segment.
     The ranks find out by themselves which of them share a host. With one host this is `shared_memory`; with one rank
     on each it is a ring of buckets. Hosts may have different numbers of ranks.

@@ -49,7 +49,7 @@ class ReduceBroadcast(GradientSync):
     Cost for P gradients of S bytes in all: 2P calls. Rank 0 receives 2(n-1)/n S and sends (n-1)/n S + ceil(log2 n) S.
     Every other rank receives (n-1)/n S + S and sends S, and S more for each child it has in the tree. (For a tensor of
     more than 2n MiB, gloo's reduce sends more than that, see `comm/gloo.py`.) Rank 0's link carries less than in
-    `gather_scatter`, where it receives and sends (n-1) S, and rank 0 holds no copies. But the second half cannot start
+    `gather_scatter`, where it receives and sends (n-1) S. Rank 0 holds no copies. But the second half cannot start
     before the first has ended. Choose it to see the step from gather and scatter to all-reduce, which leaves the sum
     spread over the ranks until every rank has it.
     """

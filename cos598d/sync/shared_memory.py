@@ -36,8 +36,8 @@ class SharedMemory(OverlappingSync):
     1. The gradients are assigned to buckets as in `bucketed`. When backward has computed a gradient, a hook copies it
        into its bucket in the rank's own segment, divided by n. A full bucket raises this rank's first flag.
     2. When all ranks have filled a bucket, rank r adds up the r-th n-th of it from all segments into the result, block
-       by block, and raises its second flag. During backward it does so for full buckets without waiting; afterwards it
-       waits for the rest.
+       by block. Then it raises its second flag. During backward it does so for full buckets without waiting; afterwards
+       it waits for the rest.
     3. When all ranks have added, every rank copies the whole bucket from the result into its own segment. The .grads
        are views of that, so other ranks do not see what you do to them, such as clipping.
     These two waits are enough. Others read a rank's segment only in 2, so after the second wait it is the rank's own
@@ -46,8 +46,8 @@ class SharedMemory(OverlappingSync):
 
     Cost for a gradient of S bytes in B buckets: nothing is sent. Every rank reads 3 S of memory and writes (2 + 1/n) S:
     S and S in 1, S and S/n in 2, S and S in 3, for any number of ranks. The host holds (n+1) S for all ranks, in
-    addition to the gradients that backward makes. Choose it when all ranks share a host: the library would copy each
-    byte into the kernel and out again for each of the 2(n-1)/n S that it sends through the loopback.
+    addition to the gradients that backward makes. Choose it when all ranks share a host. The library would send
+    2(n-1)/n S through the loopback, and copy each byte into the kernel and out again.
     """
 
     uses: tuple[str, ...] = ("bucket_mb", "copies_gradients")

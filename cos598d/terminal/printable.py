@@ -7,10 +7,11 @@ LONGEST_WORD = 30  # characters; the text is cut between words, unless they are 
 def printable(text: object, longest: int = LONGEST, keep: str = "") -> str:
     r"""`text` as one line that a terminal shows but never obeys: "\x1b[31m" becomes the eight letters `\x1b[31m`.
 
-    Escaped are control characters (a terminal obeys them), format characters (those of direction make "cod.exe" look
-    like "exe.doc"), lone surrogates (which no encoding can write), separators other than the space, and private and
-    unassigned code points. These are all characters that Unicode calls unprintable, except those in `keep`. Letters of
-    every script stay. The middle of a text longer than `longest` characters is replaced, at word boundaries, by a note.
+    All characters that Unicode calls unprintable are escaped, except those in `keep`. These are control characters (a
+    terminal obeys them) and format characters (those of direction make "cod.exe" look like "exe.doc"). They are also
+    lone surrogates (which no encoding can write), separators other than the space, and private and unassigned code
+    points. Letters of every script stay. The middle of a text longer than `longest` characters is replaced, at word
+    boundaries, by a note.
     """
     text = str(text)
     if len(text) > longest:

@@ -28,9 +28,8 @@ POLL_SECONDS = 0.5
 def meet(identity: Identity, seconds: float, facts: Mapping[str, Any]) -> Meeting:
     """Meet the other ranks within `seconds`, and check that `facts` (flag: JSON value) are the same on all.
 
-    Raises UserError, with the same sentence on every rank that arrived: if the port is taken, if ranks are missing
-    (with their numbers), or if a rank arrived twice, failed before it arrived, or was started with another world size
-    or flag than rank 0.
+    Raises UserError, the same on every rank that arrived, if the port is taken or ranks are missing (with their
+    numbers). Also raises it if a rank arrived twice, failed before, or has another world size or flag than rank 0.
     """
     deadline = time.monotonic() + seconds
     allow_descriptors(identity.rank, identity.world_size)

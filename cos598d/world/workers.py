@@ -40,10 +40,10 @@ def held(numbers: Collection[int]) -> Iterator[Collection[int]]:
 class Fork:
     """A fork of this process, which has already loaded what takes a fresh interpreter seconds.
 
-    It calls `be_rank` and ends with its result as exit code. Everything else is as in a program that is started with
-    the environment `environ` and `python -u`: its session, its signals, unbuffered streams and, if `environ` has
-    LISTENER, the descriptor of `listener`. Create it while signals that are handled here are `held`. The fork takes
-    their `mask` when it has its own session. Its methods are those of a Popen.
+    It calls `be_rank` and ends with its result as exit code. In all else it is like a program started with the
+    environment `environ` and `python -u`: session, signals, unbuffered streams. If `environ` has LISTENER, it also has
+    the descriptor of `listener`. Create it while signals that are handled here are `held`. The fork takes their `mask`
+    when it has its own session. Its methods are those of a Popen.
     """
 
     def __init__(

@@ -70,8 +70,8 @@ def look_at(dataset: Dataset, folder: Path, published: bool = False) -> Findings
 
 
 def count_rows(path: Path, header: bool = True) -> int:
-    """The number of examples in a file, by its name: of a TSV file, of questions in a SQuAD JSON file, of MNIST's
-    images or labels, or of images in a batch of CIFAR-10. Raises ValueError if it is none of these.
+    """The number of examples in a file, whose name tells its kind: lines of TSV, questions of SQuAD's JSON, MNIST's
+    images or labels, or images of a CIFAR-10 batch. Raises ValueError if it is none of these.
 
     A TSV line counts if it has at least as many columns as the first line. Readers cannot use a shorter one, such as a
     line that was cut or split.

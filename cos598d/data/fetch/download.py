@@ -38,8 +38,8 @@ def obtain(
     """Make sure that `data_dir/dataset.folder` has the data set. Fetch it if it is missing or damaged.
 
     1. Files that exist and pass the check are not touched.
-    2. Otherwise, one process at a time (by a lock file in `data_dir`) fetches to `*.part` files, unpacks into a hidden
-       folder next to the target, checks there, and renames. Files of the target that did not pass are renamed to
+    2. Otherwise, one process at a time (by a lock file in `data_dir`) fetches to `*.part` files. It unpacks into a
+       hidden folder next to the target, checks there, and renames. Files of the target that did not pass are renamed to
        `NAME.replaced-1`, never deleted. Wherever this is interrupted, the target has only complete files. Nothing else
        is left except `*.part` (which the next call resumes) and the lock. The next call removes a hidden folder that a
        killed process left.

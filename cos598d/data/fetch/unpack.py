@@ -51,9 +51,9 @@ def unpack_zip(files: Mapping[str, Path], into: Path) -> Path:
     """Unpack one zip archive into the empty folder `into`. Return the folder in there that has the files.
 
     That is `into` without the folders that all files share: QQP-clean.zip's QQP/train.tsv is in into/QQP. Files that
-    macOS adds are skipped. Raises UserError if the archive is damaged; if a member would land outside, is a link or
-    another special file, is encrypted or has a name that the disk does not accept; or if the total would be
-    unreasonably large. Raises OSError if the disk refuses. The caller deletes `into` after a failure.
+    macOS adds are skipped. Raises UserError if the archive is damaged or its total unreasonably large. Also raises it
+    if a member would land outside, is a link or another special file, is encrypted or has a name that the disk does not
+    accept. Raises OSError if the disk refuses. The caller deletes `into` after a failure.
     """
     ((name, archive),) = files.items()
     with _refusing_damage(name, archive, "zip archive"), zipfile.ZipFile(archive) as opened:

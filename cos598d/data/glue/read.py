@@ -200,8 +200,8 @@ def read_lines(file: Path | str) -> Iterator[tuple[int, str]]:
 def read_rows(file: Path | str, task: Format) -> Iterator[GlueRow]:
     """The rows of one part, read without quoting. Empty lines are skipped; columns after the last are ignored.
 
-    Raises UserError with file and line for a header that is not the task's and for a row with too few columns, and if
-    there is no row at all.
+    Raises UserError, with file and line, for another header than the task's, a row with too few columns, or no row at
+    all.
     """
     columns, awaits_header = task.width, task.has_header
     rows = broken = 0

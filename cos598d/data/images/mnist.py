@@ -72,8 +72,8 @@ def _read(folder: Path, stem: str, kind: str) -> np.ndarray:
 def parse_idx(path: Path, dimensions: int) -> np.ndarray:
     """The array in an IDX file, uint8, plain or gzipped. http://yann.lecun.com/exdb/mnist describes its format.
 
-    Raises ValueError, with a phrase that follows the file's name, if it cannot be read, is of another kind or number of
-    dimensions, or is longer or shorter than its header claims.
+    Raises ValueError if it cannot be read, has another kind or number of dimensions, or another length than its header
+    claims. The message is a phrase that follows the file's name.
     """
     try:
         with open(path, "rb") as plain:

@@ -43,9 +43,9 @@ class TextEncoder(Encoder):
     vocab_size: the least number of rows of the model's word embedding.
     layout: how this model type arranges the special tokens.
 
-    Special tokens that are written in a text ("[SEP]") become that token's id. Text of only white space gives no ids
-    (pytorch-transformers returns one special token there, whichever its hash seed puts first). pytorch_transformers'
-    tokenizer of this type can load the output of `save`.
+    Special tokens that are written in a text ("[SEP]") become that token's id. Text of only white space gives no ids.
+    (pytorch-transformers returns one special token there, chosen by its hash seed.) pytorch_transformers' tokenizer of
+    this type can load the output of `save`.
     """
 
     cls_id: int

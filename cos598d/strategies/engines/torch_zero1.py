@@ -31,10 +31,10 @@ class TorchZero1(Replicated):
        contiguous, so that one call sends them all; without it, each parameter is sent by itself.
 
     Cost for S bytes of gradients and weights on n ranks: as for `ddp`, 2(n-1)/n S, and n broadcasts of S in total.
-    gloo's are trees: a rank receives S less its own share, and ranks near a root forward what they receive, up to
-    ceil(log2 n) S/n for each root. The textbook's (`zero1`) is a reduce-scatter and an all-gather, together 2(n-1)/n S.
-    Memory: S of weights, S of gradients (and S of DDP's buckets, except with --bucket_view), and with AdamW about 2 S/n
-    of state, as even as whole parameters allow. Choose it if only the optimizer state does not fit and you may use
+    gloo's broadcasts are trees: a rank receives S less its own share. Ranks near a root forward what they receive, up
+    to ceil(log2 n) S/n for each root. The textbook's (`zero1`) is a reduce-scatter and an all-gather, together 2(n-1)/n
+    S. Memory: S of weights, S of gradients (and S of DDP's buckets, except with --bucket_view), and with AdamW about 2
+    S/n of state, as even as whole parameters allow. Choose it if only the optimizer state does not fit and you may use
     nothing but torch.
 
     Known wrong: a parameter larger than S/n makes shares uneven, and all ranks wait for the rank that has it.

@@ -169,8 +169,8 @@ class EmbeddingRows:
 
     1. `add` keeps this rank's own gradient of a backward, sparse as torch computes it, each row once.
     2. `start`: all ranks know the rows that each of them has marked. Every rank sends the values of its own rows
-       directly to all others. If a ring all-reduce of the rows that any rank has marked would send at least a MiB less,
-       that is used instead: it needs more messages, one after the other.
+       directly to all others. A ring all-reduce of the rows that any rank has marked replaces this if it sends at least
+       a MiB less. It needs more messages, one after the other.
     3. `end` adds them to `sums` in order of rank, so every rank gets the same bits.
     A gradient may have more than the marked rows, if the weight is also read directly. Its rank then sets a last row
     next to the values. All ranks all-reduce the whole gradient, this time and from then on.

@@ -20,8 +20,8 @@ class RowSteps:
     1. The rows that have moved are those with nonzero moments, found once, and those with a gradient since.
     2. For the optimizer's step, these rows replace the whole parameter, its gradient and its moments. After it, each
        row is copied back.
-    Everything is stepped if more than half of the rows have moved, with an optimizer other than AdamW, with an
-    epsilon of 0 (which divides 0 by 0), and on GPUs, whose kernels round the decay differently.
+    Everything is stepped if more than half of the rows have moved, and with an optimizer other than AdamW. The same
+    holds with an epsilon of 0 (which divides 0 by 0), and on GPUs, whose kernels round the decay differently.
     Cost: with m rows moved, four times m rows are read and three written back, in extra memory during the step.
     """
 
