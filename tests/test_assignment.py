@@ -339,8 +339,8 @@ def test_several_lessons_in_one_zip_and_for_classroom_50(tmp_path, monkeypatch):
     assert "nothing is filled in yet" in said["mean.averages"]
     assert "this is not valid Python" in said["ring.sums"]
     words = [root / "submission", "--assignment", "lab.toml", "--classroom50", "result.json", "--as_root"]
-    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **RUNNER}
-    ended = subprocess.run([sys.executable, "-m", "cos598d", "grade", *words], env=environ, check=False)
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(root / "source"), **RUNNER}
+    ended = subprocess.run([sys.executable, "-m", "cos598d", "grade", *words], env=environ, cwd=tmp_path, check=False)
     assert ended.returncode == 1
     result = json.loads((tmp_path / "result.json").read_text())
     is_classroom50s(result)
