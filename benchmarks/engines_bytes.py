@@ -2,8 +2,8 @@
 
     python benchmarks/engines_bytes.py --runs_dir runs/engines-bytes [--sync zero1,zero3] [--hosts 4] [a run's flags]
 
-Each trains for a few steps by `cluster run`, one rank per host. Counted is what the interface of each host sent per
-step, with the headers of every packet: the mean over the hosts, with minimum and maximum. The first step is excluded,
+Each trains for a few steps by `cluster run`, one rank per host. The count is what each host's interface sent per step,
+with the headers of every packet. It is the mean over the hosts, with minimum and maximum. The first step is excluded,
 and so are weights that are gathered after training. A run that is in the folder already is not made again; one that
 fails is a row with its error. The table is printed and, with all digits, written to bytes.json in the folder.
 """

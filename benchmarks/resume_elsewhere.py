@@ -3,10 +3,10 @@
     GLUE_DIR=... python benchmarks/resume_elsewhere.py --runs_dir runs/moves --moves bucketed:4,bucketed:2,bucketed:3 \\
         --max_steps 60 [any other flag of a run]
 
-The first of the moves (SYNC:RANKS) makes the whole run once. Then the run is started as the first move says, asked to
-stop by SIGTERM when its share of the steps is over, started as the second one says with --resume auto, and so on to its
-end. Without dropout the batches are the same, so the losses differ by rounding alone: printed is the largest difference
-over all iterations, and over those of each start.
+The first of the moves (SYNC:RANKS) makes the whole run once. Then the run is started as the first move says, and asked
+to stop by SIGTERM when its share of the steps is over. It is resumed as the second one says with --resume auto, and so
+on to its end. Without dropout the batches are the same, so the losses differ only by rounding. It prints the largest
+difference over all iterations, and over those of each start.
 """
 
 import argparse

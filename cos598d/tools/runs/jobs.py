@@ -118,8 +118,8 @@ class _Running:
 
 
 def _open_log(path: Path) -> IO[str]:
-    """Open a log to append to it. Raises UserError if it cannot be written, and unless it is a plain file of its
-    folder: a link leads elsewhere, and a pipe waits for a reader."""
+    """Open a log to append to it. Raises UserError if it cannot be written, or is not a plain file of its folder. A
+    link leads elsewhere, and a pipe waits for a reader."""
     with writing(path):
         if path.parent.is_file() and not path.parent.is_symlink():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent))

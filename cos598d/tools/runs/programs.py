@@ -35,8 +35,8 @@ def program(one: PlannedRun, words: Sequence[str], launch: str | None = None, cl
 
 
 def check_launch(launch: str | None, combinations: Sequence[PlannedRun]) -> None:
-    """Raise UsageError if a template has no place for the command, or for an axis of links, or starts two set-ups in
-    the same way; and, without one, for more hosts than can be emulated."""
+    """Raise UsageError if a template has no place for the command or for an axis of links, or starts two set-ups in the
+    same way. Without a template, raise it for more hosts than can be emulated."""
     if launch is None:
         for one in combinations:
             if one.setup.hosts > MOST_HOSTS:
