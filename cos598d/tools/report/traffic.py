@@ -132,16 +132,16 @@ def tensors_table(run: Run, most: int) -> Table | None:
     if not sums:
         return None
     ranked = sorted(sums.items(), key=lambda item: -sum(item[1][2:]))  # what was sent, and what was received
-    rows = [[*names, *counts] for names, counts in ranked[:most]]
+    rows = [[*names, *map("{:,}".format, counts)] for names, counts in ranked[:most]]
     if others := [counts for _, counts in ranked[most:]]:
-        rows.append([f"{len(others)} more", "-", "-", *map(sum, zip(*others, strict=True))])
+        rows.append([f"{len(others)} more", "-", "-", *(f"{sum(column):,}" for column in zip(*others, strict=True))])
     total = sum(counts[2] for counts in sums.values())
     caption = (
         f"{run.name}: what rank 0 sends in a step, by tensor, largest first (iteration {run.calls[0]['iteration']}, "
         f"{number_of(len(run.calls), 'call')}, {total:,} bytes). Sent and received: by the algorithms' formulas."
     )
     head = ["tensor", "call", "carries", "calls", "payload bytes", "bytes sent", "bytes received"]
-    return Table(caption, [head, *([f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in rows)])
+    return Table(caption, [head, *rows])
 
 
 def _of_whole_epochs(run: Summary) -> tuple[list[list[float]], list[list[float]]] | None:
