@@ -48,7 +48,7 @@ def test_any_value_is_shown():
 
 def test_compare_shows_what_a_record_says_and_obeys_none_of_it(tmp_path, capsys):
     folder = write_run(tmp_path / "a\x1brun", sync="\x1b[2Jevil\u202e", words="data\x07")
-    for more in ([], ["--markdown"]):
+    for more in ([], ["--markdown"], ["--verbose"], ["--verbose", "--markdown"]):
         assert main(["compare", str(folder), *more]) == 0
         out = capsys.readouterr().out
         assert "x1b[2Jevil" in out.replace("\\", "")

@@ -54,7 +54,7 @@ def test_a_run_alone_has_no_interval_of_what_is_exposed_and_is_told_whose_its_ow
 
 
 def test_each_run_can_have_a_row_whose_floor_is_its_own_repeat_s(folders, capsys):
-    assert cli.main(["compare", "--each", *map(str, folders)]) == 0
+    assert cli.main(["compare", "--verbose", "--each", *map(str, folders)]) == 0
     assert " runs" not in capsys.readouterr().out.split("s/it: ")[0]
     runs = [load_run(folder) for folder in folders]
     exposed = [exposed_seconds(run, floor_of(runs, run)) for run in runs if run["sync"] == "all_reduce"]

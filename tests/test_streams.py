@@ -55,7 +55,7 @@ def test_a_run_is_not_lost_with_its_lines(tmp_path):
 
 
 def test_letters_that_a_stream_has_not_are_escaped(tmp_path):
-    words = ["-m", "cos598d", "compare", write_run(tmp_path / "r\u00e9sum\u00e9", words="na\u00efve")]
+    words = ["-m", "cos598d", "compare", "--verbose", write_run(tmp_path / "r\u00e9sum\u00e9", words="na\u00efve")]
     code, out, err = run(words, tmp_path, PYTHONIOENCODING="ascii")
     assert (code, err) == (0, b"")
     assert b"r\\xe9sum\\xe9" in out

@@ -134,8 +134,7 @@ def tensors_table(run: Run, most: int) -> Table | None:
     ranked = sorted(sums.items(), key=lambda item: -sum(item[1][2:]))  # what was sent, and what was received
     rows = [[*names, *map("{:,}".format, counts)] for names, counts in ranked[:most]]
     if others := [counts for _, counts in ranked[most:]]:
-        total_counts = [sum(each) for each in zip(*others, strict=True)]
-        rows.append([f"{len(others)} more", "-", "-", *map("{:,}".format, total_counts)])
+        rows.append([f"{len(others)} more", "-", "-", *(f"{sum(column):,}" for column in zip(*others, strict=True))])
     total = sum(counts[2] for counts in sums.values())
     caption = (
         f"{run.name}: what rank 0 sends in a step, by tensor, largest first (iteration {run.calls[0]['iteration']}, "
