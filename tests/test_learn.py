@@ -156,6 +156,29 @@ def test_a_file_that_grades_itself_gets_what_it_deserves(tmp_path):
     assert 0 < len(result["printed"]) <= 10
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        "from cos598d.tools.learn.lessons import get_lesson\nexec(get_lesson(3).answer())\n",
+        "import subprocess\nfrom pathlib import Path\nimport cos598d.tools.learn.lessons as lessons\n"
+        "path = Path(lessons.__file__).parent / 'lesson3' / 'answer' / 'lesson3.py.txt'\n"
+        "exec(subprocess.run(['cat', path], capture_output=True, text=True).stdout)\n",
+    ],
+)
+def test_a_file_that_reads_the_answer_is_refused(read, tmp_path):
+    result, first = mark(tmp_path, 3, read, (2,))
+    assert not result["passed"]
+    assert "a file that is checked may not read an answer" in first
+
+
+def test_an_answer_itself_may_be_checked_in_its_place():
+    lesson = get_lesson(3)
+    path = Path(importlib.import_module(lesson.checks_module).__file__).parent / "answer" / "lesson3.py.txt"
+    marking = Marking(lesson, path, path.read_bytes(), NONCE)
+    marking.run(lambda _: None, (2,))
+    assert marking.result()["passed"]
+
+
 def test_what_shares_that_lose_examples_do_to_the_mean_is_told_once(tmp_path):
     result, first = mark(tmp_path, 1, CASES[1].WRONG["the remainder is dropped"][0], (2,))
     assert [claim["status"] for claim in result["claims"]] == ["passed", "failed", "failed"]
