@@ -59,12 +59,13 @@ def main() -> int:
             found[who].append((statistics.median(seconds[WARM_UP:]), time.perf_counter() - began))
     first = everyone[0]
     apart = {who: max(abs(a - b) for a, b in zip(losses[first], losses[who], strict=True)) for who in everyone}
-    print(f"{'':16} s/step   whole s   {first} / it, per step by repeat   whole   losses apart")
+    print(f"| | s per step | whole s | {first} / it, per step by repeat | whole | losses apart |")
+    print("|---|---|---|---|---|---|")
     for who, pairs in found.items():
         step, whole = (statistics.fmean(values) for values in zip(*pairs))
         ratios = [[base[i] / own[i] for base, own in zip(found[first], pairs)] for i in (0, 1)]
         each = ", ".join(f"{ratio:.2f}" for ratio in ratios[0])
-        print(f"{who:16} {step:.3f}   {whole:.1f}   {each}   {statistics.fmean(ratios[1]):.2f}   {apart[who]:.1e}")
+        print(f"| {who} | {step:.3f} | {whole:.1f} | {each} | {statistics.fmean(ratios[1]):.2f} | {apart[who]:.1e} |")
     different = [who for who in everyone if not apart[who] <= SAME[options.precision]]
     if different:
         print(f"not the same work: the losses of {', '.join(different)} are not {first}'s.")

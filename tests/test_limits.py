@@ -13,7 +13,7 @@ from programs import ROOT
 from cos598d.world import rendezvous, server
 from cos598d.world.endpoint import listen
 from cos598d.world.identity import Identity
-from cos598d.world.limits import FIRST_FILES, OTHER_FILES, keep_freed_memory
+from cos598d.world.limits import FIRST_FILES, OTHER_FILES, keep_freed_memory, malloced_bytes
 from cos598d.world.network import is_loopback, listening_place
 
 LIMITED = """
@@ -136,6 +136,16 @@ def test_a_step_takes_the_memory_of_the_one_before_without_faults():
     keeps, count = faults(MALLOC_ARENA_MAX="16")
     assert not keeps
     assert count > 10_000, "64 MiB have 16,384 pages"
+
+
+@pytest.mark.skipif(malloced_bytes() is None, reason="this C library does not tell what malloc has given")
+def test_what_malloc_has_given_is_known_however_it_was_given():
+    for size in (1 << 16, 64 << 20):  # from the heap, and by default a block of its own
+        before = malloced_bytes()
+        taken = bytearray(size)
+        assert malloced_bytes() - before == pytest.approx(size, rel=0.1)
+        del taken
+        assert malloced_bytes() - before == pytest.approx(0, abs=size / 10)
 
 
 def test_what_the_user_has_set_stays():
