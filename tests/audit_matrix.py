@@ -1,4 +1,4 @@
-"""Every script of the audit's matrix. As a program it counts what the audit finds, misses and accuses (some minutes).
+"""Every script of the audit's matrix. As a program it counts what the audit finds, misses and accuses.
 
 python tests/audit_matrix.py [NAME ...]      # all scripts, or those whose names have one of these words in them
 """
@@ -83,11 +83,14 @@ def main() -> None:
     for name, case in CASES.items():
         if len(sys.argv) == 1 or any(word in name for word in sys.argv[1:]):
             kind, told = result(name, case)
-            counts.setdefault(("without a look" if name in BLIND else "by us", kind), Counter())[told] += 1
+            print(f"{name}: {told}", file=sys.stderr, flush=True)
+            counts.setdefault(("written without a look at the audit" if name in BLIND else "others", kind), Counter())[
+                told
+            ] += 1
             if (kind, told) in (("wrong", "passes"), ("right", "accused")):
-                print(f"{name}: {kind}, {told}", flush=True)
+                print(f"{name}, which is {kind}: {told}", flush=True)
     for (by, kind), told in sorted(counts.items()):
-        print(f"{kind}, {by}: {told.total()} scripts; {', '.join(f'{n} {what}' for what, n in told.most_common())}")
+        print(f"{kind} scripts, {by}: {told.total()}; {', '.join(f'{n} {what}' for what, n in told.most_common())}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """A rank's book: all that was seen of a script on one rank, as JSON. Numbers and places, never a verdict."""
 
-import base64
-import binascii
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from cos598d.records.kinds import (
 )
 from cos598d.records.run import RANK, RANKS
 from cos598d.records.schema import read
-from cos598d.tools.audit.sketch import SIZE
+from cos598d.tools.audit.sketch import SIZE, from_text
 
 FORMAT = "cos598d audit 3"
 BOOKS, BOOK = "books", "rank{rank}.json"
@@ -39,8 +37,8 @@ Book = dict[str, Any]
 
 def _is_sketch(value: Any) -> bool:
     try:
-        return isinstance(value, str) and len(base64.b64decode(value, validate=True)) == 4 * SIZE
-    except (binascii.Error, ValueError):
+        return isinstance(value, str) and len(from_text(value)) == SIZE
+    except ValueError:
         return False
 
 
@@ -211,3 +209,8 @@ def read_book(path: Path, rank: int) -> Book:
     if book["rank"] != rank or rank >= book["world_size"]:
         raise UserError(f"{path} is damaged: it is for rank {book['rank']} of {book['world_size']}. {REMEDY}.")
     return book
+
+
+def ended_well(book: Book) -> bool:
+    """Whether the script came to its end on a rank."""
+    return book["state"] == ENDED and not book["exit_code"] and not book["error"]

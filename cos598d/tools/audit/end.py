@@ -10,6 +10,7 @@ from cos598d.errors import ERROR, UsageError, UserError
 from cos598d.terminal.files import write_json
 from cos598d.terminal.printable import printable
 from cos598d.terminal.words import did_you_mean
+from cos598d.tools.audit import carried
 from cos598d.tools.audit.card import annotations, card
 from cos598d.tools.audit.exchange import flight_path, read_books
 from cos598d.tools.audit.judge import judge
@@ -93,7 +94,7 @@ def conclude_on_rank(rank: "Rank", code: int, flags: AuditFlags | None = None) -
         if rank.number != 0:
             return code
         rank.collect()
-    elif not rank.has_started_others():
+    elif not carried.count():
         why = "it never opened a process group" if code == 0 else f"it ended with {code} before its ranks had met"
         fix = "Let it open one on each rank" if code == 0 else "Correct the error above"
         fix = fix if "WORLD_SIZE" in os.environ else "Start it with --world_size N, or under torchrun"

@@ -88,10 +88,6 @@ class Rank:
             seconds = STOPPED_SECONDS if self.book["stopped"] else WAIT_SECONDS
             collect(Path(self.told.folder), self.book, self._counter, seconds)
 
-    def has_started_others(self) -> bool:
-        """Whether the script has started processes that are audited as ranks."""
-        return carried.count() > 0
-
     def _opened(self) -> None:
         """There is a process group: who this is, and where rank 0's book will be."""
         dist = self._dist
@@ -143,11 +139,6 @@ class Rank:
                 path = flight_path(Path(self.told.folder), self.number)
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(dump())
-
-    def forget_stops(self) -> None:
-        """In a fork: its signals are its own."""
-        if self._stops is not None:
-            self._stops.forget()
 
     def _ask(self) -> None:
         """Ask the store who the run and its judge are, as soon as it can be known: at the end it may be gone, and torch
@@ -217,7 +208,8 @@ def _forget() -> None:
     if _current is not None:
         _current.observer.failed = "a fork"
         with contextlib.suppress(Exception):
-            _current.forget_stops()
+            if _current._stops is not None:
+                _current._stops.forget()  # its signals are its own
             _current.observer.close()
     _current = None
 

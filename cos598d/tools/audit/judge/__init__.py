@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from cos598d.terminal.words import ranks_in_words
-from cos598d.tools.audit.book import ENDED, Book
+from cos598d.tools.audit.book import ENDED, Book, ended_well
 from cos598d.tools.audit.judge.averaging import judge_averaging, judge_clip_order
 from cos598d.tools.audit.judge.causes import ordered
 from cos598d.tools.audit.judge.gradients import fit_steps, groups_of, not_understood
@@ -55,7 +55,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
     of_hang, not_judged = judge_hang(books)
     findings += of_hang
     unjudged += not_judged
-    died = [book["rank"] for book in books if _has_died(book) and not book["stopped"]]
+    died = [book["rank"] for book in books if not ended_well(book) and not book["stopped"]]
     if died and judged and min(judged):
         unjudged.append(f"gradients: the steps that were still to come: {ranks_in_words(died)} did not end well.")
     if earlier := books[0].get("earlier"):
@@ -103,22 +103,18 @@ def _last_loss(books: Sequence[Book]) -> float | None:
 
 def _is_effect(book: Book) -> bool:
     """Whether a rank ended well, or by an error that another rank's end makes."""
-    return not _has_died(book) or bool(_OF_ANOTHER.search(book["error"]))
-
-
-def _has_died(book: Book) -> bool:
-    return book["state"] != ENDED or bool(book["error"] or book["exit_code"])
+    return ended_well(book) or bool(_OF_ANOTHER.search(book["error"]))
 
 
 def _end_of(book: Book, books: Sequence[Book]) -> str:
     """How a rank ended; "" where it ended well."""
     steps = book["iterations_seen"]
-    if not _has_died(book):
+    if ended_well(book):
         return ""
     if book["stopped"]:
         file, line, _ = book["at"]
         return f"rank {book['rank']} was stopped ({book['stopped']}) at {file or '-'} line {line}, after {steps} steps."
-    is_cause = not _is_effect(book) and any(map(_is_effect, (each for each in books if _has_died(each))))
+    is_cause = not _is_effect(book) and any(map(_is_effect, (each for each in books if not ended_well(each))))
     what = ", and the others for that" if is_cause else ""
     if book["state"] != ENDED:
         return (

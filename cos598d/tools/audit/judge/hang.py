@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cos598d.terminal.words import ranks_in_words
-from cos598d.tools.audit.book import ENDED, Book
+from cos598d.tools.audit.book import ENDED, Book, ended_well
 from cos598d.tools.audit.contents import BARRIER, RECEIVE, SEND
 from cos598d.tools.audit.judge.verdict import AuditFinding, where
 
@@ -24,7 +24,7 @@ def judge_hang(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
     lines = [_waits(rank, call, absent[rank], waiting) for rank, call in waiting.items()]
     lines += [_elsewhere(book) for rank, book in by_rank.items() if rank not in waiting and _is_missed(rank, absent)]
     told = _mismatch(waiting, by_rank)
-    has_gone = [rank for rank, book in by_rank.items() if _is_missed(rank, absent) and _ended_well(book)]
+    has_gone = [rank for rank, book in by_rank.items() if _is_missed(rank, absent) and ended_well(book)]
     # What was begun early and is not waited for keeps nobody.
     held = {rank: ranks for rank, ranks in absent.items() if by_rank[rank]["is_in_torch"]}
     if told or has_gone or _is_circle(held):
@@ -87,10 +87,6 @@ def _is_circle(absent: Mapping[int, Sequence[int]]) -> bool:
 
 def _is_missed(rank: int, absent: Mapping[int, Sequence[int]]) -> bool:
     return any(rank in ranks for ranks in absent.values())
-
-
-def _ended_well(book: Book) -> bool:
-    return book["state"] == ENDED and not book["exit_code"] and not book["error"]
 
 
 def _named(call: Mapping[str, Any]) -> str:

@@ -70,17 +70,14 @@ def _has_hits(columns: Sequence[Any], rows: Sequence[int], padded: int) -> bool:
 def _are_shares(column: Sequence[float], rows: Sequence[int], length: int) -> bool:
     """Whether the numbers are fractions of their ranks' examples, and not all of them of all examples, as parts of a
     weighted mean are. They differ. On the last rank, whose share is filled up, it is neither 0 nor 1."""
-    ways = (1, _PERCENT)
-    for way in (*ways, *(each / len(rows) for each in ways)):
+    for way in (1, _PERCENT, 1 / len(rows), _PERCENT / len(rows)):
         shares = [value / way for value in column]
-        if (
-            max(rows) <= _MOST_ROWS
-            and len({*shares}) > 1
-            and (sum(rows) <= length or 0 < shares[-1] < 1)
-            and all(0 <= share <= 1 and _is_fraction(share, row) for share, row in zip(shares, rows, strict=True))
-            and not all(_is_fraction(share, length or sum(rows)) for share in shares)
-        ):
-            return True
+        are_fractions = all(
+            0 <= share <= 1 and _is_fraction(share, row) for share, row in zip(shares, rows, strict=True)
+        )
+        are_apart = len({*shares}) > 1 and not all(_is_fraction(share, length or sum(rows)) for share in shares)
+        if are_fractions and are_apart and (sum(rows) <= length or 0 < shares[-1] < 1):
+            return max(rows) <= _MOST_ROWS
     return False
 
 

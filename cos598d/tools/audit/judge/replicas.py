@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cos598d.tools.audit.book import ENDED, Book
+from cos598d.tools.audit.book import ENDED, Book, ended_well
 from cos598d.tools.audit.contents import BUFFER, RECEIVE, SEND
 from cos598d.tools.audit.judge.gradients import tolerance_of
-from cos598d.tools.audit.judge.verdict import AuditFinding, Where, where
+from cos598d.tools.audit.judge.verdict import AuditFinding, Where, loss_place, where
 from cos598d.tools.audit.sketch import from_text
 
 _ALIKE = 1e-5  # relative differences of replicas that are the same but for rounding
@@ -28,7 +28,7 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]
     if not all(book["start"].get("weights") for book in books):
         unjudged.append("the weights: no module was seen to be trained on every rank.")
     alike = max(_ALIKE, tolerance_of(books) / 100)
-    place = _place(books)
+    place = loss_place(books)
     begun = _apart([book["start"].get("weights", {}) for book in books], alike)
     if begun:
         says = f"Before the first backward pass {_told(begun, books[0]['start']['weights'])}."
@@ -83,7 +83,7 @@ def _parts(books: Sequence[Book]) -> list[AuditFinding]:
     if not apart:
         return []
     says = f"Before the first backward pass {_told(apart, holders)}, that several ranks hold."
-    return [AuditFinding("different_start", (says,), _place(books))]
+    return [AuditFinding("different_start", (says,), loss_place(books))]
 
 
 def _apart(by_rank: Sequence[Mapping[str, str]], alike: float) -> dict[str, float]:
@@ -106,14 +106,6 @@ def _apart(by_rank: Sequence[Mapping[str, str]], alike: float) -> dict[str, floa
 def _told(apart: Mapping[str, float], among: Mapping[str, object]) -> str:
     name = max(apart, key=lambda each: apart[each])
     return f"{len(apart)} of {len(among)} tensors differ between ranks, most of all {name}, by {apart[name]:.1%}"
-
-
-def _place(books: Sequence[Book]) -> Where:
-    for step in books[0]["steps"]:
-        for micro in step["micro"]:
-            file, line, function = micro["where"]
-            return file, line, function
-    return "", 0, ""
 
 
 def _batch_norm(books: Sequence[Book], alike: float, place: Where) -> list[AuditFinding]:
@@ -146,7 +138,7 @@ def _settings(books: Sequence[Book]) -> list[AuditFinding]:
                 says = f"Step {step}: lr is {mine:g} on rank 0 and {theirs:g} on rank {rank}."
                 return [AuditFinding("optimizers_differ", (says,), _step_place(books))]
     seen = books[0]["iterations_seen"]
-    if all(_ended_well(book) and book["iterations_seen"] == seen for book in books):
+    if all(_has_seen_all(book) and book["iterations_seen"] == seen for book in books):
         for rank, book in enumerate(books):
             for first, other in zip(books[0]["settings"], book["settings"], strict=False):
                 if other != first and not _are_shared_out(first, other, books[0], book):
@@ -234,8 +226,7 @@ def _dropout(books: Sequence[Book]) -> list[AuditFinding]:
     if not share or not is_on or not all(map(all, states)) or any(each != states[0] for each in states[1:]):
         return []
     says = f"In {count} of {count} examined forward passes all ranks have the same random state; dropout is {share:g}."
-    file, line, function = micros[0][0]["where"]
-    return [AuditFinding("same_dropout", (says,), (file, line, function))]
+    return [AuditFinding("same_dropout", (says,), where(micros[0][0]))]
 
 
 def _uneven(books: Sequence[Book]) -> list[AuditFinding]:
@@ -246,19 +237,19 @@ def _uneven(books: Sequence[Book]) -> list[AuditFinding]:
     if max(counts) == least:
         return _calls_apart(books)
     # One that crashed, or was killed, made fewer for that.
-    if not any(book["counts"].get("backward", 0) == least for book in books if _ended_well(book)):
+    if not any(book["counts"].get("backward", 0) == least for book in books if _has_seen_all(book)):
         return []
     # One that has no data left may take part with zeros: nobody has waited for it then.
-    if all(map(_ended_well, books)) and not _calls_apart(books):
+    if all(map(_has_seen_all, books)) and not _calls_apart(books):
         return []
     says = f"Backward passes by rank: {', '.join(map(str, counts))}."
-    return [AuditFinding("uneven_steps", (says,), _place(books))]
+    return [AuditFinding("uneven_steps", (says,), loss_place(books))]
 
 
 def _calls_apart(books: Sequence[Book]) -> list[AuditFinding]:
     """Collectives of all ranks that some rank made more often than another, which ended well all the same."""
     world = books[0]["world_size"]
-    well = [rank for rank, book in enumerate(books) if _ended_well(book)]
+    well = [rank for rank, book in enumerate(books) if _has_seen_all(book)]
     if len(books) < world or not well:
         return []
     by_op: dict[str, list[int]] = {}
@@ -280,5 +271,5 @@ def _calls_apart(books: Sequence[Book]) -> list[AuditFinding]:
     return []
 
 
-def _ended_well(book: Book) -> bool:
-    return book["state"] == ENDED and book["exit_code"] == 0 and not book["error"] and not book["failed"]
+def _has_seen_all(book: Book) -> bool:
+    return ended_well(book) and not book["failed"]

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from cos598d.tools.audit.book import Book
-from cos598d.tools.audit.judge.verdict import AuditFinding, Where
+from cos598d.tools.audit.judge.verdict import AuditFinding, Where, loss_place, where
 
 _SAME = 0.999  # of a step's samples
 _EXPECTED = 3  # samples in common that chance alone would give, below which nothing can be said
@@ -84,23 +84,14 @@ def _leak(books: Sequence[Book]) -> list[AuditFinding]:
         if others > max(len(books), _LEAST * len(evaluated)) and others > _BY_CHANCE * (len(books) - 1) * own:
             says = f"Of {len(evaluated)} samples that rank {rank} evaluates other ranks have trained on {others}, and "
             says += f"rank {rank} on {own}."
-            places = [each["where"] for each in book["loaders"] if not each["trains"]]
-            file, line, function = places[-1] if places else _place(books)
-            return [AuditFinding("evaluation_leak", (says,), (file, line, function))]
+            places = [where(each) for each in book["loaders"] if not each["trains"]]
+            return [AuditFinding("evaluation_leak", (says,), (places or [_place(books)])[-1])]
     return []
 
 
 def _place(books: Sequence[Book]) -> Where:
     """Where the loader that trains is iterated over; without one where the loss is."""
-    for loader in books[0]["loaders"]:
-        if loader["trains"]:
-            file, line, function = loader["where"]
-            return file, line, function
-    for step in books[0]["steps"]:
-        for micro in step["micro"]:
-            file, line, function = micro["where"]
-            return file, line, function
-    return "", 0, ""
+    return next((where(loader) for loader in books[0]["loaders"] if loader["trains"]), loss_place(books))
 
 
 def _loader_words(books: Sequence[Book]) -> list[str]:
@@ -115,7 +106,6 @@ def _no_set_epoch(books: Sequence[Book]) -> list[AuditFinding]:
     for sampler in books[0]["samplers"]:
         epochs = sampler["epochs"]
         if sampler["trains"] and sampler["shuffles"] and len(epochs) > 1 and len(set(epochs)) == 1:
-            file, line, function = sampler["where"]
             says = f"DistributedSampler drew {len(epochs)} epochs, each as its epoch {epochs[0]}."
-            return [AuditFinding("no_set_epoch", (says,), (file, line, function))]
+            return [AuditFinding("no_set_epoch", (says,), where(sampler))]
     return []

@@ -53,6 +53,11 @@ def where(event: Mapping[str, Any]) -> Where:
     return file, line, function
 
 
+def loss_place(books: Sequence[Mapping[str, Any]]) -> Where:
+    """Where the first rank's first backward pass is; nowhere without one."""
+    return next((where(micro) for step in books[0]["steps"] for micro in step["micro"]), ("", 0, ""))
+
+
 @dataclass(frozen=True)
 class Coverage:
     """How much an audit rests on: ranks whose books are there, steps made, those in which gradients were judged, and

@@ -1,19 +1,13 @@
 """Who hands out the samples: torch's loaders and distributed samplers, what each goes through, and its epochs."""
 
-import functools
-import time
 import weakref
-from collections.abc import Callable
 from typing import Any
 
-from torch.utils import data
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from cos598d.tools.audit.watch.places import ScriptLine, here
 
 _MOST = 64  # loaders, and epochs of a sampler, that are noted
-_listener: "Data | None" = None
 
 
 class Data:
@@ -24,7 +18,6 @@ class Data:
     """
 
     def __init__(self) -> None:
-        global _listener  # noqa: PLW0603 - the classes below are this process's, too
         self.loaders: dict[int, dict[str, Any]] = {}
         self.samplers: dict[int, dict[str, Any]] = {}
         self.seconds = 0.0
@@ -34,14 +27,6 @@ class Data:
         self._first: dict[int, int] = {}  # of each loader the time that it was first trained on
         self._iterators: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # their loaders
         self._alive: list[Any] = []  # so that no two have the same id
-        if _listener is None:
-            _install()
-        _listener = self
-
-    def close(self) -> None:
-        """Watch no longer."""
-        global _listener  # noqa: PLW0603
-        _listener = None
 
     def backward(self) -> None:
         """A batch has just been trained on."""
@@ -96,8 +81,9 @@ class Data:
         """The iterator is the loader's."""
         self._iterators[iterator] = loader
 
-    def batch_came(self, iterator: Any) -> None:
-        """A loader has given a batch: one that evaluates between may have begun after it."""
+    def batch_came(self, iterator: Any, seconds: float) -> None:
+        """A loader has given a batch after so many seconds: one that evaluates between may have begun after it."""
+        self.seconds += seconds
         loader = self._iterators.get(iterator)
         for kind, known, what in (("loader", self.loaders, loader), ("sampler", self.samplers, _sampler(loader))):
             if what is not None and id(what) in known:
@@ -127,41 +113,3 @@ def _length(what: Any) -> int:
         return len(what)
     except (TypeError, NotImplementedError):
         return 0
-
-
-def _wrap(kind: type, name: str, around: Callable[..., Any]) -> None:
-    original = getattr(kind, name)
-
-    @functools.wraps(original)
-    def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
-        return around(original, self, *arguments, **options)
-
-    setattr(kind, name, wrapped)
-
-
-def _install() -> None:
-    def of_loader(original: Callable[..., Any], loader: Any) -> Any:
-        if _listener is not None:
-            _listener.loader_began(loader)
-        iterator = original(loader)
-        if _listener is not None:
-            _listener.iterates(iterator, loader)
-        return iterator
-
-    def of_sampler(original: Callable[..., Any], sampler: Any) -> Any:
-        if _listener is not None:
-            _listener.sampler_began(sampler)
-        return original(sampler)
-
-    def of_batch(original: Callable[..., Any], batches: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return original(batches)
-        finally:
-            if _listener is not None:
-                _listener.seconds += time.perf_counter() - began
-                _listener.batch_came(batches)
-
-    _wrap(data.DataLoader, "__iter__", of_loader)
-    _wrap(DistributedSampler, "__iter__", of_sampler)
-    _wrap(_BaseDataLoaderIter, "__next__", of_batch)

@@ -1,55 +1,27 @@
 """The moments of a training step that torch lets nobody else see: backward passes, clips, steps, and new parameters.
 
 A few of torch's functions are wrapped, so that they do what they did and tell of it; the optimizers' own hooks tell of
-the rest. What is told is told to one listener at a time.
+the rest. What is told is told to one `Observer` at a time, by its methods.
 """
 
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils import data
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.distributed import DistributedSampler
 
-
-class Listener(Protocol):
-    """Who is told."""
-
-    def leaf(self, tensor: torch.Tensor) -> None:
-        """A parameter is about to get a hook, or to be an optimizer's."""
-
-    def backward_begins(self, losses: Any, gradients: Any) -> None:
-        """`torch.autograd.backward` is called on these tensors, and given these gradients of theirs, if any."""
-
-    def backward_ended(self, seconds: float) -> None:
-        """It has returned, or raised."""
-
-    def clip_begins(self) -> None:
-        """Gradients are about to be clipped."""
-
-    def clipped(self, how: str, limit: Any, norm: Any, seconds: float) -> None:
-        """Gradients were clipped: `how` is "norm" or "value", `limit` what it was given, `norm` what it returned."""
-
-    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
-
-    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped."""
-
-    def step_skipped(self) -> None:
-        """A gradient scaler has left a step out."""
-
-    def saves(self, file: Any) -> None:
-        """`torch.save` is about to write there."""
-
-
-_listener: Listener | None = None
+_listener: Any = None  # an Observer
 _is_installed = False
 
 
-def listen(listener: Listener | None) -> None:
+def listen(listener: Any) -> None:
     """Tell `listener` from here on; None: nobody."""
     global _listener, _is_installed  # noqa: PLW0603 - torch's functions are this process's, too
     _listener = listener
@@ -81,6 +53,11 @@ def _install() -> None:
         setattr(utils, name, wrapped)
     _wrap(GradScaler, "step", _scaler_step)
     _wrap(torch, "save", _save)
+    work: Any = dist.Work
+    _wrap(work, "wait", _wait)
+    _wrap(data.DataLoader, "__iter__", _loader)
+    _wrap(DistributedSampler, "__iter__", _sampler)
+    _wrap(_BaseDataLoaderIter, "__next__", _batch)
     register_optimizer_step_pre_hook(_step_begins)
     register_optimizer_step_post_hook(_step_ended)
 
@@ -95,21 +72,21 @@ def _step_ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         _listener.step_ended(optimizer)
 
 
-def _register_hook(listener: Listener, original: Any, tensor: torch.Tensor, hook: Any) -> Any:
+def _register_hook(listener: Any, original: Any, tensor: torch.Tensor, hook: Any) -> Any:
     # Hooks are called in their order: the audit's has to see the gradient before the script's changes it.
     if isinstance(tensor, torch.Tensor) and tensor.is_leaf and tensor.requires_grad:
         listener.leaf(tensor)
     return original(tensor, hook)
 
 
-def _add_param_group(listener: Listener, original: Any, optimizer: Any, group: Any) -> Any:
+def _add_param_group(listener: Any, original: Any, optimizer: Any, group: Any) -> Any:
     result = original(optimizer, group)
     for tensor in optimizer.param_groups[-1]["params"]:
         listener.leaf(tensor)
     return result
 
 
-def _backward(listener: Listener, original: Any, *arguments: Any, **options: Any) -> Any:
+def _backward(listener: Any, original: Any, *arguments: Any, **options: Any) -> Any:
     losses = arguments[0] if arguments else options.get("tensors")
     listener.backward_begins(losses, arguments[1] if len(arguments) > 1 else options.get("grad_tensors"))
     began = time.perf_counter()
@@ -119,7 +96,7 @@ def _backward(listener: Listener, original: Any, *arguments: Any, **options: Any
         listener.backward_ended(time.perf_counter() - began)
 
 
-def _clip(how: str, listener: Listener, original: Any, *arguments: Any, **options: Any) -> Any:
+def _clip(how: str, listener: Any, original: Any, *arguments: Any, **options: Any) -> Any:
     listener.clip_begins()
     began = time.perf_counter()
     result = original(*arguments, **options)
@@ -129,14 +106,40 @@ def _clip(how: str, listener: Listener, original: Any, *arguments: Any, **option
     return result
 
 
-def _save(listener: Listener, original: Any, *arguments: Any, **options: Any) -> Any:
+def _save(listener: Any, original: Any, *arguments: Any, **options: Any) -> Any:
     listener.saves(arguments[1] if len(arguments) > 1 else options.get("f"))
     return original(*arguments, **options)
 
 
-def _scaler_step(
-    listener: Listener, original: Any, scaler: Any, optimizer: Any, *arguments: Any, **options: Any
-) -> Any:
+def _wait(listener: Any, original: Any, work: Any, *arguments: Any, **options: Any) -> Any:
+    began = time.perf_counter()
+    try:
+        return original(work, *arguments, **options)
+    finally:
+        listener.waited(work, time.perf_counter() - began)
+
+
+def _loader(listener: Any, original: Any, loader: Any) -> Any:
+    listener.data.loader_began(loader)
+    iterator = original(loader)
+    listener.data.iterates(iterator, loader)
+    return iterator
+
+
+def _sampler(listener: Any, original: Any, sampler: Any) -> Any:
+    listener.data.sampler_began(sampler)
+    return original(sampler)
+
+
+def _batch(listener: Any, original: Any, batches: Any) -> Any:
+    began = time.perf_counter()
+    try:
+        return original(batches)
+    finally:
+        listener.data.batch_came(batches, time.perf_counter() - began)
+
+
+def _scaler_step(listener: Any, original: Any, scaler: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
     stepped = []
     handle = optimizer.register_step_pre_hook(lambda *_: stepped.append(True))
     try:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cos598d.comm.dispatcher import DispatchedCall
+from cos598d.comm.dispatcher import DispatchedCall, listening
 from cos598d.tools.audit.contents import GRADIENT, MOST_ITERATIONS, REDUCE_SCATTER, SCALAR
 from cos598d.tools.audit.sketch import Sketcher
-from cos598d.tools.audit.watch import collectives, moments
+from cos598d.tools.audit.watch import moments
 from cos598d.tools.audit.watch.calls import CallLog
 from cos598d.tools.audit.watch.data import Data
 from cos598d.tools.audit.watch.forwards import Forwards
@@ -66,13 +66,13 @@ class Observer:
             self._guard(self._forward_begins), self._guard(self._forward_ended), self._inner_ended
         )
         moments.listen(self)
-        collectives.listen(self._guard(self._called), self._guard(self._adds_up), self._guard(self.calls.waited))
+        self._listening = contextlib.ExitStack()
+        self._listening.enter_context(listening(self._guard(self._called), self._guard(self._adds_up)))
 
     def close(self) -> None:
         """Watch no longer."""
         moments.listen(None)
-        collectives.deafen()
-        self.data.close()
+        self._listening.close()
         self._forwards.close()
         with contextlib.suppress(RuntimeError):
             self.steps.close()
@@ -98,9 +98,11 @@ class Observer:
         return guarded
 
     def leaf(self, tensor: torch.Tensor) -> None:
+        """A parameter is about to get a hook, or to be an optimizer's."""
         self._guard(self.steps.hook)(tensor)
 
     def backward_begins(self, losses: Any, gradients: Any) -> None:
+        """`torch.autograd.backward` is called on these tensors, and given these gradients of theirs, if any."""
         self._in_backward += 1
         if self._in_backward == 1:
             self._guard(self._backward_begins)(losses, gradients)
@@ -116,6 +118,7 @@ class Observer:
         self._guard(self._clip_begins)()
 
     def clipped(self, how: str, limit: Any, norm: Any, seconds: float) -> None:
+        """Gradients were clipped: `how` is "norm" or "value", `limit` what it was given, `norm` what it returned."""
         self._phases["clip"] += seconds
         self.counts["clip"] += 1
         self._guard(self._clipped)(how, limit, norm)
@@ -132,8 +135,13 @@ class Observer:
         self._guard(self.steps.step_ended)(optimizer)
 
     def step_skipped(self) -> None:
+        """A gradient scaler has left a step out."""
         self._ended = time.perf_counter()
         self._guard(self.steps.step_skipped)()
+
+    def waited(self, work: Any, seconds: float) -> None:
+        """So long a call was waited for."""
+        self._guard(self.calls.waited)(work, seconds)
 
     def saves(self, file: Any) -> None:
         self._guard(self._saves)(file)
