@@ -63,8 +63,8 @@ def refuse_answers(own: Path) -> None:
         if "answer" not in words or isinstance(arguments[0], int):
             return
         path = Path(os.path.realpath(os.fsdecode(arguments[0]))) if event == "open" else None
-        is_answer = path is None or (path.parent.name == "answer" and path.is_relative_to(lessons))
-        if is_answer and path != own:
+        is_there = path is None or (path.parent.name == "answer" and path.is_relative_to(lessons) and path.is_file())
+        if is_there and path != own:
             raise PermissionError(f"a file that is checked may not read an answer, as it does in {words[:200]}")
 
     sys.addaudithook(hook)
