@@ -139,7 +139,7 @@ LOADER = Fields(
 )
 SAMPLER = Fields(
     {
-        **dict.fromkeys(("replicas", "rank", "total_length"), COUNT),
+        "total_length": COUNT,
         **dict.fromkeys(("shuffles", "trains"), FLAG),
         "epochs": ListOf(COUNT),
         "where": WHERE,

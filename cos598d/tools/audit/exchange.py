@@ -124,15 +124,12 @@ def _is_there(folder: Path, rank: int, own: Book, counter: Counter | None) -> bo
             if book["run"] == own["run"]:
                 is_complete = book["state"] == ENDED or bool(book["stopped"])
                 return is_complete or (book["host"] == own["host"] and not _runs(book["pid"]))
-    if own["stopped"]:
-        return False
-    if counter is not None:
+    if counter is not None and not own["stopped"]:
         with contextlib.suppress(UserError):
             data = counter.receive(rank)
             if data is not None:
                 write_whole(path, data)
                 return True
-        return False
     return False
 
 

@@ -199,15 +199,11 @@ def _mixed(books: Sequence[Book], fits: Fits, names: Sequence[str]) -> list[Audi
             means += most_common(known) == MEAN
     if not alone or not means:
         return []
-    said = [f"in step {step} {_ranks(ranks)}" for step, ranks in alone.items()]
+    said = [f"in step {step} on {ranks_in_words(ranks)}" for step, ranks in alone.items()]
     says = f"Where {means} times a rank applies the average, it is its own gradient {', '.join(said)}."
     if weights := _averaged_weights(books):
         return [AuditFinding("local_steps", (says,), where(weights[0]))]
     return [AuditFinding("different_gradients", (says,), step_place(fits))]
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"on {ranks_in_words(ranks)}"
 
 
 def _not_scattered(fits: Fits, names: Sequence[str], kinds: dict[str, list[str]]) -> AuditFinding:

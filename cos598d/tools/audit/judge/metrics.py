@@ -29,7 +29,7 @@ def judge_metrics(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]
         length, place = call[0]["length"], where(call[0])
         said = ", ".join(f"rank {book['rank']} {value:.6g}" for book, value in zip(books, column, strict=True))
         if is_cut and 0 < sum(rows) - length < len(books):
-            if _is_count(column, rows) and _has_hits(columns, rows, sum(rows) - length):
+            if [*column] == rows and _has_hits(columns, rows, sum(rows) - length):
                 says = f"{sum(rows)} examples are counted, of which the data has {length}: {said}."
                 return [AuditFinding("counted_twice", (says,), place)], []
             if _are_shares(column, rows, length):
@@ -52,13 +52,9 @@ def _padded(books: Sequence[Book]) -> list[AuditFinding]:
     return []
 
 
-def _is_count(column: Sequence[float], rows: Sequence[int]) -> bool:
-    return [*column] == [*rows]
-
-
 def _has_hits(columns: Sequence[Any], rows: Sequence[int], padded: int) -> bool:
     """Whether right answers are added up with the count, and nothing that may be taken off it for repeated ones."""
-    hits = [each for _, each in columns if len({*each}) > 1 and not _is_count(each, rows)]
+    hits = [each for _, each in columns if len({*each}) > 1 and [*each] != [*rows]]
     hits = [
         each
         for each in hits

@@ -125,7 +125,7 @@ def _settings(books: Sequence[Book]) -> list[AuditFinding]:
         for optimizers in zip(*(step["optimizers"] for step in steps), strict=False):
             first = optimizers[0]
             for rank, other in enumerate(optimizers):
-                if other == first or _are_shared_out(first, other, books[0], books[rank]):
+                if other == first or (first["class"] == other["class"] and _step_apart(books[0], books[rank])):
                     continue
                 says = f"Step {steps[0]['iteration']}: {_difference(first, other, rank)}."
                 return [AuditFinding("optimizers_differ", (says,), _step_place(books))]
@@ -141,20 +141,16 @@ def _settings(books: Sequence[Book]) -> list[AuditFinding]:
     if all(_has_seen_all(book) and book["iterations_seen"] == seen for book in books):
         for rank, book in enumerate(books):
             for first, other in zip(books[0]["settings"], book["settings"], strict=False):
-                if other != first and not _are_shared_out(first, other, books[0], book):
+                is_own = first["class"] == other["class"] and _step_apart(books[0], book)
+                if other != first and not is_own:
                     says = f"After {seen} steps {_difference(first, other, rank)}."
                     return [AuditFinding("optimizers_differ", (says,), _step_place(books))]
     return []
 
 
-def _are_shared_out(first: Mapping, other: Mapping, mine: Book, theirs: Book) -> bool:
-    """Whether two ranks' optimizers step different tensors: then each may go by what is right for its own."""
-    return first["class"] == other["class"] and _step_apart(mine, theirs)
-
-
 def _step_apart(mine: Book, theirs: Book) -> bool:
-    """Whether no tensor is stepped on both ranks: by what the optimizers remember, and by what they apply, since SGD
-    without momentum remembers nothing."""
+    """Whether no tensor is stepped on both ranks, so that each may go by what is right for its own: by what optimizers
+    remember, and by what they apply, since SGD without momentum remembers nothing."""
     for what in ("state", "applied"):
         here, there = ({name for step in book["steps"] for name in step[what]} for book in (mine, theirs))
         if here and there and here.isdisjoint(there):

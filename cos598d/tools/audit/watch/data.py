@@ -65,8 +65,6 @@ class Data:
     def sampler_began(self, sampler: DistributedSampler) -> None:
         """A distributed sampler draws an epoch."""
         self._began("sampler", self.samplers, sampler, {
-            "replicas": int(sampler.num_replicas),
-            "rank": int(sampler.rank),
             "dataset_length": _length(sampler.dataset),
             "total_length": int(sampler.total_size),
             "share": _length(sampler),
