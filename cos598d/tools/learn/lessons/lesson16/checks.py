@@ -208,9 +208,6 @@ RIGHT = ScalerVariant("")
 ON_ITS_OWN = "only the rank whose gradient was inf leaves out the step: ask after the average"
 MISTAKES = (
     ScalerVariant("small gradients became 0: backward multiplies the loss by the scale", scaled=False),
-    ScalerVariant(
-        "small gradients became 0, and the loss is neither scaled nor unscaled", scaled=False, unscaled=False
-    ),
     ScalerVariant("the gradients are still scaled: divide them by the scale before the step", unscaled=False),
     ScalerVariant("the gradients are those of one rank: average them over the ranks", average="own"),
     ScalerVariant("the gradients are the sum over the ranks: divide by their number", average="sum"),
