@@ -1,4 +1,4 @@
-"""The part of the matrix with other styles: a trainer's hooks, spawned ranks, EMA, a teacher, synchronized batch norm."""
+"""The part of the matrix with other styles: a trainer's hooks, communication hooks, EMA, a teacher, synchronized batch norm."""
 
 TRAINER = """import torch
 import torch.distributed as dist
@@ -178,32 +178,6 @@ SWAP = """    for p in model.parameters():
         for each in dist.batch_isend_irecv(calls):
             each.wait()
         {into}
-"""
-SPAWNED = """import os
-
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-
-def train(rank, ranks, seed):
-    port = int(os.environ["MASTER_PORT"]) + 1
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{{port}}", rank=rank, world_size=ranks)
-    torch.manual_seed(1)
-    model = DistributedDataParallel(nn.Linear(8, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.manual_seed(seed + {own})
-    for _ in range(5):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(torch.randn(8, 8)), torch.randint(0, 3, (8,))).backward()
-        optimizer.step()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    mp.start_processes(train, (2, 5), 2, start_method="fork")
 """
 SCALES = (
     """scaler = torch.amp.GradScaler("cpu", init_scale={scale})
