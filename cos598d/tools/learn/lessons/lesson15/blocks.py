@@ -15,7 +15,7 @@ DROPOUT = 0.1
 Checkpoint = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 
-class Block(nn.Module):
+class CountedBlock(nn.Module):
     """A residual MLP with a norm: (rows, width) to (rows, width)."""
 
     def __init__(self, width: int, inner: int, dropout: float):
@@ -38,7 +38,7 @@ class Stack(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(nonce)
             self.stem = nn.Linear(8, width)
-            self.blocks = nn.ModuleList(Block(width, inner, dropout) for _ in range(layers))
+            self.blocks = nn.ModuleList(CountedBlock(width, inner, dropout) for _ in range(layers))
 
     def loss(self, inputs: torch.Tensor, through: Checkpoint) -> torch.Tensor:
         """The sum over all outputs of (rows, 8) inputs, a different weight for each row."""
@@ -108,6 +108,6 @@ def memory_of_a_step(nonce: int, through: Checkpoint) -> dict[str, Any]:
     return {
         "kept": kept,
         "peak": max(held.curve[moments:], default=0),
-        "calls": sum(block.calls for block in model.modules() if isinstance(block, Block)) / LAYERS,
+        "calls": sum(block.calls for block in model.modules() if isinstance(block, CountedBlock)) / LAYERS,
         "curve": held.curve,
     }

@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from cos598d.strategies.memory import count_memory, state_tensors
-from cos598d.tools.learn.lessons.lesson15.blocks import Block
+from cos598d.tools.learn.lessons.lesson15.blocks import CountedBlock
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.1),
@@ -36,7 +36,7 @@ def held(parameters: int, optimizer: str) -> dict[str, float]:
 @cache
 def kept(layers: int, width: int, inner: int, rows: int) -> float:
     """Counted: the bytes that autograd saves of the activations of all blocks; each storage once."""
-    blocks = nn.Sequential(*(Block(width, inner, 0.0) for _ in range(layers)))
+    blocks = nn.Sequential(*(CountedBlock(width, inner, 0.0) for _ in range(layers)))
     weights = {each.untyped_storage().data_ptr() for each in blocks.parameters()}
     saved: dict[int, torch.UntypedStorage] = {}  # which are kept, so that none takes another's place
 

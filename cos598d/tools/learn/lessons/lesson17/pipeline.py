@@ -32,7 +32,7 @@ class Stage(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """(rows, width) to (rows, width)."""
         number, self._calls = self._calls, self._calls + 1
-        outputs = torch.tanh(Noted.apply(inputs, self, number) @ self.weight + self.bias)
+        outputs = torch.tanh(NotedUnit.apply(inputs, self, number) @ self.weight + self.bias)
         self.computed(FORWARD, number)
         return outputs
 
@@ -43,7 +43,7 @@ class Stage(nn.Module):
             self._on.comm.computed(f"{what} {number}")
 
 
-class Noted(torch.autograd.Function):
+class NotedUnit(torch.autograd.Function):
     """Tells a stage when the backward of a micro-batch has come to its inputs."""
 
     @staticmethod

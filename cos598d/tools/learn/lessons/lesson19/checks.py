@@ -12,7 +12,7 @@ from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.check.evidence import seed_of
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
-from cos598d.tools.learn.lessons.lesson19.training import BASE_BATCH, BASE_RATE, Training
+from cos598d.tools.learn.lessons.lesson19.training import BASE_BATCH, BASE_RATE, DrawnTraining
 
 RULES = {"linear": 1.0, "sqrt": 0.5}  # the power of the batch's growth
 NEAR, ELEMENTS, TRIALS = 1e-5, 50, 6  # squares may be added up in float32
@@ -270,7 +270,7 @@ def _(world: World) -> None:
 def trains(on: OnLesson) -> None:
     """With your rates and a warm-up a training ends at the loss of the reference, and measures its noise scale."""
     batch, steps = SHARE * on.world_size, []
-    training = Training(on.nonce, STEPS, batch, on.world_size)
+    training = DrawnTraining(on.nonce, STEPS, batch, on.world_size)
     peak = on.student.scaled_rate(BASE_RATE, BASE_BATCH, batch, "linear")
     for step in range(STEPS):
         local = training.gradient(step, on.rank)
@@ -286,7 +286,7 @@ def trains(on: OnLesson) -> None:
 @trains.judgement
 def _(world: World) -> None:
     batch, squares = SHARE * world.size, []
-    training = Training(world.nonce, STEPS, batch, world.size)
+    training = DrawnTraining(world.nonce, STEPS, batch, world.size)
     before = training.loss()
     for step in range(STEPS):
         own = torch.stack([training.gradient(step, share) for share in range(world.size)])

@@ -11,7 +11,7 @@ BASE_BATCH, BASE_RATE = 16, 0.05  # which suit each other
 EXAMPLES, TIMES = 16384, (4, 16, 64)  # of a row in the table, and how many times larger its batch is
 
 
-class Training:
+class DrawnTraining:
     """A network and its examples: of each step `batch`, in `shares` of equal size."""
 
     def __init__(self, seed: int, steps: int, batch: int, shares: int = 1):
@@ -56,7 +56,7 @@ class Training:
 
 def loss_after(rates: Sequence[float], batch: int, seed: int = 0) -> float:
     """The loss after a step with each of these rates."""
-    training = Training(seed, len(rates), batch)
+    training = DrawnTraining(seed, len(rates), batch)
     for step, rate in enumerate(rates):
         training.step(training.gradient(step), rate)
     return training.loss()
