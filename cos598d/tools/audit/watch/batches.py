@@ -23,6 +23,11 @@ def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
             yield from tensors_in(part, depth - 1)
 
 
+def has_values(value: Any) -> bool:
+    """Whether these tensors have values: torch's fake tensors, which only have shapes, train nothing."""
+    return not any(hasattr(tensor, "fake_mode") for tensor in tensors_in(value))
+
+
 def batch_size(inputs: list[torch.Tensor]) -> int:
     """The first dimension of the first input that has one; 0 without any."""
     return next((len(each) for each in inputs if each.dim()), 0)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from cos598d.tools.audit.watch.batches import tensors_in
+from cos598d.tools.audit.watch.batches import has_values, tensors_in
 
 Begun = Callable[[torch.nn.Module], None]
 Ended = Callable[[torch.nn.Module, list[torch.Tensor], float], None]
@@ -36,7 +36,8 @@ class Forwards:
         self._depth += 1
         if self._depth == 1:
             # A loss is a module, too: its inputs are no batch.
-            if next(module.parameters(), None) is None:
+            first = next(module.parameters(), None)
+            if first is None or not has_values(first):
                 self._began = 0.0
                 return
             self._begun(module)

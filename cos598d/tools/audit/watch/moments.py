@@ -17,6 +17,8 @@ from torch.utils import data
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
+from cos598d.tools.audit.watch.batches import has_values
+
 _listener: Any = None  # an Observer
 _is_installed = False
 
@@ -74,7 +76,7 @@ def _step_ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 def _register_hook(listener: Any, original: Any, tensor: torch.Tensor, hook: Any) -> Any:
     # Hooks are called in their order: the audit's has to see the gradient before the script's changes it.
-    if isinstance(tensor, torch.Tensor) and tensor.is_leaf and tensor.requires_grad:
+    if isinstance(tensor, torch.Tensor) and tensor.is_leaf and tensor.requires_grad and has_values(tensor):
         listener.leaf(tensor)
     return original(tensor, hook)
 
@@ -88,6 +90,8 @@ def _add_param_group(listener: Any, original: Any, optimizer: Any, group: Any) -
 
 def _backward(listener: Any, original: Any, *arguments: Any, **options: Any) -> Any:
     losses = arguments[0] if arguments else options.get("tensors")
+    if not has_values(losses):
+        return original(*arguments, **options)
     listener.backward_begins(losses, arguments[1] if len(arguments) > 1 else options.get("grad_tensors"))
     began = time.perf_counter()
     try:
