@@ -247,7 +247,7 @@ def test_new_writes_a_file_that_passes_once_it_is_filled(here, capsys):
         (
             OPENING + "class Mine(AllReduce):\n    def __init__(self, comm): pass",
             "mine.py:Mine",
-            "cannot be made from .*find_unused_parameters",
+            "cannot be constructed with .*find_unused_parameters",
         ),
     ],
 )

@@ -171,7 +171,7 @@ def test_a_refusal_that_cases_have_in_common_is_said_once():
     [
         (["bucketed", "--cases", "bytes"], "--cases bytes: there is no such case. The cases are same start, gradients"),
         (["zero4"], "zero4"),
-        (["zero1:compress=fp16"], "--compress has no effect with --sync zero1"),
+        (["zero1:compress=fp16"], "--compress has no effect with sync zero1"),
         (["zero1", "--seconds", "0"], "--seconds 0"),
         (["zero1", "--world_sizes", "0"], "--world_sizes 0"),
     ],

@@ -78,7 +78,7 @@ def test_what_is_lost_is_said_in_words(file):
     assert "since the last average" in local_sgd
     assert diloco == f"{local_sgd} and the outer steps' momentum, with the fragment that was under way"
     assert [word is not None for word in never] == [case.sync.endswith("Slow") for case in cases]
-    assert "Slow remembers" in never[4]
+    assert "Slow keeps from step to step" in never[4]
     assert "has no own_state()" in never[4]
 
 

@@ -126,4 +126,4 @@ def test_a_checkpoint_in_an_engine_s_own_form_is_one_sentence_on_every_rank(star
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"\x80\x02}q\x00.")  # a pickle, which nobody opens
     words = [*TINY_TRAINING, "--sync", "zero3", "--model_name_or_path", tmp_path / "theirs"]
-    end_alike(start_ranks(SCRIPT, 2, words), 1, "theirs holds no model.safetensors or pytorch_model.bin. Give")
+    end_alike(start_ranks(SCRIPT, 2, words), 1, "theirs has no model.safetensors or pytorch_model.bin. Give")

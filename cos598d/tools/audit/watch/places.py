@@ -96,7 +96,8 @@ def is_in_torch() -> bool:
     if frame is None:
         return False
     is_of_ranks = os.path.join("torch", "distributed") in frame.f_code.co_filename
-    return is_of_ranks or frame.f_code.co_name in ("wait", "_engine_run_backward")
+    # _wait is the audit's own, around wait.
+    return is_of_ranks or frame.f_code.co_name in ("wait", "_wait", "_engine_run_backward")
 
 
 def called_from(functions: frozenset[str]) -> str:

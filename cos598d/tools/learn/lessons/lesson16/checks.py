@@ -259,8 +259,9 @@ def simulate(nonce: int, size: int, way: ScalerVariant) -> list[list[tuple[torch
 
 
 def _grad(model: InHalf) -> torch.Tensor:
-    assert model.weight.grad is not None
-    return model.weight.grad
+    if (gradient := model.weight.grad) is None:
+        raise ValueError("the weight has no gradient")
+    return gradient
 
 
 def _grows(rule: str, count: int) -> bool:
