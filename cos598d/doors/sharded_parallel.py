@@ -78,8 +78,10 @@ def parallelize(
         kind: Any = class_of(strategy) if isinstance(strategy, str) else strategy
     name = strategy if isinstance(strategy, str) else strategy.__name__
     known = {one.name for one in fields(SyncOptions)} - {*OWN_OPTIONS}
-    for word in options:
-        if word not in known or word not in kind.uses:
+    for word, value in [*options.items()]:
+        if word in known and word not in kind.uses and value is None:
+            del options[word]  # None is data_parallel's default, too
+        elif word not in known or word not in kind.uses:
             more = or_choose(word) if word in known else ""
             raise UsageError(f"{word} has no effect with {name}. Leave it out{more}.")
     if options.get("compress") is not None:
