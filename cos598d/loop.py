@@ -22,8 +22,7 @@ from cos598d.measure.clock import IterationClock
 from cos598d.models.checkpoint import all_finite
 from cos598d.models.padding import cuts_by_length
 from cos598d.plan import Plan, TrainingSetup
-from cos598d.records.conventions import WARM_UP
-from cos598d.strategies.activations import activations_of_pass
+from cos598d.records.conventions import WARM_UP, WITH_ACTIVATIONS
 from cos598d.strategies.base import Module, Strategy
 from cos598d.strategies.formula import TrainingSpec, without_values
 from cos598d.strategies.observed import TimedStrategy
@@ -156,10 +155,9 @@ def train(
             control.count(observed.counted)
             if not goes_on():
                 break
-    passes = max(1, observed.passes)
-    moments = activations_of_pass(job.model, observed.largest, config.precision, comm.device)
-    expected = strategy.expected_memory(replace(job, passes=passes)).with_activations(moments, passes)
+    expected = strategy.expected_memory(replace(job, passes=max(1, observed.passes)))
     record.memory |= {"between_steps": observed.between_steps, "peak": observed.peak.held, **expected.as_record()}
+    record.memory[WITH_ACTIVATIONS] = observed.peak.with_activations
     strategy.detach()
 
 

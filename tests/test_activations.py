@@ -67,7 +67,7 @@ def measured(model, inputs, precision):
     peak = Peak(memory, functools.partial(allocated_bytes, CPU))
     with peak.watching():
         module(**inputs)[0].backward()
-    return statistics.median(taken), peak.held["activations"]
+    return statistics.median(taken), peak.with_activations["activations"]
 
 
 @tells

@@ -61,7 +61,7 @@ def test_the_record_of_the_run_has_what_was_forecast(sync, start, tmp_path):
     assert rows[2]["bytes_sent"] == found.bytes_sent_per_iteration[0]
     for row in run["epochs"]:
         assert row["predicted_bytes_sent"] == pytest.approx(found.bytes_sent_per_epoch, rel=1e-3)
-    counted = max(run["memory"]["peak"], key=lambda held: sum(held.values()))
+    counted = max(run["memory"]["peak_with_activations"], key=lambda held: sum(held.values()))
     assert found.peak_bytes == pytest.approx(sum(counted.values()), rel=0.15)
     between = [sum(held.values()) for held in run["memory"]["between_steps"]]
     assert sum(found.memory.values()) == pytest.approx(max(between), rel=0.02)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import BY_COUNTERS, BY_LEDGER, CHECKPOINT, COUNTED, PHASES
+from cos598d.records.conventions import BY_COUNTERS, BY_LEDGER, CHECKPOINT, COUNTED, PHASES, WITH_ACTIVATIONS
 from cos598d.records.kinds import (
     COUNT,
     FLAG,
@@ -95,7 +95,8 @@ def _memory(world_size: int | None = None) -> ValueKind:
             "process_peak_bytes": ListOf(NOT_NEGATIVE, world_size),
             "gpu_peak_bytes": ListOf(OrNone(NOT_NEGATIVE), world_size),
         },
-        memory_of(ListOf(HELD, world_size), ListOf(OrNone(HELD), world_size), ListOf(TEXT, world_size)),
+        memory_of(ListOf(HELD, world_size), ListOf(OrNone(HELD), world_size), ListOf(TEXT, world_size))
+        | {WITH_ACTIVATIONS: ListOf(HELD, world_size)},
     )
 
 

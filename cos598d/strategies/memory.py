@@ -82,24 +82,28 @@ class Peak:
 
     While it is `watching`, it calls `look` itself: after the forward of every module with parameters, before each
     module's backward, and before a parameter's new gradient is added to .grad. That gradient counts too.
-    `allocated` gives all bytes in use, or None. Bytes that were allocated while it watches, and are in no category, are
-    "activations".
+
+    `held` are the counted categories when they are most. `with_activations` is the same for all bytes: `allocated`
+    gives those in use, or None, and those that came since `watching` began, and are in no category, are "activations".
     """
 
     def __init__(self, memory: Callable[[], dict[str, int]], allocated: Callable[[], int | None] = lambda: None):
         self._memory, self._allocated = memory, allocated
         self._others: int | None = None  # of what is in use, before the first forward
         self.held: dict[str, int] = {}
+        self.with_activations: dict[str, int] = {}  # {} if `allocated` gives None
 
     def look(self, *_: Any, gradient_bytes: int = 0) -> None:
         """Compare the memory held now plus `gradient_bytes` of a gradient that no category holds yet."""
         found = self._memory()
         if gradient_bytes:
             found = found | {"gradients": found.get("gradients", 0) + gradient_bytes}
-        if self._others is not None:
-            found = found | {"activations": max(0, self._uncounted(found) - self._others)}
         if sum(found.values()) > sum(self.held.values()):
             self.held = found
+        if self._others is not None:
+            found = found | {"activations": max(0, self._uncounted(found) - self._others)}
+            if sum(found.values()) > sum(self.with_activations.values()):
+                self.with_activations = found
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

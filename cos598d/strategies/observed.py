@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class TimedStrategy:
     4. This rank's `votes`, such as for an end, are sent with the loss: numbers that are summed over the ranks too.
     5. In iteration number `watched` (0 for none) the bytes that this rank holds are counted: `between_steps` at its
        end, `peak.held` at its peak. That takes time, so do not use an iteration whose seconds count. `passes` is this
-       rank's number of micro-batches in it, and `largest` the inputs of the largest (of images only their shape).
+       rank's number of micro-batches in it.
 
     After an iteration, `loss` is the global batch's mean loss, `counted` are the sums of the votes, and `seconds` are
     the clock's. `tokens` is the number of tokens, with padding, in this rank's micro-batches of texts.
@@ -41,7 +41,6 @@ class TimedStrategy:
         self._strategy, self._clock, self._comm, self._votes = strategy, clock, comm, votes
         self.watched, self._is_watching = 0, False
         self.peak = Peak(strategy.memory, functools.partial(allocated_bytes, comm.device))
-        self.largest: dict[str, torch.Tensor] = {}
         self.between_steps: dict[str, int] = {}
         self.passes = 0
         strategy.phase = clock.phase
@@ -82,8 +81,6 @@ class TimedStrategy:
 
         def forward(**inputs: torch.Tensor) -> tuple:
             self.tokens += inputs["input_ids"].numel() if "input_ids" in inputs else 0
-            if self._is_watching and _numbers(inputs) >= _numbers(self.largest):
-                self.largest = {name: x.to("meta") if x.is_floating_point() else x for name, x in inputs.items()}
             with self._clock.phase("forward"):
                 return module(**inputs)
 
@@ -129,7 +126,3 @@ class TimedStrategy:
     def _look(self) -> None:
         if self._is_watching:
             self.peak.look()
-
-
-def _numbers(inputs: Mapping[str, torch.Tensor]) -> int:
-    return sum(tensor.numel() for tensor in inputs.values())

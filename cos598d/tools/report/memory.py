@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cos598d.records.conventions import WITH_ACTIVATIONS
 from cos598d.records.run import EXPECTED, MOMENTS, UNSAID, Summary
 from cos598d.tools.report.numbers import megabytes
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "buckets")
 WORDS = {"between_steps": "between steps", "peak": "at a step's peak"}
+ACTIVATED = "at its peak with activations"
 COUNTED_NOTE = (
     "MB of tensors on the rank that holds most, counted in one step of the warm-up. Off formula: how far the total is "
     "from what the strategy predicts for that rank, if a step uses every parameter. What it predicts has a row of its "
@@ -18,8 +20,8 @@ COUNTED_NOTE = (
 def memory_rows(runs: Sequence[Summary]) -> list[list[str]]:
     """A header and, for each run that counted its memory, the rows of `held_rows`; [] if none did."""
     known = [run for run in runs if set(MOMENTS) <= set(run.get("memory") or {})]
-    activated = any("activations" in held for run in known for held in run["memory"]["peak"])
-    categories = (*CATEGORIES, *(["activations"] if activated else []))  # which older records have not
+    activated = any(any(run["memory"].get(WITH_ACTIVATIONS, ())) for run in known)  # older records do not have it
+    categories = (*CATEGORIES, *(["activations"] if activated else []))
     has_gpu = any(None not in run["memory"]["gpu_peak_bytes"] for run in known)
     rows = []
     for run in known:
@@ -59,6 +61,8 @@ def held_rows(found: Mapping[str, Any], categories: Sequence[str] = CATEGORIES) 
         rows.append([words, *cells, _apart(held, expected)])
         if expected and _cells(expected, categories) != cells:
             rows.append(["by formula", *_cells(expected, categories), ""])
+    if "activations" in categories and any(activated := found.get(WITH_ACTIVATIONS, ())):
+        rows.append([ACTIVATED, *_cells(activated[fullest(activated)], categories), "-"])
     return rows
 
 
