@@ -9,7 +9,7 @@ from cos598d.tools.report.numbers import megabytes
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "buckets")
 WORDS = {"between_steps": "between steps", "peak": "at a step's peak"}
-ACTIVATED = "at its peak with activations"
+ACTIVATED = "at the peak with activations"
 COUNTED_NOTE = (
     "MB of tensors on the rank that holds most, counted in one step of the warm-up. Off formula: how far the total is "
     "from what the strategy predicts for that rank, if a step uses every parameter. What it predicts has a row of its "
