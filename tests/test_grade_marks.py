@@ -114,6 +114,7 @@ def test_a_page_has_the_line_what_was_expected_and_the_picture_and_nothing_raw(t
     assert lines_named("other.py line 1: x", source) == []
     names = ["ann", "ann.py", "../ann", "a b", "a_b", ".hidden", "ann.html"]
     pages = [page_name(name) for name in names]
+    assert pages[:2] == ["ann.html", "ann.py.html"]
     assert len(set(pages)) == len(names)
     assert all("/" not in each and each[0] != "." for each in pages)
 

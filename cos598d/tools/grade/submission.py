@@ -1,6 +1,7 @@
 """One submission, graded in processes of its own, on a copy of its files, within its limits, and none of them left."""
 
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -48,6 +49,11 @@ class SubmissionEnd:
     remark: str = ""
     printed: str = ""
     pictures: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_final(self) -> bool:
+        """Whether grading it again comes to the same; not where the judge was ended, or failed."""
+        return self.otherwise.passed is not None or not self.remark
 
 
 class Grader:
@@ -106,6 +112,11 @@ class Grader:
                 folder = _copied(source, scratch / "submission", self._assignment)
             except UserError as error:
                 return SubmissionEnd(Judged("", False, str(error)), str(error))
+            except OSError as error:
+                raise UserError(
+                    f"{scratch.parent} has no room for a submission ({error.strerror}). Make room, or set TMPDIR to "
+                    "another folder."
+                ) from None
             if self._user:
                 self._user.take(scratch)
             place = JudgingPlace(folder, scratch, self._user, self._apart, self._is_drawn)
@@ -127,7 +138,8 @@ def grading(
 
 
 def _copied(source: Path, target: Path, assignment: Assignment) -> Path:
-    """Copy the submission, and return the folder of the copy that the assignment's file is in. Raises UserError."""
+    """Copy the submission, and return the folder of the copy that the assignment's file is in. Raises UserError for
+    what the submission is, and OSError where the disk is full."""
     wanted = assignment.kind.file
     try:
         files = plain_files(source)
@@ -138,6 +150,8 @@ def _copied(source: Path, target: Path, assignment: Assignment) -> Path:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         raise UserError(f"the submission cannot be read ({error.strerror}).") from None
     return folder_with(target, wanted) if wanted else target
 
