@@ -15,6 +15,7 @@ from pathlib import Path
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import signal_name
+from cos598d.terminal.words import number_of
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.handed_in import plain_files
 from cos598d.tools.grade.judging import JudgingPlace, be_judge, heard, judged_of
@@ -161,7 +162,8 @@ def _check_size(files: list[Path], assignment: Assignment) -> None:
     megabytes = sum(file.stat().st_size for file in files) / (1 << 20)
     if len(files) > MOST_FILES or megabytes > most:
         raise UserError(
-            f"the submission has {len(files)} files of {megabytes:.0f} MB. Hand in at most {MOST_FILES} of {most} MB."
+            f"the submission has {number_of(len(files), 'file')} of {megabytes:.0f} MB in all. "
+            f"Hand in at most {MOST_FILES:,} files of {most} MB in all."
         )
 
 
