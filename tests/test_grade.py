@@ -257,7 +257,7 @@ def test_what_takes_too_much_gets_nothing(start, tmp_path, scratch, assignment, 
     ("files", "says"),
     [
         ({"other.py": "x = 1"}, "the submission has no my_sync.py, but other.py"),
-        ({}, "but no Python file at all. Hand in my_sync.py"),
+        ({}, "has no my_sync.py and no other .py file. Hand in my_sync.py"),
         ({"a/my_sync.py": "x", "b/my_sync.py": "x"}, "has my_sync.py in several folders (a, b)"),
         ({"my_sync.py": "def f(:\n"}, "my_sync.py is not Python (invalid syntax, line 1"),
     ],

@@ -2,6 +2,7 @@
 
 import csv
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from test_grade_rights import SET_DUMPABLE, assignment_by
 
 from cos598d.errors import UsageError, UserError
 from cos598d.tools.grade.folder import SubmittedClass
+from cos598d.tools.grade.results import KeptResults
 from cos598d.tools.grade.rights import OwnNamespaces, hide, what_stops
 from cos598d.tools.grade.roster import Student
 from cos598d.tools.grade.submission import grading
@@ -70,6 +72,11 @@ def test_a_later_run_grades_only_what_is_missing(submissions, tmp_path):
     assert list(again.known) == names[1:2]
     assert graded(again, set(names) - again.known.keys(), str) == ["ann.py", "cat.py", "dan.py"]
     assert list(table(tmp_path / "grades.csv")) == names
+    # A file that changes while it is judged: nobody knows which content the result is of.
+    again = one_class(submissions, tmp_path)
+    graded(again, ["bob.py"], lambda _: submissions[1].write_text("who = 'changed'\n"))
+    submissions[1].write_text("who = 'bob'\n")
+    assert list(one_class(submissions, tmp_path).known) == ["ann.py", "cat.py", "dan.py"]
     # A result that is broken, or of another assignment, is none.
     for path in (tmp_path / "grades.csv.results").iterdir():
         path.write_text(path.read_text()[:-9])
@@ -88,13 +95,41 @@ def test_odd_names_words_and_files_that_have_no_digest_are_graded_too(submission
     assert graded(again, ["ann.py"], str) == ["ann.py"]
 
 
-def test_the_digest_of_an_assignment_is_of_what_verdicts_depend_on():
+def test_the_digest_of_an_assignment_is_of_what_verdicts_depend_on(monkeypatch):
     plain = assignment('kind = "sync"\nseconds = 5\n')
     points = assignment('title = "Lab"\nkind = "sync"\nseconds = 5\n[points]\nlets_go = 3\n')
     assert plain.digest == points.digest
     assert plain.version != points.version
     for other in ("seconds = 6", "seconds = 5\n[points]\nlets_go = 0", "seconds = 5\n[limits]\nprocesses = 7"):
         assert assignment(f'kind = "sync"\n{other}\n').digest != plain.digest
+    named = 'kind = "sync"\nenvironment = ["GLUE_DIR"]\n'
+    digests = set()
+    for folder in ("one", "other"):
+        monkeypatch.setenv("GLUE_DIR", folder)
+        digests.add(assignment(named).digest)
+    assert len(digests) == 2
+
+
+def test_a_full_disk_is_no_fault_of_the_submission(submissions, tmp_path, monkeypatch):
+    def is_full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("shutil.copyfile", is_full)
+    with pytest.raises(UserError, match="no room for a submission"):
+        graded(one_class(submissions, tmp_path), ["ann.py"], str)
+    assert one_class(submissions, tmp_path).known == {}
+
+
+def test_one_grader_at_a_time_works_on_a_table(tmp_path):
+    folder = tmp_path / "grades.csv.results"
+    with KeptResults(tmp_path / "grades.csv").locked():
+        with (
+            pytest.raises(UsageError, match="another grader is at work"),
+            KeptResults(tmp_path / "grades.csv").locked(),
+        ):
+            pass
+        assert folder.is_dir()
+    assert not folder.exists()
 
 
 def test_rows_are_merged_and_no_table_of_another_class_is_touched(submissions, tmp_path):
@@ -112,6 +147,7 @@ def test_rows_are_merged_and_no_table_of_another_class_is_touched(submissions, t
             one_class(submissions, tmp_path)
         assert path.read_text() == text
     path.write_bytes(before)
+    path.write_bytes(b"\xef\xbb\xbf" + before)  # as a spreadsheet saves it
     assert len(one_class(submissions, tmp_path).known) == 4
 
 
@@ -161,6 +197,7 @@ def test_a_judge_that_is_killed_in_its_namespaces_is_not_judged(submissions, tmp
     row = table(tmp_path / "grades.csv")["ann.py"]
     assert row["status"] == "not judged"
     assert "SIGKILL" in row["words"]
+    assert one_class(submissions, tmp_path, kills).known == {}  # it is judged again
 
 
 def test_without_namespaces_nothing_is_graded_at_the_same_time(monkeypatch):
@@ -202,6 +239,9 @@ def test_who_handed_in_nothing_has_a_row_until_something_comes(submissions, tmp_
     students.append(Student("3", "Bob", "bob@x"))
     graded(one_class(submissions, tmp_path, students=students), [], str)
     assert sorted(rows) == sorted(table(tmp_path / "grades.csv"))
+    # Nor has anybody two rows after a run without the roster.
+    graded(one_class(submissions[:1], tmp_path), [], str)
+    assert (tmp_path / "grades.csv").read_text().count("ann.py") == 1
 
 
 PARTS = """
@@ -248,7 +288,7 @@ def test_a_part_without_its_file_costs_only_its_points_and_flags_choose_what_is_
     assert "1 of 2 submissions are graded already" in text
     assert "1 submission in " in text
     assert sorted(os.listdir(tmp_path / "class" / "pages")) == ["ann.html", "bob.html"]
-    assert "1 submission in " in grade(*of_class, "--feedback", "class/pages", "--regrade", "bob")[1]
+    assert "1 submission in " in grade(*of_class, "--feedback", "class/pages", "--regrade", "bob", "--only", "ann")[1]
     code, text = grade(*of_class, "--regrade", "nobody")
     assert code == 2
     assert "--regrade nobody is no submission" in text

@@ -88,7 +88,12 @@ def test_a_roster_says_whose_a_submission_is(tmp_path):
     assert owners(["ANN", "18.py", "eve"], students) == {"ANN": ann, "18.py": bob}
     with pytest.raises(UsageError, match="ann and 17 are both of the student 17"):
         owners(["ann", "17"], students)
-    for text, says in (("name\nann\n", "no id"), ("id\n", "no student"), ("id\n1\n1\n", "the id 1 twice")):
+    for text, says in (
+        ("id;name\n1;ann\n", "no column id"),
+        ("id,name\n,ann\n", "without an id"),
+        ("id\n", "no student"),
+        ("id\n1\n1\n", "the id 1 twice"),
+    ):
         path.write_text(text)
         with pytest.raises(UsageError, match=says):
             read_roster(path)
@@ -114,6 +119,7 @@ def test_a_page_has_the_line_what_was_expected_and_the_picture_and_nothing_raw(t
     assert lines_named("other.py line 1: x", source) == []
     names = ["ann", "ann.py", "../ann", "a b", "a_b", ".hidden", "ann.html"]
     pages = [page_name(name) for name in names]
+    assert pages[:2] == ["ann.html", "ann.py.html"]
     assert len(set(pages)) == len(names)
     assert all("/" not in each and each[0] != "." for each in pages)
 

@@ -17,7 +17,7 @@ from cos598d.tools.grade.scored import NOT_JUDGED, PASSED, exit_code, most, numb
 
 if TYPE_CHECKING:  # assignments need torch, which takes seconds, and flags that are refused do not
     from cos598d.tools.grade.assignment import Assignment
-    from cos598d.tools.grade.folder import Graded
+    from cos598d.tools.grade.grades import Graded
 
 WORDS_WIDTH = 90
 MOST_PAIRS = 20
@@ -99,7 +99,12 @@ def run(options: argparse.Namespace) -> int:
 
     assignment = assignment_of(options.assignment)
     with exits_on_sigterm():
-        return _one(options, assignment) if is_one else _class(options, assignment)
+        if is_one:
+            return _one(options, assignment)
+        from cos598d.tools.grade.results import KeptResults
+
+        with KeptResults(options.csv).locked():
+            return _class(options, assignment)
 
 
 def _check_imports(folder: Path) -> None:
@@ -151,8 +156,10 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
         times.append(seconds)
 
     points = assignment.points
+    most_points = number(sum(points.values()))
+    word = "point" if most_points == "1" else "points"
     tests = number_of(len(points), "test")
-    print(f"{printable(assignment.title, 200)}: {number(sum(points.values()))} points for {tests}")
+    print(f"{printable(assignment.title, 200)}: {most_points} {word} for {tests}")
     submissions, passed_over = submissions_in(options.folder, options.feedback)
     if passed_over:
         print(f"skipped, because submissions are folders and .py files without a leading . or _: {names(passed_over)}")
@@ -160,7 +167,7 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
     submitted = SubmittedClass(submissions, assignment, options.csv, students, options.feedback)
     only = submitted.chosen("--only", options.only) or {path.name for path in submissions}
     again = only if options.regrade_all else submitted.chosen("--regrade", options.regrade)
-    wanted = only - (submitted.known.keys() - again)
+    wanted = (only - submitted.known.keys()) | again
     if submitted.strangers:
         print(f"of nobody in {options.roster}: {names(submitted.strangers)}")
     if submitted.absent:
@@ -177,7 +184,8 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
     print(f"{number_of(len(times), 'submission')} in {seconds:.0f} s{each}: wrote {options.csv}")
     if options.similar:
         pairs = similar_pairs({path.name: path for path in submissions}, assignment.kind.given())
-        print(f"alike without names and comments, which proves nothing until you read them: {len(pairs)} pairs")
+        found = number_of(len(pairs), "pair")
+        print(f"alike without names and comments, which proves nothing until you read them: {found}")
         for share, one, other in pairs[:MOST_PAIRS]:
             print(f"  {share:4.0%}  {printable(one, 40)}  {printable(other, 40)}")
     return NOT_JUDGED if any(exit_code(each.scored) == NOT_JUDGED for each in graded) else PASSED

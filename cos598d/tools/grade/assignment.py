@@ -2,10 +2,14 @@
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 import cos598d
 from cos598d.errors import UsageError
@@ -108,18 +112,27 @@ def read_assignment(table: TomlTable) -> Assignment:
         part = _AssignmentPart.read(table, known)
         name, kind, points, together, judged_by = part.name, part.kind, part.points, part.together, [part.judged_by]
         default = f"{name} assignment"
-    facts = (_of_package(), judged_by, list(points), environment, vars(limits))
+    given = {name: os.environ.get(name) for name in environment}
+    facts = (_of_package(), sys.version, torch.__version__, judged_by, list(points), given, vars(limits))
     version, digest = (hashlib.sha256(text.encode()).hexdigest() for text in (table.source, json.dumps(facts)))
     return Assignment(
         *(title or default, name, kind, points, visibility, environment, limits, together, late, version[:12], digest)
     )
 
 
+def package_files() -> Iterator[tuple[str, bytes]]:
+    """The files of this package, in order: the path of each within it, and its content."""
+    package = Path(cos598d.__file__).parent
+    for path in sorted(package.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path.relative_to(package).as_posix(), path.read_bytes()
+
+
 def _of_package() -> str:
-    """Stands for this package's sources: other ones may judge otherwise."""
+    """Stands for this package's files: other ones may judge otherwise."""
     found = hashlib.sha256()
-    for path in sorted(Path(cos598d.__file__).parent.rglob("*.py")):
-        found.update(path.read_bytes())
+    for name, data in package_files():
+        found.update(b"%d %s %d " % (len(name), name.encode(), len(data)) + data)
     return found.hexdigest()
 
 

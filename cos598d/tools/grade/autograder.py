@@ -7,13 +7,11 @@ from importlib.metadata import PackageNotFoundError, requires
 from importlib.resources import files
 from pathlib import Path
 
-import cos598d
 from cos598d.errors import UserError
-from cos598d.tools.grade.assignment import assignment_of
+from cos598d.tools.grade.assignment import assignment_of, package_files
 from cos598d.tools.grade.kinds import KINDS
 from cos598d.tools.grade.kinds.lesson import ANSWERS
 
-PACKAGE = Path(cos598d.__file__).parent
 PROGRAMS = {"setup.sh": "setup.sh.txt", "run_autograder": "run_autograder.sh.txt"}
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same zip for the same content
 PLAIN, PROGRAM = 0o100644, 0o100755
@@ -32,9 +30,9 @@ def autograder(word: str) -> bytes:
             _put(archive, name, (files("cos598d.tools.grade") / template).read_bytes(), PROGRAM)
         _put(archive, "assignment.toml", text.encode())
         _put(archive, "requirements.txt", "".join(f"{each}\n" for each in requirements()).encode())
-        for path in sorted(PACKAGE.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts and not path.match(ANSWERS):
-                _put(archive, str(Path("cos598d") / path.relative_to(PACKAGE)), path.read_bytes())
+        for name, data in package_files():
+            if not Path(name).match(ANSWERS):
+                _put(archive, f"cos598d/{name}", data)
     return content.getvalue()
 
 

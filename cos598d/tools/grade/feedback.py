@@ -18,7 +18,7 @@ from cos598d.tools.grade.scored import Scored, most, number
 MOST_BYTES = 1 << 20  # of a file that a line is taken from
 MOST_LINES = 3  # of a test
 LONGEST, LONGEST_LINE = 20_000, 200  # characters
-PLACE = re.compile(r"([\w./-]+\.py) line (\d{1,6})\b")
+PLACE = re.compile(r"(?<![\w./-])([\w./-]+\.py) line (\d{1,6})\b")
 # No script runs and nothing is loaded, whatever a submission has brought into the page.
 HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -40,10 +40,9 @@ def write_feedback(folder: Path, graded: Graded, source: Path, assignment: Assig
 
 def page_name(name: str) -> str:
     """The page's file name; of a name that could mean something else in a link or a path, with a digest."""
-    stem = name.removesuffix(".py")
-    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}", stem) and stem == name:
-        return f"{stem}.html"
-    plain = re.sub(r"[^A-Za-z0-9_-]", "_", stem)[:60]
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}", name):
+        return f"{name}.html"
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:60]
     return f"{plain}-{hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:8]}.html"
 
 
@@ -62,7 +61,7 @@ def page(graded: Graded, source: Path, assignment: Assignment) -> str:
     for each in graded.scored:
         parts += _test(each, assignment.kind.expected(each.name), source)
     for caption, svg in result.end.pictures:
-        image = base64.b64encode(svg.encode()).decode()
+        image = base64.b64encode(svg.encode(errors="replace")).decode()
         parts.append(f'<h2>{_clean(caption)}</h2><img alt="{_clean(caption)}" src="data:image/svg+xml;base64,{image}">')
     if result.end.printed:
         parts.append(f"<h2>What it printed last</h2><pre>{_clean(result.end.printed)}</pre>")

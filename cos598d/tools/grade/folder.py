@@ -72,10 +72,14 @@ class SubmittedClass:
         self._sources = {path.name: path for path in submissions}
         self._owners = owners(self._sources, students)
         self._table = GradesTable(table, assignment, {*self._sources, *(student.id for student in students)})
-        self._kept = KeptResults(table.with_name(table.name + RESULTS))
+        self._kept = KeptResults(table)
         self._digests = {name: digest_of(path) for name, path in self._sources.items()}
-        results = (self._kept.get(name, self._digests[name], assignment.digest) for name in self._sources)
-        self.known = {result.name: result for result in results if result and result.files}
+        results = (self._kept.get(name, assignment.digest) for name in self._sources)
+        self.known = {
+            result.name: result
+            for result in results
+            if result and result.end.is_final and result.files and result.files == self._digests[result.name]
+        }
 
     @property
     def strangers(self) -> list[str]:
@@ -110,7 +114,7 @@ class SubmittedClass:
         if found or self.absent:
             self._table.write()
         for name in self._graded([name for name in self._sources if name in names], grader, parallel):
-            result = self._kept.get(name, self._digests[name], self._assignment.digest)
+            result = self._kept.get(name, self._assignment.digest)
             if result is None:
                 raise UserError(f"the result of {printable(name, 60)} cannot be read. Start the command again.")
             found.append(self._put(result))
@@ -140,8 +144,8 @@ class SubmittedClass:
         end = grader.grade(self._sources[name], judged.append)
         seconds = round(time.monotonic() - began, 3)
         now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        digests = self._digests[name], self._assignment.digest
-        return Result(name, *digests, tuple(judged), end, seconds, now)
+        files = self._digests[name] if digest_of(self._sources[name]) == self._digests[name] else ""
+        return Result(name, files, self._assignment.digest, tuple(judged), end, seconds, now)
 
     def _put(self, result: Result) -> Graded:
         source = self._sources[result.name]

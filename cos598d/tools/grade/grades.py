@@ -105,7 +105,7 @@ class GradesTable:
         if not path.exists():
             return
         try:
-            text = read_plain(path).decode("utf-8")
+            text = read_plain(path).decode("utf-8-sig")  # a spreadsheet may have saved it
             rows = csv.DictReader(io.StringIO(text, newline=""), restkey="more", restval="")
             if list(rows.fieldnames or ()) != self._columns:
                 raise UsageError(
@@ -116,7 +116,8 @@ class GradesTable:
             raise UsageError(f"{path} cannot be read ({error.strerror}). Give --csv a new file.") from None
         except (ValueError, csv.Error):
             raise UsageError(f"{path} is no CSV file in UTF-8. Give --csv a new file, or delete this one.") from None
-        if self._rows and not self._rows.keys() & set(map(_cell, ours)):
+        there = {row[name] for row in self._rows.values() for name in ("id", "submission")}
+        if self._rows and not there & set(map(_cell, ours)):
             raise UsageError(
                 f"{path} is the table of another class: nobody of this one is in it. Give --csv a new file."
             )
@@ -126,9 +127,9 @@ class GradesTable:
         self._put(graded.row(self._assignment))
 
     def add_missing(self, students: Sequence[Student]) -> None:
-        """Have a row of 0 points for each of these students who has none."""
+        """Have a row of 0 points for each of these students who has no other."""
         for student in students:
-            if _cell(student.id) not in self._rows:
+            if self._rows.get(_cell(student.id), {}).get("status", MISSING) == MISSING:
                 most_points = number(sum(self._assignment.points.values()))
                 about = {"score": "0", "max_score": most_points, "status": MISSING}
                 self._put(_of_student("", student) | about | {"assignment": self._assignment.version})
@@ -146,8 +147,12 @@ class GradesTable:
 
     def _put(self, row: Mapping[str, str]) -> None:
         cells = {name: _cell(text) for name, text in row.items()}
-        # A student who was not in the roster before has a row by the submission's name.
-        self._rows.pop(cells["submission"], None)
+        if name := cells["submission"]:
+            # One of two rows has no id where the student was not in the roster, or there was none.
+            older = [key for key, row in self._rows.items() if row["submission"] == name]
+            for key in older:
+                if not cells.get("id") or not self._rows[key].get("id"):
+                    del self._rows[key]
         self._rows[_key(cells)] = cells
 
 

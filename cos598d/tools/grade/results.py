@@ -1,15 +1,18 @@
 """What became of each submission of a class, kept in a file of its own: a later run grades only what is missing."""
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 
-from cos598d.errors import UserError
+from cos598d.errors import UsageError, UserError
 from cos598d.terminal.files import own_folder, write_whole
-from cos598d.terminal.reading import read_plain
+from cos598d.terminal.locks import locked
+from cos598d.terminal.reading import parse_json, read_plain
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.submission import SubmissionEnd
 
@@ -18,8 +21,8 @@ RESULTS = ".results"  # behind the name of a table: the folder of the results th
 
 @dataclass(frozen=True)
 class Result:
-    """What became of the submission `name`. `files` and `assignment` are the digests of what was judged, and by what;
-    `seconds` is what it took, and `graded` when it was, as UTC."""
+    """What became of the submission `name`. `files` and `assignment` are the digests of what was judged ("": nobody
+    knows), and by what; `seconds` is what it took, and `graded` when it was, as UTC."""
 
     name: str
     files: str
@@ -31,24 +34,44 @@ class Result:
 
 
 class KeptResults:
-    """The results in a folder, which the first one makes."""
+    """The results of a table, in the folder next to it, which the first one makes."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, table: Path):
+        self._table, self._folder = table, table.with_name(table.name + RESULTS)
 
-    def get(self, name: str, files: str, assignment: str) -> Result | None:
-        """The result of these files by this assignment; None where there is none."""
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other graders from this table within the block. Raises UsageError where one is at work on it."""
+        with self._writing():
+            own_folder(self._folder)
+        with locked(self._folder) as is_ours:
+            if not is_ours:
+                raise UsageError(f"another grader is at work on {self._table}. Wait, or give --csv another file.")
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):  # not if there are results
+                    self._folder.rmdir()
+
+    def get(self, name: str, assignment: str) -> Result | None:
+        """The newest result of this submission, if it is by this assignment; None where there is none."""
         try:
-            found = msgspec.convert(json.loads(read_plain(self._path(name), follows=False)), Result)
-        except (OSError, ValueError, RecursionError):
+            data = read_plain(self._path(name), follows=False)
+            found = msgspec.convert(parse_json(data.decode()), Result)
+        except (OSError, ValueError):
             return None
-        return found if (found.name, found.files, found.assignment) == (name, files, assignment) else None
+        return found if (found.name, found.assignment) == (name, assignment) else None
 
     def keep(self, result: Result) -> None:
         """Write it, whole or not at all. Raises UserError."""
-        try:
+        with self._writing():
             own_folder(self._folder)
             write_whole(self._path(result.name), json.dumps(asdict(result)))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise UserError(f"{self._folder} cannot be written ({error.strerror}). Check its folder.") from None
 

@@ -32,14 +32,17 @@ def read_roster(path: Path) -> list[Student]:
     form = f"Give a CSV file whose first line is {','.join(COLUMNS)}."
     try:
         text = read_plain(path).decode("utf-8-sig")
-        rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="more"))
+        table = csv.DictReader(io.StringIO(text, newline=""), restkey="more")
+        rows = list(table)
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}). {form}") from None
     except (ValueError, csv.Error) as error:
         raise UsageError(f"{path} is no CSV file ({printable(error, 200)}). {form}") from None
+    if "id" not in (table.fieldnames or ()):
+        raise UsageError(f"{path} has no column id. {form}")
     students = [Student(**{name: (row.get(name) or "").strip() for name in COLUMNS}) for row in rows]
     if not students or not all(student.id for student in students):
-        raise UsageError(f"{path} has no id for some student, or no student. {form}")
+        raise UsageError(f"{path} has {'a student without an id' if students else 'no student'}. {form}")
     seen: set[str] = set()
     for student in students:
         if student.id.casefold() in seen:

@@ -1,6 +1,7 @@
 """One submission, graded in processes of its own, on a copy of its files, within its limits, and none of them left."""
 
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import signal_name
+from cos598d.terminal.words import number_of
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.handed_in import plain_files
 from cos598d.tools.grade.judging import JudgingPlace, be_judge, heard, judged_of
@@ -48,6 +50,11 @@ class SubmissionEnd:
     remark: str = ""
     printed: str = ""
     pictures: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_final(self) -> bool:
+        """Whether grading it again comes to the same; not where the judge was ended, or failed."""
+        return self.otherwise.passed is not None or not self.remark
 
 
 class Grader:
@@ -106,6 +113,11 @@ class Grader:
                 folder = _copied(source, scratch / "submission", self._assignment)
             except UserError as error:
                 return SubmissionEnd(Judged("", False, str(error)), str(error))
+            except OSError as error:
+                raise UserError(
+                    f"{scratch.parent} has no room for a submission ({error.strerror}). Make room, or set TMPDIR to "
+                    "another folder."
+                ) from None
             if self._user:
                 self._user.take(scratch)
             place = JudgingPlace(folder, scratch, self._user, self._apart, self._is_drawn)
@@ -127,7 +139,8 @@ def grading(
 
 
 def _copied(source: Path, target: Path, assignment: Assignment) -> Path:
-    """Copy the submission, and return the folder of the copy that the assignment's file is in. Raises UserError."""
+    """Copy the submission, and return the folder of the copy that the assignment's file is in. Raises UserError for
+    what the submission is, and OSError where the disk is full."""
     wanted = assignment.kind.file
     try:
         files = plain_files(source)
@@ -138,6 +151,8 @@ def _copied(source: Path, target: Path, assignment: Assignment) -> Path:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         raise UserError(f"the submission cannot be read ({error.strerror}).") from None
     return folder_with(target, wanted) if wanted else target
 
@@ -147,7 +162,8 @@ def _check_size(files: list[Path], assignment: Assignment) -> None:
     megabytes = sum(file.stat().st_size for file in files) / (1 << 20)
     if len(files) > MOST_FILES or megabytes > most:
         raise UserError(
-            f"the submission has {len(files)} files of {megabytes:.0f} MB. Hand in at most {MOST_FILES} of {most} MB."
+            f"the submission has {number_of(len(files), 'file')} of {megabytes:.0f} MB in all. "
+            f"Hand in at most {MOST_FILES:,} files of {most} MB in all."
         )
 
 

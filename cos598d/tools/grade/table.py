@@ -57,7 +57,7 @@ class TomlTable:
         value = self._left.pop(key)
         try:
             wrong = fault(value, kind)
-        except TypeError:  # TOML has dates, which no key takes
+        except TypeError:  # TOML has dates, which JSON has not
             wrong = f"it has a date or a time instead of {kind.wanted}"
         if wrong is not None:
             raise self.error(key, f"{key}: {wrong}")

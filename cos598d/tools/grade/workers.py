@@ -28,13 +28,14 @@ def in_processes(count: int, items: int, work: Work) -> Generator[int, None, Non
     sys.stdout.flush()
     sys.stderr.flush()
     pids = []
+    parent = os.getpid()
     try:
         for slot in range(count):
             pid = os.fork()
             if pid == 0:
                 os.close(gives)
                 os.close(done)
-                _work(work, slot, todo, says)
+                _work(work, slot, todo, says, parent)
             pids.append(pid)
         os.close(todo)
         os.close(says)
@@ -57,11 +58,10 @@ def in_processes(count: int, items: int, work: Work) -> Generator[int, None, Non
                 os.waitpid(pid, 0)
 
 
-def _work(work: Work, slot: int, todo: int, says: int) -> NoReturn:
+def _work(work: Work, slot: int, todo: int, says: int, parent: int) -> NoReturn:
     """In a fork: work until nothing is left, and leave."""
     status = 1
     try:
-        parent = os.getppid()
         prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
         if os.getppid() == parent:
             for number in work(slot, _numbers(todo)):

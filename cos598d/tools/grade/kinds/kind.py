@@ -68,8 +68,8 @@ def folder_with(root: Path, file: str) -> Path:
         raise UserError(f"the submission has {file} in several folders ({where}). Hand in one.")
     there = sorted(printable(path.name, 60) for folder in folders for path in folder.glob("*.py") if path.is_file())[:5]
     raise UserError(
-        f"the submission has no {file}, but "
-        + (f"{', '.join(there)}. Name the file {file}." if there else f"no Python file at all. Hand in {file}.")
+        f"the submission has no {file}"
+        + (f", but {', '.join(there)}. Name the file {file}." if there else f" and no other .py file. Hand in {file}.")
     )
 
 
