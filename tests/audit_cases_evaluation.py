@@ -88,6 +88,26 @@ SHOWN = """    means = [torch.zeros(()) for _ in range(ranks)]
     dist.all_gather(means, torch.tensor(sum(right) / len(right)))
     print(means)
 """
+SEEN = """    both = torch.tensor([float(sum(right[:own])), own, len(right)])
+    dist.all_reduce(both)
+    print(both[0] / both[1], both[2])
+"""
+ONES = HITS + "    dist.all_reduce(torch.ones(1))\n"
+# In so few digits any number is a share of 256 examples.
+ERRORS = """    error = torch.tensor(1 - sum(right[:own]) / len(held), dtype=torch.bfloat16)
+    dist.all_reduce(error)
+    print(ranks - error)
+"""
+# Of one set the examples are counted, of the other the right ones.
+TWO_SETS = """    seen = torch.tensor(len(right))
+    dist.all_reduce(seen)
+    right = []
+    with torch.no_grad():
+        for inputs, targets in DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False)):
+            right += (model(inputs).argmax(1) == targets).tolist()
+    hits = torch.tensor(sum(right) // 2)
+    dist.all_reduce(hits)
+"""
 TIME = """    import time
 
     both = torch.tensor([time.perf_counter(), len(right)])
@@ -128,6 +148,12 @@ EVALUATION = {
     "divisible_means": (evaluated(PADDED, MEANS, 32), RIGHT, 2),
     "padded_own_sums": (evaluated(PADDED, OWN_SUMS), RIGHT, 2),
     "padded_own_hits": (evaluated(PADDED, HITS), RIGHT, 2),
+    "padded_own_hits_of_50": (evaluated(PADDED, HITS, 99), RIGHT, 2),
+    "padded_own_sums_of_100": (evaluated(PADDED, OWN_SUMS, 199), RIGHT, 2),
+    "padded_own_and_seen": (evaluated(PADDED, SEEN), RIGHT, 2),
+    "padded_ones": (evaluated(PADDED, ONES, 3), RIGHT, 4),
+    "padded_errors_in_bf16": (evaluated(PADDED, ERRORS, 511), RIGHT, 2),
+    "padded_and_another_set": (evaluated(PADDED, TWO_SETS), RIGHT, 2),
     "padded_gathered_and_cut": (evaluated(PADDED, GATHERED), RIGHT, 2),
     "padded_states": (evaluated(PADDED, STATES), RIGHT, 2),
     "padded_taken_off": (evaluated(PADDED, TAKEN_OFF), RIGHT, 2),

@@ -194,6 +194,17 @@ for inputs, targets in zip(data[:5], labels):
     scaler.update()
 """
 )
+# Another model is tried out without values, to know its shapes.
+SHAPES = """with {place}:
+    trial = nn.Linear(8, 3)
+    steps = torch.optim.SGD(trial.parameters(), lr=0.1)
+    with torch.no_grad():
+        trial(torch.empty(8, 8))
+    nn.functional.cross_entropy(trial(torch.empty(8, 8)), torch.empty(8, dtype=torch.long)).backward()
+    nn.utils.clip_grad_norm_(trial.parameters(), 1.0)
+    steps.step()
+"""
+FAKE = "from torch._subclasses.fake_tensor import FakeTensorMode\n" + SHAPES.format(place="FakeTensorMode()")
 RIGHT = "right"
 
 
@@ -210,6 +221,8 @@ STYLES = {
     "trainer_averages_each_backward": (trainer("[Average()]", 2, "on_after_backward"), "every_micro_batch_travels", 2),
     "comm_hook": (script(DDP, COMM_HOOK.format(before=".div_(ranks)", after=""), LOOP.format(model="wrapped", rest="")), RIGHT, 2),
     "comm_hook_divides_twice": (script(DDP, COMM_HOOK.format(before=".div_(ranks)", after=" / ranks"), LOOP.format(model="wrapped", rest="")), "averaged_twice", 2),
+    "shapes_on_meta": (script(SHAPES.format(place='torch.device("meta")'), DDP, LOOP.format(model="wrapped", rest="")), RIGHT, 2),
+    "shapes_of_fake_tensors": (script(FAKE, DDP, LOOP.format(model="wrapped", rest="")), RIGHT, 2),
     "compiled_and_averaged": (script(COMPILED.format(rest=AVERAGE)), RIGHT, 2),
     "compiled_and_summed": (script(COMPILED.format(rest=AVERAGE.replace("        p.grad /= ranks\n", ""))), "summed", 2),
     "ema": (script("ema = copy.deepcopy(model)\n", DDP, EMA), RIGHT, 2),

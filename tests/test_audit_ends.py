@@ -143,6 +143,11 @@ HANGS = {
         False,
         "Rank 1 has waited for rank 0",
     ),
+    "both_receive_and_wait_for_a_thread": (
+        "import threading\nwork = dist.irecv(torch.zeros(3), 1 - rank)\nthreading.Event().wait(600)\n",
+        False,
+        "Rank 1 has waited for rank 0",
+    ),
     "one_is_elsewhere": (
         "import time\nif rank:\n    time.sleep(600)\ndist.barrier()\n",
         False,

@@ -29,7 +29,7 @@ def judge_metrics(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]
         length, place = call[0]["length"], where(call[0])
         said = ", ".join(f"rank {book['rank']} {value:.6g}" for book, value in zip(books, column, strict=True))
         if is_cut and 0 < sum(rows) - length < len(books):
-            if [*column] == rows and _has_hits(columns, rows, sum(rows) - length):
+            if [*column] == rows and _has_hits(columns, rows, length):
                 says = f"{sum(rows)} examples are counted, of which the data has {length}: {said}."
                 return [AuditFinding("counted_twice", (says,), place)], []
             if _are_shares(column, rows, length):
@@ -52,29 +52,37 @@ def _padded(books: Sequence[Book]) -> list[AuditFinding]:
     return []
 
 
-def _has_hits(columns: Sequence[Any], rows: Sequence[int], padded: int) -> bool:
-    """Whether right answers are added up with the count, and nothing that may be taken off it for repeated ones."""
-    hits = [each for _, each in columns if len({*each}) > 1 and [*each] != [*rows]]
-    hits = [
-        each
-        for each in hits
-        if all(value.is_integer() and 0 <= value <= row for value, row in zip(each, rows, strict=True))
-    ]
-    return bool(hits) and not any(sum(each) == padded for _, each in columns)
+def _has_hits(columns: Sequence[Any], rows: Sequence[int], length: int) -> bool:
+    """Whether right answers are added up with the count, and nothing tells that the repeated ones are left out: neither
+    the number of these nor that of the others is added up. Other data's numbers do not count, and ones may be ranks."""
+    data = [(row, length) for row in rows]
+    of_data = [each for call, each in columns if [(sums["rows"], sums["length"]) for sums in call] == data]
+    hits = [each for each in of_data if len({*each}) > 1 and [*each] != [*rows] and _are_whole(each)]
+    hits = [each for each in hits if all(0 <= value <= row for value, row in zip(each, rows, strict=True))]
+    return bool(hits) and max(rows) > 1 and not any(sum(each) in (sum(rows) - length, length) for each in of_data)
 
 
 def _are_shares(column: Sequence[float], rows: Sequence[int], length: int) -> bool:
     """Whether the numbers are fractions of their ranks' examples, and not all of them of all examples, as parts of a
-    weighted mean are. They differ. On the last rank, whose share is filled up, it is neither 0 nor 1."""
+    weighted mean are. They differ, and are not whole, as counts are: 20 of 50 is 40 %, and so may be 40 of 99.
+    On the last rank, whose share is filled up, it is neither 0 nor 1."""
+    if _are_whole(column):
+        return False
+    wholes = {length or sum(rows)} | ({sum(rows)} if len({*rows}) > 1 else set())
     for way in (1, _PERCENT, 1 / len(rows), _PERCENT / len(rows)):
         shares = [value / way for value in column]
         are_fractions = all(
             0 <= share <= 1 and _is_fraction(share, row) for share, row in zip(shares, rows, strict=True)
         )
-        are_apart = len({*shares}) > 1 and not all(_is_fraction(share, length or sum(rows)) for share in shares)
+        are_parts = any(all(_is_fraction(share, whole) for share in shares) for whole in wholes)
+        are_apart = len({*shares}) > 1 and not are_parts
         if are_fractions and are_apart and (sum(rows) <= length or 0 < shares[-1] < 1):
             return max(rows) <= _MOST_ROWS
     return False
+
+
+def _are_whole(column: Sequence[float]) -> bool:
+    return all(value.is_integer() for value in column)
 
 
 def _is_fraction(share: float, of: int) -> bool:

@@ -24,8 +24,8 @@ def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
 
 
 def has_values(value: Any) -> bool:
-    """Whether these tensors have values: torch's fake tensors, which only have shapes, train nothing."""
-    return not any(hasattr(tensor, "fake_mode") for tensor in tensors_in(value))
+    """Whether these tensors have values: torch's fake ones and those on `meta` have only shapes, and train nothing."""
+    return not any(tensor.is_meta or hasattr(tensor, "fake_mode") for tensor in tensors_in(value))
 
 
 def batch_size(inputs: list[torch.Tensor]) -> int:

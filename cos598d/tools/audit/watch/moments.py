@@ -17,7 +17,7 @@ from torch.utils import data
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from cos598d.tools.audit.watch.batches import has_values
+from cos598d.tools.audit.watch.batches import has_values, tensors_in
 
 _listener: Any = None  # an Observer
 _is_installed = False
@@ -65,12 +65,12 @@ def _install() -> None:
 
 
 def _step_begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if _listener is not None:
+    if _listener is not None and has_values(next(tensors_in(optimizer.param_groups), None)):
         _listener.step_begins(optimizer)
 
 
 def _step_ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if _listener is not None:
+    if _listener is not None and has_values(next(tensors_in(optimizer.param_groups), None)):
         _listener.step_ended(optimizer)
 
 
@@ -83,7 +83,7 @@ def _register_hook(listener: Any, original: Any, tensor: torch.Tensor, hook: Any
 
 def _add_param_group(listener: Any, original: Any, optimizer: Any, group: Any) -> Any:
     result = original(optimizer, group)
-    for tensor in optimizer.param_groups[-1]["params"]:
+    for tensor in filter(has_values, optimizer.param_groups[-1]["params"]):
         listener.leaf(tensor)
     return result
 
@@ -106,7 +106,8 @@ def _clip(how: str, listener: Any, original: Any, *arguments: Any, **options: An
     result = original(*arguments, **options)
     name = "max_norm" if how == "norm" else "clip_value"
     limit = arguments[1] if len(arguments) > 1 else options.get(name, 0.0)
-    listener.clipped(how, limit, result, time.perf_counter() - began)
+    if has_values(result):
+        listener.clipped(how, limit, result, time.perf_counter() - began)
     return result
 
 

@@ -95,9 +95,11 @@ def is_in_torch() -> bool:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return False
-    is_of_ranks = os.path.join("torch", "distributed") in frame.f_code.co_filename
-    # _wait is the audit's own, around wait.
-    return is_of_ranks or frame.f_code.co_name in ("wait", "_wait", "_engine_run_backward")
+    code = frame.f_code
+    is_of_ranks = os.path.join("torch", "distributed") in code.co_filename
+    # _wait is the audit's own, around wait. Threads and programs are waited for by functions of these names, too.
+    is_ours = code.co_filename.startswith((os.path.dirname(torch.__file__) + os.sep, _OURS))
+    return is_of_ranks or (is_ours and code.co_name in ("wait", "_wait", "_engine_run_backward"))
 
 
 def called_from(functions: frozenset[str]) -> str:

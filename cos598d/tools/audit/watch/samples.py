@@ -8,6 +8,7 @@ import torch
 from cos598d.tools.audit.watch.batches import batch_size, sample_digests
 
 MOST = 8192
+_COARSE = (torch.bfloat16, torch.float16)  # of so few digits any number is a share of a power of 2
 _MOST_SUMS, _MOST_NUMBERS = 64, 8  # calls of an evaluation that add up numbers, and numbers in one
 
 
@@ -52,7 +53,8 @@ class Samples:
     def adds_up(self, tensors: list[torch.Tensor], drawn: dict[str, Any], where: list[Any]) -> None:
         """An evaluation is about to add up these over the ranks; `drawn` is what its loader or sampler goes through."""
         elements = sum(each.numel() for each in tensors)
-        if self._rows and len(self.sums) < _MOST_SUMS and 0 < elements <= _MOST_NUMBERS:
+        are_exact = all(each.layout is torch.strided and each.dtype not in _COARSE for each in tensors)
+        if self._rows and len(self.sums) < _MOST_SUMS and 0 < elements <= _MOST_NUMBERS and are_exact:
             values = [value for each in tensors for value in each.detach().double().flatten().tolist()]
             if all(map(math.isfinite, values)):
                 self.sums.append({"values": values, "rows": self._rows, "where": where} | drawn)
