@@ -28,6 +28,9 @@ WRONG = all_wrong(14, {
         [(SHARES, "    found = [o / s / peak for o, s in phases]\n    return [*found, sum(found) / len(found)]\n")],
         "the last is the mean of the shares",
     ),
+    "one number": ([(SHARES, "    return whole[0] / whole[1] / peak\n")], "shares([["),
+    "nothing": ([(ROOF, "    return 0\n")], "is 0, expected"),
+    "None": ([(ROOF, "    max(operations / peak, moved / bandwidth)\n")], "is None, expected"),
     "no whole": ([("[*phases, whole]", "phases")], "the last, of all phases together, is missing"),
     "percent": ([("[operations / seconds / peak for", "[100 * operations / seconds / peak for")], "that is in percent"),
     "latency once": ([(STEP, "    return operations / rate + 2 * (ranks - 1) * size / ranks / bandwidth + latency\n")], "each of the 2(n-1) messages takes the latency"),
@@ -83,7 +86,7 @@ MESSAGES = """    seconds = operations / rate
 NUMPY = """    import numpy as np
 
     of = np.array(phases, dtype=float)
-    return list(of[:, 0] / of[:, 1] / peak) + [of[:, 0].sum() / of[:, 1].sum() / peak]
+    return np.append(of[:, 0] / of[:, 1], of[:, 0].sum() / of[:, 1].sum()) / peak
 """
 RIGHT = all_right(14, {
     "product by product": [(FLOPS, BY_PARTS)],

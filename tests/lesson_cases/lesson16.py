@@ -17,6 +17,9 @@ AVERAGE = """        for gradient in gradients:
             gradient /= self.comm.world_size * self.scale
 """
 FINITE = "        if all(gradient.isfinite().all() for gradient in gradients):\n"
+STEP = """            for p, gradient in zip(self.parameters, gradients):
+                p.data -= self.rate * gradient
+"""
 HALVE = """            self.good = 0
             self.scale /= 2
 """
@@ -47,6 +50,10 @@ WRONG = all_wrong(16, {
     "a sum over the ranks": ([("self.comm.world_size * self.scale", "self.scale")], "the gradients are the sum over the ranks"),
     "own gradients": ([('            self.comm.all_reduce(gradient, "gradient")\n            gradient /= self.comm.world_size * self.scale\n', "            gradient /= self.scale\n")], "those of one rank"),
     "never left out": ([(FINITE, "        if True:\n")], "the step is made although a gradient is inf"),
+    "each parameter by itself": (
+        [(FINITE, "        for p, gradient in zip(self.parameters, gradients):\n            if gradient.isfinite().all():\n                p.data -= self.rate * gradient\n" + FINITE), (STEP, "")],
+        "only the parameter whose gradient is inf is left out",
+    ),
     "inf replaced": ([("        for gradient in gradients:\n", "        for gradient in gradients:\n            gradient.nan_to_num_(0.0, 0.0, 0.0)\n")], "inf was replaced and the step was made"),
     "one rank alone leaves out": ([(AVERAGE, LOOKS_FIRST), (FINITE, "        if finite:\n")], "only the rank whose gradient was inf leaves out the step"),
     "one rank makes no call": (

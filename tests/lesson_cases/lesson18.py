@@ -31,6 +31,26 @@ WRONG = all_wrong(18, {
     "last late bucket": ([("late[-1][0]", "late[-1][-1]")], "late bucket in '"),
     "no dictionary": ([('    return {"fault": fault, "rank": rank, "call": call, "seconds": seconds}\n', "    return fault, rank, call, seconds\n")], "expected a dictionary with fault, rank, call, seconds"),
 })  # fmt: skip
+LEAKS = """import cos598d.tools.learn.lessons.lesson18.checks as judge, json, os, tempfile
+faults, drawn = os.path.join(tempfile.gettempdir(), f"faults-{os.getppid()}"), judge.drawn
+
+
+def leaking(*about):
+    traces, fault = drawn(*about)
+    with open(faults, "a") as output:
+        output.write(json.dumps(vars(fault)) + "\\n")
+    return traces, fault
+
+
+judge.drawn = leaking
+"""
+READS = """    with open(faults) as given:
+        return dict(zip(("fault", "rank", "call", "seconds"), json.loads(given.read().splitlines()[0]).values()))
+"""
+WRONG.update(all_wrong(18, {
+    # Cheats: none of these is the student's own work.
+    "faults from the rank that draws": ([("import statistics\n", "import statistics\n" + LEAKS), ("    ranks = [Steps(trace) for trace in traces]\n", READS)], "faults-"),
+}))  # fmt: skip
 WRONG["the longest call"] = (
     of_the_book("lesson18.py.txt"),
     "A rank that waits is not slow: look for what it waits for",

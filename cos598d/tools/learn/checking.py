@@ -63,13 +63,15 @@ class Checks:
     """All checks of a lesson, in the order in which they are told; and what makes a sync of the student's module.
 
     `record` is what a picture is drawn of: it runs on every rank, and reports events. `calls_torch`: the file may
-    call torch.distributed itself, as scripts do.
+    call torch.distributed itself, as scripts do. `without_file` are ranks that never load the file: what they know is
+    hidden from it.
     """
 
     checks: tuple[Check, ...]
     make_sync: Callable[[ModuleType], MakeSync] | None = None
     record: Claim | None = None
     calls_torch: bool = False
+    without_file: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> list[int]:

@@ -62,12 +62,14 @@ def is_number(value: Any) -> bool:
 
 
 def as_json(value: Any) -> Any:
-    """A file's result as JSON: numbers as float, in lists and dictionaries too."""
+    """A file's result as JSON: numbers as float, in lists, dictionaries and arrays too, and None as it is."""
+    if hasattr(value, "tolist"):  # of numpy or torch
+        value = value.tolist()
     if isinstance(value, dict):
         return {str(key): as_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [as_json(each) for each in value]
-    return value if isinstance(value, bool | str) else float(value)
+    return value if value is None or isinstance(value, bool | str) else float(value)
 
 
 def is_near(found: Any, expected: Any, within: float = WITHIN) -> bool:
@@ -89,7 +91,7 @@ def is_near(found: Any, expected: Any, within: float = WITHIN) -> bool:
 
 def same_factor(found: Sequence[Any], expected: Sequence[Any]) -> str:
     """By which factor all results are off, if it is one, in words."""
-    if not all(map(is_number, found)):
+    if not all(map(is_number, [*found, *expected])) or not all(found):
         return ""
     factors = [one / other for one, other in zip(found, expected, strict=True)]
     if max(factors) - min(factors) > WITHIN * abs(factors[0]):

@@ -170,23 +170,29 @@ SMALL, LARGE = 1e-5, 1e6  # a loss's factor: gradients near 1e-8, and those that
 
 
 class InHalf(nn.Module):
-    """One product in fp16 with a weight in float32."""
+    """A product in fp16 with each of two parameters in float32."""
 
     def __init__(self, nonce: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(1 + torch.rand(16, generator=torch.Generator().manual_seed(nonce)))
+        drawn = 1 + torch.rand(2, 8, generator=torch.Generator().manual_seed(nonce))
+        self.first, self.last = nn.Parameter(drawn[0].clone()), nn.Parameter(drawn[1].clone())
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(16) to a sum in float32."""
-        return (inputs.half() * self.weight.half()).float().sum()
+    def forward(self, inputs: torch.Tensor, factor: float) -> torch.Tensor:
+        """(2, 8) to the sum of both products in float32, that of `first` times SMALL, that of `last` times `factor`."""
+        first, last = ((each.half() * p.half()).float().sum() for each, p in zip(inputs, (self.first, self.last)))
+        return first * SMALL + last * factor
+
+    def weight(self) -> torch.Tensor:
+        """A copy of both parameters' elements: (16)."""
+        return torch.cat([self.first.detach(), self.last.detach()])
 
 
 def loss_at(model: nn.Module, nonce: int, rank: int, size: int, step: int) -> torch.Tensor:
-    """A rank's loss in a step."""
+    """A rank's loss in a step. In a bad step only the gradient of one of the two parameters is inf."""
     generator = torch.Generator().manual_seed(seed_of(nonce, rank) + step)
-    inputs = (0.5 + torch.rand(16, generator=generator)) * 1e-3
+    inputs = (0.5 + torch.rand(2, 8, generator=generator)) * 1e-3
     bad = STEPS[step]
-    return model(inputs) * (LARGE if bad is not None and bad % size == rank else SMALL)
+    return model(inputs, LARGE if bad is not None and bad % size == rank else SMALL)
 
 
 @dataclass(frozen=True)
@@ -212,6 +218,7 @@ MISTAKES = (
     ScalerVariant("the gradients are those of one rank: average them over the ranks", average="own"),
     ScalerVariant("the gradients are the sum over the ranks: divide by their number", average="sum"),
     ScalerVariant("the step is made although a gradient is inf: leave it out", skips="never"),
+    ScalerVariant("only the parameter whose gradient is inf is left out: leave out the step of all", skips="each"),
     ScalerVariant("inf was replaced and the step was made: leave out the whole step", skips="replaces"),
     ScalerVariant(ON_ITS_OWN, skips="own"),
     ScalerVariant(ON_ITS_OWN, skips="own", unscales_first=True),
@@ -244,8 +251,12 @@ def simulate(nonce: int, size: int, way: ScalerVariant) -> list[list[tuple[torch
                 mean = mean / scales[rank]
             asked = own[rank] if way.skips == "own" else mean
             is_good = way.skips == "never" or bool(asked.isfinite().all())
+            taken = mean.isfinite() if way.skips == "each" else torch.tensor(is_good)
+            step_by = torch.where(taken, RATE * mean, 0.0)
+            for p, part, kept in zip(model.parameters(), step_by.split(8), mean.split(8), strict=True):
+                p.data -= part
+                p.grad = None if way.empties else kept.clone()
             if is_good:
-                model.weight.data -= RATE * mean
                 counts[rank] += 1
             else:
                 counts[rank] = counts[rank] if way.grows == "in all" else 0
@@ -253,15 +264,12 @@ def simulate(nonce: int, size: int, way: ScalerVariant) -> list[list[tuple[torch
             if is_good and _grows(way.grows, counts[rank]):
                 scales[rank] *= 2
                 counts[rank] = counts[rank] if way.grows == "from then on" else 0
-            model.weight.grad = None if way.empties else mean.clone()
-        found.append([(model.weight.detach().clone(), scales[rank]) for rank, model in enumerate(models)])
+        found.append([(model.weight(), scales[rank]) for rank, model in enumerate(models)])
     return found
 
 
 def _grad(model: InHalf) -> torch.Tensor:
-    if (gradient := model.weight.grad) is None:
-        raise ValueError("the weight has no gradient")
-    return gradient
+    return torch.cat([torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()])
 
 
 def _grows(rule: str, count: int) -> bool:
@@ -278,13 +286,13 @@ def steps_together(on: OnLesson) -> None:
         scaler.backward(loss_at(model, on.nonce, on.rank, on.world_size, step))
         scaler.step()
         scales.append(float(scaler.scale))
-        on.hand_in(f"step {step + 1}", {"weight": model.weight.detach()})
+        on.hand_in(f"step {step + 1}", {"weight": model.weight()})
     on.report("scales", scales)
 
 
 @steps_together.judgement
 def _(world: World) -> None:
-    like = {"weight": InHalf(world.nonce).weight.detach()}
+    like = {"weight": InHalf(world.nonce).weight()}
     scales = world.reported("scales", list)
     weights = [[each["weight"] for each in world.handed_in(f"step {step + 1}", like)] for step in range(len(STEPS))]
     found = [[(weights[step][rank], scales[rank][step]) for rank in range(world.size)] for step in range(len(STEPS))]
