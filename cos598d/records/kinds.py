@@ -26,7 +26,7 @@ class ValueKind:
     parts: Callable[[Any], Iterable[Part]] | None = None
 
 
-def Number(  # noqa: N802: kinds are called like types
+def Number(  # noqa: N802 - kinds are called like types
     words: str = "a number",
     least: float = -LARGEST,
     most: float = LARGEST,

@@ -31,8 +31,9 @@ WRONG = all_wrong(18, {
     "last late bucket": ([("late[-1][0]", "late[-1][-1]")], "late bucket in '"),
     "no dictionary": ([('    return {"fault": fault, "rank": rank, "call": call, "seconds": seconds}\n', "    return fault, rank, call, seconds\n")], "expected a dictionary with fault, rank, call, seconds"),
 })  # fmt: skip
-LEAKS = """import cos598d.tools.learn.lessons.lesson18.checks as judge, json, os, tempfile
-faults, drawn = os.path.join(tempfile.gettempdir(), f"faults-{os.getppid()}"), judge.drawn
+LEAKS = """import gc, json, os, tempfile
+judge = next(each for each in gc.get_objects() if isinstance(each, dict) and str(each.get("__name__")).endswith(".lesson18.checks"))
+faults, drawn = os.path.join(tempfile.gettempdir(), f"faults-{os.getppid()}"), judge["drawn"]
 
 
 def leaking(*about):
@@ -42,13 +43,14 @@ def leaking(*about):
     return traces, fault
 
 
-judge.drawn = leaking
+judge["drawn"] = leaking
 """
 READS = """    with open(faults) as given:
         return dict(zip(("fault", "rank", "call", "seconds"), json.loads(given.read().splitlines()[0]).values()))
 """
 WRONG.update(all_wrong(18, {
     # Cheats: none of these is the student's own work.
+    "changes the judge": ([("import statistics\n", "import statistics\nimport cos598d.tools.learn.lessons.lesson18.checks as judge\njudge.drawn = None\n")], "is closed while a file is checked"),
     "faults from the rank that draws": ([("import statistics\n", "import statistics\n" + LEAKS), ("    ranks = [Steps(trace) for trace in traces]\n", READS)], "faults-"),
 }))  # fmt: skip
 WRONG["the longest call"] = (

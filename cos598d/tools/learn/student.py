@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MARKER = re.compile(rb"^# cos598d lesson (\d{1,3})\b", flags=re.MULTILINE)
 BLANK = re.compile(r"\.\.\.\s*#\s*your turn")
 MOST_BYTES = 1 << 20
+LESSONS = "cos598d.tools.learn.lessons"
 STARTS = frozenset(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"))  # a program
 
 
@@ -117,7 +118,8 @@ def close_answers(lesson: "Lesson", file: str) -> None:
     """From now on this process cannot open the files of the lessons' folder and of the modules that are `closed`.
 
     Only `file`, which is checked, may be one of them. So a file cannot copy an answer, or import the functions that it
-    is judged by. No code of this process can undo it.
+    is judged by. Nor can it import the lesson's own modules, through which it could change how it is measured. No code
+    of this process can open them again.
     """
     here = os.path.dirname(os.path.realpath(__file__))
     package = os.path.dirname(os.path.dirname(os.path.dirname(here)))
@@ -138,7 +140,8 @@ def close_answers(lesson: "Lesson", file: str) -> None:
         elif event in starts and "answer" in str(arguments[:2]):
             raise PermissionError("answers are closed while a file is checked, to programs too: write your own code")
 
-    for name in [each for each in sys.modules if any(f"{each}.".startswith(f"{one}.") for one in lesson.closed)]:
+    out_of_reach = (f"{LESSONS}.lesson{lesson.number}.", *(f"{one}." for one in lesson.closed))
+    for name in [each for each in sys.modules if f"{each}.".startswith(out_of_reach)]:
         parent, _, attribute = name.rpartition(".")
         del sys.modules[name]
         if parent in sys.modules:

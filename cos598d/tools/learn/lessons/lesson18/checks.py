@@ -1,7 +1,7 @@
 """Lesson 18, read a trace: fault, rank, call and seconds in runs that are drawn each time, and in a real recording.
 
-Rank 0 draws the runs from a seed that rank 1 does not have, and never loads the file. Rank 1 loads the file and gets the
-traces, so the file cannot find out the faults in any other way.
+Rank 0 draws the runs from a seed that rank 1 does not have, and never loads the file. Rank 1 loads the file and gets
+the traces, so the file cannot find out the faults in any other way.
 """
 
 import copy
