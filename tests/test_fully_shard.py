@@ -1,6 +1,7 @@
 """torch's tests of `fully_shard`'s training parity, redone on our shards: each case against one process, in float64."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -183,7 +184,7 @@ def test_what_torch_trains_in_shards_trains_in_ours(world_size, strategies):
 def says(comm):
     """What torch's does and ours does not, and what both do in half precision."""
     for strategy in ("zero1", "zero3"):
-        module, optimizer = cos598d.parallelize(Tied(), lambda p: torch.optim.Adam(p, lr=1e-2), strategy)
+        module, optimizer = cos598d.parallelize(Tied(), lambda p: torch.optim.Adam(p, 1e-2), strategy, bucket_mb=None)
         module.to(torch.float32).to("cpu")
         for cast in (module.double, module.bfloat16, lambda module=module: module.to("meta")):
             with pytest.raises(UsageError, match="the model's shards are float32 on cpu. Move or cast it before"):
@@ -260,6 +261,54 @@ def keeps_torchs_order(comm):
         module.detach()
 
 
+def clip(module, *_):
+    module.clip_grad_norm_(0.1)
+
+
+class Plain(torch.optim.Optimizer):
+    """Its step takes no closure."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.data.add_(p.grad, alpha=-group["lr"])
+
+
+def keeps_hooks(comm):
+    """Hooks of the script's own are called once in each step, in torch's order; what they change counts."""
+    for kind in (torch.optim.SGD, Plain):
+        for has_schedule in (False, True):
+            torch.manual_seed(5)
+            model = Tied().double()
+            expected = copy.deepcopy(model)
+            module, alone = cos598d.fully_shard(model), Alone(expected, comm.world_size)
+            ours, single = (kind(m.parameters(), 0.1) for m in (module, expected))
+            if has_schedule:  # it binds the step of the class that the optimizer has now
+                torch.optim.lr_scheduler.StepLR(ours, 100)
+            ours.register_step_pre_hook(functools.partial(clip, module))
+            calls = []
+            for step in range(3):
+                if step < 2:  # one before the first step, and another after it
+                    ours.register_step_pre_hook(lambda *_, calls=calls, step=step: calls.append(step))
+                    ours.register_step_post_hook(lambda *_, calls=calls, step=step: calls.append(step + 10))
+                on_ids(module, comm.rank, step).backward()
+                ours.step()
+                alone.backward(lambda m, r, step=step: on_ids(m, r, step))
+                alone.average()
+                torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.1)
+                single.step()
+                single.zero_grad()
+            assert calls == [0, 10, 0, 1, 10, 11, 0, 1, 10, 11]
+            whole = module.full_state_dict()
+            for name, value in expected.state_dict().items():
+                assert torch.allclose(whole[name], value, rtol=0, atol=1e-12), (kind, name)
+            module.detach()
+
+
 def clipped(module, rank, step):
     loss = on_ids(module, rank, step)
     loss.backward()
@@ -283,7 +332,25 @@ def computes_in_half(comm):
     assert losses[-1] < losses[0]
     with pytest.raises(UsageError, match=r"is sharded already\. Call fully_shard once, for the whole model"):
         cos598d.fully_shard(nn.Sequential(module.module, nn.Linear(3, 3)))
+    with pytest.raises(UsageError, match=r"is sharded already\. Call fully_shard once, for the whole model"):
+        cos598d.fully_shard(module.module.layers[0])
+    on_ids(module, comm.rank, 3).backward()
+    second = torch.optim.SGD(module.module.output.parameters(), 0.1)
+    with pytest.raises(UsageError, match="another optimizer steps this model's shards already. Make one optimizer"):
+        second.step()
+    empty = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    empty.param_groups.clear()
+    empty.step()
+    optimizer.step()
     module.detach()
+    for _ in range(2):
+        with pytest.raises(UsageError, match="of a model that was detached. Make a new optimizer"):
+            optimizer.step()
+    again = cos598d.fully_shard(module.module)  # the model is the script's own again, and so are its parts
+    again.detach()
+    for wrap in (cos598d.fully_shard, cos598d.data_parallel):
+        with pytest.raises(UsageError, match="bucket_mb"):
+            wrap(Tied(), bucket_mb=0)
     with pytest.raises(UsageError, match=r"float16 is not known\. Give torch\.bfloat16"):
         cos598d.fully_shard(Tied(), compute_dtype=torch.float16)
     module = cos598d.fully_shard(nn.Linear(4, 4, bias=False))
@@ -297,6 +364,10 @@ def computes_in_half(comm):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_fully_shard_takes_an_optimizer_that_is_made_after_it(world_size):
     run_ranks(world_size, keeps_torchs_order)
+
+
+def test_fully_shard_calls_the_hooks_of_a_script_once():
+    run_ranks(2, keeps_hooks)
 
 
 def test_fully_shard_computes_in_half_precision_and_refuses_in_sentences():

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from cos598d.comm.group import GroupCommunicator
 from cos598d.doors.optimizer_shards import check_optimizers, cut_optimizer
@@ -18,11 +19,12 @@ from cos598d.errors import UsageError
 from cos598d.strategies.zero3 import Zero3
 from cos598d.sync.alike import check_models
 from cos598d.sync.options import SyncOptions
+from cos598d.terminal.fields import check_flags
 
 COMPUTE_DTYPES = (None, torch.float32, torch.bfloat16)
-_sharded: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # models, as they were given
-_waiting: "weakref.WeakSet[FullySharded]" = weakref.WeakSet()  # for the first step of an optimizer
-_stepping: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()  # within `_before_step`
+_sharded: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # models and all their parts
+_models: "weakref.WeakSet[FullySharded]" = weakref.WeakSet()
+_last_hooks: "weakref.WeakKeyDictionary[torch.optim.Optimizer, RemovableHandle]" = weakref.WeakKeyDictionary()
 
 
 class FullySharded(ShardedParallel):
@@ -32,13 +34,16 @@ class FullySharded(ShardedParallel):
     `state_dict`, `zero_grad` and `add_param_group` are as `parallelize` has them. `optimizer` is it from then on.
     """
 
+    is_waiting = True  # for the first step of an optimizer
+
     def __init__(self, module: nn.Module, comm: GroupCommunicator, options: SyncOptions, compute_dtype: Any):
         """`compute_dtype` is one of COMPUTE_DTYPES."""
         self._compute_dtype = compute_dtype
         none_yet = torch.optim.SGD(module.parameters(), lr=0.0)
         super().__init__(module, Zero3(comm, True, options), none_yet, comm, options.broadcast_buffers)
-        _sharded.add(module)
-        _waiting.add(self)
+        self._parts = [*module.modules()]
+        _sharded.update(self._parts)
+        _models.add(self)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The model's own forward, under torch.autocast in the compute dtype, if there is one."""
@@ -48,8 +53,8 @@ class FullySharded(ShardedParallel):
 
     def detach(self) -> nn.Module:
         """As DataParallel's."""
-        _sharded.discard(self.module)
-        _waiting.discard(self)
+        _sharded.difference_update(self._parts)
+        _models.discard(self)
         return super().detach()
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
@@ -62,8 +67,8 @@ class FullySharded(ShardedParallel):
         optimizer.__class__ = type(f"Sharded{kind.__name__}", (ParallelOptimizer, kind), {})
         assert isinstance(optimizer, ParallelOptimizer)
         optimizer.take_over(whole, self._step, self._cut_again)
-        self.optimizer = optimizer
-        _waiting.discard(self)
+        optimizer._patch_step_function()  # torch calls a script's hooks around the new class's step too
+        self.optimizer, self.is_waiting = optimizer, False
 
 
 def fully_shard(
@@ -86,7 +91,7 @@ def fully_shard(
 
     Raises UsageError for a part of a model that is sharded already, another compute_dtype, and without a process group;
     UserError, the same on every rank, where the ranks' models differ. The first step raises UsageError for an optimizer
-    that does not treat every element by itself.
+    that does not treat every element by itself, and for a second one of the same model.
     """
     device = device_of(module.parameters(), "fully_shard")
     if any(part in _sharded for part in module.modules()):
@@ -95,31 +100,40 @@ def fully_shard(
         )
     if compute_dtype not in COMPUTE_DTYPES:
         raise UsageError(f"compute_dtype {compute_dtype} is not known. Give torch.bfloat16, torch.float32 or None.")
+    options = SyncOptions(bucket_mb=bucket_mb, copies_gradients=True, broadcast_buffers=broadcast_buffers)
+    check_flags(options)
     comm = GroupCommunicator(process_group, device, timeout_seconds)
     check_models(comm, module)
-    options = SyncOptions(bucket_mb=bucket_mb, copies_gradients=True, broadcast_buffers=broadcast_buffers)
     return FullySharded(module, comm, options, compute_dtype)
 
 
-def _before_step(optimizer: torch.optim.Optimizer, inputs: Any, keywords: Any) -> Any:
-    """Before the step of a sharded model's optimizer: the shards make it, and leave no gradient for the kind's own.
+def _before_step(optimizer: torch.optim.Optimizer, inputs: Any, keywords: Any) -> None:
+    """Before every optimizer's step: one of a sharded model's parameters gets a hook after the script's own.
 
-    A schedule that was made before the first step calls the kind's own step forever.
+    That hook steps the shards, and leaves no gradient for the step that follows it. So it does not matter which that
+    is: a schedule that was made before the first step calls the optimizer's original step forever.
     """
     if not isinstance(optimizer, ParallelOptimizer):
-        first = next(p for group in optimizer.param_groups for p in group["params"])
-        model = next((each for each in _waiting if any(p is first for p in each.module.parameters())), None)
+        first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+        model = next((each for each in _models if any(p is first for p in each.module.parameters())), None)
         if model is None:
-            return None
+            return
+        if not model.is_waiting:
+            raise UsageError(
+                "another optimizer steps this model's shards already. Make one optimizer, with a group for each kind "
+                "of parameters."
+            )
         model.adopt(optimizer)
-        assert isinstance(optimizer, ParallelOptimizer)
-    if type(optimizer) is ParallelOptimizer or optimizer in _stepping:
-        return None
-    _stepping.add(optimizer)
-    try:
-        result = ParallelOptimizer.step(optimizer, *inputs[1:], **keywords)
-    finally:
-        _stepping.discard(optimizer)
+    elif type(optimizer) is ParallelOptimizer:
+        return
+    if optimizer in _last_hooks:
+        _last_hooks[optimizer].remove()
+    _last_hooks[optimizer] = optimizer.register_step_pre_hook(_step_parts)
+
+
+def _step_parts(optimizer: Any, inputs: Any, keywords: Any) -> Any:
+    """The last hook before a step: the shards make it. The step that follows is given the closure's result."""
+    result = optimizer.step_parts(*inputs[1:], **keywords)
     return ((optimizer, lambda: result), {}) if inputs[1:] or keywords else None
 
 

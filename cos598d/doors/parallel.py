@@ -21,6 +21,7 @@ from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import get_codec
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts import own_loop
+from cos598d.terminal.fields import check_flags
 from cos598d.terminal.own_code import is_own
 
 # What a script calls on torch's DDP and not here, and what takes its place.
@@ -395,6 +396,7 @@ def data_parallel(
         copies_gradients=not gradient_as_bucket_view,
         broadcast_buffers=broadcast_buffers,
     )
+    check_flags(options)
     made = sync_class(comm, find_unused_parameters, options)
     return DataParallel(module, made, comm, broadcast_buffers)
 

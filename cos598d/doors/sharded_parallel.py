@@ -79,8 +79,8 @@ def parallelize(
     name = strategy if isinstance(strategy, str) else strategy.__name__
     known = {one.name for one in fields(SyncOptions)} - {*OWN_OPTIONS}
     for word, value in [*options.items()]:
-        if word in known and word not in kind.uses and value is None:
-            del options[word]  # None is data_parallel's default, too
+        if word in known and value is None:
+            del options[word]  # it has its default
         elif word not in known or word not in kind.uses:
             more = or_choose(word) if word in known else ""
             raise UsageError(f"{word} has no effect with {name}. Leave it out{more}.")
@@ -164,6 +164,12 @@ class ShardedParallel(DataParallel):
         if self._is_begun:
             self._end_what_was_cut_short()
         self.strategy.settle()
+
+    def detach(self) -> nn.Module:
+        """As DataParallel's. From then on a step of the optimizer raises UsageError."""
+        module = super().detach()
+        self._step.is_over = True
+        return module
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False

@@ -69,7 +69,10 @@ class ShardedStep:
     """The gradients of one step of a strategy of shards, as the script makes it.
 
     is_summed: the ranks have their parts of the sum of all backwards so far. has_gradients: there was a backward.
+    is_over: the model was detached, and nobody has the shards any more.
     """
+
+    is_over = False
 
     def __init__(self, strategy: Sharded):
         """`strategy` is attached."""
@@ -123,8 +126,14 @@ class ShardedStep:
     def step(self) -> None:
         """Step the weights and drop the gradients; nothing if there are none.
 
-        Raises UserError where no backward of this step was outside `no_sync`: there is no sum to step by.
+        Raises UserError where no backward of this step was outside `no_sync`: there is no sum to step by. Raises
+        UsageError after the model's `detach`.
         """
+        if self.is_over:
+            raise UsageError(
+                "this optimizer steps the shards of a model that was detached. Make a new optimizer of the model's "
+                "parameters."
+            )
         if not self.is_summed:
             if self.has_gradients:
                 raise UserError(
@@ -225,9 +234,13 @@ class ParallelOptimizer(OptimizerOfShards):
         self._step, self._comm, self._kept = step, step.strategy.comm, None
         self.cut_state()
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As torch's; `closure` is called once. The gradients are dropped. Every rank calls it."""
+        return self.step_parts(closure)
+
+    @torch.no_grad()
+    def step_parts(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As `step`, without the script's hooks, which torch puts around that."""
         assert self._step is not None
         loss = result_of(closure)
         self._kept = None
