@@ -37,7 +37,7 @@ TRY = "docs/lessons/try"
 PYTHON = (3, 11)  # which the versions of constraints.txt need
 NEEDS = (
     f"You need Linux, Python {PYTHON[0]}.{PYTHON[1]} or newer, and in a new environment 1.3 GB of disk and 0.3 GB of "
-    "downloads. Without a network, install torch and the other packages before."
+    "downloads. Without a network, torch and the other packages must be installed already."
 )
 # The first cell, after the versions. It asks torch's index only for torch. If that cannot be reached, each package that
 # is asked for there takes half a minute.
@@ -224,15 +224,15 @@ def notebook(lesson: Lesson, facts: str) -> str:
     forms = "\n".join(f"    {form}" for form in lesson.contract.values())
     cells = [
         f"# Lesson {number}: {lesson.title}\n\nRun the cells from top to bottom. {NEEDS}\n\nThe first cell installs "
-        "the package into this notebook's Python, unless this version is there. If another version is there, it installs "
-        "nothing, and prints what to do. If a package that it needs is missing, it installs all of them at these "
-        "versions, in place of others.",
+        "the package into this notebook's Python. If this version is there, it does nothing. If another version is "
+        "there, it installs nothing, and prints what to do. If a package that is needed is missing, it installs all "
+        "of them at the versions below, in place of others.",
         f"{facts}\n{INSTALL}",
         f"{lesson.question}\n\nIt takes about {lesson.minutes} minutes. Your file has to define\n\n{forms}\n\n"
         f"[The lesson's page](../lesson{number}.html) has pictures and numbers. The link works within the site's "
         f"folder. Elsewhere, open `docs/lessons/lesson{number}.html` of the site.\n\n"
         f"Write your code in the next cell instead of `...`. The cell replaces `{file}` in this folder, so keep no "
-        f"other work under that name. A line number in the check's output is that of `{file}`. In the cell it is one more.",
+        f"other work under that name. The check prints line numbers of `{file}`. In the cell each is one more.",
         f"%%writefile {file}\n{lesson.page()}",
         f"Check it. This prints what `cos598d learn {number} --check` prints:",
         f"{command} --check",
