@@ -11,7 +11,7 @@ GPU_RECORDS ?= runs/gpu
 REPEATS ?= 1
 # Files of tests that are run by targets of their own, and left out of make test.
 AUDIT := test_audit_matrix.py
-COURSE := test_learn*.py test_grade*.py test_assignment.py test_stuck.py test_picture_trial.py test_book_pages.py
+COURSE := test_learn*.py test_grade*.py test_assignment.py test_stuck.py test_picture_trial.py test_book_pages.py test_book_notebooks.py
 RESUMES := test_checkpoint*.py test_resume*.py test_restarts.py test_state*.py test_full_disk.py
 SWEEPS := test_sweep_runs.py test_report_sweep.py test_elastic.py
 ENGINE_TESTS := test_engines*.py

@@ -1,14 +1,15 @@
 """Build the book, a static site that needs no server and fetches nothing: `python scripts/make_book.py [FOLDER]`.
 
 FOLDER is `site` unless it is given. Its front page is the README, and each other document has a page at its own
-path. A link or an anchor that leads nowhere fails the build, and leaves an older book as it is. It needs the extra
-`book`.
+path. A lesson's page links to a notebook, which installs the package from a wheel in the site. A link or an anchor
+that leads nowhere fails the build, and leaves an older book as it is. It needs the extra `book`.
 """
 
 import argparse
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from book_site.links import leading_nowhere, read_pages, taken_from_elsewhere  # noqa: E402
-from book_site.pages import assemble, configuration  # noqa: E402
+from book_site.pages import TRY, assemble, configuration, write_notebooks  # noqa: E402
 
 from cos598d.errors import UserError  # noqa: E402
 from cos598d.terminal.files import whole_folder  # noqa: E402
@@ -32,17 +33,24 @@ FOR_SERVERS = ("404.html", "sitemap.xml", "sitemap.xml.gz")
 def build(site: Path, root: Path = ROOT) -> tuple[int, int]:
     """Build the book of the repository at `root` into the folder `site`, in place of an older book.
 
-    Returns the number of documents and of listings of source files. Raises UserError for a folder with something else
-    in it, a link that leads nowhere, and a page that takes something from elsewhere; `site` is then as it was.
+    A repository without a package gets no notebooks. Returns the number of documents and of listings of source files.
+    Raises UserError for a folder with something else in it, a student's work next to the notebooks, a link that leads
+    nowhere, and a page that takes something from elsewhere; `site` is then as it was.
     """
     if importlib.util.find_spec("material") is None:
         raise UserError("mkdocs-material is not installed: `make book` installs it.")
     site = site.absolute()
     if site.exists() and not (site / "assets" / OURS[0]).is_file() and (not site.is_dir() or any(site.iterdir())):
         raise UserError(f"{site} exists and is no documentation site. Name another folder.")
+    for path in sorted((site / TRY).glob("*")):
+        if path.suffix not in (".ipynb", ".whl"):  # also Jupyter's .ipynb_checkpoints
+            raise UserError(f"{path} is no part of the site. Move your work out of {site / TRY}, and build again.")
     with tempfile.TemporaryDirectory() as place, whole_folder(site) as fresh:
         source = Path(place, "pages")
-        pages, listings = assemble(root.resolve(), source)
+        offers = {}
+        if (root / "setup.py").is_file():
+            offers = write_notebooks(build_wheel(root, source / TRY), root / "constraints.txt")
+        pages, listings = assemble(root.resolve(), source, offers)
         for name in OURS:
             (source / "assets").mkdir(exist_ok=True)
             (source / "assets" / name).write_bytes((HERE / name).read_bytes())
@@ -59,6 +67,25 @@ def build(site: Path, root: Path = ROOT) -> tuple[int, int]:
             if found:
                 raise UserError(f"what these pages name {words}: {'; '.join(found)}.")
     return len(pages), len(listings)
+
+
+def build_wheel(root: Path, into: Path) -> Path:
+    """Build the wheel of the package at `root` into the folder `into`, without a network; return its path.
+
+    It is built from a copy: setuptools leaves a folder build/ in its source, and takes files from an older one there.
+    Raises UserError with pip's last line if it fails.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place, "package")
+        shutil.copytree(root / "cos598d", copy / "cos598d", ignore=shutil.ignore_patterns("__pycache__"))
+        for path in [*root.glob("*.py"), root / "README.md", root / "LICENSE"]:
+            shutil.copy(path, copy)
+        words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", into, copy]
+        ended = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True, check=False)
+    if ended.returncode:
+        last = (ended.stderr.strip() or "it ended without a word").splitlines()[-1]
+        raise UserError(f"pip cannot build the package's wheel: {last}. Run `make setup`.")
+    return next(into.glob("*.whl"))
 
 
 def render(settings: Path, site: Path) -> None:

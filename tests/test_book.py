@@ -9,9 +9,10 @@ from pathlib import Path
 import make_book
 import pytest
 from book_site.links import Page, leading_nowhere, read_pages, taken_from_elsewhere
-from book_site.pages import assemble, documents, listing, navigation, prepared
+from book_site.pages import TRY, assemble, documents, listing, navigation, prepared
 
 from cos598d.errors import UserError
+from cos598d.tools.learn.lessons import NUMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
 rendered = pytest.mark.skipif(
@@ -83,6 +84,27 @@ def test_questions_fold_without_a_script(site):
         text = page(site, name.removesuffix(".md") + ".html")
         assert text.count("<summary>") == (ROOT / name).read_text().count("<summary>")
         assert "markdown=" not in text
+
+
+@rendered
+def test_every_lessons_page_links_to_its_notebook_and_to_the_wheel(site):
+    (wheel,) = (site / TRY).glob("*.whl")
+    for number in NUMBERS:
+        links = [target for _, target in Page(page(site, f"docs/lessons/lesson{number}.html")).references]
+        assert {f"try/lesson{number}.ipynb", f"try/{wheel.name}"} <= set(links)
+        assert (site / TRY / f"lesson{number}.ipynb").is_file()
+
+
+@rendered
+def test_a_students_work_next_to_the_notebooks_is_not_removed(tmp_path, repository):
+    place = tmp_path / "site"
+    make_book.build(place, repository)
+    for name in ("lesson9.py", ".ipynb_checkpoints"):
+        mine = place / TRY / name
+        mine.mkdir(parents=True)
+        with pytest.raises(UserError, match=f"{name} is no part of the site. Move"):
+            make_book.build(place, repository)
+        mine.rmdir()
 
 
 @rendered
@@ -177,3 +199,11 @@ def test_what_a_page_takes_from_elsewhere_or_names_in_vain_is_found(tmp_path):
     ]
     shutil.rmtree(site / "docs")
     assert "index.html: docs/a.html#here" in leading_nowhere(site, read_pages(site))
+
+
+def test_a_wheel_that_cannot_be_built_is_one_sentence(tmp_path, repository):
+    (repository / "cos598d").mkdir()
+    (repository / "LICENSE").write_text("MIT")
+    (repository / "setup.py").write_text("raise SystemExit('no compiler')")
+    with pytest.raises(UserError, match=r"pip cannot build the package's wheel: .*make setup"):
+        make_book.build_wheel(repository, tmp_path / "wheels")

@@ -1,12 +1,16 @@
 """The book's pages: each document at its own path, and a listing of each source file that one of them links to."""
 
+import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.metadata import PathDistribution
 from pathlib import Path, PurePosixPath
 from typing import Any
+from zipfile import Path as ZipPath
 
 from cos598d.errors import UserError
+from cos598d.tools.learn.lessons import Lesson, all_lessons
 
 FRONT = "README.md"
 MEASUREMENTS = (
@@ -28,6 +32,63 @@ SECTIONS = {
 }
 PICTURES = (".svg", ".png", ".jpg")
 LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".yml": "yaml", ".json": "json", ".jinja": "jinja"}
+# Where a site has its notebooks, next to the package's wheel.
+TRY = "docs/lessons/try"
+PYTHON = (3, 11)  # which the versions of constraints.txt need
+NEEDS = (
+    f"You need Linux, Python {PYTHON[0]}.{PYTHON[1]} or newer, and in a new environment 1.3 GB of disk and 0.3 GB of "
+    "downloads. Without a network, torch and the other packages must be installed already."
+)
+# The first cell, after the versions. It asks torch's index only for torch. If that cannot be reached, each package that
+# is asked for there takes half a minute.
+INSTALL = """
+import subprocess
+import sys
+from pathlib import Path
+
+
+def installed():
+    words = [sys.executable, "-c", "import cos598d; print(cos598d.__version__)"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
+
+
+def pip(*words):
+    words = [sys.executable, "-m", "pip", "install", "--quiet", *words]
+    return subprocess.run(words, capture_output=True, text=True)
+
+
+there = installed()
+if there not in ("", VERSION):
+    sys.exit(
+        f"error: {sys.prefix} has cos598d {there}, and this notebook needs {VERSION}. "
+        "Uninstall the other version there, or use another environment."
+    )
+if not there:
+    if not Path(WHEEL).is_file():
+        sys.exit(f"error: {WHEEL} is not in {Path.cwd()}. Save it there, next to this notebook.")
+    done = pip("--no-index", WHEEL)  # enough if all that it needs is there
+    if done.returncode and sys.version_info < PYTHON:
+        sys.exit(f"error: this is Python {sys.version.split()[0]}. Use Python {'.'.join(map(str, PYTHON))} or newer.")
+    if done.returncode:
+        print("Downloading torch and other packages. This takes some minutes.", flush=True)
+        cpu = "https://download.pytorch.org/whl/cpu"
+        done = pip("--no-deps", "--extra-index-url", cpu, PINNED[0])
+        done = done if done.returncode else pip(WHEEL, *PINNED)
+    if installed() != VERSION:
+        sys.exit(f"error: pip could not install cos598d:\\n{done.stderr}\\nFix that, and run this cell again.")
+print(f"cos598d {installed()} is there, in {sys.prefix}.")
+"""
+PICTURE = """import sys
+from pathlib import Path
+
+from IPython.display import SVG, display
+
+pictures = [Path("lessonN.svg"), Path("lessonN-steps.svg")]
+for picture in pictures:
+    picture.unlink(missing_ok=True)
+!COMMAND --picture lessonN.svg > /dev/null
+for picture in filter(Path.exists, pictures):
+    display(SVG(str(picture)))"""
 
 # Fenced blocks, and code spans: nothing in them is a link or a list.
 FENCED = re.compile(r"^ *(`{3,}).*?^ *\1`*[ \t]*$", flags=re.DOTALL | re.MULTILINE)
@@ -58,9 +119,10 @@ def navigation(pages: list[str]) -> list[dict[str, Any]]:
     return [{"Start": FRONT}] + [{title: found} for title, found in sections.items() if found]
 
 
-def assemble(root: Path, into: Path) -> tuple[list[str], list[str]]:
+def assemble(root: Path, into: Path, offers: Mapping[str, str] | None = None) -> tuple[list[str], list[str]]:
     """Write the pages of the repository at `root` into the folder `into`, with the pictures that they show.
 
+    `offers` has by a page's path a paragraph that only the site has; it comes before the page's first section.
     Returns the paths of the documents and of the listings. Raises UserError naming each link that leads nowhere, or to
     what is neither a document, a picture nor another file of text.
     """
@@ -83,7 +145,10 @@ def assemble(root: Path, into: Path) -> tuple[list[str], list[str]]:
             return target if path.suffix in PICTURES else f"{target}.md"
 
         text = (root / page).read_text(encoding="utf-8")
-        _write(into / page, prepared(text, follow))
+        text = prepared(text, follow)
+        if offers and page in offers:
+            text = text.replace("\n## ", f"\n{offers[page]}\n\n## ", 1)
+        _write(into / page, text)
     listings = []
     for place in linked:
         if PurePosixPath(place).suffix in PICTURES:
@@ -124,6 +189,72 @@ def listing(place: str, source: str) -> str:
     return (
         f"---\ntitle: {place}\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n\n# `{place}`\n\n"
         f'{fence} {language} linenums="1"\n{source.rstrip()}\n{fence}\n'
+    )
+
+
+def write_notebooks(wheel: Path, constraints: Path) -> dict[str, str]:
+    """Write a notebook for each lesson next to `wheel`; it installs packages at the versions of `constraints`.
+
+    Returns by the path of a lesson's page the paragraph that links to its notebook.
+    """
+    version = wheel.name.split("-")[1]
+    needed = PathDistribution(ZipPath(wheel, f"cos598d-{version}.dist-info/")).requires or []
+    names = [re.split(r"[<>=]", each)[0].replace("_", "-") for each in needed if ";" not in each]
+    pins = dict(re.findall(r"^(.+)==(.+)$", constraints.read_text(encoding="utf-8").replace("_", "-"), re.MULTILINE))
+    facts = f'VERSION, WHEEL, PYTHON = "{version}", "{wheel.name}", {PYTHON}\n'
+    facts += "PINNED = [" + "".join(f'\n    "{name}=={pins[name]}",' for name in names) + "\n]"
+    offers = {}
+    for lesson in all_lessons():
+        name = f"lesson{lesson.number}"
+        _write(wheel.parent / f"{name}.ipynb", notebook(lesson, facts))
+        offers[f"docs/lessons/{name}.md"] = (
+            f"**Try it in a notebook:** save [{name}.ipynb](try/{name}.ipynb) and [the package](try/{wheel.name}) in a "
+            f"folder of your own, and run the notebook's cells in Jupyter. {NEEDS}"
+        )
+    return offers
+
+
+def notebook(lesson: Lesson, facts: str) -> str:
+    """A lesson's notebook as JSON: it installs the package as `facts` has it, and asks, checks, gives hints and draws.
+
+    Each cell of code needs no other one to have run, so that it also runs after the kernel is restarted.
+    """
+    number, file = lesson.number, lesson.file_name
+    command = f'import sys\n\n!"{{sys.executable}}" -m cos598d learn {number}'
+    forms = "\n".join(f"    {form}" for form in lesson.contract.values())
+    cells = [
+        f"# Lesson {number}: {lesson.title}\n\nRun the cells from top to bottom. {NEEDS}\n\nThe first cell installs "
+        "the package into this notebook's Python. If this version is there, it does nothing. If another version is "
+        "there, it installs nothing, and prints what to do. If a package that is needed is missing, it installs all "
+        "of them at the versions below, in place of others.",
+        f"{facts}\n{INSTALL}",
+        f"{lesson.question}\n\nIt takes about {lesson.minutes} minutes. Your file has to define\n\n{forms}\n\n"
+        f"[The lesson's page](../lesson{number}.html) has pictures and numbers. The link works within the site's "
+        f"folder. Elsewhere, open `docs/lessons/lesson{number}.html` of the site.\n\n"
+        f"Write your code in the next cell instead of `...`. The cell replaces `{file}` in this folder, so keep no "
+        f"other work under that name. The check prints line numbers of `{file}`. In the cell each is one more.",
+        f"%%writefile {file}\n{lesson.page()}",
+        f"Check it. This prints what `cos598d learn {number} --check` prints:",
+        f"{command} --check",
+        "A hint, one more each time:",
+        f"{command} --hint",
+    ]
+    if lesson.has_picture:
+        cells += ["What your code does in a step, as a picture:", PICTURE.replace("lessonN", f"lesson{number}")]
+        cells[-1] = cells[-1].replace("COMMAND", command.partition("!")[2])
+    kinds = ["code" if re.match(r"VERSION|%%|import|from", cell) else "markdown" for cell in cells]
+    return json.dumps(
+        {
+            "cells": [
+                {"cell_type": kind, "id": f"cell{place}", "metadata": {}, "source": cell.rstrip("\n")}
+                | ({"execution_count": None, "outputs": []} if kind == "code" else {})
+                for place, (kind, cell) in enumerate(zip(kinds, cells, strict=True))
+            ],
+            "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        },
+        indent=1,
     )
 
 
