@@ -44,7 +44,7 @@ def build(site: Path, root: Path = ROOT) -> tuple[int, int]:
         raise UserError(f"{site} exists and is no documentation site. Name another folder.")
     for path in sorted((site / TRY).glob("*")):
         if path.suffix not in (".ipynb", ".whl"):  # also Jupyter's .ipynb_checkpoints
-            raise UserError(f"{path} is no part of the site. Move your work out of {site / TRY}, and build again.")
+            raise UserError(f"{path} is not part of the site. Move your work out of {site / TRY}, and build again.")
     with tempfile.TemporaryDirectory() as place, whole_folder(site) as fresh:
         source = Path(place, "pages")
         offers = {}

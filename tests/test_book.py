@@ -102,7 +102,7 @@ def test_a_students_work_next_to_the_notebooks_is_not_removed(tmp_path, reposito
     for name in ("lesson9.py", ".ipynb_checkpoints"):
         mine = place / TRY / name
         mine.mkdir(parents=True)
-        with pytest.raises(UserError, match=f"{name} is no part of the site. Move"):
+        with pytest.raises(UserError, match=f"{name} is not part of the site. Move"):
             make_book.build(place, repository)
         mine.rmdir()
 
