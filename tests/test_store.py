@@ -95,6 +95,18 @@ def test_ranks_that_give_nothing_are_named(come, words):
                 future.result(30)
 
 
+def test_who_waits_while_the_table_closes_is_not_told_that_time_is_up(servers):
+    """The table ends its waits before the server hangs up."""
+    meetings = met(identities(3))
+    with ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(meetings[rank].exchange, 1) for rank in (0, 2)]
+        wait_until(lambda: {"exchange/1/1", "exchange/1/all"} <= servers[0].table._came.keys())
+        servers[0].table.close()
+        for one in waits:
+            with pytest.raises(DistError, match="Connection closed"):
+                one.result(20)
+
+
 def test_when_rank_0_is_gone_the_others_learn_it_also_while_they_wait(servers):
     meetings = met(identities(3))
     with ThreadPoolExecutor(1) as pool:

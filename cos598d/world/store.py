@@ -24,7 +24,10 @@ class StoreTimeout(DistStoreError):
 
 
 class KeyTable:
-    """Keys and their values (bytes), for many threads. A request is an operation, its arguments and bytes."""
+    """Keys and their values (bytes), for many threads. A request is an operation, its arguments and bytes.
+
+    Once it is closed, whoever waits gets ConnectionAbortedError: that is not the end of the time to wait.
+    """
 
     def __init__(self):
         self._values: dict[str, bytes] = {}
@@ -87,7 +90,9 @@ class KeyTable:
                     values = [self._values.get(key, b"") for key in keys]
                     return [len(value) for value in values], b"".join(values)
                 came, is_closed = self._came.setdefault(missing[0], threading.Event()), self._is_closed
-            if is_closed or not came.wait(max(0.0, deadline - time.monotonic())):
+            if is_closed:
+                raise ConnectionAbortedError("closed")
+            if not came.wait(max(0.0, deadline - time.monotonic())):
                 return None, b""
 
 
@@ -241,7 +246,10 @@ class Rank0Store(StoreClient):
 
     def request(self, operation: str, *arguments: Any, data: bytes = b"", seconds: float | None = None) -> Message:
         """The table's answer."""
-        return self._table.answer(operation, arguments, data)
+        try:
+            return self._table.answer(operation, arguments, data)
+        except ConnectionAbortedError as error:
+            raise DistNetworkError(GONE) from error
 
 
 def _bytes(value: str | bytes) -> bytes:
