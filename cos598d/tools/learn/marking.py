@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 from cos598d.tools.check.claims.base import World
 from cos598d.tools.check.evidence import BadEvidence, Evidence, Nonce
@@ -19,6 +20,7 @@ from cos598d.tools.check.verdict import DID_NOT_END, FAILED, PASSED, result_of
 from cos598d.tools.learn import ranks, told
 from cos598d.tools.learn.checking import Check
 from cos598d.tools.learn.lessons import Lesson
+from cos598d.tools.learn.lessons.golf import Stroke, stroke_of
 from cos598d.tools.learn.picture.probe import RECORD, Recorded, recorded
 from cos598d.tools.learn.stuck import StuckRanks
 from cos598d.tools.learn.student import Mistake, first_mistake, line_of, rebound
@@ -90,6 +92,21 @@ class Marking:
             return recorded(self._evidence(self._world(size, [RECORD])))
         except (BadEvidence, ValueError):
             return None
+
+    def golf(self) -> Stroke:
+        """One world of golf, with all checks on as many ranks before it. Raises UserError where one fails."""
+        every = self.lesson.load_checks()
+        golf = every.golf.check  # type: ignore[union-attr]
+        (size,) = golf.sizes
+        tried = [*(check for check in every.checks if size in check.sizes), golf]
+        ends = self._world(size, [check.name for check in tried])
+        with _one_thread():
+            failed = [verdict for verdict in self._judge(tried, ends) if verdict.status != PASSED]
+        if failed:
+            mistakes = self._of_check(failed[0].check, failed[:1])
+            why = said(mistakes[0], self.name) if mistakes else failed[0].status
+            raise UserError(f"{self.name} has passed its checks, but not a round of golf: {why.rstrip('.')}.")
+        return stroke_of(World(golf.name, Nonce(self.nonce), self._evidence(ends)))
 
     def _world(self, size: int, names: Sequence[str]) -> list[RankEnd]:
         arguments = (str(self.path), self.lesson.number, names, [self.nonce])
