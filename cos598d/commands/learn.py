@@ -62,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--json needs --check, whose result it writes. Give both.")
     if options.lesson is None:
         if any(each is not None for each in (options.check, options.hint, options.picture, options.golf)):
-            raise UsageError("--check, --hint, --picture and --golf need a lesson. Give its number, as in `learn 3 --check`.")
+            flags = "--check, --hint, --picture and --golf"
+            raise UsageError(f"{flags} need a lesson. Give its number, as in `learn 3 --check`.")
         print(session.overview(Path()))
         return 0
     lesson = get_lesson(options.lesson)

@@ -83,6 +83,11 @@ class Checks:
         """The numbers of ranks that anything is tried on, the first first."""
         return list(dict.fromkeys(size for check in self.checks for size in check.sizes))
 
+    @property
+    def least(self) -> int:
+        """The least bytes that a rank sends in a step of golf, on the mean; 0 without golf."""
+        return self.golf.least if self.golf else 0
+
     def sync_of(self, student: ModuleType) -> MakeSync:
         """What makes a sync of the student's module; for lessons without one, what says so."""
         return self.make_sync(student) if self.make_sync else _no_sync

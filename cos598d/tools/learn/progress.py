@@ -64,7 +64,7 @@ def keep_hint(folder: Path, lesson: Lesson, number: int) -> bool:
     kept = _HINTS.sub(b"", source)
     end = b"\r\n" if b"\r\n" in kept else b"\n"
     with _writing(path):
-        write_whole(path, kept.rstrip() + 3 * end + hint_line(lesson, shown).encode() + end)
+        write_whole(path.resolve(), kept.rstrip() + 3 * end + hint_line(lesson, shown).encode() + end)
     return True
 
 

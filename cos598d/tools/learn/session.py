@@ -110,18 +110,20 @@ def golf(lesson: Lesson, path: Path, say: Callable[[str], None]) -> str | None:
         return None
     course, digest = lesson.load_checks().golf, progress.digest_of(read_file(path, lesson))
     assert course is not None
-    with progress.golf_scores(path.resolve().parent, lesson, course.least) as scores:
+    with progress.golf_scores(path.parent, lesson, course.least) as scores:
         say(told.golf_begins(path.name, course, ROUNDS))
-        own, reference = [], []
+        own: list[Stroke] = []
+        reference: list[Stroke] = []
         for number in range(ROUNDS):
             for is_own in (True, False) if number % 2 else (False, True):
                 (own if is_own else reference).append(stroke(lesson, path if is_own else None))
         if progress.digest_of(read_file(path, lesson)) != digest:
             raise UserError(f"{path} has changed while it was measured. Give the command again.")
         share = _taken_by_others([*own, *reference], course.ranks)
-        found = [_score(path.name, digest, own, reference, share), _score("", "", reference, reference, share)]
-        board = told.golf_board(lesson, course, *found, scores, share)
-        scores.append(found[0])
+        score = _score(path.name, digest, own, reference, share)
+        answers = _score("the answer", "", reference, reference, share)
+        board = told.golf_board(lesson, course, score, answers, scores, share)
+        scores.append(score)
     return board
 
 

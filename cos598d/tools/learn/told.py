@@ -67,11 +67,13 @@ def golf_board(
 ) -> str:
     """The board: this run next to the answer's and the limit, and the bests that were kept before."""
     on = "in one process" if golf.ranks == 1 else f"on {_ranks([golf.ranks])}"
-    mine = [score for score in scores if score.sha256 == own.sha256]
-    others = [score for score in scores if score.sha256 != own.sha256]
+    before = {
+        "this file, before": [score for score in scores if score.sha256 == own.sha256],
+        "other files, before": [score for score in scores if score.sha256 != own.sha256],
+    }
     rows = [["", "bytes sent", "seconds", "least", "most", "times the answer's"]]
     rows.append(["this file, now", *_golf_cells(own)])
-    rows += [[name, *_golf_bests(each)] for name, each in (("this file, before", mine), ("other files, before", others)) if each]
+    rows += [[name, *_golf_bests(found)] for name, found in before.items() if found]
     rows.append(["the answer, now", *_golf_cells(reference)])
     rows.append(["the limit", f"{golf.least:,}", "-", "-", "-", "-"])
     notes = [
@@ -80,8 +82,8 @@ def golf_board(
     ]
     if share:
         notes.append(
-            f"Warning: the machine was busy: other programs took {share:.0%} of its processors, so these seconds do not "
-            "count as a best. Measure again on an idle machine."
+            f"Warning: other programs took {share:.0%} of the processors meanwhile, so these seconds do not count as a "
+            "best. Measure again on an idle machine."
         )
     title = f"lesson {lesson.number}, {lesson.title}: {golf.what}, {on}"
     return "\n".join([title, "", as_text(rows, numbers=True), "", *notes])

@@ -222,7 +222,8 @@ def _golf_loss(module: nn.Module, nonce: int, rank: int, step: int) -> torch.Ten
 
 
 def _golf_means(nonce: int, ranks: int) -> list[Results]:
-    model, found = _layers(nonce), []
+    model = _layers(nonce)
+    found: list[Results] = []
     names = [name for name, _ in model.named_parameters()]
     for step in range(GOLF_STEPS):
         losses = [_golf_loss(model, nonce, rank, step) for rank in range(ranks)]

@@ -201,7 +201,8 @@ def golf_start(on: OnLesson) -> Turn:
 
 def golf_weights(nonce: int, ranks: int) -> list[Results]:
     """The layers' weights after each of these steps, of one process that steps by the average."""
-    weights, found = [each.requires_grad_() for each in start_weights(nonce)], []
+    weights = [each.requires_grad_() for each in start_weights(nonce)]
+    found: list[Results] = []
     optimizer = OPTIMIZERS["SGD"][1](weights)
     for step in range(STEPS):
         mean = torch.stack([gradient(weights, nonce, step, rank, ranks) for rank in range(ranks)]).mean(dim=0)

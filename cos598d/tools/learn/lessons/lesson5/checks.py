@@ -280,6 +280,11 @@ CHECKS = Checks(
     _ring,
     record_ring,
     golf=golf_of(
-        f"an all-reduce of {GOLF * 4:,} bytes", GOLF_RANKS, all_reduce_bytes(GOLF * 4, GOLF_RANKS), _golf, _golf_sums, _MESSAGES
+        f"an all-reduce of {GOLF * 4:,} bytes",
+        GOLF_RANKS,
+        all_reduce_bytes(GOLF * 4, GOLF_RANKS),
+        _golf,
+        _golf_sums,
+        _MESSAGES,
     ),
 )

@@ -252,8 +252,12 @@ def _plain(value: float) -> str:
 
 def _golf(on: OnLesson) -> Turn:
     def turn(step: int):
-        given, found = steps(on.nonce + step + 1), []
-        run = lambda: found.extend(on.student.step_seconds(*each) for each in given)
+        given = steps(on.nonce + step + 1)
+        found: list[float] = []
+
+        def run() -> None:
+            found.extend(on.student.step_seconds(*each) for each in given)
+
         return run, lambda: {"step_seconds": torch.tensor(found, dtype=torch.float64)}
 
     return turn
