@@ -97,8 +97,10 @@ def _golf_cells(score: GolfScore) -> list[str]:
 def _golf_bests(scores: Sequence[GolfScore]) -> list[str]:
     """The fewest bytes, and the least seconds and ratio of those that were measured on an idle machine."""
     idle = [score for score in scores if not score.is_busy]
-    best = [f"{min(each.seconds for each in idle):.3g}", "-", "-", f"{min(each.ratio for each in idle):.2f}"]
-    return [f"{min(each.bytes for each in scores):,}", *(best if idle else ["-"] * 4)]
+    sent = f"{min(each.bytes for each in scores):,}"
+    if not idle:
+        return [sent, "-", "-", "-", "-"]
+    return [sent, f"{min(each.seconds for each in idle):.3g}", "-", "-", f"{min(each.ratio for each in idle):.2f}"]
 
 
 def _ranks(sizes: Sequence[int]) -> str:
