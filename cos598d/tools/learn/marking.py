@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,11 +20,13 @@ from cos598d.tools.check.verdict import DID_NOT_END, FAILED, PASSED, result_of
 from cos598d.tools.learn import ranks, told
 from cos598d.tools.learn.checking import Check
 from cos598d.tools.learn.lessons import Lesson
-from cos598d.tools.learn.lessons.golf import Stroke, stroke_of
 from cos598d.tools.learn.picture.probe import RECORD, Recorded, recorded
 from cos598d.tools.learn.stuck import StuckRanks
 from cos598d.tools.learn.student import Mistake, first_mistake, line_of, rebound
 from cos598d.tools.learn.words import in_words
+
+if TYPE_CHECKING:
+    from cos598d.tools.learn.lessons.golf import Stroke
 
 SECONDS = 8.0  # what all checks of one world may take together, on a machine with nothing else to do: most take one
 STILL = 1 / 3  # of that time: so long may all ranks stand still in calls, where it is not known that none can go on
@@ -93,8 +95,10 @@ class Marking:
         except (BadEvidence, ValueError):
             return None
 
-    def golf(self) -> Stroke:
+    def golf(self) -> "Stroke":
         """One world of golf, with all checks on as many ranks before it. Raises UserError where one fails."""
+        from cos598d.tools.learn.lessons.golf import stroke_of
+
         every = self.lesson.load_checks()
         golf = every.golf.check  # type: ignore[union-attr]
         (size,) = golf.sizes
