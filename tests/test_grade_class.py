@@ -304,3 +304,47 @@ def test_temporary_folders_that_have_what_is_needed_stay_shared(tmp_path, monkey
     monkeypatch.setattr("cos598d.tools.grade.submission.needed_by", lambda _: ["/tmp/venv/bin/python"])
     with grading(assignment_by(str), as_root=True, is_parallel=True) as grader:
         assert "Submissions share /tmp" in grader.remark
+
+
+def test_a_board_has_who_passes_and_is_refused_where_nothing_is_measured(tmp_path):
+    if what_stops(lambda empty: hide(assignment(PARTS).kind.hides, empty)):
+        pytest.skip("no mount namespaces here, so lessons are not graded beside their answers")
+    lesson = get_lesson(9)
+    (tmp_path / "lab.toml").write_text('kind = "lesson"\nlesson = 9\n')
+    (tmp_path / "parts.toml").write_text(PARTS)
+    (tmp_path / "roster.csv").write_text("id,name\nann,=Ann\nbob,Bob\n")
+    (tmp_path / "class").mkdir()
+    forged = "\nimport json, sys\nprint(json.dumps({'golf': [0, 1e-9, 1e-9, 1e-9]}))\n"
+    (tmp_path / "class" / "ann.py").write_text(lesson.answer() + forged)
+    (tmp_path / "class" / "bob.py").write_text(lesson.page() + forged)
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+
+    def grade(*words):
+        program = [sys.executable, "-m", "cos598d", "grade", "class", "--as_root", *words]
+        ended = subprocess.run(program, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        return ended.returncode, ended.stdout + ended.stderr
+
+    of_class = ("--assignment", "lab.toml", "--csv", "g.csv", "--roster", "roster.csv")
+    code, text = grade(*of_class, "--only", "ann")
+    assert code == 0, text
+    code, text = grade(*of_class, "--board", "b.csv")
+    assert code == 0, text
+    assert "wrote b.csv: 0 submissions; 1 more passed without being measured: add --regrade_all" in text
+    is_refused = what_stops(lambda empty: OwnNamespaces(()).enter(empty, None))
+    parallel = () if is_refused else ("--parallel", "2")
+    code, text = grade(*of_class, "--board", "b.csv", "--regrade", "ann", *parallel)
+    assert code == 0, text
+    assert "wrote b.csv: 1 submission\n" in text
+    with (tmp_path / "b.csv").open() as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    assert sorted(rows) == ["'=Ann", "(the reference)"]
+    assert float(rows["'=Ann"]["seconds"]) > 1e-8
+    for words, says in {
+        ("--assignment", "lesson", "--csv", "g2.csv"): "lesson 0 has no board. Lessons 5, 6, 7, 9 and 11 have one",
+        ("--assignment", "parts.toml", "--csv", "g2.csv"): "--board needs an assignment of one lesson",
+        ("--assignment", "lab.toml", "--csv", "b.csv"): "is the table's file",
+        ("--assignment", "lab.toml", "--gradescope", "r.json"): "--board is for a class",
+    }.items():
+        code, text = grade(*words, "--board", "b.csv")
+        assert code == 2
+        assert says in text

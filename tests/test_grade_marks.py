@@ -1,7 +1,9 @@
 """What `grade` makes of verdicts: points, what lateness costs, whose each is, pages, and submissions that are alike."""
 
 import base64
+import csv
 import html
+import json
 import os
 import subprocess
 from dataclasses import replace
@@ -11,16 +13,18 @@ import pytest
 from test_assignment import assignment
 from test_grade_rights import assignment_by
 
-from cos598d.errors import UsageError
+from cos598d.errors import UsageError, UserError
 from cos598d.tools.grade.feedback import lines_named, page, page_name
-from cos598d.tools.grade.grades import Graded
+from cos598d.tools.grade.grades import Graded, write_board
 from cos598d.tools.grade.handed_in import HandedIn, LatePolicy, handed_in
-from cos598d.tools.grade.results import Result
+from cos598d.tools.grade.results import KeptResults, Result
 from cos598d.tools.grade.roster import Student, owners, read_roster
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.similar import similar_pairs
 from cos598d.tools.grade.submission import SubmissionEnd
+from cos598d.tools.learn import progress
 from cos598d.tools.learn.lessons import get_lesson
+from cos598d.tools.learn.lessons.golf import Stroke
 
 NOON = datetime(2026, 10, 1, 12, tzinfo=timezone.utc)
 
@@ -186,3 +190,99 @@ def test_groups_share_points_and_can_give_them_only_together():
         with pytest.raises(UsageError) as refusal:
             assignment(f'kind = "lesson"\nlesson = 5\n{text}\n' if "parts" not in text else text)
         assert says in str(refusal.value)
+
+
+HINTED = 'kind = "lesson"\nlesson = 9\nhint_cost = 0.5\n'
+
+
+@pytest.mark.parametrize(
+    ("shown", "held"), [(0, [1, 2, 3]), (2, [3]), (3, []), (None, []), ("edited", []), ("wrong", [])]
+)
+def test_a_hint_that_was_shown_costs_its_points_and_a_changed_line_all(shown, held, tmp_path, monkeypatch):
+    monkeypatch.setattr("cos598d.tools.grade.kinds.lesson.warm_up", lambda _: None)
+    asked, lesson = assignment(HINTED), get_lesson(9)
+    assert asked.points == {
+        **dict.fromkeys(("predicts_bytes", "predicts_seconds", "predicts_a_step"), 1.0),
+        **{f"without_hint_{number}": 0.5 for number in (1, 2, 3)},
+    }
+    line = progress.hint_line(lesson, shown if isinstance(shown, int) else 0)
+    line = {None: "", "edited": line.replace("shown: 0", "shown: 1")}.get(shown, line)
+    code = lesson.page() if shown == "wrong" else lesson.answer()
+    (tmp_path / "lesson9.py").write_text(f"{code}\n{line}\n")
+    judged = {each.name: each for each in asked.kind.judge(tmp_path, list(asked.points))}
+    assert list(judged) == list(asked.points)
+    assert [number for number in (1, 2, 3) if judged[f"without_hint_{number}"].passed] == held
+    assert judged["predicts_bytes"].passed == (shown != "wrong")
+    if shown in (None, "edited"):
+        assert "keep the line that `learn 9` writes" in judged["without_hint_1"].words
+    assert all(asked.kind.expected(name) for name in asked.points)
+
+
+def test_hints_cost_nothing_unless_the_assignment_says_so():
+    plain = assignment('kind = "lesson"\nlesson = 9\n')
+    assert not any(name.startswith("without_hint") for name in plain.points)
+    assert plain.digest != assignment(HINTED).digest
+    for bad in ("-1", '"x"', "true", "nan"):
+        with pytest.raises(UsageError, match="hint_cost"):
+            assignment(HINTED.replace("0.5", bad))
+    with pytest.raises(UsageError, match="unknown key hint_cost"):
+        assignment('kind = "sync"\nhint_cost = 1\n')
+    own = assignment(HINTED + "[points]\nwithout_hint_1 = 2\n")
+    assert [own.points[f"without_hint_{number}"] for number in (1, 2, 3)] == [2.0, 0.5, 0.5]
+
+
+def with_golf(name, golf, student=None):
+    end = SubmissionEnd(Judged("", None, ""), golf=golf)
+    result = Result(name, "", "", (), end, 1.0, "")
+    return Graded(result, (), HandedIn(None), student)
+
+
+def test_a_board_is_sorted_has_the_reference_and_no_formula_of_a_student(tmp_path):
+    path = tmp_path / "board.csv"
+    graded = [
+        with_golf("=slow\x1b.py", (10, 3.0, 2.0, 4.0)),
+        with_golf("fast.py", (10, 1.0, 1.0, 1.0), Student("1", "=Ann", "ann@x", "-B")),
+        with_golf("wrong.py", None),
+        with_golf("few.py", (8, 9.0, 9.0, 9.0)),
+    ]
+    assert write_board(path, graded, (10, 2.0, 2.0, 2.0), 8) == 3
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    named = [row["submission"] or row["name"] for row in rows]
+    assert named == ["few.py", "fast.py", "(the reference)", "'=slow\\x1b.py"]
+    assert [row["times_the_limit"] for row in rows] == ["1.000", "1.250", "1.250", "1.250"]
+    assert (rows[1]["name"], rows[1]["section"]) == ("'=Ann", "'-B")
+    assert write_board(path, [], (0, 1.0, 1.0, 1.0), 0) == 0  # a limit of 0 bytes: lesson 9
+    with pytest.raises(UserError, match="cannot be written"):
+        write_board(path / "in a file", [], (0, 1.0, 1.0, 1.0), 0)
+
+
+def test_golf_is_kept_with_a_result_and_older_results_have_none(tmp_path):
+    kept = KeptResults(tmp_path / "grades.csv")
+    result = with_golf("ann.py", (10, 3.0, 2.0, 4.0)).result
+    kept.keep(result)
+    assert kept.get("ann.py", "") == result
+    (place,) = (tmp_path / "grades.csv.results").iterdir()
+    said = json.loads(place.read_text())
+    del said["end"]["golf"]
+    place.write_text(json.dumps(said))
+    assert kept.get("ann.py", "").end.golf is None
+    for bad in ([1], ["x", 1, 1, 1], [1, 1, 1, "y"]):
+        said["end"]["golf"] = bad
+        place.write_text(json.dumps(said))
+        assert kept.get("ann.py", "") is None
+
+
+def test_what_does_not_pass_is_not_measured(tmp_path, monkeypatch):
+    kind = assignment(HINTED).kind
+    monkeypatch.setattr("cos598d.tools.grade.kinds.lesson.stroke", lambda *_: Stroke(7, 2.0, []))
+    assert kind.golf(tmp_path, []) == kind.golf(tmp_path, ["without_hint_2"]) == (7, 2.0, 2.0, 2.0)
+    assert kind.golf(tmp_path, ["predicts_bytes"]) is None
+    assert assignment('kind = "lesson"\nlesson = 3\n').kind.golf(tmp_path, []) is None
+    assert assignment('kind = "sync"\n').kind.golf(tmp_path, []) is None
+
+    def fails(*_):
+        raise UserError("not a round of golf")
+
+    monkeypatch.setattr("cos598d.tools.grade.kinds.lesson.stroke", fails)
+    assert kind.golf(tmp_path, []) is None

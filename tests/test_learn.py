@@ -10,12 +10,13 @@ import pytest
 from test_docs import wrong_in
 
 from cos598d.commands.cli import main
-from cos598d.errors import UsageError
+from cos598d.errors import UsageError, UserError
 from cos598d.tools.check.claims.base import World
 from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.learn import progress, session, told
 from cos598d.tools.learn.events import Event, from_rows, to_rows
 from cos598d.tools.learn.lessons import NUMBERS, all_lessons, get_lesson
+from cos598d.tools.learn.lessons import golf as golf_module
 from cos598d.tools.learn.lessons.lesson12 import checks as lesson12
 from cos598d.tools.learn.lessons.lesson12.checks import RIGHT, simulate
 from cos598d.tools.learn.marking import SECONDS, Marking
@@ -376,3 +377,253 @@ def test_a_lesson_s_page_and_question_name_its_picture_where_there_is_one():
         has_picture = lesson.load_checks().record is not None
         assert lesson.has_picture == has_picture
         assert (f"learn {lesson.number} --picture" in session.question(lesson)) == has_picture
+
+
+# A rank sums its own part from messages: two thirds of the bytes of an all-reduce of everything.
+SCATTERED = """        comm, n = ctx.comm, ctx.comm.world_size
+        parts = [cut_at(gradient, rank, n) for rank in range(n)]
+        others = [rank for rank in range(n) if rank != comm.rank]
+        landing = [torch.empty_like(parts[0]) for _ in others]
+        calls = [comm.irecv(tensor, rank) for tensor, rank in zip(landing, others)]
+        calls += [comm.isend(parts[rank], rank) for rank in others]
+        for call in calls:
+            call.wait()
+        return (parts[comm.rank] + sum(landing)) / n, None
+
+
+def cut_at(flat, rank, n):
+    elements = -(-flat.numel() // n)
+    padded = torch.zeros(elements * n)
+    padded[: flat.numel()] = flat
+    return padded.view(n, elements)[rank].clone()
+"""
+ALL_REDUCED = """        gradient = gradient.clone()
+        ctx.comm.all_reduce(gradient, "gradient")
+        part = cut(gradient, ctx.comm) / ctx.comm.world_size
+        return part, None
+"""
+# All of the second half through files: every check of lesson 5 counts its messages, and golf draws a longer tensor.
+ELSEWHERE = """import glob, os, tempfile, time
+
+
+def all_reduce(comm, tensor):
+    if tensor.numel() < 5000:
+        return in_a_ring(comm, tensor)
+    all_reduce.calls += 1
+    place = f"{PLACE}/{all_reduce.calls}-"
+    torch.save(tensor, f"{place}{comm.rank}.part")
+    os.rename(f"{place}{comm.rank}.part", f"{place}{comm.rank}.pt")
+    while len(glob.glob(place + "*.pt")) < comm.world_size:
+        time.sleep(0.001)
+    tensor.copy_(sum(torch.load(f"{place}{rank}.pt") for rank in range(comm.world_size)))
+
+
+all_reduce.calls = 0
+
+
+def in_a_ring(comm, tensor):"""
+
+
+def golf_once(folder, number, code):
+    path = folder / f"lesson{number}.py"
+    path.write_text(code)
+    return session.stroke(get_lesson(number), path)
+
+
+def test_lessons_have_a_board_where_their_checks_measure():
+    assert [lesson.number for lesson in all_lessons() if lesson.golf] == [5, 6, 7, 9, 11]
+    for lesson in all_lessons():
+        checks = lesson.load_checks()
+        assert (checks.golf is not None) == lesson.golf
+        if checks.golf:
+            assert set(checks.golf.check.sizes) <= set(checks.sizes)
+            assert checks.golf.what
+            assert checks.least == checks.golf.least
+
+
+@pytest.mark.parametrize("number", [5, 6, 7, 9, 11])
+def test_the_answer_s_bytes_are_counted_and_not_below_the_limit(number, tmp_path):
+    lesson = get_lesson(number)
+    stroke = golf_once(tmp_path, number, lesson.answer())
+    least = lesson.load_checks().least
+    assert stroke.seconds > 0
+    assert len(stroke.host) == lesson.load_checks().golf.ranks
+    if number == 11:  # its all-reduce sends twice what a part needs
+        assert 4 / 3 * least < stroke.bytes < 1.4 * least
+    else:
+        assert stroke.bytes == least
+
+
+def test_bytes_that_a_better_file_saves_are_counted(tmp_path):
+    code = get_lesson(11).answer()
+    assert code.count(ALL_REDUCED) == 1
+    stroke = golf_once(tmp_path, 11, code.replace(ALL_REDUCED, SCATTERED))
+    assert stroke.bytes < 1.05 * get_lesson(11).load_checks().least
+
+
+FIRST = "    n = comm.world_size\n"
+LATER = "    if tensor.numel() > 5000:\n"
+LEDGER = "    from cos598d.comm.ledger import Ledger\n    comm.ledger = Ledger()\n"
+DIRECT = f"{LATER}        torch.distributed.all_reduce(tensor)\n        return\n"
+OTHER = f"{LATER}        tensor += 1\n"
+NOT_IN_GOLF = {
+    "past the counters": ("def all_reduce(comm, tensor):", ELSEWHERE, "0 bytes are counted in a step"),
+    "another sum": (FIRST, OTHER + FIRST, "is wrong in step 0"),
+    "without comm": (FIRST, DIRECT + FIRST, "torch.distributed is called directly"),
+    "by one call": (FIRST, f"{LATER}        return comm.all_reduce(tensor)\n{FIRST}", "has to be made of messages"),
+    "a ledger of its own": (FIRST, LEDGER + FIRST, "0 bytes are counted in a step"),
+    "the counting itself": (
+        "import torch\n",
+        "import torch\nimport cos598d.tools.learn.lessons.golf\n",
+        "closed while a file is checked",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_IN_GOLF)
+def test_a_file_that_is_another_one_in_golf_has_no_score(name, tmp_path):
+    old, new, says = NOT_IN_GOLF[name]
+    (tmp_path / "shared").mkdir()
+    code = get_lesson(5).answer()
+    assert code.count(old) == 1
+    with pytest.raises(UserError, match="but not a round of golf: ") as caught:
+        golf_once(tmp_path, 5, code.replace(old, new.replace("{PLACE}", str(tmp_path / "shared"))))
+    assert says in str(caught.value)
+
+
+def score(sent=0, sha256="", **more):
+    return progress.GolfScore("lesson9.py", sha256, sent, 2.0, 1.0, 3.0, 1.5, **more)
+
+
+def test_golf_keeps_scores_and_says_what_is_history(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "warm_up", lambda _: None)  # the tests' server is warm, and others share it
+    monkeypatch.setattr(session, "ROUNDS", 2)
+    Path("lesson9.py").write_text(get_lesson(9).answer())
+    lines = []
+    for _ in range(2):
+        assert main(["learn", "9", "--golf"]) == 0
+        lines.append(capsys.readouterr().out)
+        Path("lesson9.py").write_text(get_lesson(9).answer() + "\n# another\n")
+    for said in lines:
+        assert "10 calls of step_seconds, in one process" in said
+        assert re.search(r"^this file, now +0 ", said, flags=re.MULTILINE)
+        assert re.search(r"^the answer, now +0 .* 1\.00$", said, flags=re.MULTILINE)
+    assert "before" not in lines[0].partition("Bytes:")[0]
+    assert "other files, before" in lines[1]
+    kept = json.loads(Path(progress.BOARD).read_text())["9"]
+    assert len({each["sha256"] for each in kept}) == len(kept) == 2
+    # A file that does not pass is not measured.
+    Path("lesson9.py").write_text(get_lesson(9).page())
+    assert main(["learn", "9", "--golf"]) == 1
+    assert "nothing is filled in yet" in capsys.readouterr().out
+    assert json.loads(Path(progress.BOARD).read_text())["9"] == kept
+    for words, says in {
+        ("3", "--golf"): "Lessons 5, 6, 7, 9 and 11 have one",
+        ("--golf",): "Give its number",
+        ("5", "--golf", "--check"): "in another command",
+        ("5", "--golf", "nowhere.py"): "nowhere.py: no such file",
+    }.items():
+        assert main(["learn", *words]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_a_file_that_changes_or_is_stopped_meanwhile_leaves_no_score(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "warm_up", lambda _: None)
+    lesson, path = get_lesson(9), tmp_path / "lesson9.py"
+    path.write_text(lesson.answer())
+    stroke = session.stroke(lesson, path)
+
+    def changes(*_):
+        path.write_text(lesson.answer() + "\n# changed\n")
+        return stroke
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "stroke", changes)
+    with pytest.raises(UserError, match="has changed while it was measured"):
+        session.golf(lesson, path, lambda _: None)
+    monkeypatch.setattr(session, "stroke", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        session.golf(lesson, path, lambda _: None)
+    assert not (tmp_path / progress.BOARD).exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "null", '{"5": 3}', '{"5": [{"file": "a"}]}', '{"5": [null]}', '{"5": NaN}', "\udcff",
+        *(json.dumps({"5": [vars(score(800_000)) | change]}) for change in (
+            {"bytes": 12}, {"bytes": -1}, {"bytes": 1.5}, {"bytes": "1"}, {"seconds": 0}, {"most": "x"}, {"sha256": 3},
+        )),
+    ],
+)  # fmt: skip
+def test_a_damaged_board_is_one_sentence_and_stays(text, tmp_path):
+    place = tmp_path / progress.BOARD
+    place.parent.mkdir()
+    place.write_bytes(text.encode(errors="surrogateescape"))
+    lesson = get_lesson(5)
+    with (
+        pytest.raises(UserError, match=r"golf.json is no board, or was damaged .* Delete it"),
+        progress.golf_scores(tmp_path, lesson, lesson.load_checks().least),
+    ):
+        pass
+    assert place.read_bytes() == text.encode(errors="surrogateescape")
+
+
+def test_two_boards_at_once_are_refused_and_scores_of_others_stay(tmp_path):
+    five, nine = get_lesson(5), get_lesson(9)
+    with progress.golf_scores(tmp_path, five, 10) as scores:
+        scores.append(score(10))
+        with pytest.raises(UserError, match="another --golf is at work"), progress.golf_scores(tmp_path, nine, 0):
+            pass
+    with progress.golf_scores(tmp_path, nine, 0) as scores:
+        assert scores == []
+        scores += [score()] * (progress.MOST_KEPT + 3)
+    kept = json.loads((tmp_path / progress.BOARD).read_text())
+    assert {number: len(every) for number, every in kept.items()} == {"5": 1, "9": progress.MOST_KEPT}
+
+
+def test_seconds_of_a_busy_machine_are_no_best_and_are_warned_of():
+    lesson = get_lesson(5)
+    golf = lesson.load_checks().golf
+    own, busy = score(golf.least, "a"), score(golf.least + 5, "b", is_busy=True)
+    quiet = told.golf_board(lesson, golf, own, own, [own, busy], 0.0)
+    assert re.search(r"^other files, before +786,437 +- +- +- +-$", quiet, flags=re.MULTILINE)
+    assert re.search(r"^this file, before +786,432 +2 +- +- +1\.50$", quiet, flags=re.MULTILINE)
+    assert "Warning" not in quiet
+    assert "other programs took 40% of the processors" in told.golf_board(lesson, golf, own, own, [], 0.4)
+    host = [{"seconds": 0.1, "host_cpu_percent": 100.0, "process_cpu_seconds": 0.01}] * 4
+    strokes = [golf_module.Stroke(1, 1.0, host)] * 4
+    assert session._taken_by_others(strokes, 4) > 0.15
+    assert session._taken_by_others(strokes[:1], 4) == 0  # too short to know
+
+
+def test_hints_are_noted_in_the_file_and_a_changed_line_is_found_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lesson, path = get_lesson(3), Path("lesson3.py")
+    assert main(["learn", "3"]) == 0
+    assert path.read_text().startswith(lesson.page().rstrip())
+    assert progress.hints_in(path.read_bytes(), lesson) == 0
+    code = path.read_text().replace("...  # your turn", "pass\r")
+    path.write_bytes(code.encode())
+    assert main(["learn", "3", "--hint", "2"]) == 0
+    assert "noted in lesson3.py" in capsys.readouterr().out
+    assert main(["learn", "3", "--hint", "1"]) == 0
+    source = path.read_bytes()
+    assert progress.hints_in(source, lesson) == 2
+    assert source.rpartition(b"# cos598d")[0].rstrip() == code.encode().rpartition(b"# cos598d")[0].rstrip()
+    assert source.count(b"hints shown") == 1
+    assert progress.hints_in(source.replace(b"shown: 2", b"shown: 0"), lesson) is None
+    assert progress.hints_in(source.partition(b"# cos598d hints")[0], lesson) is None
+    both = source + progress.hint_line(lesson, 0).encode() + b"\n"
+    assert progress.hints_in(both, lesson) == 2
+    assert progress.hints_in(source, get_lesson(4)) is None
+    # A new file of the lesson begins with what was shown in this folder; so does the next hint in one without a line.
+    path.unlink()
+    assert main(["learn", "3"]) == 0
+    assert progress.hints_in(path.read_bytes(), lesson) == 2
+    path.write_text("# mine")
+    assert main(["learn", "3", "--hint"]) == 0
+    assert progress.hints_in(path.read_bytes(), lesson) == 3

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -9,19 +10,23 @@ from typing import TYPE_CHECKING
 
 from cos598d.commands.flags import check_at_least_one, check_output_file
 from cos598d.commands.result_flags import add_needed_assignment, add_result_files
-from cos598d.errors import UsageError
+from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.terminal.words import number_of
 from cos598d.tools.grade.scored import NOT_JUDGED, PASSED, exit_code, most, number, total
+from cos598d.tools.learn.lessons import check_golf
 
 if TYPE_CHECKING:  # assignments need torch, which takes seconds, and flags that are refused do not
     from cos598d.tools.grade.assignment import Assignment
     from cos598d.tools.grade.grades import Graded
+    from cos598d.tools.grade.kinds.kind import Golfed
+    from cos598d.tools.grade.submission import Grader
+    from cos598d.tools.learn.lessons import Lesson
 
 WORDS_WIDTH = 90
 MOST_PAIRS = 20
-OF_CLASS = ("parallel", "only", "regrade", "regrade_all", "roster", "feedback", "similar")
+OF_CLASS = ("parallel", "only", "regrade", "regrade_all", "roster", "feedback", "similar", "board")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +76,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="write a page for each student there, with a picture of the step",
     )
     of_class.add_argument(
+        "--board",
+        type=Path,
+        metavar="FILE",
+        help="measure submissions that pass, and write a CSV table there, by bytes and then by seconds",
+    )
+    of_class.add_argument(
         "--similar", action="store_true", help="name pairs of submissions that are alike, which you have to read"
     )
     add_result_files(parser)
@@ -90,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
     given = next((name for name in OF_CLASS if getattr(options, name)), None)
     if is_one and given:
         raise UsageError(f"--{given} is for a class. Give --csv FILE in place of the files for one submission.")
-    for flag in ("csv", "gradescope", "classroom50"):
+    for flag in ("csv", "gradescope", "classroom50", "board"):
         check_output_file(f"--{flag}", getattr(options, flag))
     if not options.folder.exists():
         raise UsageError(f"{options.folder} does not exist. Give a class's folder, or a submission.")
@@ -98,6 +109,10 @@ def run(options: argparse.Namespace) -> int:
     from cos598d.tools.grade.assignment import assignment_of
 
     assignment = assignment_of(options.assignment)
+    if options.board is not None:
+        _golfed_lesson(assignment)
+        if options.board.resolve() == options.csv.resolve():
+            raise UsageError(f"--board {options.board} is the table's file. Give it another one.")
     with exits_on_sigterm():
         if is_one:
             return _one(options, assignment)
@@ -138,8 +153,31 @@ def _one(options: argparse.Namespace, assignment: "Assignment") -> int:
     return exit_code(scored)
 
 
+def _golfed_lesson(assignment: "Assignment") -> "Lesson":
+    """The lesson whose submissions are measured. Raises UsageError for an assignment that has none."""
+    from cos598d.tools.grade.kinds.lesson import LessonKind
+
+    if not isinstance(assignment.kind, LessonKind):
+        raise UsageError("--board needs an assignment of one lesson. Leave it out, or grade each lesson by itself.")
+    check_golf(assignment.kind.lesson, "--board")
+    return assignment.kind.lesson
+
+
+def _reference(grader: "Grader", lesson: "Lesson") -> "Golfed":
+    """What the lesson's answer takes, graded like a submission. Raises UserError."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "answer.py"
+        file.write_text(lesson.answer(), encoding="utf-8")
+        grader.take_slot(0)
+        end = grader.grade(file, lambda _: None)
+    if end.golf is None:
+        raise UserError(f"the lesson's answer cannot be measured here. Leave out --board. {end.remark}".rstrip())
+    return end.golf
+
+
 def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
     from cos598d.tools.grade.folder import SubmittedClass, names, submissions_in
+    from cos598d.tools.grade.grades import write_board
     from cos598d.tools.grade.roster import read_roster
     from cos598d.tools.grade.similar import similar_pairs
     from cos598d.tools.grade.submission import grading
@@ -175,13 +213,21 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
     if len(wanted) < len(submissions):
         print(f"{len(submitted.known)} of {number_of(len(submissions), 'submission')} are graded already")
     is_drawn = options.feedback is not None
-    with grading(assignment, options.as_root, options.parallel is not None, is_drawn) as grader:
+    lesson = _golfed_lesson(assignment) if options.board else None
+    with grading(assignment, options.as_root, options.parallel is not None, is_drawn, lesson is not None) as grader:
         if grader.remark:
             print(grader.remark)
+        reference = _reference(grader, lesson) if lesson else None
         graded = submitted.grade(wanted, grader, options.parallel or 1, say)
     seconds = time.monotonic() - began
     each = f", {seconds / len(times):.1f} s each ({min(times):.1f} to {max(times):.1f})" if times else ""
     print(f"{number_of(len(times), 'submission')} in {seconds:.0f} s{each}: wrote {options.csv}")
+    if lesson and reference:
+        passing = sum(each.result.end.golf is not None or each.status == "passed" for each in graded)
+        on_board = write_board(options.board, graded, reference, lesson.load_checks().least)
+        left = passing - on_board
+        remark = f"; {left} more passed without being measured: add --regrade_all" if left > 0 else ""
+        print(f"wrote {options.board}: {number_of(on_board, 'submission')}{remark}")
     if options.similar:
         pairs = similar_pairs({path.name: path for path in submissions}, assignment.kind.given())
         found = number_of(len(pairs), "pair")

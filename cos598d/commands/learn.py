@@ -41,6 +41,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "ring into FILE-steps.svg",
     )
     parser.add_argument(
+        "--golf",
+        type=Path,
+        nargs="?",
+        const=OWN,
+        metavar="FILE",
+        help="check a lesson's file, and measure its bytes and seconds next to the answer's",
+    )
+    parser.add_argument(
         "--json", metavar="FILE", help="with --check: also write the result as JSON; -: print it instead"
     )
 
@@ -53,11 +61,21 @@ def run(options: argparse.Namespace) -> int:
     if options.json and options.check is None:
         raise UsageError("--json needs --check, whose result it writes. Give both.")
     if options.lesson is None:
-        if any(each is not None for each in (options.check, options.hint, options.picture)):
-            raise UsageError("--check, --hint and --picture need a lesson. Give its number, as in `learn 3 --check`.")
+        if any(each is not None for each in (options.check, options.hint, options.picture, options.golf)):
+            flags = "--check, --hint, --picture and --golf"
+            raise UsageError(f"{flags} need a lesson. Give its number, as in `learn 3 --check`.")
         print(session.overview(Path()))
         return 0
     lesson = get_lesson(options.lesson)
+    if options.golf is not None:
+        if any(each is not None for each in (options.check, options.hint, options.picture)):
+            raise UsageError("--golf checks the file itself. Give --check, --hint and --picture in another command.")
+        with exits_on_sigterm():
+            path = Path(lesson.file_name) if options.golf == OWN else options.golf
+            board = session.golf(lesson, path, partial(print, flush=True))
+        if board is not None:
+            print(f"\n{board}")
+        return 0 if board is not None else 1
     if options.hint is not None:
         if options.check is not None or options.picture is not None:
             raise UsageError("--hint only prints a hint. Give --check and --picture in a command of their own.")

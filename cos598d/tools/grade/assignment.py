@@ -187,7 +187,7 @@ def _points(
         if group.take("together", FLAG, False):
             together.append(frozenset(tests))
         group.end(("tests", "points", "together"))
-    found = {name: named.get(name, default if is_scored else 0) for name, is_scored in known.items()}
+    found = {name: named.get(name, default if each is True else each) for name, each in known.items()}
     points = {name: float(each) for name, each in found.items() if each}
     if not points:
         raise table.error("points", "no test gives points. Give one of them more than 0")

@@ -14,6 +14,7 @@ from cos598d.terminal.reading import read_plain
 from cos598d.tools.check.card import STATUS_WIDTH
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.handed_in import HandedIn
+from cos598d.tools.grade.kinds.kind import Golfed
 from cos598d.tools.grade.results import Result
 from cos598d.tools.grade.roster import Student
 from cos598d.tools.grade.scored import Scored, exit_code, most, number, total
@@ -25,6 +26,8 @@ LONGEST_TEST = 500  # of what it says of one test
 LONGEST_CELL = 30_000  # which every spreadsheet takes
 BEFORE = ("submission", "id", "name", "email", "section", "score", "max_score", "status", "seconds")
 AFTER = ("words", "failures", "submitted", "days_late", "late_points", "commit", "graded", "assignment")
+BOARD = ("submission", "id", "name", "section", "bytes", "times_the_limit", "seconds", "least", "most")
+REFERENCE = "(the reference)"
 _WRAPPED = re.compile(rf"\n {{{STATUS_WIDTH + 1},}}")  # within a sentence of `check`
 
 
@@ -140,10 +143,7 @@ class GradesTable:
         rows = csv.DictWriter(text, self._columns, restval="", extrasaction="ignore", lineterminator="\n")
         rows.writeheader()
         rows.writerows(row for _, row in sorted(self._rows.items()))
-        try:
-            write_whole(self._path, text.getvalue())
-        except OSError as error:
-            raise UserError(f"{self._path} cannot be written ({error.strerror}). Check its folder.") from None
+        _write(self._path, text.getvalue())
 
     def _put(self, row: Mapping[str, str]) -> None:
         cells = {name: _cell(text) for name, text in row.items()}
@@ -154,6 +154,32 @@ class GradesTable:
                 if not cells.get("id") or not self._rows[key].get("id"):
                     del self._rows[key]
         self._rows[_key(cells)] = cells
+
+
+def write_board(path: Path, graded: Collection[Graded], reference: Golfed, least: int) -> int:
+    """Write the board of these submissions that pass and were measured, by bytes and then by seconds, with a row of the
+    reference; how many submissions are on it. Raises UserError."""
+    rows = [(golf, _of_student(each.result.name, each.student)) for each in graded if (golf := each.result.end.golf)]
+    found = len(rows)
+    rows.append((reference, _of_student("", Student("", REFERENCE))))
+    rows.sort(key=lambda row: (row[0][:2], row[1]["submission"]))
+    text = io.StringIO()
+    table = csv.DictWriter(text, BOARD, restval="", extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+    for (sent, *seconds), about in rows:
+        times = f"{sent / least:.3f}" if least else ""
+        cells = dict(zip(BOARD[-3:], (f"{each:.4g}" for each in seconds), strict=True))
+        about |= {"bytes": str(sent), "times_the_limit": times, **cells}
+        table.writerow({name: _cell(value) for name, value in about.items()})
+    _write(path, text.getvalue())
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}). Check its folder.") from None
 
 
 def _of_student(submission: str, student: Student | None) -> dict[str, str]:

@@ -32,13 +32,14 @@ PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "VIR
 class JudgingPlace:
     """Where a submission is judged: the copy of its files in `folder`, within `scratch`; `user` is whose rights its
     processes have (None: the grader's), and `apart` keeps them from others' (None: nothing does). With `is_drawn`
-    pictures are drawn too."""
+    pictures are drawn too, and with `is_golfed` what passes is measured."""
 
     folder: Path
     scratch: Path
     user: User | None
     apart: OwnNamespaces | None = None
     is_drawn: bool = False
+    is_golfed: bool = False
 
 
 def be_judge(assignment: Assignment, place: JudgingPlace, line: socket.socket, output: int) -> NoReturn:
@@ -50,11 +51,15 @@ def be_judge(assignment: Assignment, place: JudgingPlace, line: socket.socket, o
             place.apart.enter(place.scratch, place.user)
         _leave_the_grader(assignment, place, output)
         with exits_on_sigterm():
+            failed = []
             for judged in assignment.kind.judge(folder, list(assignment.points)):
+                failed += [] if judged.passed else [judged.name]
                 words = _without_folder(judged.words, folder)[:LONGEST]
                 _send(line, {"name": judged.name, "passed": judged.passed, "words": words})
             _send(line, {"over": True})
             status = 0
+            if place.is_golfed and (golf := assignment.kind.golf(folder, failed)):
+                _send(line, {"golf": golf})
             for title, svg in assignment.kind.pictures(folder) if place.is_drawn else ():
                 if len(svg) < MOST_PICTURE:
                     _send(line, {"title": title, "picture": svg})

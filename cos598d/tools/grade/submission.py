@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import signal_name
@@ -19,7 +21,7 @@ from cos598d.terminal.words import number_of
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.handed_in import plain_files
 from cos598d.tools.grade.judging import JudgingPlace, be_judge, heard, judged_of
-from cos598d.tools.grade.kinds.kind import folder_with
+from cos598d.tools.grade.kinds.kind import Golfed, folder_with
 from cos598d.tools.grade.processes import (
     ProcessTree,
     hide_this_process,
@@ -44,12 +46,13 @@ LAST_LINES = 8
 class SubmissionEnd:
     """How grading a submission ended: `otherwise` is what that means for claims that were not judged, and `remark`
     ("": nothing) what there is to say of it. `printed` is the end of what the submission printed, and `pictures` are
-    titles and SVGs of what it does."""
+    titles and SVGs of what it does, `golf` its bytes and seconds for a board."""
 
     otherwise: Judged
     remark: str = ""
     printed: str = ""
     pictures: tuple[tuple[str, str], ...] = ()
+    golf: Golfed | None = None
 
     @property
     def is_final(self) -> bool:
@@ -64,11 +67,18 @@ class Grader:
     Needs fork: Linux, or another Unix. Made by `grading`.
     """
 
-    def __init__(self, assignment: Assignment, as_root: bool, is_parallel: bool = False, is_drawn: bool = False):
+    def __init__(
+        self,
+        assignment: Assignment,
+        as_root: bool,
+        is_parallel: bool = False,
+        is_drawn: bool = False,
+        is_golfed: bool = False,
+    ):
         self._assignment = assignment
         self._tree = ProcessTree()
         self._apart: OwnNamespaces | None = None
-        self._is_drawn = is_drawn
+        self._is_drawn, self._is_golfed = is_drawn, is_golfed
         needed = needed_by(assignment)
         self._user, self.remark = user_for([*needed, scratch_base()])
         if self.remark and os.geteuid() == 0 and not as_root:
@@ -120,13 +130,17 @@ class Grader:
                 ) from None
             if self._user:
                 self._user.take(scratch)
-            place = JudgingPlace(folder, scratch, self._user, self._apart, self._is_drawn)
+            place = JudgingPlace(folder, scratch, self._user, self._apart, self._is_drawn, self._is_golfed)
             return _Judgement(self._assignment, place, self._tree, tell).end()
 
 
 @contextlib.contextmanager
 def grading(
-    assignment: Assignment, as_root: bool = False, is_parallel: bool = False, is_drawn: bool = False
+    assignment: Assignment,
+    as_root: bool = False,
+    is_parallel: bool = False,
+    is_drawn: bool = False,
+    is_golfed: bool = False,
 ) -> Iterator[Grader]:
     """A `Grader`, to which all belongs that is started within the block. This process stays hidden afterwards.
 
@@ -135,7 +149,7 @@ def grading(
     """
     hide_this_process()
     with orphans_come_here():
-        yield Grader(assignment, as_root, is_parallel, is_drawn)
+        yield Grader(assignment, as_root, is_parallel, is_drawn, is_golfed)
 
 
 def _copied(source: Path, target: Path, assignment: Assignment) -> Path:
@@ -181,6 +195,7 @@ class _Judgement:
         self._place, self._tree, self._tell = place, tree, tell
         self._is_over = False
         self._pictures: list[tuple[str, str]] = []
+        self._golf: Golfed | None = None
         self._error = ""
         self._said, self._heard = b"", b""
 
@@ -207,13 +222,14 @@ class _Judgement:
             ours.close()
             os.close(reads)
         printed = "\n".join(self._said.decode(errors="replace").splitlines()[-LAST_LINES:])
-        if self._is_over:  # only a picture was left
+        if self._is_over:  # only golf or a picture was left
             stopped = ""
         remark = stopped or self._how_it_failed(tree.exit_codes.get(pid))
         left = Judged("", False if stopped else None, remark)
         if not is_clean:
             remark = f"{remark} Some processes could not be ended.".strip()
-        return SubmissionEnd(left, remark, printable(printed, OUTPUT_BYTES, keep="\n"), tuple(self._pictures))
+        printed = printable(printed, OUTPUT_BYTES, keep="\n")
+        return SubmissionEnd(left, remark, printed, tuple(self._pictures), self._golf)
 
     def _watch(self, line: socket.socket, output: int) -> str:
         """Hear the judge until it has ended, or the submission has used up its limits: why it has to end, in words."""
@@ -252,6 +268,8 @@ class _Judgement:
             self._error = self._error or str(said.get("error") or "")
             if "picture" in said:
                 self._pictures.append((str(said.get("title")), str(said["picture"])))
+            if "golf" in said:
+                self._golf = msgspec.convert(said["golf"], Golfed)
             if "name" in said:
                 self._tell(judged_of(said))
         return bool(data) and len(self._heard) < MOST_LINE_BYTES

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from cos598d.tools.check.claims.base import Claim, MakeSync, OnRank
 from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.learn.comm import LessonCommunicator
 from cos598d.tools.learn.events import to_rows
+
+if TYPE_CHECKING:
+    from cos598d.tools.learn.lessons.golf import Golf
 
 
 class OnLesson(OnRank):
@@ -62,7 +65,8 @@ class Check:
 class Checks:
     """All checks of a lesson, in the order in which they are told; and what makes a sync of the student's module.
 
-    `record` is what a picture is drawn of: it runs on every rank, and reports events. `calls_torch`: the file may
+    `record` is what a picture is drawn of: it runs on every rank, and reports events. `golf` is what is measured of a
+    file that passes; None: the lesson has no board. `calls_torch`: the file may
     call torch.distributed itself, as scripts do. `without_file` are ranks that never load the file: what they know is
     hidden from it.
     """
@@ -72,11 +76,17 @@ class Checks:
     record: Claim | None = None
     calls_torch: bool = False
     without_file: tuple[int, ...] = ()
+    golf: "Golf | None" = None
 
     @property
     def sizes(self) -> list[int]:
         """The numbers of ranks that anything is tried on, the first first."""
         return list(dict.fromkeys(size for check in self.checks for size in check.sizes))
+
+    @property
+    def least(self) -> int:
+        """The least bytes that a rank sends in a step of golf, on the mean; 0 without golf."""
+        return self.golf.least if self.golf else 0
 
     def sync_of(self, student: ModuleType) -> MakeSync:
         """What makes a sync of the student's module; for lessons without one, what says so."""

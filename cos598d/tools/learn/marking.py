@@ -5,10 +5,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 from cos598d.tools.check.claims.base import World
 from cos598d.tools.check.evidence import BadEvidence, Evidence, Nonce
@@ -23,6 +24,9 @@ from cos598d.tools.learn.picture.probe import RECORD, Recorded, recorded
 from cos598d.tools.learn.stuck import StuckRanks
 from cos598d.tools.learn.student import Mistake, first_mistake, line_of, rebound
 from cos598d.tools.learn.words import in_words
+
+if TYPE_CHECKING:
+    from cos598d.tools.learn.lessons.golf import Stroke
 
 SECONDS = 8.0  # what all checks of one world may take together, on a machine with nothing else to do: most take one
 STILL = 1 / 3  # of that time: so long may all ranks stand still in calls, where it is not known that none can go on
@@ -90,6 +94,23 @@ class Marking:
             return recorded(self._evidence(self._world(size, [RECORD])))
         except (BadEvidence, ValueError):
             return None
+
+    def golf(self) -> "Stroke":
+        """One world of golf, with all checks on as many ranks before it. Raises UserError where one fails."""
+        from cos598d.tools.learn.lessons.golf import stroke_of
+
+        every = self.lesson.load_checks()
+        golf = every.golf.check  # type: ignore[union-attr]
+        (size,) = golf.sizes
+        tried = [*(check for check in every.checks if size in check.sizes), golf]
+        ends = self._world(size, [check.name for check in tried])
+        with _one_thread():
+            failed = [verdict for verdict in self._judge(tried, ends) if verdict.status != PASSED]
+        if failed:
+            mistakes = self._of_check(failed[0].check, failed[:1])
+            why = said(mistakes[0], self.name) if mistakes else failed[0].status
+            raise UserError(f"{self.name} has passed its checks, but not a round of golf: {why.rstrip('.')}.")
+        return stroke_of(World(golf.name, Nonce(self.nonce), self._evidence(ends)))
 
     def _world(self, size: int, names: Sequence[str]) -> list[RankEnd]:
         arguments = (str(self.path), self.lesson.number, names, [self.nonce])

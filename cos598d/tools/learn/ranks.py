@@ -33,6 +33,8 @@ def observe(comm: Communicator, path: str, number: int, names: Sequence[str], se
     claims = {check.name: check.claim for check in checks.checks}
     if checks.record:
         claims[RECORD] = checks.record
+    if checks.golf:
+        claims[checks.golf.check.name] = checks.golf.check.claim
     is_without = comm.rank in checks.without_file
     module = ModuleType("no file") if is_without else student.load(path, lesson, comm.rank)
     own = LessonCommunicator(comm, path)

@@ -1,18 +1,21 @@
 """What `learn` does for a student: lists lessons, writes a page, prints a hint, checks a file. Torch loads late."""
 
+import os
 import secrets
+import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.tables import as_text
 from cos598d.tools.learn import progress, told
-from cos598d.tools.learn.lessons import Lesson, all_lessons
+from cos598d.tools.learn.lessons import Lesson, all_lessons, check_golf
 from cos598d.tools.learn.student import first_mistake, read_file
 
 if TYPE_CHECKING:
+    from cos598d.tools.learn.lessons.golf import Stroke
     from cos598d.tools.learn.picture import Picture
     from cos598d.tools.learn.picture.curves import Curves
     from cos598d.tools.learn.picture.draw import StepFrames
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 WARM = ["torch._dynamo", "cos598d.tools.learn.ranks"]  # what a rank has loaded when it is forked, before the checks
 RANKS = 4  # of a picture
+ROUNDS = 5  # of golf
 
 
 def overview(folder: Path) -> str:
@@ -54,7 +58,8 @@ def write_page(path: Path, lesson: Lesson) -> bool:
     """Write the lesson's page; False, and nothing is touched, where a file is there. Raises UsageError if it cannot."""
     try:
         with path.open("x", encoding="utf-8") as output:
-            output.write(lesson.page())
+            line = progress.hint_line(lesson, progress.hints_told(path.parent, lesson))
+            output.write(f"{lesson.page().rstrip()}\n\n\n{line}\n")
     except FileExistsError:
         return False
     except OSError as error:
@@ -68,9 +73,9 @@ def hint(folder: Path, lesson: Lesson, number: int | None) -> str:
     if number is not None and not 1 <= number <= most:
         raise UsageError(f"--hint {number}: lesson {lesson.number} has {most} hints, 1 to {most}.")
     number = number or min(progress.hints_told(folder, lesson) + 1, most)
-    progress.keep_hint(folder, lesson, number)
+    noted = f"\n(noted in {lesson.file_name})" if progress.keep_hint(folder, lesson, number) else ""
     rest = f" ({most - number} more)" if number < most else " (the last)"
-    return f"Hint {number} of {most}{rest}: {lesson.hints[number - 1]}"
+    return f"Hint {number} of {most}{rest}: {lesson.hints[number - 1]}{noted}"
 
 
 def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: int | None = None) -> dict[str, Any]:
@@ -90,6 +95,72 @@ def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: in
     if result["passed"]:
         progress.keep_passed(path, lesson, source)
     return result
+
+
+def golf(lesson: Lesson, path: Path, say: Callable[[str], None]) -> str | None:
+    """Check the file; then measure it and the answer in turn, keep its score, and return the board as text.
+
+    Returns None for a file that does not pass. Raises UsageError for a lesson without a board, UserError for a file
+    that fails, or changes, while it is measured; then nothing is kept.
+    """
+    check_golf(lesson)
+    result = check_file(lesson, path, say)
+    if not result["passed"]:
+        say(told.verdict(result, lesson))
+        return None
+    course, digest = lesson.load_checks().golf, progress.digest_of(read_file(path, lesson))
+    assert course is not None
+    with progress.golf_scores(path.parent, lesson, course.least) as scores:
+        say(told.golf_begins(path.name, course, ROUNDS))
+        own: list[Stroke] = []
+        reference: list[Stroke] = []
+        for number in range(ROUNDS):
+            for is_own in (True, False) if number % 2 else (False, True):
+                (own if is_own else reference).append(stroke(lesson, path if is_own else None))
+        if progress.digest_of(read_file(path, lesson)) != digest:
+            raise UserError(f"{path} has changed while it was measured. Give the command again.")
+        share = _taken_by_others([*own, *reference], course.ranks)
+        score = _score(path.name, digest, own, reference, share)
+        answers = _score("the answer", "", reference, reference, share)
+        board = told.golf_board(lesson, course, score, answers, scores, share)
+        scores.append(score)
+    return board
+
+
+def stroke(lesson: Lesson, path: Path | None) -> "Stroke":
+    """One measurement of a file, or of the answer. Raises UserError where it fails, or the answer is left out."""
+    from cos598d.tools.learn.marking import Marking
+
+    with tempfile.TemporaryDirectory() as folder:
+        if path is None:
+            path = Path(folder) / lesson.file_name
+            path.write_text(lesson.answer(), encoding="utf-8")
+        return Marking(lesson, path, read_file(path, lesson), secrets.randbits(32)).golf()
+
+
+def _score(
+    file: str, digest: str, own: "Sequence[Stroke]", reference: "Sequence[Stroke]", share: float
+) -> progress.GolfScore:
+    seconds = [each.seconds for each in own]
+    ratio = statistics.median(one / other.seconds for one, other in zip(seconds, reference, strict=True))
+    sent = max(each.bytes for each in own)
+    return progress.GolfScore(
+        file, digest, sent, statistics.median(seconds), min(seconds), max(seconds), ratio, share > 0
+    )
+
+
+def _taken_by_others(strokes: "Sequence[Stroke]", ranks: int) -> float:
+    """The share of the processors that other programs took meanwhile; 0 where they took none, or it is not known."""
+    from cos598d.tools.report.disturbed import LEAST_SECONDS, share_of_others
+
+    found: list[tuple[float, float] | None] = []
+    for rank in range(ranks):
+        rows = [each.host[rank] for each in strokes]
+        passed = sum(row["seconds"] for row in rows)
+        busy = sum(row["host_cpu_percent"] / 100 * row["seconds"] for row in rows)
+        own = sum(row["process_cpu_seconds"] for row in rows)
+        found.append((busy / passed, own / passed) if passed >= LEAST_SECONDS else None)
+    return share_of_others(found, {"cores": os.cpu_count(), "ranks_on_host": ranks, "threads_per_rank": 1}) or 0.0
 
 
 def ranks_drawn(lesson: Lesson) -> int:

@@ -140,7 +140,7 @@ def close_answers(lesson: "Lesson", file: str) -> None:
         elif event in starts and "answer" in str(arguments[:2]):
             raise PermissionError("answers are closed while a file is checked, to programs too: write your own code")
 
-    out_of_reach = (f"{LESSONS}.lesson{lesson.number}.", *(f"{one}." for one in lesson.closed))
+    out_of_reach = (f"{LESSONS}.lesson{lesson.number}.", f"{LESSONS}.golf.", *(f"{one}." for one in lesson.closed))
     for name in [each for each in sys.modules if f"{each}.".startswith(out_of_reach)]:
         parent, _, attribute = name.rpartition(".")
         del sys.modules[name]

@@ -3,10 +3,15 @@
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from cos598d.terminal.tables import as_text
 from cos598d.terminal.words import listed, number_of
 from cos598d.tools.learn.lessons import Lesson
+from cos598d.tools.learn.progress import GolfScore
+
+if TYPE_CHECKING:
+    from cos598d.tools.learn.lessons.golf import Golf
 
 WIDTH = 118
 STATUS_WIDTH = 13
@@ -49,6 +54,53 @@ def verdict(result: dict[str, Any], lesson: Lesson) -> str:
 def after(lesson: Lesson) -> str:
     """What to read and to measure when a lesson is done."""
     return f"Read:    {lesson.read}\nMeasure: {lesson.measure}"
+
+
+def golf_begins(name: str, golf: "Golf", rounds: int) -> str:
+    """What is printed before the measuring: all checks have passed."""
+    on = "in one process" if golf.ranks == 1 else f"on {_ranks([golf.ranks])}"
+    return f"{name}: all checks passed; measuring {rounds} rounds {on}, in turn with the answer"
+
+
+def golf_board(
+    lesson: Lesson, golf: "Golf", own: GolfScore, reference: GolfScore, scores: Sequence[GolfScore], share: float
+) -> str:
+    """The board: this run next to the answer's and the limit, and the bests that were kept before."""
+    on = "in one process" if golf.ranks == 1 else f"on {_ranks([golf.ranks])}"
+    before = {
+        "this file, before": [score for score in scores if score.sha256 == own.sha256],
+        "other files, before": [score for score in scores if score.sha256 != own.sha256],
+    }
+    rows = [["", "bytes sent", "seconds", "least", "most", "times the answer's"]]
+    rows.append(["this file, now", *_golf_cells(own)])
+    rows += [[name, *_golf_bests(found)] for name, found in before.items() if found]
+    rows.append(["the answer, now", *_golf_cells(reference)])
+    rows.append(["the limit", f"{golf.least:,}", "-", "-", "-", "-"])
+    notes = [
+        "Bytes: of the rank that sends most in a step, as the communicator counted them. Seconds: of the slowest rank,",
+        "the median of the rounds. What was kept before, in .cos598d/golf.json, is history, and no proof of anything.",
+    ]
+    if share:
+        notes.append(
+            f"Warning: other programs took {share:.0%} of the processors meanwhile, so these seconds do not count as a "
+            "best. Measure again on an idle machine."
+        )
+    title = f"lesson {lesson.number}, {lesson.title}: {golf.what}, {on}"
+    return "\n".join([title, "", as_text(rows, numbers=True), "", *notes])
+
+
+def _golf_cells(score: GolfScore) -> list[str]:
+    seconds = [f"{each:.3g}" for each in (score.seconds, score.least, score.most)]
+    return [f"{score.bytes:,}", *seconds, f"{score.ratio:.2f}"]
+
+
+def _golf_bests(scores: Sequence[GolfScore]) -> list[str]:
+    """The fewest bytes, and the least seconds and ratio of those that were measured on an idle machine."""
+    idle = [score for score in scores if not score.is_busy]
+    sent = f"{min(each.bytes for each in scores):,}"
+    if not idle:
+        return [sent, "-", "-", "-", "-"]
+    return [sent, f"{min(each.seconds for each in idle):.3g}", "-", "-", f"{min(each.ratio for each in idle):.2f}"]
 
 
 def _ranks(sizes: Sequence[int]) -> str:

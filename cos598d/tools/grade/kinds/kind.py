@@ -12,6 +12,7 @@ from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable
 
 MOST_RANKS = 16
+Golfed = tuple[int, float, float, float]  # bytes, and the median, least and most seconds
 
 
 class AssignmentKind(ABC):
@@ -32,8 +33,9 @@ class AssignmentKind(ABC):
         """Take this kind's keys. Raises UsageError for a value that cannot work."""
 
     @abstractmethod
-    def claims(self) -> Mapping[str, bool]:
-        """All claims that can be scored, in order, and whether each is where the assignment does not name it."""
+    def claims(self) -> Mapping[str, float]:
+        """All claims that can be scored, in order, and whether each is where the assignment does not name it; or how
+        many points it then gives, where that is not the assignment's default."""
 
     @abstractmethod
     def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
@@ -49,6 +51,10 @@ class AssignmentKind(ABC):
     def given(self) -> str:
         """The Python source that every submission begins with; "" where there is none."""
         return ""
+
+    def golf(self, folder: Path, failed: Sequence[str]) -> Golfed | None:
+        """What a submission takes of which these claims do not hold; None where nothing is measured."""
+        return None
 
     def pictures(self, folder: Path) -> Iterator[tuple[str, str]]:
         """Titles and SVGs of what the submission does, drawn in the process that judges it, after `judge`."""

@@ -1,35 +1,40 @@
 """Assignments whose submissions are files of the course's lessons: the checks of `learn N --check`."""
 
 import secrets
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import cos598d
-from cos598d.errors import UsageError
-from cos598d.records.kinds import COUNT
+from cos598d.errors import UsageError, UserError
+from cos598d.records.kinds import COUNT, Number
 from cos598d.tools.check.verdict import PASSED
-from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds
+from cos598d.tools.grade.kinds.kind import AssignmentKind, Golfed, all_alike, take_file, take_seconds
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable
 from cos598d.tools.learn.lessons import Lesson, get_lesson
 from cos598d.tools.learn.marking import SECONDS, Marking
 from cos598d.tools.learn.picture import draw
-from cos598d.tools.learn.session import RANKS, record_file, warm_up
+from cos598d.tools.learn.progress import hints_in
+from cos598d.tools.learn.session import RANKS, ROUNDS, record_file, stroke, warm_up
 from cos598d.tools.learn.student import read_file
 
+WITHOUT_HINT = "without_hint_{}"
 ANSWERS = "tools/learn/lessons/*/answer/*.txt"  # in this package; submissions could read them
 
 
 @dataclass(frozen=True)
 class LessonKind(AssignmentKind):
-    """A lesson's file. `seconds` is what all its checks may take on one number of ranks of an idle machine."""
+    """A lesson's file. `seconds` is what all its checks may take on one number of ranks of an idle machine, and
+    `hint_cost` the points that each hint costs which was shown; 0: none."""
 
     file: str
     lesson: Lesson
     seconds: float
+    hint_cost: float = 0.0
 
-    keys = ("file", "lesson", "seconds")
+    keys = ("file", "lesson", "seconds", "hint_cost")
 
     @property
     def hides(self) -> tuple[Path, ...]:  # type: ignore[override]
@@ -47,14 +52,21 @@ class LessonKind(AssignmentKind):
             lesson = get_lesson(number)
         except UsageError as error:
             raise table.error("lesson", str(error)) from None
-        return cls(take_file(table, lesson.file_name), lesson, take_seconds(table, SECONDS))
+        cost = table.take("hint_cost", Number("a number of points from 0 to 1000000", least=0, most=1e6), 0.0)
+        return cls(take_file(table, lesson.file_name), lesson, take_seconds(table, SECONDS), float(cost))
 
-    def claims(self) -> Mapping[str, bool]:
-        """The lesson's checks, all of which count."""
-        return {check.name: True for check in self.lesson.load_checks().checks}
+    def claims(self) -> Mapping[str, float]:
+        """The lesson's checks, all of which count; and for each hint that it was not shown, where hints cost points."""
+        hints = dict.fromkeys(self._hints(), self.hint_cost) if self.hint_cost else {}
+        return {check.name: True for check in self.lesson.load_checks().checks} | hints
+
+    def _hints(self) -> list[str]:
+        return [WITHOUT_HINT.format(number) for number in range(1, len(self.lesson.hints) + 1)]
 
     def expected(self, claim: str) -> str:
         """What the lesson says of the check."""
+        if claim in self._hints():
+            return "All checks pass, and the file's last line has fewer hints than that."
         return next(
             " ".join(each.claim.says.split()) for each in self.lesson.load_checks().checks if each.name == claim
         )
@@ -81,9 +93,30 @@ class LessonKind(AssignmentKind):
         warm_up(self.lesson)
         marking = Marking(self.lesson, path, source, secrets.randbits(32), self.seconds)
         marking.run(lambda _: None)
-        for facts in marking.result()["claims"]:
+        result = marking.result()
+        for facts in result["claims"]:
             if facts["claim"] in claims:
                 words = dict.fromkeys(word for outcome in facts["outcomes"] for word in outcome["reports"])
                 said = "\n".join(words) or (marking.static.words if marking.static else facts["status"])
                 passed = facts["status"] == PASSED
                 yield Judged(facts["claim"], passed, facts["says"] if passed else said)
+        shown = hints_in(source, self.lesson)
+        for number, name in enumerate(self._hints(), 1):
+            if name in claims and not result["passed"]:
+                yield Judged(name, False, "a check does not pass")
+            elif name in claims and shown is None:
+                why = f"{self.file} has no line of its hints, or a changed one, so all count as shown"
+                yield Judged(name, False, f"{why}: keep the line that `learn {self.lesson.number}` writes")
+            elif name in claims:
+                yield Judged(name, (shown or 0) < number, f"hints shown: {shown} of {len(self.lesson.hints)}")
+
+    def golf(self, folder: Path, failed: Sequence[str]) -> Golfed | None:
+        """Measured by worlds like those of `learn N --golf`, each of which runs the lesson's checks too."""
+        if not self.lesson.golf or set(failed) - set(self._hints()):
+            return None
+        try:
+            strokes = [stroke(self.lesson, folder / self.file) for _ in range(ROUNDS)]
+        except UserError:  # a check fails in one of them
+            return None
+        seconds = [each.seconds for each in strokes]
+        return max(each.bytes for each in strokes), statistics.median(seconds), min(seconds), max(seconds)

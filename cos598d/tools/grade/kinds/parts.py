@@ -29,7 +29,7 @@ class PartsKind(AssignmentKind):
         """Parts are read one by one, by `read_assignment`."""
         raise NotImplementedError
 
-    def claims(self) -> Mapping[str, bool]:
+    def claims(self) -> Mapping[str, float]:
         """All parts' claims."""
         return {
             f"{name}.{claim}": is_scored

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from cos598d.errors import UsageError, UserError
+from cos598d.terminal.words import listed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,6 +40,7 @@ class Lesson:
     contract  what the file must define, by name, each as it is called
     closed    modules of this library that a file may not import, because they compute what is asked
     curves    whether its picture shows curves of one rank's step, and no lanes
+    golf      whether it has a board, as its checks have it
     """
 
     number: int
@@ -51,6 +53,7 @@ class Lesson:
     contract: dict[str, str] = field(hash=False)
     closed: tuple[str, ...] = ()
     curves: bool = False
+    golf: bool = False
 
     def page(self) -> str:
         """The text of the file to fill in."""
@@ -99,6 +102,13 @@ def get_lesson(number: int) -> Lesson:
     facts: dict[str, Any] = tomllib.loads(_text(number, "lesson.toml"))
     facts = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
     return Lesson(number, **facts)
+
+
+def check_golf(lesson: Lesson, flag: str = "--golf") -> None:
+    """Raise UsageError for a lesson without a board."""
+    if not lesson.golf:
+        known = listed([each.number for each in all_lessons() if each.golf])
+        raise UsageError(f"{flag}: lesson {lesson.number} has no board. Lessons {known} have one.")
 
 
 def all_lessons() -> list[Lesson]:

@@ -5,17 +5,21 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.tools.check.claims.base import Claim, World, moment_of
 from cos598d.tools.check.comparison import Comparison, Gradients, Local
 from cos598d.tools.check.evidence import BadEvidence, seed_of
 from cos598d.tools.learn.checking import OnLesson, record_steps
 from cos598d.tools.learn.events import CALL, COMPUTE, WAIT, Event, before, from_rows
+from cos598d.tools.learn.lessons.golf import STEPS as GOLF_STEPS
+from cos598d.tools.learn.lessons.golf import Golf, Results, Turn, golf_of
 
 # All layers are of one size, so that to mix them up is no error; each is larger than a bucket of lesson 7.
 WIDTH, BRANCHES, STEPS = 24, 4, 2
 NARROW = 10  # of a chain of layers
 NEAR = 1e-3  # of the largest element
 MOST_MOVED = 1.25  # times the gradients: ranks may agree on what was used, too
+GOLF_WIDTH, GOLF_LAYERS, GOLF_RANKS = 128, 6, 3
 LATE = 3  # gradients that may come before a call is begun that could have been: buckets differ in how many they take
 
 
@@ -204,3 +208,48 @@ def _judge_events(world: World, rank: int, events: Sequence[Event], ended: float
                 "which backward reaches them, from the last layer to the first",
             )
             return
+
+
+def _layers(nonce: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(nonce)
+        return nn.Sequential(*(nn.Linear(GOLF_WIDTH, GOLF_WIDTH) for _ in range(GOLF_LAYERS)))
+
+
+def _golf_loss(module: nn.Module, nonce: int, rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed_of(nonce, rank) + 7 + step)
+    return module(torch.randn(32, GOLF_WIDTH, generator=generator)).square().mean()
+
+
+def _golf_means(nonce: int, ranks: int) -> list[Results]:
+    model = _layers(nonce)
+    found: list[Results] = []
+    names = [name for name, _ in model.named_parameters()]
+    for step in range(GOLF_STEPS):
+        losses = [_golf_loss(model, nonce, rank, step) for rank in range(ranks)]
+        means = torch.autograd.grad(torch.stack(losses).mean(), list(model.parameters()))
+        found.append(dict(zip(names, means, strict=True)))
+    return found
+
+
+def golf_in_backward(**options: int) -> Golf:
+    """Golf of a sync that averages while backward runs; `options` are the sync's."""
+
+    def start(on: OnLesson) -> Turn:
+        model = _layers(on.nonce)
+        sync, module = on.attached(model, **options)
+
+        def turn(step: int):
+            model.zero_grad(set_to_none=True)
+
+            def run() -> None:
+                _golf_loss(module, on.nonce, on.rank, step).backward()
+                sync.finish()
+
+            return run, lambda: {name: p.grad for name, p in model.named_parameters()}
+
+        return turn
+
+    size = sum(p.nbytes for p in _layers(0).parameters())
+    what = f"forward, backward and the averages of {2 * GOLF_LAYERS} gradients, {size:,} bytes together"
+    return golf_of(what, GOLF_RANKS, all_reduce_bytes(size, GOLF_RANKS), start, _golf_means, tolerance=1e-4)

@@ -10,11 +10,16 @@ from cos598d.tools.check.evidence import seed_of
 from cos598d.tools.check.proof.model import Parts, ProofFeatures, ProofModel, proof_model
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.lessons.common import near
+from cos598d.tools.learn.lessons.golf import golf_of
 from cos598d.tools.learn.lessons.lesson11.stepping import OPTIMIZERS, SPARE, Optimizers, judge_bytes, wrong_step
 from cos598d.tools.learn.lessons.lesson11.zero3 import (
+    LAYERS,
     forward,
+    golf_start,
+    golf_weights,
     run_layer,
     start_weights,
+    whole_bytes,
     zero3_holds,
     zero3_sends,
     zero3_steps,
@@ -24,6 +29,7 @@ from cos598d.tools.learn.lessons.lesson11.zero3 import (
 PARTS = Parts(is_tied=True, is_used_twice=True, has_frozen=True, has_small=True)
 BATCH = 12
 ADAMW = "AdamW"
+GOLF_RANKS = 3
 
 
 def train(on: OnLesson, kind: str, make: Optimizers, after) -> None:
@@ -202,4 +208,12 @@ CHECKS = Checks(
         Check(zero3_sends, (3,), about="Zero3"),
     ),
     record=record,
+    golf=golf_of(
+        f"a step of Zero3 with {len(LAYERS)} layers of {whole_bytes():,} bytes together",
+        GOLF_RANKS,
+        3 * (GOLF_RANKS - 1) * whole_bytes() // GOLF_RANKS,  # two all-gathers, and half of an all-reduce
+        golf_start,
+        golf_weights,
+        tolerance=1e-4,
+    ),
 )

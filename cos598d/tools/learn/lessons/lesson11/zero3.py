@@ -16,6 +16,7 @@ from torch.nn import functional
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.check.evidence import seed_of
 from cos598d.tools.learn.checking import OnLesson
+from cos598d.tools.learn.lessons.golf import STEPS, Results, Turn
 from cos598d.tools.learn.lessons.lesson11.stepping import OPTIMIZERS, SPARE, Optimizers, judge_bytes, wrong_step
 
 LAYERS = ((7, 48), (48, 48), (48, 48), (48, 5))  # inputs and outputs; not all of their weights divide by 2, 3 or 4
@@ -182,6 +183,34 @@ def gradient(weights: Sequence[torch.Tensor], nonce: int, step: int, rank: int, 
     for number, each in enumerate(weights):
         state = run_layer(number, each, state)
     return torch.cat(torch.autograd.grad(functional.mse_loss(state, targets), list(weights)))
+
+
+def golf_start(on: OnLesson) -> Turn:
+    """Steps of a student's Zero3 with SGD."""
+    zero = on.student.Zero3(on.comm, start_weights(on.nonce), Optimizers("SGD"))
+
+    def turn(step: int):
+        def run() -> None:
+            forward(zero, on.nonce, step, on.rank, on.world_size, run_layer).backward()
+            zero.step()
+
+        return run, lambda: whole_weights(zero)
+
+    return turn
+
+
+def golf_weights(nonce: int, ranks: int) -> list[Results]:
+    """The layers' weights after each of these steps, of one process that steps by the average."""
+    weights = [each.requires_grad_() for each in start_weights(nonce)]
+    found: list[Results] = []
+    optimizer = OPTIMIZERS["SGD"][1](weights)
+    for step in range(STEPS):
+        mean = torch.stack([gradient(weights, nonce, step, rank, ranks) for rank in range(ranks)]).mean(dim=0)
+        for each, part in zip(weights, mean.split([each.numel() for each in weights]), strict=True):
+            each.grad = part.clone()
+        optimizer.step()
+        found.append({name_of(number): each.detach().clone() for number, each in enumerate(weights)})
+    return found
 
 
 class GatheredLayers:

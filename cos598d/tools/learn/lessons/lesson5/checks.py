@@ -5,6 +5,7 @@ from types import ModuleType
 
 import torch
 
+from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.sync.base import GradientSync
 from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import Claim, MakeSync, World
@@ -13,12 +14,14 @@ from cos598d.tools.check.evidence import BadEvidence, seed_of
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.events import RECEIVE, SEND, from_rows
 from cos598d.tools.learn.lessons.common import record
+from cos598d.tools.learn.lessons.golf import STEPS, Results, Turn, golf_of
 from cos598d.tools.learn.picture.probe import MessageProbe
 
 LENGTHS = (12, 10, 1009, 7, 2, 1)
 LONGEST = max(LENGTHS)
 WHOLE = 1200  # which 2, 3 and 4 ranks divide
 HALF = "a tensor of 12 elements of float16"
+GOLF, GOLF_RANKS = 1 << 17, 4  # elements
 
 
 def _tensor(nonce: int, rank: int, length: int) -> torch.Tensor:
@@ -249,6 +252,23 @@ def record_ring(on: OnLesson) -> None:
     on.report("messages", probe.to_json())
 
 
+def _golf_tensor(nonce: int, rank: int, step: int) -> torch.Tensor:
+    return torch.rand(GOLF, generator=torch.Generator().manual_seed(seed_of(nonce, rank) + 7 + step)) + 0.5
+
+
+def _golf(on: OnLesson) -> Turn:
+    def turn(step: int):
+        tensor = _golf_tensor(on.nonce, on.rank, step)
+        return lambda: on.student.all_reduce(on.comm, tensor), lambda: {"the sum": tensor}
+
+    return turn
+
+
+def _golf_sums(nonce: int, ranks: int) -> list[Results]:
+    own = [[_golf_tensor(nonce, rank, step) for rank in range(ranks)] for step in range(STEPS)]
+    return [{"the sum": torch.stack(of_step).sum(dim=0)} for of_step in own]
+
+
 _OWN = {
     "scaled": "rank {rank}'s result is the sum times {factor:.4g}: an all-reduce adds up, without a division",
     "twice": "rank {rank}'s result is the average over {n} ranks: an all-reduce is the sum, without a division",
@@ -256,5 +276,15 @@ _OWN = {
 }
 _MESSAGES = ("send", "receive")
 CHECKS = Checks(
-    (Check(sums, (3, 2, 4), _OWN, only=_MESSAGES), Check(neighbours_only, (3, 4), only=_MESSAGES)), _ring, record_ring
+    (Check(sums, (3, 2, 4), _OWN, only=_MESSAGES), Check(neighbours_only, (3, 4), only=_MESSAGES)),
+    _ring,
+    record_ring,
+    golf=golf_of(
+        f"an all-reduce of {GOLF * 4:,} bytes",
+        GOLF_RANKS,
+        all_reduce_bytes(GOLF * 4, GOLF_RANKS),
+        _golf,
+        _golf_sums,
+        _MESSAGES,
+    ),
 )

@@ -8,7 +8,7 @@ from cos598d.sync.base import GradientSync
 from cos598d.tools.check.claims.base import MakeSync
 from cos598d.tools.learn.checking import Check, Checks
 from cos598d.tools.learn.lessons.common import averages, record
-from cos598d.tools.learn.lessons.overlapped import begins_during_backward, one_order
+from cos598d.tools.learn.lessons.overlapped import begins_during_backward, golf_in_backward, one_order
 
 
 def _by_hooks(student: ModuleType) -> MakeSync:
@@ -35,4 +35,5 @@ CHECKS = Checks(
     (Check(averages, (2,), _OWN), Check(one_order, (2, 3), _OWN), Check(begins_during_backward, (2,))),
     _by_hooks,
     record,
+    golf=golf_in_backward(),
 )

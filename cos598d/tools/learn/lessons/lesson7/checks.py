@@ -17,7 +17,14 @@ from cos598d.tools.check.comparison import Comparison
 from cos598d.tools.check.toy import SMALL, toy_model
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.lessons.common import ALL_USED, averages, bytes_of, record
-from cos598d.tools.learn.lessons.overlapped import Chain, begins_during_backward, chain, chain_inputs, one_order
+from cos598d.tools.learn.lessons.overlapped import (
+    Chain,
+    begins_during_backward,
+    chain,
+    chain_inputs,
+    golf_in_backward,
+    one_order,
+)
 
 BUCKET_BYTES = 512  # some of the toy's tensors are larger, and some share a bucket with others
 PLANS: dict[str, tuple[Callable[[int], nn.Module], int]] = {
@@ -166,4 +173,5 @@ CHECKS = Checks(
     ),
     _in_buckets,
     record,
+    golf=golf_in_backward(bucket_bytes=1 << 17),
 )

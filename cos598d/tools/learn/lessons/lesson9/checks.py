@@ -8,12 +8,15 @@ import random
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 from cos598d.cost.model import beside_backward
 from cos598d.sync.cost import Collective, Even, both_ways, ring_steps
 from cos598d.sync.gather_scatter import GATHER, SCATTER
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
+from cos598d.tools.learn.lessons.golf import STEPS as GOLF_STEPS
+from cos598d.tools.learn.lessons.golf import Results, Turn, golf_of
 
 WITHIN = 0.1
 SETTINGS = 10
@@ -247,10 +250,29 @@ def _plain(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
 
 
+def _golf(on: OnLesson) -> Turn:
+    def turn(step: int):
+        given = steps(on.nonce + step + 1)
+        found: list[float] = []
+
+        def run() -> None:
+            found.extend(on.student.step_seconds(*each) for each in given)
+
+        return run, lambda: {"step_seconds": torch.tensor(found, dtype=torch.float64)}
+
+    return turn
+
+
+def _golf_steps(nonce: int, ranks: int) -> list[Results]:
+    by_step = [[step_of_model(*each) for each in steps(nonce + step + 1)] for step in range(GOLF_STEPS)]
+    return [{"step_seconds": torch.tensor(found, dtype=torch.float64)} for found in by_step]
+
+
 CHECKS = Checks(
     (
         Check(predicts_bytes, (1,), about="sent"),
         Check(predicts_seconds, (1,), about="seconds"),
         Check(predicts_a_step, (1,), about="step_seconds"),
-    )
+    ),
+    golf=golf_of(f"{SETTINGS} calls of step_seconds", 1, 0, _golf, _golf_steps, tolerance=WITHIN),
 )
