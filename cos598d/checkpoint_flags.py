@@ -66,8 +66,8 @@ class CheckpointFlags:
         number, colon, metric = self.early_stopping.partition(":")
         if not number.isascii() or not number.isdigit() or int(number) < 1 or (colon and not metric):
             raise UsageError(
-                f"--early_stopping {self.early_stopping} is not valid. Give a number of evaluations from 1, alone or "
-                f"with a metric, such as 3 or 3:{LOSS_METRIC}."
+                f"--early_stopping {self.early_stopping} is not valid. Give a number of evaluations from 1, and a "
+                f"metric if you like, such as 3 or 3:{LOSS_METRIC}."
             )
         return int(number)
 

@@ -70,7 +70,7 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     # nccl has not been tested here: `make gpu` has not run on a GPU yet.
     backend: str = flag(
         AUTO_BACKEND,
-        "torch's backend: {choices}; auto: nccl if every rank has a GPU of its own, else gloo (nccl has not been run yet)",
+        "torch's backend: {choices}; auto: nccl if every rank has its own GPU, else gloo (nccl has not been run yet)",
         group=RANKS,
         choices=BACKENDS,
     )
@@ -187,8 +187,8 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     )
     ledger: str = flag(
         AUTO,
-        f"which iterations have their calls listed in the communication log: {FORMS} (fewer in a long run, to stay below "
-        "200 MB); totals always count every call",
+        f"which iterations have their calls listed in the communication log: {FORMS} (fewer in a long run, to stay "
+        "below 200 MB); totals always count every call",
         group=RECORD,
         metavar="RULE",
     )

@@ -281,7 +281,7 @@ def test_check_writes_results_and_a_leaderboard(tmp_path, monkeypatch, capsys):
     assert "nosuch.py: no such file" in refused["tests"][0]["output"]
     capsys.readouterr()
     for more, says in (
-        (["--assignment", "lab.toml"], "--assignment needs --gradescope or --classroom50"),
+        (["--assignment", "lab.toml"], "--assignment only sets points for --gradescope and --classroom50"),
         (["--gradescope", "no/results.json"], "there is no folder no"),
         (["--gradescope", "r.json", "--assignment", "script"], "script is not for syncs"),
     ):

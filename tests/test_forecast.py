@@ -158,7 +158,7 @@ def test_the_command_starts_nothing_and_makes_no_folder(timed, monkeypatch, tmp_
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     assert cli.main([*words, "--output_dir", "full"]) == 0
-    assert "would be refused as it is: --output_dir full is not empty" in capsys.readouterr().out
+    assert "warning: the run would be refused, because --output_dir full is not empty" in capsys.readouterr().out
 
 
 def test_a_lesson_s_script_forecasts_itself(timed, run_here, tmp_path):

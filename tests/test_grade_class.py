@@ -285,7 +285,7 @@ def test_a_part_without_its_file_costs_only_its_points_and_flags_choose_what_is_
     # What is kept in the class's folder is no submission.
     code, text = grade(*of_class, "--feedback", "class/pages")
     assert code == 0
-    assert "1 of 2 submissions are graded already" in text
+    assert "already graded: 1 of 2 submissions" in text
     assert "1 submission in " in text
     assert sorted(os.listdir(tmp_path / "class" / "pages")) == ["ann.html", "bob.html"]
     assert "1 submission in " in grade(*of_class, "--feedback", "class/pages", "--regrade", "bob", "--only", "ann")[1]

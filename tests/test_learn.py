@@ -205,7 +205,7 @@ def test_what_is_on_the_command_line(tmp_path, monkeypatch, capsys):
     assert "wrote lesson3.py" in capsys.readouterr().out
     Path("lesson3.py").write_text("# mine\n")
     assert main(["learn", "3"]) == 0
-    assert "exists already, so it was not changed" in capsys.readouterr().out
+    assert "exists already and was not changed" in capsys.readouterr().out
     assert Path("lesson3.py").read_text() == "# mine\n"
     for number in (1, 2, 3, 3):
         assert main(["learn", "3", "--hint"]) == 0

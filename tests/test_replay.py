@@ -51,7 +51,7 @@ def test_a_lesson_repeats_its_own_run_into_a_folder_of_its_own(run_here, tmp_pat
     assert verdict.is_equal, verdict.sentence
     code, said = run_here("task2b/run_glue.py", ["--config", "first/config.json"])
     assert code == 2
-    assert "first/config.json is of a run with --label task1, and this script's is task2b" in said
+    assert "first/config.json is of a run with --label task1, but this script has task2b" in said
 
 
 def values(options):
@@ -136,7 +136,7 @@ def test_a_file_s_name_is_printed_as_text(recorded, tmp_path):
     ("text", "sentence"),
     [
         (b"", "is not valid JSON"),
-        (b"\xff\xfe", "is not valid JSON (it is no UTF-8)"),
+        (b"\xff\xfe", "is not valid JSON (it is not UTF-8)"),
         (b"[1]", "is not a JSON object"),
         (b'{"learning_rate": NaN}', "is not valid JSON (NaN is not a JSON number)"),
         (b"[" * 100_000, "is not valid JSON"),

@@ -300,7 +300,7 @@ def test_a_damaged_state_is_said_and_forgotten(again):
     (again.folder / "strategies.json").write_text('{"zero1-e2": {"label": 3}}')
     text, code, started = again("baseline,zero1")
     assert (code, started) == (0, [])
-    assert "how earlier calls' runs ended is not known: " in text
+    assert "warning: how earlier runs in this folder ended is unknown: " in text
     assert "strategies.json is damaged: its zero1-e2.label is 3, where text is expected" in text
     assert "is not known" not in again("baseline,zero1")[0]
 

@@ -103,7 +103,7 @@ def test_squad_has_its_scores_in_the_table(table, tmp_path):
     assert losses == pytest.approx([losses[0]] * 2, rel=2e-2)
     assert (
         call.text[call.text.index("\nstrategy ") :].count(
-            "dp is left out: with fewer than two GPUs DataParallel only calls the module"
+            "dp is left out: DataParallel needs two GPUs"
         )
         == 1
     )

@@ -144,7 +144,7 @@ REFUSED = [
     (["--grid", "batch=4", "--", "train", "--world_size", "2"], "--world_size 2: a sweep sets it. Use the axis setup"),
     (["--grid", "batch=4", "--", "train", "--local_rank", "0"], "--local_rank 0: the sweep starts the ranks itself"),
     (["--grid", "batch=4", "--", "train", "--output_dir", "x"], "--output_dir after --: the sweep sets it itself"),
-    (["--grid", "batch=4", "--", "train", "--config", "x.json"], "--config x.json: a sweep's runs share flags"),
+    (["--grid", "batch=4", "--", "train", "--config", "x.json"], "--config x.json cannot be used in a sweep"),
     (["--grid", "batch=4", "--", "train", "--do_eval"], "--do_eval without --do_train trains nothing"),
     (["--grid", "batch=4", "--", "train", "--dry_run"], "Write it before the --"),
     (["--grid", "batch=4", "--", "bench", "--rounds", "2"], "a sweep runs only train, not bench"),
@@ -169,7 +169,7 @@ REFUSED = [
     (["--grid", "setup=1x2,1x4", "--launch", "env {command}"], "--launch starts both in the same way"),
     (["--grid", "batch=4", "--name", "../up"], "--name ../up is not valid. Give up to 100 letters"),
     (["--grid", "batch=4", "--name", "a", "--runs_dir", "b"], "--name a and --runs_dir b exclude each other"),
-    ([], "there is nothing to vary. Give axes"),
+    ([], "sweep has nothing to vary. Give axes"),
 ]
 
 

@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--claims", metavar="NAME,NAME", help="tests to run, by name (default: all)")
     parser.add_argument(
-        "--nonce", type=int, metavar="N", help="repeat a report's random models, data and steps by the number it printed"
+        "--nonce", type=int, metavar="N", help="repeat a report's random models, data and steps: the number it printed"
     )
     parser.add_argument("--no_speed", action="store_true", help="do not measure the speed")
     parser.add_argument(

@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="write a page for each student to FOLDER, with a picture of the step",
     )
     of_class.add_argument(
-        "--similar", action="store_true", help="list pairs of similar submissions; read both before you conclude anything"
+        "--similar", action="store_true", help="list pairs of similar submissions, for you to read"
     )
     add_result_files(parser)
     parser.add_argument(
@@ -86,8 +86,8 @@ def run(options: argparse.Namespace) -> int:
     is_one = options.gradescope is not None or options.classroom50 is not None
     if is_one == (options.csv is not None):
         raise UsageError(
-            "grade needs a file for its results. Give --csv FILE for a class, or --gradescope FILE or --classroom50 FILE "
-            "for one submission."
+            "grade needs one kind of results. Give --csv FILE for a class, or --gradescope FILE or --classroom50 FILE for "
+            "one submission."
         )
     check_at_least_one("--parallel", options.parallel)
     given = next((name for name in OF_CLASS if getattr(options, name)), None)

@@ -30,7 +30,7 @@ def add_flags(
         "--runs_dir",
         type=Path,
         metavar="FOLDER",
-        help="folder for the runs; in an earlier call's folder, only what is missing runs (default: a new one in runs/)",
+        help="folder for the runs; in an earlier call's folder, run only what is missing (default: a new one in runs/)",
     )
     place.add_argument("--parallel", type=int, metavar="K", help=parallel)
     add_dry_run(parser, "a row for each run: iterations, bytes, memory and predicted seconds")

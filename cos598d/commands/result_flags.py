@@ -64,7 +64,7 @@ def read_world_sizes(text: str) -> list[int]:
         sizes = []
     if not sizes or not 1 <= sizes[0] <= sizes[-1] <= MOST_RANKS:
         raise UsageError(
-            f"--world_sizes {text} is not valid. Give numbers from 1 to {MOST_RANKS}, separated by commas, such as 2,3,4."
+            f"--world_sizes {text} is not valid. Give numbers from 1 to {MOST_RANKS} with commas, such as 2,3,4."
         )
     return sizes
 

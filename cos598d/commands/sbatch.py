@@ -140,7 +140,7 @@ def check_plain(name: str, text: str) -> None:
 
 
 def _command(words: Sequence[str], ranks: int) -> str:
-    """The command that srun starts, quoted for the shell. Raises UsageError for one that is no training, or cannot work."""
+    """The command that srun starts, quoted for the shell. Raises UsageError for one that is no training or cannot run."""
     words = words[1:] if words[:1] == ["--"] else words
     if words[:1] and words[0] in ("python", "python3"):
         words = words[1:]
@@ -177,9 +177,9 @@ def _where_it_goes_on(words: Sequence[str], ranks: int) -> str:
     given = parser.parse_args(words[1:])
     for name in PLACES:
         if getattr(given, name) is not None:
-            raise UsageError(f"--{name} {getattr(given, name)} is not needed: srun sets it for each rank. Leave it out.")
+            raise UsageError(f"--{name} {getattr(given, name)} is not needed, since srun sets it. Leave it out.")
     if given.world_size not in (None, ranks):
-        raise UsageError(f"--world_size {given.world_size} does not fit the job, which has {ranks} ranks. Leave it out.")
+        raise UsageError(f"--world_size {given.world_size} does not fit the job of {ranks} ranks. Leave it out.")
     if given.resume not in (None, "auto"):
         raise UsageError(
             f"--resume {given.resume} would take a requeued job back to that point. "

@@ -117,7 +117,7 @@ def _planned(words: str, epochs: Sequence[float], values: Mapping[str, Any], wor
             class_of(sync)  # which the file must have
         label = re.sub(r"[^\w.+=@-]", "-", name).lstrip("-.")
         if label in found:
-            raise UsageError(f"--strategies {name} would use the same folder {label} as another. Leave one of them out.")
+            raise UsageError(f"--strategies {name} would use another one's folder, {label}. Leave one of them out.")
         ranks = 1 if label in ONE_PROCESS else world_size
         own = {**values, "sync": sync, **options}
         found[label] = ranks, own, _refusal(sync, own, ranks)

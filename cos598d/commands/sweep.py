@@ -177,7 +177,7 @@ class _Asked:
 
 
 def _shared_flags(words: Sequence[str]) -> dict[str, Any]:
-    """The values of the flags of `train FLAGS`. Raises UsageError for another program, and for flags that sweep sets."""
+    """The values of the flags of `train FLAGS`. Raises UsageError for another program, and flags that sweep sets."""
     words = list(words)
     for before in (["python"], ["python3"], ["-m"], ["cos598d"], ["train"]):
         if words[: len(before)] == before:

@@ -37,7 +37,7 @@ def check_given(options: argparse.Namespace, axes: Collection[str]) -> None:
     if options.dry_run:
         raise UsageError("--dry_run and --sbatch exclude each other, since neither starts anything. Give only one.")
     if options.launch is not None:
-        raise UsageError("--launch and --sbatch exclude each other, since srun starts a job's ranks. Leave --launch out.")
+        raise UsageError("--launch and --sbatch exclude each other, since srun starts the ranks. Leave --launch out.")
     if options.name is None and options.runs_dir is None:
         raise UsageError(
             "--sbatch needs the folder of the sweep. Give --name or --runs_dir, and give the same again for the table."
@@ -69,7 +69,8 @@ def array_job(
             check_plain("the argument", word)
         command = shlex.join([*OURS, "train", *words])
         lines += [f"{number})", f"    shape=({_of_step(one.setup)})", f"    set -- {command}", "    ;;"]
-    lines += ["*)", '    echo "error: this is an array job. Submit it with sbatch." >&2', "    exit 2", "    ;;", "esac"]
+    no_task = "error: this is an array job. Submit it with sbatch."
+    lines += ["*)", f'    echo "{no_task}" >&2', "    exit 2", "    ;;", "esac"]
     at_a_time = "" if options.parallel is None else f"%{options.parallel}"
     array = f"0-{len(combinations) - 1}{at_a_time}"
     return script(asked, options.option, [*options.setup, *lines], '"$@"', array, ' "${shape[@]}"')

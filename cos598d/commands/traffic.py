@@ -154,7 +154,7 @@ def _ranks(options: argparse.Namespace) -> int:
         raise UsageError(f"--local_rank {options.local_rank} needs --world_size. Give the number of ranks.")
     if _is_emulated(options) and options.world_size not in (None, options.hosts):
         raise UsageError(
-            f"--world_size {options.world_size} is not for emulated hosts, which have one rank each. Give --hosts instead."
+            f"--world_size {options.world_size} is not for emulated hosts, which have one rank each. Give --hosts N."
         )
     return options.world_size or options.hosts
 

@@ -36,5 +36,5 @@ class SquadOptions:
     max_answer_length: int = flag(30, "word pieces of the longest answer that is predicted", group=GROUP, least=1)
     n_best_size: int = flag(20, "answers kept for each question in nbest_predictions.json", group=GROUP, least=1)
     verbose_logging: bool = flag(
-        False, "print every question whose answer is not made of whole tokens", group=GROUP, is_local=True
+        False, "print every question whose answer is not exactly at its given place", group=GROUP, is_local=True
     )
