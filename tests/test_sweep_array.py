@@ -88,7 +88,7 @@ def test_outside_of_an_array_the_script_says_so(printed, tmp_path):
         (["--time", "60"], "--time is only for --sbatch. Leave --time out, or add --sbatch."),
         (
             ["--setup", "2x2"],
-            "--setup is only for --sbatch. Leave --setup out, or add --sbatch. For the axis setup, write --grid setup=2x2.",
+            "--setup is only for --sbatch. Leave --setup out, or add --sbatch. For the axis setup, write --grid setup",
         ),
         (["--sbatch", "--name", "x", "--grid", "delay=1ms"], "--grid delay is for emulated hosts"),
         (["--sbatch", "--name", "x", "--launch", "env {command}"], "--launch and --sbatch exclude each other"),

@@ -86,8 +86,8 @@ def run(options: argparse.Namespace) -> int:
     is_one = options.gradescope is not None or options.classroom50 is not None
     if is_one == (options.csv is not None):
         raise UsageError(
-            "grade needs one kind of results. Give --csv FILE for a class, or --gradescope FILE or --classroom50 FILE for "
-            "one submission."
+            "grade needs one kind of results. Give --csv FILE for a class, or --gradescope FILE or --classroom50 FILE "
+            "for one submission."
         )
     check_at_least_one("--parallel", options.parallel)
     given = next((name for name in OF_CLASS if getattr(options, name)), None)

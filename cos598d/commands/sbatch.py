@@ -140,7 +140,7 @@ def check_plain(name: str, text: str) -> None:
 
 
 def _command(words: Sequence[str], ranks: int) -> str:
-    """The command that srun starts, quoted for the shell. Raises UsageError for one that is no training or cannot run."""
+    """The command that srun starts, quoted for the shell. Raises UsageError for one that is no training or fails."""
     words = words[1:] if words[:1] == ["--"] else words
     if words[:1] and words[0] in ("python", "python3"):
         words = words[1:]

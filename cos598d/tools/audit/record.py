@@ -25,9 +25,9 @@ def write_record(folder: Path, books: Sequence[Book]) -> str:
         return "not every rank wrote its results"
     count = min(len(book["iterations"]) for book in books)
     if not count:
-        return "no rank stepped"
+        return "no rank made an optimizer step"
     if not all(each["losses"] for book in books for each in book["iterations"][:count]):
-        return "there are steps whose loss was no number"
+        return "the loss of some steps was not a number"
     losses = [
         statistics.fmean(statistics.fmean(book["iterations"][place]["losses"]) for book in books)
         for place in range(count)

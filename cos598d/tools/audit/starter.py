@@ -74,7 +74,9 @@ def start_launcher(told: Told, command: Sequence[str], seconds: float = math.inf
     Raises UsageError for one that cannot be started, and TimeoutError as `start_ranks`.
     """
     if shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]} is no program. Give a command after --launch, such as mpirun -n 2 ...")
+        raise UsageError(
+            f"there is no program {command[0]} on this machine. Give a command after --launch, such as mpirun -n 2 ..."
+        )
     environ = os.environ | environment(told.folder, told.steps, told.run)
     launcher = subprocess.Popen(ends_with_parent(command), env=environ)
     try:

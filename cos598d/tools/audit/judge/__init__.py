@@ -61,7 +61,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
     if earlier := books[0].get("earlier"):
         unjudged.append(f"gradients: those of {earlier} worlds that the command opened before: the last one is judged.")
     if len(books) == 1:
-        unjudged.append("anything between ranks: there is the book of one rank alone.")
+        unjudged.append("anything between ranks: only one rank wrote its results.")
     first = books[0]
     steps = min(book["iterations_seen"] for book in books)
     if not steps:

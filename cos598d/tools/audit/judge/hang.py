@@ -108,5 +108,5 @@ def _elsewhere(book: Book) -> str:
     if book["state"] == ENDED:
         return f"Rank {book['rank']} has ended with exit code {book['exit_code']}."
     if not book["stopped"]:
-        return f"Rank {book['rank']} left no word of where it is."
+        return f"Rank {book['rank']} did not report where it is."
     return f"Rank {book['rank']} is in no call, at {_line(book['at'])}."

@@ -36,7 +36,7 @@ def events_of_run(folder: Path) -> tuple[list[Event], str]:
                 events.append(_call(rank, call))
             else:
                 untimed += rank == 0
-    note = f"Iteration {iteration}. Each rank's time begins with its own part of it."
+    note = f"This is iteration {iteration}. Each rank's time starts at 0 when that rank begins it."
     if untimed:
         note += f" On each rank a library made {number_of(untimed, 'call')} whose times are not known."
     if ranks > MOST_RANKS:
