@@ -291,7 +291,7 @@ def test_a_part_without_its_file_costs_only_its_points_and_flags_choose_what_is_
     assert "1 submission in " in grade(*of_class, "--feedback", "class/pages", "--regrade", "bob", "--only", "ann")[1]
     code, text = grade(*of_class, "--regrade", "nobody")
     assert code == 2
-    assert "--regrade nobody is no submission" in text
+    assert "--regrade nobody is not a submission" in text
     code, text = grade("class/ann", "--gradescope", "r.json", "--parallel", "2")
     assert code == 2
     assert "--parallel is for a class" in text

@@ -83,8 +83,11 @@ def changed(file, folder, **values):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"colour": "red"}, "has the field 'colour', which this version does not have: it is of another version"),
-        ({"seed": "gone"}, "lacks the field 'seed': it is of another version"),
+        (
+            {"colour": "red"},
+            "has the field 'colour', which this version does not have: another version of cos598d wrote it",
+        ),
+        ({"seed": "gone"}, "lacks the field 'seed': another version of cos598d wrote it"),
         ({"world_size": "gone"}, "has no world_size. Give the config.json of a run's folder."),
         ({"seed": "7"}, "has seed 7, where a whole number is expected"),
         ({"seed": 7.0}, "has seed 7.0, where a whole number is expected"),

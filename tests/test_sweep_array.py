@@ -93,7 +93,7 @@ def test_outside_of_an_array_the_script_says_so(printed, tmp_path):
         (["--sbatch", "--name", "x", "--grid", "delay=1ms"], "--grid delay is for emulated hosts"),
         (["--sbatch", "--name", "x", "--launch", "env {command}"], "--launch and --sbatch exclude each other"),
         (["--sbatch", "--name", "x", "--time", "soon"], "--time soon is not valid. Give minutes"),
-        (["--sbatch", "--name", "x", "--mem", "a b"], "--mem 'a b' is not one word. Give one"),
+        (["--sbatch", "--name", "x", "--mem", "a b"], "--mem 'a b' is not valid. Leave out spaces"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(words, sentence, tmp_path, monkeypatch, capsys):

@@ -54,7 +54,7 @@ def test_ranks_of_one_interface_are_set_beside_the_sum_of_their_predictions():
     epoch = {"iterations": 10, "predicted_bytes_sent": [20_000_000] * 2, "counted_bytes_sent": [41_000_000] * 2}
     one_interface = record(ranks_by_interface=((0, 1),), epochs=[epoch])
     assert "40.0 41.0 +2.50%" in row_of(one_interface)
-    assert "the busiest rank sends per epoch 20.0 MB" in " ".join(traffic_table([one_interface]).split())
+    assert "the busiest rank sends this much per epoch: 20.0 MB" in " ".join(traffic_table([one_interface]).split())
 
 
 @pytest.mark.parametrize(

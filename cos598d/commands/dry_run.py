@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cos598d.checkpoints.resume import is_ours, named_folder
 from cos598d.config import RunConfig
-from cos598d.errors import UsageError
+from cos598d.errors import WARNING, UsageError
 from cos598d.terminal.printable import printable
 
 
@@ -48,7 +48,7 @@ def print_forecast(config: RunConfig, world_size: int, costs_from: Sequence[Path
     lines = forecast_lines(config, world_size, forecast(config, world_size, timings=known))
     folder = named_folder(config)
     if folder is not None and not (config.overwrite_output_dir or is_ours(folder, config)) and _is_full(folder):
-        lines.append(f"warning: the run would be refused, because --output_dir {folder} is not empty")
+        lines.insert(0, f"{WARNING}the run would be refused, because --output_dir {folder} is not empty")
     print(*map(printable, lines), sep="\n")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cos598d.commands.flags import check_at_least_one, check_output_file
 from cos598d.commands.result_flags import add_needed_assignment, add_result_files
-from cos598d.errors import UsageError
+from cos598d.errors import WARNING, UsageError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.terminal.words import number_of
@@ -70,9 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="write a page for each student to FOLDER, with a picture of the step",
     )
-    of_class.add_argument(
-        "--similar", action="store_true", help="list pairs of similar submissions, for you to read"
-    )
+    of_class.add_argument("--similar", action="store_true", help="list pairs of similar submissions, for you to read")
     add_result_files(parser)
     parser.add_argument(
         "--as_root",
@@ -131,7 +129,7 @@ def _one(options: argparse.Namespace, assignment: "Assignment") -> int:
     with grading(assignment, options.as_root) as grader:
         results = ResultFiles(assignment, options.gradescope, options.classroom50)
         if grader.remark:
-            print(grader.remark)
+            print(f"{WARNING}{grader.remark}")
         end = grader.grade(options.folder, results.add)
     remark = "\n".join(part for part in (end.remark, end.printed and f"It printed:\n{end.printed}") if part)
     scored = results.finish(end.otherwise, remark)
@@ -153,10 +151,10 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
     times: list[float] = []
 
     def say(graded: "Graded") -> None:
-        points = f"{number(graded.points)} of {number(most(graded.scored))}"
+        points = f"{number(graded.points)} of {number(most(graded.scored))} pts"
         words = textwrap.shorten(printable(graded.words), WORDS_WIDTH, placeholder=" ...")
         seconds = graded.result.seconds
-        line = f"{printable(graded.result.name, 40):24} {points:>12} {graded.status:11} {seconds:6.1f} s  {words}"
+        line = f"{printable(graded.result.name, 40):24} {points:>12}  {graded.status:11} {seconds:6.1f} s  {words}"
         print(line.rstrip(), flush=True)
         times.append(seconds)
 
@@ -182,7 +180,7 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
     is_drawn = options.feedback is not None
     with grading(assignment, options.as_root, options.parallel is not None, is_drawn) as grader:
         if grader.remark:
-            print(grader.remark)
+            print(f"{WARNING}{grader.remark}")
         graded = submitted.grade(wanted, grader, options.parallel or 1, say)
     seconds = time.monotonic() - began
     each = f", {seconds / len(times):.1f} s each ({min(times):.1f} to {max(times):.1f})" if times else ""

@@ -126,9 +126,7 @@ def job_flags(options: argparse.Namespace, **shape: int) -> BatchFlags:
 
 def _check_word(name: str, word: str | None) -> None:
     if word is not None and not WORD.fullmatch(word):
-        raise UsageError(
-            f"{name} {printable(word, 100)!r} is not valid. Leave out spaces, quotes, # and backslashes."
-        )
+        raise UsageError(f"{name} {printable(word, 100)!r} is not valid. Leave out spaces, quotes, # and backslashes.")
 
 
 def check_plain(name: str, text: str) -> None:

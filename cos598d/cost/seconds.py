@@ -138,8 +138,8 @@ def predict_seconds(
     arranged = arrange(calls, compute, crowd)
     label = f"{config.sync}+{config.compress}" if config.compress else config.sync  # as benches name it
     seconds = iteration_seconds(label, arranged, compute, link, costs.costs.crowded(crowd), overlaps)
-    added = f"the cost of {_count(len(calls), 'call')} was added; {costs.words}"
-    return _of_all(seconds, steps, f"{said}; {added}{busy}")
+    added = f"the cost of {_count(len(calls), 'call')} was added"
+    return _of_all(seconds, steps, "; ".join(filter(None, [said, added, costs.words])) + busy)
 
 
 def _of_all(seconds: float, steps: PlannedSteps, words: str) -> Seconds:

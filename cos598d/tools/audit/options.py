@@ -22,18 +22,14 @@ class AuditFlags:
         "exit with 3 for a fault, 4 if the audit cannot tell, 5 if no gradient was judged, or the script's own code if "
         "it fails",
     )
-    ignore: str | None = flag(
-        None, "findings to ignore, such as padded_duplicates,same_dropout", metavar="NAME,NAME"
-    )
+    ignore: str | None = flag(None, "findings to ignore, such as padded_duplicates,same_dropout", metavar="NAME,NAME")
     strict_on: str = flag("fault", "the mildest finding that --strict counts: {choices}", choices=LEVELS)
     json: str | None = flag(
         None, "also write the verdict as JSON; -: print it, and everything else to stderr", metavar="FILE"
     )
     github: bool = flag(False, "also print the findings as GitHub annotations")
     launch: bool = flag(False, "run a command that starts the ranks itself, such as mpirun -n 2 python train.py")
-    timeout: float | None = flag(
-        None, "stop the script after X seconds, and judge the steps so far", above=0
-    )
+    timeout: float | None = flag(None, "stop the script after X seconds, and judge the steps so far", above=0)
     world_size: int | None = flag(
         None,
         "start N ranks here; {rank}, {world_size}, {master_ip} and {master_port} in the script's arguments are "

@@ -98,7 +98,7 @@ class SubmittedClass:
             if name not in self._sources and name not in by_id:
                 near = did_you_mean(name, [*self._sources, *by_id])
                 raise UsageError(
-                    f"{flag} {printable(name, 60)} is no submission.{near} Give one of the folder's names."
+                    f"{flag} {printable(name, 60)} is not a submission.{near} Give a name from the folder."
                 )
         return {by_id.get(name, name) for name in names}
 

@@ -98,7 +98,7 @@ class CheckResults:
         """All is known. Claims that a sync does not make give nothing; a right one's speed goes on the leaderboard."""
         rows: list[tuple[str, float, str]] = []
         if result["passed"] and result["speed"]:
-            rows.append(("ms a step", result["speed"]["seconds"][result["sync"]]["median"] * 1e3, "asc"))
+            rows.append(("ms per step", result["speed"]["seconds"][result["sync"]]["median"] * 1e3, "asc"))
             ratios = result["speed"]["ratio_to"].items()
             rows += [(f"ratio to {other}", ratio["median"], "asc") for other, ratio in ratios]
         words = f"this test does not apply to {result['class']}"
