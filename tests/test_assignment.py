@@ -156,7 +156,7 @@ def test_an_assignment_says_the_points_of_each_claim():
         ('kind = "sync"\n[points]\nlets_go = -1', "lab.toml line 3: lets_go: it is -1, where a number of points from"),
         ('kind = "sync"\n[points]\nis_fast = 1', "lab.toml line 3: unknown key is_fast. Use one of default, starts"),
         ('kind = "sync"\n[points]\ndefault = 0', "lab.toml: no test gives points"),
-        ('kind = "sync"\npoints = 3', "lab.toml line 2: points is no table"),
+        ('kind = "sync"\npoints = 3', "lab.toml line 2: points is not a table"),
         ('kind = "sync"\n[limits]\ncores = 1', "lab.toml line 3: unknown key cores"),
         ('kind = "lesson"\nlesson = 99', "lab.toml line 2: "),
         ('kind = "script"\nworld_size = 1', "lab.toml line 2: world_size: it is 1, where a whole number from 2 to 64"),

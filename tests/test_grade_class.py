@@ -203,7 +203,7 @@ def test_a_judge_that_is_killed_in_its_namespaces_is_not_judged(submissions, tmp
 def test_without_namespaces_nothing_is_graded_at_the_same_time(monkeypatch):
     monkeypatch.setattr("cos598d.tools.grade.submission.what_stops", lambda _: "unshare is refused")
     with (
-        pytest.raises(UsageError, match="share processes and ports, since unshare is refused"),
+        pytest.raises(UsageError, match="cannot keep submissions apart here: unshare is refused"),
         grading(assignment_by(str), as_root=True, is_parallel=True),
     ):
         pass

@@ -1,4 +1,4 @@
-"""From the books to fits: of every judged step what each rank applied to each tensor."""
+"""From the books to fits: what each rank applied to each tensor in every judged step."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
