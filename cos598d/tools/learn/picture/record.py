@@ -16,7 +16,7 @@ NOT_COMPUTED = ("sync",)
 
 
 def events_of_run(folder: Path) -> tuple[list[Event], str]:
-    """The events of every rank in the run's typical iteration, and what is to be said of them.
+    """The events of every rank in the run's typical iteration, and a note on them.
 
     A record tells a rank's moments from its own beginning of the iteration. Raises UserError where it tells none.
     """
