@@ -295,7 +295,7 @@ def test_words_of_grade_and_audit_that_cannot_work(tmp_path, monkeypatch, capsys
     for words, says in (
         (["grade", "."], "--assignment"),
         (["grade", ".", "--assignment", "sync"], "Give --csv FILE for a class"),
-        (["grade", ".", "--assignment", "sync", "--csv", "a", "--gradescope", "b"], "give --csv FILE"),
+        (["grade", ".", "--assignment", "sync", "--csv", "a", "--gradescope", "b"], "Give --csv FILE"),
         (["grade", "nosuch", "--assignment", "sync", "--csv", "a"], "nosuch does not exist"),
         (["audit", "--gradescope", "r.json", "train.py"], "--gradescope and --classroom50 need --world_size"),
         (["autograder", "--assignment", "nosuch.toml"], "nosuch.toml cannot be read"),

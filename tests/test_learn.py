@@ -334,11 +334,11 @@ def test_a_picture_shows_the_file_beside_the_answer(tmp_path, monkeypatch, capsy
 def test_of_a_page_with_blanks_left_nothing_is_said_to_have_failed(tmp_path):
     page = get_lesson(5).page()
     result, first = mark(tmp_path, 5, page)
-    assert "nothing is filled in yet (3 blanks are left): write your code instead of `...`" in first
+    assert "nothing is filled in yet: write your code instead of `...`; 3 blanks are left" in first
     assert {claim["status"] for claim in result["claims"]} == {"not tried"}
     begun = page.replace("...  # your turn: n parts of the tensor", "tensor.tensor_split(n)")
     result, first = mark(tmp_path, 5, begun)
-    assert "this blank is still to be filled in (2 blanks are left): write your code instead of `...`" in first
+    assert "this blank is still to be filled in: write your code instead of `...`; 2 blanks are left" in first
     assert "nothing was tried." in told.verdict(result, get_lesson(5))
 
 

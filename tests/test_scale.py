@@ -255,7 +255,7 @@ def test_the_command_prints_tables_with_what_was_measured_in_brackets(made, caps
     assert [row.count("[") for row in rows] == [1, 1]
     assert "fastest on 256 hosts" in text.splitlines()[0]
     assert "examples per second of n hosts over those of one" in text
-    assert "In [brackets] what was measured" in text
+    assert "Numbers in [brackets] were measured" in text
 
 
 def test_the_command_predicts_a_record_from_the_others_and_states_a_large_miss(made, capsys):

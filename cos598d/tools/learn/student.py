@@ -77,8 +77,8 @@ def first_mistake(source: bytes, path: Path, page: str) -> Mistake | None:
         return None
     is_untouched = len(blanks) >= len(BLANK.findall(page))
     what = "nothing is filled in yet" if is_untouched else "this blank is still to be filled in"
-    more = f" ({len(blanks)} blanks are left)" if len(blanks) > 1 else ""
-    return Mistake(f"{what}{more}: write your code instead of `...`", blanks[0])
+    more = f"; {len(blanks)} blanks are left" if len(blanks) > 1 else ""
+    return Mistake(f"{what}: write your code instead of `...`{more}", blanks[0])
 
 
 def line_of(source: bytes, name: str) -> int:
