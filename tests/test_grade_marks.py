@@ -174,7 +174,7 @@ def test_groups_share_points_and_can_give_them_only_together():
     assert points("zero1_steps", "zero3_steps") == {"zero1_steps": 1}
     assert points("zero3_holds", "zero3_steps") == {"zero3_holds": 2.5, "zero3_steps": 2.5}
     for text, says in (
-        ('[groups.a]\ntests = ["x"]', "line 4: tests: x is no test"),
+        ('[groups.a]\ntests = ["x"]', "line 4: tests: x is not a test"),
         ("[groups.a]\npoints = 1", "the group groups.a has no tests"),
         ('[groups.a]\ntests = ["sums"]\n[points]\nsums = 1', "sums has points already"),
         ("[late]\npoints_per_day = 1", "needs deadline and points_per_day"),

@@ -116,12 +116,12 @@ def test_settings_side_by_side_are_on_hosts_of_their_own(start, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--batch_sizes", "64,many"), "'many' is not a number"),
+        (("--batch_sizes", "64,many"), "'many', which is not a whole number"),
         (("--batch_sizes", "0"), "--batch_sizes 0"),
         (("--precision", "fp8"), "--precision fp8"),
         (("--local_rank", "1"), "needs --world_size"),
-        (("--world_size", "3"), "Give --hosts instead"),
-        (("--loopback", "--parallel", "2"), "would count each other's bytes"),
+        (("--world_size", "3"), "Give --hosts N"),
+        (("--loopback", "--parallel", "2"), "would count the others' bytes"),
     ],
 )
 def test_a_word_that_cannot_work_is_refused_before_anything_runs(words, sentence, tmp_path, monkeypatch, capsys):
