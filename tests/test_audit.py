@@ -188,7 +188,7 @@ def test_a_fault_again_from_its_folder_strict_and_with_books_gone(start, tmp_pat
     assert main(["audit", "--strict", str(folder)]) == 5
     out = capsys.readouterr().out
     assert "Rank 1 wrote no results" in out
-    assert "one rank alone" in out
+    assert "only one rank wrote its results" in out
 
 
 @pytest.mark.parametrize(
