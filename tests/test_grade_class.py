@@ -124,7 +124,7 @@ def test_one_grader_at_a_time_works_on_a_table(tmp_path):
     folder = tmp_path / "grades.csv.results"
     with KeptResults(tmp_path / "grades.csv").locked():
         with (
-            pytest.raises(UsageError, match="another grader is at work"),
+            pytest.raises(UsageError, match="another grader is using"),
             KeptResults(tmp_path / "grades.csv").locked(),
         ):
             pass
