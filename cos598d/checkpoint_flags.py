@@ -11,7 +11,7 @@ LOSS_METRIC = "validation_loss"
 
 @dataclass(frozen=True)
 class CheckpointFlags:
-    """What may happen between two steps of a training: evaluating, saving, stopping."""
+    """The flags for evaluating, saving and stopping between two steps."""
 
     save_steps: int | None = flag(
         None, "steps from one checkpoint to the next, in checkpoints/ of the run's folder", group=GROUP, least=1
@@ -33,24 +33,24 @@ class CheckpointFlags:
         group=GROUP,
         metavar="auto|FOLDER",
     )
-    resume_anyway: bool = flag(False, "resume although flags have changed that make it another run", group=GROUP)
+    resume_anyway: bool = flag(False, "resume even if changed flags make it a different run", group=GROUP)
     max_seconds: float | None = flag(
         None,
-        "after this many seconds finish the step, save, and exit with code 75, for a time limit",
+        "after X seconds, finish the step, save, and exit with code 75 (for jobs with a time limit)",
         group=GROUP,
         above=0,
     )
-    eval_steps: int | None = flag(None, "evaluate every N steps too, not only after every epoch", group=GROUP, least=1)
+    eval_steps: int | None = flag(None, "also evaluate every N steps, not only after every epoch", group=GROUP, least=1)
     early_stopping: str | None = flag(
         None,
-        f"stop when PATIENCE evaluations in a row were no better than the best (by {LOSS_METRIC}, or the METRIC "
-        "given), and end with the best model",
+        f"stop after PATIENCE evaluations in a row without a new best (by {LOSS_METRIC}, or by METRIC), and end with "
+        "the best model",
         group=GROUP,
         metavar="PATIENCE[:METRIC]",
     )
     log_every: int | None = flag(
         None,
-        "after the first five, print every Nth iteration (default: every few seconds, if there is no bar)",
+        "print the first five iterations, then every Nth (default: one every few seconds, or a progress bar)",
         group=GROUP,
         least=1,
         is_local=True,
@@ -66,8 +66,8 @@ class CheckpointFlags:
         number, colon, metric = self.early_stopping.partition(":")
         if not number.isascii() or not number.isdigit() or int(number) < 1 or (colon and not metric):
             raise UsageError(
-                f"--early_stopping {self.early_stopping} is not valid. Give a number of evaluations of at least 1, or "
-                f"that and a metric, as 3:{LOSS_METRIC}."
+                f"--early_stopping {self.early_stopping} is not valid. Give a number of evaluations from 1, and a "
+                f"metric if you like, such as 3 or 3:{LOSS_METRIC}."
             )
         return int(number)
 

@@ -1,4 +1,4 @@
-"""The settings of a run: one frozen dataclass, checked once, whose every error is a sentence."""
+"""The settings of a run: one frozen dataclass, checked once."""
 
 import re
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     # nccl has not been tested here: `make gpu` has not run on a GPU yet.
     backend: str = flag(
         AUTO_BACKEND,
-        "{choices}; auto: nccl if every rank has a GPU of its own, else gloo (nccl has not been run yet)",
+        "torch's backend: {choices}; auto: nccl if every rank has its own GPU, else gloo (nccl has not been run yet)",
         group=RANKS,
         choices=BACKENDS,
     )
@@ -159,12 +159,12 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     seed: int = flag(42, "random seed of new weights, the order of examples, and dropout", group=TRAINING, least=0)
     activation_checkpointing: bool = flag(
         False,
-        "compute each layer's activations again in backward, which takes time and saves memory; the same gradients",
+        "recompute each layer's activations in backward: less memory, more time, the same gradients",
         group=TRAINING,
     )
     precision: str = flag(
         "fp32",
-        f"{{choices}}: torch's autocast; {AUTO_PRECISION} measures, and picks the faster of fp32 and bf16",
+        f"precision of torch's autocast: {{choices}}; {AUTO_PRECISION} measures, and picks the faster of fp32 and bf16",
         group=TRAINING,
         choices=(*PRECISIONS, AUTO_PRECISION),
     )
@@ -187,8 +187,8 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     )
     ledger: str = flag(
         AUTO,
-        f"iterations whose calls get rows in the communication log: {FORMS}: fewer in a long run, so that it stays "
-        "below 200 MB; totals always count every call",
+        f"which iterations have their calls listed in the communication log: {FORMS} (fewer in a long run, to stay "
+        "below 200 MB); totals always count every call",
         group=RECORD,
         metavar="RULE",
     )
@@ -288,8 +288,7 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         if not re.fullmatch(r"[\w+=@][\w.+=@ -]{0,99}", self.label):
             raise UsageError(
                 f"--label {printable(self.label, 100)} is not valid. Give a name of up to 100 letters, digits and . "
-                "_ - + = @, "
-                "not beginning with a dot or dash."
+                "_ - + = @, without a dot or dash at the start."
             )
 
     def _check_sync(self, world_size: int) -> None:

@@ -156,7 +156,7 @@ def test_an_assignment_says_the_points_of_each_claim():
         ('kind = "sync"\n[points]\nlets_go = -1', "lab.toml line 3: lets_go: it is -1, where a number of points from"),
         ('kind = "sync"\n[points]\nis_fast = 1', "lab.toml line 3: unknown key is_fast. Use one of default, starts"),
         ('kind = "sync"\n[points]\ndefault = 0', "lab.toml: no test gives points"),
-        ('kind = "sync"\npoints = 3', "lab.toml line 2: points is no table"),
+        ('kind = "sync"\npoints = 3', "lab.toml line 2: points is not a table"),
         ('kind = "sync"\n[limits]\ncores = 1', "lab.toml line 3: unknown key cores"),
         ('kind = "lesson"\nlesson = 99', "lab.toml line 2: "),
         ('kind = "script"\nworld_size = 1', "lab.toml line 2: world_size: it is 1, where a whole number from 2 to 64"),
@@ -194,7 +194,7 @@ def test_results_have_gradescopes_fields_and_what_was_not_judged_gives_nothing()
         Scored("wrong", 0, 1, False, "it does\nnot \x1b[31m"),
         Scored("unknown", 0, 3, None, "a rank was lost"),
     ]
-    results = gradescope(scored, "Lab 1", 3.21, "after_published", [("ms a step", 1.5, "asc")])
+    results = gradescope(scored, "Lab 1", 3.21, "after_published", [("ms per step", 1.5, "asc")])
     is_gradescopes(json.loads(json.dumps(results)))
     assert results["score"] == 2.5
     assert [test["status"] for test in results["tests"]] == ["passed", "failed", "failed"]
@@ -274,14 +274,14 @@ def test_check_writes_results_and_a_leaderboard(tmp_path, monkeypatch, capsys):
     results = json.loads((tmp_path / "results.json").read_text())
     is_gradescopes(results)
     assert {test["name"]: test["score"] for test in results["tests"]} == {"averages_gradients": 4, "lets_go": 1}
-    assert [row["name"] for row in results["leaderboard"]] == ["ms a step", "ratio to ddp"]
+    assert [row["name"] for row in results["leaderboard"]] == ["ms per step", "ratio to ddp"]
     assert main(["check", "nosuch.py:Mine", "--gradescope", "results.json"]) == 2
     refused = json.loads((tmp_path / "results.json").read_text())
     assert refused["score"] == 0
     assert "nosuch.py: no such file" in refused["tests"][0]["output"]
     capsys.readouterr()
     for more, says in (
-        (["--assignment", "lab.toml"], "--assignment needs --gradescope or --classroom50"),
+        (["--assignment", "lab.toml"], "--assignment only sets points for --gradescope and --classroom50"),
         (["--gradescope", "no/results.json"], "there is no folder no"),
         (["--gradescope", "r.json", "--assignment", "script"], "script is not for syncs"),
     ):
@@ -294,8 +294,8 @@ def test_words_of_grade_and_audit_that_cannot_work(tmp_path, monkeypatch, capsys
     (tmp_path / "train.py").write_text("")
     for words, says in (
         (["grade", "."], "--assignment"),
-        (["grade", ".", "--assignment", "sync"], "give --csv FILE for a class"),
-        (["grade", ".", "--assignment", "sync", "--csv", "a", "--gradescope", "b"], "give --csv FILE"),
+        (["grade", ".", "--assignment", "sync"], "Give --csv FILE for a class"),
+        (["grade", ".", "--assignment", "sync", "--csv", "a", "--gradescope", "b"], "Give --csv FILE"),
         (["grade", "nosuch", "--assignment", "sync", "--csv", "a"], "nosuch does not exist"),
         (["audit", "--gradescope", "r.json", "train.py"], "--gradescope and --classroom50 need --world_size"),
         (["autograder", "--assignment", "nosuch.toml"], "nosuch.toml cannot be read"),

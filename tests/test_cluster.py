@@ -228,7 +228,7 @@ def test_down_leaves_what_no_cluster_made_and_says_so(cluster, name, stranger):
     down = cluster("down")
     assert down.wait() == 0
     assert "removed 2 namespaces" in down.text
-    assert f"warning: not removed, because no cluster of ours made them: {name}-host7" in down.text
+    assert f"warning: not removed, because cos598d did not create them: {name}-host7" in down.text
     assert network.named_namespaces(name) == [f"{name}-host7"]
     assert program.poll() is None
 
@@ -273,7 +273,7 @@ def test_slow_and_cut_change_a_link_that_is_in_use(cluster, name):
     assert "100mbit    cut" in shown.text
     still = cluster("slow", "2", "--rate", "10mbit")
     assert still.wait() == 0
-    assert "10mbit each way, but it is cut off" in still.text
+    assert "10mbit each way, but it is disconnected" in still.text
     assert cluster("cut", "2", "--undo").wait() == 0
     assert up.facts(2)["connected"]
     absent = cluster("cut", "3")

@@ -34,7 +34,7 @@ for step in range(4):
     engine.step()
 dist.destroy_process_group()
 """
-WHY = "what the optimizer steps are not the tensors whose gradients were computed"
+WHY = "the optimizer does not step the tensors whose gradients were computed"
 
 
 @pytest.mark.timeout(300)

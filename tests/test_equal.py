@@ -44,7 +44,7 @@ def test_equal_records_are_equal_whatever_their_seconds(said, tmp_path):
     code, words = said("--assert_equal", tmp_path / "a", tmp_path / "b")
     assert code == 0
     assert words == (
-        "a and b are equal to the last bit: 5 losses, mean loss and acc of 2 epochs, "
+        "a and b are bit-identical: 5 losses; mean loss and acc of 2 epochs; "
         "all iterations, calls and bytes per iteration."
     )
 
@@ -91,7 +91,7 @@ def test_where_nothing_is_told_by_purpose_means_are_compared_and_no_more_is_said
     code, words = said("--assert_equal", a, b, "--of", "totals")
     assert (code, words) == (
         0,
-        "a and b are equal to the last bit: all iterations, and calls and bytes in the communication log, which does "
+        "a and b are bit-identical: all iterations, and calls and bytes in the communication log, which does "
         "not have those of all_reduce.",
     )
     changed(b, "summary.json", lambda summary: summary.update(calls_per_iteration=77))
@@ -116,7 +116,7 @@ def test_other_flags_and_other_ground_are_named_and_are_no_difference(said, tmp_
     code, words = said("--assert_equal", a, b)
     assert code == 0
     assert words.endswith(
-        "they were not run alike: --learning_rate (5e-05 and 0.0001), data (a sample and others), "
+        "Their settings differ: --learning_rate (5e-05 and 0.0001), data (a sample and others), "
         "parameters (1000 and 7), attempts (1 and 2), threads per rank (1 and 2)."
     )
 

@@ -134,7 +134,7 @@ def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):
 def test_a_timing_beside_other_programs_says_so(timed, monkeypatch, share, is_busy):
     monkeypatch.setattr(seconds, "_time", lambda *_: replace(TIMED, share=share))
     monkeypatch.setattr(seconds, "count_cores", lambda: 2)
-    assert ("other programs were using the CPU" in forecast(digits(), 2).seconds_from) == is_busy
+    assert ("Other programs were using the CPU" in forecast(digits(), 2).seconds_from) == is_busy
 
 
 def test_what_cannot_be_timed_is_a_sentence(monkeypatch):
@@ -158,7 +158,7 @@ def test_the_command_starts_nothing_and_makes_no_folder(timed, monkeypatch, tmp_
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     assert cli.main([*words, "--output_dir", "full"]) == 0
-    assert "would be refused as it is: --output_dir full is not empty" in capsys.readouterr().out
+    assert "warning: the run would be refused, because --output_dir full is not empty" in capsys.readouterr().out
 
 
 def test_a_lesson_s_script_forecasts_itself(timed, run_here, tmp_path):

@@ -124,7 +124,7 @@ def test_one_grader_at_a_time_works_on_a_table(tmp_path):
     folder = tmp_path / "grades.csv.results"
     with KeptResults(tmp_path / "grades.csv").locked():
         with (
-            pytest.raises(UsageError, match="another grader is at work"),
+            pytest.raises(UsageError, match="another grader is using"),
             KeptResults(tmp_path / "grades.csv").locked(),
         ):
             pass
@@ -203,7 +203,7 @@ def test_a_judge_that_is_killed_in_its_namespaces_is_not_judged(submissions, tmp
 def test_without_namespaces_nothing_is_graded_at_the_same_time(monkeypatch):
     monkeypatch.setattr("cos598d.tools.grade.submission.what_stops", lambda _: "unshare is refused")
     with (
-        pytest.raises(UsageError, match="share processes and ports, since unshare is refused"),
+        pytest.raises(UsageError, match="cannot keep submissions apart here: unshare is refused"),
         grading(assignment_by(str), as_root=True, is_parallel=True),
     ):
         pass
@@ -285,13 +285,13 @@ def test_a_part_without_its_file_costs_only_its_points_and_flags_choose_what_is_
     # What is kept in the class's folder is no submission.
     code, text = grade(*of_class, "--feedback", "class/pages")
     assert code == 0
-    assert "1 of 2 submissions are graded already" in text
+    assert "already graded: 1 of 2 submissions" in text
     assert "1 submission in " in text
     assert sorted(os.listdir(tmp_path / "class" / "pages")) == ["ann.html", "bob.html"]
     assert "1 submission in " in grade(*of_class, "--feedback", "class/pages", "--regrade", "bob", "--only", "ann")[1]
     code, text = grade(*of_class, "--regrade", "nobody")
     assert code == 2
-    assert "--regrade nobody is no submission" in text
+    assert "--regrade nobody is not a submission" in text
     code, text = grade("class/ann", "--gradescope", "r.json", "--parallel", "2")
     assert code == 2
     assert "--parallel is for a class" in text

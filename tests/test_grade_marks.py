@@ -90,7 +90,7 @@ def test_a_roster_says_whose_a_submission_is(tmp_path):
     ann, bob = students = read_roster(path)
     assert ann == Student("17", "Ann A", "ann@x.edu", "A")
     assert owners(["ANN", "18.py", "eve"], students) == {"ANN": ann, "18.py": bob}
-    with pytest.raises(UsageError, match="ann and 17 are both of the student 17"):
+    with pytest.raises(UsageError, match="ann and 17 both belong to the student 17"):
         owners(["ann", "17"], students)
     for text, says in (
         ("id;name\n1;ann\n", "no column id"),
@@ -178,14 +178,14 @@ def test_groups_share_points_and_can_give_them_only_together():
     assert points("zero1_steps", "zero3_steps") == {"zero1_steps": 1}
     assert points("zero3_holds", "zero3_steps") == {"zero3_holds": 2.5, "zero3_steps": 2.5}
     for text, says in (
-        ('[groups.a]\ntests = ["x"]', "line 4: tests: x is no test"),
+        ('[groups.a]\ntests = ["x"]', "line 4: tests: x is not a test"),
         ("[groups.a]\npoints = 1", "the group groups.a has no tests"),
         ('[groups.a]\ntests = ["sums"]\n[points]\nsums = 1', "sums has points already"),
         ("[late]\npoints_per_day = 1", "needs deadline and points_per_day"),
         ("[late]\ndeadline = 2026-10-01T12:00:00\npoints_per_day = 1", "line 4: deadline"),
         ("[parts.a]\nlesson = 1", "[parts.a] has no kind"),
         ('[parts."../a"]\nkind = "sync"', "the part ../a has an odd name"),
-        ("[parts]\na = 1", "line 2: a is no table. Write [parts.a]"),
+        ("[parts]\na = 1", "line 2: a is not a table. Write [parts.a]"),
     ):
         with pytest.raises(UsageError) as refusal:
             assignment(f'kind = "lesson"\nlesson = 5\n{text}\n' if "parts" not in text else text)

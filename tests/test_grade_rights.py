@@ -201,8 +201,8 @@ def test_where_nobody_cannot_read_what_is_needed_the_grader_says_so():
             user, said = user_for([str(open_to_all), str(path)])
             assert user is None
             assert said == (
-                f"The user nobody cannot read {path}. Then submissions run as root: they can end the grader, change "
-                "its results and read all files."
+                f"The user nobody cannot read {path}, so submissions can only run as root: they can end the "
+                "grader, change its results and read all files."
             )
 
 

@@ -104,7 +104,7 @@ def test_the_sentence_says_what_differs_and_is_made_of_the_events():
         in draw(late_rank(), again, reference_title="both").sentence
     )
     same = draw(late_rank(), late_rank()).sentence
-    assert "as many calls with as many bytes" in same
+    assert "the same number of calls with the same bytes" in same
 
 
 def test_a_rank_that_never_comes_is_named_and_the_others_wait_to_the_end():

@@ -51,7 +51,7 @@ def test_a_lesson_repeats_its_own_run_into_a_folder_of_its_own(run_here, tmp_pat
     assert verdict.is_equal, verdict.sentence
     code, said = run_here("task2b/run_glue.py", ["--config", "first/config.json"])
     assert code == 2
-    assert "first/config.json is of a run with --label task1, and this script's is task2b" in said
+    assert "first/config.json is of a run with --label task1, but this script has task2b" in said
 
 
 def values(options):
@@ -83,8 +83,11 @@ def changed(file, folder, **values):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"colour": "red"}, "has the field 'colour', which this version does not have: it is of another version"),
-        ({"seed": "gone"}, "lacks the field 'seed': it is of another version"),
+        (
+            {"colour": "red"},
+            "has the field 'colour', which this version does not have: another version of cos598d wrote it",
+        ),
+        ({"seed": "gone"}, "lacks the field 'seed': another version of cos598d wrote it"),
         ({"world_size": "gone"}, "has no world_size. Give the config.json of a run's folder."),
         ({"seed": "7"}, "has seed 7, where a whole number is expected"),
         ({"seed": 7.0}, "has seed 7.0, where a whole number is expected"),
@@ -136,7 +139,7 @@ def test_a_file_s_name_is_printed_as_text(recorded, tmp_path):
     ("text", "sentence"),
     [
         (b"", "is not valid JSON"),
-        (b"\xff\xfe", "is not valid JSON (it is no UTF-8)"),
+        (b"\xff\xfe", "is not valid JSON (it is not UTF-8)"),
         (b"[1]", "is not a JSON object"),
         (b'{"learning_rate": NaN}', "is not valid JSON (NaN is not a JSON number)"),
         (b"[" * 100_000, "is not valid JSON"),

@@ -237,7 +237,7 @@ def test_what_a_stop_says_is_what_works(tmp_path):
 
 
 def test_a_job_that_comes_back_does_not_begin_anew():
-    with pytest.raises(UsageError, match=r"^--overwrite_output_dir: a requeued job"):
+    with pytest.raises(UsageError, match=r"^--overwrite_output_dir would make a requeued job"):
         _command(["train", "--do_train", "--overwrite_output_dir", "--output_dir", "out"], 2)
 
 

@@ -69,8 +69,8 @@ def test_a_third_rate_is_predicted_within_15_percent_for_every_rung_in_noise(mad
 def test_one_record_fits_fewer_costs_and_says_so(made):
     fitted = fit(load_records([made("only")]))
     assert fitted.costs.efficiency == EFFICIENCY
-    assert any("one rate only" in remark for remark in fitted.remarks)
-    assert any("measured on 4 hosts only" in remark for remark in fitted.remarks)
+    assert any("all benches have the same rate" in remark for remark in fitted.remarks)
+    assert any("all benches have 4 hosts" in remark for remark in fitted.remarks)
 
 
 def test_another_delay_and_another_number_of_hosts_are_predicted_from_the_formulas(made):
@@ -255,7 +255,7 @@ def test_the_command_prints_tables_with_what_was_measured_in_brackets(made, caps
     assert [row.count("[") for row in rows] == [1, 1]
     assert "fastest on 256 hosts" in text.splitlines()[0]
     assert "examples per second of n hosts over those of one" in text
-    assert "In [brackets] what was measured" in text
+    assert "Numbers in [brackets] were measured" in text
 
 
 def test_the_command_predicts_a_record_from_the_others_and_states_a_large_miss(made, capsys):

@@ -45,7 +45,7 @@ def test_an_evaluation_without_the_metric_is_no_best():
     [
         (
             {"early_stopping": "0"},
-            "--early_stopping 0 is not valid. Give a number of evaluations of at least 1, or that and",
+            "--early_stopping 0 is not valid. Give a number of evaluations from 1",
         ),
         ({"early_stopping": "x"}, "--early_stopping x is not valid. Give a number"),
         ({"early_stopping": "2:"}, "--early_stopping 2: is not valid. Give a number"),

@@ -114,7 +114,7 @@ def test_one_command_makes_the_runs_and_they_train_alike(finished):
     assert all(0 < epoch["validation_loss"] < 2 for epoch in epochs)
     page = (finished / "report.html").read_text()
     assert "The strategies at equal total batch" in page
-    assert "dp is left out: with fewer than two GPUs" in page
+    assert "dp is left out: DataParallel needs two GPUs" in page
     assert "not the same work" not in page
 
 
@@ -283,7 +283,7 @@ def test_a_dry_run_lists_the_strategies_and_starts_none(again, monkeypatch):
     assert (code, started) == (0, [])
     rows = {line.split()[0]: line.split()[1:4] for line in text.splitlines() if re.match(r"\S+-e2 ", line)}
     assert rows == {"baseline-e2": ["1", "1", "6"], "zero3-e2": ["1", "2", "6"]}
-    assert "dp is left out: with fewer than two GPUs" in text
+    assert "dp is left out: DataParallel needs two GPUs" in text
 
 
 def test_what_was_made_side_by_side_says_so_for_good(again):
@@ -300,7 +300,7 @@ def test_a_damaged_state_is_said_and_forgotten(again):
     (again.folder / "strategies.json").write_text('{"zero1-e2": {"label": 3}}')
     text, code, started = again("baseline,zero1")
     assert (code, started) == (0, [])
-    assert "how earlier calls' runs ended is not known: " in text
+    assert "warning: how earlier runs in this folder ended is unknown: " in text
     assert "strategies.json is damaged: its zero1-e2.label is 3, where text is expected" in text
     assert "is not known" not in again("baseline,zero1")[0]
 
@@ -322,7 +322,7 @@ def test_a_damaged_state_is_said_and_forgotten(again):
         ("bucketed:compress=bf16,bucketed-compress=bf16", (), "bucketed-compress=bf16"),
         ("bucketed+bf16,bucketed@bf16", (), "bucketed@bf16"),
         (",", (), "has no name"),
-        ("dp", (), "none of these can run here. dp: with fewer than two GPUs"),
+        ("dp", (), "none of these can run here. dp: DataParallel needs two GPUs"),
         ("none", (), "none of these can run here. none: --sync none on 2 ranks lets the replicas drift apart"),
     ],
 )

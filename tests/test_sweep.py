@@ -144,7 +144,7 @@ REFUSED = [
     (["--grid", "batch=4", "--", "train", "--world_size", "2"], "--world_size 2: a sweep sets it. Use the axis setup"),
     (["--grid", "batch=4", "--", "train", "--local_rank", "0"], "--local_rank 0: the sweep starts the ranks itself"),
     (["--grid", "batch=4", "--", "train", "--output_dir", "x"], "--output_dir after --: the sweep sets it itself"),
-    (["--grid", "batch=4", "--", "train", "--config", "x.json"], "--config x.json: a sweep's runs share flags"),
+    (["--grid", "batch=4", "--", "train", "--config", "x.json"], "--config x.json cannot be used in a sweep"),
     (["--grid", "batch=4", "--", "train", "--do_eval"], "--do_eval without --do_train trains nothing"),
     (["--grid", "batch=4", "--", "train", "--dry_run"], "Write it before the --"),
     (["--grid", "batch=4", "--", "bench", "--rounds", "2"], "a sweep runs only train, not bench"),
@@ -152,8 +152,8 @@ REFUSED = [
     (["--grid", "batch=4", "--parallel", "0"], "--parallel 0 is not valid. Give a number of at least 1"),
     (["--grid", "batch=4", "--rate", "fast"], "--rate fast is not valid. Give a rate"),
     (["--grid", "setup=2x1", "--grid", "rate=1gbit", "--rate", "none"], "--rate none and --grid rate exclude"),
-    (["--grid", "batch=4", "--model", "vit"], "--model vit is for experiment1, experiment2, experiment3"),
-    (["--grid", "batch=4", "--published"], "--published is for experiment1"),
+    (["--grid", "batch=4", "--model", "vit"], "--model vit is only for experiment1, experiment2, experiment3"),
+    (["--grid", "batch=4", "--published"], "--published is only for experiment1"),
     (["--grid", "setup=65x1"], "--grid setup=65x1: one machine emulates at most 64 hosts"),
     (["--grid", "batch=4", "--launch", "mpirun -np 4"], "it has no {command}"),
     (["--grid", "batch=4", "--launch", "'{command}"], "a shell cannot parse it"),
@@ -169,7 +169,7 @@ REFUSED = [
     (["--grid", "setup=1x2,1x4", "--launch", "env {command}"], "--launch starts both in the same way"),
     (["--grid", "batch=4", "--name", "../up"], "--name ../up is not valid. Give up to 100 letters"),
     (["--grid", "batch=4", "--name", "a", "--runs_dir", "b"], "--name a and --runs_dir b exclude each other"),
-    ([], "there is nothing to vary. Give axes"),
+    ([], "sweep has nothing to vary. Give axes"),
 ]
 
 

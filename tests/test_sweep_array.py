@@ -77,22 +77,23 @@ def test_each_task_starts_its_own_run_whatever_its_words_mean_to_the_shell(task,
 def test_outside_of_an_array_the_script_says_so(printed, tmp_path):
     (tmp_path / "job.sh").write_text(printed("--name", "mine").out)
     done = subprocess.run(["bash", "job.sh"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "this is an array job: submit it by sbatch\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: this is an array job. Submit it with sbatch.\n"
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--sbatch"], "--sbatch needs the folder of the sweep. Give --name or --runs_dir"),
-        (["--time", "60"], "--time is for --sbatch. Leave it out, or add that."),
+        (["--time", "60"], "--time is only for --sbatch. Leave --time out, or add --sbatch."),
         (
             ["--setup", "2x2"],
-            "--setup is for --sbatch. Leave it out, or add that; the axis is written --grid setup=2x2.",
+            "--setup is only for --sbatch. Leave --setup out, or add --sbatch. For the axis setup, write --grid setup",
         ),
         (["--sbatch", "--name", "x", "--grid", "delay=1ms"], "--grid delay is for emulated hosts"),
         (["--sbatch", "--name", "x", "--launch", "env {command}"], "--launch and --sbatch exclude each other"),
         (["--sbatch", "--name", "x", "--time", "soon"], "--time soon is not valid. Give minutes"),
-        (["--sbatch", "--name", "x", "--mem", "a b"], "--mem 'a b' is not one word. Give one"),
+        (["--sbatch", "--name", "x", "--mem", "a b"], "--mem 'a b' is not valid. Leave out spaces"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(words, sentence, tmp_path, monkeypatch, capsys):

@@ -54,7 +54,7 @@ def test_ranks_of_one_interface_are_set_beside_the_sum_of_their_predictions():
     epoch = {"iterations": 10, "predicted_bytes_sent": [20_000_000] * 2, "counted_bytes_sent": [41_000_000] * 2}
     one_interface = record(ranks_by_interface=((0, 1),), epochs=[epoch])
     assert "40.0 41.0 +2.50%" in row_of(one_interface)
-    assert "the busiest rank sends per epoch 20.0 MB" in " ".join(traffic_table([one_interface]).split())
+    assert "the busiest rank sends this much per epoch: 20.0 MB" in " ".join(traffic_table([one_interface]).split())
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_settings_side_by_side_are_on_hosts_of_their_own(start, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--batch_sizes", "64,many"), "'many' is not a number"),
+        (("--batch_sizes", "64,many"), "'many', which is not a whole number"),
         (("--batch_sizes", "0"), "--batch_sizes 0"),
         (("--precision", "fp8"), "--precision fp8"),
         (("--local_rank", "1"), "needs --world_size"),
-        (("--world_size", "3"), "Give --hosts instead"),
-        (("--loopback", "--parallel", "2"), "would count each other's bytes"),
+        (("--world_size", "3"), "Give --hosts N"),
+        (("--loopback", "--parallel", "2"), "would count the others' bytes"),
     ],
 )
 def test_a_word_that_cannot_work_is_refused_before_anything_runs(words, sentence, tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""`cos598d audit`: run any data-parallel script, unchanged, and say which silent fault it has."""
+"""`cos598d audit`: run any data-parallel script, unchanged, and report its silent faults."""
 
 import argparse
 import functools
@@ -35,14 +35,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs=argparse.REMAINDER,
-        metavar="SCRIPT [WORD ...]",
-        help="the script and its arguments, as after `python`; or the folder of an audit, to judge it again",
+        metavar="SCRIPT [ARGUMENT ...]",
+        help="the script and its arguments, as after `python`; or an audit's folder, to judge it again",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Audit a script, or judge a folder again, and return the exit code: the script's own, except for --strict, and for
-    files for teachers, with which it is 0, 1 where something is wrong, or 2 where it could not be judged."""
+    """Audit a script, or judge a folder again, and return the exit code.
+
+    That is the script's own, unless --strict is given. With files for teachers it is 0, or 1 if something is wrong, or
+    2 if it could not be judged.
+    """
     flags = AuditFlags(**given_flags(options, AuditFlags))
     check_flags(flags)
     check_ignored(flags)
@@ -84,7 +87,7 @@ def _launched(folder: Path, words: Sequence[str], flags: AuditFlags, grade: Grad
 
 
 def _started(told: Told, start: Callable[[float], int], flags: AuditFlags) -> int:
-    """Start the ranks here and wait for them; return the exit code, also of what was stopped."""
+    """Start the ranks here and wait for them; return the exit code, also if they were stopped."""
     try:
         with exits_on_sigterm():
             return start(math.inf if flags.timeout is None else flags.timeout)
@@ -98,13 +101,13 @@ def _started(told: Told, start: Callable[[float], int], flags: AuditFlags) -> in
 
 
 def _grader(options: argparse.Namespace, judges_here: bool) -> Grader | None:
-    """What writes the files for teachers, if they are asked for. Raises UsageError."""
+    """The function that writes the files for teachers; None without their flags. Raises UsageError."""
     if not wants_files(options):
         return None
     if not judges_here:
         raise UsageError(
-            "--gradescope and --classroom50 need --world_size, so that the script does not run in the process that "
-            "judges it. Add it, or give the folder of an audit."
+            "--gradescope and --classroom50 need --world_size: then the script does not run in the process that "
+            "judges it. Add --world_size, or give the folder of an audit."
         )
     from cos598d.tools.grade.result_files import AuditResults  # loads torch, which is the script's to load
 
@@ -126,25 +129,25 @@ def _again(folder: Path, words: Sequence[str], flags: AuditFlags, grade: Grader 
 
 
 def _as_rank(told: Told, words: Sequence[str], flags: AuditFlags) -> int:
-    """This process is a rank, as the launcher of the script would start it."""
+    """Be a rank, as the launcher of the script would start it."""
     from cos598d.tools.audit.rank import audit_script
 
     return audit_script(told, words, functools.partial(conclude_on_rank, flags=flags))
 
 
 def _judged(folder: Path, flags: AuditFlags, code: int, grade: Grader | None = None) -> int:
-    """Judge the books of ranks that were started here, and return the exit code."""
+    """Judge the traces of ranks that were started here, and return the exit code."""
     verdict, code_of_verdict = conclude(folder, flags, code)
     end = f"the script ended with exit code {code}" if code else ""
     return grade(verdict, end) if grade else code_of_verdict
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise UsageError if the folder has something else than an audit, which it would overwrite."""
+    """Raise UsageError if the folder contains something other than an audit, which would be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--output_dir {folder} is a file. Give a folder.")
     if (folder / "summary.json").exists() and not (folder / VERDICT).exists():
-        raise UsageError(f"--output_dir {folder} has a run. Give another folder.")
+        raise UsageError(f"--output_dir {folder} contains a training run. Give another folder.")
     try:
         (folder / BOOKS).mkdir(parents=True, exist_ok=True)
     except OSError as error:

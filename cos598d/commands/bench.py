@@ -1,4 +1,4 @@
-"""`cos598d bench`: its flags, the ranks that it starts, and where the record goes."""
+"""`cos598d bench`: its flags, the ranks that it starts, and where the results go."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ WORLD_SIZE = 4
 
 @dataclass(frozen=True)
 class MemoryFlag:
-    """What a bench also does when its plan is done."""
+    """What a bench also does after its plan."""
 
     memory: bool = flag(
         False,
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         identity = None  # neither a launcher nor the user said how many ranks
     if options.memory and (identity is not None or plan.sweep):
         raise UsageError(
-            "--memory starts processes for each candidate by itself. "
+            "--memory starts separate processes for each sync. "
             "Leave --sweep and other launchers out, and give --world_size 2 or more."
         )
     if identity is None or identity.rank == 0:  # the others write nothing
@@ -96,8 +96,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def peaks(alone: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The peaks by candidate and rank, from the record of each candidate alone: of the host's memory, and of the GPU's
-    where there is one; and what each candidate holds by category."""
+    """The peak memory by candidate and rank, from the bench of only that candidate: of the host and, if there is one,
+    of the GPU; and each candidate's memory by category."""
     found = {"peak_memory_bytes": {label: one["process_peak_memory_bytes"] for label, one in alone.items()}}
     if all("memory" in one for one in alone.values()):
         found["memory"] = {label: one["memory"][label] for label, one in alone.items()}
@@ -107,7 +107,7 @@ def peaks(alone: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 class RanksFailed(Exception):
-    """Ranks that were started here have failed, and have said why."""
+    """Ranks that were started here have failed, and have printed the reason."""
 
     def __init__(self, exit_code: int):
         super().__init__(f"exit code {exit_code}")
@@ -115,7 +115,7 @@ class RanksFailed(Exception):
 
 
 def _measured_here(plan: BenchPlan, world_size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """The record of `plan`, measured by ranks started on this host for it."""
+    """The results of `plan`, measured by ranks that are started on this host."""
     with tempfile.TemporaryDirectory(prefix="cos598d-bench-") as folder:
         path = Path(folder) / FILE_NAME
         words = ["bench", *to_words(asdict(plan)), "--world_size", str(world_size), "--json", str(path)]
@@ -127,7 +127,7 @@ def _measured_here(plan: BenchPlan, world_size: int, options: argparse.Namespace
 
 
 def _deliver(record: dict[str, Any], folder: Path | None, json_file: str | None) -> None:
-    """Write and print the record as the flags say. Raises UserError if it cannot be written."""
+    """Write and print the results as the flags ask. Raises UserError if they cannot be written."""
     try:
         if folder:
             write_json(folder / FILE_NAME, record)

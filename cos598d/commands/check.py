@@ -1,7 +1,7 @@
 """`cos598d check`: does a gradient sync pass every test? Then its cost and speed.
 
-Each test (a claim, in the code) runs in new processes. A strategy is proved as by `prove`, a lesson's file is checked
-as by `learn`.
+Each test (a claim, in the code) runs in new processes. A strategy is tested as by `prove`, and a lesson's file as by
+`learn --check`.
 """
 
 import argparse
@@ -42,13 +42,15 @@ SIZES, SECONDS = [1, 2, 3, 4], 20.0  # without --world_sizes and --seconds
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, a registered sync or strategy, or a lesson's file")
+    parser.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, a built-in sync or strategy, or a lesson's file")
     parser.add_argument("--world_sizes", metavar="N,N", help="ranks to try (default: 1,2,3,4)")
     parser.add_argument(
         "--seconds", type=float, metavar="X", help="time limit of a test on one number of ranks (default: 20)"
     )
     parser.add_argument("--claims", metavar="NAME,NAME", help="tests to run, by name (default: all)")
-    parser.add_argument("--nonce", type=int, metavar="N", help="repeat the draws of a report that printed this number")
+    parser.add_argument(
+        "--nonce", type=int, metavar="N", help="repeat a report's random models, data and steps: the number it printed"
+    )
     parser.add_argument("--no_speed", action="store_true", help="do not measure the speed")
     parser.add_argument(
         "--json", metavar="FILE", help="also write the result as JSON; -: print it instead of the report"
@@ -60,9 +62,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check the sync on each number of ranks; return 0 if all tests passed, 1 if one did not.
 
-    A class from a file must pass all tests that run, whatever it declares; a registered sync those that apply to it.
-    Prints a report that begins with what is wrong, or the same result as JSON. Raises UsageError for arguments that
-    cannot work, and for a file that cannot be loaded.
+    A class from a file must pass all tests that run, whatever it declares. A built-in sync must pass those that apply
+    to it. Prints a report that begins with what is wrong, or the same result as JSON. Raises UsageError for arguments
+    that cannot work, and for a file that cannot be loaded.
     """
     lesson = _lesson_of(options.sync)
     if lesson is not None:
@@ -85,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     if not 0 < seconds < 10_000:
         raise UsageError(f"--seconds {seconds:g} is no time limit of a test. Give a number above 0 and below 10000.")
     if options.nonce is not None and not 0 <= options.nonce < 1 << NONCE_BITS:
-        raise UsageError(f"--nonce {options.nonce} is not of a report. Give the number that a report printed.")
+        raise UsageError(f"--nonce {options.nonce} is not a report's number. Give the one that a report printed.")
     say: Callable[[str], None] = (lambda _: None) if options.json == "-" else partial(print, flush=True)
     with exits_on_sigterm():
         try:
@@ -102,14 +104,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse(options: argparse.Namespace, what: str, *names: str) -> None:
-    """Raise UsageError if one of these flags is given, which are for gradient syncs."""
+    """Raise UsageError if one of these flags is given, which are only for gradient syncs."""
     for name in names:
         if getattr(options, name) not in (None, False):
             raise UsageError(f"--{name} is only for gradient syncs, and {options.sync} {what}. Remove it.")
 
 
 def _results_of(options: argparse.Namespace, wanted: Sequence[str] | None) -> "CheckResults | None":
-    """The files for teachers, if they are asked for."""
+    """The files for teachers; None without their flags."""
     if not wants_files(options):
         return None
     from cos598d.tools.grade.result_files import CheckResults
@@ -118,7 +120,7 @@ def _results_of(options: argparse.Namespace, wanted: Sequence[str] | None) -> "C
 
 
 def _lesson_of(name: str) -> int | None:
-    """The lesson whose file this is; None for a sync, and for a file that is not there."""
+    """The lesson whose file this is; None for a sync, and for a file that does not exist."""
     if not name.endswith(".py"):
         return None
     try:
@@ -176,16 +178,16 @@ def _check(
 def _measure(
     name: str, size: int, seconds: float, with_speed: bool, claims: Sequence[dict[str, Any]], own_file: str
 ) -> dict[str, Any]:
-    """Cost and speed at one world size, each a dict; None where there is nothing to measure, with the reason."""
+    """Cost and speed at one world size, each a dict; None with a reason if there is nothing to measure."""
     if size == 1:
         return {"cost": None, "speed": None, "not_measured": "one rank has no other rank to send to"}
     mean = next((each for each in claims if each["claim"] == "averages_gradients"), None)
     if mean and mean["status"] in (CRASHED, DID_NOT_END):
-        return {"cost": None, "speed": None, "not_measured": f"averages_gradients {mean['status']}"}
+        return {"cost": None, "speed": None, "not_measured": f"the test averages_gradients {mean['status']}"}
 
     def trouble_of(ends: Sequence[RankEnd]) -> str:
         status, reports = judge(ends, own_file, seconds)
-        return "" if status == PASSED else f"{status}, {card.report(reports[0], own_file)}"
+        return "" if status == PASSED else f"a step {status} on {card.report(reports[0], own_file)}"
 
     ends = run_world(size, ranks.cost_of_step, name, seconds=seconds, timeout=longer_than(seconds))
     if trouble := trouble_of(ends):
@@ -196,7 +198,7 @@ def _measure(
     if not with_speed:
         return {"cost": cost, "speed": None, "not_measured": "--no_speed"}
     if mean and mean["status"] != PASSED:
-        return {"cost": cost, "speed": None, "not_measured": f"averages_gradients {mean['status']}"}
+        return {"cost": cost, "speed": None, "not_measured": f"the test averages_gradients {mean['status']}"}
     names = list(dict.fromkeys((name, *OTHERS)))
     ends = run_world(size, ranks.seconds_of_steps, names, ROUNDS, seconds=3 * seconds, timeout=longer_than(3 * seconds))
     if trouble := trouble_of(ends):

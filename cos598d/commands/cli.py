@@ -1,7 +1,7 @@
 """The program's commands, in groups, and what `--help` shows of each.
 
-Each is the file of its name here, with `add_options(parser)` and `run(options)`, which returns the exit code. Only the
-one that was asked for is loaded: looking at a table or pulling an emulated host's plug needs no torch.
+Each command is the file of its name here, with `add_options(parser)` and `run(options)`, which returns the exit code.
+Only the requested command is loaded, so printing a table or disconnecting an emulated host does not load torch.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class About(NamedTuple):
 GROUPS = {
     "Train": {
         "train": About(
-            "train and evaluate a model, on one rank or several",
+            "train and evaluate a model on one rank or several",
             "training.md",
             (
                 "--sync ring --world_size 2 --model_name_or_path tiny --max_steps 6",
@@ -74,7 +74,7 @@ GROUPS = {
             ("--sync ring -o ring.svg", "--sync tree --lanes"),
         ),
         "predict": About(
-            "predict with a run's model, from files without labels",
+            "predict with a run's model, for inputs without labels",
             "tasks.md",
             ("runs/rte --file test.tsv -o RTE.tsv", "runs/squad --question 'Who?' --context 'Ada wrote it.'"),
         ),
@@ -99,7 +99,7 @@ GROUPS = {
             "teaching.md",
             ("--assignment lab1.toml -o autograder.zip",),
         ),
-        "sample": About("write the files of a bundled data sample", "training.md", ("--task squad FOLDER",)),
+        "sample": About("copy a bundled data sample to a folder", "training.md", ("--task squad FOLDER",)),
     },
     "Build and test": {
         "new": About("write a template for a gradient sync of your own", "your-own.md", ("my_sync.py",)),
@@ -145,7 +145,7 @@ COMMANDS = {name: about for group in GROUPS.values() for name, about in group.it
 
 @ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 0 well, 1 failed, 2 a wrong word on the command line."""
+    """Run one command and return the exit code: 0 for success, 1 for a failure, 2 for a wrong argument."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = Parser(
         prog=PROGRAM, description=cos598d.__doc__, epilog=_overview(), usage=f"{PROGRAM} [-h] [--version] COMMAND ..."

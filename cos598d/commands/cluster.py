@@ -19,37 +19,38 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="WHAT", required=True)
 
     def add(name: str, words: str, function: Any) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=words, description=words)
+        command = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
         add_name_flags(command)
         command.set_defaults(what=function)
         return command
 
     for name, words, function in (
-        ("run", "make hosts, run a program as a rank on each, remove them again", _run),
-        ("up", "make hosts to work in by hand", _up),
+        ("run", "create hosts, run a program as a rank on each, then remove the hosts", _run),
+        ("up", "create hosts to work in by hand", _up),
     ):
         command = add(name, words, function)
         add_link_flags(command)
         if function is _run:
             command.add_argument(
-                "--ranks_per_host", type=int, default=1, metavar="N", help="ranks on each (default: 1)"
+                "--ranks_per_host", type=int, default=1, metavar="N", help="ranks on each host (default: 1)"
             )
             command.add_argument(
                 "program",
                 nargs=argparse.REMAINDER,
                 metavar="-- PROGRAM",
-                help="its arguments; {rank}, {host}, {address}, {world_size}, {master_ip}, {master_port} are filled in",
+                help="the program and its arguments, in which {rank}, {host}, {address}, {world_size}, {master_ip} and "
+                "{master_port} are filled in",
             )
     add("ps", "list the hosts, their links and their processes", _ps)
     command = add("exec", "run a program on a host", _exec)
-    command.add_argument("host", type=int, metavar="HOST")
-    command.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM")
+    command.add_argument("host", type=int, metavar="HOST", help="number of the host, from 1")
+    command.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="the program and its arguments")
     command = add("slow", "change the rate of a host's link, even during a run", _slow)
-    command.add_argument("host", type=int, metavar="HOST")
-    command.add_argument("--rate", required=True, metavar="RATE", help="like 100mbit, or none")
+    command.add_argument("host", type=int, metavar="HOST", help="number of the host, from 1")
+    command.add_argument("--rate", required=True, metavar="RATE", help="the new bandwidth, such as 100mbit, or none")
     command = add("cut", "disconnect a host, even during a run", _cut)
-    command.add_argument("host", type=int, metavar="HOST")
-    command.add_argument("--undo", action="store_true", help="put it in again")
+    command.add_argument("host", type=int, metavar="HOST", help="number of the host, from 1")
+    command.add_argument("--undo", action="store_true", help="connect it again")
     add("down", "end a cluster's programs and remove its hosts", _down)
 
 
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def add_link_flags(parser: Any) -> None:
-    """Add the flags which say what a cluster is; `cluster_from` reads them."""
+    """Add the flags that describe a cluster; `cluster_from` reads them."""
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="how many hosts (default: 4)")
     parser.add_argument(
         "--rate",
@@ -94,12 +95,12 @@ def cluster_from(options: argparse.Namespace) -> Cluster:
 
 
 def _words(options: argparse.Namespace, example: str) -> list[str]:
-    """The program's words; the "--" before them is the shell user's way to end our own flags."""
+    """The program and its arguments, without the "--" that ends our own flags."""
     words = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not words:
-        raise UsageError(f"no program was given. Give one, for example {example}")
+        raise UsageError(f"no program was given. {example}")
     if words[0] in ("python", "python3"):
-        words = [sys.executable, *words[1:]]  # the one whose packages are installed, also under sudo
+        words = [sys.executable, *words[1:]]  # this Python, which has the packages, also under sudo
     if shutil.which(words[0]) is None:
         raise UsageError(
             f"there is no program {words[0]} on this machine. Give the name of one in the PATH, or a path."
@@ -111,9 +112,9 @@ def _run(options: argparse.Namespace) -> int:
     cluster = cluster_from(options)
     if options.ranks_per_host < 1:
         raise UsageError(
-            f"--ranks_per_host {options.ranks_per_host}: a host has at least 1 rank. Give a number from 1."
+            f"--ranks_per_host {options.ranks_per_host} is not valid: a host has at least 1 rank. Give 1 or more."
         )
-    words = _words(options, "write it after --, as in `cluster run -- python task2b/run_glue.py`.")
+    words = _words(options, "Write it after --, as in `cos598d cluster run -- python task2b/run_glue.py`.")
     with live_cluster(cluster, options.show):
         return run_on_hosts(cluster, words, options.ranks_per_host)
 
@@ -129,7 +130,8 @@ def _up(options: argparse.Namespace) -> int:
         raise
     print(describe(cluster, bool(switch)))
     own = "" if cluster.name == DEFAULT_NAME else f" --name {cluster.name}"
-    print(f"work on a host with `cos598d cluster exec{own} HOST PROGRAM`; end it with `cluster down{own}`")
+    print(f"Run a program on a host: cos598d cluster exec{own} HOST PROGRAM")
+    print(f"Remove the hosts: cos598d cluster down{own}")
     return 0
 
 
@@ -148,12 +150,12 @@ def _ps(options: argparse.Namespace) -> int:
 
 
 def _exec(options: argparse.Namespace) -> int:
-    if options.program[:1] == ["--name"] and options.program[2:]:  # no program's name: ours, behind the host
+    if options.program[:1] == ["--name"] and options.program[2:]:  # our own flag, written after the host
         options.name, options.program = options.program[1], options.program[2:]
     cluster = load(options.name)
     cluster.check_host(options.host)
     words = on_host(
-        cluster, options.host, _words(options, "write it after the host, as in `cluster exec 2 ip address`.")
+        cluster, options.host, _words(options, "Write it after the host, as in `cos598d cluster exec 2 ip address`.")
     )
     sys.stdout.flush()
     os.execvpe(words[0], words, environment(cluster))
@@ -165,7 +167,7 @@ def _slow(options: argparse.Namespace) -> int:
     cluster.check_host(options.host)
     network = Network(cluster, options.show)
     network.set_rate(options.host, rate)
-    cut = "" if network.facts(options.host)["connected"] else ", but it is cut off"
+    cut = "" if network.facts(options.host)["connected"] else ", but it is disconnected"
     print(f"host {options.host} of {cluster.name}: {rate_words(rate)} each way{cut}")
     return 0
 
@@ -174,7 +176,7 @@ def _cut(options: argparse.Namespace) -> int:
     cluster = load(options.name)
     cluster.check_host(options.host)
     Network(cluster, options.show).set_connected(options.host, options.undo)
-    print(f"host {options.host} of {cluster.name} is {'connected again' if options.undo else 'cut off'}")
+    print(f"host {options.host} of {cluster.name} is {'connected again' if options.undo else 'disconnected'}")
     return 0
 
 
@@ -184,5 +186,5 @@ def _down(options: argparse.Namespace) -> int:
     count = Network(cluster, options.show).remove()
     print(f"removed {count} namespaces of {options.name}" if count else f"no cluster named {options.name} is up")
     if strangers := named_namespaces(options.name):
-        print(f"warning: not removed, because no cluster of ours made them: {', '.join(strangers)}", file=sys.stderr)
+        print(f"warning: not removed, because cos598d did not create them: {', '.join(strangers)}", file=sys.stderr)
     return 0

@@ -1,4 +1,4 @@
-"""`cos598d compare`: a table of runs, or whether two of them are equal, from their records alone."""
+"""`cos598d compare`: a table of runs, or whether two of them are equal, only from their files."""
 
 import argparse
 import math
@@ -18,11 +18,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--each", action="store_true", help="print one row per run (else runs with the same settings share one)"
     )
-    section = parser.add_argument_group("for goldens")
+    section = parser.add_argument_group("regression tests")
     section.add_argument(
         "--assert_equal",
         action="store_true",
-        help="instead: exit with 0 if two finished runs are equal; else print where they first differ, exit with 1",
+        help="instead: compare two finished runs; exit with 0 if they are equal, else with 1 and the first difference",
     )
     section.add_argument(
         "--within", type=float, metavar="X", help="allowed difference of losses and metrics (default: 0, bit-identical)"
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table, or the verdict, and return the exit code. Raises UserError for a record that cannot be read."""
+    """Print the table, or the verdict, and return the exit code. Raises UserError for a run that cannot be read."""
     if options.assert_equal:
         return _assert_equal(options)
     for name in ("within", "of"):

@@ -1,7 +1,7 @@
-"""`cos598d demo`: the four lessons one after the other, and the floor to measure them against.
+"""`cos598d demo`: the four tasks one after the other, and a fifth run without communication as their baseline.
 
-Each in processes of its own; once, or several times in another order each: what slows the machine for a while then
-meets all of them alike. Started again with the same words and folder, what is finished is not run again.
+Each runs in processes of its own: once, or several times, each time in another order. Then whatever slows the machine
+for a while affects all of them alike. The same command with the same folder runs only what is not finished.
 """
 
 import argparse
@@ -34,7 +34,7 @@ LESSONS = (
 WORLD_SIZE = 4
 # It compares seconds and losses: a few steps, no evaluation, no checkpoints, no models kept.
 DEFAULTS = {"max_steps": 6, "do_train": True, "save_epochs": 0}
-# Flags of a run that the lessons set, or that mean nothing to them.
+# Flags of a run that the tasks set, or that have no effect on them.
 NOT_HERE = frozenset(
     ("sync", "label", "per_gpu_train_batch_size", "output_dir", "overwrite_output_dir", "save_model")
     + ("local_rank", "master_ip", "master_port", "secret", "silence_seconds")
@@ -50,7 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="run all of them N times, in another order each: exposed seconds then have an interval (default: 1)",
+        help="run everything N times, each time in another order; then exposed seconds have a 95 %% confidence "
+        "interval (default: 1)",
     )
     parser.add_argument("--verbose", action="store_true", help="print every table of compare instead of one")
     add_run_options(parser, but=NOT_HERE, world_size=WORLD_SIZE, **DEFAULTS)
@@ -58,9 +59,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the lessons that are not finished, print one table and the answers, and return 0.
+    """Run the tasks that are not finished, print one table and the answers, and return 0.
 
-    Raises UserError if one fails; it has said why by then.
+    Raises UserError if one fails, after that one has printed the reason.
     """
     values = run_values(options)
     defaults = {n: v for n, v in DEFAULTS.items() if n != "max_steps"} if "num_train_epochs" in values else DEFAULTS
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     before = many_runs.remarks(options)
     with many_runs.made(options, path, runs, open_folder, before, is_shown=True, needs_all=True):
         print()
-    # In the lessons' order, one repeat after the other, whatever the order in which they ran.
+    # In the tasks' order, one repeat after the other, whatever the order in which they ran.
     places = [
         path / _place(label, repeat, options.repeats) for repeat in range(options.repeats) for label, *_ in LESSONS
     ]

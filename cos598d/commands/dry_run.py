@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cos598d.checkpoints.resume import is_ours, named_folder
 from cos598d.config import RunConfig
-from cos598d.errors import UsageError
+from cos598d.errors import WARNING, UsageError
 from cos598d.terminal.printable import printable
 
 
@@ -16,7 +16,7 @@ def add_dry_run(parser: argparse.ArgumentParser, what: str) -> None:
     section.add_argument(
         "--dry_run",
         action="store_true",
-        help=f"start nothing: print {what}",
+        help=f"start nothing; print {what}",
     )
     section.add_argument(
         "--from",
@@ -29,7 +29,7 @@ def add_dry_run(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def check_dry_run(options: argparse.Namespace) -> None:
-    """Raise UsageError for --from without --dry_run, and for a bench that is not there, before anything takes time."""
+    """Raise UsageError for --from without --dry_run, and for a bench that does not exist, before any work begins."""
     if options.costs_from and not options.dry_run:
         raise UsageError(
             "--from is for --dry_run, which uses it to predict seconds. Add --dry_run, or leave --from out."
@@ -40,7 +40,7 @@ def check_dry_run(options: argparse.Namespace) -> None:
 
 
 def print_forecast(config: RunConfig, world_size: int, costs_from: Sequence[Path] | None) -> None:
-    """Print what the run would come to. Raises UserError as `forecast` does."""
+    """Print what the run would cost. Raises UserError as `forecast` does."""
     from cos598d.cost.forecast import forecast, forecast_lines
     from cos598d.cost.planned import Known
 
@@ -48,7 +48,7 @@ def print_forecast(config: RunConfig, world_size: int, costs_from: Sequence[Path
     lines = forecast_lines(config, world_size, forecast(config, world_size, timings=known))
     folder = named_folder(config)
     if folder is not None and not (config.overwrite_output_dir or is_ours(folder, config)) and _is_full(folder):
-        lines.append(f"the run would be refused as it is: --output_dir {folder} is not empty")
+        lines.insert(0, f"{WARNING}the run would be refused, because --output_dir {folder} is not empty")
     print(*map(printable, lines), sep="\n")
 
 

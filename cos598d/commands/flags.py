@@ -15,17 +15,17 @@ from cos598d.terminal.words import did_you_mean
 
 WIDTH = 118  # characters of a line of --help
 METAVARS = {int: "N", float: "X", str: "NAME"}
-# What argparse says of a value.
+# argparse's messages about a wrong value.
 _NOT_A_NUMBER = re.compile(r"argument (\S+): invalid (int|float) value: (.*)", re.DOTALL)
 _NO_CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 NONE = object()  # what argparse keeps for a flag that was given the word for None; its own None is "not given"
 
 
 def check_output_file(flag: str, path: Path | str | None) -> None:
-    """Raise UsageError, before anything is computed for it, where the file that `flag` names cannot be written.
+    """Raise UsageError, before anything is computed for it, if the file that `flag` names cannot be written.
 
-    A file goes into a folder that exists already, so that a mistyped one is noticed; only a flag that names a folder
-    makes it. None, and "-" for standard output, pass.
+    The file's folder must exist, so that a mistyped one is noticed; only a flag that names a folder creates it. None,
+    and "-" for standard output, pass.
     """
     if path is None or str(path) == "-":
         return
@@ -131,7 +131,7 @@ def given_flags(options: argparse.Namespace, kind: type) -> dict[str, Any]:
 def to_words(values: Mapping[str, Any], kind: type | None = None) -> list[str]:
     """The flags that give `values` on a command line; `kind` is the dataclass whose flags they are, if it is one's.
 
-    A switch stands alone, and is left out where it is not turned; None is left out where no word means it.
+    A switch takes no value, and is left out if it has its default. None is left out if no word means it.
     """
     known = flags_of(kind) if kind else {}
     words: list[str] = []
@@ -149,5 +149,5 @@ def to_words(values: Mapping[str, Any], kind: type | None = None) -> list[str]:
 
 
 def check_at_least_one(flag: str, number: int | None) -> None:
-    """Raise UsageError if the number that `flag` gives is not 1 or more; None is no number."""
+    """Raise UsageError if the number that `flag` gives is below 1; None passes."""
     Flag("", least=1).check(flag.removeprefix("--"), number)

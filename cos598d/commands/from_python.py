@@ -1,5 +1,5 @@
-"""Training from Python: `cos598d.train` starts the ranks of a run here and returns it; `cos598d.compare` sets runs side
-by side. In a notebook both show themselves as tables."""
+"""Training from Python: `cos598d.train` starts a run's ranks here and returns the run; `cos598d.compare` compares runs.
+In a notebook both results appear as tables."""
 
 import html
 import os
@@ -96,7 +96,7 @@ def _run(words: Sequence[str], quiet: bool) -> None:
 
 
 class ComparedRuns:
-    """Runs side by side: tables, figures, and in a notebook a small table with the answers below it."""
+    """Several runs: tables, figures, and in a notebook a small table with the answers below it."""
 
     def __init__(self, runs: Sequence[Run]):
         self._runs = runs
@@ -122,7 +122,7 @@ class ComparedRuns:
 
 
 class TrainedRun(ComparedRuns):
-    """A run that has ended, read from its `folder`. Raises UserError if the folder has no whole run."""
+    """A run that has ended, read from its `folder`. Raises UserError if the folder has no complete run."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -160,7 +160,7 @@ class TrainedRun(ComparedRuns):
 def compare(*runs: TrainedRun | str | Path, **named: TrainedRun | str | Path) -> ComparedRuns:
     """Compare runs: what `train` returned, or folders of runs. `named` gives runs names of your own in the tables.
 
-    Raises UserError for a folder that has no whole run, and UsageError for no run.
+    Raises UserError for a folder that has no complete run, and UsageError if no run is given.
     """
     if not runs and not named:
         raise UsageError("compare() has no run. Give what train() returned, or a run's folder.")

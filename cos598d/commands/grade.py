@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cos598d.commands.flags import check_at_least_one, check_output_file
 from cos598d.commands.result_flags import add_needed_assignment, add_result_files
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import WARNING, UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.terminal.words import number_of
@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "folder",
         type=Path,
         metavar="FOLDER",
-        help="a class's folder with one folder or Python file per submission; with --gradescope or --classroom50 "
+        help="a class's folder, with one folder or Python file per submission; with --gradescope or --classroom50, "
         "one submission",
     )
     add_needed_assignment(parser)
@@ -44,15 +44,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--csv",
         type=Path,
         metavar="FILE",
-        help="write the class's table there, after each submission, and the results that a later run need not grade "
-        "again into the folder FILE.results",
+        help="write the class's table to FILE after each submission; the folder FILE.results keeps the results, so "
+        "that a later run does not grade them again",
     )
     of_class.add_argument(
         "--parallel",
         type=int,
         metavar="N",
-        help="grade N submissions at the same time, each with processes, network and temporary files of its own "
-        "(default: one after the other, with none of its own)",
+        help="grade N submissions at the same time, each with its own processes, network and temporary files "
+        "(default: one after the other; these are shared)",
     )
     of_class.add_argument("--only", action="append", default=[], metavar="NAME", help="grade only this submission")
     of_class.add_argument(
@@ -60,20 +60,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="grade this submission again, and what is missing",
+        help="grade this submission again, and all that have no result yet",
     )
     of_class.add_argument("--regrade_all", action="store_true", help="grade all submissions again")
     of_class.add_argument(
         "--roster",
         type=Path,
         metavar="FILE.csv",
-        help="the students, with the columns id, name, email and section; names in FOLDER are ids or emails",
+        help="table of the students: columns id, name, email, section; submissions are named by id or email",
     )
     of_class.add_argument(
         "--feedback",
         type=Path,
         metavar="FOLDER",
-        help="write a page for each student there, with a picture of the step",
+        help="write a page for each student to FOLDER, with a picture of the step",
     )
     of_class.add_argument(
         "--board",
@@ -81,26 +81,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="measure submissions that pass, and write a CSV table there, by bytes and then by seconds",
     )
-    of_class.add_argument(
-        "--similar", action="store_true", help="name pairs of submissions that are alike, which you have to read"
-    )
+    of_class.add_argument("--similar", action="store_true", help="list pairs of similar submissions, for you to read")
     add_result_files(parser)
     parser.add_argument(
         "--as_root",
         action="store_true",
-        help="let submissions run as root if they cannot run as nobody (default: refuse)",
+        help="let submissions run as root if they cannot run as the user nobody (default: refuse)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Grade, and return 0, 1 where a submission is wrong, 2 where one could not be judged; of a class only 0 and 2."""
+    """Grade, and return 0, 1 if a submission is wrong, 2 if one could not be judged; for a class only 0 or 2."""
     is_one = options.gradescope is not None or options.classroom50 is not None
     if is_one == (options.csv is not None):
-        raise UsageError("give --csv FILE for a class, or --gradescope or --classroom50 for one submission.")
+        raise UsageError(
+            "grade needs one kind of results. Give --csv FILE for a class, or --gradescope FILE or --classroom50 FILE "
+            "for one submission."
+        )
     check_at_least_one("--parallel", options.parallel)
     given = next((name for name in OF_CLASS if getattr(options, name)), None)
     if is_one and given:
-        raise UsageError(f"--{given} is for a class. Give --csv FILE in place of the files for one submission.")
+        raise UsageError(
+            f"--{given} is for a class. Leave it out, or give --csv FILE instead of --gradescope and --classroom50."
+        )
     for flag in ("csv", "gradescope", "classroom50", "board"):
         check_output_file(f"--{flag}", getattr(options, flag))
     if not options.folder.exists():
@@ -129,8 +132,8 @@ def _check_imports(folder: Path) -> None:
     for entry in {Path(each).resolve() for each in sys.path}:
         if entry == place or (is_folder and place in entry.parents):
             raise UsageError(
-                f"grade would import modules from {printable(entry, 200)}, which contains submissions. "
-                "Start it in another folder."
+                f"Python would import modules from {printable(entry, 200)}, which contains submissions. "
+                "Run grade in another folder."
             )
 
 
@@ -141,7 +144,7 @@ def _one(options: argparse.Namespace, assignment: "Assignment") -> int:
     with grading(assignment, options.as_root) as grader:
         results = ResultFiles(assignment, options.gradescope, options.classroom50)
         if grader.remark:
-            print(grader.remark)
+            print(f"{WARNING}{grader.remark}")
         end = grader.grade(options.folder, results.add)
     remark = "\n".join(part for part in (end.remark, end.printed and f"It printed:\n{end.printed}") if part)
     scored = results.finish(end.otherwise, remark)
@@ -186,10 +189,10 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
     times: list[float] = []
 
     def say(graded: "Graded") -> None:
-        points = f"{number(graded.points)} of {number(most(graded.scored))}"
+        points = f"{number(graded.points)} of {number(most(graded.scored))} pts"
         words = textwrap.shorten(printable(graded.words), WORDS_WIDTH, placeholder=" ...")
         seconds = graded.result.seconds
-        line = f"{printable(graded.result.name, 40):24} {points:>12} {graded.status:11} {seconds:6.1f} s  {words}"
+        line = f"{printable(graded.result.name, 40):24} {points:>12}  {graded.status:11} {seconds:6.1f} s  {words}"
         print(line.rstrip(), flush=True)
         times.append(seconds)
 
@@ -200,23 +203,23 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
     print(f"{printable(assignment.title, 200)}: {most_points} {word} for {tests}")
     submissions, passed_over = submissions_in(options.folder, options.feedback)
     if passed_over:
-        print(f"skipped, because submissions are folders and .py files without a leading . or _: {names(passed_over)}")
+        print(f"skipped: {names(passed_over)} (submissions are folders and .py files, without . or _ at the start)")
     students = read_roster(options.roster) if options.roster else []
     submitted = SubmittedClass(submissions, assignment, options.csv, students, options.feedback)
     only = submitted.chosen("--only", options.only) or {path.name for path in submissions}
     again = only if options.regrade_all else submitted.chosen("--regrade", options.regrade)
     wanted = (only - submitted.known.keys()) | again
     if submitted.strangers:
-        print(f"of nobody in {options.roster}: {names(submitted.strangers)}")
+        print(f"not in {options.roster}: {names(submitted.strangers)}")
     if submitted.absent:
         print(f"handed in nothing: {names([student.id for student in submitted.absent])}")
     if len(wanted) < len(submissions):
-        print(f"{len(submitted.known)} of {number_of(len(submissions), 'submission')} are graded already")
+        print(f"already graded: {len(submitted.known)} of {number_of(len(submissions), 'submission')}")
     is_drawn = options.feedback is not None
     lesson = _golfed_lesson(assignment) if options.board else None
     with grading(assignment, options.as_root, options.parallel is not None, is_drawn, lesson is not None) as grader:
         if grader.remark:
-            print(grader.remark)
+            print(f"{WARNING}{grader.remark}")
         reference = _reference(grader, lesson) if lesson else None
         graded = submitted.grade(wanted, grader, options.parallel or 1, say)
     seconds = time.monotonic() - began
@@ -231,7 +234,7 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
     if options.similar:
         pairs = similar_pairs({path.name: path for path in submissions}, assignment.kind.given())
         found = number_of(len(pairs), "pair")
-        print(f"alike without names and comments, which proves nothing until you read them: {found}")
+        print(f"similar except for names and comments: {found} (no proof of copying until you read them)")
         for share, one, other in pairs[:MOST_PAIRS]:
             print(f"  {share:4.0%}  {printable(one, 40)}  {printable(other, 40)}")
     return NOT_JUDGED if any(exit_code(each.scored) == NOT_JUDGED for each in graded) else PASSED

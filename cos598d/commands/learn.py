@@ -1,4 +1,4 @@
-"""`cos598d learn`: the course. Lists its lessons, writes a lesson's page, prints hints, checks a file."""
+"""`cos598d learn`: the course. Lists its lessons, writes a lesson's file, prints hints, checks a file."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.learn import session, told
 from cos598d.tools.learn.lessons import Lesson, get_lesson
 
-NEXT, OWN = 0, Path()  # a flag that was given without its word
+NEXT, OWN = 0, Path()  # a flag that was given without a value
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=OWN,
         metavar="FILE.svg",
-        help="draw one step of the file on 4 ranks, next to the answer's; also into FILE.svg, and the messages of your "
-        "ring into FILE-steps.svg",
+        help="draw one step of your file and one of the answer, on 4 ranks; with FILE.svg, also write it there, and "
+        "your ring's messages to FILE-steps.svg",
     )
     parser.add_argument(
         "--golf",
@@ -49,17 +49,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="check a lesson's file, and measure its bytes and seconds next to the answer's",
     )
     parser.add_argument(
-        "--json", metavar="FILE", help="with --check: also write the result as JSON; -: print it instead"
+        "--json", metavar="FILE", help="with --check: also write the result as JSON; -: print it instead of the text"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """List the lessons, or do what is asked with one; return 0, or for a file that does not pass 1.
+    """List the lessons, or do what is asked with one; return 0, or 1 for a file that does not pass.
 
-    Raises UsageError for words that cannot work and for a file that is not there, which could not be judged.
+    Raises UsageError for arguments that cannot work and for a file that does not exist.
     """
     if options.json and options.check is None:
-        raise UsageError("--json needs --check, whose result it writes. Give both.")
+        raise UsageError("--json writes the result of --check. Give both, or leave --json out.")
     if options.lesson is None:
         if any(each is not None for each in (options.check, options.hint, options.picture, options.golf)):
             flags = "--check, --hint, --picture and --golf"
@@ -91,13 +91,13 @@ def run(options: argparse.Namespace) -> int:
         return code
     is_new = session.write_page(path, lesson)
     print(session.question(lesson))
-    print(f"\nwrote {path}: fill it in." if is_new else f"\n{path} exists already, so it was not changed.")
+    print(f"\nwrote {path}: fill it in." if is_new else f"\n{path} exists already and was not changed.")
     return 0
 
 
 def _check_picture(output: Path) -> None:
     if output != OWN and output.suffix != ".svg":
-        raise UsageError(f"--picture {output}: the name must end in .svg.")
+        raise UsageError(f"--picture {output} is not an SVG. Give a name that ends in .svg.")
     check_output_file("--picture", None if output == OWN else output)
 
 
@@ -106,8 +106,8 @@ def _draw(lesson: Lesson, path: Path, output: Path) -> None:
     from cos598d.tools.learn.picture.draw import letters_and_width
 
     if lesson.has_picture and path.is_file():
-        on = f" on {session.RANKS} ranks, and the answer's" if session.ranks_drawn(lesson) > 1 else ""
-        print(f"{path.name}: drawing a step{on}", file=sys.stderr, flush=True)
+        on = f" and one of the answer, on {session.RANKS} ranks" if session.ranks_drawn(lesson) > 1 else ""
+        print(f"drawing a step of {path.name}{on}", file=sys.stderr, flush=True)
     with exits_on_sigterm():
         session.warm_up(lesson)
         picture, steps = session.picture_of(lesson, path)
@@ -123,7 +123,7 @@ def _draw(lesson: Lesson, path: Path, output: Path) -> None:
     try:
         write_together(drawings)
     except OSError as error:
-        raise UserError(f"--picture {output} cannot be written: {error.strerror}.") from None
+        raise UserError(f"--picture {output} cannot be written ({error.strerror}). Give another path.") from None
     for file in drawings:
         print(f"wrote {file}", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""What `demo`, `strategies`, `traffic` and `sweep` share: their flags, and how they have their runs made."""
+"""What `demo`, `strategies`, `traffic` and `sweep` share: their flags, and how they make their runs."""
 
 import argparse
 import contextlib
@@ -30,14 +30,14 @@ def add_flags(
         "--runs_dir",
         type=Path,
         metavar="FOLDER",
-        help="folder for the runs; an earlier call's folder: continue it (default: a new one in runs/)",
+        help="folder for the runs; in an earlier call's folder, run only what is missing (default: a new one in runs/)",
     )
     place.add_argument("--parallel", type=int, metavar="K", help=parallel)
     add_dry_run(parser, "a row for each run: iterations, bytes, memory and predicted seconds")
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise UsageError for words that cannot work."""
+    """Raise UsageError for arguments that cannot work."""
     check_at_least_one("--parallel", options.parallel)
     check_dry_run(options)
 
@@ -48,14 +48,14 @@ def folder_of(options: argparse.Namespace, name: str) -> Path:
 
 
 def remarks(options: argparse.Namespace) -> list[str]:
-    """What to know about runs that are made at the same time."""
+    """A remark on runs that are made at the same time."""
     if (options.parallel or 1) == 1:
         return []
     return [f"{options.parallel} runs at a time share this machine. By itself each would be faster."]
 
 
 def print_forecast(options: argparse.Namespace, runs: Sequence[PlannedRun], before: Sequence[str] = ()) -> int:
-    """Print what the runs will come to, and what is to be known `before` they begin; return 0."""
+    """Print what the runs will cost, then the remarks in `before`; return 0."""
     print(forecast_words(runs, options.parallel or 1, tuple(options.costs_from or ())))
     for line in before:
         print(printable(line))
@@ -63,7 +63,7 @@ def print_forecast(options: argparse.Namespace, runs: Sequence[PlannedRun], befo
 
 
 def train_words(one: PlannedRun, path: Path) -> list[str]:
-    """The words of `train` that make a run in its folder below `path`."""
+    """The arguments of `train` that make a run in its folder below `path`."""
     place = {"label": one.label, "output_dir": str((path / one.place).resolve()), "save_model": False}
     return to_words({**one.values, **place})
 
@@ -78,16 +78,16 @@ def made(
     command_of: CommandOf | None = None,
     **how: bool,
 ) -> Iterator[tuple[Folder, int]]:
-    """Make what is not finished of the runs in the folder `path`, and keep that claimed until the block ends.
+    """Make the runs that are not finished in the folder `path`, and keep it claimed until the block ends.
 
-    Gives the folder, and how many runs are not finished. `before` is printed first; `how` is the runner's. Without
-    `command_of` each run's ranks are this host's. Raises UserError for a folder of something else.
+    Yields the folder, and how many runs are not finished. `before` is printed first; `how` is the runner's. Without
+    `command_of` each run's ranks are started on this host. Raises UserError for a folder of something else.
     """
     command_of = command_of or (lambda one, begins: program(one, [*train_words(one, path), *begins]))
     with claim_folder(path, overwrite=True, flag="--runs_dir"):
         folder = open_folder(path)
         folder.write()
-        print(f"runs: {path} (the same command with --runs_dir {path} continues there)", flush=True)
+        print(f"runs: {path} (to continue there, repeat the command with --runs_dir {path})", flush=True)
         for line in before:
             print(printable(line), flush=True)
         yield folder, Runner(folder, runs, command_of, options.parallel or 1, **how).run()

@@ -1,11 +1,11 @@
-"""`cos598d new`: a starting file for a gradient sync of your own."""
+"""`cos598d new`: a template for a gradient sync of your own."""
 
 import argparse
 from pathlib import Path
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's one word to `parser`."""
+    """Add the command's argument to `parser`."""
     parser.add_argument("file", type=Path, metavar="FILE.py", help="the file to write; it must not exist yet")
 
 
@@ -14,5 +14,5 @@ def run(options: argparse.Namespace) -> int:
     from cos598d.sync.from_file import write_template
 
     write_template(options.file)
-    print(f"wrote {options.file}; fill it in, then: cos598d check {options.file}:MySync")
+    print(f"wrote {options.file}: fill it in.\n\nNext: cos598d check {options.file}:MySync")
     return 0

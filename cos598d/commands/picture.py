@@ -1,4 +1,4 @@
-"""`cos598d picture`: what the ranks did in one step, in lanes of time, and their messages step by step."""
+"""`cos598d picture`: what each rank did in one step, in lanes of time, and the messages step by step."""
 
 import argparse
 import sys
@@ -18,21 +18,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
     parser.add_argument("record", nargs="?", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--sync", metavar="NAME", help="draw a small run with this sync (or FILE.py:CLASS) instead")
-    parser.add_argument("--beside", metavar="NAME", help="draw this sync's lanes next to those of --sync")
+    parser.add_argument("--beside", metavar="NAME", help="also draw this sync's lanes, below those of --sync")
     parser.add_argument("--world_size", type=int, default=4, metavar="N", help="ranks of the small run (default: 4)")
-    parser.add_argument("--lanes", action="store_true", help="draw lanes even if the messages have steps")
+    parser.add_argument("--lanes", action="store_true", help="write lanes to FILE.svg, not the messages step by step")
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
         metavar="FILE.svg",
-        help="write an SVG: the messages step by step if there are any, else lanes",
+        help="write an SVG: the messages step by step if the sync sends any, else lanes",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the picture, write the drawing, and return 0.
 
-    Raises UsageError for words that do not fit together, and UserError for a record, or a run, that cannot be drawn.
+    Raises UsageError for arguments that do not fit together, and UserError for a run that cannot be drawn.
     """
     _check(options)
     picture, steps = _pictures(options)
@@ -45,19 +45,19 @@ def run(options: argparse.Namespace) -> int:
         try:
             write_whole(options.output, drawing)
         except OSError as error:
-            raise UserError(f"-o {options.output} cannot be written: {error.strerror}.") from None
+            raise UserError(f"-o {options.output} cannot be written ({error.strerror}). Give another path.") from None
         print(f"wrote {options.output}", file=sys.stderr)
     return 0
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise UsageError for words that do not fit together."""
+    """Raise UsageError for arguments that do not fit together."""
     if (options.record is None) == (options.sync is None):
-        raise UsageError("picture draws either a run or a sync. Give a run's folder, or --sync NAME for a small run.")
+        raise UsageError("picture draws a run or a sync. Give a run's folder, or --sync NAME to draw a small run.")
     if options.record is not None and options.beside is not None:
-        raise UsageError(f"--beside {options.beside} needs --sync. A run's folder is drawn by itself.")
+        raise UsageError(f"--beside {options.beside} needs --sync. Give --sync NAME instead of the run's folder.")
     if options.output is not None and options.output.suffix != FORM:
-        raise UsageError(f"-o {options.output}: the name must end in {FORM}.")
+        raise UsageError(f"-o {options.output} is not an SVG. Give a name that ends in {FORM}.")
     check_output_file("-o", options.output)
 
 

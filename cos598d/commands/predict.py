@@ -1,4 +1,4 @@
-"""`cos598d predict`: a run's model predicts for texts, questions or images that have no labels."""
+"""`cos598d predict`: predict with a run's model, for texts, questions or images without labels."""
 
 import argparse
 from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument("trained", type=Path, metavar="RUN", help="folder of a run that has saved its model")
+    parser.add_argument("trained", type=Path, metavar="RUN", help="folder of a finished run that saved its model")
     what = parser.add_argument_group("what to predict")
     what.add_argument(
         "--file",
@@ -34,8 +34,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--question", metavar="TEXT", help="a question about --context (SQuAD)")
     what.add_argument("--context", metavar="TEXT", help="the text with the answer")
     what.add_argument("--image", nargs="+", metavar="FILE", help="image files")
-    what.add_argument("--task_name", metavar="FILE.py:CLASS", help="the run's task, where it is your own: it is code")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to this file (default: the screen)")
+    what.add_argument(
+        "--task_name", metavar="FILE.py:CLASS", help="the run's task, if it is your own; its code is then executed"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to this file (default: print)")
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="examples per forward pass (default: 8)")
     add_flags(parser, RankFlags)
 
@@ -47,11 +49,11 @@ def run(options: argparse.Namespace) -> int:
     """
     ways = [options.file, options.text, options.question, options.image]
     if sum(way is not None for way in ways) != 1:
-        raise UsageError("predict needs one of --file, --text, --question and --image. Give exactly one.")
+        raise UsageError("predict needs something to predict. Give exactly one of --file, --text, --question, --image.")
     if (options.question is None) != (options.context is None):
         raise UsageError("--question and --context belong together. Give both.")
     if options.batch < 1:
-        raise UsageError(f"--batch {options.batch} is too small. Give a number of at least 1.")
+        raise UsageError(f"--batch {options.batch} is too small. Give 1 or more.")
     check_output_file("--output", options.output)
     ranks = RankFlags(**given_flags(options, RankFlags))
     identity = identity_from(ranks)
@@ -80,14 +82,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Asked(NamedTuple):
-    """Examples without labels, and the words for what the model says of them."""
+    """Examples without labels, and the function that prints the model's outputs for them."""
 
     features: "Examples"
     in_words: Callable[["np.ndarray"], str]
 
 
 def _asked(trained: "_Trained", options: argparse.Namespace) -> _Asked:
-    """What is to be predicted. Raises UserError for what the run's task does not read."""
+    """What to predict. Raises UserError for inputs that the run's task does not read."""
     head = trained.task.head
     fits = {
         "sequence_classification": ("--file or --text", options.file or options.text),
@@ -103,7 +105,7 @@ def _asked(trained: "_Trained", options: argparse.Namespace) -> _Asked:
 
 
 class _Trained(NamedTuple):
-    """A run's config, its task, which knows its classes, and its model with the encoder of its inputs."""
+    """A run's config, its task with the classes, and its model with the encoder of its inputs."""
 
     config: "RunConfig"
     task: "Task"
@@ -111,7 +113,7 @@ class _Trained(NamedTuple):
 
 
 def _trained(options: argparse.Namespace) -> _Trained:
-    """What a run has left. Raises UserError where it is no run, has not saved its model, or is of code not named."""
+    """A finished run. Raises UserError if the folder is no run, has no model, or needs code that was not named."""
     from cos598d.commands.replay import read_config
     from cos598d.config import config_from
     from cos598d.models.build import find_model
@@ -121,7 +123,7 @@ def _trained(options: argparse.Namespace) -> _Trained:
 
     folder = options.trained
     if not (folder / "summary.json").is_file():
-        raise UserError(f"{folder} has no summary.json. Give the folder of a run that has ended.")
+        raise UserError(f"{folder} has no summary.json. Give the folder of a finished run.")
     if not (folder / MODEL).is_dir():
         raise UserError(f"{folder} has no model. Train again without --no_save_model.")
     values, summary = read_config(folder / "config.json"), read_summary(folder)
@@ -129,7 +131,7 @@ def _trained(options: argparse.Namespace) -> _Trained:
     if is_own(asked) and options.task_name is None:
         raise UsageError(f"the task of {folder} is code in a file, {asked}. Add --task_name {asked} to run that code.")
     if options.task_name is not None and not is_own(asked):
-        raise UsageError(f"--task_name is for runs of a task of your own, and {folder} is of {asked}. Leave it out.")
+        raise UsageError(f"--task_name is for a task of your own, and the task of {folder} is {asked}. Leave it out.")
     config = config_from(values | {"task_name": options.task_name or asked})
     config = replace(config, precision=summary["precision"])  # which --precision auto has chosen
     task = config.task()
@@ -141,7 +143,7 @@ def _trained(options: argparse.Namespace) -> _Trained:
         )
     task.classes = task.classes or classes
     if task.tells_classes and not task.classes:
-        raise UserError(f"{folder} does not name its classes, so it is of an older version. Train again.")
+        raise UserError(f"{folder} was written by an older version and does not list its classes. Train again.")
     task.num_labels = task.num_labels or len(task.classes)
     return _Trained(config, task, find_model(str(folder / MODEL), config.model_type, form=task.image_form))
 
@@ -151,7 +153,7 @@ def _in_words(classes: tuple[str, ...]) -> str:
 
 
 def _texts(trained: _Trained, options: argparse.Namespace) -> _Asked:
-    """A table of tab-separated values: the example's place or id, its class or score, and the class's probability."""
+    """A table of tab-separated values: the example's index or id, its class or score, and the class's probability."""
     from cos598d.data.glue.task import GlueTask
     from cos598d.data.text.encoder import TextEncoder
     from cos598d.data.unlabelled import read_texts, table

@@ -1,4 +1,4 @@
-"""`cos598d prove`: does an engine train as one process does on the whole batch?
+"""`cos598d prove`: does a strategy train as one process does on the whole batch?
 
 Gradients, weights and losses are compared, case by case, on several numbers of ranks.
 """
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "engines",
         nargs="+",
-        metavar="ENGINE",
+        metavar="STRATEGY",
         help="what --sync takes, with options as in bench: zero1, torch_fsdp:reshard=no, bucketed:bucket_mb=5",
     )
     parser.add_argument("--world_sizes", default=SIZES, metavar="N,N", help="ranks to try (default: 1,2,4)")
@@ -44,25 +44,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="time limit of a case on one number of ranks (default: 30)",
     )
     parser.add_argument("--cases", metavar="NAME,NAME", help="cases to run, by name (default: all)")
-    parser.add_argument("--short", action="store_true", help="print one line per engine instead of its report")
+    parser.add_argument("--short", action="store_true", help="print one line per strategy instead of its report")
     parser.add_argument(
         "--json", metavar="FILE", help="also write the results as JSON; -: print them instead of the reports"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prove each engine on each number of ranks; return 0 when all claims that are made hold, 1 when one does not.
+    """Test each strategy on each number of ranks; return 0 if all tests that apply pass, 1 if one does not.
 
-    What an engine refuses in a sentence is no claim, and is named on its card; one of which no claim holds fails.
-    Raises UsageError, before anything is trained, for words that cannot work and engines that are not installed.
+    A case that a strategy refuses is no failure, and its report names it. A strategy that passes no test fails. Raises
+    UsageError, before anything is trained, for arguments that cannot work and libraries that are not installed.
     """
     check_output_file("--json", options.json)
     sizes = read_world_sizes(options.world_sizes)
     cases = CASES if options.cases is None else read_cases(options.cases)
     if not 0 < options.seconds < 10_000:
         raise UsageError(
-            f"--seconds {options.seconds:g} is not valid. Give the seconds that a case may take, above 0 and below "
-            "10000."
+            f"--seconds {options.seconds:g} is no time limit of a case. Give a number above 0 and below 10000."
         )
     with flag_called("sync", there="--sync"):
         engines = parse_candidates(",".join(options.engines))

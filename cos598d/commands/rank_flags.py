@@ -1,4 +1,4 @@
-"""The flags of a rank: how many ranks there are, which one it is, and where they meet."""
+"""The flags of a rank: how many ranks there are, which one it is, and where their rendezvous is."""
 
 from dataclasses import astuple, dataclass
 
@@ -11,7 +11,7 @@ from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT
 
 @dataclass(frozen=True)
 class RankFlags:
-    """What `find_identity` takes; None leaves it to the launcher, or to the default."""
+    """The arguments of `find_identity`; None leaves one to the launcher, or to the default."""
 
     world_size: int | None = flag(None, "number of ranks; without --local_rank, start them all here", group=RANKS)
     local_rank: int | None = flag(None, "this process's rank, from 0 (torchrun, srun and mpirun set it)", group=RANKS)
@@ -32,7 +32,7 @@ class RankFlags:
 
 @dataclass(frozen=True)
 class StarterFlags:
-    """What a command does that starts the ranks itself."""
+    """Flags of a command that starts the ranks itself."""
 
     max_restarts: int = flag(
         0,
@@ -43,20 +43,20 @@ class StarterFlags:
 
 
 def restarts_from(asked: int | None, identity: Identity | None) -> int:
-    """How often ranks that fail are to be started again: as `asked` by --max_restarts, 0 by default.
+    """How often to restart ranks that fail: --max_restarts as `asked`, 0 by default.
 
-    Raises UsageError if others have started this rank.
+    Raises UsageError if a launcher has started this rank.
     """
     flags_of(StarterFlags)["max_restarts"].check("max_restarts", asked)
     if asked and identity is not None and identity.source != "local":
         raise UsageError(
-            f"--max_restarts {asked} is for a command that starts the ranks itself, by --world_size N and no rank. "
-            f"Leave it out, and let the ranks' launcher start them again."
+            f"--max_restarts {asked} is for a command that starts the ranks itself: with --world_size N, without "
+            "--local_rank. Leave it out, and let the ranks' launcher restart them."
         )
     return asked or 0
 
 
 def identity_from(flags: RankFlags) -> Identity | None:
-    """This process's identity from `find_identity`; None: the ranks are to be started here."""
+    """This process's identity from `find_identity`; None if this process has to start the ranks."""
     check_flags(flags)
     return find_identity(*astuple(flags))

@@ -1,4 +1,4 @@
-"""`train --config`: the flags of an earlier run from its record, so that it is repeated."""
+"""`train --config`: repeat an earlier run with the flags in its config.json."""
 
 import argparse
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from cos598d.terminal.own_code import is_own
 from cos598d.terminal.printable import printable
 from cos598d.terminal.reading import parse_json, read_plain
 
-# What belongs to the earlier run's folder, or to where it went on, and to no repetition of it.
+# Flags of the earlier run's folder, or of its resumes, which a repetition does not take.
 PLACES = ("output_dir", "overwrite_output_dir", "overwrite_cache", "resume", "resume_anyway")
-# Of each pair one alone may be said: who gives one does not want the file's other.
+# Only one of each pair may be given: if you give one, the file's other is dropped.
 EXCLUSIVE = {"total_train_batch_size": "per_gpu_train_batch_size", "per_gpu_train_batch_size": "total_train_batch_size"}
-# Flags that may name code, which a file makes nobody run.
+# Flags that may name code, which runs only if you name it yourself.
 OWN = {"sync": "sync", "task_name": "task", "logger": "logger"}
 MOST_BYTES = 1 << 20  # of a file
 WORLD_SIZE = "world_size"
@@ -30,18 +30,18 @@ WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 def add_replay(parser: argparse.ArgumentParser) -> None:
     """Add the flag to `parser`."""
-    section = parser.add_argument_group("an earlier run again")
+    section = parser.add_argument_group("repeat a run")
     section.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help="repeat the run whose config.json this is: its flags and --world_size, except for those also given",
+        help="repeat the run with this config.json: the same flags and --world_size, except for those that you give",
     )
 
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """The run that --config names: its file, and the values in it; neither where the flag is not given."""
+    """The run that --config names: its file, and the values in it; neither if the flag is not given."""
 
     path: Path | None
     found: Mapping[str, Any]
@@ -52,17 +52,17 @@ class EarlierRun:
         return cls(path, {} if path is None else read_config(path))
 
     def values(self, lesson: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """RunConfig's values: the lesson's and those that the user gave and, below them, those of the file.
+        """RunConfig's values: the task script's, the user's and, if neither has one, the file's.
 
-        Raises UsageError if the file is of another lesson, or names code to run that the user does not.
+        Raises UsageError if the file is of another task script, or names code to run that the user does not name.
         """
         if self.path is None:
             return {**lesson, **given}
         for name, value in lesson.items():
             if self.found[name] != value:
                 raise UsageError(
-                    f"--config {self.path} is of a run with --{name} {self.found[name]}, and this script's is {value}. "
-                    f"Repeat it by cos598d train --config."
+                    f"--config {self.path} is of a run with --{name} {self.found[name]}, but this script has {value}. "
+                    f"Repeat it with `cos598d train --config {self.path}`."
                 )
         for name, what in OWN.items():
             if name not in given and is_own(self.found[name] or ""):
@@ -84,7 +84,7 @@ class EarlierRun:
         return replace(flags, world_size=self.found[WORLD_SIZE])
 
     def words(self, given: Mapping[str, Any], world_size: int) -> str:
-        """One line for the screen: what is repeated, and which flags `given` besides make it another run."""
+        """One line for the user: which run is repeated, and which of the `given` flags differ from it."""
         others = {name: value for name, value in given.items() if name not in PLACES and self.found[name] != value}
         words = to_words(others, RunConfig)
         if self.found[WORLD_SIZE] != world_size:
@@ -95,8 +95,8 @@ class EarlierRun:
 def read_config(path: Path) -> dict[str, Any]:
     """The values in a run's config.json: of every field of RunConfig, and the number of ranks as "world_size".
 
-    They are of the fields' types, and no more than that: as of flags, their ranges are RunConfig's to check.
-    Raises UsageError for a file that cannot be read, that is no config, or that is of another version.
+    Only their types are checked here; RunConfig checks their ranges, as for flags. Raises UsageError for a file that
+    cannot be read, that is no config, or that another version wrote.
     """
     try:
         values = parse_json(read_plain(path, MOST_BYTES).decode("utf-8"))
@@ -105,7 +105,7 @@ def read_config(path: Path) -> dict[str, Any]:
             f"--config {path} cannot be read ({error.strerror}). Give the config.json of a run's folder."
         ) from None
     except (ValueError, RecursionError) as error:
-        reason = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else printable(error, 100).rstrip(".")
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else printable(error, 100).rstrip(".")
         raise _no_config(path, f"is not valid JSON ({reason})") from None
     if not isinstance(values, dict):
         raise _no_config(path, "is not a JSON object")
@@ -146,6 +146,6 @@ def _no_config(path: Path, what: str) -> UsageError:
 
 def _other_version(path: Path, what: str) -> UsageError:
     return UsageError(
-        f"--config {path} {what}: it is of another version of this program. Repeat the run with that one, or name "
-        "its flags."
+        f"--config {path} {what}: another version of cos598d wrote it. Use that version, or give the run's flags "
+        "yourself."
     )

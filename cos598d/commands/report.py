@@ -1,4 +1,4 @@
-"""`cos598d report`: a page of runs and benches, or a lab's report to fill in, from their records alone."""
+"""`cos598d report`: a page of runs and benches, or a lab's report to fill in, only from their files."""
 
 import argparse
 import sys
@@ -28,27 +28,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="RUN",
-        help="folder of a run, a bench, a sweep or strategies",
+        help="folder that train, bench, sweep or strategies wrote",
     )
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
         metavar="FILE",
-        help="file to write: .html, .pdf, or .md with its plots in a folder next to it (default: report.html; with "
-        "--lab, report.md)",
+        help="file to write: .html, .pdf, or .md with its plots in a folder next to it (default: report.html, or "
+        "report.md with --lab)",
     )
     parser.add_argument(
         "--lab",
         type=Path,
         metavar="FOLDER",
-        help="instead: write the lab's report to fill in, with figures of the four tasks' runs in this folder",
+        help="instead: write the lab's report, for you to fill in, with plots of the four tasks' runs in FOLDER",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page and return 0. Raises UserError for a record that cannot be read, or a missing package."""
+    """Write the page and return 0. Raises UserError for a run that cannot be read, or a missing package."""
     if bool(options.runs) == (options.lab is not None):
-        raise UsageError("report needs folders of runs, or --lab and the folder of its four runs. Give one of the two.")
+        raise UsageError("report needs either folders of runs, or --lab FOLDER. Give one of the two.")
     if options.lab is not None:
         return _lab(options.lab, options.output or Path("report.md"))
     output = options.output or Path("report.html")
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _lab(folder: Path, output: Path) -> int:
-    """Write the lab's report and return 0; over nothing that is there, since somebody may have written in it."""
+    """Write the lab's report and return 0. An existing file is not overwritten, since you may have written in it."""
     if output.suffix != ".md":
         raise UsageError(f"-o {output}: a lab's report is Markdown. Give a name that ends in .md.")
     check_output_file("-o", output)
@@ -102,7 +102,7 @@ def _page_of(paths: Sequence[Path]) -> Page:
     (path, *others) = [*tables, *(path for path in paths if path not in tables)]
     if others:
         raise UserError(
-            f"{path} is a sweep or a table of strategies, which has a page of its own. Give only this folder."
+            f"{path} is the folder of a sweep or of strategies, which gets a page of its own. Give only this folder."
         )
     return _sweep_page(path) if (path / SWEEP).is_file() else _strategies_page(path)
 
@@ -125,7 +125,7 @@ def _strategies_page(path: Path) -> Page:
 
 
 def load_records(paths: Sequence[Path]) -> tuple[list[Run], list[Bench]]:
-    """The runs and the benches, in the order given, each by a name of its own. Raises UserError for other folders."""
+    """The runs and the benches, in the order given, each with a unique name. Raises UserError for other folders."""
     folders = [path.parent if path.name == FILE_NAME and path.is_file() else path for path in paths]
     runs, benches = [], []
     for folder, name in zip(folders, own_names(folders), strict=True):

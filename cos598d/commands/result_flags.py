@@ -1,4 +1,4 @@
-"""Flags that commands which judge have in common, and where their results go. Loads nothing heavy."""
+"""The flags that `check`, `audit` and `grade` share, and where their results go. Loads nothing heavy."""
 
 import argparse
 import json
@@ -30,12 +30,12 @@ def add_needed_assignment(parser: argparse.ArgumentParser) -> None:
         "--assignment",
         required=True,
         metavar="FILE.toml",
-        help="the assignment's file; or sync, script, lesson or tests, for the defaults",
+        help="the assignment's file, or a kind with its defaults: sync, script, lesson or tests",
     )
 
 
 def add_assignment(parser: argparse.ArgumentParser) -> None:
-    """Add the flag of the points, for commands that do without."""
+    """Add the flag of the points, for commands that do not need it."""
     parser.add_argument(
         "--assignment",
         metavar="FILE.toml",
@@ -44,13 +44,15 @@ def add_assignment(parser: argparse.ArgumentParser) -> None:
 
 
 def wants_files(options: argparse.Namespace) -> bool:
-    """Whether one of the files is asked for. Raises UsageError for one that cannot be written, and for an assignment
-    without any."""
+    """Whether one of the files is wanted. Raises UsageError for one that cannot be written, and for an assignment
+    without one."""
     for name in FILES:
         check_output_file(f"--{name}", getattr(options, name))
     is_wanted = any(getattr(options, name) is not None for name in FILES)
     if options.assignment is not None and not is_wanted:
-        raise UsageError("--assignment needs --gradescope or --classroom50. Give one of them too.")
+        raise UsageError(
+            "--assignment only sets points for --gradescope and --classroom50. Give one of them, or leave it out."
+        )
     return is_wanted
 
 
@@ -62,7 +64,7 @@ def read_world_sizes(text: str) -> list[int]:
         sizes = []
     if not sizes or not 1 <= sizes[0] <= sizes[-1] <= MOST_RANKS:
         raise UsageError(
-            f"--world_sizes {text} is not valid. Give numbers from 1 to {MOST_RANKS} with commas between, as 2,3,4."
+            f"--world_sizes {text} is not valid. Give numbers from 1 to {MOST_RANKS} with commas, such as 2,3,4."
         )
     return sizes
 

@@ -1,4 +1,4 @@
-"""The flags of a run: RunConfig's fields, those of a rank, and the course's own word for one of them."""
+"""The flags of a run: RunConfig's fields, those of a rank, and the original assignment's names for some of them."""
 
 import argparse
 from collections.abc import Collection, Mapping
@@ -13,12 +13,12 @@ from cos598d.config import TRAINING, RunConfig
 from cos598d.errors import UsageError
 from cos598d.terminal.fields import flag
 
-LOGGING_STEPS = 50  # as in the course's scripts
+LOGGING_STEPS = 50  # as in the original assignment's scripts
 
 
 @dataclass(frozen=True)
 class CourseFlags:
-    """Other words for what RunConfig's flags say, as the course's scripts have them."""
+    """Other names of RunConfig's flags, as in the original assignment's scripts."""
 
     fp16: bool = flag(False, "the same as --precision fp16", group=TRAINING)
     per_device_train_batch_size: int | None = flag(None, "the same as --per_gpu_train_batch_size", group=TRAINING)
@@ -30,7 +30,7 @@ class CourseFlags:
     save_total_limit: int | None = flag(None, "the same as --keep", group=CHECKPOINTS)
 
 
-# The flags of RunConfig by their other names in the course.
+# The flags of RunConfig by their names in the original assignment.
 SAME = {
     "per_device_train_batch_size": "per_gpu_train_batch_size",
     "per_device_eval_batch_size": "per_gpu_eval_batch_size",
@@ -42,13 +42,13 @@ SAME = {
 def add_run_options(parser: argparse.ArgumentParser, but: Collection[str] = (), **defaults: Any) -> None:
     """Add the flags of a run to `parser`, without those, or the groups, named in `but`.
 
-    `defaults` are a lesson's own, shown in the help; a flag that is not given stays None in the result.
+    `defaults` are a task script's own, shown in the help; a flag that is not given stays None in the result.
     """
     add_flags(parser, RankFlags, StarterFlags, RunConfig, CourseFlags, shown=defaults, but=but)
 
 
 def run_values(options: argparse.Namespace) -> dict[str, Any]:
-    """What the user gave, under RunConfig's names; what was not given is not in it. Raises UsageError."""
+    """The flags that the user gave, under RunConfig's names, and no others. Raises UsageError."""
     values, course = given_flags(options, RunConfig), given_flags(options, CourseFlags)
     same = {SAME[name]: (f"--{name}", value) for name, value in course.items() if name in SAME}
     if course.get("fp16"):

@@ -1,8 +1,8 @@
 """`cos598d sbatch`: a script for SLURM's `sbatch` that trains, and resumes by itself after a preemption.
 
-The ranks are started by `srun`. Before the time limit each of them gets SIGUSR1, on a preemption SIGTERM: they finish
-their step, write a checkpoint and leave with exit code 75. Before a time limit the script then puts its job back into
-the queue; after a preemption SLURM does. Each attempt resumes from the newest checkpoint.
+`srun` starts the ranks. SLURM sends each of them SIGUSR1 before the time limit, or SIGTERM on a preemption. They finish
+their step, write a checkpoint and exit with code 75. Before a time limit the script requeues its job; after a
+preemption SLURM does. Each attempt resumes from the newest checkpoint.
 """
 
 import argparse
@@ -23,18 +23,18 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.program import own_python_path
 
 JOB, LIFE = "job", "time limit and restarts"
-# What sbatch reads in an #SBATCH line as one word, whatever it contains.
+# What sbatch reads in an #SBATCH line as one argument, whatever it contains.
 WORD = re.compile(r"[\w.,:;=/%@+*\[\]()&|!^~-]+", re.ASCII)
 TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+(:\d+){0,2}", re.ASCII)
 LAST_SECONDS = 65535  # before a time limit, the most that SLURM takes
 TEMPLATE = Path(__file__).with_name("sbatch.sh.txt")
-# Flags that say a rank's place, which srun does.
+# Flags of a rank's identity, which srun sets.
 PLACES = ("local_rank", "master_ip", "master_port")
 
 
 @dataclass(frozen=True)
 class BatchFlags:
-    """What the script asks of SLURM."""
+    """The request to SLURM."""
 
     nodes: int = flag(1, "nodes of the job", group=JOB, least=1)
     ranks_per_node: int = flag(1, "ranks on each node, one for each of its GPUs", group=JOB, least=1)
@@ -45,7 +45,7 @@ class BatchFlags:
     cpus_per_rank: int | None = flag(None, "cores of each rank", group=JOB, least=1)
     mem: str | None = flag(None, "memory of each node, such as 16G", group=JOB, metavar="SIZE")
     partition: str | None = flag(None, "the queue to wait in", group=JOB)
-    account: str | None = flag(None, "account to charge", group=JOB)
+    account: str | None = flag(None, "the account to charge", group=JOB)
     job_name: str = flag("cos598d", "the job's name in the queue", group=JOB)
     output: str | None = flag(
         None,
@@ -55,28 +55,28 @@ class BatchFlags:
     )
     signal_seconds: int = flag(
         60,
-        "seconds before the time limit when ranks stop (SLURM may be a minute early)",
+        "stop the ranks this many seconds before the time limit (SLURM may be a minute early)",
         group=LIFE,
         least=1,
         below=LAST_SECONDS + 1,
     )
-    max_requeues: int = flag(100, "how often to requeue a job that reached its time limit", group=LIFE, least=0)
-    max_restarts: int = flag(0, "how often to restart failed ranks within the job", group=LIFE, least=0)
+    max_requeues: int = flag(100, "requeue a job that reached its time limit up to N times", group=LIFE, least=0)
+    max_restarts: int = flag(0, "restart failed ranks within the job up to N times", group=LIFE, least=0)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's flags, and the words of what is to run, to `parser`."""
+    """Add the command's flags, and the command to run, to `parser`."""
     add_job_options(parser)
     parser.add_argument(
         "program",
         nargs=argparse.REMAINDER,
         metavar="-- train FLAGS",
-        help="what to run: train, or a task's script, with its flags",
+        help="the command to run: train, or a task's script, with its flags",
     )
 
 
 def add_job_options(parser: argparse.ArgumentParser, but: Collection[str] = ()) -> None:
-    """Add the flags that say what is asked of SLURM to `parser`, without those named in `but`."""
+    """Add the flags of the request to SLURM to `parser`, without those named in `but`."""
     add_flags(parser, BatchFlags, but=but)
     parser.add_argument(
         "--option",
@@ -95,7 +95,7 @@ def add_job_options(parser: argparse.ArgumentParser, but: Collection[str] = ()) 
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the script and return 0. Raises UsageError for what SLURM, or the training, could not take."""
+    """Print the script and return 0. Raises UsageError for values that SLURM, or the training, would refuse."""
     asked = job_flags(options)
     command = _command(options.program, asked.nodes * asked.ranks_per_node)
     print(script(asked, options.option, options.setup, command))
@@ -112,7 +112,7 @@ def job_flags(options: argparse.Namespace, **shape: int) -> BatchFlags:
         _check_word("--option", word)
         if not word.startswith("-"):
             raise UsageError(
-                f"--option {word} is not valid. Give a flag of sbatch's own, such as --option=--constraint=a100."
+                f"--option {word} is not valid. Give one of sbatch's own flags, such as --option=--constraint=a100."
             )
     if asked.time is not None and not TIME.fullmatch(asked.time):
         raise UsageError(
@@ -126,21 +126,19 @@ def job_flags(options: argparse.Namespace, **shape: int) -> BatchFlags:
 
 def _check_word(name: str, word: str | None) -> None:
     if word is not None and not WORD.fullmatch(word):
-        raise UsageError(
-            f"{name} {printable(word, 100)!r} is not one word. Give one, without spaces, quotes, # and backslashes."
-        )
+        raise UsageError(f"{name} {printable(word, 100)!r} is not valid. Leave out spaces, quotes, # and backslashes.")
 
 
 def check_plain(name: str, text: str) -> None:
-    """Raise UsageError if `text`, which `name` gives, is not one line that shows as it is."""
+    """Raise UsageError if `text`, which `name` gives, is not one line of printable characters."""
     if printable(text, sys.maxsize) != text:
         raise UsageError(
-            f"{name} {printable(text, 100)} is not one line. Give one of text, without control characters."
+            f"{name} {printable(text, 100)} is not one line of text. Leave out line breaks and control characters."
         )
 
 
 def _command(words: Sequence[str], ranks: int) -> str:
-    """What srun is to start, as the shell reads it. Raises UsageError for what is no training of ours, or cannot be."""
+    """The command that srun starts, quoted for the shell. Raises UsageError for one that is no training or fails."""
     words = words[1:] if words[:1] == ["--"] else words
     if words[:1] and words[0] in ("python", "python3"):
         words = words[1:]
@@ -148,10 +146,10 @@ def _command(words: Sequence[str], ranks: int) -> str:
     words = words[1:] if words[:1] == ["cos598d"] else words
     if not words:
         raise UsageError(
-            "no training was given. Write it after --, for example `sbatch --nodes 4 -- train --sync ddp`."
+            "no training was given. Write it after --, as in `cos598d sbatch --nodes 4 -- train --sync ddp`."
         )
     for word in words:
-        check_plain("a word after --,", word)
+        check_plain("the argument", word)
     if words[0] == "train":
         program = ["-m", "cos598d", "train"]
     elif words[0].endswith(".py") and Path(words[0]).is_file():
@@ -165,9 +163,9 @@ def _command(words: Sequence[str], ranks: int) -> str:
 
 
 def _where_it_goes_on(words: Sequence[str], ranks: int) -> str:
-    """The flags by which each attempt finds what the one before has left, where `words` do not say them.
+    """The flags with which each attempt finds the one before, if `words` do not have them.
 
-    Raises UsageError for flags that cannot work, before the job has waited for its turn.
+    Raises UsageError for flags that cannot work, before the job waits in the queue.
     """
     from cos598d.commands import train
 
@@ -177,18 +175,18 @@ def _where_it_goes_on(words: Sequence[str], ranks: int) -> str:
     given = parser.parse_args(words[1:])
     for name in PLACES:
         if getattr(given, name) is not None:
-            raise UsageError(f"--{name} {getattr(given, name)}: a job's ranks get it from srun. Leave it out.")
+            raise UsageError(f"--{name} {getattr(given, name)} is not needed, since srun sets it. Leave it out.")
     if given.world_size not in (None, ranks):
-        raise UsageError(f"--world_size {given.world_size}: the job has {ranks} ranks. Leave it out.")
+        raise UsageError(f"--world_size {given.world_size} does not fit the job of {ranks} ranks. Leave it out.")
     if given.resume not in (None, "auto"):
         raise UsageError(
-            f"--resume {given.resume}: a requeued job would start there again. "
-            f"Give the run's folder as --output_dir, and leave --resume out."
+            f"--resume {given.resume} would take a requeued job back to that point. "
+            f"Leave --resume out, and give the run's folder as --output_dir."
         )
     if given.overwrite_output_dir:
         raise UsageError(
-            "--overwrite_output_dir: a requeued job would start over. Remove the folder, or "
-            "name another one, and leave it out."
+            "--overwrite_output_dir would make a requeued job start over. Leave it out, and remove the folder or give "
+            "another one."
         )
     if given.dry_run:
         raise UsageError("--dry_run starts nothing, so it needs no job. Run `cos598d train --dry_run` here.")
@@ -210,7 +208,8 @@ def script(
 ) -> str:
     """The script, whose `command` srun starts as each rank, after the lines of shell in `setup`.
 
-    With `array`, SLURM's words for an array's tasks, `shape` is what srun is told of each task's own nodes and ranks.
+    `array` are the numbers of an array job's tasks, as SLURM takes them. Then `shape` has srun's flags for each task's
+    own nodes and ranks.
     """
     ranks = asked.nodes * asked.ranks_per_node
     wanted = {
@@ -240,5 +239,5 @@ def script(
         "RESTARTS": str(asked.max_restarts),
         "REQUEUES": str(asked.max_requeues),
     }
-    # In one pass: what is filled in is not looked at again.
+    # In one pass: a blank within a filled-in value is not filled in.
     return re.sub(r"@([A-Z]+)@", lambda blank: blanks[blank[1]], TEMPLATE.read_text(encoding="utf-8").rstrip("\n"))

@@ -23,26 +23,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "records",
         nargs="*",
         type=Path,
-        metavar="RECORD",
+        metavar="BENCH",
         help=f"folder of a bench, or its {FILE_NAME} (default: all in runs/)",
     )
     parser.add_argument("--to", type=int, metavar="N", help=f"the most hosts to predict (default: {LARGEST})")
     parser.add_argument(
-        "--rate", metavar="RATE", help="predict for links of this rate: 300mbit, or none (default: the first bench's)"
+        "--rate", metavar="RATE", help="bandwidth of each link, such as 300mbit, or none (default: the first bench's)"
     )
     parser.add_argument(
-        "--delay", metavar="DELAY", help="predict for this delay between hosts: 10ms (default: the first bench's)"
+        "--delay", metavar="DELAY", help="latency between two hosts, such as 10ms (default: the first bench's)"
     )
     parser.add_argument("--batch", type=int, metavar="N", help="examples on each host (default: the first bench's)")
     parser.add_argument(
         "--predict",
         type=Path,
         nargs="+",
-        metavar="RECORD",
-        help="instead: predict these benches from the others, with each sync's largest error",
+        metavar="BENCH",
+        help="instead: predict these benches from the others, and print each sync's largest error",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="draw it too: FILE.svg, .png or .pdf")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers there too; -: print them, and no table")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write a plot: .svg, .png or .pdf")
+    parser.add_argument(
+        "--json", metavar="FILE", help="also write all numbers as JSON; -: print them instead of the table"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -71,18 +73,20 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"--to {options.to} is not valid. Give a number of hosts from 2 to {MOST_HOSTS}.")
     check_at_least_one("--batch", options.batch)
     if options.output and options.output.suffix[1:].lower() not in ("svg", "png", "pdf"):
-        raise UsageError(f"-o {options.output} is not valid. Give a file's name that ends in .svg, .png or .pdf.")
+        raise UsageError(f"-o {options.output} is not valid. Give a name that ends in .svg, .png or .pdf.")
     if options.predict is not None:
         for name in ("to", "rate", "delay", "batch", "output"):
             if getattr(options, name) is not None:
-                raise UsageError(f"--predict takes the hosts, links and batch of its benches. Leave --{name} out.")
+                raise UsageError(
+                    f"--{name} cannot be combined with --predict, which uses its benches' own. Leave --{name} out."
+                )
 
 
 def _predict_hosts(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     from cos598d.cost.fit import fit
     from cos598d.cost.scaling import describe_fit, scale_points, scale_table
 
-    # Before the records are read, which takes longer than noticing a wrong word.
+    # Before the benches are read, which takes longer than the check of an argument.
     rate = options.rate and parse_rate(options.rate)
     delay = options.delay and parse_delay(options.delay)
     records = load_records(options.records)

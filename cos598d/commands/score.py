@@ -1,4 +1,4 @@
-"""`cos598d score`: a predictions file, scored by the task's official rules."""
+"""`cos598d score`: score a file of predictions by the task's official rules."""
 
 import argparse
 import json
@@ -11,16 +11,16 @@ from cos598d.terminal.printable import printable
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument("--task", choices=("squad",), required=True, help="squad: 1.1 or 2.0, depending on the data")
-    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="SQuAD's file with the gold answers")
+    parser.add_argument("--task", choices=("squad",), required=True, help="squad: version 1.1 or 2.0, as the data is")
+    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="SQuAD file with the correct answers")
     parser.add_argument(
-        "--predictions", type=Path, required=True, metavar="FILE", help="JSON: each question's id and its answer"
+        "--predictions", type=Path, required=True, metavar="FILE", help="JSON object: question id to predicted answer"
     )
     parser.add_argument(
         "--null_odds",
         type=Path,
         metavar="FILE",
-        help="JSON: each question's id and how likely it has no answer (2.0)",
+        help="JSON object: question id to the score for having no answer (SQuAD 2.0)",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a task folder's script calls."""
+"""The functions that a task folder's script calls."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ def script(label: str, sync: str, **options: Any) -> NoReturn:
     """A task folder's script: `run_script` with the same arguments, as a program."""
 
     def load() -> Callable[..., int]:
-        from cos598d.commands import train  # noqa: F401 - what takes seconds, while Ctrl-C ends the process at once
+        from cos598d.commands import train  # noqa: F401 - takes seconds, during which Ctrl-C ends the process at once
 
         return run_script
 
@@ -24,7 +24,7 @@ def script(label: str, sync: str, **options: Any) -> NoReturn:
 def run_script(
     label: str, sync: str, arguments: Sequence[str] | None = None, single_process: bool = False, task: str = "glue"
 ) -> int:
-    """Train under a lesson's label and sync, on a GLUE task or on SQuAD (`task` "squad"), and return the exit code."""
+    """Train with a task script's label and sync, on GLUE or on SQuAD (`task` "squad"), and return the exit code."""
     from cos598d.commands import train
     from cos598d.data.text.table import OWN_TEXTS
 

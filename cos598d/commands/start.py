@@ -1,4 +1,4 @@
-"""The first lines of every program: a Ctrl-C while torch is still loading ends it, without a traceback."""
+"""The start of every program: a Ctrl-C while torch is still loading ends it without a traceback."""
 
 import contextlib
 import os
@@ -18,8 +18,8 @@ WORDS, EXIT_CODE = "interrupted (Ctrl-C).", 128 + signal.SIGINT
 def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: Any) -> NoReturn:
     """Call `load`, which imports and returns a function, then that function, and exit with the code it returns."""
     prepare_streams()
-    # Nothing here uses numpy's own threads, and a process with threads must not be forked. An audited script has
-    # those that it would have.
+    # Nothing here uses numpy's own threads, and a process with threads must not be forked. An audited script keeps
+    # its threads.
     if sys.argv[1:2] != ["audit"]:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -32,7 +32,7 @@ def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: An
 
 
 def ended(program: Callable[[], int]) -> int:
-    """Call a program's all and return its exit code, also where it was interrupted or cannot print."""
+    """Call a program and return its exit code, also if it is interrupted or cannot print."""
     try:
         return program()
     except OutputLost as lost:
@@ -57,7 +57,7 @@ def guarded(run: Callable[..., int], *arguments: Any) -> int:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Within it a Ctrl-C ends this process at once: for imports, before there is anything to clean up."""
+    """Let a Ctrl-C within the block end this process at once: for imports, before there is anything to clean up."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,7 +1,7 @@
-"""`cos598d strategies`: one process, and every strategy on as many ranks, at equal total batch: one table.
+"""`cos598d strategies`: one process, then every strategy on the same ranks with the same total batch; one table.
 
-Each runs in processes of its own, one after the other. Started again with the same flags and folder, what is finished
-is not run again, and what failed or was broken off is.
+Each runs in processes of its own, one after the other. The same command with the same folder runs only what is not
+finished, has failed or was stopped.
 """
 
 import argparse
@@ -48,7 +48,7 @@ DEFAULT = (
     f"{BASELINE},{ALL_GPUS},ddp,torch_fsdp,deepspeed:zero_stage=0,deepspeed:zero_stage=1,deepspeed:zero_stage=2,"
     "deepspeed:zero_stage=3,horovod,fabric,zero1,zero2,zero3"
 )
-# Flags of a run that the table sets, or that would make its runs other work.
+# Flags of a run that the table sets, or that would make its runs different workloads.
 NOT_HERE = frozenset(
     ("label", "per_gpu_train_batch_size", "output_dir", "overwrite_output_dir", "save_model", "num_train_epochs")
     + ("local_rank", "master_ip", "master_port", "secret", "silence_seconds", "max_steps", "do_train", "do_eval")
@@ -65,14 +65,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--strategies",
         default=DEFAULT,
         metavar="NAME,...",
-        help=f"{BASELINE} (one process), and what --sync takes, with options as NAME:option=value (default: {DEFAULT})",
+        help=f"{BASELINE} (one process), or what --sync takes, with options as NAME:option=value (default: "
+        f"{DEFAULT.replace(',', ', ')})",
     )
     add_run_options(parser, but=NOT_HERE, world_size=WORLD_SIZE)
     parser.set_defaults(world_size=WORLD_SIZE)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run what is not finished, print the table, write the page, and return 0, or 1 where a strategy failed."""
+    """Run what is not finished, print the table, write the page, and return 0, or 1 if a strategy failed."""
     many_runs.check(options)
     values = run_values(options)
     Identity(0, options.world_size)  # for its checks
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         folder = StrategiesFolder(path)
         folder.check_flags(runs, values, options.world_size)
         if folder.damage:
-            print(f"how earlier calls' runs ended is not known: {folder.damage}", flush=True)
+            print(f"{WARNING}how earlier runs in this folder ended is unknown: {folder.damage}", flush=True)
         return folder
 
     with many_runs.made(options, path, runs, open_folder, before, is_shown=True) as (folder, unfinished):
@@ -99,9 +100,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _planned(words: str, epochs: Sequence[float], values: Mapping[str, Any], world_size: int) -> list[PlannedRun]:
-    """What the words of --strategies mean, for each number of epochs; with what cannot run here, and why.
+    """The runs that --strategies names, for each number of epochs; with those that cannot run here, and why.
 
-    Raises UsageError for a name or an option that there is not, and UserError where nothing can run.
+    Raises UsageError for an unknown name or option, and UserError if nothing can run.
     """
     names = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     if not names:
@@ -116,7 +117,7 @@ def _planned(words: str, epochs: Sequence[float], values: Mapping[str, Any], wor
             class_of(sync)  # which the file must have
         label = re.sub(r"[^\w.+=@-]", "-", name).lstrip("-.")
         if label in found:
-            raise UsageError(f"--strategies {name} would use the same folder as {label}. Leave one of them out.")
+            raise UsageError(f"--strategies {name} would use another one's folder, {label}. Leave one of them out.")
         ranks = 1 if label in ONE_PROCESS else world_size
         own = {**values, "sync": sync, **options}
         found[label] = ranks, own, _refusal(sync, own, ranks)
@@ -139,9 +140,9 @@ def _planned(words: str, epochs: Sequence[float], values: Mapping[str, Any], wor
 
 
 def _refusal(sync: str, values: Mapping[str, Any], ranks: int) -> str:
-    """Why a strategy cannot run here; "" where it can."""
+    """Why a strategy cannot run here; "" if it can."""
     if sync == ALL_GPUS and (values.get("no_cuda") or torch.cuda.device_count() < 2):
-        return "with fewer than two GPUs DataParallel only calls the module, which measures nothing."
+        return "DataParallel needs two GPUs; with fewer it only calls the module, so there is nothing to measure."
     try:
         config_from(values).check(ranks)
     except UserError as error:
@@ -160,7 +161,7 @@ def _number(word: str) -> float:
 
 
 def _show(path: Path, entries: Sequence[StrategyResult]) -> None:
-    """Print the answer and a small table; write the whole one in Markdown, and the page of all runs."""
+    """Print the answer and a small table; write all columns in Markdown, and the page of all runs."""
     remarks, absent = [f"{WARNING}{remark}" for remark in cautions(entries)], left_out(entries)
     page = strategies_page(entries) if any(entry.run for entry in entries) else None
     answer = ["\n".join(page.answer.sentences)] if page else []

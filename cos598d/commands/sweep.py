@@ -1,7 +1,7 @@
-"""`cos598d sweep`: a grid of settings, each combination a run of its own, then one table and one page.
+"""`cos598d sweep`: a grid of settings with a run for each combination, then one table and one page.
 
-The runs are made one after the other, or --parallel at a time. Started again with the same words and folder, what is
-finished is not run again, and what was stopped resumes from its checkpoint.
+The runs are made one after the other, or --parallel at a time. The same command with the same folder runs only what is
+not finished; a run that was stopped resumes from its checkpoint.
 """
 
 import argparse
@@ -35,12 +35,13 @@ from cos598d.tools.runs.sweep_folder import SweepFolder
 
 DEFAULT_RATE, MODEL = "1gbit", "bert"
 NAME = re.compile(r"[\w+=@][\w.+=@-]{0,99}")
-# Who gives none of these gets no checkpoints but those of runs that are stopped; and these go when the run has ended.
+# Without any of these, only runs that are stopped write a checkpoint, which is deleted when the run has ended.
 SAVING = ("save_steps", "save_epochs", "save_seconds")
 EPILOG = (
-    "Write `train` and the flags that all runs share after --. An axis of --grid is a flag of train without dashes, "
-    "or one of batch (examples per rank and micro-batch), setup (HOSTSxRANKS: 1x4 is four ranks on this host, 2x2 two "
-    "ranks on each of two emulated hosts, which needs root), delay and rate (of the links between hosts)."
+    "Write `train` and the flags that all runs share after --. An axis of --grid is a flag of train without its "
+    "dashes, or one of these: batch (examples per rank and micro-batch); setup (HOSTSxRANKS: 1x4 is four ranks on this "
+    "host, 2x2 is two ranks on each of two emulated hosts, which needs root); delay and rate (latency and bandwidth of "
+    "the links between hosts)."
 )
 
 
@@ -56,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     section.add_argument(
         "--model",
         choices=[*TASKS],
-        help=f"an experiment's model (default: {MODEL}); its task is {tasks}, unless given after --",
+        help=f"model of an experiment (default: {MODEL}); the task is {tasks}, unless you give one after --",
     )
     section.add_argument(
         "--published",
@@ -64,14 +65,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="use the published sizes: 8,000 examples, 5 epochs, 4 micro-batches per step (takes hours)",
     )
     section.add_argument(
-        "--grid", action="append", default=[], metavar="AXIS=V,...", help="a flag and its values; may be repeated"
+        "--grid", action="append", default=[], metavar="AXIS=V,...", help="an axis and its values; may be repeated"
     )
     section.add_argument(
-        "--seeds", type=int, default=1, metavar="N", help="number of seeds for each combination, from --seed upwards"
+        "--seeds", type=int, default=1, metavar="N", help="run each combination with N seeds, from --seed upwards"
     )
     section = parser.add_argument_group("execution")
     section.add_argument("--name", metavar="NAME", help="the same as --runs_dir runs/NAME")
-    many_runs.add_flags(parser, section, "runs at a time (default: 1; of an array job: all)")
+    many_runs.add_flags(parser, section, "runs at a time (default: 1; with --sbatch: all)")
     section.add_argument(
         "--rate", metavar="RATE", help=f"bandwidth of each emulated link, or none (default: {DEFAULT_RATE})"
     )
@@ -79,13 +80,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--launch",
         metavar="TEMPLATE",
         help="command that starts a run's ranks on real hosts, such as 'mpirun -np {world_size} {command}'; {hosts}, "
-        "{ranks_per_host}, {rate} and {delay} are filled in too",
+        "{ranks_per_host}, {rate} and {delay} are also filled in",
     )
     sweep_array.add_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run what is not finished, print the table, write the page, and return 0, or 1 where a run is not finished."""
+    """Run what is not finished, print the table, write the page, and return 0, or 1 if a run is still not finished."""
     many_runs.check(options)
     asked = _Asked(options)
     sweep_array.check_given(options, asked.grid)
@@ -100,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
     open_folder = partial(SweepFolder, asked=asked.state())
     if options.sbatch:
-        # The state is left for the call that tabulates.
+        # The later call that prints the table reads this state.
         with claim_folder(path, overwrite=True, flag="--runs_dir"):
             folder = open_folder(path)
             missing = [one for one in runs if not one.refused and not folder.look(one)[0]]
@@ -124,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Asked:
-    """What the words of a call ask for: the axes, and the flags that all runs share."""
+    """What a call asks for: the axes, and the flags that all runs share."""
 
     def __init__(self, options: argparse.Namespace):
         check_at_least_one("--seeds", options.seeds)
@@ -139,10 +140,10 @@ class _Asked:
             self.title = f"{options.experiment} with {model}: {EXPERIMENTS[options.experiment].words}"
         elif options.model or options.published:
             word = "--published" if options.published else f"--model {options.model}"
-            raise UsageError(f"{word} is for {', '.join(EXPERIMENTS)}. Name one, or leave it out.")
+            raise UsageError(f"{word} is only for {', '.join(EXPERIMENTS)}. Name one of them, or leave {word} out.")
         elif not self.grid:
             raise UsageError(
-                f"there is nothing to vary. Give axes, as --grid batch=1,4 --grid setup=1x1,1x4, or one of "
+                f"sweep has nothing to vary. Give axes, such as --grid batch=1,4 --grid setup=1x1,1x4, or one of "
                 f"{', '.join(EXPERIMENTS)}."
             )
         if options.rate is not None and RATE in self.grid:
@@ -152,7 +153,7 @@ class _Asked:
 
     @property
     def keeps(self) -> bool:
-        """Whether the runs' checkpoints are to stay: the words ask for some."""
+        """Whether to keep the runs' checkpoints: a flag or an axis asks for some."""
         return any(name in self.flags or name in self.grid for name in SAVING)
 
     @property
@@ -166,17 +167,17 @@ class _Asked:
         return combine(self.grid, {**self.flags, **own}, self.seeds, self.rate)
 
     def state(self) -> dict[str, Any]:
-        """What a later call in the same folder must ask for, too."""
+        """The settings that a later call in the same folder must have, too."""
         axes = {name: list(words) for name, words in self.grid.items()}
         return {"axes": axes, "seeds": self.seeds, "flags": self.flags, "rate": self.rate, "launch": self._launch}
 
     def remarks(self) -> list[str]:
-        """What is to be known of the grid before the table is read."""
+        """Remarks on the grid, which come before the table."""
         return [*filter(None, [collapsed(self.grid)])]
 
 
 def _shared_flags(words: Sequence[str]) -> dict[str, Any]:
-    """The values of the flags of `train FLAGS`. Raises UsageError for another program, and for what the sweep sets."""
+    """The values of the flags of `train FLAGS`. Raises UsageError for another program, and flags that sweep sets."""
     words = list(words)
     for before in (["python"], ["python3"], ["-m"], ["cos598d"], ["train"]):
         if words[: len(before)] == before:
@@ -191,9 +192,9 @@ def _shared_flags(words: Sequence[str]) -> dict[str, Any]:
             why = INSTEAD.get(name, "the sweep starts the ranks itself. Leave it out")
             raise UsageError(f"--{name} {getattr(given, name)}: {why}.")
     if given.config is not None:
-        raise UsageError(f"--config {given.config}: a sweep's runs share flags. Give those instead.")
+        raise UsageError(f"--config {given.config} cannot be used in a sweep. Give the run's flags after -- instead.")
     if given.dry_run:
-        raise UsageError("--dry_run is the sweep's own flag. Write it before the --.")
+        raise UsageError("--dry_run is a flag of sweep, not of train. Write it before the --.")
     check_dry_run(given)
     values = run_values(given)
     if values.get("do_eval") and not values.get("do_train"):
@@ -213,7 +214,6 @@ def _folder(options: argparse.Namespace) -> Path:
     if not NAME.fullmatch(options.name):
         raise UsageError(
             f"--name {printable(options.name, 100)} is not valid. Give up to 100 letters, digits and . _ - + = @, "
-            "not beginning "
-            "with a dot or dash."
+            "without a dot or dash at the start."
         )
     return Path("runs") / options.name

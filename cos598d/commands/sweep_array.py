@@ -1,4 +1,4 @@
-"""`cos598d sweep --sbatch`: one array job for SLURM, a task for each run that is not finished."""
+"""`cos598d sweep --sbatch`: one array job for SLURM, with a task for each run that is not finished."""
 
 import argparse
 import shlex
@@ -13,33 +13,35 @@ from cos598d.tools.runs.planned import PlannedRun, Setup
 from cos598d.tools.runs.programs import OURS
 
 OF_SETUPS = ("nodes", "ranks_per_node")  # which the axis `setup` gives
-MOST_TASKS = 1000  # SLURM's own limit, where its administrators have not said another
+MOST_TASKS = 1000  # SLURM's default limit
 WORDS = ("option", "setup")  # flags of the job that are lists
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add --sbatch and what is asked of SLURM to `parser`."""
+    """Add --sbatch and the flags of the request to SLURM to `parser`."""
     parser.add_argument(
         "--sbatch",
         action="store_true",
-        help="only print a SLURM script with one task per run (for the table, repeat without this flag)",
+        help="only print a SLURM script with one task per run; for the table, run the command again without --sbatch",
     )
     add_job_options(parser, but=OF_SETUPS)
 
 
 def check_given(options: argparse.Namespace, axes: Collection[str]) -> None:
-    """Raise UsageError for flags of the job without --sbatch, and for what an array job cannot be, by its axes too."""
+    """Raise UsageError for flags of the job without --sbatch, and for flags and axes that an array job cannot have."""
     if not options.sbatch:
         for name in (*given_flags(options, BatchFlags), *(name for name in WORDS if getattr(options, name))):
-            meant = "; the axis is written --grid setup=2x2" if name == "setup" else ""
-            raise UsageError(f"--{name} is for --sbatch. Leave it out, or add that{meant}.")
+            meant = " For the axis setup, write --grid setup=2x2." if name == "setup" else ""
+            raise UsageError(f"--{name} is only for --sbatch. Leave --{name} out, or add --sbatch.{meant}")
         return
     if options.dry_run:
-        raise UsageError("--dry_run and --sbatch exclude each other: neither starts anything. Give only one.")
+        raise UsageError("--dry_run and --sbatch exclude each other, since neither starts anything. Give only one.")
     if options.launch is not None:
-        raise UsageError("--launch and --sbatch exclude each other: srun starts a job's ranks. Leave --launch out.")
+        raise UsageError("--launch and --sbatch exclude each other, since srun starts the ranks. Leave --launch out.")
     if options.name is None and options.runs_dir is None:
-        raise UsageError("--sbatch needs the folder of the sweep. Give --name or --runs_dir, and later the same again.")
+        raise UsageError(
+            "--sbatch needs the folder of the sweep. Give --name or --runs_dir, and give the same again for the table."
+        )
     for name in LINKS:
         if name in axes:
             raise UsageError(f"--grid {name} is for emulated hosts, which a job does not have. Leave it out.")
@@ -48,9 +50,9 @@ def check_given(options: argparse.Namespace, axes: Collection[str]) -> None:
 def array_job(
     options: argparse.Namespace, combinations: Sequence[PlannedRun], words_of: Callable[[PlannedRun], list[str]]
 ) -> str:
-    """The script, with a task for each combination. `words_of`: the words of `train` that make its run."""
+    """The script, with a task for each combination. `words_of` returns the arguments of `train` that make its run."""
     if not combinations:
-        raise UserError("all runs of this sweep are finished. For the table, repeat the command without --sbatch.")
+        raise UserError("all runs of this sweep are finished. For the table, run the command again without --sbatch.")
     if len(combinations) > MOST_TASKS:
         raise UserError(
             f"the sweep has {len(combinations)} runs, and an array job {MOST_TASKS} at most. Split the grid."
@@ -64,20 +66,21 @@ def array_job(
     for number, one in enumerate(combinations):
         words = [*words_of(one), "--resume", "auto"]
         for word in words:
-            check_plain("a word of train,", word)
+            check_plain("the argument", word)
         command = shlex.join([*OURS, "train", *words])
         lines += [f"{number})", f"    shape=({_of_step(one.setup)})", f"    set -- {command}", "    ;;"]
-    lines += ["*)", '    echo "this is an array job: submit it by sbatch" >&2', "    exit 2", "    ;;", "esac"]
+    no_task = "error: this is an array job. Submit it with sbatch."
+    lines += ["*)", f'    echo "{no_task}" >&2', "    exit 2", "    ;;", "esac"]
     at_a_time = "" if options.parallel is None else f"%{options.parallel}"
     array = f"0-{len(combinations) - 1}{at_a_time}"
     return script(asked, options.option, [*options.setup, *lines], '"$@"', array, ' "${shape[@]}"')
 
 
 def say_where(path: object, tasks: int) -> None:
-    """On standard error, next to the script on standard output: what it is for, and how its results are tabulated."""
+    """Print what the script is for, and how to get the table, on standard error: standard output has the script."""
     print(
-        f"an array job of {tasks} tasks, with its runs in {path}. When it is done, repeat the command without "
-        "--sbatch for the table (missing runs are then run here).",
+        f"an array job of {tasks} tasks, with its runs in {path}. When it has ended, run the command again without "
+        "--sbatch for the table. Runs that are still missing then run here.",
         file=sys.stderr,
     )
 

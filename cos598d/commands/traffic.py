@@ -1,6 +1,6 @@
-"""`cos598d traffic`: how much is sent in an epoch, by batch size and precision, predicted and counted.
+"""`cos598d traffic`: the bytes sent in an epoch, by batch size and precision, predicted and counted.
 
-Started again with the same words and folder, what is finished is not run again.
+The same command with the same folder runs only what is not finished.
 """
 
 import argparse
@@ -45,7 +45,7 @@ DEFAULTS = {"sync": "all_reduce", "num_train_epochs": 1.0, "save_epochs": 0}
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`: its own, the emulated cluster's, and those of a run."""
     section = parser.add_argument_group("what")
-    section.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="only print the table of these runs")
+    section.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="only print the table, of these runs")
     section.add_argument(
         "--batch_sizes", default=BATCH_SIZES, metavar="N,N", help=f"examples per step (default: {BATCH_SIZES})"
     )
@@ -53,23 +53,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--precision",
         default=PRECISION,
         metavar="NAME,NAME",
-        help=f"one or more of {', '.join(PRECISIONS)} (default: {PRECISION})",
+        help=f"precisions: one or more of {', '.join(PRECISIONS)} (default: {PRECISION})",
     )
-    many_runs.add_flags(parser, section, "runs at a time, on emulated hosts of their own (default: 1)")
+    many_runs.add_flags(parser, section, "runs at a time, each on its own emulated hosts (default: 1)")
     section.add_argument("--markdown", action="store_true", help="print all columns, in Markdown")
     section.add_argument(
         "--loopback",
         action="store_true",
-        help="use this host's ranks instead of a cluster; needs no root, but they share one byte counter",
+        help="run all ranks on this host, without emulated hosts: needs no root, but the ranks share one byte counter",
     )
-    section = parser.add_argument_group("emulated hosts (else, with --local_rank, real ones over their interfaces)")
+    section = parser.add_argument_group("emulated hosts (with --local_rank: real hosts instead)")
     add_link_flags(section)
     add_name_flags(section)
     add_run_options(parser, but=NOT_HERE, **DEFAULTS)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train with every batch size and precision, each as a run of its own, and print the table of their records."""
+    """Train with every batch size and precision, each as a run of its own, and print the table of the runs."""
     many_runs.check(options)
     folders = options.runs
     if not folders:
@@ -90,15 +90,15 @@ def _planned(options: argparse.Namespace) -> list[PlannedRun]:
     ranks = _ranks(options)
     if ranks < 2:
         flag = "--hosts" if _is_emulated(options) else "--world_size"
-        raise UsageError(f"{flag} {ranks}: one rank sends nothing. Give 2 or more.")
+        raise UsageError(f"{flag} {ranks} is too few, since one rank sends nothing. Give 2 or more.")
     setup, rate, delay = Setup(1, ranks), None, 0.0
     if _is_emulated(options):
         cluster = cluster_from(options)
         setup, rate, delay = Setup(cluster.hosts, 1), cluster.rate, cluster.delay
     elif (options.parallel or 1) > 1:
         raise UsageError(
-            f"--parallel {options.parallel} cannot be used on one machine: runs at a time would count each other's "
-            "bytes. Leave it out, or use emulated hosts."
+            f"--parallel {options.parallel} needs emulated hosts, since on one host each run would count the others' "
+            "bytes. Leave it out, or leave out --loopback or --local_rank."
         )
     runs = []
     for precision, size in product(options.precision.split(","), sizes):
@@ -149,16 +149,18 @@ def _is_emulated(options: argparse.Namespace) -> bool:
 
 
 def _ranks(options: argparse.Namespace) -> int:
-    """How many ranks a run will have. Raises UsageError if the flags do not say it."""
+    """How many ranks a run will have. Raises UsageError if the flags do not give it."""
     if options.local_rank is not None and options.world_size is None:
         raise UsageError(f"--local_rank {options.local_rank} needs --world_size. Give the number of ranks.")
     if _is_emulated(options) and options.world_size not in (None, options.hosts):
-        raise UsageError(f"--world_size {options.world_size}: emulated hosts have one rank each. Give --hosts instead.")
+        raise UsageError(
+            f"--world_size {options.world_size} is not for emulated hosts, which have one rank each. Give --hosts N."
+        )
     return options.world_size or options.hosts
 
 
 def _given(options: argparse.Namespace, *names: str) -> list[str]:
-    """The words of those of these flags that were given, or have a default."""
+    """The arguments for those of these flags that were given, or have a default."""
     values = {name: getattr(options, name) for name in names}
     return to_words({name: value for name, value in values.items() if value not in (None, False)})
 
@@ -167,4 +169,7 @@ def _number(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise UsageError(f"--batch_sizes: {word!r} is not a number. Give some like {BATCH_SIZES}.") from None
+        raise UsageError(
+            f"--batch_sizes has {word!r}, which is not a whole number. Give numbers separated by commas, such as "
+            f"{BATCH_SIZES}."
+        ) from None

@@ -1,4 +1,4 @@
-"""`cos598d train`, and the lessons' scripts: one rank of a run, or the starter of local ranks."""
+"""`cos598d train`, and the tasks' scripts: one rank of a run, or the launcher of local ranks."""
 
 import argparse
 import os
@@ -48,14 +48,14 @@ def add_options(
 
 
 def run(options: argparse.Namespace) -> int:
-    """Be one rank, or start all of them here with the same words, and return the exit code."""
+    """Be one rank, or start all of them here with the same arguments, and return the exit code."""
     given, earlier = run_values(options), EarlierRun.of(options.config)
     config = config_from(earlier.values(options.lesson, given))
     ranks = earlier.ranks(RankFlags(**given_flags(options, RankFlags)))
     identity = identity_from(ranks)
     if options.single_process and (identity is None or identity.world_size > 1):
         raise UsageError(
-            f"{config.label} uses a single process. Leave --world_size out, or run task2a, task2b or task3."
+            f"{config.label} runs in a single process. Leave --world_size out, or run task2a, task2b or task3."
         )
     max_restarts = restarts_from(options.max_restarts, identity)
     check_dry_run(options)
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     config.check(world_size)
     words = list(options.words)
     if not max_restarts:
-        # Other code may read a rank's place when it is imported, as only a fresh interpreter does.
+        # Other code may read the rank from the environment when it is imported, which needs a new interpreter.
         is_ours = is_our_own(config.sync) and not is_own(config.task_name) and config.logger is None
         be_rank = _rank_in_a_fork(config, ranks) if is_ours and may_fork() else None
         return start_local_workers(world_size, ranks.master_port, words, be_rank=be_rank)
@@ -104,10 +104,10 @@ def _rank_in_a_fork(config: RunConfig, ranks: RankFlags) -> Callable[[], int]:
 
 
 def _words_again(config: RunConfig, folder: Path, before: set[tuple[str, int]]) -> list[str]:
-    """The further flags of ranks that are started again: they resume in `folder`, from its newest checkpoint.
+    """The additional flags of ranks that are restarted: they resume in `folder`, from its newest checkpoint.
 
-    Where nothing has been saved there that was not `before`, a run begins again if it was to, and one that resumes from
-    elsewhere does so once more.
+    If no checkpoint is newer than those in `before`, a run that started from scratch does so again, and one that
+    resumed from another folder resumes from there again.
     """
     begins_anew = config.resume is None and config.overwrite_output_dir
     goes_on_from_elsewhere = config.resume not in (None, AUTO)

@@ -141,9 +141,11 @@ def _typical(found: Sequence[Compute]) -> Compute:
 def _remarks(records: Sequence[BenchSeconds], rates: set[float | None]) -> list[str]:
     remarks = []
     if len(rates) < 2:
-        remarks.append(f"one rate only: the link's efficiency is taken as {EFFICIENCY:.0%}, not fitted")
+        remarks.append(
+            f"all benches have the same rate, so the link's efficiency is assumed to be {EFFICIENCY:.0%}, not fitted"
+        )
     if len({record.batch for record in records}) == 1:
-        remarks.append("one batch only: at others all of the compute is taken to grow with the examples")
+        remarks.append("all benches have the same batch, so compute is assumed to grow in proportion to the batch")
     if len({record.ranks for record in records}) == 1:
-        remarks.append(f"measured on {records[0].ranks} hosts only; other numbers are from the formulas")
+        remarks.append(f"all benches have {records[0].ranks} hosts; other numbers of hosts are from the formulas")
     return remarks

@@ -51,7 +51,7 @@ class Link:
     @property
     def words(self) -> str:
         """For tables: "1gbit, 10ms from host to host"."""
-        rate = "no limit" if self.rate is None else rate_words(self.rate)
+        rate = "unlimited rate" if self.rate is None else rate_words(self.rate)
         return rate + (f", {delay_words(self.delay)} from host to host" if self.delay else "")
 
 

@@ -91,8 +91,8 @@ TIED = 1.01  # times the fastest's seconds that count as its own
 GOAL = 0.15  # larger errors are listed
 
 LEGEND = (
-    "speed-up: examples per second of n hosts over those of one, n t(1) / t(n): every host has its own batch\n"
-    "(weak scaling). Efficiency: speed-up / n. In [brackets] what was measured; the rest the model extrapolates.\n"
+    "speed-up: examples per second of n hosts over those of one, n t(1) / t(n); every host has its own batch\n"
+    "(weak scaling). Efficiency: speed-up / n. Numbers in [brackets] were measured; the others are predicted.\n"
     "Every host is assumed to compute as fast as one that was measured."
 )
 
@@ -107,12 +107,12 @@ def describe_fit(fitted: Fitted) -> str:
         f"the link gives {costs.efficiency:.1%} of its rate"
     )
     if costs.codec_seconds:
-        rows = [["codec's work", "seconds"]]
+        rows = [["compression", "seconds"]]
         rows += [[label, f"{seconds:+.3f}"] for label, seconds in costs.codec_seconds.items()]
         lines += ["", as_text(rows, numbers=True), ""]
     lines += fitted.remarks
     if costs.efficiency > 1:
-        lines.append("a link cannot exceed its rate: too little is sent here to measure its speed")
+        lines.append("warning: a link cannot exceed its rate, so these benches send too little to measure its speed")
     lines += [f"left out: {label}, for {reason}" for label, reason in fitted.left_out.items()]
     return "\n".join(lines)
 

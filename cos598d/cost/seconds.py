@@ -124,20 +124,22 @@ def predict_seconds(
         f"from the cost model: {timed.counted} iterations of {_count(processes, 'rank')} were timed here at once "
         f"on {_count(cores, 'core')}, without communication"
     )
+    busy = ""
     crowd = max(1.0, job.ranks * timed.threads / cores)
     if timed.share * max(1.0, processes * timed.threads / cores) < BUSY:
-        said += " (other programs were using the CPU, so this is an overestimate; try again on an idle machine)"
+        busy = ". Other programs were using the CPU, so this is an overestimate; try again on an idle machine"
     if known.costs_from or job.ranks > 1:  # a single rank does not use them, but they may not be valid benches
         costs = known.once(("costs", known.costs_from, processes), lambda: costs_of(known.costs_from, processes))
     if job.ranks == 1:
-        return _of_all(compute.seconds, steps, f"{said}, which one rank does not need")
+        return _of_all(compute.seconds, steps, f"{said} (one rank has none){busy}")
     if sent.unsaid:
         return Seconds(None, None, f"{sent.unsaid}")
     calls, overlaps = planned_calls(strategy, job, sent)
     arranged = arrange(calls, compute, crowd)
     label = f"{config.sync}+{config.compress}" if config.compress else config.sync  # as benches name it
     seconds = iteration_seconds(label, arranged, compute, link, costs.costs.crowded(crowd), overlaps)
-    return _of_all(seconds, steps, f"{said}, and {_count(len(calls), 'call')} are added; {costs.words}")
+    added = f"the cost of {_count(len(calls), 'call')} was added"
+    return _of_all(seconds, steps, "; ".join(filter(None, [said, added, costs.words])) + busy)
 
 
 def _of_all(seconds: float, steps: PlannedSteps, words: str) -> Seconds:

@@ -62,7 +62,7 @@ OPTIMIZERS = {
 class OptimizerFlags:
     """The flags for the optimizer and its learning rate."""
 
-    optimizer: str = flag("adamw", "one of {choices}", group=TRAINING, choices=tuple(OPTIMIZERS))
+    optimizer: str = flag("adamw", "optimizer: {choices}", group=TRAINING, choices=tuple(OPTIMIZERS))
     learning_rate: float = flag(5e-5, "the optimizer's peak learning rate", group=TRAINING, least=0)
     weight_decay: float = flag(
         0.0, "the optimizer's weight decay, on all but biases and layer norms", group=TRAINING, least=0
@@ -72,7 +72,7 @@ class OptimizerFlags:
     warmup_steps: int = flag(0, "steps over which the learning rate rises from 0", group=TRAINING, least=0)
     lr_scheduler: str = flag(
         "linear",
-        "the learning rate after that, one of {choices}: down to 0, constant, or down to 0 along half a cosine",
+        "learning rate after the warm-up: {choices} (linear: down to 0; cosine: down to 0 along half a cosine)",
         group=TRAINING,
         choices=tuple(SCHEDULERS),
     )

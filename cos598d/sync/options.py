@@ -38,7 +38,7 @@ class SyncFlags:
         0.9, "outer optimizer's Nesterov momentum, for diloco", group=SYNC_GROUP, least=0, below=1
     )
     bucket_view: bool = flag(
-        False, "gradients are views of the buckets, for ddp: torch's gradient_as_bucket_view", group=SYNC_GROUP
+        False, "let gradients be views of the buckets, for ddp: torch's gradient_as_bucket_view", group=SYNC_GROUP
     )
     ddp_hook: str | None = flag(
         None,

@@ -29,12 +29,12 @@ class SquadOptions:
         False, "SQuAD 2.0: questions may have no answer; default files are those of v2.0", group=GROUP
     )
     null_score_diff_threshold: float = flag(
-        0.0, "predict no answer if its score beats the best answer's by more", group=GROUP
+        0.0, "predict no answer if its score is higher than the best answer's by more than X", group=GROUP
     )
     doc_stride: int = flag(128, "word pieces from one window over a long context to the next", group=GROUP, least=1)
     max_query_length: int = flag(64, "word pieces of a question; longer ones are cut", group=GROUP, least=1)
     max_answer_length: int = flag(30, "word pieces of the longest answer that is predicted", group=GROUP, least=1)
     n_best_size: int = flag(20, "answers kept for each question in nbest_predictions.json", group=GROUP, least=1)
     verbose_logging: bool = flag(
-        False, "name every question whose answer's tokens are not exact", group=GROUP, is_local=True
+        False, "print every question whose answer is not exactly at its given place", group=GROUP, is_local=True
     )

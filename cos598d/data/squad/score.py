@@ -164,7 +164,7 @@ def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> 
     strange = [identity for identity in answers if identity not in known]
     if len(missing) == len(known):
         raise UserError(
-            f"{predictions} answers none of the {len(known):,} questions of {data}. Give the file that belongs to it."
+            f"{predictions} answers none of the {len(known):,} questions of {data}. Give the predictions for this data."
         )
     remarks = []
     if missing:

@@ -1,4 +1,4 @@
-"""A rank's book: all that was seen of a script on one rank, as JSON. Numbers and places, never a verdict."""
+"""A rank's book: the trace of a script on one rank, as JSON. It has numbers and lines of code, never a verdict."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What an audit prints: faults with their evidence, line and mend, what could not be judged, and the ledger."""
+"""The text that an audit prints: faults with their evidence, line and fix, what was not judged, and the calls."""
 
 import linecache
 import os
@@ -15,8 +15,8 @@ from cos598d.tools.audit.judge.words import WORDS
 
 WIDTH = 118
 _TO_DO = (
-    "let every rank make two or more steps of a torch.optim optimizer of the model's parameters (not of shards), on "
-    "data of its own, in a process that `cos598d audit` starts; then audit again."
+    "let every rank make two or more steps with a torch.optim optimizer of the model's parameters (not of shards), on "
+    "data of its own, in a process that `cos598d audit` starts. Then audit again."
 )
 _COMMANDS = {FAULT: "error", WASTE: "warning", NOTE: "notice"}
 _HEADS = {FAULT: ("fault", "faults"), WASTE: ("waste", "wastes"), NOTE: ("note", "notes")}
@@ -66,12 +66,12 @@ def _finding(finding: AuditFinding, number: int, of: int) -> list[str]:
         lines.append(_filled(f"where: {printable(shown, 200)}", "  "))
     lines += [_filled(f"why: {words.why}", "  "), _filled(f"fix: {words.mend}", "  ")]
     if finding.consequences:
-        lines.append(_filled("so too: " + "; ".join(WORDS[name].title for name in finding.consequences) + ".", "  "))
+        lines.append(_filled("also: " + "; ".join(WORDS[name].title for name in finding.consequences) + ".", "  "))
     return lines
 
 
 def annotations(verdict: AuditVerdict) -> str:
-    """The findings as commands that GitHub's workflows make annotations of: faults are errors, waste is a warning."""
+    """The findings as annotation commands of GitHub's workflows: faults are errors, waste is a warning."""
     lines = []
     for each in verdict.findings:
         file, line, _ = each.where
@@ -110,8 +110,8 @@ def ledger(books: Sequence[Book]) -> str:
     rows = [["when", "call", "carries", "line", "calls", "payload MB", "sent MB", "received MB", "s"]]
     for (when, op, kind, place, in_backward), values in sums.items():
         calls, *moved, seconds = values
-        carries = kind + (f", {calls / max(books[0]['iterations_seen'], 1):.3g} a step" if in_backward else "")
-        took = "beside backward" if in_backward else f"{seconds:.3f}"
+        carries = kind + (f", {calls / max(books[0]['iterations_seen'], 1):.3g} per step" if in_backward else "")
+        took = "in backward" if in_backward else f"{seconds:.3f}"
         rows.append(
             [when, op, carries, printable(place, 60), str(int(calls)), *(f"{e / 1e6:.3f}" for e in moved), took]
         )
@@ -120,8 +120,8 @@ def ledger(books: Sequence[Book]) -> str:
 
 
 def exposed(books: Sequence[Book]) -> list[str]:
-    """How long gradients kept the lowest rank waiting in the examined steps after the first, in a line: their calls
-    after backward, and what backward took after its last gradient was there."""
+    """How long the lowest rank waited for gradients in the examined steps after the first, in a line: their calls
+    after backward, and the time in backward after its last gradient."""
     book = books[0]
     waited, whole = 0.0, 0.0
     for step in book["steps"][1:]:

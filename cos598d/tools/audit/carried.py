@@ -15,7 +15,7 @@ from cos598d.terminal.program import own_python_path
 from cos598d.tools.audit.options import Told
 
 _LEFT_ALONE = ("torch.utils.data", "multiprocessing", "concurrent", "torch._inductor")
-# Makes this process a rank, and gives what is to be called at its end with the exit code and the error.
+# Makes this process a rank, and returns the function to call at its end with the exit code and the error.
 Begin = Callable[[Told], Callable[[int, str], None]]
 _carries: tuple[Told, Begin] | None = None
 _count = 0

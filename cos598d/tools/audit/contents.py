@@ -1,4 +1,4 @@
-"""What calls are called and what they may carry, as books say it, and how much of a long run is noted one by one."""
+"""The names of calls and of their contents in books, and how many calls of a long run are noted one by one."""
 
 GRADIENT, WEIGHT, BUFFER, SCALAR, OTHER, NOTHING = "gradient", "weight", "buffer", "scalar", "other", "nothing"
 MOST_ROWS, MOST_ENTRIES, MOST_ITERATIONS = 2000, 4000, 20_000

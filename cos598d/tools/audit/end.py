@@ -1,4 +1,4 @@
-"""The end of an audit: its books are judged, and the verdict is printed, written, and made an exit code."""
+"""The end of an audit: judge its traces, print and write the verdict, and choose the exit code."""
 
 import json
 import os
@@ -29,7 +29,9 @@ def check_ignored(flags: AuditFlags) -> None:
     """Raise UsageError for a name in --ignore that no finding has."""
     for name in _ignored(flags):
         if name not in WORDS:
-            raise UsageError(f"--ignore {name}: no finding has that name.{did_you_mean(name, WORDS)}")
+            raise UsageError(
+                f"--ignore {name} is not the name of a finding.{did_you_mean(name, WORDS)} docs/audit.md lists them."
+            )
 
 
 def _ignored(flags: AuditFlags) -> list[str]:
@@ -55,11 +57,14 @@ def conclude(folder: Path, flags: AuditFlags, code: int, is_new: bool = True) ->
         print(f"{ERROR}nothing could be judged: {printable(error)}", file=sys.stderr)
         return None, code
     except OSError as error:
-        print(f"{ERROR}{folder / VERDICT} cannot be written: {error.strerror}.", file=sys.stderr)
+        print(
+            f"{ERROR}{folder / VERDICT} cannot be written ({error.strerror}). Give another --output_dir.",
+            file=sys.stderr,
+        )
         return None, code
     text = card(verdict, books)
     if is_new:
-        text += f"\nno record for compare and report: {without}." if without else f"\nrecord: {folder}"
+        text += f"\noutput: {folder}" + (f" (not for compare and report: {without})" if without else "")
     print(text, file=sys.stderr if flags.json == "-" else sys.stdout, flush=True)
     if flags.json == "-":
         print(json.dumps(verdict.to_json(), allow_nan=False), flush=True)
@@ -67,7 +72,9 @@ def conclude(folder: Path, flags: AuditFlags, code: int, is_new: bool = True) ->
         try:
             write_json(Path(flags.json), verdict.to_json())
         except OSError as error:
-            print(f"{ERROR}--json {flags.json} cannot be written: {error.strerror}.", file=sys.stderr)
+            print(
+                f"{ERROR}--json {flags.json} cannot be written ({error.strerror}). Give another path.", file=sys.stderr
+            )
             return verdict, code or 2
     if flags.github:
         print(annotations(verdict), end="", flush=True)
@@ -85,7 +92,7 @@ def _strict(verdict: AuditVerdict, flags: AuditFlags) -> int:
 
 
 def conclude_on_rank(rank: "Rank", code: int, flags: AuditFlags | None = None) -> int:
-    """This rank's script is over: rank 0 judges, where no starter does; returns the exit code."""
+    """End this rank's script: rank 0 judges, unless the process that started it does; returns the exit code."""
     if rank.trouble:
         print(f"{ERROR}{rank.trouble}", file=sys.stderr)
     if rank.told.run:
@@ -95,9 +102,10 @@ def conclude_on_rank(rank: "Rank", code: int, flags: AuditFlags | None = None) -
             return code
         rank.collect()
     elif not carried.count():
-        why = "it never opened a process group" if code == 0 else f"it ended with {code} before its ranks had met"
-        fix = "Let it open one on each rank" if code == 0 else "Correct the error above"
+        before = f"it ended with exit code {code} before it opened a process group"
+        why = "it opened no process group" if code == 0 else before
+        fix = "Let it open one on each rank" if code == 0 else "Fix the error above"
         fix = fix if "WORLD_SIZE" in os.environ else "Start it with --world_size N, or under torchrun"
-        print(f"{ERROR}nothing of {rank.told.script} was audited: {why}. {fix}.", file=sys.stderr)
+        print(f"{ERROR}{rank.told.script} was not audited, because {why}. {fix}.", file=sys.stderr)
         return code
     return conclude(Path(rank.told.folder), flags or AuditFlags(), code)[1]

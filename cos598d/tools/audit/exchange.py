@@ -43,14 +43,14 @@ def _books(folder: Path) -> dict[int, Path]:
 
 
 def remove_books(folder: Path, world_size: int = 0) -> None:
-    """Take away an earlier audit's books of the ranks from `world_size` on, whom this one's cannot overwrite."""
+    """Remove an earlier audit's books of the ranks from `world_size` on, which this audit does not overwrite."""
     for rank, path in _books(folder).items():
         if rank >= world_size:
             path.unlink(missing_ok=True)
 
 
 def earlier_worlds(folder: Path, run: str) -> int:
-    """How many worlds the command of this `run` has opened before: by the book that rank 0 left of the last one."""
+    """How many worlds the command of this `run` has opened before, by rank 0's book of the last one."""
     with contextlib.suppress(UserError, OSError):
         book = read_book(book_path(folder, 0), 0)
         return book.get("earlier", 0) + 1 if book["run"] == run else 0
@@ -68,7 +68,7 @@ class Counter:
         self._store.set(f"{_PREFIX}/{name}", value)
 
     def ask(self, name: str) -> bytes | None:
-        """A value that a rank has set; None where none has, or nobody serves the store any longer."""
+        """A value that a rank has set; None if none has, or if the store has ended."""
         try:
             if self._store.check([f"{_PREFIX}/{name}"]):
                 return bytes(self._store.get(f"{_PREFIX}/{name}"))
@@ -77,7 +77,7 @@ class Counter:
         return None
 
     def send(self, text: str) -> None:
-        """Send this rank's book to rank 0, whose host is another."""
+        """Send this rank's book to rank 0 on another host."""
         data = text.encode()
         pieces = [data[begin : begin + _PIECE] for begin in range(0, len(data), _PIECE)]
         for number, piece in enumerate(pieces):
@@ -86,7 +86,7 @@ class Counter:
         self.tell(f"book/{self.rank}", json.dumps(about))
 
     def receive(self, rank: int) -> bytes | None:
-        """The book that a rank has sent; None where it has not. Raises UserError for one that came in no good order."""
+        """The book that a rank has sent; None if it has sent none. Raises UserError for an incomplete one."""
         said = self.ask(f"book/{rank}")
         if said is None:
             return None
@@ -105,8 +105,8 @@ class Counter:
 
 
 def collect(folder: Path, book: Book, counter: Counter | None, seconds: float = WAIT_SECONDS) -> None:
-    """Rank 0: wait until the other ranks' books are in the folder, complete; for those of processes that are gone, or
-    that take more than so many `seconds`, no longer."""
+    """On rank 0: wait until the other ranks' books are complete in the folder, for at most `seconds`, and not for
+    processes that have ended."""
     waiting = set(range(1, book["world_size"]))
     deadline = time.monotonic() + seconds
     while waiting and time.monotonic() < deadline:
@@ -140,9 +140,9 @@ def _runs(pid: int) -> bool:
 
 
 def read_books(folder: Path) -> tuple[list[Book], list[str]]:
-    """The books of one run in a folder, by rank, and what is to be said of those that are missing or cannot be read.
+    """The books of one run in a folder, by rank, and remarks on those that are missing or cannot be read.
 
-    The run is that of the lowest rank that left one. Raises UserError where there is none at all.
+    The run is that of the lowest rank with a book. Raises UserError if there is no book.
     """
     paths = _books(folder)
     books: list[Book] = []

@@ -1,4 +1,4 @@
-"""The flags of an audit, and what one rank of it is told."""
+"""The flags of an audit, and the settings of one of its ranks."""
 
 from dataclasses import dataclass
 
@@ -13,25 +13,23 @@ class AuditFlags:
 
     steps: int = flag(3, "examine the first N steps in full, and only count the others", least=1, below=1001)
     output_dir: str | None = flag(
-        None, "folder for the traces, the verdict and the logs of the ranks (default: runs/audit-SCRIPT)", metavar="DIR"
+        None,
+        "folder for the traces, the verdict and the ranks' logs (default: runs/audit-SCRIPT)",
+        metavar="FOLDER",
     )
     strict: bool = flag(
         False,
-        "exit with 3 for a fault, with 4 if the audit cannot tell, with 5 if no gradient was judged, and with the "
-        "script's own code if it fails",
+        "exit with 3 for a fault, 4 if the audit cannot tell, 5 if no gradient was judged, or the script's own code if "
+        "it fails",
     )
-    ignore: str | None = flag(
-        None, "names of findings to ignore, such as padded_duplicates,same_dropout", metavar="NAMES"
-    )
-    strict_on: str = flag("fault", "the mildest finding that --strict counts", choices=LEVELS)
+    ignore: str | None = flag(None, "findings to ignore, such as padded_duplicates,same_dropout", metavar="NAME,NAME")
+    strict_on: str = flag("fault", "the mildest finding that --strict counts: {choices}", choices=LEVELS)
     json: str | None = flag(
-        None, "also write the verdict as JSON; -: print it, and everything else on stderr", metavar="FILE"
+        None, "also write the verdict as JSON; -: print it, and everything else to stderr", metavar="FILE"
     )
     github: bool = flag(False, "also print the findings as GitHub annotations")
     launch: bool = flag(False, "run a command that starts the ranks itself, such as mpirun -n 2 python train.py")
-    timeout: float | None = flag(
-        None, "stop the script after SECONDS, and judge the steps so far", above=0, metavar="SECONDS"
-    )
+    timeout: float | None = flag(None, "stop the script after X seconds, and judge the steps so far", above=0)
     world_size: int | None = flag(
         None,
         "start N ranks here; {rank}, {world_size}, {master_ip} and {master_port} in the script's arguments are "
@@ -46,8 +44,8 @@ class AuditFlags:
 
 @dataclass(frozen=True)
 class Told:
-    """What one rank of an audit knows beforehand. `run` is the audit's name where its starter chose one; only then
-    somebody else judges."""
+    """The settings of one rank. `run` is the audit's name if the process that started the ranks chose one; then that
+    process judges, else rank 0 does."""
 
     folder: str
     script: str

@@ -1,4 +1,4 @@
-"""One rank's life under audit: its book is begun with its process group, kept up while it steps, and completed."""
+"""One rank under audit: its book begins with its process group, grows while it steps, and is completed at its end."""
 
 import contextlib
 import os
@@ -68,7 +68,7 @@ class Rank:
         return self._place[0]
 
     def end(self, exit_code: int, error: str) -> None:
-        """The script is over: complete the book."""
+        """Complete the book after the script's end."""
         global _current  # noqa: PLW0603
         if _current is not self:
             return
@@ -110,7 +110,7 @@ class Rank:
                 remove_books(folder, self._place[1])
 
     def _keep(self) -> None:
-        """Leave a book of what was seen so far, for the case that the process is killed."""
+        """Write a book of what was seen so far, in case the process is killed."""
         if self.observer.is_open:
             self._write()
 
@@ -118,7 +118,7 @@ class Rank:
         """On a thread: the process is asked to end, and its main thread may wait in a call for good."""
         if _current is not self or not self.observer.is_open:
             return
-        # The store may be what is waited for.
+        # The process may be waiting for the store.
         asking = threading.Thread(target=self._ask, daemon=True)
         asking.start()
         asking.join(_STORE_SECONDS)
@@ -161,7 +161,7 @@ class Rank:
             self.trouble = f"the book of rank {self.number} could not be written: {one_line(wrong)}."
 
     def _send(self) -> None:
-        """Send the book to rank 0, where its host is another."""
+        """Send the book to rank 0 if that is on another host."""
         if self.number == 0 or self._counter is None or self.book is None:
             return
         if self._host_of_judge not in ("", self.book["host"]):
@@ -190,7 +190,7 @@ def is_under_audit() -> bool:
 
 
 def audit_script(told: Told, words: Sequence[str], say: Callable[[Rank, int], int]) -> int:
-    """Run the script under observation, as this rank, and return what `say` makes of its exit code."""
+    """Run the script under observation, as this rank, and return the exit code that `say` returns for its own."""
     code = script.load(told.script)
     rank = Rank(told)
     rank.say = say

@@ -1,4 +1,4 @@
-"""An audited run's record in the format of our own runs, so that `compare` and `report` put it beside them."""
+"""An audited run's files in the format of our own runs, so that `compare` and `report` can compare it with them."""
 
 import json
 import statistics
@@ -20,14 +20,14 @@ _SYNCHRONIZING = (GRADIENT, WEIGHT)
 
 
 def write_record(folder: Path, books: Sequence[Book]) -> str:
-    """Write the record of the ranks' books into the folder; "" when it is there, else why there is none."""
+    """Write the run's files from the ranks' books to the folder; returns "", or why they cannot be written."""
     if len(books) < books[0]["world_size"]:
         return "not every rank wrote its results"
     count = min(len(book["iterations"]) for book in books)
     if not count:
-        return "no rank stepped"
+        return "no rank made an optimizer step"
     if not all(each["losses"] for book in books for each in book["iterations"][:count]):
-        return "there are steps whose loss was no number"
+        return "the loss of some steps was not a number"
     losses = [
         statistics.fmean(statistics.fmean(book["iterations"][place]["losses"]) for book in books)
         for place in range(count)
@@ -68,14 +68,14 @@ def _row(iteration: dict[str, Any], number: int, loss: float) -> dict[str, Any]:
 
 
 def _phase(iteration: dict[str, Any], phase: str) -> float:
-    """The seconds of a phase; of `sync` what the calls took, DDP's beside backward only their beginning."""
+    """The seconds of a phase; for `sync` those of the calls, and for DDP's calls in backward only their start."""
     if phase == "sync":
         return sum(iteration["totals"].get(kind, [0.0])[-1] for kind in _SYNCHRONIZING)
     return iteration["phases"].get(phase, 0.0)
 
 
 def _whole(book: Book, count: int) -> list[dict[str, Any]]:
-    """The rows of calls, without those of a last iteration that was not noted to its end, and of one that is none."""
+    """The rows of calls, without those of a last iteration that is not complete, and those after the last iteration."""
     rows = [row for row in book["calls"] if row["iteration"] <= count]
     if len(book["calls"]) >= MOST_ROWS:
         last = rows[-1]["iteration"] if rows else 0
@@ -142,7 +142,7 @@ def _summary(books: Sequence[Book], count: int, losses: Sequence[float]) -> dict
 
 
 def sync_of(book: Book) -> str:
-    """How the script's gradients travel, in a word: "ddp", the operation that carries most, or "none"."""
+    """How the script's gradients are sent: "ddp", the operation that sends most, or "none"."""
     if "DistributedDataParallel" in book["model"].get("wrappers", ()):
         return DDP
     carried: dict[str, int] = {}

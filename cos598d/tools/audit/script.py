@@ -1,4 +1,4 @@
-"""A script of somebody's, run as `python script.py` would run it, in this process."""
+"""Somebody's script, run as `python script.py` would run it, in this process."""
 
 import importlib.util
 import linecache
@@ -34,7 +34,7 @@ def words_of(path: str) -> list[str]:
 
 
 def _spec_of(name: str) -> ModuleSpec:
-    """Where a module's code is, of a package its `__main__`. Raises UsageError where there is none."""
+    """The place of a module's code, or of a package's `__main__`. Raises UsageError if there is none."""
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -42,12 +42,14 @@ def _spec_of(name: str) -> ModuleSpec:
     except (ImportError, ValueError, AttributeError):
         spec = None
     if spec is None or not spec.origin or not isinstance(spec.loader, InspectLoader):
-        raise UsageError(f"-m {printable(name)} is not a module here. Start the audit where python -m finds it.")
+        raise UsageError(
+            f"-m {printable(name)} is not a module here. Start the audit in the folder where python -m finds it."
+        )
     return spec
 
 
 def load(path: str) -> CodeType:
-    """The code of a script, or of a module. Raises UsageError where there is none, or none of Python."""
+    """The code of a script, or of a module. Raises UsageError if there is none, or if it is not Python."""
     if path.startswith(MODULE):
         sys.path.insert(0, os.getcwd())
         path = _spec_of(path.removeprefix(MODULE)).origin or ""
@@ -82,7 +84,7 @@ def run(code: CodeType, path: str, words: Sequence[str]) -> tuple[int, str]:
     sys.modules["__main__"] = main
     sys.argv = [path, *words]
     linecache.checkcache()
-    # The streams are the script's as they would be: what guards the program's own is not for it.
+    # The script gets plain streams, without the guards of the program's own.
     sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
     try:
         spare = os.dup(1)
@@ -95,7 +97,7 @@ def run(code: CodeType, path: str, words: Sequence[str]) -> tuple[int, str]:
 
 
 def _print_to(spare: int) -> None:
-    """Print to this copy of the program's stdout where the script has closed or replaced its own; else let it go."""
+    """Print to this copy of the program's stdout if the script has closed or replaced its own; else close the copy."""
     try:
         sys.stdout.flush()
         os.fstat(sys.stdout.fileno())
@@ -122,7 +124,7 @@ def _ended(code: CodeType, main: types.ModuleType) -> tuple[int, str]:
 
 
 def exit_code(code: object) -> int:
-    """What a process ends with that raises SystemExit with this code; words are printed, as Python does."""
+    """The exit code of a process that raises SystemExit with this code; a text is printed, as Python does."""
     if code is None:
         return 0
     if isinstance(code, int):

@@ -1,4 +1,4 @@
-"""`audit --world_size N -- script.py`: the ranks of a script started here, each under observation, and waited for."""
+"""`audit --world_size N -- script.py`: start the ranks of a script here, each under observation, and wait for them."""
 
 import math
 import os
@@ -16,13 +16,13 @@ from cos598d.tools.audit.anywhere import environment
 from cos598d.tools.audit.options import Told
 from cos598d.world.network import DEFAULT_IP
 
-RUN = "COS598D_AUDIT_RUN"  # tells a rank that its starter judges, and the run's name
-_FAILED_SECONDS = 10.0  # when a rank has failed, the others have so long to notice
-_STOP_SECONDS = 5.0  # to leave a book
+RUN = "COS598D_AUDIT_RUN"  # the run's name, in a rank whose launcher judges
+_FAILED_SECONDS = 10.0  # when a rank has failed, the others have this long to notice
+_STOP_SECONDS = 5.0  # to write a book
 
 
 def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """The words with {rank} and the like in them filled in; other braces stay."""
+    """The arguments with {rank} and the other names in `values` filled in; other braces stay."""
     found = list(words)
     for name, value in values.items():
         found = [word.replace("{" + name + "}", str(value)) for word in found]
@@ -74,7 +74,9 @@ def start_launcher(told: Told, command: Sequence[str], seconds: float = math.inf
     Raises UsageError for one that cannot be started, and TimeoutError as `start_ranks`.
     """
     if shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]} is no program. Give a command after --launch, such as mpirun -n 2 ...")
+        raise UsageError(
+            f"there is no program {command[0]} on this machine. Give a command after --launch, such as mpirun -n 2 ..."
+        )
     environ = os.environ | environment(told.folder, told.steps, told.run)
     launcher = subprocess.Popen(ends_with_parent(command), env=environ)
     try:
@@ -85,7 +87,7 @@ def start_launcher(told: Told, command: Sequence[str], seconds: float = math.inf
 
 
 def free_port(asked: int | None = None) -> int:
-    """A port that nobody listens at: the one that is asked for, if there is one. Raises UsageError for one in use."""
+    """A free port: the one that is `asked` for, if there is one. Raises UsageError for one in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

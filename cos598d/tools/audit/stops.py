@@ -1,4 +1,4 @@
-"""A process that is asked to end while it waits in a call: a thread leaves its book.
+"""A process that is asked to end while it waits in a call: a thread writes its book.
 
 Python calls a signal's handler when the main thread comes back from C++, which it never does in a hang. What Python
 writes into a socket at once when a signal comes is read here.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 
 _GRACE_SECONDS = 1.0  # that a Ctrl-C has to end the script by itself
-_OTHERS_SECONDS = 2.0  # that other ranks have to leave a book, before this one's end fails their calls
+_OTHERS_SECONDS = 2.0  # that other ranks have to write a book, before this one's end fails their calls
 TIMEOUT = "--timeout"
 
 

@@ -21,21 +21,21 @@ class BenchPlan:
 
     sync: str | None = flag(
         None,
-        "syncs, separated by commas: NAME, FILE.py:Class, NAME+CODEC, NAME:bucket_mb=5, ddp:bucket_view, "
-        "ddp+fp16 (default: every registered sync); none and ddp always run too",
+        "syncs, separated by commas: NAME, FILE.py:CLASS, NAME+COMPRESSION (ddp+fp16) or NAME:OPTION (ddp:bucket_view, "
+        "bucketed:bucket_mb=5) (default: every built-in sync); none and ddp always run too",
         group=WHAT,
     )
     sweep: str | None = flag(
         None,
-        "instead of --sync, one of {choices} (bucket_mb: both, and its prediction)",
+        "instead of --sync, measure a range of: {choices} (bucket_mb: both, and a prediction)",
         group=WHAT,
         choices=("bucket_mb", "message_size"),
     )
-    alone: bool = flag(False, "only these syncs, without none and ddp", group=WHAT)
-    step: bool = flag(False, "an iteration includes clipping and AdamW (with learning rate 0)", group=WHAT)
+    alone: bool = flag(False, "run only these syncs, without none and ddp", group=WHAT)
+    step: bool = flag(False, "include clipping and AdamW (learning rate 0) in an iteration", group=WHAT)
     model: str = flag(
         "minilm",
-        "a folder, a hub name, minilm, or tiny and bert-base (shapes with random weights)",
+        "a folder, a hub name, minilm, or random weights: tiny, bert-base",
         group=WHAT,
         metavar="MODEL",
         is_local=True,
@@ -43,20 +43,20 @@ class BenchPlan:
     batch: int = flag(4, "examples per rank and iteration", group=WHAT, least=1)
     precision: str = flag(
         "fp32",
-        "one of {choices}: precision of forward and backward, as in `train --precision`",
+        "precision of forward and backward, as in `train --precision`: {choices}",
         group=WHAT,
         choices=("fp32", "bf16", AUTO_PRECISION),  # a bench does not measure fp16's loss scale
     )
     tokens: int = flag(64, "tokens per example; examples are cut or padded to this", group=WHAT, least=8)
-    rounds: int = flag(10, "rounds, each with every sync once", group=HOW, least=1)
+    rounds: int = flag(10, "number of rounds; each runs every sync once", group=HOW, least=1)
     attach: str = flag(
         "auto",
-        "one of {choices}: keep all syncs attached, or attach each for its turn",
+        "keep all syncs attached (once), or attach each for its turn (turns): {choices}",
         group=HOW,
         choices=("auto", "once", "turns"),
     )
     largest_mb: float = flag(256.0, "largest message of the sweep in MiB", group=HOW)
-    seed: int = flag(42, "for new weights and the order within rounds", group=HOW, least=0)
+    seed: int = flag(42, "random seed of new weights and of the order within rounds", group=HOW, least=0)
     trace: str | None = flag(
         None,
         "afterwards, profile one iteration of each sync and write the traces to FOLDER",

@@ -114,7 +114,9 @@ def measures(result: dict[str, Any]) -> str:
         lines += _speed(result["sync"], speed)
     elif result["not_measured"] != "--no_speed":
         what = "Speed was" if result["cost"] else "Cost and speed were"
-        lines += [f"\n{what} not measured: {result['not_measured']}."]
+        why = result["not_measured"]
+        end = "" if why.endswith(("(", ".")) else "."
+        lines += ["", textwrap.fill(f"{what} not measured: {why}{end}", WIDTH)]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""An assignment: which kinds of submissions, the points of each claim, and what a submission may use up."""
+"""An assignment: its kinds of submissions, the points of each test (a claim, in the code), and the limits."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ POINTS = Number("a number of points from 0 to 1000000", least=0, most=1e6)
 
 @dataclass(frozen=True)
 class Limits:
-    """What one submission may use up, its processes together unless it says otherwise."""
+    """The limits of one submission: of all its processes together, unless stated otherwise."""
 
     seconds_in_all: float = 540.0  # Gradescope ends an autograder after 10 minutes, unless the teacher allows more
     processes: int = 100
@@ -41,11 +41,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What is asked for. `points` are those of each claim that is scored, in the order in which they are judged;
-    `environment` names the variables that a submission's processes are given.
+    """An assignment. `points` are those of each claim that is scored, in the order in which they are judged;
+    `environment` names the variables that a submission's processes get.
 
     together  sets of claims that give points only if all of a set hold
-    version   stands for the whole file, and `digest` for what the verdicts depend on, which points are not
+    version   a digest of the whole file; `digest` is one of what the verdicts depend on, without the points
     """
 
     title: str
@@ -61,7 +61,7 @@ class Assignment:
     digest: str = ""
 
     def scored(self, judged: Sequence[Judged], otherwise: Judged) -> list[Scored]:
-        """What all claims give; those that were not judged are as `otherwise`, but for their names."""
+        """The scores of all claims; those that were not judged get the result `otherwise` under their own names."""
         known = {each.name: each for each in judged}
         rest = {name: Judged(name, otherwise.passed, otherwise.words) for name in self.points}
         scored = [Scored.of((rest | known)[name], most) for name, most in self.points.items()]
@@ -76,7 +76,7 @@ class Assignment:
 
 
 def assignment_of(word: str) -> Assignment:
-    """The assignment in a file, or the plain one of a kind that `word` names. Raises UsageError."""
+    """The assignment in a file, or the default one of a kind that `word` names. Raises UsageError."""
     if word in KINDS:
         return read_assignment(TomlTable.of_text(word, f'kind = "{word}"\n'))
     if (near := did_you_mean(word, KINDS)) and not Path(word).exists():
@@ -129,7 +129,7 @@ def package_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _of_package() -> str:
-    """Stands for this package's files: other ones may judge otherwise."""
+    """A digest of this package's files, since other files may judge differently."""
     found = hashlib.sha256()
     for name, data in package_files():
         found.update(b"%d %s %d " % (len(name), name.encode(), len(data)) + data)
@@ -138,7 +138,7 @@ def _of_package() -> str:
 
 @dataclass(frozen=True)
 class _AssignmentPart:
-    """The kind, the points and the groups in one table; `judged_by` is what the kind's keys say."""
+    """The kind, the points and the groups in one table; `judged_by` are the kind's keys and values."""
 
     name: str
     kind: AssignmentKind
@@ -148,7 +148,7 @@ class _AssignmentPart:
 
     @classmethod
     def read(cls, table: TomlTable, more: Sequence[str] = ()) -> "_AssignmentPart":
-        """Take them; `more` are the keys that are taken already. Raises UsageError."""
+        """Read them from the table; `more` are the keys that are read already. Raises UsageError."""
         given = table.left()
         name = table.take("kind", OneOf(tuple(KINDS)))
         if name is None:
@@ -177,7 +177,7 @@ def _points(
         tests = dict.fromkeys(group.take("tests", ListOf(TEXT), []))
         wrong = next((test for test in tests if test not in known or test in named), None)
         if wrong is not None:
-            why = "has points already" if wrong in known else f"is no test. Use some of {', '.join(known)}"
+            why = "has points already" if wrong in known else f"is not a test. Use some of {', '.join(known)}"
             raise group.error("tests", f"tests: {wrong} {why}")
         if not tests:
             raise group.error(

@@ -18,9 +18,9 @@ PLAIN, PROGRAM = 0o100644, 0o100755
 
 
 def autograder(word: str) -> bytes:
-    """The zip that grades the assignment in a file, or the plain one of a kind that `word` names.
+    """The zip that grades the assignment in a file, or the default one of a kind that `word` names.
 
-    Raises UsageError for an assignment that cannot work, UserError where the package's requirements are not known.
+    Raises UsageError for an assignment that cannot work, UserError if the package's requirements are unknown.
     """
     assignment_of(word)
     text = f'kind = "{word}"\n' if word in KINDS else Path(word).read_text(encoding="utf-8")
@@ -37,13 +37,13 @@ def autograder(word: str) -> bytes:
 
 
 def requirements() -> list[str]:
-    """What the package needs, as it is installed here, without the extras. Raises UserError where it is not."""
+    """The installed package's requirements, without the extras. Raises UserError if it is not installed."""
     try:
         found = requires("cos598d")
     except PackageNotFoundError:
         found = None
     if not found:
-        raise UserError("the package is not installed, so what it needs is unknown. Run pip install -e . in its clone.")
+        raise UserError("cos598d is not installed, so its requirements are unknown. Run pip install -e . in its clone.")
     return [each for each in found if "extra ==" not in each]
 
 

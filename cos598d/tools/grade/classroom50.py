@@ -1,6 +1,6 @@
 """Classroom 50's result.json, "classroom50/result/v1": schemas/result-v1.schema.json of foundation50/classroom50.
 
-Whose submission it is stands in variables that its runner sets; points are whole numbers there.
+Its runner sets variables that name the submission. Points are whole numbers there.
 """
 
 import os
@@ -36,7 +36,7 @@ class SubmissionRef:
 
     @classmethod
     def here(cls, points: Sequence[float]) -> "SubmissionRef":
-        """As Classroom 50's runner says. Raises UsageError where it does not, and for `points` that it cannot take."""
+        """The one in the runner's variables. Raises UsageError if they are missing, and for `points` it cannot take."""
         fields = {
             field: next((value for name in names if (value := os.environ.get(name))), "")
             for field, names in VARIABLES.items()
@@ -75,7 +75,7 @@ def classroom50(scored: Sequence[Scored], place: SubmissionRef) -> dict[str, Any
         }
         for each in scored
     ]
-    # When it was handed in its runner knows, and puts in its place.
+    # The runner puts the time of submission here.
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "schema": SCHEMA,

@@ -19,7 +19,7 @@ MOST_BYTES = 1 << 20  # of a file that a line is taken from
 MOST_LINES = 3  # of a test
 LONGEST, LONGEST_LINE = 20_000, 200  # characters
 PLACE = re.compile(r"(?<![\w./-])([\w./-]+\.py) line (\d{1,6})\b")
-# No script runs and nothing is loaded, whatever a submission has brought into the page.
+# No script runs and nothing is loaded, whatever text of a submission is in the page.
 HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
@@ -30,7 +30,7 @@ color:#111;padding:.5em}}img{{max-width:100%}}</style></head><body>
 
 
 def write_feedback(folder: Path, graded: Graded, source: Path, assignment: Assignment) -> None:
-    """Write the student's page, whole or not at all, into `folder`. Raises UserError."""
+    """Write the student's page to `folder`, complete or not at all. Raises UserError."""
     try:
         own_folder(folder)
         write_whole(folder / page_name(graded.result.name), page(graded, source, assignment))
@@ -95,5 +95,5 @@ def lines_named(words: str, source: Path) -> list[str]:
 
 
 def _clean(text: str) -> str:
-    """Text from anywhere as it may stand in HTML."""
+    """Text from anywhere, escaped for HTML."""
     return html.escape(printable(text, LONGEST, keep="\n"))

@@ -1,4 +1,4 @@
-"""A class: every submission in a folder is graded, and each result is in a file, in the table and on a page at once."""
+"""A class: grade every submission in a folder, and write each result at once to a file, the table and a page."""
 
 import contextlib
 import time
@@ -83,7 +83,7 @@ class SubmittedClass:
 
     @property
     def strangers(self) -> list[str]:
-        """Submissions that are of nobody in the roster, if there is one."""
+        """Submissions of nobody in the roster, if there is one."""
         return [name for name in self._sources if name not in self._owners] if self._students else []
 
     @property
@@ -92,13 +92,13 @@ class SubmittedClass:
         return [student for student in self._students if student not in self._owners.values()]
 
     def chosen(self, flag: str, names: Collection[str]) -> set[str]:
-        """The submissions of these names, or of these students' ids. Raises UsageError for what is neither."""
+        """The submissions of these names, or of these students' ids. Raises UsageError for other names."""
         by_id = {student.id: name for name, student in self._owners.items()}
         for name in names:
             if name not in self._sources and name not in by_id:
                 near = did_you_mean(name, [*self._sources, *by_id])
                 raise UsageError(
-                    f"{flag} {printable(name, 60)} is no submission.{near} Give one of the folder's names."
+                    f"{flag} {printable(name, 60)} is not a submission.{near} Give a name from the folder."
                 )
         return {by_id.get(name, name) for name in names}
 
@@ -107,7 +107,7 @@ class SubmittedClass:
     ) -> list[Graded]:
         """Grade these submissions, so many at the same time; once each is known, write it down and call `say`.
 
-        Returns what all of the class come to that are known by then. Raises UserError.
+        Returns all of the class that have a result then. Raises UserError.
         """
         self._table.add_missing(self.absent)
         found = [self._put(result) for name, result in self.known.items() if name not in names]

@@ -1,4 +1,4 @@
-"""The table of a class: a row for each student. Rows of others stay, and no table of another class is touched."""
+"""The table of a class: a row for each student. Rows of others stay, and another class's table is not changed."""
 
 import csv
 import io
@@ -44,7 +44,7 @@ class Graded:
 
     @classmethod
     def of(cls, result: Result, assignment: Assignment, handed_in: HandedIn, student: Student | None) -> "Graded":
-        """What a result comes to."""
+        """The grade of a result."""
         scored = tuple(assignment.scored(result.judged, result.end.otherwise))
         days = assignment.late.days(handed_in) if assignment.late else 0
         cost = min(days * assignment.late.points_per_day, total(scored)) if assignment.late else 0.0
@@ -52,7 +52,7 @@ class Graded:
 
     @property
     def points(self) -> float:
-        """Those that are left of what its tests gave."""
+        """The points of its tests, less those for lateness."""
         return total(self.scored) - self.late_points
 
     @property
@@ -62,7 +62,7 @@ class Graded:
 
     @property
     def words(self) -> str:
-        """Why points are missing: the end's remark, else the first lines on the first claim that does not hold."""
+        """Why points are missing: the remark on its end, else the first lines on the first test that it fails."""
         first = next((each for each in self.scored if not each.passed), None)
         said = self.result.end.remark or (f"{first.name}: {first.words}" if first else "")
         lines = [" ".join(line.split()) for line in _WRAPPED.sub(" ", said).splitlines() if line.strip()]
@@ -70,7 +70,7 @@ class Graded:
         return " ".join([*ended, *lines[-1:]])
 
     def row(self, assignment: Assignment) -> dict[str, str]:
-        """Its row of the table, not yet made into cells."""
+        """Its row of the table, before the texts become cells."""
         late = assignment.late
         time = self.handed_in.time(late.times if late else "file")
         failed = [
@@ -126,11 +126,11 @@ class GradesTable:
             )
 
     def put(self, graded: Graded) -> None:
-        """Have this row, in place of the student's older one."""
+        """Put this row in, instead of the student's older one."""
         self._put(graded.row(self._assignment))
 
     def add_missing(self, students: Sequence[Student]) -> None:
-        """Have a row of 0 points for each of these students who has no other."""
+        """Put in a row of 0 points for each of these students without a row."""
         for student in students:
             if self._rows.get(_cell(student.id), {}).get("status", MISSING) == MISSING:
                 most_points = number(sum(self._assignment.points.values()))
@@ -138,7 +138,7 @@ class GradesTable:
                 self._put(_of_student("", student) | about | {"assignment": self._assignment.version})
 
     def write(self) -> None:
-        """Write it, whole or not at all. Raises UserError."""
+        """Write it, complete or not at all. Raises UserError."""
         text = io.StringIO()
         rows = csv.DictWriter(text, self._columns, restval="", extrasaction="ignore", lineterminator="\n")
         rows.writeheader()
@@ -191,6 +191,6 @@ def _key(row: Mapping[str, str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A submission's words as a cell that no spreadsheet takes for a formula."""
+    """A submission's text as a cell that no spreadsheet reads as a formula."""
     shown = printable(text, LONGEST_CELL)
     return f"'{shown}" if shown[:1] in ("=", "+", "-", "@") else shown

@@ -53,5 +53,5 @@ def _test(scored: Scored, number: int, visibility: str) -> dict[str, Any]:
 
 
 def _clean(text: str) -> str:
-    """A submission's words may be in it: nothing in them is obeyed by what shows them."""
+    """Text that may come from a submission, without characters that its reader would obey."""
     return printable(text, LONGEST, keep="\n")

@@ -1,4 +1,4 @@
-"""A submission as it was handed in: its files, when that was by its files or by Git, and what lateness costs."""
+"""A submission as it was handed in: its files, its time by its files or by Git, and the cost of lateness."""
 
 import hashlib
 import math
@@ -36,7 +36,7 @@ def plain_files(source: Path) -> list[Path]:
 
 
 def digest_of(source: Path) -> str:
-    """Stands for the names and contents of a submission's files; "" where they cannot be read, or are too large."""
+    """A digest of the names and contents of a submission's files; "" if they cannot be read or are too large."""
     found, left = hashlib.sha256(), MOST_DIGESTED
     try:
         for path in plain_files(source):
@@ -51,7 +51,7 @@ def digest_of(source: Path) -> str:
 
 @dataclass(frozen=True)
 class LatePolicy:
-    """Each day that has begun after `deadline` costs `points_per_day`; `times` says which times count."""
+    """Each day begun after `deadline` costs `points_per_day`; `times` is "file" or "git", the times that count."""
 
     deadline: datetime
     points_per_day: float
@@ -59,7 +59,7 @@ class LatePolicy:
 
     @classmethod
     def read(cls, table: TomlTable) -> "LatePolicy | None":
-        """The policy in the table `late`; None where there is none. Raises UsageError."""
+        """The policy in the table `late`; None without one. Raises UsageError."""
         if not table.left():
             return None
         words = "a date and a time with its offset, as 2026-10-01T23:59:00-04:00"
@@ -74,7 +74,7 @@ class LatePolicy:
         return cls(deadline, float(points), times)
 
     def days(self, handed_in: "HandedIn") -> int:
-        """The days that a submission is late, each that has begun; 0 where it is not, or has no time."""
+        """The days that a submission is late, each that has begun; 0 if it is not late or has no time."""
         time = handed_in.time(self.times)
         return max(0, math.ceil((time - self.deadline).total_seconds() / DAY)) if time else 0
 
@@ -93,7 +93,7 @@ class HandedIn:
 
 
 def handed_in(source: Path) -> HandedIn:
-    """What the files of a submission say; students can make them say anything."""
+    """The times of a submission's files, which students can set to anything."""
     try:
         newest = max((os.stat(path, follow_symlinks=False).st_mtime for path in plain_files(source)), default=None)
         changed = None if newest is None else datetime.fromtimestamp(newest, timezone.utc)
@@ -103,7 +103,7 @@ def handed_in(source: Path) -> HandedIn:
 
 
 def _last_commit(git: Path) -> tuple[str, datetime | None]:
-    """The commit that is checked out and its time; "" and None where they cannot be read.
+    """The commit that is checked out and its time; "" and None if they cannot be read.
 
     Git reads the student's objects and names of commits, and none of his settings, which can name programs.
     """

@@ -22,7 +22,7 @@ from cos598d.tools.grade.processes import hide_this_process, limit_this_process
 from cos598d.tools.grade.rights import NOBODY, OwnNamespaces, User, hide
 from cos598d.tools.grade.scored import Judged
 
-LONGEST = 20_000  # characters of what is said of one claim
+LONGEST = 20_000  # characters of the text on one claim
 MOST_PICTURE = 400_000  # characters
 # Of this process's environment a submission gets these, and what its assignment names.
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
@@ -43,7 +43,7 @@ class JudgingPlace:
 
 
 def be_judge(assignment: Assignment, place: JudgingPlace, line: socket.socket, output: int) -> NoReturn:
-    """In a fork of the grader: judge the submission, send each claim as a line of JSON, and leave."""
+    """In a fork of the grader: judge the submission, send each claim as a line of JSON, and exit."""
     status = 1
     folder = place.folder
     try:
@@ -72,7 +72,7 @@ def be_judge(assignment: Assignment, place: JudgingPlace, line: socket.socket, o
 
 
 def heard(data: bytes) -> dict[str, object]:
-    """What a line says. Raises ValueError for one that no judge has written."""
+    """A line of the judge as an object. Raises ValueError for one that no judge has written."""
     said = json.loads(data)
     if not isinstance(said, dict):
         raise ValueError("no object")
@@ -80,7 +80,7 @@ def heard(data: bytes) -> dict[str, object]:
 
 
 def judged_of(said: dict[str, object]) -> Judged:
-    """The claim that a line tells of. Raises ValueError."""
+    """The judged claim in a line. Raises ValueError."""
     name, passed, words = said.get("name"), said.get("passed"), said.get("words")
     if not isinstance(name, str) or not isinstance(words, str) or not (passed is None or isinstance(passed, bool)):
         raise ValueError("no claim")
@@ -112,7 +112,7 @@ def _leave_the_grader(assignment: Assignment, place: JudgingPlace, output: int) 
         folder.mkdir(exist_ok=True)
     environ |= {name: str(folder) for name, folder in own.items()}
     if place.apart and user:
-        environ |= {"USER": NOBODY, "LOGNAME": NOBODY}  # no entry says how this user is called
+        environ |= {"USER": NOBODY, "LOGNAME": NOBODY}  # this user has no entry with a name
     environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     os.environ.pop("PYTHONPATH", None)
     environ["PYTHONPATH"] = own_python_path()
@@ -128,7 +128,7 @@ def _send(line: socket.socket, said: dict[str, object]) -> None:
 
 
 def _without_folder(words: str, folder: Path) -> str:
-    """The words with paths as they are in the submission."""
+    """The text with paths as they are in the submission."""
     for place in (str(folder), os.path.relpath(folder)):
         words = words.replace(place + os.sep, "")
     return words

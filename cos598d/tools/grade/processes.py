@@ -1,5 +1,4 @@
-"""What a submission's processes may use up, and their end: of all of them, also where they left group, session or
-parent."""
+"""The limits of a submission's processes, and the end of all of them, even if they left group, session or parent."""
 
 import contextlib
 import os
@@ -46,7 +45,7 @@ def scratch_base() -> str:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new folder that is gone afterwards, whatever a submission has put there."""
+    """A new folder that is deleted afterwards, whatever a submission has put there."""
     path = Path(tempfile.mkdtemp(prefix="grade-", dir=scratch_base())).resolve()
     try:
         yield path
@@ -82,7 +81,7 @@ class ProcessTree:
         return []
 
     def own(self, processes: list[psutil.Process]) -> list[psutil.Process]:
-        """Those among them that the present submission started."""
+        """Those among them that the current submission started."""
         return [each for each in processes if each not in self._left]
 
     def end(self) -> bool:
@@ -108,7 +107,7 @@ class ProcessTree:
 
 
 def limit_this_process(limits: Limits) -> None:
-    """From now on, and for all that it starts: how much memory, how large files, how many processes and how long."""
+    """From now on, limit the memory, file sizes, processes and seconds of this process and of all that it starts."""
     seconds = int(2 * limits.seconds_in_all) + 60  # of processor; the clock on the wall is the grader's to look at
     _set(resource.RLIMIT_CPU, seconds)
     _set(resource.RLIMIT_CORE, 0)
@@ -133,7 +132,7 @@ def _tasks_of_user() -> int:
 
 
 def megabytes_in(folder: Path) -> float:
-    """What a folder takes on the disk, in MB; infinite where it has more files than anybody needs."""
+    """The size of a folder on the disk in MB; infinite if it has more than MOST_LOOKED_AT files."""
     found, files, folders = 0, 0, [folder]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:

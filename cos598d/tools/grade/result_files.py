@@ -1,5 +1,6 @@
-"""The files for teachers' tools, written whole each time one more claim is known, so that an end from outside costs
-only what was left; by `grade`, and by `check` and `audit` with the flags for teachers."""
+"""The files for teachers' tools, which `grade` writes, and `check` and `audit` with the flags for teachers.
+
+They are written again after each claim, so that if the grader is ended, only the remaining claims are lost."""
 
 import argparse
 import time
@@ -95,10 +96,10 @@ class CheckResults:
             self._files.add(Judged(claim.name, passed, in_words(claim, outcomes, own_file)))
 
     def finish(self, result: dict[str, Any]) -> None:
-        """All is known. Claims that a sync does not make give nothing; a right one's speed goes on the leaderboard."""
+        """Finish the files. Tests that do not apply give nothing; a correct sync's speed goes on the leaderboard."""
         rows: list[tuple[str, float, str]] = []
         if result["passed"] and result["speed"]:
-            rows.append(("ms a step", result["speed"]["seconds"][result["sync"]]["median"] * 1e3, "asc"))
+            rows.append(("ms per step", result["speed"]["seconds"][result["sync"]]["median"] * 1e3, "asc"))
             ratios = result["speed"]["ratio_to"].items()
             rows += [(f"ratio to {other}", ratio["median"], "asc") for other, ratio in ratios]
         words = f"this test does not apply to {result['class']}"

@@ -1,4 +1,4 @@
-"""What became of each submission of a class, kept in a file of its own: a later run grades only what is missing."""
+"""The result of each submission of a class in a file of its own, so that a later run grades only what is missing."""
 
 import contextlib
 import hashlib
@@ -16,13 +16,13 @@ from cos598d.terminal.reading import parse_json, read_plain
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.submission import SubmissionEnd
 
-RESULTS = ".results"  # behind the name of a table: the folder of the results that it is made of
+RESULTS = ".results"  # after the name of a table: the folder of the results that it is made of
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of the submission `name`. `files` and `assignment` are the digests of what was judged ("": nobody
-    knows), and by what; `seconds` is what it took, and `graded` when it was, as UTC."""
+    """The result of the submission `name`. `files` and `assignment` are digests of what was judged ("": unknown) and by
+    which assignment; `seconds` is how long it took, and `graded` the time, as UTC."""
 
     name: str
     files: str
@@ -41,12 +41,12 @@ class KeptResults:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other graders from this table within the block. Raises UsageError where one is at work on it."""
+        """Keep other graders from this table within the block. Raises UsageError if one is using it."""
         with self._writing():
             own_folder(self._folder)
         with locked(self._folder) as is_ours:
             if not is_ours:
-                raise UsageError(f"another grader is at work on {self._table}. Wait, or give --csv another file.")
+                raise UsageError(f"another grader is using {self._table}. Wait, or give --csv another file.")
             try:
                 yield
             finally:
@@ -54,7 +54,7 @@ class KeptResults:
                     self._folder.rmdir()
 
     def get(self, name: str, assignment: str) -> Result | None:
-        """The newest result of this submission, if it is by this assignment; None where there is none."""
+        """The newest result of this submission by this assignment; None without one."""
         try:
             data = read_plain(self._path(name), follows=False)
             found = msgspec.convert(parse_json(data.decode()), Result)
@@ -63,7 +63,7 @@ class KeptResults:
         return found if (found.name, found.assignment) == (name, assignment) else None
 
     def keep(self, result: Result) -> None:
-        """Write it, whole or not at all. Raises UserError."""
+        """Write it, complete or not at all. Raises UserError."""
         with self._writing():
             own_folder(self._folder)
             write_whole(self._path(result.name), json.dumps(asdict(result)))

@@ -54,11 +54,10 @@ class User:
 
 def user_for(needed: Sequence[str]) -> tuple[User | None, str]:
     """Whose rights submissions get that read the files and folders `needed`; None: the grader's own.
-
     With it, where they are the grader's own, a sentence that says why.
     """
     if os.geteuid() != 0:
-        return None, "Submissions have your rights: they can read and change your files, also the results."
+        return None, "Submissions run with your rights: they can read and change your files and the results."
     try:
         found = pwd.getpwnam(NOBODY)
         user = User(found.pw_uid, found.pw_gid)
@@ -67,7 +66,9 @@ def user_for(needed: Sequence[str]) -> tuple[User | None, str]:
         why = f"There is no user {NOBODY}"
     if not why:
         return user, ""
-    return None, f"{why}. Then submissions run as root: they can end the grader, change its results and read all files."
+    return None, (
+        f"{why}, so submissions can only run as root: they can end the grader, change its results and read all files."
+    )
 
 
 def needed_by(assignment: Assignment) -> list[str]:

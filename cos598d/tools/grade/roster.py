@@ -13,7 +13,7 @@ from cos598d.terminal.reading import read_plain
 
 @dataclass(frozen=True)
 class Student:
-    """A row of the roster; all but `id` may be empty."""
+    """A row of the roster; all except `id` may be empty."""
 
     id: str
     name: str = ""
@@ -46,7 +46,7 @@ def read_roster(path: Path) -> list[Student]:
     seen: set[str] = set()
     for student in students:
         if student.id.casefold() in seen:
-            raise UsageError(f"{path} has the id {printable(student.id, 60)} twice. Give each student another one.")
+            raise UsageError(f"{path} has the id {printable(student.id, 60)} twice. Give each student a different one.")
         seen.add(student.id.casefold())
     return students
 
@@ -54,7 +54,7 @@ def read_roster(path: Path) -> list[Student]:
 def owners(submissions: Iterable[str], students: Sequence[Student]) -> dict[str, Student]:
     """Whose each submission is: its name, without .py, is the student's id, email, or the email's part before the @.
 
-    Those of nobody are left out. Raises UsageError where two are the same student's.
+    Submissions of nobody are left out. Raises UsageError if one student has two.
     """
     known: dict[str, set[Student]] = {}
     for student in students:
@@ -69,6 +69,6 @@ def owners(submissions: Iterable[str], students: Sequence[Student]) -> dict[str,
             other = next((each for each, whose in found.items() if whose == student), None)
             if other is not None:
                 both = f"{printable(other, 60)} and {printable(name, 60)}"
-                raise UsageError(f"{both} are both of the student {printable(student.id, 60)}. Keep one of them.")
+                raise UsageError(f"{both} both belong to the student {printable(student.id, 60)}. Keep one of them.")
             found[name] = student
     return found

@@ -1,4 +1,4 @@
-"""What a submission gets for one claim, and for all of them."""
+"""The points of a submission for one claim, and for all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ PASSED, WRONG, NOT_JUDGED = 0, 1, 2
 
 @dataclass(frozen=True)
 class Judged:
-    """What became of a claim: it holds, it does not, or (None) nobody could tell. `words` say why."""
+    """The result of a claim: passed, failed, or (None) not judged. `words` are the reason."""
 
     name: str
     passed: bool | None
@@ -18,7 +18,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Scored:
-    """A claim with the points that it gave, of `most`. What could not be judged gives none."""
+    """A claim with its points, of `most`. A claim that could not be judged gives none."""
 
     name: str
     points: float
@@ -28,7 +28,7 @@ class Scored:
 
     @classmethod
     def of(cls, judged: Judged, most: float) -> "Scored":
-        """The points for what became of a claim."""
+        """The points for a judged claim."""
         return cls(judged.name, most if judged.passed else 0.0, most, judged.passed, judged.words)
 
     @property
@@ -48,12 +48,12 @@ def most(scored: Sequence[Scored]) -> float:
 
 
 def exit_code(scored: Sequence[Scored]) -> int:
-    """PASSED where all claims hold, NOT_JUDGED where nobody could tell of one, else WRONG."""
+    """PASSED if all claims passed, NOT_JUDGED if one could not be judged, else WRONG."""
     if any(each.passed is None for each in scored):
         return NOT_JUDGED
     return PASSED if all(each.passed for each in scored) else WRONG
 
 
 def number(points: float) -> str:
-    """Points as they are written: 2, 2.5."""
+    """Points as text: 2, 2.5."""
     return f"{points:.10g}"

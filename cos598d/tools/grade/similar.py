@@ -1,4 +1,4 @@
-"""Submissions that are alike once names and comments are left out: a hint to read both, and never a grade."""
+"""Submissions that are similar except for names and comments: a hint to read both, and never a grade."""
 
 import builtins
 import io
@@ -40,7 +40,7 @@ def fingerprint(source: str) -> frozenset[tuple[str, ...]]:
 
 
 def similar_pairs(submissions: Mapping[str, Path], given: str) -> list[tuple[float, str, str]]:
-    """How much two submissions share (up to 1), and their names; the most alike first. What was `given` is left out."""
+    """How much two submissions share (up to 1), and their names, the most similar first. `given` code is left out."""
     known = fingerprint(given)
     prints = {name: fingerprint(_source(path)) - known for name, path in submissions.items()}
     large = [(name, found) for name, found in prints.items() if len(found) >= FEWEST]
@@ -53,7 +53,7 @@ def similar_pairs(submissions: Mapping[str, Path], given: str) -> list[tuple[flo
 
 
 def _source(path: Path) -> str:
-    """All Python files of a submission in one; "" where they cannot be read, or are too large."""
+    """All Python files of a submission in one text; "" if they cannot be read or are too large."""
     try:
         files = [file for file in plain_files(path) if file.suffix == ".py"]
         return "\n".join(read_plain(file, MOST_BYTES, follows=False).decode(errors="replace") for file in files)

@@ -1,4 +1,4 @@
-"""One submission, graded in processes of its own, on a copy of its files, within its limits, and none of them left."""
+"""One submission, graded on a copy of its files, in processes of its own, within its limits; none of them stays."""
 
 import contextlib
 import errno
@@ -56,7 +56,7 @@ class SubmissionEnd:
 
     @property
     def is_final(self) -> bool:
-        """Whether grading it again comes to the same; not where the judge was ended, or failed."""
+        """Whether grading it again would give the same; not if the judge was ended or failed."""
         return self.otherwise.passed is not None or not self.remark
 
 
@@ -91,8 +91,8 @@ class Grader:
             why = what_stops(lambda empty: apart.enter(empty, None))
             if why:
                 raise UsageError(
-                    f"Submissions that are judged at the same time would share processes and ports, since {why}. Leave "
-                    "out --parallel, or grade on a machine that allows namespaces."
+                    f"--parallel cannot keep submissions apart here: {why}. Leave it out, or grade on a machine that "
+                    "allows namespaces."
                 )
             if apart.shared:
                 places = " and ".join(map(str, apart.shared))
@@ -115,7 +115,7 @@ class Grader:
     def grade(self, source: Path, tell: Callable[[Judged], None]) -> SubmissionEnd:
         """Grade the submission in `source`, a folder or a file; `tell` is called with each claim once it is judged.
 
-        Raises UserError where this machine cannot do it.
+        Raises UserError if this machine cannot do it.
         """
         self._tree.begin()
         with scratch_folder() as scratch:
@@ -232,7 +232,7 @@ class _Judgement:
         return SubmissionEnd(left, remark, printed, tuple(self._pictures), self._golf)
 
     def _watch(self, line: socket.socket, output: int) -> str:
-        """Hear the judge until it has ended, or the submission has used up its limits: why it has to end, in words."""
+        """Read the judge's lines until it ends, or the submission exceeds a limit; returns which one ("": none)."""
         began = looked = weighed = time.monotonic()
         streams: list[int] = [line.fileno(), output]
         while line.fileno() in streams:
@@ -260,7 +260,7 @@ class _Judgement:
         return ""
 
     def _hear(self, data: bytes) -> bool:
-        """Take what the judge says; whether there may be more."""
+        """Read what the judge sends; returns whether there may be more."""
         self._heard += data
         *lines, self._heard = self._heard.split(b"\n")
         for said in map(heard, lines):
@@ -275,7 +275,7 @@ class _Judgement:
         return bool(data) and len(self._heard) < MOST_LINE_BYTES
 
     def _drain(self, output: int) -> bool:
-        """Read what the submission has printed, and keep its end; whether there may be more."""
+        """Read what the submission has printed, and keep its end; returns whether there may be more."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(output, 1 << 16)
             self._said = (self._said + data)[-OUTPUT_BYTES:]
@@ -283,7 +283,7 @@ class _Judgement:
         return True
 
     def _how_it_failed(self, exit_code: int | None) -> str:
-        """In words; "" where the judge has said all that there is to say."""
+        """How the judge failed, as a sentence; "" if it finished."""
         if self._is_over:
             return ""
         if self._error:

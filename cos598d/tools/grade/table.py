@@ -1,4 +1,4 @@
-"""A TOML file taken key by key: a value of another kind, or a key that nobody takes, is one sentence with its line."""
+"""A TOML file that is read key by key: a value of the wrong kind, or an unknown key, is an error with its line."""
 
 import re
 import sys
@@ -28,7 +28,7 @@ class TomlTable:
 
     @classmethod
     def read(cls, path: Path) -> "TomlTable":
-        """The table of a file. Raises UsageError where there is none, or none in TOML."""
+        """The table of a file. Raises UsageError if there is no file, or if it is not TOML."""
         try:
             data = read_plain(path)
         except OSError as error:
@@ -42,7 +42,7 @@ class TomlTable:
 
     @classmethod
     def of_text(cls, path: str, source: str) -> "TomlTable":
-        """The table of a text that came from `path`. Raises UsageError where it is no TOML."""
+        """The table of a text that came from `path`. Raises UsageError if it is not TOML."""
         try:
             return cls(path, source, tomllib.loads(source))
         except tomllib.TOMLDecodeError as error:
@@ -51,31 +51,31 @@ class TomlTable:
             raise UsageError(f"{path} is nested too deeply. Give an assignment's TOML file.") from None
 
     def take(self, key: str, kind: ValueKind, default: Any = None) -> Any:
-        """The value of `key`, which must be of that kind; where it is not given, `default`. Raises UsageError."""
+        """The value of `key`, which must be of that kind; `default` if it is not given. Raises UsageError."""
         if key not in self._left:
             return default
         value = self._left.pop(key)
         try:
             wrong = fault(value, kind)
-        except TypeError:  # TOML has dates, which JSON has not
+        except TypeError:  # TOML has dates, which JSON does not have
             wrong = f"it has a date or a time instead of {kind.wanted}"
         if wrong is not None:
             raise self.error(key, f"{key}: {wrong}")
         return value
 
     def table(self, key: str) -> "TomlTable":
-        """The table called `key`; an empty one where there is none. Raises UsageError for what is no table."""
+        """The table called `key`; an empty one if it is missing. Raises UsageError for a value that is no table."""
         values = self._left.pop(key, {})
         if not isinstance(values, dict):
-            raise self.error(key, f"{key} is no table. Write [{self._full(key)}] and its keys below it")
+            raise self.error(key, f"{key} is not a table. Write [{self._full(key)}] and its keys below it")
         return TomlTable(self.path, self.source, values, self._full(key))
 
     def left(self) -> dict[str, Any]:
-        """The keys that nobody has taken yet, with their values."""
+        """The keys that have not been read yet, with their values."""
         return dict(self._left)
 
     def end(self, known: Sequence[str]) -> None:
-        """Raise UsageError where a key is left that nobody takes; `known` are those that would be taken."""
+        """Raise UsageError if a key is left that is not read; `known` are the keys that would be."""
         if self._left:
             key = next(iter(self._left))
             raise self.error(key, f"unknown key {printable(key, 100)}. Use one of {', '.join(known)}")

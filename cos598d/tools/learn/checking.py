@@ -1,4 +1,4 @@
-"""What a lesson's checks are made of: a claim, the numbers of ranks that it is tried on, and the lesson's own words."""
+"""The parts of a lesson's checks: a claim, the numbers of ranks that it is tried on, and the lesson's own texts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class OnLesson(OnRank):
         self.student = student
 
     def report_events(self, name: str = "events") -> None:
-        """Let the grader know what this rank did since `begin_record`."""
+        """Report to the grader what this rank did since `begin_record`."""
         self.report(name, to_rows(self.comm.events))
 
 
@@ -63,12 +63,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Checks:
-    """All checks of a lesson, in the order in which they are told; and what makes a sync of the student's module.
+    """All checks of a lesson, in the order in which they are printed; and what makes a sync of the student's module.
 
-    `record` is what a picture is drawn of: it runs on every rank, and reports events. `golf` is what is measured of a
-    file that passes; None: the lesson has no board. `calls_torch`: the file may
-    call torch.distributed itself, as scripts do. `without_file` are ranks that never load the file: what they know is
-    hidden from it.
+    `record` runs on every rank and reports the events of a picture. `golf` is what is measured of a file that passes;
+    None: the lesson has no board. `calls_torch`: the file may call torch.distributed itself, as scripts do.
+    `without_file` are ranks that never load the file, so that it cannot read their values.
     """
 
     checks: tuple[Check, ...]
@@ -80,7 +79,7 @@ class Checks:
 
     @property
     def sizes(self) -> list[int]:
-        """The numbers of ranks that anything is tried on, the first first."""
+        """All numbers of ranks that the checks are tried on, in their order."""
         return list(dict.fromkeys(size for check in self.checks for size in check.sizes))
 
     @property
@@ -89,7 +88,7 @@ class Checks:
         return self.golf.least if self.golf else 0
 
     def sync_of(self, student: ModuleType) -> MakeSync:
-        """What makes a sync of the student's module; for lessons without one, what says so."""
+        """The function that makes a sync of the student's module; for lessons without a sync it raises an error."""
         return self.make_sync(student) if self.make_sync else _no_sync
 
 

@@ -1,4 +1,4 @@
-"""The communicator that a student's code is given: the library's own, with messages, and with a record of it all."""
+"""The communicator of a student's code: the library's own, with messages, and with a record of all calls."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from cos598d.tools.learn.events import CALL, COMPUTE, MOST_EVENTS, RECEIVE, SEND
 
 
 class LessonCommunicator(NotingCommunicator):
-    """A communicator whose calls are noted, with the student's line, before they are made and when they are over.
+    """A communicator that notes its calls, with the student's line, before and after each.
 
         comm.rank, comm.world_size
         comm.all_reduce(tensor, name)            tensor becomes the sum over all ranks, on every rank
@@ -27,8 +27,8 @@ class LessonCommunicator(NotingCommunicator):
         comm.send(tensor, to), comm.recv(tensor, source)      a message; over when the call returns
         comm.isend(tensor, to), comm.irecv(tensor, source)    the same, begun; .wait() of what they return ends it
 
-    `all_reduce(..., async_op=True)` begins, and returns what to `wait()` for; so does `all_gather`, whose parts may be
-    read after it. Without async_op a call is over when it returns. `name` is for the record alone.
+    `all_reduce(..., async_op=True)` begins the call and returns an object with `wait()`. So does `all_gather`, whose
+    parts may be read after `wait()`. Without async_op a call is over when it returns. `name` is only for the record.
     """
 
     def __init__(self, comm: Communicator, file: str):
@@ -40,11 +40,11 @@ class LessonCommunicator(NotingCommunicator):
         self._threads = 1 + (self.world_size > 1)  # this one, and the watchdog's
 
     def begin_record(self) -> None:
-        """Forget the events so far; what comes now is computed from now on."""
+        """Forget the events so far, and start the record now."""
         self.events, self._since = [], time.perf_counter()
 
     def computed(self, name: str, tensor: str = "") -> None:
-        """What was done since the last call, or since this was last said, was computing `name`."""
+        """Note that the time since the last call, or since the last `computed`, was spent on computing `name`."""
         now = time.perf_counter()
         self._keep_event(COMPUTE, name, self._since, now, 0, None, tensor)
         self._since = now
@@ -66,7 +66,7 @@ class LessonCommunicator(NotingCommunicator):
         super().scatter(tensor, parts, name, root=root, **more)
 
     def isend(self, tensor: torch.Tensor, to: int, name: str = "") -> Pending:
-        """Begin to send `tensor` to the rank `to`; it must stay as it is until `wait()` of the result returns."""
+        """Begin to send `tensor` to the rank `to`; it must not change until `wait()` of the result returns."""
         return self._message("send", tensor, to, name)
 
     def irecv(self, tensor: torch.Tensor, source: int, name: str = "") -> Pending:
@@ -74,7 +74,7 @@ class LessonCommunicator(NotingCommunicator):
         return self._message("receive", tensor, source, name)
 
     def send(self, tensor: torch.Tensor, to: int, name: str = "") -> None:
-        """Send `tensor` to the rank `to`; returns when that rank has asked for it and it is on its way."""
+        """Send `tensor` to the rank `to`; returns when that rank has asked for it and it is being sent."""
         self._message("send", tensor, to, name).wait()
 
     def recv(self, tensor: torch.Tensor, source: int, name: str = "") -> None:

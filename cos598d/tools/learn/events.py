@@ -1,4 +1,4 @@
-"""What every rank of a lesson's world did and when, as rows: what a picture in time is drawn from, and checks count."""
+"""What every rank of a lesson's world did and when, as rows: pictures are drawn from them, and checks count them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -39,7 +39,8 @@ def to_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def from_rows(rows: Any) -> list[Event]:
-    """The events in what `to_rows` made, in order of start; a student's process wrote it: else ValueError."""
+    """The events in rows of `to_rows`, in order of start. Raises ValueError for other rows: a student's process wrote
+    them."""
     if not isinstance(rows, list) or len(rows) > MOST_EVENTS or not all(map(_is_row, rows)):
         raise ValueError("these are no rows of events")
     events = [Event(**row | {"tensors": tuple(row["tensors"])}) for row in rows]

@@ -1,4 +1,4 @@
-"""Grades a lesson's file: worlds of ranks drive it, and what they hand in is judged here, where it never runs."""
+"""Check a lesson's file: it runs on worlds of ranks, and their results are judged here, where it never runs."""
 
 import contextlib
 import re
@@ -28,26 +28,26 @@ from cos598d.tools.learn.words import in_words
 if TYPE_CHECKING:
     from cos598d.tools.learn.lessons.golf import Stroke
 
-SECONDS = 8.0  # what all checks of one world may take together, on a machine with nothing else to do: most take one
-STILL = 1 / 3  # of that time: so long may all ranks stand still in calls, where it is not known that none can go on
+SECONDS = 8.0  # limit of all checks of one world together, on an idle machine: most take one second
+STILL = 1 / 3  # of that time: all ranks may wait in calls this long, if it is not certain that they wait forever
 NOT_TRIED = "not tried"
 MOST_LINES = 5  # of what a rank printed
 
 
 @dataclass
 class CheckVerdict:
-    """What became of one check on one world: `status` is a claim's, or not tried."""
+    """The result of one check on one world: `status` is a claim's, or "not tried"."""
 
     check: Check
     size: int
     status: str
     mistakes: list[Mistake] = field(default_factory=list)
     wrong: World | None = None  # its gradients are wrong
-    lines: list[int] = field(default_factory=list)  # of the file, by rank: beside which what came of it is told
+    lines: list[int] = field(default_factory=list)  # of the file, by rank: those to print with a mistake
     reports: list[str] = field(default_factory=list)  # why it fails, once all checks are judged
 
     def details(self) -> dict[str, Any]:
-        """What JSON has of it."""
+        """Its further fields in JSON."""
         return {"reports": self.reports}
 
 
@@ -55,7 +55,7 @@ class Marking:
     """One lesson's file under trial."""
 
     def __init__(self, lesson: Lesson, path: Path, source: bytes, nonce: int, seconds: float = SECONDS):
-        """`seconds` are what one world may take where the machine has nothing else to do; on a busy one it is more."""
+        """`seconds` is the time limit of one world on an idle machine; a busy machine gets more."""
         self.lesson, self.path, self.source, self.nonce = lesson, path.resolve(), source, nonce
         self._idle_seconds, self.seconds = seconds, seconds
         self.name = path.name
@@ -64,9 +64,9 @@ class Marking:
         self.printed: list[str] = []
 
     def run(self, say: Callable[[str], None], sizes: Sequence[int] | None = None) -> None:
-        """Try everything, or on these numbers of ranks alone; `say` is told of each world when it is over.
+        """Try all checks, or only those on these numbers of ranks; `say` gets a line after each world.
 
-        A world that comes to no end is the last.
+        A world that does not end is the last.
         """
         self.static = first_mistake(self.source, self.path, self.lesson.page())
         if self.static:
@@ -87,7 +87,7 @@ class Marking:
                 break
 
     def record(self, size: int) -> Recorded | None:
-        """What the file does in one step on `size` ranks, of a lesson that has one; None if it does not end well."""
+        """What the file does in one step on `size` ranks, in a lesson with steps; None if it fails."""
         if first_mistake(self.source, self.path, self.lesson.page()):
             return None
         try:
@@ -151,7 +151,7 @@ class Marking:
             words = f"torch.distributed is called directly ({printable(called)}): make every call through comm"
             verdict.mistakes.append(Mistake(words, _line_in(called)))
         odd = self._odd(traces, check, is_over=True) if world.findings else None
-        # Of several ranks the first says enough, and more than what comes of it in the gradients.
+        # The first rank's finding is enough, and explains more than the wrong gradients that follow from it.
         other = next((finding for finding in world.findings if not finding.is_compared), None)
         left = next((call for trace in traces for call in trace.of(check.name) if not call.is_over), None)
         changed = next((c for trace in traces for c in trace.of(check.name) if c.changed_before), None)
@@ -182,7 +182,7 @@ class Marking:
     def _stopped(
         self, status: str, reports: Sequence[dict[str, Any]], traces: Sequence[CallTrace], check: Check
     ) -> Mistake:
-        """Why a world came to no good end."""
+        """Why a world failed."""
         report = reports[0]
         odd = self._odd(traces, check, is_over=False)
         if odd is None and status == DID_NOT_END:
@@ -190,10 +190,10 @@ class Marking:
         if odd:
             return Mistake(odd.words, odd.line)
         is_here = report.get("file") == str(self.path)
-        # What happens outside the file happens in what the check calls of it: with other arguments than it takes, say.
+        # An error outside the file is in the check's call of it, for example with arguments that it does not take.
         line, code = (report["line"], report.get("code", "")) if is_here else (self._begins(check), "")
         message = printable(" ".join(report["message"].split()))
-        if report["kind"] == "claim":  # it gave back what cannot be gone on with
+        if report["kind"] == "claim":  # it returned a value that the check cannot use
             return Mistake(message, self._begins(check))
         if report["type"] == "UsageError":  # the file could not be loaded
             return Mistake(message, _line_in(message))
@@ -202,20 +202,20 @@ class Marking:
         return Mistake(f"rank {report['rank']} {_ended(report['kind'])}{at}: {words}", line)
 
     def _odd(self, traces: Sequence[CallTrace], check: Check, is_over: bool) -> Unlike | None:
-        """Where ranks do not meet in one call or message; None where they all do."""
+        """Where ranks do not make the same call, or a message has no other end; None if there is no such place."""
         return unlike(traces, check.name, self.name, is_over) or misfit(traces, check.name, self.name)
 
     def _line(self, trace: CallTrace, check: Check) -> int:
-        """The line of the file that a mistake in what came of it is told beside: its last call, else its function."""
+        """The line of the file to print with a mistake in its results: its last call, else its function."""
         lines = [call.line for call in trace.of(check.name) if call.line]
         return lines[-1] if lines else self._begins(check)
 
     def _begins(self, check: Check) -> int:
-        """The line of what the check is about."""
+        """The line of the function or class that the check is about."""
         return line_of(self.source, check.about or next(iter(self.lesson.contract)))
 
     def mistakes(self) -> list[tuple[Mistake, list[str]]]:
-        """All that is wrong, each once, with the names of the checks that fail for it; what stops everything first."""
+        """All mistakes, each once, with the names of the checks that fail for it; first those that stop everything."""
         checks = self.lesson.load_checks().checks
         if self.static:
             return [(self.static, [check.name for check in checks])]
@@ -228,7 +228,7 @@ class Marking:
         return [(mistake, list(dict.fromkeys(names))) for mistake, names in found.values()]
 
     def _of_check(self, check: Check, failed: Sequence[CheckVerdict]) -> list[Mistake]:
-        """What is wrong for one check: the first world that tells says enough, but numbers are told from all."""
+        """The mistakes of one check: those of the first world that has any; wrong numbers are compared over all."""
         mistakes = next((verdict.mistakes for verdict in failed if verdict.mistakes), [])
         wrongs = [verdict.wrong for verdict in failed if verdict.wrong]
         if wrongs:
@@ -269,13 +269,13 @@ class Marking:
 
 
 def said(mistake: Mistake, name: str) -> str:
-    """ "lesson3.py line 12: ...", as the first line of what is printed."""
+    """ "lesson3.py line 12: ...", as the first line of the output."""
     return f"{name} line {mistake.line}: {mistake.words}" if mistake.line else f"{name}: {mistake.words}"
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch compute by one thread: what is judged is small, and threads wait for each other on a busy machine."""
+    """Let torch use one thread: the results are small, and threads wait for each other on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -297,7 +297,7 @@ def _ended(kind: str) -> str:
 
 
 def _line_in(words: str) -> int:
-    """The line that a sentence names; 0 for none."""
+    """The line number in a sentence; 0 for none."""
     line = re.search(r"\bline (\d+)", words)
     return int(line[1]) if line else 0
 

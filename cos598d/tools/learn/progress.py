@@ -1,4 +1,4 @@
-"""What was done of the course in a folder: small files next to the lessons', which may get lost without harm."""
+"""The progress of the course in a folder: small files next to the lessons' files, which you may delete."""
 
 import contextlib
 import hashlib
@@ -24,7 +24,7 @@ PASSED, CHANGED, BEGUN, NOT_BEGUN = "done", "done, changed since", "started", ""
 
 
 def status(folder: Path, lesson: Lesson) -> str:
-    """What became of the lesson in this folder: one of the four above."""
+    """The lesson's status in this folder: one of the four above."""
     note = _of(folder, lesson)
     name, digest = note.get("file"), note.get("sha256")
     if not isinstance(name, str) or not isinstance(digest, str):
@@ -37,20 +37,20 @@ def status(folder: Path, lesson: Lesson) -> str:
 
 
 def keep_passed(path: Path, lesson: Lesson, source: bytes) -> None:
-    """Note that the file passed. Raises UserError where that cannot be written."""
+    """Note that the file passed. Raises UserError if that cannot be written."""
     _keep(path.resolve().parent, lesson, {"file": path.name, "sha256": digest_of(source)})
 
 
 def hints_told(folder: Path, lesson: Lesson) -> int:
-    """The number of the last hint that was told in this folder; 0 for none."""
+    """The number of the last hint that was printed in this folder; 0 for none."""
     number = _of(folder, lesson).get("hints")
     return number if type(number) is int and 0 <= number <= len(lesson.hints) else 0
 
 
 def keep_hint(folder: Path, lesson: Lesson, number: int) -> bool:
-    """Note that the hint was told, and in the lesson's file, if it is there; whether it is.
+    """Note that the hint was printed, also in the lesson's file if it exists; whether it does.
 
-    Raises UserError where that cannot be written.
+    Raises UserError if that cannot be written.
     """
     path = folder / lesson.file_name
     try:
@@ -82,7 +82,7 @@ def hints_in(source: bytes, lesson: Lesson) -> int | None:
 
 
 def digest_of(source: bytes) -> str:
-    """A file's content, told apart from any other."""
+    """The digest of a file's content."""
     return hashlib.sha256(source).hexdigest()
 
 
@@ -141,7 +141,7 @@ def _writing(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{place} cannot be written: {error.strerror}.") from None
+        raise UserError(f"{place} cannot be written ({error.strerror}). Use a folder in which you can write.") from None
 
 
 def _keep(folder: Path, lesson: Lesson, facts: dict[str, Any]) -> None:

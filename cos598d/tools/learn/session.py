@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cos598d.tools.learn.picture.draw import StepFrames
     from cos598d.tools.learn.picture.probe import Recorded
 
-WARM = ["torch._dynamo", "cos598d.tools.learn.ranks"]  # what a rank has loaded when it is forked, before the checks
+WARM = ["torch._dynamo", "cos598d.tools.learn.ranks"]  # modules that a rank has loaded when it is forked
 RANKS = 4  # of a picture
 ROUNDS = 5  # of golf
 
@@ -42,20 +42,20 @@ def overview(folder: Path) -> str:
 
 
 def question(lesson: Lesson) -> str:
-    """What the lesson asks, and how to go on."""
+    """What the lesson asks, and what to do next."""
     command = f"cos598d learn {lesson.number}"
     wanted = "\n".join(f"    {form}" for form in lesson.contract.values())
-    drawn = "a step" if ranks_drawn(lesson) == 1 else f"a step on {RANKS} ranks, next to the answer"
+    drawn = "a step" if ranks_drawn(lesson) == 1 else f"a step on {RANKS} ranks, and the answer's"
     picture = f"\n{command} --picture    draws {drawn}" if lesson.has_picture else ""
     return (
         f"Lesson {lesson.number}: {lesson.title} (about {lesson.minutes} minutes)\n\n{lesson.question}\n\n"
-        f"Your file has to define\n{wanted}\n\n"
-        f"{command} --check      checks it\n{command} --hint       prints a hint, one more each time{picture}"
+        f"Your file must define\n{wanted}\n\n"
+        f"{command} --check      checks your file\n{command} --hint       prints the next hint{picture}"
     )
 
 
 def write_page(path: Path, lesson: Lesson) -> bool:
-    """Write the lesson's page; False, and nothing is touched, where a file is there. Raises UsageError if it cannot."""
+    """Write the lesson's file; False if it exists already, which is not changed. Raises UsageError if it cannot."""
     try:
         with path.open("x", encoding="utf-8") as output:
             line = progress.hint_line(lesson, progress.hints_told(path.parent, lesson))
@@ -63,15 +63,15 @@ def write_page(path: Path, lesson: Lesson) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
+        raise UsageError(f"{path} cannot be written ({error.strerror}). Use a folder in which you can write.") from None
     return True
 
 
 def hint(folder: Path, lesson: Lesson, number: int | None) -> str:
-    """The hint of that number, from 1; None: the one after the last that was told in this folder."""
+    """The hint of that number, from 1; None: the one after the last that was printed in this folder."""
     most = len(lesson.hints)
     if number is not None and not 1 <= number <= most:
-        raise UsageError(f"--hint {number}: lesson {lesson.number} has {most} hints, 1 to {most}.")
+        raise UsageError(f"--hint {number} does not exist in lesson {lesson.number}. Give a number from 1 to {most}.")
     number = number or min(progress.hints_told(folder, lesson) + 1, most)
     noted = f"\n(noted in {lesson.file_name})" if progress.keep_hint(folder, lesson, number) else ""
     rest = f" ({most - number} more)" if number < most else " (the last)"
@@ -79,9 +79,9 @@ def hint(folder: Path, lesson: Lesson, number: int | None) -> str:
 
 
 def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: int | None = None) -> dict[str, Any]:
-    """Check the file, telling `say` of each step; the result (JSON), as `Marking.result`.
+    """Check the file and report each step to `say`; return the result (JSON), as `Marking.result`.
 
-    Raises UsageError where the file cannot be read or is another lesson's. The file runs in processes of its own.
+    Raises UsageError if the file cannot be read or is another lesson's. The file runs in processes of its own.
     """
     source = read_file(path, lesson)
     if first_mistake(source, path, lesson.page()) is None:
@@ -169,12 +169,11 @@ def ranks_drawn(lesson: Lesson) -> int:
 
 
 def picture_of(lesson: Lesson, path: Path) -> "tuple[Picture | Curves, StepFrames | None]":
-    """What the file does in one step on 4 ranks, next to what the answer does; and the steps of its messages, if any.
+    """One step of the file on 4 ranks and one of the answer; and the steps of the file's messages, if it sends any.
 
-    Of a lesson in which no rank waits for another, the curves of its step.
+    For a lesson in which no rank waits for another: the curves of its step.
 
-    Raises UsageError for a lesson in which nothing is to be seen, and UserError where the file comes to no end, or the
-    answer is left out.
+    Raises UsageError for a lesson without a picture, and UserError if the file fails or the answer is not installed.
     """
     from cos598d.tools.learn.picture import draw
     from cos598d.tools.learn.picture.curves import Curves
@@ -205,12 +204,14 @@ def picture_of(lesson: Lesson, path: Path) -> "tuple[Picture | Curves, StepFrame
 
 
 def record_file(lesson: Lesson, path: Path, size: int = RANKS) -> "Recorded | None":
-    """What the file does in one step on `size` ranks; None where it comes to no good end. Raises UsageError."""
+    """What the file does in one step on `size` ranks; None if it fails. Raises UsageError."""
     source = read_file(path, lesson)
     from cos598d.tools.learn.marking import Marking
 
     if lesson.load_checks().record is None:
-        raise UsageError(f"--picture: in lesson {lesson.number} the ranks send nothing, so there is no picture.")
+        raise UsageError(
+            f"--picture cannot draw lesson {lesson.number}, in which the ranks send nothing. Leave it out."
+        )
     return Marking(lesson, path, source, secrets.randbits(32)).record(size)
 
 

@@ -1,4 +1,4 @@
-"""Whether ranks wait for each other for ever: told from their notes while they run, so that nobody has to wait too."""
+"""Whether ranks wait for each other forever, from their notes while they run, so that the check need not wait too."""
 
 import json
 import time
@@ -11,11 +11,11 @@ from cos598d.tools.check.supervisor import MOST_FILE_BYTES
 
 
 class StuckRanks:
-    """Looks at a world's notes whenever it is called, and says whether its ranks will never go on.
+    """Reads a world's notes whenever it is called, and returns whether its ranks wait forever.
 
-    They never will where each waits for what another one has not begun, or has ended: a rank that waits begins nothing,
-    and what it begins it notes before. That is proof, however slow the machine is. Where every rank waits, and it is
-    not known that none can go on, they are given `seconds` without a note; a message takes a millisecond.
+    They do if each rank waits for something that another one has not begun, or has ended. A rank that waits begins
+    nothing, and a rank notes each call before it begins. So this is proof, however slow the machine is. If every rank
+    waits but this is not certain, they get `seconds` without a note; a message takes a millisecond.
     """
 
     def __init__(self, seconds: float):
@@ -28,7 +28,7 @@ class StuckRanks:
         files = [folder / f"{CALLS}{rank}" for rank in range(world_size)]
         answers = [folder / f"answer{rank}.json" for rank in range(world_size)]
         seen = tuple(_size(file) for file in (*files, *answers))
-        if seen != self._seen:  # they go on
+        if seen != self._seen:  # they continue
             self._seen, self._since, self._is_judged = seen, time.monotonic(), False
             return False
         if not self._is_judged:
@@ -41,7 +41,7 @@ class StuckRanks:
 
 
 def all_wait(traces: Sequence[CallTrace], ended: Sequence[bool]) -> bool:
-    """Whether every rank waits in a call or an exchange, but for those that have `ended`, and some rank does."""
+    """Whether every rank that has not `ended` waits in a call or an exchange, and there is such a rank."""
     waiting = [
         trace.is_alone and trace.is_whole and (trace.is_meeting or trace.stuck_in is not None) for trace in traces
     ]
@@ -59,7 +59,7 @@ def _is_in_vain(rank: int, traces: Sequence[CallTrace]) -> bool:
     if trace.is_meeting:
         return any(other.meetings < trace.meetings for other in traces)
     call = trace.stuck_in
-    if call is None or 0 in call.shape:  # what is empty may be over without the others
+    if call is None or 0 in call.shape:  # a call with an empty tensor may end without the others
         return False
     if call.op in OTHER_END:
         return _is_message_in_vain(rank, call, traces)
@@ -94,7 +94,7 @@ def _needed(call: Noted, rank: int, size: int) -> list[int]:
         return [other for other in others if other == call.peer]
     if call.op == "reduce" and rank != call.peer:  # what it sends may be gone before the others have come
         return []
-    if call.op == "broadcast":  # down a binomial tree: the root waits for its own children alone
+    if call.op == "broadcast":  # down a binomial tree: the root waits only for its own children
         return [other for other in others if ((other - rank) % size).bit_count() == 1]
     return others
 
@@ -107,7 +107,7 @@ def _size(path: Path) -> int:
 
 
 def _has_returned(answer: Path) -> bool:
-    """Whether a rank has come to a good end, by its own answer."""
+    """Whether a rank has ended well, by its own answer."""
     try:
         return bool(json.loads(bytes_of(answer, MOST_FILE_BYTES))["how"] == RETURNED)
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -36,7 +36,7 @@ class Mistake:
 
 
 def read_file(path: Path, lesson: "Lesson | None" = None) -> bytes:
-    """The file's content. Raises UsageError where it cannot be read, is too large, or is another lesson's."""
+    """The file's content. Raises UsageError if it cannot be read, is too large, or is another lesson's."""
     try:
         source = read_plain(path)
     except OSError as error:
@@ -57,13 +57,13 @@ def read_file(path: Path, lesson: "Lesson | None" = None) -> bytes:
 
 
 def number_of(source: bytes) -> int | None:
-    """The lesson whose marker stands in the file; None where there is none."""
+    """The lesson whose marker is in the file; None without one."""
     marker = MARKER.search(source)
     return int(marker[1]) if marker else None
 
 
 def first_mistake(source: bytes, path: Path, page: str) -> Mistake | None:
-    """What is wrong with a file, as far as it tells unrun: it is no Python, or blanks of its `page` are left."""
+    """What is wrong with a file before it runs: it is not Python, or blanks of its `page` are left."""
     try:
         ast.parse(source, str(path))
     except SyntaxError as error:
@@ -102,7 +102,7 @@ def rebound(source: bytes, name: str) -> tuple[int, str] | None:
 
 
 def load(path: str, lesson: "Lesson", rank: int) -> ModuleType:
-    """Run the file, on a rank. Raises UsageError where that fails, and where it lacks what the lesson asks for."""
+    """Run the file, on a rank. Raises UsageError if that fails, or if it lacks a name that the lesson asks for."""
     from cos598d.terminal.own_code import load_file
     from cos598d.tools.learn.unshared import compiled_for
 
@@ -110,7 +110,7 @@ def load(path: str, lesson: "Lesson", rank: int) -> ModuleType:
     module = load_file(Path(path), Path(path).name, compiled_for(rank))
     for name, form in lesson.contract.items():
         if not callable(getattr(module, name, None)):
-            raise UsageError(f"{Path(path).name} has no {name}: the lesson asks for {form}.")
+            raise UsageError(f"{Path(path).name} does not define {name}. The lesson asks for {form}.")
     return module
 
 

@@ -1,4 +1,4 @@
-"""A lesson's result as text: what is wrong, with its line, first; then check by check, and what to do next."""
+"""A lesson's result as text: first what is wrong, with its line; then check by check, and what to do next."""
 
 import textwrap
 from collections import Counter
@@ -34,7 +34,7 @@ def world(size: int, held: int, tried: int, left_out: Mapping[str, Sequence[int]
 
 
 def verdict(result: dict[str, Any], lesson: Lesson) -> str:
-    """The whole of what a student reads after a check."""
+    """All that a student reads after a check."""
     title = f"lesson {lesson.number}, {lesson.title}"
     causes = result["diagnosis"]
     if result["passed"]:

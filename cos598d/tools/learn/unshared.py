@@ -94,7 +94,7 @@ def _set_of(kind: Any, rank: int) -> type:
         return iter(in_order(self))
 
     def pop(self: Any) -> Any:
-        """Remove one of the elements, and return it. Raises KeyError where there is none."""
+        """Remove one of the elements, and return it. Raises KeyError if there is none."""
         for first in in_order(self):
             self.remove(first)
             return first

@@ -45,16 +45,16 @@ def compare_equal(folders: Sequence[Path], within: float = 0.0, parts: Sequence[
     apart = [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
     apart.sort(key=lambda name: not name.startswith("--"))  # first the flags of both, then the rest
     others = ", ".join(f"{name} ({_shown(mine.get(name))} and {_shown(theirs.get(name))})" for name in apart)
-    others = f"; they were not run alike: {others}" if others else ""
+    others = f" Their settings differ: {others}." if others else ""
     say = {LOSSES: _losses, METRICS: _metrics, TOTALS: _totals}
     for part in parts:
         for place, one, other in differences(say[part](first), say[part](second), within * (part != TOTALS)):
             by = f", {abs(one - other):.3g} apart" if _are_numbers(one, other) else ""
             words = f"{place} {_shown(one)} in {first.name} and {_shown(other)} in {second.name}{by}"
-            return EqualityVerdict(False, f"not equal: {words}{others}.")
-    how = f"within {within:g}" if within else "to the last bit"
-    compared = ", ".join(_compared(first, second, part) for part in parts)
-    return EqualityVerdict(True, f"{first.name} and {second.name} are equal {how}: {compared}{others}.")
+            return EqualityVerdict(False, f"not equal: {words}.{others}")
+    how = f"equal within {within:g}" if within else "bit-identical"
+    compared = "; ".join(_compared(first, second, part) for part in parts)
+    return EqualityVerdict(True, f"{first.name} and {second.name} are {how}: {compared}.{others}")
 
 
 def differences(mine: Any, theirs: Any, within: float = 0.0, place: str = "") -> Iterator[tuple[str, Any, Any]]:

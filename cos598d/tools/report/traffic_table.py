@@ -66,7 +66,7 @@ def _answer(runs: Sequence[Summary]) -> str:
         return ""
     ends = " to ".join(dict.fromkeys(f"{share:.1%}" for share in (min(off), max(off))))
     more = f"The kernel counted {ends} more" if min(off) >= 0 else f"The kernel's count is off by {ends}"
-    return f"By formula, the busiest rank sends per epoch {listed(found)}. {more}."
+    return f"By formula, the busiest rank sends this much per epoch: {listed(found)}. {more}."
 
 
 def _row(run: Summary) -> list[str]:

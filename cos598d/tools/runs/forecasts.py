@@ -18,13 +18,13 @@ HEAD = ["run", "times", "ranks", "iterations", "sent MB/it", "peak MB", "s/it", 
 
 
 def forecast_words(runs: Sequence[PlannedRun], parallel: int, costs_from: tuple[Path, ...] = ()) -> str:
-    """The table of what the runs of each name will send, hold and take, by the first of them, and its sources.
+    """The seconds of all runs, then a table of what the runs of each name send, hold and take, then its sources.
 
-    Sent: by the rank that sends most. Peak: model, gradients and optimizer of the rank that holds most. Seconds:
-    training only. A run without a prediction has a sentence in its place.
+    The first run of each name stands for the others. Sent: by the rank that sends most. Peak: model, gradients and
+    optimizer of the rank that holds most. Seconds: training only. A run without a prediction has a sentence instead.
     """
     known, rows, notes, total = Known(costs_from), [HEAD], list[str](), 0.0
-    basis: dict[tuple[int, bool], str] = {}  # one sentence for each number of ranks, since they differ only in details
+    basis: dict[tuple[int, bool], str] = {}  # one source for each number of ranks, since they differ only in details
     times = Counter(one.name for one in runs if not one.refused)
     for name in times:
         one = next(one for one in runs if one.name == name)
@@ -40,15 +40,14 @@ def forecast_words(runs: Sequence[PlannedRun], parallel: int, costs_from: tuple[
         notes += [chosen.remark] if one.values.get("precision") == AUTO_PRECISION else []
         ranks = one.setup.world_size
         basis.setdefault(
-            (ranks, found.seconds is None), f"Seconds of {ranks} rank{'s'[: ranks - 1]}, {found.seconds_from}."
+            (ranks, found.seconds is None), f"Seconds on {ranks} rank{'s'[: ranks - 1]}: {found.seconds_from}."
         )
     notes = list(dict.fromkeys([*notes, *basis.values()]))
+    answer = []
     if total:
-        at_a_time = f", {parallel} at a time if the cores are there for each" if parallel > 1 else ""
-        notes.append(
-            f"About {seconds_words(total / parallel)} of training in total{at_a_time}, without start and evaluation."
-        )
-    return "\n\n".join([as_text(rows, numbers=True), *map(printable, notes)])
+        at_a_time = f", if there are cores for {parallel} runs at a time" if parallel > 1 else ""
+        answer.append(f"About {seconds_words(total / parallel)} of training{at_a_time}, plus start and evaluation.")
+    return "\n\n".join([*answer, as_text(rows, numbers=True), *map(printable, notes)])
 
 
 def _cells(found: Forecast) -> list[str]:

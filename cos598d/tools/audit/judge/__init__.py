@@ -1,4 +1,4 @@
-"""What the books of all ranks say: faults with their evidence, waste, notes, and what could not be judged."""
+"""Judge the books of all ranks: faults with their evidence, waste, notes, and what could not be judged."""
 
 import math
 import re
@@ -24,7 +24,7 @@ LAST = 10  # steps, whose loss is that at the end
 
 
 def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
-    """The verdict on the books of one run, by rank. `remarks` are what else is to be said of the ranks."""
+    """The verdict on the books of one run, by rank. `remarks` are further sentences on the ranks."""
     findings: list[AuditFinding] = []
     unjudged: list[str] = []
     judged: list[int] = []
@@ -61,7 +61,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
     if earlier := books[0].get("earlier"):
         unjudged.append(f"gradients: those of {earlier} worlds that the command opened before: the last one is judged.")
     if len(books) == 1:
-        unjudged.append("anything between ranks: there is the book of one rank alone.")
+        unjudged.append("anything between ranks: only one rank wrote its results.")
     first = books[0]
     steps = min(book["iterations_seen"] for book in books)
     if not steps:
@@ -107,7 +107,7 @@ def _is_effect(book: Book) -> bool:
 
 
 def _end_of(book: Book, books: Sequence[Book]) -> str:
-    """How a rank ended; "" where it ended well."""
+    """How a rank ended; "" if it ended well."""
     steps = book["iterations_seen"]
     if ended_well(book):
         return ""

@@ -49,7 +49,7 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[AuditFindin
             for name, each in of_rank.items():
                 by_tensor.setdefault(name, [[] for _ in books])[place].append(each)
     kinds = {name: [most_common(each) for each in ranks] for name, ranks in by_tensor.items()}
-    # A tensor that one rank alone steps is that rank's: the others need no average of it.
+    # A tensor that only one rank steps is that rank's: the others need no average of it.
     by_steppers = {name: [most_common(each) for each in ranks if each] for name, ranks in by_tensor.items()}
     own = [name for name, each in by_steppers.items() if each and all(kind in (OWN, OWN_STALE) for kind in each)]
     own = [name for name in own if not _is_apart_by_design(books, name)]
@@ -95,7 +95,7 @@ def _is_loss_common(books: Sequence[Book], fits: Fits) -> bool:
 
 
 def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
-    """Clips that come before the gradients travel, also where they did nothing in the steps that were seen."""
+    """Clips before the gradients are sent, even if they did nothing in the examined steps."""
     for step in fits.steps:
         if most_common(step.known()) not in (MEAN, BY_RANK, BY_BOTH, INDISTINCT):
             continue
@@ -239,7 +239,7 @@ def _by_rank(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
             return [partial_average(fits, factors, absent, says)]
         clips = [_clip_before(row) for row in step.rows]
         if all(each is not None for each in clips):
-            return []  # `judge_clip_order` tells more of it
+            return []  # `judge_clip_order` explains it better
         place = where(calls[0]) if calls else step_place(fits)
         if len(step.rows[0]["micro"]) > 1 and not are_micro_batches(step.rows[0]):
             continue  # several losses of one batch may be combined by factors of their own

@@ -1,4 +1,4 @@
-"""From the books to fits: of every judged step what each rank applied to each tensor."""
+"""From the books to fits: what each rank applied to each tensor in every judged step."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -120,7 +120,7 @@ def fit_steps(books: Sequence[Book]) -> Fits:
                 "what was applied is no combination of what the ranks computed (compressed, or changed by other means)"
             )
         if not why and all(each.kind == INDISTINCT for each in step.known()):
-            why = "the ranks computed the same gradient, so that an average of them cannot be told from one alone"
+            why = "the ranks computed the same gradient, so their average equals each of them"
         if why:
             unjudged.setdefault(why, []).append(iteration)
         judged += not why
@@ -140,11 +140,11 @@ def number_of_steps(steps: Sequence[int]) -> str:
 
 def _why_not(rows: Sequence[dict[str, Any]], ranks: int) -> str:
     if len(rows) < ranks:
-        return "not every rank got there"
+        return "not every rank reached them"
     if any(row["has_closure"] for row in rows):
         return "they are computed within the optimizer's step"
     if any(row["is_skipped"] for row in rows):
-        return "the step was left out for an overflow"
+        return "the step was skipped because of an overflow"
     if any(row.get("in_shards") for row in rows):
         return "each rank steps shards of the parameters (cos598d.parallelize), and no rank has the whole average"
     if not all(row["applied"] for row in rows):
@@ -152,7 +152,7 @@ def _why_not(rows: Sequence[dict[str, Any]], ranks: int) -> str:
     if not all(row["local"] or row["local_parts"] for row in rows):
         return "no gradient of a weight was seen while it was computed"
     if not any(row["applied"].keys() & {*row["local"], *row["local_parts"]} for row in rows):
-        return "what the optimizer steps are not the tensors whose gradients were computed"
+        return "the optimizer does not step the tensors whose gradients were computed"
     if len({len(row["micro"]) for row in rows}) > 1:
         return "the ranks made different numbers of backward passes"
     return ""

@@ -14,7 +14,7 @@ _LEAST_SECONDS = 1.0  # a call that has begun just now is on its way
 
 
 def judge_hang(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
-    """A hang that nothing can end, and what is seen of one that may yet end by itself."""
+    """A hang that nothing can end, or the evidence of one that may still end by itself."""
     stopped = {book["rank"]: book for book in books if book["stopped"]}
     waiting = {rank: call for rank, book in stopped.items() if (call := _first_waiting(book))}
     if not waiting:
@@ -108,5 +108,5 @@ def _elsewhere(book: Book) -> str:
     if book["state"] == ENDED:
         return f"Rank {book['rank']} has ended with exit code {book['exit_code']}."
     if not book["stopped"]:
-        return f"Rank {book['rank']} left no word of where it is."
+        return f"Rank {book['rank']} did not report where it is."
     return f"Rank {book['rank']} is in no call, at {_line(book['at'])}."

@@ -1,4 +1,4 @@
-"""Averages over some of the ranks: what is applied has nothing of the others in it."""
+"""Averages over some of the ranks: the applied gradient has nothing of the others in it."""
 
 import statistics
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def absent_from(factors: Sequence[float]) -> list[int]:
 
 
 def partial_average(fits: Fits, factors: Sequence[float], absent: Sequence[int], says: str) -> AuditFinding:
-    """The finding; `says` is its first sentence."""
+    """The finding, with `says` as its first sentence."""
     there = [rank for rank in range(len(factors)) if rank not in absent]
     who = f"Of ranks {', '.join(map(str, absent))} nothing is in it, only of {', '.join(map(str, there))}."
     calls = [each for each in calls_of(fits.steps[0], GRADIENT) if each["op"] in (BROADCAST, SCATTER)]

@@ -10,7 +10,7 @@ from cos598d.tools.audit.judge.gradients import tolerance_of
 from cos598d.tools.audit.judge.verdict import AuditFinding, Where, loss_place, where
 from cos598d.tools.audit.sketch import from_text
 
-_ALIKE = 1e-5  # relative differences of replicas that are the same but for rounding
+_ALIKE = 1e-5  # relative differences of replicas that are the same except for rounding
 _STATES_ALIKE, _NEXT_TO_NOTHING = 1e-3, 1e-3
 
 

@@ -7,7 +7,7 @@ from cos598d.tools.audit.book import Book
 from cos598d.tools.audit.judge.verdict import AuditFinding, Where, loss_place, where
 
 _SAME = 0.999  # of a step's samples
-_EXPECTED = 3  # samples in common that chance alone would give, below which nothing can be said
+_EXPECTED = 3  # samples in common that chance would give; with fewer nothing can be judged
 _LEAST = 0.02  # of a rank's samples in common: less may be padding
 _BY_CHANCE = 6  # times as many in common as a rank has twice: data with equal samples has twice as many
 _PLAIN = ("RandomSampler", "SequentialSampler")

@@ -201,7 +201,7 @@ def _smaller(steps: Sequence[_Scaled]) -> str:
 
 
 def _of_some(ranks: int, fits: Fits, steps: Sequence[_Scaled], count: int) -> Judged:
-    """Tensors with a factor of their own, where that of the others is right."""
+    """Tensors with a factor of their own, while that of the others is right."""
     names = dict.fromkeys(name for each in steps for name in each.apart)
     ratios = {name: [each.apart.get(name, 1.0) for each in steps] for name in names}
     summed = [name for name, each in ratios.items() if all(near(ratio, ranks) for ratio in each)]

@@ -1,4 +1,4 @@
-"""What an audit comes to, as data: findings with their evidence, what could not be judged, and how much was judged."""
+"""The result of an audit: findings with their evidence, what could not be judged, and how much was judged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -26,7 +26,7 @@ class AuditFinding:
         return WORDS[self.name].level
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, with what the words say of it."""
+        """As JSON, with its title, reason and fix."""
         words = WORDS[self.name]
         file, line, function = self.where
         return {

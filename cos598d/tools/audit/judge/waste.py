@@ -1,4 +1,4 @@
-"""Waste and notes: what costs without need, and what a reader of the script's output should know."""
+"""Waste and notes: needless cost, and facts that a reader of the script's output should know."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def judge_waste(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
 
 
 def judge_notes(books: Sequence[Book]) -> list[AuditFinding]:
-    """What is no fault, and good to know."""
+    """Notes: useful facts that are no faults."""
     if len(books) < 2 or not books[0]["iterations_seen"] or any(map(_brings_numbers_together, books)):
         return []
     calls = sum(entry["calls"] for entry in books[0]["ledger"])

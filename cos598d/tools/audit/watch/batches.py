@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_VALUES = 256  # of a row of each input, spread over it: enough to know it again
+_VALUES = 256  # of a row of each input, spread over it: enough to recognize it
 _MOST_ROWS = 4096
 
 

@@ -106,7 +106,7 @@ def _sampler(loader: Any) -> Any:
 
 
 def _length(what: Any) -> int:
-    """How long it is; 0 where it does not say."""
+    """Its length; 0 if it has none."""
     try:
         return len(what)
     except (TypeError, NotImplementedError):

@@ -82,7 +82,7 @@ def _scale(node: Any, depth: int) -> Scale | None:
 
 
 def _by_number(node: Any) -> tuple[float, Any]:
-    """The number by which a node multiplies or divides, and what; 0.0 where it does something else."""
+    """The number by which a node multiplies or divides, and what; 0.0 if it does something else."""
     name, below = type(node).__name__, [each for each, _ in node.next_functions]
     if name in _PASSING:
         return 0.0, below[0]
@@ -162,7 +162,7 @@ def _counts(node: Any) -> tuple[float, ...]:
 
 
 def _added(terms: Sequence[Scale | None]) -> Scale | None:
-    """The scale of a sum of terms, where all are means, or all are sums over the same examples."""
+    """The scale of a sum of terms that are all means, or all sums over the same examples."""
     known = [each for each in terms if each is not None]
     known = [each for each in known if each.weight] or known[:1]
     if not known or None in terms or any(each.counts != known[0].counts for each in known):

@@ -1,4 +1,4 @@
-"""One rank's observer: what torch tells at each moment, brought together into the book of this rank."""
+"""One rank's observer: it collects torch's events in the book of this rank."""
 
 import contextlib
 import math
@@ -25,7 +25,7 @@ from cos598d.tools.audit.watch.shards import Shards, local
 from cos598d.tools.audit.watch.steps import RankSteps
 
 _MOST_SAVED = 256
-_NO_LIMIT = 1e30  # a clip by more is there to tell the norm
+_NO_LIMIT = 1e30  # a clip by more only measures the norm
 
 
 class Observer:

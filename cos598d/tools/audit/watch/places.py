@@ -18,7 +18,7 @@ _DEEPEST = 200
 
 
 class ScriptLine(NamedTuple):
-    """A line of the script; `file` is "" where none of its frames is on the stack."""
+    """A line of the script; `file` is "" if none of its frames is on the stack."""
 
     file: str
     line: int
@@ -73,7 +73,7 @@ def frames() -> Iterator[FrameType]:
 
 
 def here(otherwise: ScriptLine = NOWHERE) -> ScriptLine:
-    """The script's innermost frame; `otherwise` where there is none, as on autograd's own threads."""
+    """The script's innermost frame; `otherwise` if there is none, as on autograd's own threads."""
     for frame in frames():
         if not is_library(frame.f_code.co_filename):
             return ScriptLine(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
@@ -103,7 +103,7 @@ def is_in_torch() -> bool:
 
 
 def called_from(functions: frozenset[str]) -> str:
-    """The innermost function on the stack that has one of these names; "" where none has."""
+    """The innermost function on the stack with one of these names; "" if there is none."""
     for frame in frames():
         if frame.f_code.co_name in functions:
             return frame.f_code.co_name

@@ -31,7 +31,7 @@ class Samples:
             return
         found = sample_digests(batch)
         if found and self._seen.issuperset(found) and len(self._seen) > len(found):
-            self._is_over = True  # a loop without a loader has begun anew
+            self._is_over = True  # a loop without a loader has started again
             return
         self._seen.update(found)
         self.training += found[: MOST - len(self.training)]

@@ -70,7 +70,7 @@ def _factor(
     local: Mapping[str, Sequence[np.ndarray | None]],
     sketch: Sketcher,
 ) -> float:
-    """By what the gradients in the row are scaled; 0.0 where it is not made of them."""
+    """The factor of the gradients in the row; 0.0 if the row is not made of them."""
     found, place = [], 0
     sums = {name: np.sum([each for each in local[name] if each is not None], axis=0) for name, _ in order}
     largest = max(float(np.linalg.norm(each)) for each in sums.values())

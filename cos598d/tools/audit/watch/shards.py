@@ -83,7 +83,7 @@ class Shards:
         return [each for name, each in self._holders.items() if name.endswith(FLAT)]
 
     def gathered(self, module: torch.nn.Module) -> Iterator[torch.Tensor]:
-        """The gathered leaves that stand in a module now, each new one."""
+        """The gathered leaves that are in a module now, each new one."""
         for attribute, holder in self._by_module.get(id(module), {}).items():
             leaf = module._parameters.get(attribute)
             is_leaf = leaf is not None and leaf is not holder and leaf.is_leaf and not hasattr(leaf, "placements")
@@ -92,11 +92,11 @@ class Shards:
                 yield leaf
 
     def home(self, leaf: torch.Tensor) -> torch.Tensor:
-        """What holds this rank's part of a gathered leaf; the tensor itself where it is none."""
+        """The holder of this rank's part of a gathered leaf; the tensor itself if it is no gathered leaf."""
         return self._homes.get(id(leaf), (leaf, leaf))[1]
 
     def cut(self, holder: torch.Tensor) -> TensorCut | None:
-        """How the tensor is cut of which `holder` has a part; None where it is whole."""
+        """How the tensor is sharded of which `holder` has a part; None if it is not sharded."""
         return self._cuts.get(id(holder))
 
     def are_whole(self, tensor: torch.Tensor) -> bool:
@@ -126,12 +126,12 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_in_shards(parameter: torch.Tensor) -> bool:
-    """Whether what is in its .grad stands for parts on all ranks, and has no memory (cos598d.parallelize)."""
+    """Whether its .grad represents parts on all ranks, and has no memory (cos598d.parallelize)."""
     return type(parameter.grad).__name__ == "ShardedGradient"
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """This rank's gradient of a parameter, or of its part of one; None where there is none that can be read."""
+    """This rank's gradient of a parameter, or of its part of one; None if none can be read."""
     return None if parameter.grad is None or is_in_shards(parameter) else local(parameter.grad)
 
 

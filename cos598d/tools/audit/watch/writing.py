@@ -1,4 +1,4 @@
-"""From what an observer has seen to a rank's book."""
+"""Write what an observer has seen as a rank's book."""
 
 import os
 from typing import Any

@@ -10,21 +10,21 @@ from cos598d.tools.check.card import WIDTH
 from cos598d.tools.check.verdict import KEPT, NOT_CLAIMED, REFUSED
 
 HOW = (
-    "A number is the largest difference from one process on the whole batch, relative to its tensor's largest value. "
-    "Gradients are (w0 - w1) / learning rate of one plain SGD step, so they can be compared even if an engine hides or "
-    "shards them. Then come weights and losses after three steps of SGD and of AdamW. Up to {tolerances} counts as "
-    "equal."
+    "Each strategy is compared with one process on the whole batch. A number is the largest difference, relative to "
+    "its tensor's largest value. Up to {tolerances} counts as equal. Gradients are (w0 - w1) / learning rate of one "
+    "plain SGD step, so they can be compared even if a strategy hides or shards them. Weights and losses are those "
+    "after three steps of SGD and of AdamW."
 )
 
 
 def engine_card(result: dict[str, Any]) -> str:
-    """A table of cases and numbers of ranks, then what is wrong and what is refused, by name."""
+    """How many tests passed; then a table of cases and numbers of ranks; then what is wrong and what is refused."""
     sizes = result["world_sizes"]
     rows = [["case", *(number_of(size, "rank") for size in sizes)]]
     for case in result["cases"]:
         rows.append([case["case"], *(_cell(each) for each in case["outcomes"])])
-    lines = [f"{result['engine']} compared with one process on the whole batch\n", as_text(rows), ""]
-    return "\n".join([*lines, *_troubles(result["cases"]), summary(result)])
+    lines = [summary(result), "", as_text(rows)]
+    return "\n".join([*lines, *_troubles(result["cases"])])
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
-"""The pictures of what ranks did, for the terminal and as drawings: lanes beside a reference's, and a collective step
-by step from its messages."""
+"""The pictures of what ranks did, for the terminal and as drawings: lanes next to a reference's, and the messages of a
+collective step by step."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from cos598d.tools.learn.picture.words import differences, reading
 
 @dataclass(frozen=True)
 class Picture:
-    """Lanes in time of one's own ranks, and of the `reference`'s on the same scale, where there is one."""
+    """Lanes in time of your own ranks and, if there is a `reference`, of its ranks on the same scale."""
 
     own: RankTimelines
     reference: RankTimelines | None
@@ -42,7 +42,7 @@ class Picture:
         if self.reference is not None:
             lines.append((self.reference, self.reference_title))
         seconds = max(line.seconds for line, _ in lines)
-        # How lanes are read is said once, above the first.
+        # The text on how to read lanes comes once, above the first.
         notes = [reading([line for line, _ in lines]), *("" for _ in lines[1:])]
         parts = [
             lanes_text(line, title, seconds, width, letters, note)
@@ -65,9 +65,9 @@ def draw(
     reference_title: str = "the reference",
     note: str = "",
 ) -> Picture:
-    """The picture of these events, whatever their order. Raises ValueError where there are none, or one is at no time.
+    """The picture of these events, in any order. Raises ValueError if there are none, or one has no time.
 
-    Names in them are shown escaped and shortened. `note` is said with the lanes.
+    Names in them are shown escaped and shortened. `note` is printed with the lanes.
     """
     if not own:
         raise ValueError("there are no events to draw")
@@ -75,7 +75,7 @@ def draw(
 
 
 def letters_and_width(stream: TextIO | None = None) -> tuple[Letters, int]:
-    """What fits where `stream` (else standard output) goes: blocks where its encoding has them, colours on a terminal
+    """The letters and width for `stream` (else standard output): blocks if its encoding has them, colours on a terminal
     unless NO_COLOR is set, and the terminal's width."""
     stream = stream or sys.stdout
     letters = letters_for(getattr(stream, "encoding", None))
@@ -86,7 +86,7 @@ def letters_and_width(stream: TextIO | None = None) -> tuple[Letters, int]:
 
 
 def wrapped(paragraphs: Sequence[str], width: int) -> list[str]:
-    """Those that say something, in lines of that width."""
+    """The texts that are not empty, in lines of that width."""
     import textwrap
 
     return [textwrap.fill(words, max(width, 40)) for words in paragraphs if words]
@@ -117,7 +117,7 @@ class StepFrames:
 
 
 def steps_of(messages: Sequence[Message], title: str, note: str = "") -> StepFrames:
-    """The steps of one tensor's messages, at least one. Raises ValueError where they cannot be drawn."""
+    """The steps of one tensor's messages, at least one. Raises ValueError if they cannot be drawn."""
     unit = "message"
     if messages[0].medium == MEMORY:
         unit, note = "reading", " ".join(filter(None, (OF_MEMORY, note)))

@@ -1,4 +1,4 @@
-"""The steps of a collective as an animated drawing, SVG and CSS alone; its frames stand still below it."""
+"""The steps of a collective as an animated drawing, only in SVG and CSS, with its still frames below it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class Grid:
 
     @classmethod
     def within(cls, held: Held, x: float, y: float, width: float, height: float, step: float, gap: float) -> "Grid":
-        """A grid of this width for what is held."""
+        """A grid of this width for the parts that ranks hold."""
         chunks = len(held[0])
         return cls(x, y, (width - gap * (chunks - 1)) / chunks, height, step, gap, len(held), chunks)
 
@@ -73,7 +73,8 @@ class Grid:
         return tag("path", d=self._boxes(lambda _: True, None), class_="edge")
 
     def contents(self, held: Held) -> list[str]:
-        """A stripe in each cell for every rank whose gradient is in it, and a frame round what is whole or wrong."""
+        """A stripe in each cell for every rank whose gradient is in it, and a frame around cells that are complete or
+        wrong."""
         found = [
             tag("path", d=data, fill=COLOURS[other])
             for other in range(self.ranks)
@@ -224,7 +225,7 @@ def _meet(one: Move, other: Move) -> bool:
 
 
 def _share_rows(one: Move, other: Move) -> bool:
-    """Whether the arrows of two moves would lie on each other."""
+    """Whether the arrows of two moves would overlap."""
     first, last = (sorted((each.sender, each.receiver)) for each in (one, other))
     return first[0] < last[1] and last[0] < first[1]
 

@@ -28,7 +28,7 @@ class Clock:
         return f"{self._name}-m{step}"
 
     def style(self) -> str:
-        """The animations of all classes; none for whoever prefers reduced motion."""
+        """The animations of all classes; none for a reader who prefers reduced motion."""
         name, last = self._name, self._steps
         rules = []
         for step in range(last + 1):

@@ -10,7 +10,7 @@ from itertools import accumulate
 from cos598d.tools.learn.events import CALL, COMPUTE, RECEIVE, SEND, Event
 
 MOST_RANKS, MOST_ROWS = 16, 8
-# Of a call that is waited for at once, a moment passes before: that is no computing beside it.
+# A moment passes before the wait for a call, even if it comes at once: that is no computing during the call.
 LEAST_BESIDE = 0.1
 COMPUTING, WAITING, CALLING, MESSAGE = "computing", "waiting", "calling", "message"
 MEANINGS = {
@@ -133,7 +133,7 @@ def timeline(events: Sequence[Event]) -> RankTimelines:
 
 
 def computed_beside(lane: RankLane) -> int:
-    """How many calls of a lane its rank computed beside, for LEAST_BESIDE of the call's time or longer."""
+    """During how many calls of a lane its rank computed, for LEAST_BESIDE of the call's time or longer."""
     begins: list[float] = []
     ends: list[float] = []
     for bar in sorted(lane.computed, key=lambda bar: bar.start):
@@ -232,7 +232,7 @@ def _lane(
 
 
 def _in_rows(stretches: list[tuple[float, float, list[Bar]]]) -> tuple[tuple[tuple[Bar, ...], ...], bool]:
-    """Each stretch in the first row that is free by then; in the last one where none is, and whether that happened."""
+    """Each stretch in the first row that is free then; if none is, in the last one; and whether that happened."""
     rows: list[list[Bar]] = []
     free: list[float] = []
     is_crowded = False

@@ -1,4 +1,4 @@
-"""An all-reduce of numbers that say whose they are: what its messages did is seen, and not taken from the code's word.
+"""An all-reduce of numbers that identify their ranks, which shows what its messages did.
 
 Rank r begins with BASE**r in every element. So a sum says of each rank how often its number is in it, and what came in
 was added, or took the place of what was there, as the tensor shows afterwards.
@@ -97,7 +97,7 @@ def _as_seen(message: Message, seen: Sequence[Looks]) -> Message:
     )
 
 
-RECORD = "record"  # the name of what is recorded for a picture, beside the checks' own
+RECORD = "record"  # the name of the record for a picture, next to the checks' names
 
 
 @dataclass(frozen=True)

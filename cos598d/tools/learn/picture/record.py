@@ -16,7 +16,7 @@ NOT_COMPUTED = ("sync",)
 
 
 def events_of_run(folder: Path) -> tuple[list[Event], str]:
-    """The events of every rank in the run's typical iteration, and what is to be said of them.
+    """The events of every rank in the run's typical iteration, and a note on them.
 
     A record tells a rank's moments from its own beginning of the iteration. Raises UserError where it tells none.
     """
@@ -36,7 +36,7 @@ def events_of_run(folder: Path) -> tuple[list[Event], str]:
                 events.append(_call(rank, call))
             else:
                 untimed += rank == 0
-    note = f"Iteration {iteration}. Each rank's time begins with its own part of it."
+    note = f"This is iteration {iteration}. Each rank's time starts at 0 when that rank begins it."
     if untimed:
         note += f" On each rank a library made {number_of(untimed, 'call')} whose times are not known."
     if ranks > MOST_RANKS:

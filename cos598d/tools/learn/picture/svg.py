@@ -35,18 +35,18 @@ def tag(element: str, text: str | None = None, **attributes: object) -> str:
 
 
 def group(inside: Iterable[str], **attributes: object) -> str:
-    """Elements in one that has these attributes; nothing where there are none."""
+    """Elements in one that has these attributes; "" if there are none."""
     inside = "".join(inside)
     return f"{tag('g', None, **attributes)[:-2]}>{inside}</g>" if inside else ""
 
 
 def clean(text: str) -> str:
-    """Text from anywhere as it may stand in XML."""
+    """Text from anywhere, escaped for XML."""
     return escape(printable(text))
 
 
 def number(value: float) -> str:
-    """A length with one digit behind the point, or none."""
+    """A length with at most one digit after the point."""
     text = f"{value:.1f}".removesuffix(".0")
     return "0" if text == "-0" else text
 

@@ -1,4 +1,4 @@
-"""Lanes and steps as text for a terminal: letters of the block characters, or of ASCII alone."""
+"""Lanes and steps as text for a terminal, in block characters or only in ASCII."""
 
 import math
 import re
@@ -17,7 +17,8 @@ LEAST_WIDTH, MOST_CALLS = 40, 12
 
 @dataclass(frozen=True)
 class Letters:
-    """What stands for what. `colours`: for each letter a colour as "#0072B2", where the terminal shows colours."""
+    """The letters for each kind of bar. `colours`: a colour such as "#0072B2" for each letter, if the terminal has
+    colours."""
 
     computing: str
     waiting: str
@@ -83,7 +84,7 @@ def legend(line: RankTimelines, letters: Letters) -> str:
 
 
 def steps_text(frames: Sequence[StepFrame], first: Held, width: int, letters: Letters, unit: str = "message") -> str:
-    """The steps one by one: what is sent, and the sum of whose gradients each rank then has, chunk by chunk."""
+    """The steps one by one: what is sent, and which ranks' gradients each rank then has summed, chunk by chunk."""
     width = max(width, LEAST_WIDTH)
     rows = [*_held(first, "at first", width)]
     for frame in frames:
@@ -124,7 +125,7 @@ def _axis(seconds: float, columns: int) -> str:
 
 
 def _row(bars: Sequence[Bar], seconds: float, columns: int, letters: Letters) -> str:
-    """A line of letters: each bar over its columns, at least one; a call's number in the middle where it fits."""
+    """A line of letters: each bar over its columns, at least one; a call's number in the middle if it fits."""
     cells = [" "] * columns
     for bar in bars:
         begin = min(int(bar.start / seconds * columns), columns - 1)

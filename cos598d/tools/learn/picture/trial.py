@@ -78,7 +78,7 @@ def run_trial(name: str, world_size: int) -> PictureTrial:
 
 
 def _trial(name: str, answers: list[dict[str, Any]]) -> PictureTrial:
-    """What the answers of the ranks, in order of rank, come to."""
+    """The trial in the answers of the ranks, in order of rank."""
     try:
         events = [event for answer in answers for event in from_rows(answer["events"])]
         messages, unsaid = _messages(answers)
@@ -117,7 +117,7 @@ def _answer(name: str, ends: list[RankEnd], end: RankEnd) -> dict[str, Any]:
 
 
 def observe(comm: Communicator, name: str) -> dict[str, Any]:
-    """On a rank: train under `--sync name`, and tell of the last step (JSON)."""
+    """On a rank: train with `--sync name`, and report the last step (JSON)."""
     watch = WatchedCommunicator(comm)
     strategy, shared = _make(name, watch)
     module = strategy.attach(small_model(), _sgd)
@@ -228,7 +228,7 @@ def draw_sync(name: str, world_size: int, beside: str | None = None) -> tuple[Pi
 
 
 def _note(trial: PictureTrial) -> str:
-    """What the lanes do not show: the bytes of the ledger, and calls of which nobody knows when they were."""
+    """What the lanes do not show: the bytes of the communication log, and calls whose times are unknown."""
     least, most = size(min(trial.sent)), size(max(trial.sent))
     sent = most if least == most else f"{least} to {most}"
     note = f"By the communication log a rank sent {sent} in this step."

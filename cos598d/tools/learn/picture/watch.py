@@ -126,7 +126,7 @@ class WatchedSharedMemory(SharedMemory):
 
 
 def _place_in(part: torch.Tensor, whole: torch.Tensor) -> int | None:
-    """The first element of `whole` that `part` is a view of; None where it lies elsewhere."""
+    """The first element of `whole` that `part` is a view of; None if it is no view of it."""
     offset = part.data_ptr() - whole.data_ptr()
     if 0 <= offset < size_in_bytes(whole):
         return offset // whole.element_size()

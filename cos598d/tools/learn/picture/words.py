@@ -46,7 +46,7 @@ def of_meeting(meeting: DrawnCollective) -> str:
 
 
 def left_out(line: RankTimelines) -> list[str]:
-    """What of a timeline cannot be seen in its lanes, a line each."""
+    """What the lanes of a timeline do not show, a line each."""
     words = [f"{number_of(line.left_out, 'more rank')} not drawn"] if line.left_out else []
     if any(lane.is_crowded for lane in line.lanes):
         words.append(f"a rank's last row shows everything beyond {MOST_ROWS} at once")
@@ -74,8 +74,8 @@ def reading(parts: Sequence[RankTimelines]) -> str:
 
 
 def differences(own: RankTimelines, other: RankTimelines, mine: str = "yours", its: str = "the reference") -> str:
-    """What differs in what the ranks did: calls that some never made, how many there are, bytes, messages, whether they
-    run beside computing, and in one order. Nothing of seconds: those of one occasion say nothing."""
+    """What differs in what the ranks did: calls that some never made, the number of calls, bytes and messages, whether
+    calls overlap with computing, and their order. Seconds are not compared, since one step is no measurement."""
     sentences = [
         f"In {name_of(mine)} {ranks_named(meeting.missing)} never made the call {name_of(meeting.name)}, "
         f"in which {ranks_named(sorted(meeting.entered))} waited."
@@ -108,7 +108,7 @@ def differences(own: RankTimelines, other: RankTimelines, mine: str = "yours", i
             lambda line: [sum(any(bar.number for bar in row) for row in lane.rows) for lane in line.lanes],
             lambda count: number_of(count, "call"),
         ),
-        (  # beside how many is a matter of chance
+        (  # with how many is a matter of chance
             "{who} computes while {value} running",
             lambda line: [int(any(map(computed_beside, line.lanes)))] * len(line.lanes),
             lambda is_any: "calls are" if is_any else "no call is",
@@ -118,7 +118,7 @@ def differences(own: RankTimelines, other: RankTimelines, mine: str = "yours", i
     for template, values_of, words in compared:
         values, others = values_of(own), values_of(other)
         if words is size and not (any(values) and any(others)):
-            continue  # of what only one of them has, the number is said
+            continue  # if only one of them has any, the number is enough
         most, its_most = (max(each, default=0) for each in (values, others))
         who, its_who = (
             _who([words(value) for value in each], each, line) for each, line in ((values, own), (others, other))
@@ -137,14 +137,14 @@ def differences(own: RankTimelines, other: RankTimelines, mine: str = "yours", i
     ]
     if not sentences:
         sentences.append(
-            f"In {name_of(mine)} and in {name_of(its)} the ranks make as many calls with as many bytes, "
-            "and as many of them while they compute."
+            f"The ranks of {name_of(mine)} and of {name_of(its)} make the same number of calls with the same bytes. "
+            "Calls overlap with computing in both, or in neither."
         )
     return " ".join(sentences)
 
 
 def _who(said: Sequence[str], values: Sequence[int], line: RankTimelines) -> str:
-    """Whose value is the largest: every rank's, where all are said alike, or that rank's."""
+    """The rank with the largest value, or "each rank" if all have the same text."""
     return "each rank" if len(set(said)) <= 1 else f"rank {line.ranks[values.index(max(values))]}"
 
 
