@@ -362,8 +362,9 @@ def refuses(comm):
         cos598d.parallelize(Model(0), Rotated if comm.rank else adamw, "zero1")
 
     module, optimizer = cos598d.parallelize(Model(0), adamw, "zero3")
-    with pytest.raises(UserError, match=r"Call full_state_dict\(\) instead of state_dict\(\)"):
-        module.state_dict()
+    for asked in (module, module.module, next(module.module.children())):  # a script saves the model as with DDP
+        with pytest.raises(UserError, match=r"Call full_state_dict\(\) instead of state_dict\(\)"):
+            asked.state_dict()
     loss_of(module, comm.rank, 0).backward()
     gradient = module.module.head.output.weight.grad
     assert repr(gradient) == "ShardedGradient(head.output.weight, (3, 31))"
@@ -435,3 +436,24 @@ def has_more_batches(comm, strategy):
 @pytest.mark.parametrize("strategy", SHARDS)
 def test_a_rank_with_more_batches_than_another_ends_with_a_sentence(strategy):
     assert run_ranks(2, has_more_batches, strategy)[0]
+
+
+def saves_as_with_ddp(comm):
+    """A script that asks the model itself gets the weights after the step, or an error; never those on their way."""
+    for strategy in ("zero1", "zero2", "sparse_zero1", "shared_weights", "zero3"):
+        module, optimizer = cos598d.parallelize(Model(0), lambda p: torch.optim.SGD(p, lr=0.1), strategy)
+        for step in range(3):
+            loss_of(module, comm.rank, step).backward()
+            optimizer.step()
+            if strategy == "zero3":
+                module.settle()
+            found = {name: value.clone() for name, value in module.module.state_dict().items()}
+            for name, value in module.full_state_dict().items():
+                assert torch.equal(found[name], value), (strategy, name)
+        module.load_state_dict(found)
+        module.detach()
+        assert all(torch.equal(found[name], value) for name, value in module.module.state_dict().items()), strategy
+
+
+def test_the_model_itself_is_never_saved_half_way():
+    run_ranks(2, saves_as_with_ddp)

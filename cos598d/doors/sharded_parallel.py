@@ -131,11 +131,13 @@ class ShardedParallel(DataParallel):
     1. When backward returns, this rank has its parts of the gradients. Each parameter's .grad is a ShardedGradient,
        which stands for the whole.
     2. `optimizer.step()` drops the gradients, as if `zero_grad()` followed.
-    3. After it, new weights may be on their way until the forward that needs them. Read weights between two steps
-       through this module (`parameters()`, `state_dict()`), or call `settle()` first.
+    3. After it, new weights may be on their way until the forward that needs them. Read weights between two steps by
+       `state_dict()`, this module's or the model's, or through this module's `parameters()`; or call `settle()` first.
     4. Parameters that are frozen or trained from now on, change so between a step and the next forward, on every rank.
        New ones are given to `optimizer.add_param_group` then.
     """
+
+    _only_names = False  # state_dict is called for its keys
 
     def __init__(
         self,
@@ -196,20 +198,31 @@ class ShardedParallel(DataParallel):
 
     def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
         """The model's own, under its plain names. Raises UserError if this rank has only a part of the weights."""
+        return super().state_dict(*arguments, **keywords)
+
+    def _attached_to(self, call: nn.Module) -> None:
+        super()._attached_to(call)
+        parts = self.module.modules()  # a script may ask the model itself, as with DDP, or a part of it
+        self._handles += [part.register_state_dict_pre_hook(self._before_state_dict) for part in parts]
+
+    def _before_state_dict(self, *_: Any) -> None:
         self.strategy.wait_for_weights()
-        if self._layout is not None and not self.strategy.is_whole:
+        if self._layout is not None and not self._only_names and not self.strategy.is_whole:
             raise UserError(
                 "this rank has only its shard of the weights. Call full_state_dict() instead of state_dict(), "
                 "on every rank."
             )
-        return super().state_dict(*arguments, **keywords)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load whole weights and buffers, under plain names or under DDP's. Every rank calls it with the same.
 
         Raises UserError if something is missing or has another shape and, if `strict`, where something is left.
         """
-        known = self.module.state_dict().keys()
+        self._only_names = True
+        try:
+            known = self.module.state_dict().keys()
+        finally:
+            self._only_names = False
         given = {name if name in known else name.removeprefix("module."): state_dict[name] for name in state_dict}
         unknown = sorted(given.keys() - known)
         if unknown and strict:
