@@ -36,7 +36,7 @@ if __name__ == "__main__":
 """
 # What a script is, the exit codes of its ranks (None: whatever), and what rank 0 says.
 ENDS = {
-    "at_once": ("import sys\nsys.exit(5)\n", [5, 5], "nothing of"),
+    "at_once": ("import sys\nsys.exit(5)\n", [5, 5], "was not audited"),
     "no_group": ("print('alone')\n", [0, 0], "it opened no process group"),
     "crash": (
         with_end(BACKWARD, ON_ONE + "        raise ValueError('planted')\n"),

@@ -66,7 +66,7 @@ def test_blocks_are_filled_by_their_commands_and_filling_them_again_changes_noth
     text = path.read_text()
     assert text.startswith(f"{BEFORE}{HINT}\n```text\nHint 1 of 3")
     assert text.endswith(f"</small>\n\n{END}{AFTER}")
-    assert f"{writes}\n```text\nwrote a file.py; fill it in" in text
+    assert f"{writes}\n```text\nwrote a file.py: fill it in" in text
     where = r"on \d{4}-\d\d-\d\d, \d+ cores? of \S.*, torch \d+\.\d+.*\.</small>\n"
     assert re.search(r"\n<small>Made by `cos598d learn 3 --hint 1` " + where, text)
     assert re.search(r"\n<small>Made by `cos598d new 'a file.py'` " + where, text)

@@ -103,7 +103,7 @@ def test_grade_does_not_start_where_it_would_import_from_a_submission(tmp_path, 
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.chdir(tmp_path)
     assert main(["grade", "bob.py", "--gradescope", "r.json", "--assignment", "sync"]) == 2
-    assert "Start it in another folder" in capsys.readouterr().err
+    assert "in another folder" in capsys.readouterr().err
 
 
 def test_classroom_50s_recipe_imports_nothing_of_the_checkout(tmp_path):
@@ -294,7 +294,7 @@ def test_each_submission_has_its_full_name_and_what_is_passed_over_is_said(tmp_p
     (tmp_path / "lab.toml").write_text('kind = "sync"\n')
     (tmp_path / "class" / "ann.py").unlink()
     assert main(["grade", "class", "--assignment", "lab.toml", "--csv", "h.csv", "--as_root"]) == 0
-    assert ": .DS_Store, _dan, _eve.py, bob.zip, link.py\n" in capsys.readouterr().out
+    assert ": .DS_Store, _dan, _eve.py, bob.zip, link.py (" in capsys.readouterr().out
     (tmp_path / "zips").mkdir()
     (tmp_path / "zips" / "bob.zip").write_text("")
     assert main(["grade", "zips", "--assignment", "lab.toml", "--csv", "h.csv"]) == 2

@@ -141,9 +141,8 @@ def test_a_refused_claim_is_not_a_kept_one():
     outcomes = [{"world_size": 2, "status": REFUSED, "largest": 0.0, "says": "no."}]
     result = {"engine": "x", "world_sizes": [2]}
     result["cases"] = [{"case": "bf16", "says": "under bf16", "status": REFUSED, "outcomes": outcomes}]
-    assert "refused on 2 ranks: bf16 (under bf16)\n  no.\nx: 0 of 1 tests passed; refused: bf16." in card.engine_card(
-        result
-    )
+    assert "refused on 2 ranks: bf16 (under bf16)\n  no." in card.engine_card(result)
+    assert "x: 0 of 1 tests passed; refused: bf16." in card.engine_card(result)
 
 
 def test_a_refusal_that_cases_have_in_common_is_said_once():
@@ -157,13 +156,12 @@ def test_a_refusal_that_cases_have_in_common_is_said_once():
     alone = [(1, KEPT, ""), (2, REFUSED, "one process."), (4, REFUSED, "one process.")]
     everywhere = card_of(*(case(name, *alone) for name in "abc"))
     assert everywhere.count("one process.") == 1
-    assert everywhere.endswith(
-        "refused on 2 and 4 ranks: all 3 cases\n  one process.\nx: 0 of 3 tests passed; refused: all 3 cases."
-    )
+    assert everywhere.endswith("refused on 2 and 4 ranks: all 3 cases\n  one process.")
+    assert "x: 0 of 3 tests passed; refused: all 3 cases." in everywhere
     some = card_of(
         case("a", *alone), case("b", *alone), case("c", (1, KEPT, ""), (2, REFUSED, "another."), (4, KEPT, ""))
     )
-    assert "refused on 2 and 4 ranks: a, b\n  one process.\nrefused on 2 ranks: c (what c is)\n  another.\n" in some
+    assert "refused on 2 and 4 ranks: a, b\n  one process.\nrefused on 2 ranks: c (what c is)\n  another." in some
 
 
 @pytest.mark.parametrize(

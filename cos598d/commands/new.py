@@ -1,6 +1,7 @@
 """`cos598d new`: a template for a gradient sync of your own."""
 
 import argparse
+import shlex
 from pathlib import Path
 
 
@@ -14,5 +15,5 @@ def run(options: argparse.Namespace) -> int:
     from cos598d.sync.from_file import write_template
 
     write_template(options.file)
-    print(f"wrote {options.file}: fill it in.\n\nNext: cos598d check {options.file}:MySync")
+    print(f"wrote {options.file}: fill it in.\n\nNext: cos598d check {shlex.quote(f'{options.file}:MySync')}")
     return 0

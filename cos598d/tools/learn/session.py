@@ -6,7 +6,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.tables import as_text
@@ -15,7 +15,7 @@ from cos598d.tools.learn.lessons import Lesson, all_lessons, check_golf
 from cos598d.tools.learn.student import first_mistake, read_file
 
 if TYPE_CHECKING:
-    from cos598d.tools.learn.lessons.golf import Stroke
+    from cos598d.tools.learn.lessons.golf import Golf, Stroke
     from cos598d.tools.learn.picture import Picture
     from cos598d.tools.learn.picture.curves import Curves
     from cos598d.tools.learn.picture.draw import StepFrames
@@ -108,8 +108,7 @@ def golf(lesson: Lesson, path: Path, say: Callable[[str], None]) -> str | None:
     if not result["passed"]:
         say(told.verdict(result, lesson))
         return None
-    course, digest = lesson.load_checks().golf, progress.digest_of(read_file(path, lesson))
-    assert course is not None
+    course, digest = cast("Golf", lesson.load_checks().golf), progress.digest_of(read_file(path, lesson))
     with progress.golf_scores(path.parent, lesson, course.least) as scores:
         say(told.golf_begins(path.name, course, ROUNDS))
         own: list[Stroke] = []
