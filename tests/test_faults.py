@@ -11,7 +11,7 @@ import pytest
 from programs import ROOT, TINY, TINY_TRAINING, children_of, free_port, is_alive, script, wait_until, worker_of_rank
 
 from cos598d.world import watchdog
-from cos598d.world.exit import LOST_RANK
+from cos598d.world.exit import lost_rank
 
 LONG = (*TINY_TRAINING, "--max_steps", "100000")
 TASK2B = "task2b/run_glue.py"
@@ -240,10 +240,23 @@ def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, p
     left_its_rows(tmp_path / "out", 5)
     (attempt,) = json.loads((tmp_path / "out" / "live" / "attempts.json").read_text())["attempts"]
     if victim:  # rank 0 writes it down
-        assert attempt["why"] == LOST_RANK.format(rank=victim)
+        assert attempt["why"] == lost_rank(victim)
         assert attempt["to_iteration"] >= 5
     else:
         assert attempt["why"] is None
+
+
+def test_the_advice_after_a_killed_rank_resumes_the_run(start_ranks):
+    """As it is printed, without --output_dir too."""
+    flags = [*LONG, "--save_steps", 1]
+    ranks = start_ranks(TASK2B, 2, flags)
+    ranks[0].wait_for("iteration 3:")
+    ranks[1].process.send_signal(signal.SIGKILL)
+    ends_in_a_sentence(ranks[0], "lost connection to rank 1", exit_code=1)
+    advice = re.search(r"repeat the command on every rank, with (--resume \S+) if", ranks[0].text)[1]
+    again = start_ranks(TASK2B, 2, [*flags, *advice.split()])
+    again[0].wait_for(r"iteration [3-9]\d*:|iteration \d\d+:")
+    assert "iteration 1:" not in again[0].text
 
 
 def test_local_workers_stop_with_their_starter(start):

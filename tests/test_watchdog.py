@@ -13,7 +13,7 @@ from torch.distributed import FileStore, HashStore
 
 from cos598d.rank import _explain
 from cos598d.world import connection, exit, neighbours, watchdog
-from cos598d.world.exit import LOST_RANK
+from cos598d.world.exit import lost_rank
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
 from cos598d.world.watchdog import Watchdog
@@ -91,7 +91,7 @@ def test_a_rank_that_dies_anywhere_in_the_tree_is_named_by_all_and_nobody_else_i
     os.kill(started[lost], signal.SIGKILL)
     codes = ends(started)
     for rank in set(range(SIZE)) - {lost}:
-        assert said(tmp_path, rank) == f"error: rank {rank}: {LOST_RANK.format(rank=lost)}\n"
+        assert said(tmp_path, rank) == f"error: rank {rank}: {lost_rank(lost)}\n"
         assert os.waitstatus_to_exitcode(codes[rank]) == 1
 
 

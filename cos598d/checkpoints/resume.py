@@ -22,6 +22,7 @@ from cos598d.records.run import CONFIG, read_object, read_summary
 from cos598d.records.saved import facts_after, training_after
 from cos598d.terminal.console import Console
 from cos598d.terminal.printable import printable
+from cos598d.world.exit import resumes_by
 
 # If one of these flags changes, it is another run. The sync, the ranks and the times of saving may change.
 SAME_FLAGS = (
@@ -142,6 +143,8 @@ def open_record(
     they could be mistaken for this one's. Raises UserError if they cannot be removed.
     """
     rank, world_size, kept = comm.rank, comm.world_size, config.ledger
+    if config.resume != AUTO and (config.save_steps or config.save_epochs or config.save_seconds):
+        resumes_by(f"--resume {_resume_word(folder, config)}")
     if found is not None:
         positions, place = found.facts_of_ranks(RECORD, comm), found.path.parent.parent
         return RunRecord(
@@ -166,7 +169,11 @@ def how_to_go_on(folder: Path, config: RunConfig) -> str:
         return "start it again with the same flags, and it resumes"
     if config.resume is not None and not has_checkpoints(folder / FOLDER):  # the disk has kept nothing of this attempt
         return "start it again with the same flags and --overwrite_output_dir"
-    return f"add --resume {AUTO if config.output_dir is not None else folder} to its flags, and it resumes"
+    return f"add --resume {_resume_word(folder, config)} to its flags, and it resumes"
+
+
+def _resume_word(folder: Path, config: RunConfig) -> str:
+    return AUTO if config.output_dir is not None else str(folder)
 
 
 def facts_of(

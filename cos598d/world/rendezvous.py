@@ -73,7 +73,8 @@ def _admit_all(identity: Identity, seconds: float, deadline: float, mine: dict) 
         try:
             missing = _wait_for_all(identity, server, seconds, deadline)
         except BaseException as error:  # the ranks that have arrived should get the error
-            said = f"rank 0 left before the run began: {str(error) or 'it was stopped.'}"
+            reason = str(error) if isinstance(error, Exception) else "it was stopped. Start all ranks again."
+            said = f"rank 0 left before the run began: {reason}"
             server.close_with(Admission(said), (), 0.0)
             raise
         if server.objection:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from cos598d.terminal.printable import printable
 from cos598d.world.connection import Acceptor, Connection, hang_up, make_key
-from cos598d.world.exit import LOST_RANK
+from cos598d.world.exit import lost_rank
 from cos598d.world.identity import Identity
 from cos598d.world.store import KeyTable
 
@@ -89,7 +89,7 @@ class RendezvousServer:
         with self._lock:
             missing = [rank for rank in range(self.world_size) if rank not in self._arrived]
             if not missing and self._lost and not self.objection:
-                self.objection = LOST_RANK.format(rank=", ".join(map(str, sorted(self._lost))))
+                self.objection = lost_rank(", ".join(map(str, sorted(self._lost))))
             return missing
 
     def begin(self, run_key: str) -> Admission | None:

@@ -24,7 +24,7 @@ from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import is_noted
 from cos598d.world.connection import READ_BYTES, Connection
-from cos598d.world.exit import LOST_RANK, exit_now
+from cos598d.world.exit import exit_now, lost_rank
 from cos598d.world.identity import check_launcher
 from cos598d.world.meeting import Meeting
 from cos598d.world.neighbours import connect_neighbours, parent_of
@@ -72,7 +72,7 @@ class Watchdog:
     def _connect(self, meeting: Meeting) -> None:
         self._neighbours, missing = connect_neighbours(meeting)
         if missing:
-            sentence = LOST_RANK.format(rank=", ".join(map(str, missing)))
+            sentence = lost_rank(", ".join(map(str, missing)))
             self._tell({"lost": missing[0], "sentence": sentence})
             raise UserError(sentence)
         if not self._children():
@@ -194,7 +194,7 @@ class Watchdog:
         # If nothing came and this host's link is down, the neighbour may be well, and this host may be cut off.
         is_cut_off = unheard and self._interface is not None and not has_link(self._interface)
         lost = self.rank if is_cut_off else rank
-        sentence = LOST_RANK.format(rank=lost)
+        sentence = lost_rank(lost)
         self._tell({"lost": lost, "sentence": sentence}, but=rank)
         self._end(CUT_OFF.format(rank=lost, interface=self._interface) if is_cut_off else sentence)
 
