@@ -218,6 +218,14 @@ def test_the_floor_drifts_and_dropout_draws_other_masks(tmp_path):
     )
 
 
+def test_of_two_parallel_runs_neither_is_accused(tmp_path):
+    folders = [run_like(tmp_path / name, sync=name, losses=losses) for name, losses in (("a", LATER), ("b", None))]
+    for order in (folders, folders[::-1]):
+        said = remark(*order)
+        assert "their gradients differ" in said
+        assert "part from" not in said
+
+
 def test_of_several_runs_the_odd_one_is_named(tmp_path):
     folders = [
         run_like(tmp_path / name, sync=name, losses=losses) for name, losses in (("a", LATER), ("b", None), ("c", None))

@@ -111,13 +111,18 @@ def _other_gradients(runs: Sequence[Summary]) -> list[str]:
     found = []
     for group in _grouped(exact, lambda run: sorted((word, str(value)) for word, value in run["step"].items())):
         alone = [run for run in group if run["world_size"] == 1]
-        # If no run of one rank shows what is right, the majority does.
-        usual = (alone or sorted(group, key=lambda run: -sum(_parting(run, other) is None for other in group)))[0]
+        # If no run of one rank shows what is right, the majority does. If there is none, nobody knows which run is.
+        alike = {run["run"]: sum(_parting(run, other) is None for other in group) for run in group}
+        usual = (alone or sorted(group, key=lambda run: -alike[run["run"]]))[0]
+        is_known = bool(alone) or alike[usual["run"]] > 1
         for run in group:
             apart = _parting(run, usual)
             if apart:
-                words = f"the losses of {run['run']} part from those of {usual['run']}"
-                found.append(f"{words} (by {plain(apart[1])} in iteration {apart[0]}), so its gradients differ")
+                one, other, where = run["run"], usual["run"], f"by {plain(apart[1])} in iteration {apart[0]}"
+                if is_known:
+                    found.append(f"the losses of {one} part from those of {other} ({where}), so its gradients differ")
+                else:
+                    found.append(f"the losses of {other} and {one} differ ({where}), so their gradients differ")
     return found
 
 

@@ -51,7 +51,7 @@ KINDS = {
     "clamped": "each rank's gradient is clamped to {most:.3g} element by element before the average",
     "cut off": "values above {most:.3g} are cut to it after the average: clamped",
     OF_HOLDERS: "divided by the number of ranks whose gradient is there and not zero, instead of by n",
-    "agreed": "every rank has the same values, but not the mean: sent by a rank that does not hold it?",
+    "agreed": "every rank has the same values, but not the mean: compressed on the way, or sent by a rank without it?",
     "clipped": "each rank's gradient is clipped to a norm of {norm:.3g} before the average; the loop clips, after it",
     "weighted": "a sum of the ranks' gradients, but with wrong weights: most of rank {rank:.0f}'s, {weight:.3g} of it",
     "first part lost": "the gradient of the step's first backward is lost",
