@@ -9,7 +9,7 @@ from cos598d.commands.report import load_records
 from cos598d.errors import UserError
 from cos598d.tools.report.fairness import ground_remark, work_remark
 from cos598d.tools.report.load import load_run
-from cos598d.tools.report.table import comparison
+from cos598d.tools.report.table import brief_parts, comparison
 
 STEPS = 6
 
@@ -259,3 +259,10 @@ def test_a_run_says_whether_its_device_rounds_to_tf32(monkeypatch):
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     assert computes_in_tf32(gpu)
+
+
+def test_bytes_that_are_few_are_not_rounded_to_none(tmp_path):
+    sent = {"bytes_sent_per_iteration": [21504.0, 21504.0]}
+    run = load_run(run_like(tmp_path / "sign", sync="ddp")) | sent
+    (_, row), _ = brief_parts([run])
+    assert row[4] == "0.022 x 2"

@@ -77,9 +77,10 @@ def brief_parts(runs: Sequence[Summary], each: bool = False) -> tuple[list[list[
     """The rows of that table, the head first, and the sentences."""
     runs = runs if each else in_groups(runs)
     rows = [["run", "sync", "ranks", "s per step", "sent MB per step, by rank", "losses differ from 1 rank by"]]
+    is_little = any(0 < sent < 1e6 for run in runs if is_in_ledger(run) for sent in run["bytes_sent_per_iteration"])
     for run in runs:
         seconds = DISTURBED if is_disturbed(run) else _seconds(run["seconds_per_iteration"]["mean"])
-        sent = mb_by_rank(run["bytes_sent_per_iteration"], 1) if is_in_ledger(run) else "-"
+        sent = mb_by_rank(run["bytes_sent_per_iteration"], 3 if is_little else 1) if is_in_ledger(run) else "-"
         difference = _difference(run, alone_of(runs, run))
         rows.append([run["run"], run["sync"], str(run["world_size"]), seconds, sent, difference])
     return rows, [*map(printable, [*_warnings(runs), *_answers(runs)])]
