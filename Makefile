@@ -43,8 +43,8 @@ help:
 setup: $(READY)
 
 $(READY): setup.py constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-		{ echo "Python 3.10 or newer is needed (3.11 is what is tested): make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed, for the versions of constraints.txt: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	@echo "== setting up $(VENV) (once)"
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools wheel

@@ -53,7 +53,8 @@ def verdict(result: dict[str, Any], lesson: Lesson) -> str:
 
 def after(lesson: Lesson) -> str:
     """What to read and to measure when a lesson is done."""
-    return f"Read:    {lesson.read}\nMeasure: {lesson.measure}"
+    golf = f"\nGolf:    cos598d learn {lesson.number} --golf" if lesson.golf else ""
+    return f"Read:    {lesson.read}\nMeasure: {lesson.measure}{golf}"
 
 
 def golf_begins(name: str, golf: "Golf", rounds: int) -> str:
@@ -78,7 +79,8 @@ def golf_board(
     rows.append(["the limit", f"{golf.least:,}", "-", "-", "-", "-"])
     notes = [
         "Bytes: of the rank that sends most in a step, as the communicator counted them. Seconds: of the slowest rank,",
-        "the median of the rounds. What was kept before, in .cos598d/golf.json, is history, and no proof of anything.",
+        "the median of the rounds. Times the answer's: the median of the rounds' ratios.",
+        "What was kept before, in .cos598d/golf.json, is history, and no proof of anything.",
     ]
     if share:
         notes.append(
