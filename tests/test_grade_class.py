@@ -18,6 +18,7 @@ from test_grade_rights import SET_DUMPABLE, assignment_by
 
 from cos598d.errors import UsageError, UserError
 from cos598d.tools.grade.folder import SubmittedClass
+from cos598d.tools.grade.handed_in import digest_of, handed_in, plain_files
 from cos598d.tools.grade.results import KeptResults
 from cos598d.tools.grade.rights import OwnNamespaces, hide, what_stops
 from cos598d.tools.grade.roster import Student
@@ -242,6 +243,61 @@ def test_who_handed_in_nothing_has_a_row_until_something_comes(submissions, tmp_
     # Nor has anybody two rows after a run without the roster.
     graded(one_class(submissions[:1], tmp_path), [], str)
     assert (tmp_path / "grades.csv").read_text().count("ann.py") == 1
+
+
+def test_what_tools_leave_in_a_folder_is_no_part_of_the_submission(tmp_path):
+    mine = tmp_path / "ann"
+    mine.mkdir()
+    (mine / "lesson9.py").write_text("x = 1\n")
+    os.utime(mine / "lesson9.py", (1_790_000_000, 1_790_000_000))
+    before = digest_of(mine), handed_in(mine)
+    left = (".cos598d/golf.json", "__pycache__/a.pyc", "b/__pycache__/a.pyc", ".idea/a.py", ".DS_Store", ".a.py.swp")
+    for name in (*left, ".venv/a.py", ".git/HEAD"):
+        (mine / name).parent.mkdir(parents=True, exist_ok=True)
+        (mine / name).write_text("y = 2\n")
+    assert (digest_of(mine), handed_in(mine)) == before
+    assert plain_files(mine) == [mine / "lesson9.py"]
+    (mine / "b" / "more.py").write_text("z = 3\n")
+    assert digest_of(mine) != before[0]
+    assert handed_in(mine).changed > before[1].changed
+
+
+LATE = """
+kind = "lesson"
+lesson = 9
+[late]
+deadline = 2026-10-01T23:59:00Z
+points_per_day = 2
+"""
+
+
+def test_a_check_of_a_submission_between_two_gradings_leaves_its_row(tmp_path):
+    if what_stops(lambda empty: hide(assignment(PARTS).kind.hides, empty)):
+        pytest.skip("no mount namespaces here, so lessons are not graded beside their answers")
+    (tmp_path / "lab.toml").write_text(LATE)
+    mine = tmp_path / "class" / "ann" / "lesson9.py"
+    mine.parent.mkdir(parents=True)
+    mine.write_text(get_lesson(9).answer())
+    os.utime(mine, (1_790_000_000, 1_790_000_000))  # in September
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+
+    def run(*words):
+        program = [sys.executable, "-m", "cos598d", *words]
+        ended = subprocess.run(program, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    of_class = ("grade", "class", "--assignment", "lab.toml", "--csv", "g.csv", "--as_root")
+    run(*of_class)
+    row = table(tmp_path / "g.csv")["ann"]
+    assert (row["score"], row["days_late"], row["submitted"][:7]) == ("3", "0", "2026-09")
+    run("learn", "9", "--check", "class/ann/lesson9.py")
+    assert (mine.parent / ".cos598d").is_dir()
+    assert "already graded: 1 of 1 submission" in run(*of_class)
+    assert table(tmp_path / "g.csv")["ann"] == row
+    run(*of_class, "--regrade_all")
+    again = table(tmp_path / "g.csv")["ann"]
+    assert {**again, "seconds": "", "graded": ""} == {**row, "seconds": "", "graded": ""}
 
 
 PARTS = """

@@ -83,7 +83,8 @@ def take_file(table: TomlTable, default: str) -> str:
     """The key `file`: a Python file's name, or its path in the submission. Raises UsageError."""
     name = table.take("file", TEXT, default)
     path = PurePosixPath(name)
-    if path.suffix != ".py" or path.is_absolute() or ".." in path.parts or "\\" in name or not name.isprintable():
+    is_hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)  # no submission's files
+    if path.suffix != ".py" or path.is_absolute() or is_hidden or "\\" in name or not name.isprintable():
         raise table.error("file", f"file is {name!r}. Give a Python file's name, as {default}")
     return str(path)
 
