@@ -385,7 +385,7 @@ def test_a_board_has_who_passes_and_is_refused_where_nothing_is_measured(tmp_pat
     assert code == 0, text
     code, text = grade(*of_class, "--board", "b.csv")
     assert code == 0, text
-    assert "wrote b.csv: 0 submissions; 1 more passed without being measured: add --regrade_all" in text
+    assert "wrote b.csv: 0 submissions; passed, but not measured: ann.py (add --regrade NAME)" in text
     is_refused = what_stops(lambda empty: OwnNamespaces(()).enter(empty, None))
     parallel = () if is_refused else ("--parallel", "2")
     code, text = grade(*of_class, "--board", "b.csv", "--regrade", "ann", *parallel)
@@ -393,8 +393,15 @@ def test_a_board_has_who_passes_and_is_refused_where_nothing_is_measured(tmp_pat
     assert "wrote b.csv: 1 submission\n" in text
     with (tmp_path / "b.csv").open() as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
-    assert sorted(rows) == ["'=Ann", "(the reference)"]
+    assert sorted(rows) == ["'=Ann", "(the answer)"]
     assert float(rows["'=Ann"]["seconds"]) > 1e-8
+    assert float(rows["'=Ann"]["answer_seconds"]) > 1e-8  # the answer's folder is hidden, and it was measured
+    measured = rows["'=Ann"]["measured"]
+    assert measured == table(tmp_path / "g.csv")["ann.py"]["graded"]
+    # A later board has the same row, since it is a result like the others.
+    code, text = grade(*of_class, "--board", "b2.csv")
+    assert code == 0, text
+    assert (tmp_path / "b2.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
     for words, says in {
         ("--assignment", "lesson", "--csv", "g2.csv"): "lesson 0 has no board. Lessons 5, 6, 7, 9 and 11 have one",
         ("--assignment", "parts.toml", "--csv", "g2.csv"): "--board needs an assignment of one lesson",

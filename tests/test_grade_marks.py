@@ -6,7 +6,7 @@ import html
 import json
 import os
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -22,9 +22,10 @@ from cos598d.tools.grade.roster import Student, owners, read_roster
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.similar import similar_pairs
 from cos598d.tools.grade.submission import SubmissionEnd
-from cos598d.tools.learn import progress
+from cos598d.tools.learn import progress, session
 from cos598d.tools.learn.lessons import get_lesson
 from cos598d.tools.learn.lessons.golf import Stroke
+from cos598d.tools.learn.progress import GolfScore
 
 NOON = datetime(2026, 10, 1, 12, tzinfo=timezone.utc)
 
@@ -231,35 +232,43 @@ def test_hints_cost_nothing_unless_the_assignment_says_so():
     assert [own.points[f"without_hint_{number}"] for number in (1, 2, 3)] == [2.0, 0.5, 0.5]
 
 
-def with_golf(name, golf, student=None):
+def golfed(sent, seconds, ratio):
+    return GolfScore("", "", sent, seconds, seconds / 2, 2 * seconds, ratio)
+
+
+def with_golf(name, golf, student=None, graded="2026-10-02T10:00:00Z"):
     end = SubmissionEnd(Judged("", None, ""), golf=golf)
-    result = Result(name, "", "", (), end, 1.0, "")
+    result = Result(name, "", "", (), end, 1.0, graded)
     return Graded(result, (), HandedIn(None), student)
 
 
 def test_a_board_is_sorted_has_the_reference_and_no_formula_of_a_student(tmp_path):
     path = tmp_path / "board.csv"
     graded = [
-        with_golf("=slow\x1b.py", (10, 3.0, 2.0, 4.0)),
-        with_golf("fast.py", (10, 1.0, 1.0, 1.0), Student("1", "=Ann", "ann@x", "-B")),
+        # On a fast day, with fewer seconds than the fast file on a slow day.
+        with_golf("=slow\x1b.py", (golfed(10, 0.3, 1.5), golfed(10, 0.2, 1.0))),
+        with_golf("fast.py", (golfed(10, 1.0, 0.5), golfed(10, 2.0, 1.0)), Student("1", "=Ann", "ann@x", "-B"), "today"),
         with_golf("wrong.py", None),
-        with_golf("few.py", (8, 9.0, 9.0, 9.0)),
+        with_golf("few.py", (golfed(8, 9.0, 4.5), golfed(10, 2.0, 1.0))),
     ]
-    assert write_board(path, graded, (10, 2.0, 2.0, 2.0), 8) == 3
+    assert write_board(path, graded, 8) == 3
     with path.open() as file:
         rows = list(csv.DictReader(file))
     named = [row["submission"] or row["name"] for row in rows]
-    assert named == ["few.py", "fast.py", "(the reference)", "'=slow\\x1b.py"]
+    assert named == ["few.py", "fast.py", "(the answer)", "'=slow\\x1b.py"]
     assert [row["times_the_limit"] for row in rows] == ["1.000", "1.250", "1.250", "1.250"]
-    assert (rows[1]["name"], rows[1]["section"]) == ("'=Ann", "'-B")
-    assert write_board(path, [], (0, 1.0, 1.0, 1.0), 0) == 0  # a limit of 0 bytes: lesson 9
+    assert [row["times_the_answer"] for row in rows] == ["4.500", "0.500", "1.000", "1.500"]
+    assert [row["measured"][:5] for row in rows] == ["2026-", "today", "", "2026-"]
+    assert (rows[1]["name"], rows[1]["section"], rows[1]["answer_seconds"]) == ("'=Ann", "'-B", "2")
+    assert write_board(path, [with_golf("few.py", (golfed(0, 1.0, 1.0),) * 2)], 0) == 1  # no bytes: lesson 9
+    assert write_board(path, [], 8) == 0
     with pytest.raises(UserError, match="cannot be written"):
-        write_board(path / "in a file", [], (0, 1.0, 1.0, 1.0), 0)
+        write_board(path / "in a file", [], 0)
 
 
 def test_golf_is_kept_with_a_result_and_older_results_have_none(tmp_path):
     kept = KeptResults(tmp_path / "grades.csv")
-    result = with_golf("ann.py", (10, 3.0, 2.0, 4.0)).result
+    result = with_golf("ann.py", (golfed(10, 3.0, 1.5), golfed(10, 2.0, 1.0))).result
     kept.keep(result)
     assert kept.get("ann.py", "") == result
     (place,) = (tmp_path / "grades.csv.results").iterdir()
@@ -267,7 +276,7 @@ def test_golf_is_kept_with_a_result_and_older_results_have_none(tmp_path):
     del said["end"]["golf"]
     place.write_text(json.dumps(said))
     assert kept.get("ann.py", "").end.golf is None
-    for bad in ([1], ["x", 1, 1, 1], [1, 1, 1, "y"]):
+    for bad in ([1], ["x", 1, 1, 1], [asdict(golfed(1, 0, 1))] * 2):
         said["end"]["golf"] = bad
         place.write_text(json.dumps(said))
         assert kept.get("ann.py", "") is None
@@ -275,14 +284,27 @@ def test_golf_is_kept_with_a_result_and_older_results_have_none(tmp_path):
 
 def test_what_does_not_pass_is_not_measured(tmp_path, monkeypatch):
     kind = assignment(HINTED).kind
-    monkeypatch.setattr("cos598d.tools.grade.kinds.lesson.stroke", lambda *_: Stroke(7, 2.0, []))
-    assert kind.golf(tmp_path, []) == kind.golf(tmp_path, ["without_hint_2"]) == (7, 2.0, 2.0, 2.0)
-    assert kind.golf(tmp_path, ["predicts_bytes"]) is None
-    assert assignment('kind = "lesson"\nlesson = 3\n').kind.golf(tmp_path, []) is None
-    assert assignment('kind = "sync"\n').kind.golf(tmp_path, []) is None
+    (tmp_path / "lesson9.py").write_text("# mine\n")
+    host = [{"seconds": 1.0, "host_cpu_percent": 0.0, "process_cpu_seconds": 0.0}]
+    monkeypatch.setattr(session, "ROUNDS", 3)
+    seen = []
+
+    def takes(_, path, answer):
+        seen.append((path and path.name, answer))
+        return Stroke(7 if path else 9, 2.0 if path else 4.0, host)
+
+    monkeypatch.setattr(session, "stroke", takes)
+    mine, answers = kind.golf(tmp_path, [], "the text")
+    assert (mine.bytes, mine.seconds, mine.ratio, answers.bytes, answers.seconds) == (7, 2.0, 0.5, 9, 4.0)
+    assert [name for name, _ in seen] == [None, "lesson9.py", "lesson9.py", None, None, "lesson9.py"]
+    assert {answer for _, answer in seen} == {"the text"}
+    assert kind.golf(tmp_path, ["without_hint_2"], "the text") == (mine, answers)
+    assert kind.golf(tmp_path, ["predicts_bytes"], "") is None
+    assert assignment('kind = "lesson"\nlesson = 3\n').kind.golf(tmp_path, [], "") is None
+    assert assignment('kind = "sync"\n').kind.golf(tmp_path, [], "") is None
 
     def fails(*_):
         raise UserError("not a round of golf")
 
-    monkeypatch.setattr("cos598d.tools.grade.kinds.lesson.stroke", fails)
-    assert kind.golf(tmp_path, []) is None
+    monkeypatch.setattr(session, "stroke", fails)
+    assert kind.golf(tmp_path, [], "") is None

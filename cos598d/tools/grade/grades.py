@@ -14,7 +14,6 @@ from cos598d.terminal.reading import read_plain
 from cos598d.tools.check.card import STATUS_WIDTH
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.handed_in import HandedIn
-from cos598d.tools.grade.kinds.kind import Golfed
 from cos598d.tools.grade.results import Result
 from cos598d.tools.grade.roster import Student
 from cos598d.tools.grade.scored import Scored, exit_code, most, number, total
@@ -26,8 +25,11 @@ LONGEST_TEST = 500  # of what it says of one test
 LONGEST_CELL = 30_000  # which every spreadsheet takes
 BEFORE = ("submission", "id", "name", "email", "section", "score", "max_score", "status", "seconds")
 AFTER = ("words", "failures", "submitted", "days_late", "late_points", "commit", "graded", "assignment")
-BOARD = ("submission", "id", "name", "section", "bytes", "times_the_limit", "seconds", "least", "most")
-REFERENCE = "(the reference)"
+BOARD = (
+    *("submission", "id", "name", "section", "bytes", "times_the_limit", "times_the_answer"),
+    *("seconds", "least", "most", "answer_seconds", "busy", "measured"),
+)
+REFERENCE = "(the answer)"
 _WRAPPED = re.compile(rf"\n {{{STATUS_WIDTH + 1},}}")  # within a sentence of `check`
 
 
@@ -156,23 +158,27 @@ class GradesTable:
         self._rows[_key(cells)] = cells
 
 
-def write_board(path: Path, graded: Collection[Graded], reference: Golfed, least: int) -> int:
-    """Write the board of these submissions that pass and were measured, by bytes and then by seconds, with a row of the
-    reference; how many submissions are on it. Raises UserError."""
-    rows = [(golf, _of_student(each.result.name, each.student)) for each in graded if (golf := each.result.end.golf)]
-    found = len(rows)
-    rows.append((reference, _of_student("", Student("", REFERENCE))))
-    rows.sort(key=lambda row: (row[0][:2], row[1]["submission"]))
+def write_board(path: Path, graded: Collection[Graded], least: int) -> int:
+    """Write the board of these submissions that pass and were measured, by bytes and then by how many times the seconds
+    are the answer's, with a row of the answer; how many submissions are on it. Raises UserError."""
+    rows = []
+    found = [(each, golf) for each in graded if (golf := each.result.end.golf)]
+    for each, (own, answer) in found:
+        cells = {name: f"{getattr(own, name):.4g}" for name in ("seconds", "least", "most")}
+        cells |= {"answer_seconds": f"{answer.seconds:.4g}", "busy": "yes" if own.is_busy else ""}
+        about = _of_student(each.result.name, each.student) | cells | {"measured": each.result.graded}
+        rows.append((own.bytes, own.ratio, about))
+    rows += [(answer.bytes, 1.0, _of_student("", Student("", REFERENCE))) for _, (_, answer) in found[:1]]
+    rows.sort(key=lambda row: (*row[:2], row[2]["submission"]))
     text = io.StringIO()
     table = csv.DictWriter(text, BOARD, restval="", extrasaction="ignore", lineterminator="\n")
     table.writeheader()
-    for (sent, *seconds), about in rows:
+    for sent, ratio, about in rows:
         times = f"{sent / least:.3f}" if least else ""
-        cells = dict(zip(BOARD[-3:], (f"{each:.4g}" for each in seconds), strict=True))
-        about |= {"bytes": str(sent), "times_the_limit": times, **cells}
+        about |= {"bytes": str(sent), "times_the_limit": times, "times_the_answer": f"{ratio:.3f}"}
         table.writerow({name: _cell(value) for name, value in about.items()})
     _write(path, text.getvalue())
-    return found
+    return len(found)
 
 
 def _write(path: Path, text: str) -> None:

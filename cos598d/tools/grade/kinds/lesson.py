@@ -1,7 +1,6 @@
 """Assignments whose submissions are files of the course's lessons: the checks of `learn N --check`."""
 
 import secrets
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from cos598d.tools.learn.lessons import Lesson, get_lesson
 from cos598d.tools.learn.marking import SECONDS, Marking
 from cos598d.tools.learn.picture import draw
 from cos598d.tools.learn.progress import hints_in
-from cos598d.tools.learn.session import RANKS, ROUNDS, record_file, stroke, warm_up
+from cos598d.tools.learn.session import RANKS, measured, record_file, warm_up
 from cos598d.tools.learn.student import read_file
 
 WITHOUT_HINT = "without_hint_{}"
@@ -110,13 +109,11 @@ class LessonKind(AssignmentKind):
             elif name in claims:
                 yield Judged(name, (shown or 0) < number, f"hints shown: {shown} of {len(self.lesson.hints)}")
 
-    def golf(self, folder: Path, failed: Sequence[str]) -> Golfed | None:
-        """Measured by worlds like those of `learn N --golf`, each of which runs the lesson's checks too."""
+    def golf(self, folder: Path, failed: Sequence[str], answer: str) -> Golfed | None:
+        """Measured as by `learn N --golf`, which runs the lesson's checks in each round too."""
         if not self.lesson.golf or set(failed) - set(self._hints()):
             return None
         try:
-            strokes = [stroke(self.lesson, folder / self.file) for _ in range(ROUNDS)]
-        except UserError:  # a check fails in one of them
+            return measured(self.lesson, folder / self.file, answer)[:2]
+        except UserError:  # a check fails in one of the rounds
             return None
-        seconds = [each.seconds for each in strokes]
-        return max(each.bytes for each in strokes), statistics.median(seconds), min(seconds), max(seconds)
