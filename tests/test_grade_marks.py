@@ -14,7 +14,7 @@ from test_assignment import assignment
 from test_grade_rights import assignment_by
 
 from cos598d.errors import UsageError, UserError
-from cos598d.tools.grade.feedback import lines_named, page, page_name
+from cos598d.tools.grade.feedback import lines_named, page, page_name, write_feedback
 from cos598d.tools.grade.grades import Graded, write_board
 from cos598d.tools.grade.handed_in import HandedIn, LatePolicy, handed_in
 from cos598d.tools.grade.results import KeptResults, Result
@@ -91,6 +91,16 @@ def test_a_roster_says_whose_a_submission_is(tmp_path):
     ann, bob = students = read_roster(path)
     assert ann == Student("17", "Ann A", "ann@x.edu", "A")
     assert owners(["ANN", "18.py", "eve"], students) == {"ANN": ann, "18.py": bob}
+    # What platforms add to a name.
+    added = {"ann@x.edu_12345": ann, "18_2_345.py": bob, "Ann@x.edu_1.py": ann}
+    for name, whose in added.items():
+        assert owners([name], students) == {name: whose}
+    assert owners(["ann_1", "ann@x.edu_lee", "17x_1", "_1", "ann@x.edu_"], students) == {}
+    more = [*students, Student("18_2")]
+    assert owners(["18_2", "18_3"], more) == {"18_2": more[2], "18_3": bob}
+    assert owners(["18_2_345"], more) == {"18_2_345": more[2]}
+    with pytest.raises(UsageError, match="ann@x.edu_1 and ann@x.edu_2 both belong"):
+        owners(["ann@x.edu_1", "ann@x.edu_2"], students)
     with pytest.raises(UsageError, match="ann and 17 both belong to the student 17"):
         owners(["ann", "17"], students)
     for text, says in (
@@ -122,6 +132,14 @@ def test_a_page_has_the_line_what_was_expected_and_the_picture_and_nothing_raw(t
     assert "2 of 3 points" in text
     assert html.escape(asked.kind.expected("lets_go")) in text
     assert lines_named("other.py line 1: x", source) == []
+    late = replace(graded_as(judged, asked), days_late=2)
+    assert "2 days late; no points to lose" in page(late, source, asked)
+    assert "2 days late: 1.5 points less" in page(replace(late, late_points=1.5), source, asked)
+    (tmp_path / "bob.py").write_text("x = 1\n")
+    (tmp_path / "eve.py").write_text("x = 1\n")
+    for name in ("bob.py", "eve.py", "eve"):  # eve is a folder, and eve.py another submission
+        write_feedback(tmp_path / "pages", graded_as(judged, asked, name=name), tmp_path / name, asked)
+    assert sorted(os.listdir(tmp_path / "pages")) == ["bob.html", "eve.html", "eve.py.html"]
     names = ["ann", "ann.py", "../ann", "a b", "a_b", ".hidden", "ann.html"]
     pages = [page_name(name) for name in names]
     assert pages[:2] == ["ann.html", "ann.py.html"]
@@ -217,6 +235,24 @@ def test_a_hint_that_was_shown_costs_its_points_and_a_changed_line_all(shown, he
     if shown in (None, "edited"):
         assert "keep the line that `learn 9` writes" in judged["without_hint_1"].words
     assert all(asked.kind.expected(name) for name in asked.points)
+    # A file that passes has passed, whatever its hints cost; one that does not is told of them in one line.
+    mine = graded_as(judged.values(), asked)
+    assert mine.status == ("wrong" if shown == "wrong" else "passed")
+    assert mine.points == (0 if shown == "wrong" else 3 + 0.5 * len(held))
+    text, row = page(mine, tmp_path, asked), mine.row(asked)
+    assert text.count("Hint points:") == 1
+    assert "without_hint" not in text + row["words"] + row["failures"]
+    assert f"Hint points: {0.5 * len(held):g} of 1.5, because " in html.unescape(text)
+    assert row["failures"].count("Hint points") == (len(held) < 3)
+    if shown == "wrong":
+        assert "Hint points: 0 of 1.5, because not all checks pass." in text
+        assert row["words"].startswith("predicts_bytes: ")
+
+
+def test_a_file_that_is_missing_fails_also_where_only_hints_give_points():
+    asked = assignment(HINTED + "[points]\ndefault = 0\n")
+    assert list(asked.points) == ["without_hint_1", "without_hint_2", "without_hint_3"]
+    assert graded_as([], asked).status == "wrong"
 
 
 def test_hints_cost_nothing_unless_the_assignment_says_so():
@@ -247,7 +283,7 @@ def test_a_board_is_sorted_has_the_reference_and_no_formula_of_a_student(tmp_pat
     graded = [
         # On a fast day, with fewer seconds than the fast file on a slow day.
         with_golf("=slow\x1b.py", (golfed(10, 0.3, 1.5), golfed(10, 0.2, 1.0))),
-        with_golf("fast.py", (golfed(10, 1.0, 0.5), golfed(10, 2.0, 1.0)), Student("1", "=Ann", "ann@x", "-B"), "today"),
+        with_golf("fast.py", (golfed(10, 1.0, 0.5), golfed(10, 2.0, 1.0)), Student("1", "=Ann", "", "-B"), "today"),
         with_golf("wrong.py", None),
         with_golf("few.py", (golfed(8, 9.0, 4.5), golfed(10, 2.0, 1.0))),
     ]

@@ -16,7 +16,7 @@ from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.handed_in import HandedIn
 from cos598d.tools.grade.results import Result
 from cos598d.tools.grade.roster import Student
-from cos598d.tools.grade.scored import Scored, exit_code, most, number, total
+from cos598d.tools.grade.scored import Scored, exit_code, hint_lines, most, number, total
 
 STATUS = {0: "passed", 1: "wrong", 2: "not judged"}
 MISSING = "missing"
@@ -65,21 +65,22 @@ class Graded:
     @property
     def words(self) -> str:
         """Why points are missing: the remark on its end, else the first lines on the first test that it fails."""
-        first = next((each for each in self.scored if not each.passed), None)
-        said = self.result.end.remark or (f"{first.name}: {first.words}" if first else "")
+        said = self.result.end.remark or next(iter(self.missed), "")
         lines = [" ".join(line.split()) for line in _WRAPPED.sub(" ", said).splitlines() if line.strip()]
         ended = [line if line[-1] in ".:;!?" else f"{line}." for line in lines[:-1]]
         return " ".join([*ended, *lines[-1:]])
+
+    @property
+    def missed(self) -> list[str]:
+        """Each test that it fails, and why; and what it misses of the points for hints."""
+        failed = [each for each in self.scored if not each.passed and not each.is_of_hint]
+        return [*(f"{each.name}: {each.words}" for each in failed), *hint_lines(self.scored, is_missed=True)]
 
     def row(self, assignment: Assignment) -> dict[str, str]:
         """Its row of the table, before the texts become cells."""
         late = assignment.late
         time = self.handed_in.time(late.times if late else "file")
-        failed = [
-            f"{each.name}: {printable(' '.join(each.words.split()), LONGEST_TEST)}"
-            for each in self.scored
-            if not each.passed
-        ]
+        failed = [printable(" ".join(each.split()), LONGEST_TEST) for each in self.missed]
         return _of_student(self.result.name, self.student) | {
             "score": number(self.points),
             "max_score": number(most(self.scored)),

@@ -83,8 +83,8 @@ class Grader:
         self._user, self.remark = user_for([*needed, scratch_base()])
         if self.remark and os.geteuid() == 0 and not as_root:
             raise UsageError(
-                f"{self.remark} Let the user {NOBODY} read it (chmod o+rX, also for the folders above it), or give "
-                "--as_root in a container with nothing to lose."
+                f"{self.remark} Let the user {NOBODY} read it (chmod o+rX; the next try names the next "
+                "folder), use a Python that all users can read, or give --as_root in a container with nothing to lose."
             )
         if is_parallel:
             apart = self._apart = OwnNamespaces(tuple(needed))
