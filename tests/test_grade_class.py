@@ -25,6 +25,7 @@ from cos598d.tools.grade.roster import Student
 from cos598d.tools.grade.submission import grading
 from cos598d.tools.grade.workers import in_processes
 from cos598d.tools.learn.lessons import get_lesson
+from cos598d.tools.learn.progress import GolfScore
 
 VARIES = ("seconds", "graded", "submitted")  # between two runs that come to the same
 
@@ -251,8 +252,8 @@ def test_what_tools_leave_in_a_folder_is_no_part_of_the_submission(tmp_path):
     (mine / "lesson9.py").write_text("x = 1\n")
     os.utime(mine / "lesson9.py", (1_790_000_000, 1_790_000_000))
     before = digest_of(mine), handed_in(mine)
-    left = (".cos598d/golf.json", "__pycache__/a.pyc", "b/__pycache__/a.pyc", ".idea/a.py", ".DS_Store", ".a.py.swp")
-    for name in (*left, ".venv/a.py", ".git/HEAD"):
+    left = (".cos598d/golf.json", "__pycache__/a.pyc", "b/__pycache__/a.pyc", ".idea/a.py", ".DS_Store", ".a.py.swp", "a.py~")
+    for name in (*left, "#a.py#", ".venv/a.py", ".git/HEAD"):
         (mine / name).parent.mkdir(parents=True, exist_ok=True)
         (mine / name).write_text("y = 2\n")
     assert (digest_of(mine), handed_in(mine)) == before
@@ -260,6 +261,19 @@ def test_what_tools_leave_in_a_folder_is_no_part_of_the_submission(tmp_path):
     (mine / "b" / "more.py").write_text("z = 3\n")
     assert digest_of(mine) != before[0]
     assert handed_in(mine).changed > before[1].changed
+
+
+def test_forged_scores_do_not_end_the_grader(submissions):
+    asked = assignment_by(str)
+    for seconds, is_taken in ((1.0, True), (0.0, False), (float("nan"), False)):
+        score = GolfScore("a.py", "", 10, seconds, seconds, seconds, seconds)
+        asked.kind.golf = lambda *_, score=score: (score, score)
+        judged = []
+        with grading(asked, as_root=True, answer="an answer") as grader:
+            end = grader.grade(submissions[0], judged.append)
+        assert end.golf == ((score, score) if is_taken else None)
+        assert [each.passed for each in judged] == [True]
+        assert end.remark == ""
 
 
 LATE = """
@@ -295,9 +309,6 @@ def test_a_check_of_a_submission_between_two_gradings_leaves_its_row(tmp_path):
     assert (mine.parent / ".cos598d").is_dir()
     assert "already graded: 1 of 1 submission" in run(*of_class)
     assert table(tmp_path / "g.csv")["ann"] == row
-    run(*of_class, "--regrade_all")
-    again = table(tmp_path / "g.csv")["ann"]
-    assert {**again, "seconds": "", "graded": ""} == {**row, "seconds": "", "graded": ""}
 
 
 PARTS = """
