@@ -252,8 +252,8 @@ def test_what_tools_leave_in_a_folder_is_no_part_of_the_submission(tmp_path):
     (mine / "lesson9.py").write_text("x = 1\n")
     os.utime(mine / "lesson9.py", (1_790_000_000, 1_790_000_000))
     before = digest_of(mine), handed_in(mine)
-    left = (".cos598d/golf.json", "__pycache__/a.pyc", "b/__pycache__/a.pyc", ".idea/a.py", ".DS_Store", ".a.py.swp", "a.py~")
-    for name in (*left, "#a.py#", ".venv/a.py", ".git/HEAD"):
+    left = (".cos598d/golf.json", "__pycache__/a.pyc", "b/__pycache__/a.pyc", ".idea/a.py", ".DS_Store", ".a.py.swp")
+    for name in (*left, "a.py~", "#a.py#", ".venv/a.py", ".git/HEAD"):
         (mine / name).parent.mkdir(parents=True, exist_ok=True)
         (mine / name).write_text("y = 2\n")
     assert (digest_of(mine), handed_in(mine)) == before

@@ -24,8 +24,8 @@ MOST_DIGESTED = 512 << 20
 def plain_files(source: Path) -> list[Path]:
     """The plain files of a folder, or the file itself; in order. Raises OSError.
 
-    Links are left out, and what tools leave: __pycache__, and names that begin with a dot or # or end with ~. So a check
-    of a submission, which writes .cos598d into its folder, changes neither its digest nor its time.
+    Links are left out, and what tools leave: __pycache__, and names that begin with a dot or # or end with ~. So a
+    check of a submission, which writes .cos598d into its folder, changes neither its digest nor its time.
     """
     folders, found = [source] if source.is_dir() else [], [] if source.is_dir() else [source]
     while folders:
