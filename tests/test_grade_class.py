@@ -18,12 +18,14 @@ from test_grade_rights import SET_DUMPABLE, assignment_by
 
 from cos598d.errors import UsageError, UserError
 from cos598d.tools.grade.folder import SubmittedClass
+from cos598d.tools.grade.handed_in import digest_of, handed_in, plain_files
 from cos598d.tools.grade.results import KeptResults
 from cos598d.tools.grade.rights import OwnNamespaces, hide, what_stops
 from cos598d.tools.grade.roster import Student
 from cos598d.tools.grade.submission import grading
 from cos598d.tools.grade.workers import in_processes
 from cos598d.tools.learn.lessons import get_lesson
+from cos598d.tools.learn.progress import GolfScore
 
 VARIES = ("seconds", "graded", "submitted")  # between two runs that come to the same
 
@@ -244,6 +246,71 @@ def test_who_handed_in_nothing_has_a_row_until_something_comes(submissions, tmp_
     assert (tmp_path / "grades.csv").read_text().count("ann.py") == 1
 
 
+def test_what_tools_leave_in_a_folder_is_no_part_of_the_submission(tmp_path):
+    mine = tmp_path / "ann"
+    mine.mkdir()
+    (mine / "lesson9.py").write_text("x = 1\n")
+    os.utime(mine / "lesson9.py", (1_790_000_000, 1_790_000_000))
+    before = digest_of(mine), handed_in(mine)
+    left = (".cos598d/golf.json", "__pycache__/a.pyc", "b/__pycache__/a.pyc", ".idea/a.py", ".DS_Store", ".a.py.swp")
+    for name in (*left, "a.py~", "#a.py#", ".venv/a.py", ".git/HEAD"):
+        (mine / name).parent.mkdir(parents=True, exist_ok=True)
+        (mine / name).write_text("y = 2\n")
+    assert (digest_of(mine), handed_in(mine)) == before
+    assert plain_files(mine) == [mine / "lesson9.py"]
+    (mine / "b" / "more.py").write_text("z = 3\n")
+    assert digest_of(mine) != before[0]
+    assert handed_in(mine).changed > before[1].changed
+
+
+def test_forged_scores_do_not_end_the_grader(submissions):
+    asked = assignment_by(str)
+    for seconds, is_taken in ((1.0, True), (0.0, False), (float("nan"), False)):
+        score = GolfScore("a.py", "", 10, seconds, seconds, seconds, seconds)
+        asked.kind.golf = lambda *_, score=score: (score, score)
+        judged = []
+        with grading(asked, as_root=True, answer="an answer") as grader:
+            end = grader.grade(submissions[0], judged.append)
+        assert end.golf == ((score, score) if is_taken else None)
+        assert [each.passed for each in judged] == [True]
+        assert end.remark == ""
+
+
+LATE = """
+kind = "lesson"
+lesson = 9
+[late]
+deadline = 2026-10-01T23:59:00Z
+points_per_day = 2
+"""
+
+
+def test_a_check_of_a_submission_between_two_gradings_leaves_its_row(tmp_path):
+    if what_stops(lambda empty: hide(assignment(PARTS).kind.hides, empty)):
+        pytest.skip("no mount namespaces here, so lessons are not graded beside their answers")
+    (tmp_path / "lab.toml").write_text(LATE)
+    mine = tmp_path / "class" / "ann" / "lesson9.py"
+    mine.parent.mkdir(parents=True)
+    mine.write_text(get_lesson(9).answer())
+    os.utime(mine, (1_790_000_000, 1_790_000_000))  # in September
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+
+    def run(*words):
+        program = [sys.executable, "-m", "cos598d", *words]
+        ended = subprocess.run(program, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    of_class = ("grade", "class", "--assignment", "lab.toml", "--csv", "g.csv", "--as_root")
+    run(*of_class)
+    row = table(tmp_path / "g.csv")["ann"]
+    assert (row["score"], row["days_late"], row["submitted"][:7]) == ("3", "0", "2026-09")
+    run("learn", "9", "--check", "class/ann/lesson9.py")
+    assert (mine.parent / ".cos598d").is_dir()
+    assert "already graded: 1 of 1 submission" in run(*of_class)
+    assert table(tmp_path / "g.csv")["ann"] == row
+
+
 PARTS = """
 title = "Weeks 1 to 3"
 [parts.ring]
@@ -329,7 +396,7 @@ def test_a_board_has_who_passes_and_is_refused_where_nothing_is_measured(tmp_pat
     assert code == 0, text
     code, text = grade(*of_class, "--board", "b.csv")
     assert code == 0, text
-    assert "wrote b.csv: 0 submissions; 1 more passed without being measured: add --regrade_all" in text
+    assert "wrote b.csv: 0 submissions; passed, but not measured: ann.py (add --regrade NAME)" in text
     is_refused = what_stops(lambda empty: OwnNamespaces(()).enter(empty, None))
     parallel = () if is_refused else ("--parallel", "2")
     code, text = grade(*of_class, "--board", "b.csv", "--regrade", "ann", *parallel)
@@ -337,8 +404,15 @@ def test_a_board_has_who_passes_and_is_refused_where_nothing_is_measured(tmp_pat
     assert "wrote b.csv: 1 submission\n" in text
     with (tmp_path / "b.csv").open() as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
-    assert sorted(rows) == ["'=Ann", "(the reference)"]
+    assert sorted(rows) == ["'=Ann", "(the answer)"]
     assert float(rows["'=Ann"]["seconds"]) > 1e-8
+    assert float(rows["'=Ann"]["answer_seconds"]) > 1e-8  # the answer's folder is hidden, and it was measured
+    measured = rows["'=Ann"]["measured"]
+    assert measured == table(tmp_path / "g.csv")["ann.py"]["graded"]
+    # A later board has the same row, since it is a result like the others.
+    code, text = grade(*of_class, "--board", "b2.csv")
+    assert code == 0, text
+    assert (tmp_path / "b2.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
     for words, says in {
         ("--assignment", "lesson", "--csv", "g2.csv"): "lesson 0 has no board. Lessons 5, 6, 7, 9 and 11 have one",
         ("--assignment", "parts.toml", "--csv", "g2.csv"): "--board needs an assignment of one lesson",

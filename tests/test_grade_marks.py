@@ -6,7 +6,7 @@ import html
 import json
 import os
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -14,7 +14,7 @@ from test_assignment import assignment
 from test_grade_rights import assignment_by
 
 from cos598d.errors import UsageError, UserError
-from cos598d.tools.grade.feedback import lines_named, page, page_name
+from cos598d.tools.grade.feedback import lines_named, page, page_name, write_feedback
 from cos598d.tools.grade.grades import Graded, write_board
 from cos598d.tools.grade.handed_in import HandedIn, LatePolicy, handed_in
 from cos598d.tools.grade.results import KeptResults, Result
@@ -22,9 +22,10 @@ from cos598d.tools.grade.roster import Student, owners, read_roster
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.similar import similar_pairs
 from cos598d.tools.grade.submission import SubmissionEnd
-from cos598d.tools.learn import progress
+from cos598d.tools.learn import progress, session
 from cos598d.tools.learn.lessons import get_lesson
 from cos598d.tools.learn.lessons.golf import Stroke
+from cos598d.tools.learn.progress import GolfScore
 
 NOON = datetime(2026, 10, 1, 12, tzinfo=timezone.utc)
 
@@ -90,6 +91,16 @@ def test_a_roster_says_whose_a_submission_is(tmp_path):
     ann, bob = students = read_roster(path)
     assert ann == Student("17", "Ann A", "ann@x.edu", "A")
     assert owners(["ANN", "18.py", "eve"], students) == {"ANN": ann, "18.py": bob}
+    # What platforms add to a name.
+    added = {"ann@x.edu_12345": ann, "18_2_345.py": bob, "Ann@x.edu_1.py": ann}
+    for name, whose in added.items():
+        assert owners([name], students) == {name: whose}
+    assert owners(["ann_1", "ann@x.edu_lee", "17x_1", "_1", "ann@x.edu_"], students) == {}
+    more = [*students, Student("18_2")]
+    assert owners(["18_2", "18_3"], more) == {"18_2": more[2], "18_3": bob}
+    assert owners(["18_2_345"], more) == {"18_2_345": more[2]}
+    with pytest.raises(UsageError, match="ann@x.edu_1 and ann@x.edu_2 both belong"):
+        owners(["ann@x.edu_1", "ann@x.edu_2"], students)
     with pytest.raises(UsageError, match="ann and 17 both belong to the student 17"):
         owners(["ann", "17"], students)
     for text, says in (
@@ -121,6 +132,14 @@ def test_a_page_has_the_line_what_was_expected_and_the_picture_and_nothing_raw(t
     assert "2 of 3 points" in text
     assert html.escape(asked.kind.expected("lets_go")) in text
     assert lines_named("other.py line 1: x", source) == []
+    late = replace(graded_as(judged, asked), days_late=2)
+    assert "2 days late; no points to lose" in page(late, source, asked)
+    assert "2 days late: 1.5 points less" in page(replace(late, late_points=1.5), source, asked)
+    (tmp_path / "bob.py").write_text("x = 1\n")
+    (tmp_path / "eve.py").write_text("x = 1\n")
+    for name in ("bob.py", "eve.py", "eve"):  # eve is a folder, and eve.py another submission
+        write_feedback(tmp_path / "pages", graded_as(judged, asked, name=name), tmp_path / name, asked)
+    assert sorted(os.listdir(tmp_path / "pages")) == ["bob.html", "eve.html", "eve.py.html"]
     names = ["ann", "ann.py", "../ann", "a b", "a_b", ".hidden", "ann.html"]
     pages = [page_name(name) for name in names]
     assert pages[:2] == ["ann.html", "ann.py.html"]
@@ -216,6 +235,24 @@ def test_a_hint_that_was_shown_costs_its_points_and_a_changed_line_all(shown, he
     if shown in (None, "edited"):
         assert "keep the line that `learn 9` writes" in judged["without_hint_1"].words
     assert all(asked.kind.expected(name) for name in asked.points)
+    # A file that passes has passed, whatever its hints cost; one that does not is told of them in one line.
+    mine = graded_as(judged.values(), asked)
+    assert mine.status == ("wrong" if shown == "wrong" else "passed")
+    assert mine.points == (0 if shown == "wrong" else 3 + 0.5 * len(held))
+    text, row = page(mine, tmp_path, asked), mine.row(asked)
+    assert text.count("Hint points:") == 1
+    assert "without_hint" not in text + row["words"] + row["failures"]
+    assert f"Hint points: {0.5 * len(held):g} of 1.5, because " in html.unescape(text)
+    assert row["failures"].count("Hint points") == (len(held) < 3)
+    if shown == "wrong":
+        assert "Hint points: 0 of 1.5, because not all checks pass." in text
+        assert row["words"].startswith("predicts_bytes: ")
+
+
+def test_a_file_that_is_missing_fails_also_where_only_hints_give_points():
+    asked = assignment(HINTED + "[points]\ndefault = 0\n")
+    assert list(asked.points) == ["without_hint_1", "without_hint_2", "without_hint_3"]
+    assert graded_as([], asked).status == "wrong"
 
 
 def test_hints_cost_nothing_unless_the_assignment_says_so():
@@ -231,35 +268,43 @@ def test_hints_cost_nothing_unless_the_assignment_says_so():
     assert [own.points[f"without_hint_{number}"] for number in (1, 2, 3)] == [2.0, 0.5, 0.5]
 
 
-def with_golf(name, golf, student=None):
+def golfed(sent, seconds, ratio):
+    return GolfScore("", "", sent, seconds, seconds / 2, 2 * seconds, ratio)
+
+
+def with_golf(name, golf, student=None, graded="2026-10-02T10:00:00Z"):
     end = SubmissionEnd(Judged("", None, ""), golf=golf)
-    result = Result(name, "", "", (), end, 1.0, "")
+    result = Result(name, "", "", (), end, 1.0, graded)
     return Graded(result, (), HandedIn(None), student)
 
 
 def test_a_board_is_sorted_has_the_reference_and_no_formula_of_a_student(tmp_path):
     path = tmp_path / "board.csv"
     graded = [
-        with_golf("=slow\x1b.py", (10, 3.0, 2.0, 4.0)),
-        with_golf("fast.py", (10, 1.0, 1.0, 1.0), Student("1", "=Ann", "ann@x", "-B")),
+        # On a fast day, with fewer seconds than the fast file on a slow day.
+        with_golf("=slow\x1b.py", (golfed(10, 0.3, 1.5), golfed(10, 0.2, 1.0))),
+        with_golf("fast.py", (golfed(10, 1.0, 0.5), golfed(10, 2.0, 1.0)), Student("1", "=Ann", "", "-B"), "today"),
         with_golf("wrong.py", None),
-        with_golf("few.py", (8, 9.0, 9.0, 9.0)),
+        with_golf("few.py", (golfed(8, 9.0, 4.5), golfed(10, 2.0, 1.0))),
     ]
-    assert write_board(path, graded, (10, 2.0, 2.0, 2.0), 8) == 3
+    assert write_board(path, graded, 8) == 3
     with path.open() as file:
         rows = list(csv.DictReader(file))
     named = [row["submission"] or row["name"] for row in rows]
-    assert named == ["few.py", "fast.py", "(the reference)", "'=slow\\x1b.py"]
+    assert named == ["few.py", "fast.py", "(the answer)", "'=slow\\x1b.py"]
     assert [row["times_the_limit"] for row in rows] == ["1.000", "1.250", "1.250", "1.250"]
-    assert (rows[1]["name"], rows[1]["section"]) == ("'=Ann", "'-B")
-    assert write_board(path, [], (0, 1.0, 1.0, 1.0), 0) == 0  # a limit of 0 bytes: lesson 9
+    assert [row["times_the_answer"] for row in rows] == ["4.500", "0.500", "1.000", "1.500"]
+    assert [row["measured"][:5] for row in rows] == ["2026-", "today", "", "2026-"]
+    assert (rows[1]["name"], rows[1]["section"], rows[1]["answer_seconds"]) == ("'=Ann", "'-B", "2")
+    assert write_board(path, [with_golf("few.py", (golfed(0, 1.0, 1.0),) * 2)], 0) == 1  # no bytes: lesson 9
+    assert write_board(path, [], 8) == 0
     with pytest.raises(UserError, match="cannot be written"):
-        write_board(path / "in a file", [], (0, 1.0, 1.0, 1.0), 0)
+        write_board(path / "in a file", [], 0)
 
 
 def test_golf_is_kept_with_a_result_and_older_results_have_none(tmp_path):
     kept = KeptResults(tmp_path / "grades.csv")
-    result = with_golf("ann.py", (10, 3.0, 2.0, 4.0)).result
+    result = with_golf("ann.py", (golfed(10, 3.0, 1.5), golfed(10, 2.0, 1.0))).result
     kept.keep(result)
     assert kept.get("ann.py", "") == result
     (place,) = (tmp_path / "grades.csv.results").iterdir()
@@ -267,7 +312,7 @@ def test_golf_is_kept_with_a_result_and_older_results_have_none(tmp_path):
     del said["end"]["golf"]
     place.write_text(json.dumps(said))
     assert kept.get("ann.py", "").end.golf is None
-    for bad in ([1], ["x", 1, 1, 1], [1, 1, 1, "y"]):
+    for bad in ([1], ["x", 1, 1, 1], [asdict(golfed(1, 0, 1))] * 2):
         said["end"]["golf"] = bad
         place.write_text(json.dumps(said))
         assert kept.get("ann.py", "") is None
@@ -275,14 +320,27 @@ def test_golf_is_kept_with_a_result_and_older_results_have_none(tmp_path):
 
 def test_what_does_not_pass_is_not_measured(tmp_path, monkeypatch):
     kind = assignment(HINTED).kind
-    monkeypatch.setattr("cos598d.tools.grade.kinds.lesson.stroke", lambda *_: Stroke(7, 2.0, []))
-    assert kind.golf(tmp_path, []) == kind.golf(tmp_path, ["without_hint_2"]) == (7, 2.0, 2.0, 2.0)
-    assert kind.golf(tmp_path, ["predicts_bytes"]) is None
-    assert assignment('kind = "lesson"\nlesson = 3\n').kind.golf(tmp_path, []) is None
-    assert assignment('kind = "sync"\n').kind.golf(tmp_path, []) is None
+    (tmp_path / "lesson9.py").write_text("# mine\n")
+    host = [{"seconds": 1.0, "host_cpu_percent": 0.0, "process_cpu_seconds": 0.0}]
+    monkeypatch.setattr(session, "ROUNDS", 3)
+    seen = []
+
+    def takes(_, path, answer):
+        seen.append((path and path.name, answer))
+        return Stroke(7 if path else 9, 2.0 if path else 4.0, host)
+
+    monkeypatch.setattr(session, "stroke", takes)
+    mine, answers = kind.golf(tmp_path, [], "the text")
+    assert (mine.bytes, mine.seconds, mine.ratio, answers.bytes, answers.seconds) == (7, 2.0, 0.5, 9, 4.0)
+    assert [name for name, _ in seen] == [None, "lesson9.py", "lesson9.py", None, None, "lesson9.py"]
+    assert {answer for _, answer in seen} == {"the text"}
+    assert kind.golf(tmp_path, ["without_hint_2"], "the text") == (mine, answers)
+    assert kind.golf(tmp_path, ["predicts_bytes"], "") is None
+    assert assignment('kind = "lesson"\nlesson = 3\n').kind.golf(tmp_path, [], "") is None
+    assert assignment('kind = "sync"\n').kind.golf(tmp_path, [], "") is None
 
     def fails(*_):
         raise UserError("not a round of golf")
 
-    monkeypatch.setattr("cos598d.tools.grade.kinds.lesson.stroke", fails)
-    assert kind.golf(tmp_path, []) is None
+    monkeypatch.setattr(session, "stroke", fails)
+    assert kind.golf(tmp_path, [], "") is None

@@ -197,11 +197,14 @@ def test_where_nobody_cannot_read_what_is_needed_the_grader_says_so():
             (place / "file").write_text("x")
         hidden.chmod(0o700)
         assert isinstance(user_for([str(open_to_all), str(open_to_all / "file")])[0], User)
-        for path in (hidden, hidden / "file"):
+        # As a venv's python, which links to one in a home folder.
+        (open_to_all / "link").symlink_to(hidden / "file")
+        inside = f"{hidden}, which has {hidden / 'file'}"
+        for path, what in {hidden: hidden, hidden / "file": inside, open_to_all / "link": inside}.items():
             user, said = user_for([str(open_to_all), str(path)])
             assert user is None
             assert said == (
-                f"The user nobody cannot read {path}, so submissions can only run as root: they can end the "
+                f"The user nobody cannot read {what}, so submissions can only run as root: they can end the "
                 "grader, change its results and read all files."
             )
 

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cos598d.commands.flags import check_at_least_one, check_output_file
 from cos598d.commands.result_flags import add_needed_assignment, add_result_files
-from cos598d.errors import WARNING, UsageError, UserError
+from cos598d.errors import WARNING, UsageError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.terminal.words import number_of
@@ -20,8 +19,6 @@ from cos598d.tools.learn.lessons import check_golf
 if TYPE_CHECKING:  # assignments need torch, which takes seconds, and flags that are refused do not
     from cos598d.tools.grade.assignment import Assignment
     from cos598d.tools.grade.grades import Graded
-    from cos598d.tools.grade.kinds.kind import Golfed
-    from cos598d.tools.grade.submission import Grader
     from cos598d.tools.learn.lessons import Lesson
 
 WORDS_WIDTH = 90
@@ -67,7 +64,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--roster",
         type=Path,
         metavar="FILE.csv",
-        help="table of the students: columns id, name, email, section; submissions are named by id or email",
+        help="table of the students: columns id, name, email, section; submissions are named by id, email, or the part "
+        "of the email before the @",
     )
     of_class.add_argument(
         "--feedback",
@@ -79,7 +77,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--board",
         type=Path,
         metavar="FILE",
-        help="measure submissions that pass, and write a CSV table there, by bytes and then by seconds",
+        help="measure submissions that pass, and write a CSV table there, by bytes and then by seconds "
+        "as multiples of the answer's",
     )
     of_class.add_argument("--similar", action="store_true", help="list pairs of similar submissions, for you to read")
     add_result_files(parser)
@@ -166,18 +165,6 @@ def _golfed_lesson(assignment: "Assignment") -> "Lesson":
     return assignment.kind.lesson
 
 
-def _reference(grader: "Grader", lesson: "Lesson") -> "Golfed":
-    """What the lesson's answer takes, graded like a submission. Raises UserError."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "answer.py"
-        file.write_text(lesson.answer(), encoding="utf-8")
-        grader.take_slot(0)
-        end = grader.grade(file, lambda _: None)
-    if end.golf is None:
-        raise UserError(f"the lesson's answer cannot be measured here. Leave out --board. {end.remark}".rstrip())
-    return end.golf
-
-
 def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
     from cos598d.tools.grade.folder import SubmittedClass, names, submissions_in
     from cos598d.tools.grade.grades import write_board
@@ -217,19 +204,18 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
         print(f"already graded: {len(submitted.known)} of {number_of(len(submissions), 'submission')}")
     is_drawn = options.feedback is not None
     lesson = _golfed_lesson(assignment) if options.board else None
-    with grading(assignment, options.as_root, options.parallel is not None, is_drawn, lesson is not None) as grader:
+    answer = lesson.answer() if lesson else ""
+    with grading(assignment, options.as_root, options.parallel is not None, is_drawn, answer) as grader:
         if grader.remark:
             print(f"{WARNING}{grader.remark}")
-        reference = _reference(grader, lesson) if lesson else None
         graded = submitted.grade(wanted, grader, options.parallel or 1, say)
     seconds = time.monotonic() - began
     each = f", {seconds / len(times):.1f} s each ({min(times):.1f} to {max(times):.1f})" if times else ""
     print(f"{number_of(len(times), 'submission')} in {seconds:.0f} s{each}: wrote {options.csv}")
-    if lesson and reference:
-        passing = sum(each.result.end.golf is not None or each.status == "passed" for each in graded)
-        on_board = write_board(options.board, graded, reference, lesson.load_checks().least)
-        left = passing - on_board
-        remark = f"; {left} more passed without being measured: add --regrade_all" if left > 0 else ""
+    if lesson:
+        on_board = write_board(options.board, graded, lesson.load_checks().least)
+        left = [each.result.name for each in graded if each.status == "passed" and each.result.end.golf is None]
+        remark = f"; passed, but not measured: {names(left)} (add --regrade NAME)" if left else ""
         print(f"wrote {options.board}: {number_of(on_board, 'submission')}{remark}")
     if options.similar:
         pairs = similar_pairs({path.name: path for path in submissions}, assignment.kind.given())

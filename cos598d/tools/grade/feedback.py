@@ -13,12 +13,13 @@ from cos598d.terminal.reading import read_plain
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.grades import Graded
 from cos598d.tools.grade.handed_in import plain_files
-from cos598d.tools.grade.scored import Scored, most, number
+from cos598d.tools.grade.scored import Scored, hint_lines, most, number
 
 MOST_BYTES = 1 << 20  # of a file that a line is taken from
 MOST_LINES = 3  # of a test
 LONGEST, LONGEST_LINE = 20_000, 200  # characters
 PLACE = re.compile(r"(?<![\w./-])([\w./-]+\.py) line (\d{1,6})\b")
+YOUR_CODE = "Your code at that line. If results are wrong, it is the last call before them:"
 # No script runs and nothing is loaded, whatever text of a submission is in the page.
 HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -31,9 +32,12 @@ color:#111;padding:.5em}}img{{max-width:100%}}</style></head><body>
 
 def write_feedback(folder: Path, graded: Graded, source: Path, assignment: Assignment) -> None:
     """Write the student's page to `folder`, complete or not at all. Raises UserError."""
+    name = graded.result.name.removesuffix(".py")
+    if name != graded.result.name and (source.parent / name).exists():  # another submission
+        name = graded.result.name
     try:
         own_folder(folder)
-        write_whole(folder / page_name(graded.result.name), page(graded, source, assignment))
+        write_whole(folder / page_name(name), page(graded, source, assignment))
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}). Give --feedback another folder.") from None
 
@@ -55,11 +59,13 @@ def page(graded: Graded, source: Path, assignment: Assignment) -> str:
     parts = [HEAD.format(title=_clean(title)), f"<h1>{_clean(title)}</h1>", f"<p><b>{score}</b></p>"]
     if graded.days_late:
         days = f"{graded.days_late} day{'s' if graded.days_late > 1 else ''} late"
-        parts.append(f"<p>{days}: {number(graded.late_points)} points less</p>")
+        cost = f": {number(graded.late_points)} points less" if graded.late_points else "; no points to lose"
+        parts.append(f"<p>{days}{cost}</p>")
     if result.end.remark:
         parts.append(f"<p>{_clean(result.end.remark)}</p>")
     for each in graded.scored:
-        parts += _test(each, assignment.kind.expected(each.name), source)
+        parts += [] if each.is_of_hint else _test(each, assignment.kind.expected(each.name), source)
+    parts += [f"<p>{_clean(line)}</p>" for line in hint_lines(graded.scored)]
     for caption, svg in result.end.pictures:
         image = base64.b64encode(svg.encode(errors="replace")).decode()
         parts.append(f'<h2>{_clean(caption)}</h2><img alt="{_clean(caption)}" src="data:image/svg+xml;base64,{image}">')
@@ -76,7 +82,7 @@ def _test(scored: Scored, expected: str, source: Path) -> list[str]:
     if not scored.passed or scored.points < scored.most:
         parts.append(f"<pre>{_clean(scored.words)}</pre>")
         lines = [_clean(line) for line in lines_named(scored.words, source)]
-        parts += ["<p>Your code:</p>", f"<pre>{'<br>'.join(lines)}</pre>"] if lines else []
+        parts += [f"<p>{YOUR_CODE}</p>", f"<pre>{'<br>'.join(lines)}</pre>"] if lines else []
     return parts
 
 

@@ -14,10 +14,9 @@ from cos598d.terminal.reading import read_plain
 from cos598d.tools.check.card import STATUS_WIDTH
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.handed_in import HandedIn
-from cos598d.tools.grade.kinds.kind import Golfed
 from cos598d.tools.grade.results import Result
 from cos598d.tools.grade.roster import Student
-from cos598d.tools.grade.scored import Scored, exit_code, most, number, total
+from cos598d.tools.grade.scored import Scored, exit_code, hint_lines, most, number, total
 
 STATUS = {0: "passed", 1: "wrong", 2: "not judged"}
 MISSING = "missing"
@@ -26,8 +25,11 @@ LONGEST_TEST = 500  # of what it says of one test
 LONGEST_CELL = 30_000  # which every spreadsheet takes
 BEFORE = ("submission", "id", "name", "email", "section", "score", "max_score", "status", "seconds")
 AFTER = ("words", "failures", "submitted", "days_late", "late_points", "commit", "graded", "assignment")
-BOARD = ("submission", "id", "name", "section", "bytes", "times_the_limit", "seconds", "least", "most")
-REFERENCE = "(the reference)"
+BOARD = (
+    *("submission", "id", "name", "section", "bytes", "times_the_limit", "times_the_answer"),
+    *("seconds", "least", "most", "answer_seconds", "busy", "measured"),
+)
+REFERENCE = "(the answer)"
 _WRAPPED = re.compile(rf"\n {{{STATUS_WIDTH + 1},}}")  # within a sentence of `check`
 
 
@@ -63,21 +65,22 @@ class Graded:
     @property
     def words(self) -> str:
         """Why points are missing: the remark on its end, else the first lines on the first test that it fails."""
-        first = next((each for each in self.scored if not each.passed), None)
-        said = self.result.end.remark or (f"{first.name}: {first.words}" if first else "")
+        said = self.result.end.remark or next(iter(self.missed), "")
         lines = [" ".join(line.split()) for line in _WRAPPED.sub(" ", said).splitlines() if line.strip()]
         ended = [line if line[-1] in ".:;!?" else f"{line}." for line in lines[:-1]]
         return " ".join([*ended, *lines[-1:]])
+
+    @property
+    def missed(self) -> list[str]:
+        """Each test that it fails, and why; and what it misses of the points for hints."""
+        failed = [each for each in self.scored if not each.passed and not each.is_of_hint]
+        return [*(f"{each.name}: {each.words}" for each in failed), *hint_lines(self.scored, is_missed=True)]
 
     def row(self, assignment: Assignment) -> dict[str, str]:
         """Its row of the table, before the texts become cells."""
         late = assignment.late
         time = self.handed_in.time(late.times if late else "file")
-        failed = [
-            f"{each.name}: {printable(' '.join(each.words.split()), LONGEST_TEST)}"
-            for each in self.scored
-            if not each.passed
-        ]
+        failed = [printable(" ".join(each.split()), LONGEST_TEST) for each in self.missed]
         return _of_student(self.result.name, self.student) | {
             "score": number(self.points),
             "max_score": number(most(self.scored)),
@@ -156,23 +159,27 @@ class GradesTable:
         self._rows[_key(cells)] = cells
 
 
-def write_board(path: Path, graded: Collection[Graded], reference: Golfed, least: int) -> int:
-    """Write the board of these submissions that pass and were measured, by bytes and then by seconds, with a row of the
-    reference; how many submissions are on it. Raises UserError."""
-    rows = [(golf, _of_student(each.result.name, each.student)) for each in graded if (golf := each.result.end.golf)]
-    found = len(rows)
-    rows.append((reference, _of_student("", Student("", REFERENCE))))
-    rows.sort(key=lambda row: (row[0][:2], row[1]["submission"]))
+def write_board(path: Path, graded: Collection[Graded], least: int) -> int:
+    """Write the board of these submissions that pass and were measured, by bytes and then by how many times the seconds
+    are the answer's, with a row of the answer; how many submissions are on it. Raises UserError."""
+    rows = []
+    found = [(each, golf) for each in graded if (golf := each.result.end.golf)]
+    for each, (own, answer) in found:
+        cells = {name: f"{getattr(own, name):.4g}" for name in ("seconds", "least", "most")}
+        cells |= {"answer_seconds": f"{answer.seconds:.4g}", "busy": "yes" if own.is_busy else ""}
+        about = _of_student(each.result.name, each.student) | cells | {"measured": each.result.graded}
+        rows.append((own.bytes, own.ratio, about))
+    rows += [(answer.bytes, 1.0, _of_student("", Student("", REFERENCE))) for _, (_, answer) in found[:1]]
+    rows.sort(key=lambda row: (*row[:2], row[2]["submission"]))
     text = io.StringIO()
     table = csv.DictWriter(text, BOARD, restval="", extrasaction="ignore", lineterminator="\n")
     table.writeheader()
-    for (sent, *seconds), about in rows:
+    for sent, ratio, about in rows:
         times = f"{sent / least:.3f}" if least else ""
-        cells = dict(zip(BOARD[-3:], (f"{each:.4g}" for each in seconds), strict=True))
-        about |= {"bytes": str(sent), "times_the_limit": times, **cells}
+        about |= {"bytes": str(sent), "times_the_limit": times, "times_the_answer": f"{ratio:.3f}"}
         table.writerow({name: _cell(value) for name, value in about.items()})
     _write(path, text.getvalue())
-    return found
+    return len(found)
 
 
 def _write(path: Path, text: str) -> None:

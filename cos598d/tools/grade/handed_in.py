@@ -19,17 +19,21 @@ DAY = 24 * 60 * 60
 GIT_SECONDS = 10
 MOST_BYTES = 1 << 20
 MOST_DIGESTED = 512 << 20
-NOT_COPIED = (".git", "__pycache__", ".venv")
 
 
 def plain_files(source: Path) -> list[Path]:
-    """The plain files of a folder, without links, or the file itself; in order. Raises OSError."""
+    """The plain files of a folder, or the file itself; in order. Raises OSError.
+
+    Links are left out, and what tools leave: __pycache__, and names that begin with a dot or # or end with ~. So a
+    check of a submission, which writes .cos598d into its folder, changes neither its digest nor its time.
+    """
     folders, found = [source] if source.is_dir() else [], [] if source.is_dir() else [source]
     while folders:
         for entry in sorted(os.scandir(folders.pop()), key=lambda each: each.name):
+            if entry.name[0] in ".#" or entry.name[-1] == "~" or entry.name == "__pycache__":
+                continue
             if entry.is_dir(follow_symlinks=False):
-                if entry.name not in NOT_COPIED:
-                    folders.append(Path(entry.path))
+                folders.append(Path(entry.path))
             elif stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
                 found.append(Path(entry.path))
     return found

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
+
 from cos598d.errors import one_line
 from cos598d.terminal.program import own_python_path
 from cos598d.terminal.signals import exits_on_sigterm
@@ -32,14 +34,14 @@ PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "VIR
 class JudgingPlace:
     """Where a submission is judged: the copy of its files in `folder`, within `scratch`; `user` is whose rights its
     processes have (None: the grader's), and `apart` keeps them from others' (None: nothing does). With `is_drawn`
-    pictures are drawn too, and with `is_golfed` what passes is measured."""
+    pictures are drawn too, and what passes is measured in turn with `answer`, a lesson's ("": it is not)."""
 
     folder: Path
     scratch: Path
     user: User | None
     apart: OwnNamespaces | None = None
     is_drawn: bool = False
-    is_golfed: bool = False
+    answer: str = ""
 
 
 def be_judge(assignment: Assignment, place: JudgingPlace, line: socket.socket, output: int) -> NoReturn:
@@ -58,8 +60,8 @@ def be_judge(assignment: Assignment, place: JudgingPlace, line: socket.socket, o
                 _send(line, {"name": judged.name, "passed": judged.passed, "words": words})
             _send(line, {"over": True})
             status = 0
-            if place.is_golfed and (golf := assignment.kind.golf(folder, failed)):
-                _send(line, {"golf": golf})
+            if place.answer and (golf := assignment.kind.golf(folder, failed, place.answer)):
+                _send(line, {"golf": msgspec.to_builtins(golf)})
             for title, svg in assignment.kind.pictures(folder) if place.is_drawn else ():
                 if len(svg) < MOST_PICTURE:
                     _send(line, {"title": title, "picture": svg})

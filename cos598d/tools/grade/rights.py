@@ -85,13 +85,16 @@ def needed_by(assignment: Assignment) -> list[str]:
 
 def _unread_by(user: User, needed: Sequence[str]) -> str:
     """Become this user, and say what of `needed` is unreadable then, or why that is refused; "" where all is well."""
+    resolved = {path: os.path.realpath(path) for path in needed}  # now, since this user may be unable to
     try:
         user.become()
     except OSError as error:
         return f"No process can become {NOBODY}'s ({error.strerror})"
-    for path in needed:
+    for path, target in resolved.items():
         if not os.access(path, os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK):
-            return f"The user {NOBODY} cannot read {path}"
+            above = [folder for each in (path, target) for folder in reversed(Path(os.path.abspath(each)).parents)]
+            first = next((folder for folder in above if not os.access(folder, os.X_OK)), None)
+            return f"The user {NOBODY} cannot read {f'{first}, which has {target}' if first else path}"
     return ""
 
 

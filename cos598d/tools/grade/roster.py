@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ class Student:
     section: str = ""
 
 
+NUMBER = re.compile(r"_\d+$")
 COLUMNS = tuple(field.name for field in fields(Student))
 
 
@@ -53,6 +55,7 @@ def read_roster(path: Path) -> list[Student]:
 
 def owners(submissions: Iterable[str], students: Sequence[Student]) -> dict[str, Student]:
     """Whose each submission is: its name, without .py, is the student's id, email, or the email's part before the @.
+    Platforms add numbers to an id or an email, as in ann@uni.edu_12345: they are left out if nobody has the whole name.
 
     Submissions of nobody are left out. Raises UsageError if one student has two.
     """
@@ -61,9 +64,14 @@ def owners(submissions: Iterable[str], students: Sequence[Student]) -> dict[str,
         for word in {student.email, student.email.partition("@")[0]} - {""}:
             known.setdefault(word.casefold(), set()).add(student)
     known |= {student.id.casefold(): {student} for student in students}
+    whole = {word: own for word, own in known.items() if any(word == each.id.casefold() or "@" in word for each in own)}
     found: dict[str, Student] = {}
     for name in submissions:
-        mine = known.get(name.casefold(), set()) or known.get(name.removesuffix(".py").casefold(), set())
+        word = name.removesuffix(".py").casefold()
+        mine = known.get(name.casefold()) or known.get(word) or set()
+        while not mine and NUMBER.search(word):
+            word = NUMBER.sub("", word)
+            mine = whole.get(word, set())
         if len(mine) == 1:
             (student,) = mine
             other = next((each for each, whose in found.items() if whose == student), None)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 # Exit codes of whatever grades one submission.
 PASSED, WRONG, NOT_JUDGED = 0, 1, 2
+# Begins the names of tests that give points for a lesson's hints that were not shown. A submission passes without them.
+WITHOUT_HINT = "without_hint_"
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,12 @@ class Scored:
     @property
     def status(self) -> str:
         """In a word or two."""
-        return {True: "passed", False: "wrong", None: "not judged"}[self.passed]
+        return {True: "passed", False: "no points" if self.is_of_hint else "wrong", None: "not judged"}[self.passed]
+
+    @property
+    def is_of_hint(self) -> bool:
+        """Whether it only gives points for a hint that was not shown."""
+        return self.name.rpartition(".")[2].startswith(WITHOUT_HINT)
 
 
 def total(scored: Sequence[Scored]) -> float:
@@ -48,10 +55,26 @@ def most(scored: Sequence[Scored]) -> float:
 
 
 def exit_code(scored: Sequence[Scored]) -> int:
-    """PASSED if all claims passed, NOT_JUDGED if one could not be judged, else WRONG."""
+    """PASSED if all claims passed, apart from those of hints, NOT_JUDGED if one could not be judged, else WRONG."""
     if any(each.passed is None for each in scored):
         return NOT_JUDGED
-    return PASSED if all(each.passed for each in scored) else WRONG
+    own = [each for each in scored if not each.is_of_hint] or scored
+    return PASSED if all(each.passed for each in own) else WRONG
+
+
+def hint_lines(scored: Sequence[Scored], is_missed: bool = False) -> list[str]:
+    """A sentence for each part that has points for hints: how many it gives, and why. With `is_missed` only for those
+    that do not give all."""
+    parts: dict[str, list[Scored]] = {}
+    for each in scored:
+        if each.is_of_hint:
+            parts.setdefault(each.name.rpartition(".")[0], []).append(each)
+    points = {part: f"{number(total(own))} of {number(most(own))}" for part, own in parts.items()}
+    return [
+        f"{part and f'{part}: '}Hint points: {points[part]}, because {own[0].words.rstrip('.')}."
+        for part, own in parts.items()
+        if not is_missed or total(own) < most(own)
+    ]
 
 
 def number(points: float) -> str:

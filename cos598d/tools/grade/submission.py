@@ -46,7 +46,7 @@ LAST_LINES = 8
 class SubmissionEnd:
     """How grading a submission ended: `otherwise` is what that means for claims that were not judged, and `remark`
     ("": nothing) what there is to say of it. `printed` is the end of what the submission printed, and `pictures` are
-    titles and SVGs of what it does, `golf` its bytes and seconds for a board."""
+    titles and SVGs of what it does, `golf` its scores for a board."""
 
     otherwise: Judged
     remark: str = ""
@@ -62,7 +62,7 @@ class SubmissionEnd:
 
 class Grader:
     """Grades the submissions of an assignment, one after the other. `remark` says in a sentence ("": nothing) why they
-    have more rights than they should have.
+    have more rights than they should have. With the `answer` of a lesson, submissions that pass are measured.
 
     Needs fork: Linux, or another Unix. Made by `grading`.
     """
@@ -73,18 +73,18 @@ class Grader:
         as_root: bool,
         is_parallel: bool = False,
         is_drawn: bool = False,
-        is_golfed: bool = False,
+        answer: str = "",
     ):
         self._assignment = assignment
         self._tree = ProcessTree()
         self._apart: OwnNamespaces | None = None
-        self._is_drawn, self._is_golfed = is_drawn, is_golfed
+        self._is_drawn, self._answer = is_drawn, answer
         needed = needed_by(assignment)
         self._user, self.remark = user_for([*needed, scratch_base()])
         if self.remark and os.geteuid() == 0 and not as_root:
             raise UsageError(
-                f"{self.remark} Let the user {NOBODY} read it (chmod o+rX, also for the folders above it), or give "
-                "--as_root in a container with nothing to lose."
+                f"{self.remark} Let the user {NOBODY} read it (chmod o+rX; the next try names the next "
+                "folder), use a Python that all users can read, or give --as_root in a container with nothing to lose."
             )
         if is_parallel:
             apart = self._apart = OwnNamespaces(tuple(needed))
@@ -130,7 +130,7 @@ class Grader:
                 ) from None
             if self._user:
                 self._user.take(scratch)
-            place = JudgingPlace(folder, scratch, self._user, self._apart, self._is_drawn, self._is_golfed)
+            place = JudgingPlace(folder, scratch, self._user, self._apart, self._is_drawn, self._answer)
             return _Judgement(self._assignment, place, self._tree, tell).end()
 
 
@@ -140,7 +140,7 @@ def grading(
     as_root: bool = False,
     is_parallel: bool = False,
     is_drawn: bool = False,
-    is_golfed: bool = False,
+    answer: str = "",
 ) -> Iterator[Grader]:
     """A `Grader`, to which all belongs that is started within the block. This process stays hidden afterwards.
 
@@ -149,7 +149,7 @@ def grading(
     """
     hide_this_process()
     with orphans_come_here():
-        yield Grader(assignment, as_root, is_parallel, is_drawn, is_golfed)
+        yield Grader(assignment, as_root, is_parallel, is_drawn, answer)
 
 
 def _copied(source: Path, target: Path, assignment: Assignment) -> Path:
@@ -269,7 +269,8 @@ class _Judgement:
             if "picture" in said:
                 self._pictures.append((str(said.get("title")), str(said["picture"])))
             if "golf" in said:
-                self._golf = msgspec.convert(said["golf"], Golfed)
+                with contextlib.suppress(msgspec.ValidationError):  # forged seconds can be 0
+                    self._golf = msgspec.convert(said["golf"], Golfed)
             if "name" in said:
                 self._tell(judged_of(said))
         return bool(data) and len(self._heard) < MOST_LINE_BYTES

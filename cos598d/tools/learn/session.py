@@ -111,29 +111,36 @@ def golf(lesson: Lesson, path: Path, say: Callable[[str], None]) -> str | None:
     course, digest = cast("Golf", lesson.load_checks().golf), progress.digest_of(read_file(path, lesson))
     with progress.golf_scores(path.parent, lesson, course.least) as scores:
         say(told.golf_begins(path.name, course, ROUNDS))
-        own: list[Stroke] = []
-        reference: list[Stroke] = []
-        for number in range(ROUNDS):
-            for is_own in (True, False) if number % 2 else (False, True):
-                (own if is_own else reference).append(stroke(lesson, path if is_own else None))
+        score, answers, share = measured(lesson, path)
         if progress.digest_of(read_file(path, lesson)) != digest:
             raise UserError(f"{path} has changed while it was measured. Give the command again.")
-        share = _taken_by_others([*own, *reference], course.ranks)
-        score = _score(path.name, digest, own, reference, share)
-        answers = _score("the answer", "", reference, reference, share)
         board = told.golf_board(lesson, course, score, answers, scores, share)
         scores.append(score)
     return board
 
 
-def stroke(lesson: Lesson, path: Path | None) -> "Stroke":
+def measured(lesson: Lesson, path: Path, answer: str = "") -> tuple[progress.GolfScore, progress.GolfScore, float]:
+    """The scores of a file that passes and of the answer, measured in turn; and the share of the processors that other
+    programs took meanwhile. `answer` is the answer's text, where its folder is hidden. Raises UserError as `stroke`."""
+    digest = progress.digest_of(read_file(path, lesson))
+    own: list[Stroke] = []
+    reference: list[Stroke] = []
+    for number in range(ROUNDS):
+        for is_own in (True, False) if number % 2 else (False, True):
+            (own if is_own else reference).append(stroke(lesson, path if is_own else None, answer))
+    share = _taken_by_others([*own, *reference], lesson.load_checks().golf.ranks)  # type: ignore[union-attr]
+    mine = _score(path.name, digest, own, reference, share)
+    return mine, _score("the answer", "", reference, reference, share), share
+
+
+def stroke(lesson: Lesson, path: Path | None, answer: str = "") -> "Stroke":
     """One measurement of a file, or of the answer. Raises UserError where it fails, or the answer is left out."""
     from cos598d.tools.learn.marking import Marking
 
     with tempfile.TemporaryDirectory() as folder:
         if path is None:
             path = Path(folder) / lesson.file_name
-            path.write_text(lesson.answer(), encoding="utf-8")
+            path.write_text(answer or lesson.answer(), encoding="utf-8")
         return Marking(lesson, path, read_file(path, lesson), secrets.randbits(32)).golf()
 
 

@@ -10,9 +10,10 @@ from cos598d.records.kinds import TEXT, ListOf, Number
 from cos598d.terminal.printable import printable
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable
+from cos598d.tools.learn.progress import GolfScore
 
 MOST_RANKS = 16
-Golfed = tuple[int, float, float, float]  # bytes, and the median, least and most seconds
+Golfed = tuple[GolfScore, GolfScore]  # a submission's, and the answer's, measured in turn
 
 
 class AssignmentKind(ABC):
@@ -52,8 +53,9 @@ class AssignmentKind(ABC):
         """The Python source that every submission begins with; "" where there is none."""
         return ""
 
-    def golf(self, folder: Path, failed: Sequence[str]) -> Golfed | None:
-        """What a submission takes of which these claims do not hold; None where nothing is measured."""
+    def golf(self, folder: Path, failed: Sequence[str], answer: str) -> Golfed | None:
+        """What a submission takes of which the claims `failed` do not hold, measured in turn with the `answer`, which
+        is Python source; None where nothing is measured."""
         return None
 
     def pictures(self, folder: Path) -> Iterator[tuple[str, str]]:
@@ -83,7 +85,8 @@ def take_file(table: TomlTable, default: str) -> str:
     """The key `file`: a Python file's name, or its path in the submission. Raises UsageError."""
     name = table.take("file", TEXT, default)
     path = PurePosixPath(name)
-    if path.suffix != ".py" or path.is_absolute() or ".." in path.parts or "\\" in name or not name.isprintable():
+    is_hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)  # no submission's files
+    if path.suffix != ".py" or path.is_absolute() or is_hidden or "\\" in name or not name.isprintable():
         raise table.error("file", f"file is {name!r}. Give a Python file's name, as {default}")
     return str(path)
 

@@ -1,7 +1,6 @@
 """Assignments whose submissions are files of the course's lessons: the checks of `learn N --check`."""
 
 import secrets
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,18 +8,18 @@ from pathlib import Path
 import cos598d
 from cos598d.errors import UsageError, UserError
 from cos598d.records.kinds import COUNT, Number
+from cos598d.terminal.words import number_of
 from cos598d.tools.check.verdict import PASSED
 from cos598d.tools.grade.kinds.kind import AssignmentKind, Golfed, all_alike, take_file, take_seconds
-from cos598d.tools.grade.scored import Judged
+from cos598d.tools.grade.scored import WITHOUT_HINT, Judged
 from cos598d.tools.grade.table import TomlTable
 from cos598d.tools.learn.lessons import Lesson, get_lesson
 from cos598d.tools.learn.marking import SECONDS, Marking
 from cos598d.tools.learn.picture import draw
 from cos598d.tools.learn.progress import hints_in
-from cos598d.tools.learn.session import RANKS, ROUNDS, record_file, stroke, warm_up
+from cos598d.tools.learn.session import RANKS, measured, record_file, warm_up
 from cos598d.tools.learn.student import read_file
 
-WITHOUT_HINT = "without_hint_{}"
 ANSWERS = "tools/learn/lessons/*/answer/*.txt"  # in this package; submissions could read them
 
 
@@ -61,12 +60,14 @@ class LessonKind(AssignmentKind):
         return {check.name: True for check in self.lesson.load_checks().checks} | hints
 
     def _hints(self) -> list[str]:
-        return [WITHOUT_HINT.format(number) for number in range(1, len(self.lesson.hints) + 1)]
+        return [f"{WITHOUT_HINT}{number}" for number in range(1, len(self.lesson.hints) + 1)]
 
     def expected(self, claim: str) -> str:
         """What the lesson says of the check."""
         if claim in self._hints():
-            return "All checks pass, and the file's last line has fewer hints than that."
+            number = claim.removeprefix(WITHOUT_HINT)
+            shown = f"{number} hint{' was' if number == '1' else 's were'} shown"
+            return f"All checks pass, and the file's last line says that fewer than {shown}."
         return next(
             " ".join(each.claim.says.split()) for each in self.lesson.load_checks().checks if each.name == claim
         )
@@ -103,20 +104,20 @@ class LessonKind(AssignmentKind):
         shown = hints_in(source, self.lesson)
         for number, name in enumerate(self._hints(), 1):
             if name in claims and not result["passed"]:
-                yield Judged(name, False, "a check does not pass")
+                yield Judged(name, False, "not all checks pass")
             elif name in claims and shown is None:
                 why = f"{self.file} has no line of its hints, or a changed one, so all count as shown"
                 yield Judged(name, False, f"{why}: keep the line that `learn {self.lesson.number}` writes")
             elif name in claims:
-                yield Judged(name, (shown or 0) < number, f"hints shown: {shown} of {len(self.lesson.hints)}")
+                verb = "was" if shown == 1 else "were"
+                told = f"{shown} of {number_of(len(self.lesson.hints), 'hint')} {verb} shown"
+                yield Judged(name, (shown or 0) < number, told)
 
-    def golf(self, folder: Path, failed: Sequence[str]) -> Golfed | None:
-        """Measured by worlds like those of `learn N --golf`, each of which runs the lesson's checks too."""
+    def golf(self, folder: Path, failed: Sequence[str], answer: str) -> Golfed | None:
+        """Measured as by `learn N --golf`, which runs the lesson's checks in each round too."""
         if not self.lesson.golf or set(failed) - set(self._hints()):
             return None
         try:
-            strokes = [stroke(self.lesson, folder / self.file) for _ in range(ROUNDS)]
-        except UserError:  # a check fails in one of them
+            return measured(self.lesson, folder / self.file, answer)[:2]
+        except UserError:  # a check fails in one of the rounds
             return None
-        seconds = [each.seconds for each in strokes]
-        return max(each.bytes for each in strokes), statistics.median(seconds), min(seconds), max(seconds)
