@@ -17,6 +17,7 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.program import as_typed
 from cos598d.tools.runs.folder import RunsFolder
 from cos598d.tools.runs.forecasts import forecast_words
+from cos598d.tools.runs.jobs import RunsStopped
 from cos598d.tools.runs.planned import PlannedRun
 from cos598d.tools.runs.programs import program
 from cos598d.tools.runs.runner import CommandOf, Runner
@@ -96,7 +97,14 @@ def made(
     with claim_folder(path, overwrite=True, flag="--runs_dir"):
         folder = open_folder(path)
         folder.write()
-        print(f"runs: {path} (to continue there: {printable(_again(options, path))})", flush=True)
+        again = f"to continue there: {printable(_again(options, path))}"
+        print(f"runs: {path} ({again})", flush=True)
         for line in before:
             print(printable(line), flush=True)
-        yield folder, Runner(folder, runs, command_of, options.parallel or 1, **how).run()
+        runner = Runner(folder, runs, command_of, options.parallel or 1, **how)
+        try:
+            unfinished = runner.run()
+        except (KeyboardInterrupt, RunsStopped):
+            print(f"\n{again}", flush=True)
+            raise
+        yield folder, unfinished

@@ -136,8 +136,6 @@ def exposed(books: Sequence[Book]) -> list[str]:
     if not whole or not waited:
         return []
     last = book["steps"][-1]["iteration"]
-    steps = "Step 2" if last == 2 else f"Steps 2 to {last}"
-    return [
-        f"{steps} took {whole:.3g} s. For {waited:.3g} s of {'it' if last == 2 else 'them'} rank {book['rank']} computed "
-        "nothing, and only waited for gradients."
-    ]
+    steps, those = ("Step 2", "it") if last == 2 else (f"Steps 2 to {last}", "them")
+    doing = f"rank {book['rank']} computed nothing, and only waited for gradients."
+    return [f"{steps} took {whole:.3g} s. For {waited:.3g} s of {those} {doing}"]
