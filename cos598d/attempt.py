@@ -84,7 +84,7 @@ def leave(result: TrainResult, setup: TrainingSetup) -> int:
         )
     lost = "" if result.saved == iteration else f"; the newest checkpoint is of iteration {result.saved}"
     how = how_to_go_on(setup.record.folder, setup.config)
-    setup.console.say_last(f"{result.stopped} after iteration {iteration}{lost}: {how}.")
+    setup.console.say_last(f"{result.stopped} after iteration {iteration}{lost}. {how}")
     return GOES_ON
 
 

@@ -17,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from cos598d.tools.learn.lessons import NUMBERS, get_lesson
+from cos598d.tools.learn.progress import hint_line
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,8 @@ def cell_with(notebook, words):
 def test_every_lesson_has_a_notebook_with_what_its_page_asks(folder, number):
     lesson, notebook = get_lesson(number), notebook_of(folder, number)
     pytest.importorskip("nbformat", reason="needs the notebook extra").validate(notebook)
-    assert cell_with(notebook, "%%writefile")["source"] == f"%%writefile lesson{number}.py\n{lesson.page()}".rstrip()
+    page = f"%%writefile lesson{number}.py\n{lesson.page()}".rstrip()
+    assert cell_with(notebook, "%%writefile")["source"] == f"{page}\n\n\n{hint_line(lesson, 0)}"
     for flag in ("--check", "--hint"):
         assert cell_with(notebook, flag)["source"].endswith(f"-m cos598d learn {number} {flag}")
     drawn = [each for each in notebook["cells"] if f"learn {number} --picture lesson{number}.svg" in each["source"]]
@@ -147,7 +149,7 @@ def test_a_notebook_installs_the_package_and_checks_the_blanks_and_the_answer(
     assert f"lesson3.py line {blank}: nothing is filled in" in checked
     assert lesson.hints[0] in hinted
     assert pictures == []
-    assert (mine / "lesson3.py").read_text().startswith(lesson.page())  # then a line of the hints
+    assert (mine / "lesson3.py").read_text().startswith(lesson.page().rstrip())  # then a line of the hints
 
     write["source"] = f"%%writefile lesson3.py\n{lesson.answer()}"
     (_, checked, _), pictures = run([write, check, picture])  # in a new kernel, without the first cell

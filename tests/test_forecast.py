@@ -1,6 +1,7 @@
 """A forecast says beforehand what the run's record says afterwards, and starts nothing."""
 
 import json
+import re
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,6 +83,18 @@ def test_every_strategy_has_a_forecast_or_says_what_it_cannot_know(sync, timed):
     assert found.peak or found.memory_unsaid
     assert (found.seconds_per_iteration is None) == (sync in ENGINES)
     assert found.seconds_from
+
+
+def test_rows_of_an_embedding_bound_the_bytes_of_sparse_rows(timed):
+    flags = {"task_name": "rte", "model_name_or_path": "minilm", "max_train_examples": 64, "do_train": True}
+    rows, every = (
+        forecast(config_from({**flags, "sync": name, "no_cuda": True}), 4) for name in ("sparse_rows", "flat")
+    )
+    least, most = (
+        int(number.replace(",", "")) for number in re.findall(r"\b\d[\d,]+(?= bytes|\b for all)", rows.bytes_unsaid)
+    )
+    assert most == every.bytes_sent_per_iteration[0]
+    assert most - least == 30522 * 384 * 4 * 2 * 3 // 4
 
 
 def test_a_sweep_s_forecasts_time_each_batch_once(timed):

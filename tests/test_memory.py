@@ -200,7 +200,7 @@ def test_where_a_formula_is_missing_the_table_says_so_and_why(tmp_path):
     run = load_run(with_memory(tmp_path / "new", expected_peak=[None, None], expected_unsaid=["it is its own"] * 2))
     rows = memory_rows([run])
     assert [(row[1], row[-2]) for row in rows[1:]] == [("between steps", "0.0%"), ("at a step's peak", "-")]
-    assert memory_note([run]).endswith("-: new: it is its own.")
+    assert memory_note([run]).endswith("A dash for new: it is its own.")
     part = load_run(with_memory(tmp_path / "part", expected_peak=[None, {"parameters": 5_000_000}]))
     assert memory_rows([part])[2][-2] == "-20.0%", "of what is stated"
     old = load_run(

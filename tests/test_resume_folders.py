@@ -232,8 +232,8 @@ def test_what_a_stop_says_is_what_works(tmp_path):
     named = config(resume="old", output_dir=str(tmp_path))
     assert "--overwrite_output_dir" in how_to_go_on(tmp_path, named)
     save_all(tmp_path / FOLDER, COMM, 3)
-    assert "add --resume auto to its flags" in how_to_go_on(tmp_path, named)
-    assert how_to_go_on(tmp_path, config()) == "start it again with the same flags, and it resumes"
+    assert "run the same command with --resume auto." in how_to_go_on(tmp_path, named)
+    assert "run the same command again." in how_to_go_on(tmp_path, config())
 
 
 def test_a_job_that_comes_back_does_not_begin_anew():

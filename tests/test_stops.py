@@ -180,7 +180,7 @@ def test_one_rank_that_is_asked_stops_all_and_the_same_words_go_on(start_ranks, 
         assert program.wait() == 75, program.text
         last = program.text.strip().splitlines()[-1]
         assert last.startswith(f"rank {rank}: stopped by {name} after iteration "), program.text
-        assert last.endswith(": start it again with the same flags, and it resumes.")
+        assert last.endswith("run the same command again.")
         assert "Traceback" not in program.text
     (stopped_at,) = checkpoints_in(tmp_path / "out")
     ranks = start_ranks(TASK2B, 2, [*words, "--max_seconds", "1"])
@@ -201,7 +201,7 @@ def test_a_starter_saves_goes_on_and_says_when_there_is_nothing_left(start, tmp_
     program.wait_for("iteration 5:")
     program.process.send_signal(signal.SIGUSR1)
     assert program.wait() == 75, program.text
-    assert "add --resume auto to its flags, and it resumes." in program.text
+    assert "run the same command with --resume auto." in program.text
     again = start("again", [*words, "--resume", "auto"])
     assert again.wait() == 0, again.text
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -250,7 +250,7 @@ def test_a_run_in_a_folder_of_its_own_goes_on_by_that_folder(start, tmp_path):
     first.process.send_signal(signal.SIGTERM)
     assert first.wait() == 75, first.text
     (folder,) = (tmp_path / "runs").iterdir()
-    assert f"add --resume runs/{folder.name} to its flags, and it resumes." in first.text
+    assert f"run the same command with --resume runs/{folder.name}." in first.text
     again = start("again", [*words, "--resume", f"runs/{folder.name}", "--max_seconds", 1])
     assert again.wait() == 75, again.text
     assert list((tmp_path / "runs").iterdir()) == [folder]

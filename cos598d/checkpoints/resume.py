@@ -164,12 +164,12 @@ def open_record(
 
 
 def how_to_go_on(folder: Path, config: RunConfig) -> str:
-    """What to do to resume a run that was stopped, as a phrase for the user."""
+    """What to do to resume a run that was stopped, as a sentence for the user."""
     if config.resume == AUTO:
-        return "start it again with the same flags, and it resumes"
+        return "To go on, run the same command again."
     if config.resume is not None and not has_checkpoints(folder / FOLDER):  # the disk has kept nothing of this attempt
-        return "start it again with the same flags and --overwrite_output_dir"
-    return f"add --resume {_resume_word(folder, config)} to its flags, and it resumes"
+        return "To start over, run the same command with --overwrite_output_dir."
+    return f"To go on, run the same command with --resume {_resume_word(folder, config)}."
 
 
 def _resume_word(folder: Path, config: RunConfig) -> str:

@@ -126,7 +126,9 @@ GROUPS = {
             ("--sync ddp,ring,bucketed --rounds 15", "--step --sync ddp,zero1"),
         ),
         "traffic": About(
-            "predict and count the bytes of an epoch", "cost.md", ("--loopback --world_size 2", "--batch_sizes 16,64")
+            "train an epoch per batch size, and count its bytes (emulated hosts need root)",
+            "hosts.md",
+            ("--loopback --world_size 2", "--batch_sizes 16,64"),
         ),
         "scale": About(
             "predict other links, batches and numbers of hosts from benches",

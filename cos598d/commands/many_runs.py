@@ -2,6 +2,8 @@
 
 import argparse
 import contextlib
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -12,8 +14,10 @@ from cos598d.commands.flags import check_at_least_one
 from cos598d.commands.run_flags import to_words
 from cos598d.measure.claim import claim_folder
 from cos598d.terminal.printable import printable
+from cos598d.terminal.program import as_typed
 from cos598d.tools.runs.folder import RunsFolder
 from cos598d.tools.runs.forecasts import forecast_words
+from cos598d.tools.runs.jobs import RunsStopped
 from cos598d.tools.runs.planned import PlannedRun
 from cos598d.tools.runs.programs import program
 from cos598d.tools.runs.runner import CommandOf, Runner
@@ -68,6 +72,12 @@ def train_words(one: PlannedRun, path: Path) -> list[str]:
     return to_words({**one.values, **place})
 
 
+def _again(options: argparse.Namespace, path: Path) -> str:
+    """The command that continues in the folder `path`: this one, with --runs_dir."""
+    place = [] if options.runs_dir else ["--runs_dir", str(path)]
+    return f"{as_typed()} {shlex.join([*sys.argv[1:], *place])}"
+
+
 @contextlib.contextmanager
 def made(
     options: argparse.Namespace,
@@ -87,7 +97,14 @@ def made(
     with claim_folder(path, overwrite=True, flag="--runs_dir"):
         folder = open_folder(path)
         folder.write()
-        print(f"runs: {path} (to continue there, repeat the command with --runs_dir {path})", flush=True)
+        again = f"to continue there: {printable(_again(options, path))}"
+        print(f"runs: {path} ({again})", flush=True)
         for line in before:
             print(printable(line), flush=True)
-        yield folder, Runner(folder, runs, command_of, options.parallel or 1, **how).run()
+        runner = Runner(folder, runs, command_of, options.parallel or 1, **how)
+        try:
+            unfinished = runner.run()
+        except (KeyboardInterrupt, RunsStopped):
+            print(f"\n{again}", flush=True)
+            raise
+        yield folder, unfinished

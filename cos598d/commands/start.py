@@ -13,6 +13,7 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.streams import OutputLost, prepare_streams
 
 WORDS, EXIT_CODE = "interrupted (Ctrl-C).", 128 + signal.SIGINT
+NEEDED = ("torch", "numpy", "msgspec", "psutil", "safetensors", "tokenizers", "huggingface_hub", "scipy")
 
 
 def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: Any) -> NoReturn:
@@ -38,6 +39,15 @@ def ended(program: Callable[[], int]) -> int:
     except OutputLost as lost:
         print(f"{ERROR}{lost}", file=sys.stderr)
         return lost.exit_code
+    except ModuleNotFoundError as missing:
+        if missing.name not in NEEDED:
+            raise
+        print(
+            f"{ERROR}{missing.name} is not installed in this Python, {sys.executable}. Run make setup, then "
+            ". .venv/bin/activate.",
+            file=sys.stderr,
+        )
+        return 2
     except KeyboardInterrupt:
         print(WORDS, file=sys.stderr)
         return EXIT_CODE

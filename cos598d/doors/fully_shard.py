@@ -35,6 +35,7 @@ class FullySharded(ShardedParallel):
     """
 
     is_waiting = True  # for the first step of an optimizer
+    sync_name = "zero3"
 
     def __init__(self, module: nn.Module, comm: GroupCommunicator, options: SyncOptions, compute_dtype: Any):
         """`compute_dtype` is one of COMPUTE_DTYPES."""

@@ -58,9 +58,11 @@ class DataParallel(nn.Module):
     is that rank's affair: the average of n ranks' mean losses is the global mean where their batches are as large.
 
     choice: what `parallelize` chose for strategy auto; None where the script named a strategy.
+    sync_name: the sync's or strategy's name, with its compression as in "ring+bf16".
     """
 
     choice: Any = None
+    sync_name = ""
 
     def __init__(self, module: nn.Module, sync: GradientSync, comm: GroupCommunicator, broadcast_buffers: bool = True):
         """`sync` is made over `comm`, and not attached yet. Raises UserError if the ranks' models differ."""
@@ -397,8 +399,14 @@ def data_parallel(
         broadcast_buffers=broadcast_buffers,
     )
     check_flags(options)
-    made = sync_class(comm, find_unused_parameters, options)
-    return DataParallel(module, made, comm, broadcast_buffers)
+    made = DataParallel(module, sync_class(comm, find_unused_parameters, options), comm, broadcast_buffers)
+    made.sync_name = name_of(name, compress)
+    return made
+
+
+def name_of(sync: str, compress: str | None) -> str:
+    """A sync's name with its compression, as in a bench: "ring+bf16"."""
+    return f"{sync}+{compress}" if compress else sync
 
 
 def _named(sync: str) -> type[GradientSync]:

@@ -13,7 +13,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from cos598d.comm.group import GroupCommunicator
 from cos598d.doors.optimizer_shards import check_optimizers, cut_optimizer
-from cos598d.doors.parallel import DataParallel, device_of
+from cos598d.doors.parallel import DataParallel, device_of, name_of
 from cos598d.doors.shards import ParallelOptimizer, ShardedStep
 from cos598d.errors import UsageError, UserError, flag_called
 from cos598d.strategies import AUTO_SYNC, ENGINES, class_of
@@ -97,12 +97,12 @@ def parallelize(
         check_models(comm, model)
         check_optimizers(comm, whole, dict(model.named_parameters()))
         made = ShardedParallel(model, kind(comm, find_unused_parameters, chosen), whole, comm, broadcast_buffers)
-        made.choice = choice
+        made.choice, made.sync_name = choice, name
         return made, made.optimizer
     sync = kind(comm, find_unused_parameters, chosen)
     # Local replicas follow their own buffers until they are averaged.
     module = DataParallel(model, sync, comm, broadcast_buffers and not sync.averages_weights)
-    module.choice = choice
+    module.choice, module.sync_name = choice, name_of(name, chosen.compress)
     if sync.averages_weights:
         whole.register_step_post_hook(lambda *_: sync.after_step())
     return module, whole

@@ -13,8 +13,8 @@ from cos598d.errors import HubUnreachable, UserError, first_line
 
 REACH_SECONDS = 10.0  # a hub that has not answered a first question by then counts as unreachable
 WAYS_OUT = (
-    "Give --model_name_or_path a local folder, minilm or tiny (vit-tiny for images), or set HF_HOME to a filled cache "
-    "of the hub."
+    "Give --model_name_or_path a local folder, minilm, tiny or bert-base (vit-tiny for images), or set HF_HOME to a "
+    "filled cache of the hub."
 )
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[A-Za-z0-9][\w./-]*)?", re.ASCII)
 

@@ -180,9 +180,7 @@ def sent_by_replicas(job: TrainingSpec, sync: GradientSync, precision: str = "fp
     if travels is None and sync.averages_weights:
         return _sent_by_averages(job, sync, step, precision)
     if travels is None or options.ddp_hook in OTHERS_LATER:
-        return TrafficEstimate(
-            unsaid="this sync's calls are known only after a step (those of sparse_rows depend on the batch)"
-        )
+        return TrafficEstimate(unsaid=_bounds(sync, step, job))
     moved = [bytes_sent for travel in travels for bytes_sent in sent_in_call(travel, job, options)]
     if not travels:  # replicas that drift apart do not settle
         return TrafficEstimate()
@@ -204,6 +202,15 @@ def _calls_whatever_is_touched(sync: GradientSync, step: Step) -> list[Collectiv
     """The calls of a step; None if they include a large embedding of which only some rows would be sent."""
     none, every = (sync.calls(replace(step, touched=share)) for share in (0.0, 1.0))
     return every if none == every else None
+
+
+def _bounds(sync: GradientSync, step: Step, job: TrainingSpec) -> str:
+    """Why a sync's bytes are not known, as a phrase, with the least and the most if the rows of a batch decide."""
+    both = [sync.calls(replace(step, touched=share)) for share in (0.0, 1.0)]
+    least, most = (sum(sum(sent_in_call(one, job, step.options)) for one in calls or ()) for calls in both)
+    if least == most:
+        return "this sync's calls are known only after a step"
+    return f"it depends on how many embedding rows the batch uses ({least:,} bytes for none, {most:,} for all)"
 
 
 def agreement(job: TrainingSpec) -> int:

@@ -212,7 +212,7 @@ class Buffers:
     at_once   whether a gradient moves into its buffer, without a copy left, as soon as backward has computed it;
               else all gradients still exist next to the buffers when backward ends
     scratch   bytes in addition
-    unsaid    why there is no prediction, as a phrase that follows "-"; "" if there is one
+    unsaid    why there is no prediction, as a phrase that follows "A dash for NAME: "; "" if there is one
     """
 
     groups: Sequence[Sequence[Tensor]] = ()

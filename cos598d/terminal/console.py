@@ -11,6 +11,7 @@ from tqdm import tqdm
 from cos598d.errors import WARNING
 from cos598d.terminal.printable import printable
 from cos598d.terminal.streams import OutputLost
+from cos598d.terminal.words import number_of
 
 FIRST_LOSSES = 5
 SILENT_SECONDS = 5.0  # without a bar, an iteration that ends this long after the last line prints another
@@ -65,7 +66,7 @@ class Console:
     def epoch(self, facts: dict[str, Any]) -> None:
         """Print one line for an epoch that has ended: its mean loss, the evaluation's metrics, and its speed."""
         speed = _speed(facts.get("training", {}))
-        self.say(f"epoch {facts['epoch']}: {facts['iterations']} iterations, {_figures(facts)}{speed}")
+        self.say(f"epoch {facts['epoch']}: {number_of(facts['iterations'], 'iteration')}, {_figures(facts)}{speed}")
 
     def evaluation(self, facts: dict[str, Any]) -> None:
         """Print one line for an evaluation within an epoch."""

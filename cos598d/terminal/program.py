@@ -24,6 +24,21 @@ def program() -> list[str]:
     return ["-m", "cos598d"] if started.name == "__main__.py" else [str(started)]
 
 
+def as_typed() -> str:
+    """The command that starts this program again, as you type it here: `.venv/bin/cos598d`, or `cos598d`."""
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py":
+        installed = Path(sys.executable).with_name("cos598d")
+        return _from_here(installed) if installed.is_file() else f"{_from_here(Path(sys.executable))} -m cos598d"
+    return started.name if shutil.which(started.name) == str(started) else _from_here(started)
+
+
+def _from_here(path: Path) -> str:
+    """A program's path, relative to the working directory if it is below that."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path)
+
+
 def own_environment() -> dict[str, str]:
     """This process's environment, with which a program started from here runs this same code."""
     return os.environ | {"PYTHONPATH": own_python_path()}

@@ -152,7 +152,7 @@ SUM = Fields(
 MODEL = Fields(
     {},
     {
-        **dict.fromkeys(("class", "dtype", "device"), TEXT),
+        **dict.fromkeys(("class", "sync", "dtype", "device"), TEXT),
         "wrappers": ListOf(TEXT),
         **dict.fromkeys(("parameters", "tensors", "batch_norms", "sharded", "cut_otherwise"), COUNT),
         "dropout": NUMBER,

@@ -16,7 +16,8 @@ from cos598d.tools.audit.judge.words import WORDS
 WIDTH = 118
 _TO_DO = (
     "let every rank make two or more steps with a torch.optim optimizer of the model's parameters (not of shards), on "
-    "data of its own, in a process that `cos598d audit` starts. Then audit again."
+    "data of its own, in a process that `cos598d audit` starts. Then audit again. If your strategy shards, audit the "
+    "same script once with another one, such as ddp."
 )
 _COMMANDS = {FAULT: "error", WASTE: "warning", NOTE: "notice"}
 _HEADS = {FAULT: ("fault", "faults"), WASTE: ("waste", "wastes"), NOTE: ("note", "notes")}
@@ -49,9 +50,10 @@ def _result(verdict: AuditVerdict) -> str:
     sure = sure if seen.judged else "NOT JUDGED"
     what = f"{number_of(faults, 'fault')} found" if faults else sure
     judged = f"gradients judged in {seen.judged} of {seen.steps} steps"
-    cost = f"the audit took {seen.own_seconds:.2f} s of {seen.seconds:.1f} s"
-    after = f"; after the examined steps, {100 * seen.own_share_after:.1f} % of a step's time"
-    return _filled(f"{what}; {judged}; {cost}{after if seen.own_share_after else ''}.")
+    cost = f"The audit took {seen.own_seconds:.2f} of {seen.seconds:.1f} s."
+    examined = number_of(seen.examined, "examined step")
+    after = f" After the {examined} it costs {100 * seen.own_share_after:.1f} % of each step."
+    return _filled(f"{what}; {judged}. {cost}{after if seen.own_share_after else ''}")
 
 
 def _finding(finding: AuditFinding, number: int, of: int) -> list[str]:
@@ -120,7 +122,7 @@ def ledger(books: Sequence[Book]) -> str:
 
 
 def exposed(books: Sequence[Book]) -> list[str]:
-    """How long the lowest rank waited for gradients in the examined steps after the first, in a line: their calls
+    """How long the lowest rank only waited for gradients in the examined steps after the first, in a line: their calls
     after backward, and the time in backward after its last gradient."""
     book = books[0]
     waited, whole = 0.0, 0.0
@@ -133,5 +135,7 @@ def exposed(books: Sequence[Book]) -> list[str]:
             whole += book["iterations"][iteration - 1]["seconds"]
     if not whole or not waited:
         return []
-    steps = f"steps 2 to {book['steps'][-1]['iteration']}"
-    return [f"Nothing was computed while gradients were sent for {waited:.4f} s of the {whole:.4f} s of {steps}."]
+    last = book["steps"][-1]["iteration"]
+    steps, those = ("Step 2", "it") if last == 2 else (f"Steps 2 to {last}", "them")
+    doing = f"rank {book['rank']} computed nothing, and only waited for gradients."
+    return [f"{steps} took {whole:.3g} s. For {waited:.3g} s of {those} {doing}"]

@@ -142,7 +142,10 @@ def _summary(books: Sequence[Book], count: int, losses: Sequence[float]) -> dict
 
 
 def sync_of(book: Book) -> str:
-    """How the script's gradients are sent: "ddp", the operation that sends most, or "none"."""
+    """How the script's gradients are sent: by the sync that one of our wrappers has, "ddp", the operation that sends
+    most, or "none"."""
+    if named := book["model"].get("sync"):
+        return named
     if "DistributedDataParallel" in book["model"].get("wrappers", ()):
         return DDP
     carried: dict[str, int] = {}

@@ -35,7 +35,7 @@ class BenchPlan:
     step: bool = flag(False, "include clipping and AdamW (learning rate 0) in an iteration", group=WHAT)
     model: str = flag(
         "minilm",
-        "a folder, a hub name, minilm, or random weights: tiny, bert-base",
+        "a folder, a hub name, minilm, or random weights: tiny, bert-base; not a script",
         group=WHAT,
         metavar="MODEL",
         is_local=True,

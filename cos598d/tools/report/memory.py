@@ -73,7 +73,7 @@ def unsaid(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for reason in dict.fromkeys(found.get(UNSAID, ())):
             if reason:
                 names.setdefault(reason, []).append(name)
-    return [f"-: {', '.join(those)}: {reason}" for reason, those in names.items()]
+    return [f"A dash for {', '.join(those)}: {reason}" for reason, those in names.items()]
 
 
 def fullest(by_rank: Sequence[Mapping[str, int]]) -> int:

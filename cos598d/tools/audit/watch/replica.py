@@ -13,7 +13,10 @@ from cos598d.tools.audit.sketch import Sketcher, to_text
 from cos598d.tools.audit.watch.shards import Shards, gradient_of, is_plain, plain_name
 
 _MOST = 5000  # tensors of a model that are compared
-_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "OptimizedModule")
+_WRAPPERS = (
+    *("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "OptimizedModule"),
+    *("ShardedParallel", "FullySharded"),  # with DataParallel, those of this package
+)
 
 
 class TrainedModel:
@@ -98,12 +101,14 @@ class TrainedModel:
 
 
 def describe(trained: Sequence[torch.nn.Module]) -> dict[str, Any]:
-    """Facts of the models that are trained: the first one's class and wrappers, and what needs more than averaged
-    gradients."""
+    """Facts of the models that are trained: the first one's class, wrappers and sync (if one of our wrappers has its
+    name), and what needs more than averaged gradients."""
     wrappers: list[str] = []
     inner: torch.nn.Module = trained[0]
+    sync = ""
     while type(inner).__name__ in _WRAPPERS:
         wrappers.append(type(inner).__name__)
+        sync = sync or str(getattr(inner, "sync_name", ""))
         within = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
         inner = within if isinstance(within, torch.nn.Module) else inner
         if len(wrappers) > len(_WRAPPERS):
@@ -115,6 +120,7 @@ def describe(trained: Sequence[torch.nn.Module]) -> dict[str, Any]:
     return {
         "class": type(inner).__name__,
         "wrappers": wrappers,
+        "sync": sync,
         "parameters": sum(each.numel() for each in parameters),
         "tensors": len(parameters),
         "dropout": max(dropout, default=0.0),
