@@ -47,6 +47,7 @@ WRONG = all_wrong(14, {
     "GPUs rounded down": ([("math.ceil(state / memory)", "int(state // memory)")], "the last one need not be full"),
     "hours": ([("/ 86400,", "/ 3600,")], "that is in hours"),
     "weights and gradients": ([("16 * parameters", "4 * parameters")], "that is weights and gradients only"),
+    "link reversed": ([("batch / gpus < least", "batch / gpus > least")], "tokens, and the ring is hidden from"),
     "a key is missing": ([('        "tokens_each": batch / gpus,\n', "")], "large_model has no 'tokens_each'"),
     # Cheats: none of these is the student's own work.
     "the library's own count": ([(IMPORT, f"import math\nfrom {OPERATIONS} import training_operations\n")], "cos598d/models/operations.py is closed while"),

@@ -22,6 +22,8 @@ IMPORT = "import torch\n"
 KEEPS = "keep = []\n\n\nclass Again"
 
 WRONG = all_wrong(15, {
+    "random state after the block": ([("        ctx.save_for_backward(inputs)\n        return block(inputs)\n", "        ctx.save_for_backward(inputs)\n        outputs = block(inputs)\n        ctx.random = torch.get_rng_state()\n        return outputs\n")], "before the block runs, not after"),
+    "the gradient goes through": ([("        return inputs.grad, None\n", "        return gradient, None\n")], "return that of the inputs, inputs.grad"),
     "no second moment": ([('"adamw": 2', '"adamw": 1')], "AdamW keeps two moments"),
     "state for plain SGD": ([('"sgd": 0', '"sgd": 1')], "plain SGD keeps nothing"),
     "sixteen bits": ([("    each = 4 * parameters\n", "    each = 2 * parameters\n")], "in float32, not in 16 bits"),

@@ -65,6 +65,12 @@ WRONG = all_wrong(16, {
     "doubled each time": ([("if self.good == self.patience:", "if self.good:")], "the scale grows after each good step"),
     "good steps in all": ([(HALVE, "            self.scale /= 2\n")], "good steps are counted from the start"),
     "grows from then on": ([(GROW, "        if self.good >= self.patience:\n            self.scale *= 2\n")], "the scale grows in each step: count from 0 again"),
+    "inf but not NaN": ([(FINITE, "        if not any(gradient.isinf().any() for gradient in gradients):\n")], "inf - inf is NaN"),
+    "NaN but not inf": ([(FINITE, "        if not any(gradient.isnan().any() for gradient in gradients):\n")], "not only for NaN"),
+    "doubled once": ([(GROW, "        if self.good == self.patience:\n            self.scale *= 2\n")], "doubles only once in a row of good steps"),
+    "doubled one step late": ([("if self.good == self.patience:", "if self.good > self.patience:")], "one step late"),
+    "added up in 16 bits": ([(MEAN, '    mean = gradient / comm.world_size\n    comm.all_reduce(mean, "gradient")\n    return mean.float()\n')], "rounded to 16 bits: add up, divide and leave it in float32"),
+    "unscaled in 16 bits": ([(AVERAGE, AVERAGE.replace("* self.scale\n", "\n            gradient.copy_(gradient.half() / self.scale)\n"))], "is divided by it in float32"),
     "gradients kept": ([(EMPTY, "")], "the gradients of the step before are added"),
     # Cheats: none of these is the student's own work.
     "the library's own": ([(IMPORT, "import torch\nfrom cos598d.strategies.precision import LossScale\n")], "is closed while a file is checked"),
@@ -145,6 +151,9 @@ GRAD_SCALER = """        for p in self.parameters:
 """
 RIGHT = all_right(16, {
     "in autocast": [(CAST, IN_AUTOCAST)],
+    "inf and NaN one by one": [(FINITE, "        if not any((gradient.isinf() | gradient.isnan()).any() for gradient in gradients):\n")],
+    "finite less itself": [(FINITE, "        if all((gradient - gradient == 0).all() for gradient in gradients):\n")],
+    "finite by its sum": [(FINITE, "        if torch.stack([gradient.sum() for gradient in gradients]).sum().isfinite():\n")],
     "by hand": [(MEAN, DOUBLE)],
     "agrees first": [(STEP, AGREES)],
     "torch's GradScaler": [

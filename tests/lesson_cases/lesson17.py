@@ -57,6 +57,7 @@ WRONG = all_wrong(17, {
     "another order": ([('            comm.recv(gradient, comm.rank + 1, f"gradient {k}")\n            made[k].backward(gradient)\n', '            comm.recv(gradient, comm.rank + 1, f"gradient {k}")\n            made[count - 1 - k].backward(gradient)\n'), ("comm.send(came[k].grad", "comm.send(came[count - 1 - k].grad if not is_last else came[k].grad")], "do both neighbours take the micro-batches in the same order"),
     "only the last one": ([("            (losses[k] / count).backward()\n", "            stage.zero_grad()\n            (losses[k] / count).backward()\n")], "only, divided by m: add up those of all"),
     "sent at the end": ([(SEND, ""), (LOSSES, '    for k in range(count if not is_last else 0):\n        comm.send(made[k].detach(), comm.rank + 1, f"outputs {k}")\n' + LOSSES)], "send each micro-batch on as soon as it is computed"),
+    "losses are divided": ([(LOSSES, LOSSES.replace("loss_of(made[k], targets[k])", "loss_of(made[k], targets[k]) / count")), ("(losses[k] / count)", "losses[k]")], "it is divided by m, which is only for backward"),
     "no losses": ([("    return losses\n", "")], "returns 0 losses, expected"),
 })  # fmt: skip
 WRONG["the bias n times"] = (

@@ -24,11 +24,17 @@ WRONG = all_wrong(18, {
     "blocking is a straggler": ([(KIND, '    kind = "starved loader" if name == LOADER else "straggler"\n')], "expected 'blocking call': rank"),
     "loader is a straggler": ([(KIND, '    kind = "blocking call" if name in blocking else "straggler"\n')], "waits for its batch"),
     "small calls are not counted": ([(SMALL, "    if False:\n")], "each step makes a call for every tensor"),
-    "small calls cost all of it": ([('(len(calls_of(s)) - 1) * min(e["dur"] for e in calls_of(s)) / 1e6', 'sum(e["dur"] for e in calls_of(s)) / 1e6')], "only what each call costs that sends nothing"),
+    "small calls cost all of it": ([('(len(calls_of(s)) - 1) * min(e["dur"] for e in calls_of(s)) / 1e6', 'sum(e["dur"] for e in calls_of(s)) / 1e6')], "one call costs as much as the shortest call of the step"),
     "late costs all of it": ([(COSTS, COSTS.replace('last["ts"]', 'last["ts"] + last["dur"]'))], "take off the last call's own length"),
     "largest step": ([(MEDIANS, MEDIANS.replace("statistics.median", "max"))], "expected"),
     "forward counts": ([(OUTER, 'OUTER = ("ProfilerStep", "wait for the calls")')], "in 'forward', expected"),
     "last late bucket": ([("late[-1][0]", "late[-1][-1]")], "late bucket in '"),
+    "mean of the others": ([(OTHERS, OTHERS.replace("statistics.median(", "statistics.mean("))], "excess over the mean of the other ranks"),
+    "fastest of the others": ([(OTHERS, OTHERS.replace("statistics.median(", "min("))], "excess over the fastest of the other ranks"),
+    "median with the rank itself": ([(OTHERS, OTHERS.replace(" if r != rank", ""))], "expected"),
+    "a low threshold": ([(THRESHOLD, THRESHOLD.replace("0.02", "0.005"))], "expected 'none': no region is longer on one rank"),
+    "mean over the steps": ([(MEDIANS, MEDIANS.replace("median", "mean"))], "take the median over the steps"),
+    "median of the small calls": ([('(len(calls_of(s)) - 1) * min(e["dur"] for e in calls_of(s)) / 1e6', '(len(calls_of(s)) - 1) * statistics.median(e["dur"] for e in calls_of(s)) / 1e6')], "take neither the median nor the sum"),
     "no dictionary": ([('    return {"fault": fault, "rank": rank, "call": call, "seconds": seconds}\n', "    return fault, rank, call, seconds\n")], "expected a dictionary with fault, rank, call, seconds"),
 })  # fmt: skip
 LEAKS = """import gc, json, os, tempfile
@@ -59,7 +65,9 @@ WRONG["the longest call"] = (
 )
 
 RIGHT = all_right(18, {
-    "mean of the others": [(OTHERS, OTHERS.replace("statistics.median(", "statistics.mean("))],
+    "strictly inside": [("self.steps = [[e for e in events if s[\"ts\"] <= e[\"ts\"] < s[\"ts\"] + s[\"dur\"]] for s in whole]", "self.steps = [[e for e in events if e is s or (s[\"ts\"] < e[\"ts\"] and e[\"ts\"] + e[\"dur\"] < s[\"ts\"] + s[\"dur\"])] for s in whole]")],
+    "inside, ends compared": [("any(e[\"ts\"] <= ts < e[\"ts\"] + e[\"dur\"] for ts in begins)", "any(e[\"ts\"] <= ts and ts + 25 <= e[\"ts\"] + e[\"dur\"] for ts in begins)")],
+    "outer regions by what they contain": [(OUTER, 'OUTER = ("ProfilerStep", "wait for the calls")'), ("                if e[\"tid\"] == e[\"pid\"] and e[\"cat\"] == \"user_annotation\"", "                inner = [o for o in step if o is not e and o[\"cat\"] == \"user_annotation\" and o[\"tid\"] == o[\"pid\"] and e[\"ts\"] <= o[\"ts\"] and o[\"ts\"] + o[\"dur\"] <= e[\"ts\"] + e[\"dur\"]]\n                if not inner and e[\"tid\"] == e[\"pid\"] and e[\"cat\"] == \"user_annotation\"")],
     "without the first step": [("self.steps = [[e for e in events if s[\"ts\"] <= e[\"ts\"] < s[\"ts\"] + s[\"dur\"]] for s in whole]", "whole = whole[1:]\n        self.steps = [[e for e in events if s[\"ts\"] <= e[\"ts\"] < s[\"ts\"] + s[\"dur\"]] for s in whole]")],
     "stretches that compute nothing": [(KIND, '    kind = "starved loader" if "DataLoader" in name else "straggler" if name.split()[-1].isalpha() else "blocking call"\n')],
 })  # fmt: skip

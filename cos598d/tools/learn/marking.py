@@ -171,7 +171,7 @@ class Marking:
         elif odd:
             verdict.mistakes.append(Mistake(odd.words, odd.line))
         elif other:
-            line = other.line or verdict.lines[other.rank]
+            line = other.line or (line_of(self.source, other.at) if other.at else 0) or verdict.lines[other.rank]
             verdict.mistakes.append(Mistake(printable(other.message), line, printable(other.cause)))
         elif world.symptom:
             verdict.wrong = world

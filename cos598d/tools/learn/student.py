@@ -82,9 +82,15 @@ def first_mistake(source: bytes, path: Path, page: str) -> Mistake | None:
 
 
 def line_of(source: bytes, name: str) -> int:
-    """Where the file defines `name`; 0 if it does not do so itself."""
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return next((n.lineno for n in ast.parse(source).body if isinstance(n, kinds) and n.name == name), 0)
+    """Where the file defines `name`; 0 if it does not do so itself. Of "Class.method" at least where the class is."""
+    line, body = 0, ast.parse(source).body
+    for part in name.split("."):
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        node = next((each for each in body if isinstance(each, kinds) and each.name == part), None)
+        if node is None:
+            return line
+        line, body = node.lineno, node.body
+    return line
 
 
 def rebound(source: bytes, name: str) -> tuple[int, str] | None:

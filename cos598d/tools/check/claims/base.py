@@ -123,7 +123,7 @@ class Finding:
     """A fault on one rank. `cause` is its reason, if that is known without comparisons.
 
     `is_compared`: it comes from a comparison, whose numbers may show the reason. `line` of the file under test is 0 if
-    it is not known.
+    it is not known. `at` is the function there that it is about, such as "LossScaler.step"; "" if it is not known.
     """
 
     rank: int
@@ -131,6 +131,7 @@ class Finding:
     cause: str = ""
     is_compared: bool = False
     line: int = 0
+    at: str = ""
 
 
 @dataclass
@@ -218,14 +219,14 @@ class World:
             if off:
                 self.find(rank, sentence.format(name=off[0]), cause.format(name=off[0]))
 
-    def require(self, holds: bool, message: str, rank: int = 0, cause: str = "") -> None:
+    def require(self, holds: bool, message: str, rank: int = 0, cause: str = "", at: str = "") -> None:
         """Add the finding `message` unless it `holds`."""
         if not holds:
-            self.find(rank, message, cause)
+            self.find(rank, message, cause, at=at)
 
-    def find(self, rank: int, message: str, cause: str = "", line: int = 0) -> None:
-        """Add a finding on `rank`, with a line of the file under test."""
-        self.findings.append(Finding(rank, message, cause, line=line))
+    def find(self, rank: int, message: str, cause: str = "", line: int = 0, at: str = "") -> None:
+        """Add a finding on `rank`, with a line of the file under test or the function `at` which it is."""
+        self.findings.append(Finding(rank, message, cause, line=line, at=at))
 
 
 @functools.lru_cache(maxsize=512)

@@ -133,6 +133,9 @@ def _(world: World) -> None:
             why = next((f": {words}" for words, by in factors.items() if is_near(told[key], by(model) * value)), "")
             if key == "gpus_to_hold" and is_number(told[key]) and abs(told[key] - value) <= 1:
                 why = ": a GPU is whole, and the last one need not be full"
+            if key == "link_decides":
+                each, least = (expected[name] for name in ("tokens_each", "least_tokens"))
+                why = f": each GPU has {each:,.0f} tokens, and the ring is hidden from {least:,.0f} on"
             world.find(0, f"{key} of {name} is {shown(told[key])}, expected {shown(value)}{why}")
             return
 

@@ -101,7 +101,7 @@ def _(world: World) -> None:
                 place = int((one - other).abs().nan_to_num(float("inf")).argmax())
                 words += f"is {one.flatten()[place]:.6g} in element {place}, and without checkpoints "
                 words += f"{other.flatten()[place]:.6g}"
-        world.find(0, f"{where}: {words}")
+        world.find(0, f"{where}: {words}", at="Again.backward")
         return
 
 

@@ -117,7 +117,10 @@ class Again(torch.autograd.Function):
     def forward(ctx: Any, inputs: torch.Tensor, block: nn.Module, way: str) -> torch.Tensor:
         ctx.block, ctx.way, ctx.random = block, way, torch.get_rng_state()
         ctx.save_for_backward(inputs)
-        return block(inputs)
+        outputs = block(inputs)
+        if way == "kept after":
+            ctx.random = torch.get_rng_state()
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -130,7 +133,7 @@ class Again(torch.autograd.Function):
         if ctx.way not in ("other mask", "not put back"):
             torch.set_rng_state(after)
         outputs.backward(torch.ones_like(outputs) if ctx.way == "ones" else gradients[0])
-        return inputs.grad, None, None
+        return (gradients[0] if ctx.way == "through" else inputs.grad), None, None
 
 
 # What is said of gradients that are those of a mistake.
@@ -138,6 +141,8 @@ OTHER_MASK = "the second forward drops other values than the first: keep torch.g
 GRADIENTS = {
     "other mask": OTHER_MASK,
     "other mask, put back": OTHER_MASK,
+    "kept after": "the second forward drops other values: keep torch.get_rng_state() before the block runs, not after",
+    "through": "backward returns the gradient that it was given: return that of the inputs, inputs.grad",
     "not put back": "backward leaves the random state where the second forward put it: use torch.random.fork_rng()",
     "ones": "the gradient that backward is given is left out: call outputs.backward(gradient)",
 }

@@ -133,7 +133,7 @@ def _(world: World) -> None:
         rounded, divided = total_of(own), own / len(own)
         in_half = "the sum was made in 16 bits: make it float32 before the all-reduce, not after it"
         ways = (
-            ("that is the average rounded to 16 bits: leave it in float32", right.to(own.dtype)),
+            ("that is the average rounded to 16 bits: add up, divide and leave it in float32", right.to(own.dtype)),
             (in_half, rounded / len(own)),
             (in_half, rounded.float() / len(own)),
             (
@@ -162,11 +162,25 @@ def _(world: World) -> None:
                 return
 
 
-# Whether the steps are good, or on which rank a gradient is inf (-1: on the last).
-GOOD: None = None
-STEPS: tuple[int | None, ...] = (GOOD, GOOD, GOOD, -1, GOOD, GOOD, 0, 0, GOOD)
 SCALE, PATIENCE, RATE = 65536.0, 2, 1e5
 SMALL, LARGE = 1e-5, 1e6  # a loss's factor: gradients near 1e-8, and those that overflow with any scale
+# The factors of a step by rank, -1 for the last; SMALL where none is given. The first good steps are so many that
+# the scale doubles twice in a row.
+GOOD: dict[int, float] = {}
+STEPS = (
+    *[GOOD] * (2 * PATIENCE + 1),
+    {-1: LARGE},
+    GOOD,
+    GOOD,
+    {0: LARGE},
+    {0: LARGE},
+    GOOD,
+    {0: LARGE, 1: -LARGE},  # whose sum is NaN
+    GOOD,
+    {-1: math.nan},
+    GOOD,
+)
+NAMES = {LARGE: "inf", -LARGE: "-inf"}  # any other factor is NaN
 
 
 class InHalf(nn.Module):
@@ -191,8 +205,8 @@ def loss_at(model: nn.Module, nonce: int, rank: int, size: int, step: int) -> to
     """A rank's loss in a step. In a bad step only the gradient of one of the two parameters is inf."""
     generator = torch.Generator().manual_seed(seed_of(nonce, rank) + step)
     inputs = (0.5 + torch.rand(2, 8, generator=generator)) * 1e-3
-    bad = STEPS[step]
-    return model(inputs, LARGE if bad is not None and bad % size == rank else SMALL)
+    factors = {each % size: factor for each, factor in STEPS[step].items()}
+    return model(inputs, factors.get(rank, SMALL))
 
 
 @dataclass(frozen=True)
@@ -213,11 +227,16 @@ class ScalerVariant:
 RIGHT = ScalerVariant("")
 ON_ITS_OWN = "only the rank whose gradient was inf leaves out the step: ask after the average"
 MISTAKES = (
-    ScalerVariant("small gradients became 0: backward multiplies the loss by the scale", scaled=False),
+    ScalerVariant(
+        "small gradients became 0: backward multiplies the loss by the scale, and .grad is divided by it in float32",
+        scaled=False,
+    ),
     ScalerVariant("the gradients are still scaled: divide them by the scale before the step", unscaled=False),
     ScalerVariant("the gradients are those of one rank: average them over the ranks", average="own"),
     ScalerVariant("the gradients are the sum over the ranks: divide by their number", average="sum"),
     ScalerVariant("the step is made although a gradient is inf: leave it out", skips="never"),
+    ScalerVariant("the step is made although a gradient is NaN: ask isfinite(), as inf - inf is NaN", skips="inf"),
+    ScalerVariant("the step is made although a gradient is inf: ask isfinite(), not only for NaN", skips="nan"),
     ScalerVariant("only the parameter whose gradient is inf is left out: leave out the step of all", skips="each"),
     ScalerVariant("inf was replaced and the step was made: leave out the whole step", skips="replaces"),
     ScalerVariant(ON_ITS_OWN, skips="own"),
@@ -227,6 +246,10 @@ MISTAKES = (
     ScalerVariant("the scale grows after each good step: wait for `patience` of them in a row", grows="always"),
     ScalerVariant("good steps are counted from the start: a step that is left out sets them to 0", grows="in all"),
     ScalerVariant("after it has doubled, the scale grows in each step: count from 0 again", grows="from then on"),
+    ScalerVariant("the scale doubles only once in a row of good steps: count from 0 again", grows="once"),
+    ScalerVariant(
+        "the scale doubles one step late: with the step that makes `patience` good ones in a row", grows="late"
+    ),
     ScalerVariant("the gradients of the step before are added: set .grad to None", empties=False),
 )
 
@@ -250,7 +273,7 @@ def simulate(nonce: int, size: int, way: ScalerVariant) -> list[list[tuple[torch
             if way.unscaled and not way.unscales_first:
                 mean = mean / scales[rank]
             asked = own[rank] if way.skips == "own" else mean
-            is_good = way.skips == "never" or bool(asked.isfinite().all())
+            is_good = not bool(BAD.get(way.skips, _not_finite)(asked).any())
             taken = mean.isfinite() if way.skips == "each" else torch.tensor(is_good)
             step_by = torch.where(taken, RATE * mean, 0.0)
             for p, part, kept in zip(model.parameters(), step_by.split(8), mean.split(8), strict=True):
@@ -263,7 +286,7 @@ def simulate(nonce: int, size: int, way: ScalerVariant) -> list[list[tuple[torch
                 scales[rank] /= 2 if way.halves else 1
             if is_good and _grows(way.grows, counts[rank]):
                 scales[rank] *= 2
-                counts[rank] = counts[rank] if way.grows == "from then on" else 0
+                counts[rank] = counts[rank] if way.grows in ("from then on", "once") else 0
         found.append([(model.weight(), scales[rank]) for rank, model in enumerate(models)])
     return found
 
@@ -272,8 +295,18 @@ def _grad(model: InHalf) -> torch.Tensor:
     return torch.cat([torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()])
 
 
+def _not_finite(gradient: torch.Tensor) -> torch.Tensor:
+    return ~gradient.isfinite()
+
+
+# What a step is left out for.
+BAD = {"never": torch.zeros_like, "inf": torch.isinf, "nan": torch.isnan}
+
+
 def _grows(rule: str, count: int) -> bool:
-    return rule == "always" or (rule != "never" and count >= PATIENCE)
+    if rule in ("always", "never"):
+        return rule == "always"
+    return {"once": count == PATIENCE, "late": count > PATIENCE}.get(rule, count >= PATIENCE)
 
 
 @Claim
@@ -303,19 +336,20 @@ def _(world: World) -> None:
     if not wrong:
         return
     step, rank = wrong[0]
-    bad = STEPS[step]
-    what = "in which all gradients are finite" if bad is None else f"in which rank {bad % world.size} has an inf"
+    bad = [f"rank {each % world.size} has {NAMES.get(factor, 'NaN')}" for each, factor in STEPS[step].items()]
+    what = f"in which {' and '.join(bad)}" if bad else "in which all gradients are finite"
     where = f"after step {step + 1}, {what}, rank {rank}"
     for way in MISTAKES:
         if explains(found, simulate(world.nonce, world.size, way)):
-            world.find(rank, f"{where}: {way.words}")
-            return
-    weight, scale = found[step][rank]
-    if scale != right[step][rank][1]:
-        world.find(rank, f"{where}: the scale is {scale:g}, expected {right[step][rank][1]:g}")
+            words = way.words
+            break
     else:
-        first = "nothing" if weight is None else f"{weight[0].item():.7g}"
-        world.find(rank, f"{where}: element 0 of the weight is {first}, expected {right[step][rank][0][0].item():.7g}")
+        weight, scale = found[step][rank]
+        words = f"the scale is {scale:g}, expected {right[step][rank][1]:g}"
+        if scale == right[step][rank][1]:
+            first = "nothing" if weight is None else f"{weight[0].item():.7g}"
+            words = f"element 0 of the weight is {first}, expected {right[step][rank][0][0].item():.7g}"
+    world.find(rank, f"{where}: {words}", at="LossScaler.step")
 
 
 def alike(found: tuple[torch.Tensor | None, Any], right: tuple[torch.Tensor, float]) -> bool:

@@ -148,7 +148,12 @@ def judge_values(world: World) -> None:
                     continue
                 what = name if name == "outputs" else f"the gradient of {name}"
                 wrong = wrong_tensor(found[name], expected, known.get(name, {}), n)
-                world.find(rank, f"{where}: {what} {'are' if name == 'outputs' else 'is'} {wrong}")
+                at = "ParallelMLP.__call__"
+                if name == "inputs" and "divided by n" in wrong:
+                    at = "CopyToRanks.backward"
+                if "backward of SumOverRanks" in wrong:
+                    at = "SumOverRanks.backward"
+                world.find(rank, f"{where}: {what} {'are' if name == 'outputs' else 'is'} {wrong}", at=at)
                 return
 
 

@@ -102,9 +102,10 @@ def _(world: World) -> None:
     words = f"pipeline on the last rank of {world.size} returns {len(told)} losses, expected {m}"
     world.require(len(told) == m, words, world.size - 1)
     for k, (found, loss) in enumerate(zip(told, right)):
-        words = f"the loss of micro-batch {k} is {found}, expected {loss.item():.5g}"
-        words += ": return the mean loss of each micro-batch, in their order"
-        world.require(near(torch.tensor(float(found)), loss.detach()), words, world.size - 1)
+        words = f"the loss of micro-batch {k} is {found:.5g}, expected {loss.item():.5g}: "
+        is_divided = near(torch.tensor(float(found)) * m, loss.detach())
+        words += "it is divided by m, which is only for backward" if is_divided else "return each one's mean, in order"
+        world.require(near(torch.tensor(float(found)), loss.detach()), words, world.size - 1, at="pipeline")
     each_own = [
         torch.autograd.grad(loss, [p for s in stages for p in s.parameters()], retain_graph=True) for loss in right
     ]
@@ -132,7 +133,9 @@ def _(world: World) -> None:
                     if words.startswith("wrong")
                     else ""
                 )
-                world.find(max(place - 1, 0), f"{name.format(each)} is {words}{hint}")
+                if found[each] is None:
+                    hint = ": what a stage receives needs requires_grad_(), before stage(...)"
+                world.find(max(place - 1, 0), f"{name.format(each)} is {words}{hint}", at="pipeline")
                 return
 
 

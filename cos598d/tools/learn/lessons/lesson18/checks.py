@@ -9,6 +9,7 @@ import json
 import math
 import random
 from collections.abc import Mapping
+from statistics import mean, median
 from typing import Any
 
 from cos598d.tools.check.claims.base import Claim, World
@@ -16,20 +17,22 @@ from cos598d.tools.check.evidence import seed_of
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.lessons.lesson18.recording import SLOW_LAYER, SLOW_RANK, SLOW_SECONDS, recorded
 from cos598d.tools.learn.lessons.lesson18.simulator import (
+    BACKWARD,
     BLOCKING,
     FAULTS,
+    FORWARD,
     LATE,
     NONE,
     SMALL,
     STARVED,
     STRAGGLER,
+    VARIANTS,
     Trace,
     TraceFault,
     drawn,
 )
 
 RECORDING = recorded()  # read before the file under check, which cannot open it, is loaded
-EACH = 3  # runs of each kind
 WITHIN = 0.15
 ANSWER = ("fault", "rank", "call", "seconds")
 WHY = {
@@ -43,11 +46,11 @@ WHY = {
 
 
 def runs(seed: int) -> list[tuple[list[Trace], TraceFault]]:
-    """Runs of every kind in any order, each as its traces and its fault."""
+    """Three runs of every kind in any order, each as its traces and its fault."""
     draw = random.Random(seed)
-    kinds = [*FAULTS] * EACH
+    kinds = [(kind, variant) for kind in FAULTS for variant in VARIANTS]
     draw.shuffle(kinds)
-    return [drawn(draw.getrandbits(32), kind) for kind in kinds]
+    return [drawn(draw.getrandbits(32), *each) for each in kinds]
 
 
 def plain(value: Any) -> Any:
@@ -102,6 +105,7 @@ def wrong_diagnosis(found: Any, right: TraceFault, traces: list[Trace]) -> str:
         of = f" on rank {rank}" if rank is not None else ""
         victim = kind == STRAGGLER and right.rank not in (None, rank) and right.kind != STRAGGLER
         more = ". A rank that waits is not slow: look for what it waits for" if victim else ""
+        more = more or _about_call(call, rank, right, traces)
         return f"your fault is {kind!r}{of}, expected {right.kind!r}: {why}{more}"
     if right.kind == NONE:
         return ""
@@ -111,12 +115,36 @@ def wrong_diagnosis(found: Any, right: TraceFault, traces: list[Trace]) -> str:
         more = ". The list is in any order: the rank is in distributedInfo" if listed else ""
         return f"{right.kind} of rank {rank}, expected rank {right.rank}: {why}{more}"
     if call != right.call:
-        return f"{right.kind} in {call!r}, expected {right.call!r}: {why}"
+        return f"{right.kind} in {call!r}, expected {right.call!r}: {why}{_about_call(call, rank, right, traces)}"
     if type(seconds) not in (int, float) or not math.isfinite(seconds):
         return f"{right.kind}: seconds are {seconds!r}, expected a number"
     if abs(seconds - right.seconds) <= WITHIN * right.seconds:
         return ""
     return f"{right.kind} of {seconds:.6g} s, expected {right.seconds:.5f} s{_slip(seconds, right, traces)}"
+
+
+def _about_call(call: Any, rank: Any, right: TraceFault, traces: list[Trace]) -> str:
+    """What speaks against a call that was named instead, in words; "" if nothing is known."""
+    if call in (FORWARD, BACKWARD):
+        return f". '{call}' contains other regions: leave it out"
+    if call == right.call and right.kind == BLOCKING:
+        return ". A region in which a call begins contains c10d::allreduce_, whatever its name is"
+    lengths = _lengths(traces, call) if right.kind == NONE and isinstance(call, str) else {}
+    others = [median(each) for other, each in lengths.items() if other != rank]
+    if rank not in lengths or not others:
+        return ""
+    ms = 1e3 * (median(lengths[rank]) - median(others))
+    return f". The median of '{call}' on rank {rank} differs from that of the others by {ms:.2f} ms"
+
+
+def _lengths(traces: list[Trace], name: str) -> dict[int, list[float]]:
+    """The lengths in seconds of the events of that name, by rank."""
+    found = {}
+    for trace in traces:
+        lengths = [event["dur"] / 1e6 for event in trace["traceEvents"] if event["name"] == name and "dur" in event]
+        if lengths:
+            found[trace["distributedInfo"]["rank"]] = lengths
+    return found
 
 
 def _slip(seconds: float, right: TraceFault, traces: list[Trace]) -> str:
@@ -125,17 +153,29 @@ def _slip(seconds: float, right: TraceFault, traces: list[Trace]) -> str:
     for factor, words in ((1e6, "these are microseconds"), (1e3, "these are milliseconds"), (1e-3, "divide by 1e6")):
         if abs(seconds / factor / right.seconds - 1) <= WITHIN:
             return f": {words}"
+    lengths = _lengths(traces, right.call or "")
+    if right.kind in (STARVED, STRAGGLER, BLOCKING) and right.rank is not None:
+        own, others = lengths[right.rank], [each for rank, each in lengths.items() if rank != right.rank]
+        medians = [median(each) for each in others]
+        ways = {
+            "the first step is slower than the others on every rank, so take the median over the steps": mean(own)
+            - median(map(mean, others)),
+            "that is its whole length, expected what it takes more than on the other ranks": median(own),
+            "that is the excess over the mean of the other ranks: take their median": median(own) - mean(medians),
+            "that is the excess over the fastest of the other ranks: take their median": median(own) - min(medians),
+            "that is the excess over the slowest of the other ranks: take their median": median(own) - max(medians),
+        }
+        words = min(ways, key=lambda way: abs(ways[way] - seconds))
+        if abs(ways[words] - seconds) <= 0.02 * seconds:
+            return f": {words}"
     if abs(seconds / len(named) / right.seconds - 1) <= 2 * WITHIN:
         return f": that is the sum of {len(named)} steps, expected what each costs"
-    own = next((trace for trace in traces if trace["distributedInfo"]["rank"] == right.rank), traces[0])
-    lengths = sorted(event["dur"] / 1e6 for event in own["traceEvents"] if event["name"] == right.call)
-    if right.kind in (STARVED, STRAGGLER) and abs(seconds / lengths[len(lengths) // 2] - 1) < 0.05:
-        return ": that is its whole length, expected what it takes more than on the other ranks"
     if right.kind in (STARVED, STRAGGLER, BLOCKING) and seconds > right.seconds:
         return ": the first step is slower than the others on every rank, so take the median over the steps"
-    return {LATE: ": take off the last call's own length", SMALL: ": only what each call costs that sends nothing"}.get(
-        right.kind if seconds > right.seconds else "", ""
-    )
+    if right.kind == SMALL and seconds > right.seconds:
+        words = "one call costs as much as the shortest call of the step, which sends almost nothing"
+        return f": {words}; take neither the median nor the sum of their lengths"
+    return ": take off the last call's own length" if right.kind == LATE and seconds > right.seconds else ""
 
 
 CHECKS = Checks((Check(reads_drawn_runs, (2,)), Check(reads_a_recording, (2,))), without_file=(0,))

@@ -17,6 +17,9 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 FORWARD, BACKWARD, BEGINS, CALL = "forward", "backward", "c10d::allreduce_", "gloo:all_reduce"
 LAYERS = ("embedding", "encoder", "attention", "norm", "mixer", "gate", "pooler", "experts", "decoder", "head")
 ISSUE = 4e-5  # seconds that it takes to begin a call
+GAP = 1e-6  # seconds between the ends of two events, so that no rounding changes which contains which
+# Of a starved loader or a straggler: how the other ranks differ in the region at fault.
+EVEN, SECOND_SLOW, ONE_FAST = VARIANTS = ("even", "a second slow rank", "one fast rank")
 Trace = dict[str, Any]
 
 
@@ -36,6 +39,7 @@ class DrawnRun:
 
     draw: random.Random
     kind: str
+    variant: str = EVEN
     clock: list[float] = field(default_factory=list)
     events: list[list[tuple[str, float, float, bool]]] = field(default_factory=list)  # name, start, end, is main thread
     free: float = 0.0  # when the last call ended
@@ -43,7 +47,8 @@ class DrawnRun:
 
     def __post_init__(self) -> None:
         draw = self.draw
-        self.ranks = draw.randint(3, 6)
+        # The median of three others leaves out one that differs. Their mean does not, nor does the median of all four.
+        self.ranks = {SECOND_SLOW: 4, ONE_FAST: draw.randint(4, 5)}.get(self.variant, draw.randint(3, 6))
         self.clock, self.events = [0.0] * self.ranks, [[] for _ in range(self.ranks)]
         self.layers = draw.sample(LAYERS, draw.randint(5, 8))
         self.seconds = {layer: draw.uniform(0.004, 0.010) for layer in self.layers}
@@ -58,7 +63,12 @@ class DrawnRun:
         self.added = draw.uniform(0.4, 0.9) * sum(self.seconds.values())
         slow = draw.choice(self.layers)
         self.slow = {STARVED: LOADER, STRAGGLER: draw.choice((slow, f"{BACKWARD} of {slow}"))}.get(self.kind, "")
+        self.noisy = (
+            slow if self.kind == NONE else ""
+        )  # it takes one rank up to 1 % of a step longer, which is no fault
         self.steps = draw.randint(5, 8)
+        self.other = (self.rank + draw.randrange(1, self.ranks)) % self.ranks  # that differs from all others
+        self.uneven = draw.uniform(0.75, 0.9) if self.variant == SECOND_SLOW else draw.uniform(0.3, 0.4)
         self.hiccup = (draw.randrange(1, self.steps), draw.randrange(self.ranks), draw.choice(self.layers))
         self.latency, self.tensors = draw.uniform(2e-4, 6e-4), draw.randint(6, 10)
 
@@ -75,12 +85,16 @@ class DrawnRun:
         seconds *= self.draw.uniform(0.97, 1.03) * (3 if step == 0 else 1)
         if self.hiccup == (step, rank, name):
             seconds *= 4
+        if name == self.slow and self.variant != EVEN and (rank == self.other) == (self.variant == SECOND_SLOW):
+            seconds += self.uneven * self.added * self.draw.uniform(0.99, 1.01)
+        if name == self.noisy and rank == self.rank:
+            seconds += 0.024 * sum(self.seconds.values())
         if name == self.slow and rank == self.rank:
             added = self.added * self.draw.uniform(0.97, 1.03)
             seconds += added
             self.extra.append(added)
         self.events[rank].append((name, self.clock[rank], self.clock[rank] + seconds, True))
-        self.clock[rank] += seconds
+        self.clock[rank] += seconds + GAP
 
     def call(self, begun: list[float], seconds: float) -> float:
         """An all-reduce that each rank has `begun` then; when it ends, which is the same moment on all."""
@@ -90,20 +104,27 @@ class DrawnRun:
         self.free = end
         return end
 
+    def begin(self, rank: int) -> float:
+        """When a region begins that contains what the rank does next."""
+        self.clock[rank] += GAP
+        return self.clock[rank] - GAP
+
     def span(self, rank: int, name: str, start: float) -> None:
         """What a rank has done since `start`, until now."""
-        self.events[rank].append((name, start, self.clock[rank], True))
+        self.events[rank].append((name, start, self.clock[rank] + GAP, True))
+        self.clock[rank] += 2 * GAP
 
     def step(self, number: int) -> None:
         """One step of all ranks."""
-        ranks, began = range(self.ranks), list(self.clock)
+        ranks = range(self.ranks)
+        began = [self.begin(rank) for rank in ranks]
         for rank in ranks:
             self.compute(number, rank, LOADER, 0.002)
-            start = self.clock[rank]
+            start = self.begin(rank)
             for layer in self.layers:
                 self.compute(number, rank, layer, self.seconds[layer])
             self.span(rank, FORWARD, start)
-        began_backward = list(self.clock)
+        began_backward = [self.begin(rank) for rank in ranks]
         late: list[tuple[int, list[float], float]] = []
         for bucket, layers in enumerate(self.buckets):
             for rank in ranks:
@@ -138,7 +159,7 @@ class DrawnRun:
         if self.kind == SMALL:
             self.small_calls()
         for rank in ranks:
-            waited = self.clock[rank]
+            waited = self.begin(rank)
             self.clock[rank] = max(self.clock[rank], self.free)
             self.span(rank, "wait for the calls", waited)
             self.compute(number, rank, "Optimizer.step#SGD.step", 0.001)
@@ -149,7 +170,7 @@ class DrawnRun:
         names = [f"{layer}.{number}" for layer in self.layers for number in range(self.tensors)]
         for place, name in enumerate(names):
             begun = list(self.clock)
-            size = 0.0 if place % 2 else self.draw.uniform(0.0, 2.0)  # every second one is a bias
+            size = self.draw.uniform(0.5, 4.0) if place % 3 else 0.0  # every third one is a bias
             end = self.call(begun, self.latency * (1 + size) * self.draw.uniform(1.0, 1.05))
             for rank in range(self.ranks):
                 self.clock[rank] = end
@@ -171,7 +192,7 @@ class DrawnRun:
                 {"ph": "X", "cat": "user_annotation", "name": name, **about, **times, "args": {"External id": number}}
             )
             if is_main and name in self.layers:
-                inner = {"name": "aten::addmm", "ts": times["ts"], "dur": round(times["dur"] * 0.8, 3)}
+                inner = {"name": "aten::addmm", "ts": round(times["ts"] + 1, 3), "dur": round(times["dur"] * 0.8, 3)}
                 rows.append({"ph": "X", "cat": "cpu_op", **about, **inner, "args": {}})
             if is_main and (name in self.names or name.startswith("gradient of")):
                 inner = {"name": BEGINS, "ts": round(times["ts"] + 5, 3), "dur": 25.0}
@@ -181,9 +202,9 @@ class DrawnRun:
         return {"schemaVersion": 1, "distributedInfo": group, "displayTimeUnit": "ms", "traceEvents": rows}
 
 
-def drawn(seed: int, kind: str) -> tuple[list[Trace], TraceFault]:
+def drawn(seed: int, kind: str, variant: str = EVEN) -> tuple[list[Trace], TraceFault]:
     """The traces of all ranks, in any order, and the fault of that kind in them."""
-    run = DrawnRun(random.Random(seed), kind)
+    run = DrawnRun(random.Random(seed), kind, variant if kind in (STARVED, STRAGGLER) else EVEN)
     for number in range(run.steps):
         run.step(number)
     traces = [run.trace(rank) for rank in range(run.ranks)]

@@ -69,6 +69,7 @@ def _(world: World) -> None:
                 "that is upside down: the rate grows with the batch": rate * (batch / large) ** power,
                 "that is the rate itself": rate,
                 "large is the batch, and not how many times larger it is": rate * large**power,
+                "large / batch is no whole number: do not round it": rate * (large // batch) ** power,
             }
             words = wrong_number(told, right, right, known)
             world.require(not words, f"scaled_rate({rate:.4f}, {batch}, {large}, {rule!r}): {words}")
@@ -158,13 +159,15 @@ def _(world: World) -> None:
             rows = torch.stack(own).double()
             squares, large = rows.square().sum(dim=1), torch.stack(own).mean(dim=0).double().square().sum().item()
             small, mine, whole = squares.mean().item(), squares[rank].item(), n * b
-            words = wrong_pair(told, small, large, b, whole, mine)
+            words = wrong_pair(told, small, large, b, whole, mine, squares.sqrt().mean().item())
             if words:
                 world.find(rank, f"estimates on rank {rank} of {n}, with batch {b}: {words}")
                 return
 
 
-def wrong_pair(told: Sequence[Any], small: float, large: float, b: int, whole: int, mine: float) -> str:
+def wrong_pair(
+    told: Sequence[Any], small: float, large: float, b: int, whole: int, mine: float, mean_norm: float
+) -> str:
     """What is wrong with |G|^2 and tr(S), in words; "" if nothing is."""
     if len(told) != 2:
         return f"got {told}, expected two numbers, |G|^2 and tr(S)"
@@ -181,13 +184,26 @@ def wrong_pair(told: Sequence[Any], small: float, large: float, b: int, whole: i
         "small and large are exchanged": both(large, small, b, whole),
         "batch is one rank's: the mean has n times as many examples": (large, (small - large) * b),
         "norms have to be squared": both(small**0.5, large**0.5, b, whole),
+        "average the squares over the ranks, and do not square an average": both(mean_norm**2, large, b, whole),
+        "the norms of the ranks were averaged without their squares": both(mean_norm, large**0.5, b, whole),
+        "squares are added up over the elements, and not averaged": both(small / ELEMENTS, large / ELEMENTS, b, whole),
+        "batch is that of one rank, and not that of all": both(small, large, b * b / whole, b),
+        "batch is that of one rank: do not multiply it": both(small, large, whole, whole * whole / b),
         "the batches are taken for 1 and n": both(small, large, 1, whole / b),
     }
     if all(wrong_number(each, value, size, {}) == "" for each, value in zip(told, right[::-1], strict=True)):
         return "the two are exchanged: return |G|^2 first, and then tr(S)"
     for name, place in (("|G|^2", 0), ("tr(S)", 1)):
         known = {"that is |mean|^2, which the noise makes larger than |G|^2": large if place == 0 else math.inf}
-        known |= {words: both_of[place] for words, both_of in slips.items()}
+        known |= {"do not cut it off at 0": 0.0 if place == 0 and right[0] < 0 else math.inf}
+        # A slip that explains both numbers comes first: some give one of them alike.
+        are_both = {
+            words: all(abs(each - value) <= NEAR * size for each, value in zip(told, both_of, strict=True))
+            for words, both_of in slips.items()
+            if all(type(each) in (int, float) for each in told)
+        }
+        ordered = sorted(slips, key=lambda words: not are_both.get(words))
+        known |= {words: slips[words][place] for words in ordered}
         words = wrong_number(told[place], right[place], size, known)
         if words:
             return f"{name}: {words}"
@@ -279,8 +295,18 @@ def trains(on: OnLesson) -> None:
         mean /= on.world_size
         steps.append(on.student.estimates(on.comm, local, mean, SHARE))
         training.step(mean, on.student.warm_up(step, STEPS // 4, BASE_RATE, peak))
+    on.report("peak", [number(peak)])
+    on.report("ratio", [ratio_of([pair(each) for each in steps])])
     on.report("loss", training.loss())
     on.report("noise scale", [number(on.student.noise_scale(steps))])
+
+
+def ratio_of(steps: Sequence[Sequence[Any]]) -> float | None:
+    """The ratio of the means of these pairs; None where they are no pairs of numbers, or it is not positive."""
+    if any(len(each) != 2 or not all(type(value) is float for value in each) for each in steps):
+        return None
+    signal, noise = (sum(each) for each in zip(*steps, strict=True))
+    return noise / signal if signal > 0 else None
 
 
 @trains.judgement
@@ -298,11 +324,18 @@ def _(world: World) -> None:
     scale = (small - large) / (1 / SHARE - 1 / batch) / ((batch * large - SHARE * small) / (batch - SHARE))
     for rank, loss in enumerate(world.reported("loss", float)):
         words = f"after {STEPS} steps of batch {batch} the loss on rank {rank} is {loss:.4f}, expected {right:.4f}"
-        world.require(abs(loss - right) <= LOSS_WITHIN * right, f"{words}; it began at {before:.4f}", rank)
+        (peak,) = world.reported("peak", list)[rank]
+        at = "scaled_rate" if wrong_number(peak, BASE_RATE * batch / BASE_BATCH, 1.0, {}) else "warm_up"
+        is_near = abs(loss - right) <= LOSS_WITHIN * right
+        world.require(is_near, f"{words}; it began at {before:.4f}", rank, at=at)
     for rank, (told,) in enumerate(world.reported("noise scale", list)):
         is_near = isinstance(told, float) and abs(told - scale) <= LOSS_WITHIN * abs(scale)
         words = f"{told:.1f}" if isinstance(told, float) else f"{told}"
-        world.require(is_near, f"the noise scale of the training is {words}, expected {scale:.1f}", rank)
+        (ratio,) = world.reported("ratio", list)[rank]
+        is_of_pairs = ratio == told or (ratio and isinstance(told, float) and abs(told - ratio) <= NEAR * abs(ratio))
+        at = "estimates" if is_of_pairs else "noise_scale"
+        words = f"the noise scale of the training is {words}, expected {scale:.1f}"
+        world.require(is_near, words, rank, at=at)
 
 
 CHECKS = Checks(
