@@ -124,4 +124,4 @@ def test_distilbert_alone_means_the_published_one_and_without_a_network_says_the
     assert code == 1
     assert text.count("\n") == 1
     assert "distilbert-base-uncased is not a folder here" in text
-    assert "or tiny" in text
+    assert "tiny" in text
