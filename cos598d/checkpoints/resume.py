@@ -143,8 +143,8 @@ def open_record(
     they could be mistaken for this one's. Raises UserError if they cannot be removed.
     """
     rank, world_size, kept = comm.rank, comm.world_size, config.ledger
-    if config.resume != AUTO and (config.save_steps or config.save_epochs or config.save_seconds):
-        resumes_by(f"--resume {_resume_word(folder, config)}")
+    saves = config.save_steps or config.save_epochs or config.save_seconds
+    resumes_by(f"--resume {_resume_word(folder, config)}" if saves and config.resume != AUTO else "")
     if found is not None:
         positions, place = found.facts_of_ranks(RECORD, comm), found.path.parent.parent
         return RunRecord(

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, cast
@@ -202,10 +203,11 @@ class ShardedParallel(DataParallel):
 
     def _attached_to(self, call: nn.Module) -> None:
         super()._attached_to(call)
-        parts = self.module.modules()  # a script may ask the model itself, as with DDP, or a part of it
-        self._handles += [part.register_state_dict_pre_hook(self._before_state_dict) for part in parts]
+        # A script may ask the model itself, as with DDP, or a part of it.
+        self._handles += [part.register_state_dict_pre_hook(_asking(part, self)) for part in self.module.modules()]
 
-    def _before_state_dict(self, *_: Any) -> None:
+    def before_state_dict(self) -> None:
+        """Wait for weights on their way. Raises UserError if this rank has only its shard of them."""
         self.strategy.wait_for_weights()
         if self._layout is not None and not self._only_names and not self.strategy.is_whole:
             raise UserError(
@@ -296,6 +298,21 @@ class ShardedParallel(DataParallel):
             )
         self._finish(own_loop.CHANGED)  # ranks whose models are as before are in a step
         self._cut_again()
+
+
+def _asking(part: nn.Module, parallel: ShardedParallel) -> Callable[..., None]:
+    """A hook for `part`'s state_dict that does nothing in copies of it.
+
+    It is a function that refers weakly: copy.deepcopy of the model would copy a method with all that it holds.
+    """
+    original, owner = weakref.ref(part), weakref.ref(parallel)
+
+    def before(asked: nn.Module, *_: Any) -> None:
+        model = owner()
+        if model is not None and asked is original():
+            model.before_state_dict()
+
+    return before
 
 
 class _ShardsAsSync:

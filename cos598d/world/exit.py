@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from cos598d.errors import ERROR
 from cos598d.terminal.files import remove_unfinished
 
-_resume_flags: list[str] = []  # the last one resumes this run; none while it saves no checkpoints
+_resume_flags: list[str] = []  # at most one
 # how long the first process keeps a sentence, so that processes failing a little later do not repeat it
 STAY_SECONDS = 2.0
 NEWS_SECONDS = 0.2
@@ -22,13 +22,13 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def resumes_by(flag: str) -> None:
-    """From now on, advice to repeat the command has this flag, which resumes the run."""
-    _resume_flags.append(flag)
+    """From now on, advice to repeat the command has this flag, which resumes the run; "" for none."""
+    _resume_flags[:] = [flag] if flag else []
 
 
 def lost_rank(rank: int | str) -> str:
     """The sentence for a rank, or several, whose connection has ended."""
-    flag = f", with {_resume_flags[-1]} if the run has saved a checkpoint" if _resume_flags else ""
+    flag = f", with {_resume_flags[0]} if the run has saved a checkpoint" if _resume_flags else ""
     return (
         f"lost connection to rank {rank}: it was killed, or its host is down. Look at that rank's host, then repeat "
         f"the command on every rank{flag}."
