@@ -80,7 +80,7 @@ def golf_board(
     notes = [
         "Bytes: of the rank that sends most in a step, as the communicator counted them. Seconds: of the slowest rank,",
         "the median of the rounds. Times the answer's: the median of the rounds' ratios.",
-        "What was kept before, in .cos598d/golf.json, is history, and no proof of anything.",
+        "What was kept before, in .cos598d/golf.json, is history. It proves nothing.",
     ]
     if share:
         notes.append(
