@@ -80,9 +80,21 @@ def test_every_strategy_has_a_forecast_or_says_what_it_cannot_know(sync, timed):
         pytest.skip(f"{PACKAGES[sync]} is not installed: make engines")
     found = forecast(digits(sync=sync, do_train=True), 1 if sync == "dp" else 2)
     assert bool(found.bytes_sent_per_iteration) == (not found.bytes_unsaid) == (sync not in ENGINES)
+    assert bool(found.bytes_more) == (sync == "sparse_zero1")
     assert found.peak or found.memory_unsaid
     assert (found.seconds_per_iteration is None) == (sync in ENGINES)
     assert found.seconds_from
+
+
+def test_the_bytes_of_sparse_zero1_are_the_least_that_a_step_sends(tmp_path, start):
+    flags = {"sync": "sparse_zero1", "learning_rate": 0.01, "max_steps": 3, "max_eval_examples": 10}
+    words = ["--task_name", "digits", "--no_cuda", "--world_size", 2, "--output_dir", "out"]
+    words += [word for name, value in flags.items() for word in (f"--{name}", value)]
+    assert start("run", ["-m", "cos598d", "train", "--do_train", *words]).wait() == 0
+    found = forecast(digits(do_train=True, **flags), 2, timings=Known(times=False))
+    rows = (tmp_path / "out" / "iterations.rank0.jsonl").read_text().splitlines()
+    sent = [json.loads(row)["bytes_sent"] for row in rows]
+    assert sum(sent) > 3 * found.bytes_sent_per_iteration[0]
 
 
 def test_rows_of_an_embedding_bound_the_bytes_of_sparse_rows(timed):

@@ -40,6 +40,7 @@ class Forecast:
                                 no prediction
     bytes_sent_per_epoch        by rank, of everything that an epoch's training sends, as predicted in its row
     bytes_unsaid                why the two are empty; "" if they are not
+    bytes_more                  why the run may send more than the two, as a phrase; "" if they are exact
     seconds_per_iteration       None if none were asked for, or none are known
     seconds_per_epoch           of training only, without evaluation and checkpoints
     seconds_from                a phrase for the source of the seconds, or for why there are none
@@ -57,6 +58,7 @@ class Forecast:
     bytes_sent_per_iteration: Sequence[int]
     bytes_sent_per_epoch: Sequence[int]
     bytes_unsaid: str
+    bytes_more: str
     seconds_per_iteration: float | None
     seconds_per_epoch: float | None
     seconds_from: str
@@ -143,6 +145,7 @@ def forecast(
         bytes_sent_per_iteration=[] if bytes_unsaid else [each.synchronizing for each in sent],
         bytes_sent_per_epoch=[] if bytes_unsaid else [_of_an_epoch(each, steps) for each in sent],
         bytes_unsaid=bytes_unsaid,
+        bytes_more=sent[0].more,
         seconds_per_iteration=seconds.iteration,
         seconds_per_epoch=seconds.epoch,
         seconds_from=seconds.words,
@@ -190,8 +193,8 @@ def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[
         f"{config.describe_batch(world_size)}",
         f"memory per rank between two steps: {_held(found.memory, found.memory_unsaid)}",
         f"memory per rank at a step's peak: {_held(found.peak, found.memory_unsaid)}",
-        f"sent per rank and iteration: {_sent(found.bytes_sent_per_iteration, found.bytes_unsaid)}",
-        f"sent per rank and epoch, in total: {_sent(found.bytes_sent_per_epoch, found.bytes_unsaid)}",
+        f"sent per rank and iteration: {_sent(found.bytes_sent_per_iteration, found)}",
+        f"sent per rank and epoch, in total: {_sent(found.bytes_sent_per_epoch, found)}",
         _seconds(found),
     ]
     lines += [f"would write {path}: about {_size(size)}" for path, size in found.writes]
@@ -205,13 +208,13 @@ def _held(held: Mapping[str, int], unsaid: str) -> str:
     return f"{_size(sum(held.values()))} ({parts}){f'; {unsaid}' if unsaid else ''}"
 
 
-def _sent(by_rank: Sequence[int], unsaid: str) -> str:
+def _sent(by_rank: Sequence[int], found: Forecast) -> str:
     if not by_rank:
-        return f"not known: {unsaid}"
-    least, most = min(by_rank), max(by_rank)
-    if least == most:
-        return f"{most:,} bytes"
-    return f"{', '.join(f'{size:,}' for size in by_rank)} bytes, rank by rank"
+        return f"not known: {found.bytes_unsaid}"
+    same = min(by_rank) == max(by_rank)
+    sizes = f"{by_rank[0]:,}" if same else ", ".join(f"{size:,}" for size in by_rank)
+    least = f" or more: {found.bytes_more}" if found.bytes_more else ""
+    return f"{sizes} bytes{'' if same else ', rank by rank'}{least}"
 
 
 def _seconds(found: Forecast) -> str:

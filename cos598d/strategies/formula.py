@@ -68,6 +68,7 @@ class TrafficEstimate:
     calls           the number of calls in synchronizing
     gathered        the part of synchronizing that is weights sent after the step, during the next forward
     copied          bytes read and written per step in memory that the ranks of a host share
+    more            why a step may send more than this, as a phrase; "" if the bytes are exact
     """
 
     synchronizing: int = 0
@@ -77,6 +78,7 @@ class TrafficEstimate:
     unsaid: str = ""
     gathered: int = 0
     copied: int = 0
+    more: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
-from cos598d.terminal.own_code import is_own
 from cos598d.terminal.words import did_you_mean
 
 # The names on the command line, equal to those of the files, in the order of tables.
@@ -32,8 +31,10 @@ def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:
         file = importlib.import_module(f"cos598d.sync.{name}")
         (found,) = (kind for kind in vars(file).values() if _is_sync_of(kind, file.__name__))
         return found
+    from cos598d.terminal.own_code import is_own  # which few runs need
+
     if is_own(name):
-        from cos598d.sync.from_file import load_own  # which few runs need
+        from cos598d.sync.from_file import load_own
 
         return load_own(name)
     raise unknown("--sync", name, [*SYNCS, *also])

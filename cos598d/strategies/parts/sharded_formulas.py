@@ -138,9 +138,10 @@ def sent_by_layers(
 
 
 def sent_by_sparse_zero1(job: TrainingSpec, units: Sequence[Unit], may_be_unused: bool, packs: bool) -> TrafficEstimate:
-    """As by `zero1`, but weights are sent by their lower bits, in the shortest form, which short steps allow. Every
-    rank also sends its part of the norm to every other. Replicated units depend on the step; with `job.touched`, the
-    rows are computed as if all ranks looked up equally many. `packs`: gradients are sent packed, and all fit."""
+    """As by `zero1`, but weights are sent by their lower bits, in the shortest form, which short steps allow: the least
+    that is sent (`more`). Every rank also sends its part of the norm to every other. Replicated units depend on the
+    step; with `job.touched`, the rows are computed as if all ranks looked up equally many. `packs`: gradients are sent
+    packed, and all fit."""
     if job.ranks == 1:
         return TrafficEstimate()
     replicas, dense, packed = _kinds(job, units)
@@ -153,7 +154,8 @@ def sent_by_sparse_zero1(job: TrainingSpec, units: Sequence[Unit], may_be_unused
     reduced = _reduced_packed(job, dense) if packs else _reduced(job, dense)
     sent = _sent(job, reduced + gathered + rows, 2 * len(dense) + len(replicas), may_be_unused)
     norm = (job.ranks - 1) * NORM_BYTES - all_reduce_bytes(NORM_BYTES, job.ranks) if job.clips else 0
-    return replace(sent, others=sent.others + norm, gathered=gathered)
+    more = "a step that moves weights far sends more of their bits" if packed else ""
+    return replace(sent, others=sent.others + norm, gathered=gathered, more=more)
 
 
 def sent_by_shared_weights(job: TrainingSpec, units: Sequence[Unit], may_be_unused: bool) -> TrafficEstimate:

@@ -36,6 +36,7 @@ def forecast_words(runs: Sequence[PlannedRun], parallel: int, costs_from: tuple[
         rows.append([name, str(times[name]), str(one.setup.world_size), *_cells(found)])
         total += (found.seconds or 0.0) * times[name]
         chosen = found.precision
+        notes += [f"{name} may send more: {found.bytes_more}."] if found.bytes_more else []
         notes += filter(None, [found.bytes_unsaid, found.memory_unsaid, chosen.warning and WARNING + chosen.warning])
         notes += [chosen.remark] if one.values.get("precision") == AUTO_PRECISION else []
         ranks = one.setup.world_size
