@@ -104,7 +104,10 @@ class Communicator(Endpoint):
     def all_gather(
         self, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS, async_op: bool = False
     ) -> tuple[list[torch.Tensor], Call]:
-        """Start an all-gather. Return all ranks' tensors, of one shape and in rank order, and the call to wait for."""
+        """Start an all-gather. Return all ranks' tensors, of one shape and in rank order, and the call.
+
+        The call has ended, unless `async_op`: then wait for it.
+        """
         if self.world_size == 1:
             return [tensor], Call.done()
         dense = as_dense(tensor)

@@ -128,11 +128,14 @@ class Strategy:
         raise NotImplementedError
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """A context for forward and backward of every micro-batch of a step except the last: gradients accumulate."""
+        """A context for forward and backward of every micro-batch of a step except the last.
+
+        Most strategies send nothing in it, and gradients accumulate. `zero2` and `zero3` send in every micro-batch.
+        """
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a micro-batch's weighted loss. The last call of a step may start to send gradients."""
+        """Add the gradient of a micro-batch's weighted loss. It may start to send gradients."""
         raise NotImplementedError
 
     def finish(self) -> None:

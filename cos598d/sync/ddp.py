@@ -140,7 +140,7 @@ class DDP(GradientSync):
         return self._ddp
 
     def finish(self) -> None:
-        """Nothing to do: forward and backward have waited, and their calls are in the ledger."""
+        """Enter this step's calls in the ledger. Nothing to wait for: forward and backward have waited."""
         if self.heeds_faults and self.fault is None and not self._reducer.has_ended:
             self.fault = UNUSED.format("a parameter")
         if self.fault is not None:

@@ -23,8 +23,8 @@ class Reducer:
 
     1. From a forward to `end_step`, all calls of the DDP are noted: rank 0's buffers before the forward, each bucket's
        all-reduce in backward, and which parameters were used. `end_step` enters them in the ledger. Other DDPs may use
-       the same process group. So a call belongs to the first DDP that still expects one of its size (`_owner`). 2.
-       torch rebuilds its buckets once, after the first backward, in the order in which gradients arrived in it. A ring
+       the same process group. So a call belongs to the first DDP that still expects one of its size (`_owner`).
+    2. torch rebuilds its buckets once, after the first backward, in the order in which gradients arrived in it. A ring
        adds up an element's terms in an order that depends on its place in its bucket. So a training that resumes in a
        new process needs the same buckets: `arrival` is that order, and `rehearse` builds a new DDP's buckets from it.
     """
