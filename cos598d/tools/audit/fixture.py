@@ -38,7 +38,7 @@ def audited(tmp_path: Path) -> Audited:
     ) -> "AuditVerdict":
         # Every run of pytest loads this module: what audits need is loaded by those that audit.
         from cos598d.errors import UserError
-        from cos598d.tools.audit.card import card
+        from cos598d.tools.audit.end import card
         from cos598d.tools.audit.exchange import read_books
         from cos598d.tools.audit.judge import judge
         from cos598d.tools.audit.judge.verdict import FAULT
@@ -65,8 +65,8 @@ def audited(tmp_path: Path) -> Audited:
 
 def _codes(told: "Told", fn: Callable[[], Any], world_size: int, seconds: float) -> list[int | None]:
     """Start the ranks, wait for them, and return their exit codes; None of one that had to be stopped."""
-    from cos598d.tools.audit.carried import Carried
     from cos598d.tools.audit.rank import begin
+    from cos598d.tools.audit.script import Carried
     from cos598d.tools.audit.starter import free_port
 
     context = multiprocessing.get_context("spawn")

@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from cos598d.terminal.words import ranks_in_words
 from cos598d.tools.audit.book import ENDED, Book, ended_well
 from cos598d.tools.audit.judge.averaging import judge_averaging, judge_clip_order
-from cos598d.tools.audit.judge.causes import ordered
+from cos598d.tools.audit.judge.calls import judge_hang, judge_notes, judge_waste
 from cos598d.tools.audit.judge.gradients import fit_steps, groups_of, not_understood
-from cos598d.tools.audit.judge.hang import judge_hang
-from cos598d.tools.audit.judge.metrics import judge_metrics
 from cos598d.tools.audit.judge.replicas import judge_replicas, judge_saves
-from cos598d.tools.audit.judge.samples import judge_samples
-from cos598d.tools.audit.judge.verdict import AuditFinding, AuditVerdict, Coverage
-from cos598d.tools.audit.judge.waste import judge_notes, judge_waste
+from cos598d.tools.audit.judge.samples import judge_metrics, judge_samples
+from cos598d.tools.audit.judge.verdict import AuditFinding, AuditVerdict, Coverage, ordered
 from cos598d.tools.audit.judge.weighting import judge_weighting, judge_zeros
 
 _OF_ANOTHER = re.compile(

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cos598d.terminal.words import ranks_in_words
-from cos598d.tools.audit.book import Book
-from cos598d.tools.audit.contents import BROADCAST, GATHER, GRADIENT, REDUCE, SCATTER, WEIGHT
+from cos598d.tools.audit.book import BROADCAST, GATHER, GRADIENT, REDUCE, SCATTER, WEIGHT, Book
 from cos598d.tools.audit.judge.fit import (
     BY_BOTH,
     BY_RANK,
@@ -29,9 +28,15 @@ from cos598d.tools.audit.judge.gradients import (
     named,
     step_place,
 )
-from cos598d.tools.audit.judge.partial import absent_from, combination, median_factors, partial_average, partial_of_some
 from cos598d.tools.audit.judge.scale import judge_scale
 from cos598d.tools.audit.judge.verdict import AuditFinding, where
+from cos598d.tools.audit.judge.weighting import (
+    absent_from,
+    combination,
+    median_factors,
+    partial_average,
+    partial_of_some,
+)
 
 _COMMON = (
     "gradients: whether a sum of them is meant or an average: the losses of all ranks are one and the same number."

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cos598d.tools.audit.book import ENDED, Book, ended_well
-from cos598d.tools.audit.contents import BUFFER, RECEIVE, SEND
+from cos598d.tools.audit.book import BUFFER, ENDED, RECEIVE, SEND, Book, ended_well
 from cos598d.tools.audit.judge.gradients import tolerance_of
 from cos598d.tools.audit.judge.verdict import AuditFinding, Where, loss_place, where
 from cos598d.tools.audit.sketch import from_text

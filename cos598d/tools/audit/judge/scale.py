@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cos598d.tools.audit.contents import GRADIENT
+from cos598d.tools.audit.book import GRADIENT
 from cos598d.tools.audit.judge.fit import INDISTINCT, MEAN, NEAR, NOTHING
 from cos598d.tools.audit.judge.gradients import Fits, StepFits, calls_of, named, near, step_place
-from cos598d.tools.audit.judge.parts import judge_parts
 from cos598d.tools.audit.judge.verdict import AuditFinding, where
+from cos598d.tools.audit.judge.weighting import judge_parts
 
 Judged = tuple[list[AuditFinding], list[str]]
 _CONSTANT = 2e-3  # relative: factors of several steps that differ by less are one, and no clip's

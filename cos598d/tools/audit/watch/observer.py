@@ -11,16 +11,14 @@ import torch
 import torch.distributed as dist
 
 from cos598d.comm.dispatcher import DispatchedCall, listening
-from cos598d.tools.audit.contents import GRADIENT, MOST_ITERATIONS, REDUCE_SCATTER, SCALAR
+from cos598d.tools.audit.book import GRADIENT, MOST_ITERATIONS, REDUCE_SCATTER, SCALAR
 from cos598d.tools.audit.sketch import Sketcher
 from cos598d.tools.audit.watch import moments
-from cos598d.tools.audit.watch.calls import CallLog
-from cos598d.tools.audit.watch.data import Data
-from cos598d.tools.audit.watch.forwards import Forwards
-from cos598d.tools.audit.watch.pending import RecentCalls
+from cos598d.tools.audit.watch.calls import CallLog, RecentCalls
+from cos598d.tools.audit.watch.data import Data, Samples
+from cos598d.tools.audit.watch.moments import Forwards
 from cos598d.tools.audit.watch.places import here
 from cos598d.tools.audit.watch.replica import TrainedModel, modes, random_state
-from cos598d.tools.audit.watch.samples import Samples
 from cos598d.tools.audit.watch.shards import Shards, local
 from cos598d.tools.audit.watch.steps import RankSteps
 

@@ -10,14 +10,11 @@ import numpy as np
 import torch
 
 from cos598d.tools.audit.sketch import Sketcher, to_text
-from cos598d.tools.audit.watch.batches import batch_size, sample_digests
+from cos598d.tools.audit.watch.data import batch_size, sample_digests
 from cos598d.tools.audit.watch.loss import factors_of, scale_of
-from cos598d.tools.audit.watch.optimizers import SteppedOptimizers, rates_of, settings_of
-from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, here
-from cos598d.tools.audit.watch.replica import TrainedModel
-from cos598d.tools.audit.watch.scattered import NAME, SteppedPart, pieces_of
-from cos598d.tools.audit.watch.shards import Shards, gradient_of, is_in_shards, is_plain
-from cos598d.tools.audit.watch.source import divides_by_ranks, literals
+from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, divides_by_ranks, here, literals
+from cos598d.tools.audit.watch.replica import SteppedOptimizers, TrainedModel, rates_of, settings_of
+from cos598d.tools.audit.watch.shards import NAME, Shards, SteppedPart, gradient_of, is_in_shards, is_plain, pieces_of
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
