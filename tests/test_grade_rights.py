@@ -23,7 +23,7 @@ from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.grade import processes, submission
 from cos598d.tools.grade.assignment import Assignment, Limits
 from cos598d.tools.grade.folder import SubmittedClass, submissions_in
-from cos598d.tools.grade.kinds.kind import AssignmentKind
+from cos598d.tools.grade.kinds import AssignmentKind
 from cos598d.tools.grade.rights import User, user_for
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.submission import grading

@@ -10,7 +10,7 @@ from cos598d.errors import UsageError, UserError
 from cos598d.records.kinds import COUNT, Number
 from cos598d.terminal.words import number_of
 from cos598d.tools.check.verdict import PASSED
-from cos598d.tools.grade.kinds.kind import AssignmentKind, Golfed, all_alike, take_file, take_seconds
+from cos598d.tools.grade.kinds import AssignmentKind, Golfed, all_alike, take_file, take_seconds
 from cos598d.tools.grade.scored import WITHOUT_HINT, Judged
 from cos598d.tools.grade.table import TomlTable
 from cos598d.tools.learn.lessons import Lesson, get_lesson

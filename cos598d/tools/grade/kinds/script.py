@@ -15,7 +15,7 @@ from cos598d.tools.audit.judge.verdict import FAULT, AuditFinding, AuditVerdict
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.options import Told
 from cos598d.tools.audit.starter import start_ranks
-from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds
+from cos598d.tools.grade.kinds import AssignmentKind, all_alike, take_file, take_seconds
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable
 

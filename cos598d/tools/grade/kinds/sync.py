@@ -12,7 +12,7 @@ from cos598d.tools.check.card import first_sentences
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.check.trial import Trial, in_words
 from cos598d.tools.check.verdict import PASSED
-from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds, take_sizes
+from cos598d.tools.grade.kinds import AssignmentKind, all_alike, take_file, take_seconds, take_sizes
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable
 
