@@ -16,9 +16,9 @@ from cos598d.commands.cli import main
 from cos598d.errors import UsageError
 from cos598d.tools.audit.judge.verdict import AuditFinding, AuditVerdict, Coverage
 from cos598d.tools.check.claims import CLAIMS
-from cos598d.tools.grade.assignment import Limits, assignment_of, read_assignment
+from cos598d.tools.grade.assignment import VISIBILITIES, Limits, assignment_of, read_assignment
 from cos598d.tools.grade.kinds.script import ScriptKind, score
-from cos598d.tools.grade.result_files import VISIBILITIES, ResultFiles, gradescope
+from cos598d.tools.grade.result_files import ResultFiles, gradescope
 from cos598d.tools.grade.scored import Judged, Scored, exit_code
 from cos598d.tools.grade.table import TomlTable
 from cos598d.tools.learn.lessons import NUMBERS, get_lesson

@@ -277,6 +277,18 @@ def test_what_an_earlier_submission_left_is_not_counted_as_the_next_ones(monkeyp
         sleeper.wait()
 
 
+def test_the_next_grader_removes_the_folders_of_one_that_was_killed(tmp_path, scratch, monkeypatch):
+    monkeypatch.setattr(processes, "scratch_base", lambda: str(scratch))
+    (scratch / "grade-old" / "tmp").mkdir(parents=True)
+    (scratch / "grade-file").write_text("")
+    (scratch / "grade-link").symlink_to(tmp_path)
+    (scratch / "another").mkdir()
+    with processes.scratch_folder() as own, grading(assignment_by(str), as_root=True):
+        left = {path.name for path in scratch.iterdir()}
+    assert left == {own.name, "grade-file", "grade-link", "another"}
+    assert not own.exists()
+
+
 def test_each_submission_has_its_full_name_and_what_is_passed_over_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("ann", "_dan", "carl"):

@@ -1,6 +1,7 @@
 """The limits of a submission's processes, and the end of all of them, even if they left group, session or parent."""
 
 import contextlib
+import fcntl
 import os
 import resource
 import shutil
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import psutil
 
+from cos598d.terminal.locks import locked
 from cos598d.tools.check.supervisor import SET_CHILD_SUBREAPER, prctl
 from cos598d.tools.grade.assignment import Limits
 
 END_SECONDS = 10.0
+SCRATCH = "grade-"  # begins the names of scratch folders
 THREADS_EACH = 16  # that one process may have, on average
 LONGEST_BASE = 40  # characters: sockets are made below it, whose paths have at most 107
 MOST_LOOKED_AT = 200_000  # files, when a folder's size is added up
@@ -45,16 +48,34 @@ def scratch_base() -> str:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new folder that is deleted afterwards, whatever a submission has put there."""
-    path = Path(tempfile.mkdtemp(prefix="grade-", dir=scratch_base())).resolve()
-    try:
-        yield path
-    finally:
-        # Python's own removal stops at folders that are nested deeply, or may not be read.
-        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
-            with contextlib.suppress(OSError):
-                subprocess.run([*command, "--", path], stderr=subprocess.DEVNULL, check=False)
-        shutil.rmtree(path, ignore_errors=True)
+    """A new folder that is deleted afterwards, whatever a submission has put there. It is locked until then."""
+    new = Path(tempfile.mkdtemp(prefix=f".{SCRATCH}", dir=scratch_base())).resolve()
+    with locked(new):
+        path = new.rename(new.with_name(new.name[1:]))
+        try:
+            yield path
+        finally:
+            _remove(path)
+
+
+def remove_left_folders() -> None:
+    """Delete the scratch folders of graders that were killed: nobody has locked them any more."""
+    for path in Path(scratch_base()).glob(f"{SCRATCH}*"):
+        with contextlib.suppress(OSError):  # it is no folder, another user's, locked, or cannot be locked at all
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(path)
+            finally:
+                os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    # Python's own removal stops at folders that are nested deeply, or may not be read.
+    for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+        with contextlib.suppress(OSError):
+            subprocess.run([*command, "--", path], stderr=subprocess.DEVNULL, check=False)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 class ProcessTree:

@@ -27,6 +27,7 @@ from cos598d.tools.grade.processes import (
     hide_this_process,
     megabytes_in,
     orphans_come_here,
+    remove_left_folders,
     scratch_base,
     scratch_folder,
 )
@@ -148,6 +149,7 @@ def grading(
     would meet each other where they are judged at the same time.
     """
     hide_this_process()
+    remove_left_folders()
     with orphans_come_here():
         yield Grader(assignment, as_root, is_parallel, is_drawn, answer)
 
