@@ -189,9 +189,9 @@ def test_an_assignment_that_cannot_be_read_is_a_sentence(tmp_path):
 
 def test_results_have_gradescopes_fields_and_what_was_not_judged_gives_nothing():
     scored = [
-        Scored("right", 2.5, 2.5, True, "it holds"),
-        Scored("wrong", 0, 1, False, "it does\nnot \x1b[31m"),
-        Scored("unknown", 0, 3, None, "a rank was lost"),
+        Scored("right", True, "it holds", 2.5, 2.5),
+        Scored("wrong", False, "it does\nnot \x1b[31m", 0, 1),
+        Scored("unknown", None, "a rank was lost", 0, 3),
     ]
     results = gradescope(scored, "Lab 1", 3.21, "after_published", [("ms per step", 1.5, "asc")])
     is_gradescopes(json.loads(json.dumps(results)))

@@ -19,6 +19,7 @@ from test_assignment import RUNNER
 
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError, UserError
+from cos598d.tools.check import supervisor
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.grade import processes, submission
 from cos598d.tools.grade.assignment import Assignment, Limits
@@ -247,7 +248,7 @@ def leave_one_behind(_):
 
 
 def test_what_could_not_be_ended_is_ended_with_a_later_submission(mine, monkeypatch):
-    monkeypatch.setattr(processes, "END_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "END_SECONDS", 0.3)
     judged = []
     with grading(assignment_by(leave_one_behind), as_root=True) as grader:
         with monkeypatch.context() as patch:
@@ -262,8 +263,8 @@ def test_what_could_not_be_ended_is_ended_with_a_later_submission(mine, monkeypa
 
 
 def test_what_an_earlier_submission_left_is_not_counted_as_the_next_ones(monkeypatch):
-    monkeypatch.setattr(processes, "END_SECONDS", 0.1)
-    tree = processes.ProcessTree()
+    monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
+    tree = supervisor.ProcessTree()
     sleeper = subprocess.Popen(["sleep", "100"])
     try:
         assert [each.pid for each in tree.own(tree.processes())] == [sleeper.pid]

@@ -106,8 +106,11 @@ BAD = {
     "exits": "import sys\nsys.exit(0)\n\ndef test_it(sync):\n    pass\n",
     # The wrong ones by their names, modules and ancestors, and not by what they do.
     "recognises": """
+RIGHT = ("FromTheLast", "DividesFirst", "NewGradients", "ReduceScatterAllGather")
+
 def test_it(sync):
-    assert not any(each.__module__.endswith("wrong") for each in type(sync._sync).__mro__), "recognised"
+    own = [each.__name__ for each in type(sync._sync).__mro__ if each.__module__.endswith("under_test.syncs")]
+    assert set(own) <= set(RIGHT), "recognised"
 """,
     # An answer, results and a table of its own; pytest, the judge and what it is given replaced; six good words first.
     "forges": """

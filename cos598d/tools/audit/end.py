@@ -4,7 +4,6 @@ import json
 import linecache
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from cos598d.errors import ERROR, UsageError, UserError
 from cos598d.terminal.files import write_json
 from cos598d.terminal.printable import printable
-from cos598d.terminal.tables import as_text
+from cos598d.terminal.tables import as_text, filled
 from cos598d.terminal.words import did_you_mean, number_of
 from cos598d.tools.audit import script
 from cos598d.tools.audit.book import GRADIENT, Book
@@ -26,7 +25,6 @@ from cos598d.tools.audit.record import VERDICT, write_record
 if TYPE_CHECKING:
     from cos598d.tools.audit.rank import Rank
 
-WIDTH = 118
 _TO_DO = (
     "let every rank make two or more steps with a torch.optim optimizer of the model's parameters (not of shards), on "
     "data of its own, in a process that `cos598d audit` starts. Then audit again. If your strategy shards, audit the "
@@ -44,15 +42,15 @@ def card(verdict: AuditVerdict, books: Sequence[Book]) -> str:
     lines = [
         f"== audit of {printable(verdict.script)}: {ranks if seen.world_size > 1 else '1 rank'}, {seen.steps} steps"
     ]
-    lines += [_filled(f"{remark[:1].upper()}{remark[1:]}") for remark in map(printable, verdict.remarks)]
+    lines += [filled(f"{remark[:1].upper()}{remark[1:]}") for remark in map(printable, verdict.remarks)]
     for level in (FAULT, WASTE, NOTE):
         found = verdict.of(level)
         for number, each in enumerate(found, 1):
             lines += ["", *_finding(each, number, len(found))]
     lines += ["", _result(verdict)]
-    lines += [_filled(f"Not judged: {printable(each)}", "  ") for each in verdict.not_judged]
+    lines += [filled(f"Not judged: {printable(each)}", "  ") for each in verdict.not_judged]
     if not seen.judged and not verdict.of(FAULT):
-        lines.append(_filled(f"To do: {_TO_DO}", "  "))
+        lines.append(filled(f"To do: {_TO_DO}", "  "))
     if table := ledger(books):
         lines += ["", table, *exposed(books)]
     return "\n".join(lines)
@@ -67,22 +65,22 @@ def _result(verdict: AuditVerdict) -> str:
     cost = f"The audit took {seen.own_seconds:.2f} of {seen.seconds:.1f} s."
     examined = number_of(seen.examined, "examined step")
     after = f" After the {examined} it costs {100 * seen.own_share_after:.1f} % of each step."
-    return _filled(f"{what}; {judged}. {cost}{after if seen.own_share_after else ''}")
+    return filled(f"{what}; {judged}. {cost}{after if seen.own_share_after else ''}")
 
 
 def _finding(finding: AuditFinding, number: int, of: int) -> list[str]:
     words = WORDS[finding.name]
     head = _HEADS[words.level][0].upper() + (f" {number} of {of}" if of > 1 else "")
     lines = [f"{head}: {words.title} [{finding.name}]"]
-    lines += [_filled(printable(each), "  ") for each in finding.evidence]
+    lines += [filled(printable(each), "  ") for each in finding.evidence]
     file, line, function = finding.where
     if file:
         code = linecache.getline(file, line).strip()
         shown = f"{os.path.basename(file)} line {line}, in {function}" + (f": {code}" if code else "")
-        lines.append(_filled(f"where: {printable(shown, 200)}", "  "))
-    lines += [_filled(f"why: {words.why}", "  "), _filled(f"fix: {words.mend}", "  ")]
+        lines.append(filled(f"where: {printable(shown, 200)}", "  "))
+    lines += [filled(f"why: {words.why}", "  "), filled(f"fix: {words.mend}", "  ")]
     if finding.consequences:
-        lines.append(_filled("also: " + "; ".join(WORDS[name].title for name in finding.consequences) + ".", "  "))
+        lines.append(filled("also: " + "; ".join(WORDS[name].title for name in finding.consequences) + ".", "  "))
     return lines
 
 
@@ -104,10 +102,6 @@ def _escaped(text: str, more: str = "") -> str:
     for letter in "%\r\n" + more:
         text = text.replace(letter, f"%{ord(letter):02X}")
     return text
-
-
-def _filled(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_long_words=False)
 
 
 def ledger(books: Sequence[Book]) -> str:

@@ -2,17 +2,16 @@
 
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from cos598d.terminal.printable import printable
-from cos598d.terminal.tables import as_text
+from cos598d.terminal.tables import as_text, filled
 from cos598d.terminal.words import listed, number_of
 from cos598d.tools.check.verdict import KEPT, NOT_CLAIMED, REFUSED
 
-WIDTH = 118
 STATUS_WIDTH = 13
+INDENT = " " * STATUS_WIDTH  # of what follows a status
 RATIOS = "A ratio is the median of those within a round, which need not be the ratio of the two medians."
 HOW = (
     "Each strategy is compared with one process on the whole batch. A number is the largest difference, relative to "
@@ -38,8 +37,8 @@ def results(result: dict[str, Any], own_file: str) -> str:
     causes = result["diagnosis"]
     lines = [summary(result)]
     for place, cause in enumerate(causes, 1):
-        lines.append(textwrap.fill(f"{place}. {cause['cause']}", WIDTH, subsequent_indent="   "))
-        lines.append(textwrap.fill(", ".join(cause["claims"]), WIDTH, initial_indent="   ", subsequent_indent="   "))
+        lines.append(filled(f"{place}. {cause['cause']}", hanging="   "))
+        lines.append(filled(", ".join(cause["claims"]), "   ", hanging=""))
     lines.append("")
     for each in result["claims"]:
         number = next((i for i, cause in enumerate(causes, 1) if each["claim"] in cause["claims"]), 0)
@@ -61,7 +60,10 @@ def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool =
         by_status.setdefault(outcome["status"], []).append(outcome["world_size"])
     sizes = "; ".join(f"{each} on {listed(found)}" for each, found in by_status.items())
     why = f", reason {cause}" if cause else ""
-    lines = [f"{status.upper():{STATUS_WIDTH}}{result['claim']} ({sizes}){why}", _indented(f"test: {result['says']}")]
+    lines = [
+        f"{status.upper():{STATUS_WIDTH}}{result['claim']} ({sizes}){why}",
+        filled(f"test: {result['says']}", INDENT),
+    ]
     if not in_full:
         return "\n".join(lines)
     told = set()
@@ -75,7 +77,7 @@ def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool =
             said.setdefault(report(each, own_file, with_rank=False), []).append(each["rank"])
         for words, ranks in said.items():
             who = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} of {outcome['world_size']}"
-            lines.append(_indented(f"{who}: {words}"))
+            lines.append(filled(f"{who}: {words}", INDENT))
     return "\n".join(lines)
 
 
@@ -123,7 +125,7 @@ def measures(result: dict[str, Any]) -> str:
         what = "Speed was" if result["cost"] else "Cost and speed were"
         why = result["not_measured"]
         end = "" if why.endswith(("(", ".")) else "."
-        lines += ["", textwrap.fill(f"{what} not measured: {why}{end}", WIDTH)]
+        lines += ["", filled(f"{what} not measured: {why}{end}", hanging="")]
     return "\n".join(lines)
 
 
@@ -167,18 +169,6 @@ def _spread(values: dict[str, float], scale: float) -> str:
     return f"{values['quartile_1'] * scale:.2f}-{values['quartile_3'] * scale:.2f}"
 
 
-def _indented(text: str) -> str:
-    indent = " " * STATUS_WIDTH
-    return textwrap.fill(
-        text,
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent + "  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
 def engine_card(result: dict[str, Any]) -> str:
     """How many tests passed; then a table of cases and numbers of ranks; then what is wrong and what is refused."""
     sizes = result["world_sizes"]
@@ -204,7 +194,7 @@ def engine_summary(result: dict[str, Any]) -> str:
 def engine_numbers(tolerances: dict[str, float]) -> str:
     """What the numbers mean."""
     words = ", ".join(f"{value:g} in {precision}" for precision, value in tolerances.items())
-    return textwrap.fill(HOW.format(tolerances=words), WIDTH)
+    return filled(HOW.format(tolerances=words), hanging="")
 
 
 def _cell(outcome: dict[str, Any]) -> str:
@@ -233,8 +223,8 @@ def _troubles(cases: Sequence[dict[str, Any]]) -> list[str]:
         mark = status if status in (REFUSED, NOT_CLAIMED) else status.upper()
         one = f"{those[0]['case']} ({those[0]['says']})"
         head = f"{mark} {ranks}: {_named([case['case'] for case in those], cases) if len(those) > 1 else one}"
-        lines.append(textwrap.fill(head, WIDTH, subsequent_indent="  ") if len(those) > 1 else head)
-        lines.append(textwrap.fill(words, WIDTH, initial_indent="  ", subsequent_indent="  "))
+        lines.append(filled(head) if len(those) > 1 else head)
+        lines.append(filled(words, "  ", hanging=""))
     return lines
 
 

@@ -72,8 +72,10 @@ class Assignment:
     def scored(self, judged: Sequence[Judged], otherwise: Judged) -> list[Scored]:
         """The scores of all claims; those that were not judged get the result `otherwise` under their own names."""
         known = {each.name: each for each in judged}
-        rest = {name: Judged(name, otherwise.passed, otherwise.words) for name in self.points}
-        scored = [Scored.of((rest | known)[name], most) for name, most in self.points.items()]
+        scored = []
+        for name, most in self.points.items():
+            found = known.get(name, otherwise)
+            scored.append(Scored(name, found.passed, found.words, most if found.passed else 0.0, most))
         held = {each.name for each in scored if each.passed}
         broken = {name: tests for tests in self.together if not tests <= held for name in tests & held}
         return [

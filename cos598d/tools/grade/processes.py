@@ -7,7 +7,6 @@ import resource
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from cos598d.terminal.locks import locked
 from cos598d.tools.check.supervisor import SET_CHILD_SUBREAPER, prctl
 from cos598d.tools.grade.assignment import Limits
 
-END_SECONDS = 10.0
 SCRATCH = "grade-"  # begins the names of scratch folders
 THREADS_EACH = 16  # that one process may have, on average
 LONGEST_BASE = 40  # characters: sockets are made below it, whose paths have at most 107
@@ -76,55 +74,6 @@ def _remove(path: Path) -> None:
         with contextlib.suppress(OSError):
             subprocess.run([*command, "--", path], stderr=subprocess.DEVNULL, check=False)
     shutil.rmtree(path, ignore_errors=True)
-
-
-class ProcessTree:
-    """The processes below this one that are started from now on, by one submission after the other.
-
-    Processes are told apart by number and birth. What a submission leaves that cannot be ended is tried again.
-    """
-
-    def __init__(self) -> None:
-        self._before = set(psutil.Process().children(recursive=True))
-        self._left: set[psutil.Process] = set()
-        self.exit_codes: dict[int, int] = {}  # of this process's own children, as far as they are reaped
-
-    def begin(self) -> None:
-        """The next submission begins: end what is left of earlier ones, and count none of it as this one's."""
-        self.end()
-        self._left = set(self.processes())
-        self.exit_codes.clear()
-
-    def processes(self) -> list[psutil.Process]:
-        """Those that there are now, of all submissions."""
-        with contextlib.suppress(psutil.Error):
-            return [each for each in psutil.Process().children(recursive=True) if each not in self._before]
-        return []
-
-    def own(self, processes: list[psutil.Process]) -> list[psutil.Process]:
-        """Those among them that the current submission started."""
-        return [each for each in processes if each not in self._left]
-
-    def end(self) -> bool:
-        """End them all; whether none is left."""
-        deadline = time.monotonic() + END_SECONDS
-        while left := self.processes():
-            for process in left:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            self.reap(left)
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-        return True
-
-    def reap(self, processes: list[psutil.Process]) -> None:
-        """Collect those that are this process's children and have ended."""
-        for process in processes:
-            with contextlib.suppress(ChildProcessError):
-                pid, status = os.waitpid(process.pid, os.WNOHANG)
-                if pid:
-                    self.exit_codes[pid] = os.waitstatus_to_exitcode(status)
 
 
 def limit_this_process(limits: Limits) -> None:

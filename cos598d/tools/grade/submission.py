@@ -18,12 +18,12 @@ from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import signal_name
 from cos598d.terminal.words import number_of
+from cos598d.tools.check.supervisor import ProcessTree
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.handed_in import plain_files
 from cos598d.tools.grade.judging import JudgingPlace, be_judge, heard, judged_of
 from cos598d.tools.grade.kinds import Golfed, folder_with
 from cos598d.tools.grade.processes import (
-    ProcessTree,
     hide_this_process,
     megabytes_in,
     orphans_come_here,

@@ -61,6 +61,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
         unjudged.append("anything between ranks: only one rank wrote its results.")
     first = books[0]
     steps = min(book["iterations_seen"] for book in books)
+    after = sum(each["seconds"] for each in first["iterations"][first["examined"] :])
     if not steps:
         unjudged.append("gradients: no step of an optimizer of torch.optim was seen on every rank.")
     return AuditVerdict(
@@ -72,7 +73,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
             min(judged, default=0),
             max(book["seconds"] for book in books),
             max(book["own_seconds"] for book in books),
-            _share_after(first),
+            min(first["own_after"] / after, 1.0) if after else 0.0,
             max(book["model"].get("parameters", 0) for book in books),
             _last_loss(books),
             min(steps, *(book["examined"] for book in books)),
@@ -81,12 +82,6 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
         tuple(dict.fromkeys(unjudged)),
         (*remarks, *_of_ranks(books)),
     )
-
-
-def _share_after(book: Book) -> float:
-    """The audit's share of the seconds after the steps that it looks at closely."""
-    seconds = sum(each["seconds"] for each in book["iterations"][book["examined"] :])
-    return min(book["own_after"] / seconds, 1.0) if seconds else 0.0
 
 
 def _last_loss(books: Sequence[Book]) -> float | None:

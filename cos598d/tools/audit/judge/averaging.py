@@ -24,6 +24,7 @@ from cos598d.tools.audit.judge.gradients import (
     are_micro_batches,
     are_rounded,
     calls_of,
+    gradient_place,
     most_common,
     named,
     step_place,
@@ -60,7 +61,9 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[AuditFindin
     own = [name for name in own if not _is_apart_by_design(books, name)]
     # What is averaged in some steps is another fault.
     own = [name for name in own if not any(each.kind == MEAN for ranks in by_tensor[name] for each in ranks)]
-    at_root = [name for name in kinds if all(by_tensor[name]) and _is_at_root(kinds[name], _only_to_one(fits))]
+    ops = {each["op"] for each in calls_of(fits.steps[0], GRADIENT)}
+    to_one = bool(ops) and ops <= {GATHER, REDUCE}
+    at_root = [name for name in kinds if all(by_tensor[name]) and _is_at_root(kinds[name], to_one)]
     told = [name for name, each in kinds.items() if any(kind not in ("small", "unknown") for kind in each)]
     found: list[AuditFinding] = []
     if at_root and len(at_root) >= len(own):
@@ -137,22 +140,13 @@ def _begins_alike(books: Sequence[Book], name: str) -> bool:
     return len({book["start"].get("weights", {}).get(name) for book in books}) == 1
 
 
-def _only_to_one(fits: Fits) -> bool:
-    calls = calls_of(fits.steps[0], GRADIENT)
-    return bool(calls) and all(each["op"] in (GATHER, REDUCE) for each in calls)
-
-
-def _residual(fits: Sequence[Fit]) -> str:
-    return f"{max((each.residual for each in fits), default=0.0):.0e}"
-
-
 def _alone(books: Sequence[Book], fits: Fits, tensors: int, are_owned: bool) -> AuditFinding:
     """Every rank applies its own gradient: why. `are_owned`: each tensor is stepped on one rank."""
-    known = [each for step in fits.steps for each in step.known() if each.kind == OWN]
+    residual = max((each.residual for step in fits.steps for each in step.known() if each.kind == OWN), default=0.0)
     says = (
         f"In {fits.judged} of {fits.judged} judged steps the gradient that {'its' if are_owned else 'each'} "
         f"{'owner' if are_owned else 'rank'} applied to each of {tensors} tensors is {'the ' if are_owned else 'its '}"
-        f"{'owner' + chr(39) + 's ' if are_owned else ''}own (left over: {_residual(known)} of it)."
+        f"{'owner' + chr(39) + 's ' if are_owned else ''}own (left over: {residual:.0e} of it)."
     )
     weights = [] if are_owned else _averaged_weights(books)
     seen = books[0]["iterations_seen"]
@@ -184,10 +178,9 @@ def _partly(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
         partly = [each for each in known if each.kind == PARTLY_OWN]
         if len(partly) * 2 > len(known):
             passes = len(step.rows[0]["micro"])
-            calls = calls_of(step, GRADIENT)
             says = f"Step {step.iteration}: of {passes} backward passes {len(partly[0].lost)} are in what each rank "
             says += "applies by that rank's own gradient only."
-            return [AuditFinding("forgotten_micro_batches", (says,), where(calls[-1]) if calls else step_place(fits))]
+            return [AuditFinding("forgotten_micro_batches", (says,), gradient_place(fits, step))]
     return []
 
 
@@ -219,14 +212,12 @@ def _not_scattered(fits: Fits, names: Sequence[str], kinds: dict[str, list[str]]
         f"on {ranks_in_words(others)} it is not."
     )
     calls = [each for each in calls_of(fits.steps[0], GRADIENT) if each["op"] in (GATHER, REDUCE)]
-    calls = calls or calls_of(fits.steps[0], GRADIENT)
-    return AuditFinding("not_scattered", (says,), where(calls[-1]) if calls else step_place(fits))
+    return AuditFinding("not_scattered", (says,), where(calls[-1]) if calls else gradient_place(fits))
 
 
 def _forgotten(fits: Fits, names: Sequence[str], tensors: int) -> AuditFinding:
     says = f"{len(names)} of {tensors} tensors are stepped by a rank's own gradient: {named(names)}."
-    calls = calls_of(fits.steps[0], GRADIENT)
-    return AuditFinding("forgotten_tensors", (says,), where(calls[-1]) if calls else step_place(fits))
+    return AuditFinding("forgotten_tensors", (says,), gradient_place(fits))
 
 
 def _by_rank(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:

@@ -33,7 +33,11 @@ _MOST_NUMBERS = 64  # in a call that may carry a loss, next to what else is prin
 def judge_hang(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
     """A hang that nothing can end, or the evidence of one that may still end by itself."""
     stopped = {book["rank"]: book for book in books if book["stopped"]}
-    waiting = {rank: call for rank, book in stopped.items() if (call := _first_waiting(book))}
+    waiting: dict[int, dict[str, Any]] = {}  # the first call of each rank that waits
+    for rank, book in stopped.items():
+        for call in book["recent"]:
+            if call["waits"] and call["seconds"] >= _LEAST_SECONDS:
+                waiting.setdefault(rank, call)
     if not waiting:
         return [], []
     by_rank = {book["rank"]: book for book in books}
@@ -52,11 +56,6 @@ def judge_hang(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
     return [], []
 
 
-def _first_waiting(book: Book) -> dict[str, Any] | None:
-    calls = [call for call in book["recent"] if call["waits"] and call["seconds"] >= _LEAST_SECONDS]
-    return calls[0] if calls else None
-
-
 def _absent(
     call: Mapping[str, Any], rank: int, waiting: Mapping[int, Mapping[str, Any]], books: Mapping[int, Book]
 ) -> list[int]:
@@ -67,11 +66,10 @@ def _absent(
         meets = answers is not None and {call["op"], answers["op"]} == {SEND, RECEIVE} and answers["root"] == rank
         return [] if meets or peer not in books else [peer]
     others = [other for other in call["ranks"] if other != rank and other in books]
-    return [other for other in others if _made(books[other], call["ranks"]) < call["number"]]
-
-
-def _made(book: Book, ranks: Sequence[int]) -> int:
-    return next((each["calls"] for each in book["made"] if each["ranks"] == ranks), 0)
+    made = {
+        other: [each["calls"] for each in books[other]["made"] if each["ranks"] == call["ranks"]] for other in others
+    }
+    return [other for other in others if sum(made[other][:1]) < call["number"]]
 
 
 def _mismatch(waiting: Mapping[int, Mapping[str, Any]], books: Mapping[int, Book]) -> str:

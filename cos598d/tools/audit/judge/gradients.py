@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cos598d.tools.audit.book import Book
+from cos598d.tools.audit.book import GRADIENT, Book
 from cos598d.tools.audit.judge.fit import (
     BY_BOTH,
     BY_MICRO,
@@ -235,6 +235,12 @@ def step_place(fits: Fits) -> Where:
     if steps:
         return where(steps[0])
     return where(row["micro"][0]) if row["micro"] else ("", 0, "")
+
+
+def gradient_place(fits: Fits, step: StepFits | None = None) -> Where:
+    """Where the last call of `step` is that carries gradients, by default of the first step; else as `step_place`."""
+    calls = calls_of(step or fits.steps[0], GRADIENT)
+    return where(calls[-1]) if calls else step_place(fits)
 
 
 def named(names: Sequence[str]) -> str:

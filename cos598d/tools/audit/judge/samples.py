@@ -27,14 +27,10 @@ def judge_samples(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]
     return found + _leak(books) + findings, unjudged
 
 
-def _batches(books: Sequence[Book]) -> list[list[list[str]]]:
-    """By micro-batch that all ranks made in the examined steps: the samples of each rank."""
-    by_rank = [[micro["samples"] for step in book["steps"] for micro in step["micro"]] for book in books]
-    return [list(each) for each in zip(*by_rank, strict=False)]
-
-
 def _overlap(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
-    batches = [ranks for ranks in _batches(books) if all(ranks)]  # a second loss of one forward pass has none
+    by_rank = [[micro["samples"] for step in book["steps"] for micro in step["micro"]] for book in books]
+    # By micro-batch the samples of each rank; a second loss of one forward pass has none.
+    batches = [ranks for ranks in zip(*by_rank, strict=False) if all(ranks)]
     seen = [book["training_samples"] for book in books]
     if not batches or not all(seen):
         return [], ["the batches: no module with weights was called with one before a backward pass."]

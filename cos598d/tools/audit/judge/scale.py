@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from cos598d.tools.audit.book import GRADIENT
 from cos598d.tools.audit.judge.fit import INDISTINCT, MEAN, NEAR, NOTHING
-from cos598d.tools.audit.judge.gradients import Fits, StepFits, calls_of, named, near, step_place
-from cos598d.tools.audit.judge.verdict import AuditFinding, where
+from cos598d.tools.audit.judge.gradients import Fits, StepFits, calls_of, gradient_place, named, near, step_place
+from cos598d.tools.audit.judge.verdict import AuditFinding
 from cos598d.tools.audit.judge.weighting import judge_parts
 
 Judged = tuple[list[AuditFinding], list[str]]
@@ -129,8 +129,7 @@ def _counted_one_way(steps: list[_Scaled], ranks: int) -> list[_Scaled]:
 
 def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -> Judged:
     """What the factor of most tensors is."""
-    places = calls_of(steps[0].step, GRADIENT)
-    place = where(places[-1]) if places else step_place(fits)
+    place = gradient_place(fits, steps[0].step)
     of = f"times the average of {ranks} ranks"
     for each in steps:
         says = f"Step {each.step.iteration}: the applied gradient is {each.factor * each.clip:.4g} {of}."
@@ -148,7 +147,8 @@ def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -
             return [AuditFinding("averaged_twice", (f"{says}.",), place)], []
         says += f", and their losses come to {1 / ranks:.4g} of a mean over all examples."
         if not any(_may_be_meant(each.step, ranks) for each in steps):
-            return [AuditFinding("averaged_twice", (says, _divided_by(first.step)), place)], []
+            by = " and by ".join(f"{number:.4g}" for number in first.step.rows[0]["micro"][0]["divided"])
+            return [AuditFinding("averaged_twice", (says, f"The loss of rank 0 is divided by {by}."), place)], []
         why = f"its losses come to {1 / ranks:.4g} of a mean, which may be what they are meant to be"
         return [], [f"gradients: whether they are divided by the number of ranks twice: {why}."]
     return _other_factor(ranks, fits, steps, constant)
@@ -169,13 +169,11 @@ def _other_factor(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: fl
         return [], [f"gradients: whether they are divided by the number of ranks twice: {why}."] if hidden else []
     is_constant = len(open_steps) == len(steps) and max(factors) - min(factors) <= constant * abs(max(factors, key=abs))
     if is_constant and len(steps) > 1 and all(each.totals and not each.are_sums for each in steps):
-        calls = calls_of(steps[0].step, GRADIENT)
-        place = where(calls[-1]) if calls else step_place(fits)
         says = (
             f"In {len(steps)} of {fits.judged} judged steps the applied gradient is {factors[0]:.4g} times the average."
         )
         sum_of = f"That is the sum over {ranks} ranks, divided by {ranks / factors[0]:.4g}."
-        return [AuditFinding("wrong_factor", (says, sum_of), place)], []
+        return [AuditFinding("wrong_factor", (says, sum_of), gradient_place(fits, steps[0].step))], []
     if is_constant:
         why = "one step does not tell a clip from a factor" if len(steps) == 1 else "the losses' graph does not tell"
         return [], [f"gradients: their scale: {what}; whether it is meant {why}."]
@@ -206,11 +204,10 @@ def _of_some(ranks: int, fits: Fits, steps: Sequence[_Scaled], count: int) -> Ju
     ratios = {name: [each.apart.get(name, 1.0) for each in steps] for name in names}
     summed = [name for name, each in ratios.items() if all(near(ratio, ranks) for ratio in each)]
     if summed:
-        calls = calls_of(steps[0].step, GRADIENT)
         says = (
             f"To {len(summed)} of {count} tensors {ranks} times as much is applied as to the others: {named(summed)}."
         )
-        return [AuditFinding("summed", (says,), where(calls[-1]) if calls else step_place(fits))], []
+        return [AuditFinding("summed", (says,), gradient_place(fits, steps[0].step))], []
     odd = [name for name, each in ratios.items() if max(each) > 1 + NEAR or max(each) - min(each) <= NEAR]
     if not odd:
         return [], []  # clipped tensor by tensor
@@ -248,11 +245,6 @@ def _is_divided_outside(step: StepFits, ranks: int) -> bool:
         if any(near(number, ranks * times) for number in by for times in {1, len(step.rows[0]["micro"])}):
             return True
     return False
-
-
-def _divided_by(step: StepFits) -> str:
-    numbers = step.rows[0]["micro"][0]["divided"]
-    return f"The loss of rank 0 is divided by {' and by '.join(f'{number:.4g}' for number in numbers)}."
 
 
 def _clip_factor(step: StepFits) -> float:

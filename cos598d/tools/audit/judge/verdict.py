@@ -65,10 +65,6 @@ class AuditFinding:
             "consequences": list(self.consequences),
         }
 
-    def with_consequences(self, names: Sequence[str]) -> "AuditFinding":
-        """The same, with these effects."""
-        return replace(self, consequences=tuple(names))
-
 
 def where(event: Mapping[str, Any]) -> Where:
     """The place of an event of a book."""
@@ -150,5 +146,5 @@ def ordered(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
     told = []
     for each in causes:
         own = [name for name in CONSEQUENCES.get(each.name, ()) if name in by_name]
-        told.append(each.with_consequences(own))
+        told.append(replace(each, consequences=tuple(own)))
     return told

@@ -12,6 +12,7 @@ from cos598d.tools.audit.judge.gradients import (
     StepFits,
     are_micro_batches,
     calls_of,
+    gradient_place,
     most_common,
     named,
     near,
@@ -51,8 +52,7 @@ def partial_average(fits: Fits, factors: Sequence[float], absent: Sequence[int],
     there = [rank for rank in range(len(factors)) if rank not in absent]
     who = f"Of ranks {', '.join(map(str, absent))} nothing is in it, only of {', '.join(map(str, there))}."
     calls = [each for each in calls_of(fits.steps[0], GRADIENT) if each["op"] in (BROADCAST, SCATTER)]
-    calls = calls or calls_of(fits.steps[0], GRADIENT)
-    return AuditFinding("partial_average", (says, who), where(calls[-1]) if calls else step_place(fits))
+    return AuditFinding("partial_average", (says, who), where(calls[-1]) if calls else gradient_place(fits))
 
 
 def _is_of_a_group(fits: Fits, name: str) -> bool:

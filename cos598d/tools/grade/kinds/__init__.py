@@ -38,36 +38,36 @@ class AssignmentKind(ABC):
 
     @abstractmethod
     def claims(self) -> Mapping[str, float]:
-        """All claims that can be scored, in order, and whether each is where the assignment does not name it; or how
-        many points it then gives, where that is not the assignment's default."""
+        """All claims that can be scored, in order. The value is whether an assignment that does not name the claim
+        scores it; or the points that it then gives, if these are not the assignment's default."""
 
     @abstractmethod
     def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
-        """What becomes of these claims for the submission whose file lies in `folder`.
+        """The verdicts on these claims, for the submission whose file is in `folder`.
 
-        Called in a process of its own, into which no code of the submission may be loaded, in a scratch folder.
+        Called in a process of its own, which must not load the submission's code, and in a scratch folder.
         """
 
     def expected(self, claim: str) -> str:
-        """What a submission has to do for this claim, in a sentence."""
+        """What a submission must do to pass this claim, in a sentence."""
         return claim.replace("_", " ")
 
     def given(self) -> str:
-        """The Python source that every submission begins with; "" where there is none."""
+        """The Python source with which every submission begins; "" if there is none."""
         return ""
 
     def golf(self, folder: Path, failed: Sequence[str], answer: str) -> Golfed | None:
-        """What a submission takes of which the claims `failed` do not hold, measured in turn with the `answer`, which
-        is Python source; None where nothing is measured."""
+        """The bytes and seconds of a submission, measured in turn with those of `answer`, which is Python source.
+        `failed` are the claims that it did not pass. None if nothing is measured."""
         return None
 
     def pictures(self, folder: Path) -> Iterator[tuple[str, str]]:
-        """Titles and SVGs of what the submission does, drawn in the process that judges it, after `judge`."""
+        """Titles and SVGs of what the submission does. They are drawn in the process that judges it, after `judge`."""
         yield from ()
 
 
 def folder_with(root: Path, file: str) -> Path:
-    """The only folder of a submission, which lies in `root`, that has this file. Raises UserError."""
+    """The only folder within `root`, which holds a submission, that has this file. Raises UserError."""
     if (root / file).is_file():
         return root
     folders = [Path(folder) for folder, _, _ in os.walk(root)]
@@ -101,12 +101,12 @@ def take_sizes(table: TomlTable, default: list[int], least: int) -> tuple[int, .
 
 
 def take_seconds(table: TomlTable, default: float, most: float = 9999) -> float:
-    """The key `seconds`: above 0, and at most so many. Raises UsageError."""
+    """The key `seconds`: above 0, and at most `most`. Raises UsageError."""
     return float(table.take("seconds", Number("a number above 0", least=0, most=most, is_above=True), default))
 
 
 def all_alike(claims: Sequence[str], passed: bool | None, words: str) -> Iterator[Judged]:
-    """The same of every claim."""
+    """The same verdict on every claim."""
     for name in claims:
         yield Judged(name, passed, words)
 
@@ -121,12 +121,12 @@ class PartsKind(AssignmentKind):
 
     @property
     def hides(self) -> tuple[Path, ...]:  # type: ignore[override]
-        """What any part hides."""
+        """The folders that any part hides."""
         return tuple(dict.fromkeys(folder for kind in self.parts.values() for folder in kind.hides))
 
     @classmethod
     def read(cls, table: TomlTable) -> "PartsKind":
-        """Parts are read one by one, by `read_assignment`."""
+        """Not used: `read_assignment` reads the parts one by one."""
         raise NotImplementedError
 
     def claims(self) -> Mapping[str, float]:
@@ -138,16 +138,16 @@ class PartsKind(AssignmentKind):
         }
 
     def expected(self, claim: str) -> str:
-        """What the part says."""
+        """As the claim's part says it."""
         name, _, own = claim.partition(".")
         return self.parts[name].expected(own)
 
     def given(self) -> str:
-        """All that the parts give."""
+        """The sources that the parts give, one after another."""
         return "\n".join(kind.given() for kind in self.parts.values())
 
     def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
-        """One part after the other, each in a scratch folder of its own."""
+        """Judge one part after another, each in a scratch folder of its own."""
         scratch = Path.cwd()
         for name, kind in self.parts.items():
             own = [claim.partition(".")[2] for claim in claims if claim.partition(".")[0] == name]
@@ -162,7 +162,7 @@ class PartsKind(AssignmentKind):
         os.chdir(scratch)
 
     def pictures(self, folder: Path) -> Iterator[tuple[str, str]]:
-        """Those of all parts that have their file."""
+        """The pictures of all parts whose file exists."""
         for kind in self.parts.values():
             try:
                 yield from kind.pictures(folder_with(folder, kind.file))

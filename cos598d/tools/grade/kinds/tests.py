@@ -1,8 +1,8 @@
 """Assignments whose submissions are tests: they must pass on right gradient syncs and fail on wrong ones.
 
-No single verdict of a submission's process counts. Right and wrong syncs come in an order that is drawn in secret, each
-in processes of its own, and only what tells them apart gives points: tests that fail on a right sync have found nothing
-by failing on a wrong one, and tests that reject nothing have not accepted anything.
+No single verdict of a submission's process counts. Right and wrong syncs run in a secret random order, each in
+processes of its own. Only the difference between them gives points. Tests that fail on a right sync prove nothing by
+failing on a wrong one. Tests that reject nothing accept nothing.
 """
 
 import ast
@@ -42,7 +42,7 @@ WARM = [
 
 @dataclass(frozen=True)
 class StudentTest:
-    """A function of the file. `arguments` are those of GIVEN that it asks for."""
+    """A function of the file. `arguments` are the names in GIVEN that it asks for."""
 
     name: str
     arguments: tuple[str, ...]
@@ -50,7 +50,7 @@ class StudentTest:
 
 
 def read_tests(path: Path) -> list[StudentTest]:
-    """The file's tests, in order. Raises UsageError, with the line, for what cannot be run as tests."""
+    """The file's tests, in order. Raises UsageError, with the line, if something cannot be run as a test."""
     try:
         source = read_plain(path)
     except OSError as error:
@@ -83,7 +83,7 @@ def read_tests(path: Path) -> list[StudentTest]:
 
 
 def _check_runs(node: ast.stmt, file: str) -> None:
-    """Raise UsageError for what looks like a test but would not run, or not as its decorators ask."""
+    """Raise UsageError for something that looks like a test but would not run, or not as its decorators ask."""
     if isinstance(node, ast.ClassDef):
         inner = next((each for each in node.body if _is_test(each)), None)
         if inner is not None:
@@ -134,8 +134,8 @@ def _arguments(node: ast.FunctionDef, file: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TestsKind(AssignmentKind):
-    """A file of tests. `seconds` is what all of them may take together, on one sync and one number of ranks of
-    an idle machine."""
+    """A file of tests. `seconds` is the time limit of all of them together, on one sync and one number of ranks of an
+    idle machine."""
 
     file: str
     world_sizes: tuple[int, ...]
@@ -151,12 +151,12 @@ class TestsKind(AssignmentKind):
         return cls(file, sizes, take_seconds(table, 10.0))
 
     def claims(self) -> Mapping[str, bool]:
-        """That right syncs are accepted; and each wrong one by its name, which must be rejected. All of them count."""
+        """That right syncs are accepted, and that each wrong one, by its name, is rejected. All of them are scored."""
         wrong = [name for name, subject in WRONG.items() if subject.least_ranks <= self.world_sizes[-1]]
         return dict.fromkeys((ACCEPTS, *wrong), True)
 
     def expected(self, claim: str) -> str:
-        """What a test has to find."""
+        """What the tests must do."""
         if claim == ACCEPTS:
             return "All tests pass on correct syncs, and some test fails on a wrong one."
         return f"A test fails on a sync that {WRONG[claim].words}."
@@ -212,7 +212,7 @@ class TestsKind(AssignmentKind):
 
 @dataclass(frozen=True)
 class TestRunEnd:
-    """How the tests ended on a sync: `judge`'s status, and where they did not pass, in words."""
+    """How the tests ended on a sync: `judge`'s status; and, if they did not pass, why."""
 
     status: str
     words: str = ""
@@ -224,12 +224,12 @@ class TestRunEnd:
 
     @property
     def is_rejected(self) -> bool:
-        """Whether a test failed, which is to raise an exception; a process that hangs or leaves has no verdict."""
+        """Whether a test failed by raising an exception. A process that hangs or exits has no verdict."""
         return self.status == FAILED
 
 
 def _of_wrongly_rejected(claims: Sequence[str], subject: Subject, end: TestRunEnd) -> Iterator[Judged]:
-    """Of tests that do not pass on a right sync: none of the claims holds."""
+    """The verdicts on tests that do not pass on a right sync: no claim holds."""
     why = f"the tests do not pass on a correct sync, which {subject.words}"
     for name in claims:
         if name == ACCEPTS:

@@ -1,5 +1,7 @@
-"""The gradient syncs that a student's tests are tried on: right ones, which the tests must accept, and wrong ones,
-each with one mistake, which they must reject."""
+"""The gradient syncs on which a student's tests are tried, and the work of the ranks that run the tests.
+
+The tests must accept the right syncs and reject the wrong ones. Each wrong one has one mistake.
+"""
 
 import contextlib
 import os
@@ -22,8 +24,8 @@ SEED = 598  # of torch's generator before each test, on every rank
 
 @dataclass(frozen=True)
 class Subject:
-    """A sync under test: what it does, in words that follow "a sync that", and the least ranks on which a wrong one
-    is wrong. `own` is its class; None: the registered one of its name."""
+    """A sync under test. `words` describe what it does, after "a sync that". A wrong one is wrong on `least_ranks` and
+    more. `own` is its class; None: the built-in sync of its name."""
 
     name: str
     words: str
@@ -81,9 +83,10 @@ WRONG = _by_name(
 
 
 def mended(wrong: type[GradientSync]) -> type[GradientSync]:
-    """A right class of the same name, module and ancestors, whose methods are again those that `wrong` has changed.
+    """A right class with the name, module and ancestors of `wrong`, in which the changed methods are the right ones
+    again.
 
-    Tests that go by what a sync is called, and not by what it does, reject it.
+    Tests that go by a sync's name, and not by what it does, reject it.
     """
     right = wrong.__mro__[1]
     restored = {name: getattr(right, name) for name, value in vars(wrong).items() if callable(value)}
@@ -102,17 +105,17 @@ SUBJECTS = RIGHT | WRONG | MENDED
 
 
 class SyncUnderTest:
-    """What a test gets: a gradient sync's contract, the same for all of them."""
+    """What a test gets: the contract of a gradient sync, the same for all of them."""
 
     def __init__(self, sync: GradientSync):
         self._sync = sync
 
     def attach(self, model: nn.Module) -> nn.Module:
-        """Give the model rank 0's weights on every rank; returns the module to call in its place."""
+        """Give the model rank 0's weights on every rank. Returns the module to call instead of the model."""
         return self._sync.attach(model)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """A context for every forward and backward of a step but the last."""
+        """A context for every forward and backward of a step except the last."""
         return self._sync.no_sync()
 
     def finish(self) -> None:
@@ -120,15 +123,15 @@ class SyncUnderTest:
         self._sync.finish()
 
     def detach(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         self._sync.detach()
 
 
 def run_tests(comm: Communicator, path: str, tests: Sequence[tuple[str, Sequence[str]]], subject: str) -> None:
-    """Run the tests in the file at `path`, each with a new sync of this kind, one after the other.
+    """Run the tests in the file at `path`, one after another, each with a new sync of this kind.
 
-    A test is its function's name, and the names of what it asks for. The first exception is the end, unless it says
-    that the test is skipped, as unittest's and pytest's do.
+    A test is its function's name and the names of its arguments. The first exception ends the run, unless it means that
+    the test is skipped, as unittest's and pytest's exceptions do.
     """
     os.chdir(Path(path).parent)
     make_sync = SUBJECTS[subject].sync
@@ -144,7 +147,7 @@ def run_tests(comm: Communicator, path: str, tests: Sequence[tuple[str, Sequence
 
 
 def _is_skip(error: BaseException) -> bool:
-    """Whether a test says with this exception that it does not apply here."""
+    """Whether this exception means that a test does not apply here."""
     unittest, pytest = sys.modules.get("unittest"), sys.modules.get("pytest")
     kinds = [getattr(unittest, "SkipTest", None), getattr(getattr(pytest, "skip", None), "Exception", None)]
     return any(isinstance(kind, type) and isinstance(error, kind) for kind in kinds)
