@@ -21,7 +21,7 @@ LAST = 10  # steps, whose loss is that at the end
 
 
 def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
-    """The verdict on the books of one run, by rank. `remarks` are further sentences on the ranks."""
+    """The verdict on the books of one run, which are in order of rank. `remarks` are more sentences about the ranks."""
     findings: list[AuditFinding] = []
     unjudged: list[str] = []
     judged: list[int] = []
@@ -85,7 +85,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
 
 
 def _last_loss(books: Sequence[Book]) -> float | None:
-    """The mean of the loss over the ranks' last steps, LAST of each at most; None if one's was no number."""
+    """The mean loss of the ranks' last steps, at most LAST of each; None if one was not a number."""
     rows = [each["losses"] for book in books for each in book["iterations"][-LAST:]]
     if not rows or not all(rows):
         return None
@@ -94,7 +94,7 @@ def _last_loss(books: Sequence[Book]) -> float | None:
 
 
 def _is_effect(book: Book) -> bool:
-    """Whether a rank ended well, or by an error that another rank's end makes."""
+    """Whether a rank ended well, or by an error that another rank's end causes."""
     return ended_well(book) or bool(_OF_ANOTHER.search(book["error"]))
 
 
@@ -119,7 +119,7 @@ def _end_of(book: Book, books: Sequence[Book]) -> str:
 
 
 def _of_ranks(books: Sequence[Book]) -> list[str]:
-    """Sentences on ranks that never came, were ended, or failed."""
+    """Sentences about ranks that never came, were ended, or failed."""
     found = []
     missing = sorted(set(range(books[0]["world_size"])) - {book["rank"] for book in books})
     if missing:

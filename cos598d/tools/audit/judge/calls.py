@@ -1,4 +1,4 @@
-"""Ranks that wait for one another forever; and waste and notes, most of which are about calls too."""
+"""Ranks that wait for each other forever; and waste and notes, most of which are about calls too."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def judge_hang(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
 def _absent(
     call: Mapping[str, Any], rank: int, waiting: Mapping[int, Mapping[str, Any]], books: Mapping[int, Book]
 ) -> list[int]:
-    """The ranks that a rank waits for in a call: of those with a book the ones that have not made it."""
+    """The ranks that a rank waits for in a call: those with a book that have not made it."""
     if call["op"] in (SEND, RECEIVE):
         peer = call["ranks"][call["root"]] if call["root"] < len(call["ranks"]) else call["root"]
         answers = waiting.get(peer)
@@ -73,7 +73,7 @@ def _absent(
 
 
 def _mismatch(waiting: Mapping[int, Mapping[str, Any]], books: Mapping[int, Book]) -> str:
-    """A sentence on two ranks whose calls of one number are not the same call."""
+    """A sentence about two ranks whose calls with the same number are different; "" if there are none."""
     for rank, call in waiting.items():
         for other in (each for each in call["ranks"] if each in books and each != rank and call["number"]):
             for answer in books[other]["recent"]:
@@ -89,7 +89,7 @@ def _differ(call: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _is_circle(absent: Mapping[int, Sequence[int]]) -> bool:
-    """Whether some ranks wait for one another in a ring."""
+    """Whether some ranks wait for each other in a circle."""
     for begin in absent:
         reached, new = set(), set(absent[begin])
         while new:
@@ -128,14 +128,14 @@ def _elsewhere(book: Book) -> str:
 
 
 def judge_waste(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
-    """What costs without need in one group of ranks."""
+    """Needless cost in one group of ranks."""
     if len(books) < 2:
         return []
     return _every_micro_batch(fits) + _evaluation(books) + _barriers(books)
 
 
 def judge_notes(books: Sequence[Book]) -> list[AuditFinding]:
-    """Notes: useful facts that are no faults."""
+    """Useful facts that are not faults."""
     if len(books) < 2 or not books[0]["iterations_seen"] or any(map(_brings_numbers_together, books)):
         return []
     calls = sum(entry["calls"] for entry in books[0]["ledger"])
@@ -144,7 +144,7 @@ def judge_notes(books: Sequence[Book]) -> list[AuditFinding]:
 
 
 def _brings_numbers_together(book: Book) -> bool:
-    """Whether a rank made a call that may carry a loss, since its first backward pass and outside backward passes."""
+    """Whether a rank made a call that may carry a loss, since its first backward pass and outside of all passes."""
     calls = sum(entry["calls"] for entry in book["ledger"] if _may_carry_loss(entry))
     return calls > sum(not row["iteration"] and _may_carry_loss(row) for row in book["calls"])
 

@@ -19,7 +19,7 @@ _PERCENT = 100
 
 
 def judge_samples(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
-    """What is wrong with the data of one group of ranks, and what could not be judged of it."""
+    """What is wrong with the data of one group of ranks, and what could not be judged."""
     findings = _no_set_epoch(books)
     if len(books) < 2:
         return findings, []
@@ -71,9 +71,9 @@ def _overlap(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
 
 
 def _leak(books: Sequence[Book]) -> list[AuditFinding]:
-    """Ranks that evaluate samples on which other ranks train, and not they themselves: each has split the data alone.
+    """Ranks that evaluate samples that only other ranks train on. Each rank has split the data by itself.
 
-    Whoever evaluates what was trained on has an n-th of his own in it: n - 1 times as many are of others.
+    A rank that evaluates the training data has its own n-th in it, and n - 1 times as many samples of others.
     """
     trained = [set(book["training_samples"]) for book in books]
     for rank, book in enumerate(books):
@@ -91,7 +91,7 @@ def _leak(books: Sequence[Book]) -> list[AuditFinding]:
 
 
 def _place(books: Sequence[Book]) -> Where:
-    """Where the loader that trains is iterated over; without one where the loss is."""
+    """Where the training loader is iterated over; if there is none, where the loss is."""
     return next((where(loader) for loader in books[0]["loaders"] if loader["trains"]), loss_place(books))
 
 
@@ -113,9 +113,10 @@ def _no_set_epoch(books: Sequence[Book]) -> list[AuditFinding]:
 
 
 def judge_metrics(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
-    """What is wrong with the numbers that one group's last evaluation adds up, and what could not be judged of them.
+    """What is wrong with the numbers that one group's last evaluation adds up, and what could not be judged.
 
-    A share of right answers is a fraction of the examples of its rank: of which examples the number itself tells.
+    A share of right answers is a fraction of its rank's examples. So the number itself shows how many examples it is
+    of.
     """
     of_rank = [book.get("sums", []) for book in books]
     calls = [each for each in zip(*of_rank, strict=False) if len({(*sums["where"],) for sums in each}) == 1]
@@ -153,8 +154,11 @@ def _padded(books: Sequence[Book]) -> list[AuditFinding]:
 
 
 def _has_hits(columns: Sequence[Any], rows: Sequence[int], length: int) -> bool:
-    """Whether right answers are added up with the count, and nothing tells that the repeated ones are left out: neither
-    the number of these nor that of the others is added up. Other data's numbers do not count, and ones may be ranks."""
+    """Whether right answers are added up with the count, and nothing shows that the repeated ones are left out.
+
+    It would show if the number of the repeated ones, or of the others, were added up. Numbers of other data do not
+    count, and a column of ones may be ranks.
+    """
     data = [(row, length) for row in rows]
     of_data = [each for call, each in columns if [(sums["rows"], sums["length"]) for sums in call] == data]
     hits = [each for each in of_data if len({*each}) > 1 and [*each] != [*rows] and _are_whole(each)]
@@ -163,9 +167,12 @@ def _has_hits(columns: Sequence[Any], rows: Sequence[int], length: int) -> bool:
 
 
 def _are_shares(column: Sequence[float], rows: Sequence[int], length: int) -> bool:
-    """Whether the numbers are fractions of their ranks' examples, and not all of them of all examples, as parts of a
-    weighted mean are. They differ, and are not whole, as counts are: 20 of 50 is 40 %, and so may be 40 of 99.
-    On the last rank, whose share is filled up, it is neither 0 nor 1."""
+    """Whether the numbers are fractions of their ranks' examples.
+
+    They are not if all are fractions of all examples, as the parts of a weighted mean are. They differ, and are not
+    whole numbers, as counts are: 20 of 50 is 40 %, and so may be 40 of 99. On the last rank, whose share is filled up,
+    the number is neither 0 nor 1.
+    """
     if _are_whole(column):
         return False
     wholes = {length or sum(rows)} | ({sum(rows)} if len({*rows}) > 1 else set())

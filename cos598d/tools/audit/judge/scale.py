@@ -1,4 +1,4 @@
-"""Faults of scale: which multiple of the average is applied, by the factors of the fits and the losses' weights."""
+"""Faults of scale: which multiple of the average is applied, by the fits' factors and the losses' weights."""
 
 import math
 import operator
@@ -20,10 +20,11 @@ _FAR = 10**9
 
 @dataclass(frozen=True)
 class _Scaled:
-    """A step's factor: `factor` times the average is applied, without what torch's clip made of it.
+    """A step's factor: `factor` times the average is applied, without the effect of torch's clip.
 
-    `totals` are what the losses of all ranks weigh together, as multiples of one mean over all examples, by how these
-    may be counted; () where it is not known. `apart` are tensors with another factor, over the others'.
+    `totals` are the weights of all ranks' losses together, as multiples of one mean over all examples. There is one for
+    each way of counting examples; () if it is not known. `apart` are tensors with another factor, relative to the
+    others'.
     """
 
     step: StepFits
@@ -44,13 +45,15 @@ class _Scaled:
         return any(near(self.factor * total, value) for total in self.totals)
 
     def comes_to_each(self, value: float) -> bool:
-        """The same where each micro-batch is to count as a whole."""
+        """The same, if each micro-batch counts as a whole batch."""
         return self.micros > 1 and any(near(self.factor * total / self.micros, value) for total in self.totals)
 
 
 def judge_scale(ranks: int, fits: Fits, names: Sequence[str], is_rounded: bool) -> Judged:
-    """A sum where there should be a mean, a mean of a mean, another factor, and a common gradient that ranks scale
-    differently, of these tensors; and what could not be judged of it."""
+    """What is wrong with the scale of these tensors' gradients, and what could not be judged.
+
+    It may be a sum instead of a mean, a mean of a mean, another factor, or one average that ranks scale differently.
+    """
     steps: list[_Scaled] = []
     for step in fits.steps:
         by_rank = [_factors(of_rank, names) for of_rank in step.fits]
@@ -83,7 +86,7 @@ def _factors(of_rank: Mapping, names: Sequence[str]) -> dict[str, float]:
 
 
 def _usual(factors: Iterable[float]) -> float:
-    """The factor that most tensors have; of several the nearest to 1."""
+    """The factor of most tensors; if several are as frequent, the nearest to 1."""
     groups: dict[int, list[float]] = {}
     for each in factors:
         groups.setdefault(round(math.log(each) / NEAR) if each > 0 else -_FAR, []).append(each)
@@ -117,8 +120,7 @@ def _scaled(step: StepFits, ranks: int, usual: float, by_rank: Sequence[Mapping[
 
 
 def _counted_one_way(steps: list[_Scaled], ranks: int) -> list[_Scaled]:
-    """The steps with the one total by which all of them come to the same, if examples can be counted so: what one step
-    comes to in another way is chance."""
+    """The steps with only the total by which all of them agree, if there is one: others agree by chance."""
     ways = min(len(each.totals) for each in steps)
     for value in (1, 1 / ranks, ranks):
         for way in range(ways):
@@ -128,7 +130,7 @@ def _counted_one_way(steps: list[_Scaled], ranks: int) -> list[_Scaled]:
 
 
 def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -> Judged:
-    """What the factor of most tensors is."""
+    """The fault that the factor of most tensors shows."""
     place = gradient_place(fits, steps[0].step)
     of = f"times the average of {ranks} ranks"
     for each in steps:
@@ -183,8 +185,10 @@ def _other_factor(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: fl
 
 
 def _smaller(steps: Sequence[_Scaled]) -> str:
-    """A sentence on a step over fewer examples that is divided by the number of another step's: each example counts as
-    much in all steps, and the step is smaller."""
+    """A sentence about a step over fewer examples that is divided by another step's number of examples.
+
+    Each example then counts as much in all steps, and the step is smaller. "" if there is no such step.
+    """
     for way in range(min(len(each.totals) for each in steps)):
         full = next((each for each in steps if near(each.factor * each.totals[way], 1)), None)
         if full is None or not all(each.examples[way] for each in steps):
@@ -199,7 +203,7 @@ def _smaller(steps: Sequence[_Scaled]) -> str:
 
 
 def _of_some(ranks: int, fits: Fits, steps: Sequence[_Scaled], count: int) -> Judged:
-    """Tensors with a factor of their own, while that of the others is right."""
+    """Tensors that have their own factor, while the others' factor is right."""
     names = dict.fromkeys(name for each in steps for name in each.apart)
     ratios = {name: [each.apart.get(name, 1.0) for each in steps] for name in names}
     summed = [name for name, each in ratios.items() if all(near(ratio, ranks) for ratio in each)]
@@ -224,7 +228,7 @@ def _is_divided(each: _Scaled, ranks: int) -> bool:
 
 
 def _may_be_meant(step: StepFits, ranks: int) -> bool:
-    """Whether the losses may be an n-th of a mean by themselves, as half a squared error is on two ranks."""
+    """Whether the losses may be an n-th of a mean by intention, as half a squared error is on two ranks."""
     numbers = (ranks, 1 / ranks)
     for micro in (micro for row in step.rows for micro in row["micro"]):
         if micro["literals"] is None or not micro["divided"]:
@@ -239,7 +243,7 @@ def _may_be_meant(step: StepFits, ranks: int) -> bool:
 
 
 def _is_divided_outside(step: StepFits, ranks: int) -> bool:
-    """Whether a loss is divided by the ranks' number, or by a multiple, that is no number in the text."""
+    """Whether a loss is divided by the number of ranks, or a multiple of it, and that number is not in the text."""
     for micro in step.rows[0]["micro"]:
         by = [number for number in micro["divided"] if number not in (micro["literals"] or ())]
         if any(near(number, ranks * times) for number in by for times in {1, len(step.rows[0]["micro"])}):
@@ -248,7 +252,7 @@ def _is_divided_outside(step: StepFits, ranks: int) -> bool:
 
 
 def _clip_factor(step: StepFits) -> float:
-    """What a clip by torch's function after the gradients had travelled made of them."""
+    """The factor of clips by torch's function after the gradients were sent."""
     row = step.rows[0]
     calls = [each["event"] for each in calls_of(step, GRADIENT)]
     factor = 1.0

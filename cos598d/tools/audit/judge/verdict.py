@@ -35,8 +35,11 @@ CONSEQUENCES = {
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """One fault, waste or note by its name in WORDS. `evidence` are sentences with numbers; `where` is the file, the
-    line and the function of the script; `consequences` are the names of findings that are only its effects."""
+    """One fault, waste or note, by its name in WORDS.
+
+    `evidence` are sentences with numbers. `where` is the file, line and function of the script. `consequences` are the
+    names of findings that are only its effects.
+    """
 
     name: str
     evidence: tuple[str, ...]
@@ -73,14 +76,13 @@ def where(event: Mapping[str, Any]) -> Where:
 
 
 def loss_place(books: Sequence[Mapping[str, Any]]) -> Where:
-    """Where the first rank's first backward pass is; nowhere without one."""
+    """Where the first rank's first backward pass is; nowhere if there was none."""
     return next((where(micro) for step in books[0]["steps"] for micro in step["micro"]), ("", 0, ""))
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much an audit rests on: ranks whose books are there, steps made, those in which gradients were judged, and
-    what was trained."""
+    """The basis of an audit: ranks with a book, steps, steps in which gradients were judged, and what was trained."""
 
     ranks: int
     world_size: int
@@ -96,7 +98,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class AuditVerdict:
-    """An audit's result. `remarks` are sentences on the ranks: which never came, crashed or were killed."""
+    """An audit's result. `remarks` are sentences about ranks that never came, crashed or were killed."""
 
     script: str
     seen: Coverage
@@ -106,13 +108,13 @@ class AuditVerdict:
 
     @property
     def is_sure(self) -> bool:
-        """Whether gradients were judged in at least half of the examined steps, with nothing about them left open: only
-        then is no finding good news."""
+        """Whether gradients were judged in at least half of the examined steps, with nothing about them left open. Only
+        then does no finding mean no fault."""
         are_open = any(each.startswith("gradients:") for each in self.not_judged)
         return self.seen.judged > 0 and self.seen.examined <= 2 * self.seen.judged and not are_open
 
     def without(self, names: Sequence[str]) -> "AuditVerdict":
-        """The same without the findings of these names, and a remark on those that there were."""
+        """The same without the findings of these names, and with a remark that lists them."""
         ignored = sorted({each.name for each in self.findings if each.name in names})
         if not ignored:
             return self
@@ -135,7 +137,7 @@ class AuditVerdict:
 
 
 def ordered(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
-    """The findings without those that others bring about, each of which names its own; one of a name is enough."""
+    """The findings, each name once, without those that others cause. Each names its own effects."""
     by_name: dict[str, AuditFinding] = {}
     for each in findings:
         by_name.setdefault(each.name, each)

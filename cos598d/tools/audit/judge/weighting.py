@@ -26,7 +26,7 @@ _FLAT = "flat_param"  # of FSDP's first form: its parts have different weights i
 
 
 def median_factors(fits: Sequence[Fit]) -> tuple[float, ...]:
-    """The factors of several tensors as one."""
+    """The factors of several tensors, as one."""
     if not fits:
         return ()
     count = len(fits[0].factors)
@@ -35,14 +35,14 @@ def median_factors(fits: Sequence[Fit]) -> tuple[float, ...]:
 
 
 def combination(factors: Sequence[float]) -> str:
-    """A sentence on the factors by rank, of which 1 is what an average has."""
+    """A sentence about the factors by rank. An average has 1 for each."""
     ranks = len(factors)
     parts = " + ".join(f"{factor / ranks:.3f} g{place}" for place, factor in enumerate(factors))
     return f"The applied gradient is {parts}, where an average is {1 / ranks:.3f} of each."
 
 
 def absent_from(factors: Sequence[float]) -> list[int]:
-    """The ranks of which nothing is in it, next to the others' factors: a gradient scaler makes all of them small."""
+    """The ranks of which nothing is in it, compared with the others: a gradient scaler makes all factors small."""
     most = max(map(abs, factors))
     return [rank for rank, factor in enumerate(factors) if abs(factor) <= NEAR * most]
 
@@ -56,14 +56,14 @@ def partial_average(fits: Fits, factors: Sequence[float], absent: Sequence[int],
 
 
 def _is_of_a_group(fits: Fits, name: str) -> bool:
-    """Whether a tensor's gradient travels among some ranks only, as that of an expert that these ranks share."""
+    """Whether a tensor's gradient is sent only among some ranks, such as that of an expert that these ranks share."""
     step = fits.steps[0]
     calls = [each for rank in range(len(step.rows)) for each in calls_of(step, GRADIENT, rank)]
     return any(name in each["names"] and len(each["ranks"]) < len(step.rows) for each in calls)
 
 
 def partial_of_some(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
-    """Some tensors to which every rank applies what some ranks computed: in all steps the same ranks' on all."""
+    """Tensors to which every rank applies the gradients of only some ranks: in all steps those of the same ranks."""
     found: dict[str, tuple[float, ...]] = {}
     for name in names:
         of_name = [[of_rank.get(name) for of_rank in step.fits] for step in fits.steps]
@@ -95,9 +95,9 @@ def judge_weighting(books: Sequence[Book], fits: Fits) -> Judged:
 
 
 def judge_zeros(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
-    """A loss that no weight changes: in all examined steps the gradients are 0, and later the loss stays what it is.
+    """A loss that depends on no weight: in all examined steps the gradients are 0, and later the loss does not change.
 
-    A loss that is 0 for a while, as a hinge's may be, is none.
+    A loss that is 0 for a while, such as a hinge loss, is not one.
     """
     steps = [step for step in fits.steps if step.iteration in fits.zero]
     losses = {loss for book in books for row in book["iterations"] for loss in row["losses"]}
@@ -137,7 +137,7 @@ def _micro_batches(fits: Fits, known: Sequence[Fit]) -> Judged:
 
 
 def _weights(fits: Fits) -> list[AuditFinding]:
-    """Losses that are means of batches of different sizes and count alike, or of equal sizes and do not."""
+    """Losses that are means of batches of different sizes and count equally, or of equal sizes and do not."""
     for step in fits.steps:
         if most_common(step.known()) != MEAN:
             continue
@@ -159,8 +159,11 @@ def _weights(fits: Fits) -> list[AuditFinding]:
 
 
 def _examples(fits: Fits) -> list[str]:
-    """A sentence on means over unequal numbers of examples, as of tokens that a loss does not ignore, that count the
-    same: by the samples' number they count alike, by the examples' number they do not."""
+    """A sentence about means over unequal numbers of examples that count the same.
+
+    An example may be a token that a loss does not ignore. The means count equally by the number of samples, and
+    unequally by the number of examples.
+    """
     for step in fits.steps:
         if most_common(step.known()) != MEAN:
             continue
@@ -181,16 +184,18 @@ def _examples(fits: Fits) -> list[str]:
 
 
 def _of_an_example(micro: Mapping[str, Any]) -> float:
-    """How much an example weighs that the loss does not ignore; 0 if that is not known. A loss of which only its factor
-    is known is one sum."""
+    """The weight of an example that the loss does not ignore; 0 if it is not known. If only a loss's factor is known,
+    it counts as one sum."""
     if micro["weight"] is None:
         return math.prod(micro["multiplied"]) / (math.prod(micro["divided"]) or math.inf)
     return micro["weight"] if micro["counts"] else micro["weight"] / (micro.get("kept") or math.inf)
 
 
 def _of_a_sample(micros: Sequence[dict[str, Any]]) -> tuple[float, ...]:
-    """How much a sample of these backward passes weighs, by how samples may be counted: as rows of the batch, or as
-    what the losses are means or sums over. () where it is not known. Several losses of one batch are one loss of it.
+    """The weight of a sample of these backward passes, for each way of counting samples; () if it is not known.
+
+    Samples are rows of the batch, or what the losses are means or sums over. Several losses of one batch count as one
+    loss of it.
     """
     weights = [micro["weight"] for micro in micros]
     sizes = {(*micro["samples"],): micro["size"] for micro in micros if micro["size"]}
@@ -210,10 +215,10 @@ def _are_alike(weights: Sequence[float]) -> bool:
 
 
 def judge_parts(step: StepFits, place: Where) -> list[AuditFinding]:
-    """What it means that the ranks apply different multiples of the average, each to its own parts of the weights.
+    """The fault if ranks apply different multiples of the average, each to its own parts of the weights.
 
-    Only parts of the same weights are compared: weights of their own may be scaled by factors of their own. A flat
-    weight's parts hold different ones, so there only a clip by torch's function is told.
+    Only parts of the same weights are compared, since different weights may have different factors. A flat weight's
+    parts contain different weights, so there only a clip by torch's function is reported.
     """
     known = [{name: each.factor for name, each in of.items() if each.kind in (MEAN, INDISTINCT)} for of in step.fits]
     common = [name for name in known[0] if all(name in of for of in known) and name in step.rows[0]["places"]]

@@ -21,7 +21,7 @@ _MOST_SUMS, _MOST_NUMBERS = 64, 8  # calls of an evaluation that add up numbers,
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """The tensors in arguments, in order, of lists and dictionaries in them too."""
+    """The tensors in arguments, in order, also within lists and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth and isinstance(value, list | tuple):
@@ -33,17 +33,17 @@ def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
 
 
 def has_values(value: Any) -> bool:
-    """Whether these tensors have values: torch's fake ones and those on `meta` have only shapes, and train nothing."""
+    """Whether these tensors have values. torch's fake ones and those on `meta` have only shapes, and train nothing."""
     return not any(tensor.is_meta or hasattr(tensor, "fake_mode") for tensor in tensors_in(value))
 
 
 def batch_size(inputs: list[torch.Tensor]) -> int:
-    """The first dimension of the first input that has one; 0 without any."""
+    """The first dimension of the first input that has one; 0 if none has."""
     return next((len(each) for each in inputs if each.dim()), 0)
 
 
 def sample_digests(inputs: list[torch.Tensor]) -> list[str]:
-    """A digest of 16 letters for each row of the batch, of all inputs that have as many rows."""
+    """A digest of 16 letters for each row of the batch, over all inputs that have as many rows."""
     size = batch_size(inputs)
     with torch.no_grad():
         columns = [_rows(each) for each in inputs if each.dim() and len(each) == size]
@@ -69,10 +69,10 @@ def _rows(tensor: torch.Tensor) -> np.ndarray:
 
 
 class Data:
-    """The loaders and samplers of this process, by the order in which they were first iterated over.
+    """The loaders and samplers of this process, in the order in which they were first iterated over.
 
-    `backward` says that a batch was trained on: the loader that gave the last one had it, and its sampler; without a
-    loader the sampler that drew last.
+    When `backward` reports that a batch was trained on, it came from the loader that gave the last batch and its
+    sampler. Without a loader, it came from the sampler that drew last.
     """
 
     def __init__(self) -> None:
@@ -97,12 +97,14 @@ class Data:
             sampler["epochs"].append(epoch)
 
     def is_second_epoch(self) -> bool:
-        """Whether a loader that is trained on has begun again."""
+        """Whether a training loader has begun again."""
         return any(each["times"] > self._first.get(id(each), each["times"]) for each in self.loaders.values())
 
     def drawn(self) -> dict[str, Any]:
-        """How long the data is that gave the last batch, how long this rank's share, and whether a sampler for several
-        ranks has cut it; of data without a loader or a sampler, or that is trained on, the lengths are 0."""
+        """The source of the last batch: its length, this rank's share, and whether a distributed sampler has cut it.
+
+        The lengths are 0 without a loader and a sampler, and for data that is trained on.
+        """
         loader, sampler = self._last.get("loader"), self._last.get("sampler")
         last = sampler or loader
         if last is None or last["trains"] or (loader and loader["trains"]):
@@ -134,11 +136,11 @@ class Data:
             self._drawn[id(known)] = int(sampler.epoch)
 
     def iterates(self, iterator: Any, loader: Any) -> None:
-        """The iterator is the loader's."""
+        """`iterator` belongs to `loader`."""
         self._iterators[iterator] = loader
 
     def batch_came(self, iterator: Any, seconds: float) -> None:
-        """A loader has given a batch after so many seconds: one that evaluates between may have begun after it."""
+        """A loader has given a batch after so many seconds. A loader that evaluates may have begun in between."""
         self.seconds += seconds
         loader = self._iterators.get(iterator)
         for kind, known, what in (("loader", self.loaders, loader), ("sampler", self.samplers, _sampler(loader))):
@@ -172,7 +174,7 @@ def _length(what: Any) -> int:
 
 
 class Samples:
-    """Digests of samples in their order; training's until one epoch is over, or MOST have been seen."""
+    """Digests of samples, in order: those of training until an epoch is over or MOST have been seen."""
 
     def __init__(self) -> None:
         self.training: list[str] = []
@@ -196,12 +198,12 @@ class Samples:
         self.training += found[: MOST - len(self.training)]
 
     def evaluation_begins(self) -> None:
-        """What was evaluated before was another evaluation: the last one is compared."""
+        """A new evaluation begins. Only the last one is compared."""
         self.evaluation, self.evaluated, self.evaluation_batches = [], 0, 0
         self.sums, self._rows = [], 0
 
     def evaluate(self, batch: list[torch.Tensor], begun: int) -> None:
-        """A batch that went through the model without gradients; so many loaders and samplers have begun by then."""
+        """A batch went through the model without gradients. `begun` epochs of loaders and samplers have begun."""
         self._rows = batch_size(batch) + (self._rows if begun == self._begun else 0)
         self._begun = begun
         self.evaluated += batch_size(batch)
@@ -210,7 +212,7 @@ class Samples:
             self.evaluation += sample_digests(batch)[: MOST - len(self.evaluation)]
 
     def adds_up(self, tensors: list[torch.Tensor], drawn: dict[str, Any], where: list[Any]) -> None:
-        """An evaluation is about to add up these over the ranks; `drawn` is what its loader or sampler goes through."""
+        """An evaluation is about to sum these tensors over the ranks. `drawn` describes its loader or sampler."""
         elements = sum(each.numel() for each in tensors)
         are_exact = all(each.layout is torch.strided and each.dtype not in _COARSE for each in tensors)
         if self._rows and len(self.sums) < _MOST_SUMS and 0 < elements <= _MOST_NUMBERS and are_exact:

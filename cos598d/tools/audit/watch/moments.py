@@ -27,7 +27,7 @@ Ended = Callable[[torch.nn.Module, list[torch.Tensor], float], None]
 
 
 def listen(listener: Any) -> None:
-    """Tell `listener` from here on; None: nobody."""
+    """Report to `listener` from now on; None: to nobody."""
     global _listener, _is_installed  # noqa: PLW0603 - torch's functions are this process's, too
     _listener = listener
     if not _is_installed:
@@ -159,8 +159,8 @@ def _scaler_step(listener: Any, original: Any, scaler: Any, optimizer: Any, *arg
 
 
 class Forwards:
-    """Calls `begun` before and `ended` after each outermost call of a module that has parameters, and `inner` after
-    every module's."""
+    """Calls `begun` before and `ended` after each outermost call of a module with parameters, and `inner` after every
+    module's."""
 
     def __init__(self, begun: Begun, ended: Ended, inner: Begun):
         self._begun, self._ended, self._inner = begun, ended, inner
@@ -171,7 +171,7 @@ class Forwards:
         ]
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         for handle in self._handles:
             handle.remove()
 

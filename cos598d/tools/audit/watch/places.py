@@ -54,7 +54,7 @@ def is_library(file: str) -> bool:
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a file is in a place for packages, or a package's in a folder where an installer has left its record."""
+    """Whether a file is in a place for packages, or listed in an installer's record."""
     if file.startswith(_LIBRARIES) or {"site-packages", "dist-packages"}.intersection(file.split(os.sep)):
         return True
     for folder in (each.rstrip(os.sep) + os.sep for each in sys.path if each):
@@ -65,13 +65,13 @@ def _is_installed(file: str) -> bool:
 
 @functools.cache
 def _recorded(folder: str) -> frozenset[str]:
-    """The first parts of the paths that installers have recorded in a folder, as `pip install --target` does."""
+    """The first parts of the paths in a folder's installation records, as `pip install --target` writes them."""
     lines = [line for record in Path(folder).glob("*.dist-info/RECORD") for line in record.read_text().splitlines()]
     return frozenset(line.split("/")[0].split(",")[0] for line in lines)
 
 
 def frames() -> Iterator[FrameType]:
-    """The frames of who has called the caller's caller, the innermost first."""
+    """The frames of the caller's callers, the innermost first."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_DEEPEST):
         if frame is None:
@@ -99,7 +99,7 @@ def main_line() -> ScriptLine:
 
 
 def is_in_torch() -> bool:
-    """Whether the main thread is in a call of torch's that may wait for other ranks, seen from another thread."""
+    """Whether the main thread is in a call of torch that may wait for other ranks, seen from another thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return False
@@ -120,8 +120,10 @@ def called_from(functions: frozenset[str]) -> str:
 
 @functools.cache
 def literals(file: str) -> tuple[float, ...] | None:
-    """The numbers in what `backward` is called on in a file, and in what that is computed from, there and in the files
-    of the script's own that it imports; None where there is no text, or no such call."""
+    """The numbers in a loss's text: in the argument of `backward`, and in everything from which it is computed.
+
+    That is in `file`, and in the script's own files that it imports. None without text, or without such a call.
+    """
     made, losses = _made(file)
     if not losses:
         return None
@@ -130,9 +132,9 @@ def literals(file: str) -> tuple[float, ...] | None:
 
 @functools.cache
 def divides_by_ranks(file: str) -> bool:
-    """Whether the text of a loss, as `literals` reads it, divides by what is computed from the number of ranks.
+    """Whether the text of a loss, as `literals` reads it, divides by something computed from the number of ranks.
 
-    Only a name can tell it from another number that is as large: a temperature of 2 on two ranks.
+    Only a name distinguishes it from another equal number, such as a temperature of 2 on two ranks.
     """
     made, losses = _made(file)
     divisors = [each for node in _reached(made, losses) for each in _divisors(node)]
@@ -140,7 +142,7 @@ def divides_by_ranks(file: str) -> bool:
 
 
 def _made(file: str) -> tuple[dict[str, list[ast.AST]], list[ast.AST]]:
-    """By name what it is assigned, what a function of that name does, or what is passed for it; and all losses."""
+    """By name, what it is assigned, what the function of that name does, or what is passed for it; and all losses."""
     made: dict[str, list[ast.AST]] = {}
     losses: list[ast.AST] = []
     for tree in _trees(file):
@@ -154,7 +156,7 @@ def _made(file: str) -> tuple[dict[str, list[ast.AST]], list[ast.AST]]:
 
 
 def _reached(made: Mapping[str, Sequence[ast.AST]], begin: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """The nodes of these expressions, and of all that their names are made of."""
+    """The nodes of these expressions, and of everything from which their names are made."""
     waiting = [*begin]
     seen: set[tuple[str, bool]] = set()
     while waiting:
@@ -193,7 +195,7 @@ def _trees(file: str) -> list[ast.Module]:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """The names that a statement makes, and from what; of functions, their bodies. A module's own pass is no loss."""
+    """The names that a statement makes, and from what. A function's is its body; __init__ computes no loss."""
     if isinstance(node, ast.FunctionDef) and node.name != "__init__":
         yield node.name, node
     elif isinstance(node, ast.Assign):
@@ -204,7 +206,7 @@ def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _passed(node: ast.AST, parameters: Mapping[str, ast.arguments]) -> Iterator[tuple[str, ast.AST]]:
-    """The parameters of a function of the file, and what a call passes for them."""
+    """The parameters of one of the file's functions, and what a call passes for them."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in parameters:
         yield from zip([each.arg for each in parameters[node.func.id].args], node.args, strict=False)
         yield from ((each.arg, each.value) for each in node.keywords if each.arg)
@@ -221,7 +223,7 @@ def _divisors(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _words(node: ast.AST) -> Iterator[str]:
-    """The names in a node, and its text if it is one, as of a variable of the environment."""
+    """The name in a node, or its text, such as a variable of the environment."""
     if isinstance(node, ast.Name):
         yield node.id
     elif isinstance(node, ast.Attribute):
@@ -231,7 +233,7 @@ def _words(node: ast.AST) -> Iterator[str]:
 
 
 def _factors(node: ast.AST) -> Iterator[float]:
-    """The numbers by which an expression, or `/=`, multiplies or divides something that is not a number itself."""
+    """The numbers by which an expression, or `/=`, multiplies or divides something that is not a number."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
         values = [_number(each) for each in (node.left, node.right)]
         if None in values:

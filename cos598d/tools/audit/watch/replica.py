@@ -22,8 +22,11 @@ _GROUPS = 8  # of an optimizer that are noted
 
 
 class TrainedModel:
-    """The models that are trained, and their weights. The tensors are kept alive, so that they can be compared when the
-    script is over; those of a model that the script has let go before another is trained are not."""
+    """The trained models, and their weights.
+
+    The tensors are kept alive, so that they can be compared when the script is over. Tensors of a model that the script
+    freed before it trained another one are not.
+    """
 
     def __init__(self, sketch: Sketcher, shards: Shards):
         self._sketch, self._shards = sketch, shards
@@ -38,11 +41,11 @@ class TrainedModel:
 
     @property
     def names(self) -> dict[int, str]:
-        """What the model's parameters are called, by their ids."""
+        """The names of the model's parameters, by id."""
         return {id(each): name for name, each in self._weights.items()}
 
     def trained(self, module: torch.nn.Module) -> bool:
-        """`module` is trained; whether it is another one than before."""
+        """`module` is trained. Returns whether it is a new one."""
         alive = [each for each in (reference() for reference in self._modules) if each is not None]
         if any(each is module for each in alive):
             return False
@@ -59,7 +62,7 @@ class TrainedModel:
         return True
 
     def _add(self, known: dict[str, torch.Tensor], named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Add the tensors that are not known yet; two models' weights of one name have two names."""
+        """Add tensors that are not known yet. If two models' weights have the same name, they get different ones."""
         there = {id(each) for each in known.values()}
         for name, each in itertools.islice(named, _MOST):
             if id(each) not in there:
@@ -67,7 +70,7 @@ class TrainedModel:
                 known[f"model {len(self._modules)}: {name}" if name in known else name] = each
 
     def fingerprint(self) -> str:
-        """A digest that another value of any whole weight changes."""
+        """A digest that changes with the values of the whole weights."""
         sums = [each.detach().sum(dtype=torch.float64) for each in self._weights.values() if _is_dense(each)]
         return (
             hashlib.blake2b(torch.stack([each.cpu() for each in sums]).numpy().tobytes(), digest_size=8).hexdigest()
@@ -81,7 +84,7 @@ class TrainedModel:
         return any(each is not None and bool(each.to_dense().any()) for each in gradients)
 
     def sketches(self) -> dict[str, dict[str, str]]:
-        """What the rank holds now."""
+        """Sketches of everything that the rank holds now."""
         return {"weights": self.weights(), "parts": self.parts(), "buffers": self.buffers()}
 
     def weights(self) -> dict[str, str]:
@@ -90,7 +93,7 @@ class TrainedModel:
         return {name: to_text(self._sketch(each)) for name, each in whole.items()}
 
     def parts(self) -> dict[str, str]:
-        """A sketch of this rank's part of each weight that is cut, by name and place."""
+        """A sketch of this rank's part of each sharded weight, by name and place."""
         return {name: to_text(self._sketch(each)) for name, each in self._shards.parts()}
 
     def buffers(self) -> dict[str, str]:
@@ -103,8 +106,8 @@ class TrainedModel:
 
 
 def describe(trained: Sequence[torch.nn.Module]) -> dict[str, Any]:
-    """Facts of the models that are trained: the first one's class, wrappers and sync (if one of our wrappers has its
-    name), and what needs more than averaged gradients."""
+    """Facts about the trained models: the class, wrappers and sync (if one of our wrappers names it) of the first, and
+    parts for which averaged gradients are not enough."""
     wrappers: list[str] = []
     inner: torch.nn.Module = trained[0]
     sync = ""
@@ -133,8 +136,8 @@ def describe(trained: Sequence[torch.nn.Module]) -> dict[str, Any]:
 
 
 def modes(module: torch.nn.Module) -> list[int]:
-    """How many modules there are that train otherwise than they evaluate, as they are set, and how many of these are in
-    training mode; and how many modules of all are in evaluation mode."""
+    """The number of modules that train differently from how they evaluate, and how many of these are in training mode.
+    Third, the number of all modules that are in evaluation mode."""
     every = [*module.modules()]
     known = [each for each in every if _has_modes(each)]
     return [len(known), sum(each.training for each in known), sum(not each.training for each in every)]
@@ -154,13 +157,13 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def random_state(device: torch.device) -> str:
-    """A digest of the random state by which a module on this device drops out."""
+    """A digest of the random state that dropout uses on this device."""
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()
     return hashlib.blake2b(state.numpy().tobytes(), digest_size=8).hexdigest()
 
 
 class SteppedOptimizers:
-    """The optimizers that have stepped, in their order. They are not kept alive."""
+    """The optimizers that have stepped, in order. They are not kept alive."""
 
     def __init__(self, sketch: Sketcher, shards: Shards):
         self._sketch, self._shards = sketch, shards
@@ -172,13 +175,13 @@ class SteppedOptimizers:
             self._seen.append(weakref.ref(optimizer))
 
     def settings(self) -> list[dict[str, Any]]:
-        """What each goes by now."""
+        """The current settings of each."""
         return [settings_of(each) for each in (reference() for reference in self._seen) if each is not None]
 
     def state(self, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, str]:
-        """Sketches of what it remembers of the whole weights that have a name, such as their moments, by both names.
+        """Sketches of what it remembers of each named, whole weight, such as its moments, by both names.
 
-        Of a weight that is cut, or unknown to the model, ranks may remember different things by right.
+        Ranks may rightly remember different things about other weights: about sharded ones, and those not in the model.
         """
         found = {}
         for group in optimizer.param_groups:
@@ -193,13 +196,13 @@ class SteppedOptimizers:
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
-    """The learning rates of an optimizer's first groups; of those that are tensors none, which could be waited for."""
+    """The learning rates of an optimizer's first groups. Tensors are left out: to read one could block."""
     rates = [group.get("lr") for group in optimizer.param_groups[:_GROUPS]]
     return [float(each) for each in rates if isinstance(each, int | float) and math.isfinite(each)]
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimizer's class and, of its first groups, the numbers by which it goes."""
+    """An optimizer's class, and the numbers in its first groups."""
     groups = []
     for group in optimizer.param_groups[:_GROUPS]:
         found = {}

@@ -174,7 +174,7 @@ class StaleGradients(AllReduce):
 
 
 class OnlyLastPass(AllReduce):
-    """If a step has several backward passes, it averages only what the last one added. The rest stays each rank's own."""
+    """If a step has several backward passes, it averages only what the last one added."""
 
     def attach(self, model: nn.Module) -> nn.Module:
         self._own: dict[str, torch.Tensor] = {}
