@@ -63,18 +63,13 @@ def _install() -> None:
     _wrap(data.DataLoader, "__iter__", _loader)
     _wrap(DistributedSampler, "__iter__", _sampler)
     _wrap(_BaseDataLoaderIter, "__next__", _batch)
-    register_optimizer_step_pre_hook(_step_begins)
-    register_optimizer_step_post_hook(_step_ended)
+    register_optimizer_step_pre_hook(functools.partial(_step, "step_begins"))
+    register_optimizer_step_post_hook(functools.partial(_step, "step_ended"))
 
 
-def _step_begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _step(method: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if _listener is not None and has_values(next(tensors_in(optimizer.param_groups), None)):
-        _listener.step_begins(optimizer)
-
-
-def _step_ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if _listener is not None and has_values(next(tensors_in(optimizer.param_groups), None)):
-        _listener.step_ended(optimizer)
+        getattr(_listener, method)(optimizer)
 
 
 def _register_hook(listener: Any, original: Any, tensor: torch.Tensor, hook: Any) -> Any:

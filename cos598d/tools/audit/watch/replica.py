@@ -84,25 +84,14 @@ class TrainedModel:
         return any(each is not None and bool(each.to_dense().any()) for each in gradients)
 
     def sketches(self) -> dict[str, dict[str, str]]:
-        """Sketches of everything that the rank holds now."""
-        return {"weights": self.weights(), "parts": self.parts(), "buffers": self.buffers()}
-
-    def weights(self) -> dict[str, str]:
-        """A sketch of each weight that is whole on this rank."""
-        whole = {name: each for name, each in self._weights.items() if self._shards.are_whole(each)}
-        return {name: to_text(self._sketch(each)) for name, each in whole.items()}
-
-    def parts(self) -> dict[str, str]:
-        """A sketch of this rank's part of each sharded weight, by name and place."""
-        return {name: to_text(self._sketch(each)) for name, each in self._shards.parts()}
-
-    def buffers(self) -> dict[str, str]:
-        """A sketch of each buffer of floating-point numbers."""
-        return {
-            name: to_text(self._sketch(each))
-            for name, each in self._buffers.items()
-            if each.is_floating_point() and self._shards.are_whole(each)
+        """Sketches of what the rank holds now: whole weights, its parts of sharded ones, and floating-point buffers."""
+        buffers = [(name, each) for name, each in self._buffers.items() if each.is_floating_point()]
+        whole = {"weights": self._weights.items(), "buffers": buffers}
+        found = {
+            kind: {name: to_text(self._sketch(each)) for name, each in named if self._shards.are_whole(each)}
+            for kind, named in whole.items()
         }
+        return found | {"parts": {name: to_text(self._sketch(each)) for name, each in self._shards.parts()}}
 
 
 def describe(trained: Sequence[torch.nn.Module]) -> dict[str, Any]:
