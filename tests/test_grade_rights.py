@@ -280,13 +280,13 @@ def test_what_an_earlier_submission_left_is_not_counted_as_the_next_ones(monkeyp
 
 def test_the_next_grader_removes_the_folders_of_one_that_was_killed(tmp_path, scratch, monkeypatch):
     monkeypatch.setattr(processes, "scratch_base", lambda: str(scratch))
-    (scratch / "grade-old" / "tmp").mkdir(parents=True)
-    (scratch / "grade-file").write_text("")
-    (scratch / "grade-link").symlink_to(tmp_path)
-    (scratch / "another").mkdir()
+    (scratch / "cos598d-grade-old" / "tmp").mkdir(parents=True)
+    (scratch / "cos598d-grade-file").write_text("")
+    (scratch / "cos598d-grade-link").symlink_to(tmp_path)
+    (scratch / "grade-of-somebody").mkdir()
     with processes.scratch_folder() as own, grading(assignment_by(str), as_root=True):
         left = {path.name for path in scratch.iterdir()}
-    assert left == {own.name, "grade-file", "grade-link", "another"}
+    assert left == {own.name, "cos598d-grade-file", "cos598d-grade-link", "grade-of-somebody"}
     assert not own.exists()
 
 

@@ -16,9 +16,9 @@ from cos598d.terminal.locks import locked
 from cos598d.tools.check.supervisor import SET_CHILD_SUBREAPER, prctl
 from cos598d.tools.grade.assignment import Limits
 
-SCRATCH = "grade-"  # begins the names of scratch folders
+SCRATCH = "cos598d-grade-"  # begins the names of scratch folders, and of no others
 THREADS_EACH = 16  # that one process may have, on average
-LONGEST_BASE = 40  # characters: sockets are made below it, whose paths have at most 107
+LONGEST_BASE = 32  # characters: sockets are made below it, whose paths have at most 107
 MOST_LOOKED_AT = 200_000  # files, when a folder's size is added up
 SET_DUMPABLE = 4  # prctl(2)
 
@@ -57,20 +57,24 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def remove_left_folders() -> None:
-    """Delete the scratch folders of graders that were killed: nobody has locked them any more."""
+    """Delete the scratch folders of graders that were killed: nobody has locked them any more.
+
+    What a submission has left may still run and change them. So nothing there is followed, and root changes no rights.
+    """
     for path in Path(scratch_base()).glob(f"{SCRATCH}*"):
         with contextlib.suppress(OSError):  # it is no folder, another user's, locked, or cannot be locked at all
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(path)
+                _remove(path, is_ours=os.geteuid() != 0)
             finally:
                 os.close(descriptor)
 
 
-def _remove(path: Path) -> None:
+def _remove(path: Path, is_ours: bool = True) -> None:
+    """Delete a folder; one that `is_ours` with what may not be read in it."""
     # Python's own removal stops at folders that are nested deeply, or may not be read.
-    for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+    for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"])[0 if is_ours else 1 :]:
         with contextlib.suppress(OSError):
             subprocess.run([*command, "--", path], stderr=subprocess.DEVNULL, check=False)
     shutil.rmtree(path, ignore_errors=True)
