@@ -42,7 +42,7 @@ def _by_name(*subjects: Subject) -> dict[str, Subject]:
     return {subject.name: subject for subject in subjects}
 
 
-# What they have in common is the contract alone: no test may hold one of them to another's ways.
+# They share only the contract: a test must not require of one what only another does.
 RIGHT = _by_name(
     Subject("all_reduce", "sums each gradient by an all-reduce, and divides"),
     Subject("gather_scatter", "averages each gradient on rank 0"),
