@@ -1,6 +1,6 @@
 """Gradient syncs, each with one mistake that is made in practice: tests of the conformance suite.
 
-Those that a student's tests are tried on too are in `cos598d/tools/grade/under_test/wrong.py`.
+Those that a student's tests are tried on too are in `cos598d/tools/grade/under_test/syncs.py`.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from cos598d.data import sampler
 from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import GradientSync
 from cos598d.sync.bucketed import Bucketed
-from cos598d.tools.grade.under_test import wrong
+from cos598d.tools.grade.under_test import syncs
 
 MEAN, OFF = "averages_gradients", "off the mean"
 
@@ -181,7 +181,7 @@ class AnotherOrder(AllReduce):
 
 
 @mutant("bfloat16 in between", MEAN, OFF, "half precision (bf16) on the way")
-class BrainHalfInBetween(wrong.HalfInBetween):
+class BrainHalfInBetween(syncs.HalfInBetween):
     kind = torch.bfloat16
 
 
@@ -269,43 +269,43 @@ def _clip_in_the_loop_before_sync() -> type[GradientSync]:
 
 
 MUTANTS |= {
-    "sum not mean": Mutant(lambda: wrong.SumNotMean, MEAN, OFF, "summed and not averaged: off by exactly n"),
-    "divided by two": Mutant(lambda: wrong.DividedByTwo, MEAN, OFF, "divided by the wrong number: by 2", (3, 4)),
-    "clip before sync": Mutant(lambda: wrong.ClipBeforeSync, MEAN, OFF, "clipped to a norm of 0.3 before the average"),
+    "sum not mean": Mutant(lambda: syncs.SumNotMean, MEAN, OFF, "summed and not averaged: off by exactly n"),
+    "divided by two": Mutant(lambda: syncs.DividedByTwo, MEAN, OFF, "divided by the wrong number: by 2", (3, 4)),
+    "clip before sync": Mutant(lambda: syncs.ClipBeforeSync, MEAN, OFF, "clipped to a norm of 0.3 before the average"),
     "clip before sync, in the loop": Mutant(
         _clip_in_the_loop_before_sync, "trains_like_one_process", "differ", "differ from one process's"
     ),
-    "gather without scatter": Mutant(lambda: wrong.GatherWithoutScatter, MEAN, OFF, "but not sent back"),
-    "never averaged": Mutant(lambda: wrong.NeverAveraged, MEAN, OFF, "never averaged: every rank keeps its own"),
+    "gather without scatter": Mutant(lambda: syncs.GatherWithoutScatter, MEAN, OFF, "but not sent back"),
+    "never averaged": Mutant(lambda: syncs.NeverAveraged, MEAN, OFF, "never averaged: every rank keeps its own"),
     "same data on all ranks": Mutant(
         _same_data_on_all_ranks, "trains_like_one_process", "losses differ", "losses differ from one process's"
     ),
-    "weights instead of gradients": Mutant(lambda: wrong.WeightsInsteadOfGradients, MEAN, OFF, "never averaged"),
-    "weights touched too": Mutant(lambda: wrong.WeightsScaled, MEAN, "changed the weight", "finish changed weights"),
+    "weights instead of gradients": Mutant(lambda: syncs.WeightsInsteadOfGradients, MEAN, OFF, "never averaged"),
+    "weights touched too": Mutant(lambda: syncs.WeightsScaled, MEAN, "changed the weight", "finish changed weights"),
     "no initial broadcast": Mutant(
-        lambda: wrong.NoInitialBroadcast,
+        lambda: syncs.NoInitialBroadcast,
         "starts_from_rank_0",
         "differs from rank 0's",
         "differs from rank 0's after attach",
     ),
     "zeros for unused parameters": Mutant(
-        lambda: wrong.ZerosForUnused,
+        lambda: syncs.ZerosForUnused,
         "handles_unused_parameters",
         "should have no gradient",
         "a parameter that no rank used gets a gradient",
     ),
     "chunks without remainder": Mutant(
-        lambda: wrong.ChunksWithoutRemainder, MEAN, OFF, "the remainder of 600011 divided by 2"
+        lambda: syncs.ChunksWithoutRemainder, MEAN, OFF, "the remainder of 600011 divided by 2"
     ),
-    "copies back a part": Mutant(lambda: wrong.CopiesBackAPart, MEAN, OFF, "only the first 1000 of 600011 elements"),
-    "stale gradients": Mutant(lambda: wrong.StaleGradients, MEAN, OFF, "stale: each step has the average"),
+    "copies back a part": Mutant(lambda: syncs.CopiesBackAPart, MEAN, OFF, "only the first 1000 of 600011 elements"),
+    "stale gradients": Mutant(lambda: syncs.StaleGradients, MEAN, OFF, "stale: each step has the average"),
     "without the last rank": Mutant(
-        lambda: wrong.WithoutLastRank, MEAN, OFF, "rank 2's gradient is not in the average", (3,)
+        lambda: syncs.WithoutLastRank, MEAN, OFF, "rank 2's gradient is not in the average", (3,)
     ),
-    "without the last tensor": Mutant(lambda: wrong.WithoutLastTensor, MEAN, OFF, "wrong on last.bias, right on"),
+    "without the last tensor": Mutant(lambda: syncs.WithoutLastTensor, MEAN, OFF, "wrong on last.bias, right on"),
     "only the last pass": Mutant(
-        lambda: wrong.OnlyLastPass, "accumulates", OFF, "the first backward's gradient stays each rank's own"
+        lambda: syncs.OnlyLastPass, "accumulates", OFF, "the first backward's gradient stays each rank's own"
     ),
-    "half precision in between": Mutant(lambda: wrong.HalfInBetween, MEAN, OFF, "half precision (fp16) on the way"),
-    "only weights": Mutant(lambda: wrong.OnlyWeights, MEAN, OFF, "wrong on biases"),
+    "half precision in between": Mutant(lambda: syncs.HalfInBetween, MEAN, OFF, "half precision (fp16) on the way"),
+    "only weights": Mutant(lambda: syncs.OnlyWeights, MEAN, OFF, "wrong on biases"),
 }

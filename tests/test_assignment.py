@@ -16,10 +16,9 @@ from cos598d.commands.cli import main
 from cos598d.errors import UsageError
 from cos598d.tools.audit.judge.verdict import AuditFinding, AuditVerdict, Coverage
 from cos598d.tools.check.claims import CLAIMS
-from cos598d.tools.grade.assignment import Limits, assignment_of, read_assignment
-from cos598d.tools.grade.gradescope import VISIBILITIES, gradescope
+from cos598d.tools.grade.assignment import VISIBILITIES, Limits, assignment_of, read_assignment
 from cos598d.tools.grade.kinds.script import ScriptKind, score
-from cos598d.tools.grade.result_files import ResultFiles
+from cos598d.tools.grade.result_files import ResultFiles, gradescope
 from cos598d.tools.grade.scored import Judged, Scored, exit_code
 from cos598d.tools.grade.table import TomlTable
 from cos598d.tools.learn.lessons import NUMBERS, get_lesson
@@ -190,9 +189,9 @@ def test_an_assignment_that_cannot_be_read_is_a_sentence(tmp_path):
 
 def test_results_have_gradescopes_fields_and_what_was_not_judged_gives_nothing():
     scored = [
-        Scored("right", 2.5, 2.5, True, "it holds"),
-        Scored("wrong", 0, 1, False, "it does\nnot \x1b[31m"),
-        Scored("unknown", 0, 3, None, "a rank was lost"),
+        Scored("right", True, "it holds", 2.5, 2.5),
+        Scored("wrong", False, "it does\nnot \x1b[31m", 0, 1),
+        Scored("unknown", None, "a rank was lost", 0, 3),
     ]
     results = gradescope(scored, "Lab 1", 3.21, "after_published", [("ms per step", 1.5, "asc")])
     is_gradescopes(json.loads(json.dumps(results)))

@@ -18,17 +18,17 @@ from cos598d.comm.gloo import bytes_moved as moved
 from cos598d.commands.cli import main
 from cos598d.errors import UserError
 from cos598d.tools.audit.book import read_book
-from cos598d.tools.audit.card import card
+from cos598d.tools.audit.end import card
 from cos598d.tools.audit.exchange import Counter, read_books
 from cos598d.tools.audit.judge import judge
-from cos598d.tools.audit.judge.causes import CONSEQUENCES
 from cos598d.tools.audit.judge.fit import BY_MICRO, BY_RANK, INDISTINCT, MEAN, OWN, STALE, UNKNOWN, fit
 from cos598d.tools.audit.judge.samples import judge_samples
+from cos598d.tools.audit.judge.verdict import CONSEQUENCES
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.sketch import SIZE, Sketcher, from_text, to_text
 from cos598d.tools.audit.starter import filled
 from cos598d.tools.audit.watch.loss import factors_of, scale_of
-from cos598d.tools.audit.watch.source import divides_by_ranks, literals
+from cos598d.tools.audit.watch.places import divides_by_ranks, literals
 
 RIGHT = BY_HAND.lstrip()
 NEVER = with_changes("by_hand", [(AVERAGE, "")])

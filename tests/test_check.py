@@ -15,8 +15,7 @@ from cos598d.errors import UsageError
 from cos598d.sync import get_sync
 from cos598d.tools.check.card import claim as card_of
 from cos598d.tools.check.claims import CLAIMS
-from cos598d.tools.check.cost import compare, is_cost
-from cos598d.tools.check.ranks import cost_of_step
+from cos598d.tools.check.ranks import compare, cost_of_step, is_cost
 
 TOOLS = ROOT / "cos598d" / "tools"
 OPENING = """

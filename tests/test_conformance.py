@@ -12,10 +12,9 @@ from cos598d.comm.ledger import Ledger
 from cos598d.sync import SYNCS, get_sync
 from cos598d.tools.check import claims as conformance
 from cos598d.tools.check import ranks
-from cos598d.tools.check.causes import causes_of
 from cos598d.tools.check.claims.base import Claim, OnRank, World
 from cos598d.tools.check.evidence import Evidence
-from cos598d.tools.check.judge import judge_claims
+from cos598d.tools.check.judge import causes_of, judge_claims
 from cos598d.tools.check.noting import NotingCommunicator
 from cos598d.tools.check.spawn import run_world
 from cos598d.tools.check.trace import trace_direct_calls

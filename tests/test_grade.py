@@ -277,7 +277,7 @@ def test_a_class_that_is_stopped_leaves_nothing_behind(start, tmp_path, scratch)
     (tmp_path / "class" / "alice.py").write_text(source)
     (tmp_path / "lab.toml").write_text(ASSIGNMENT.replace("seconds = 5", "seconds = 50"))
     program = start_grade(start, scratch, "class", "--assignment", "lab.toml", "--csv", "grades.csv")
-    wait_until(lambda: list(scratch.glob("grade-*/submission/here")))
+    wait_until(lambda: list(scratch.glob("cos598d-grade-*/submission/here")))
     below = psutil.Process(program.process.pid).children(recursive=True)
     assert below
     program.process.terminate()

@@ -17,13 +17,11 @@ from test_assignment import assignment
 from test_grade_rights import SET_DUMPABLE, assignment_by
 
 from cos598d.errors import UsageError, UserError
-from cos598d.tools.grade.folder import SubmittedClass
-from cos598d.tools.grade.handed_in import digest_of, handed_in, plain_files
-from cos598d.tools.grade.results import KeptResults
+from cos598d.tools.grade.folder import SubmittedClass, in_processes
+from cos598d.tools.grade.grades import KeptResults
+from cos598d.tools.grade.handed_in import Student, digest_of, handed_in, plain_files
 from cos598d.tools.grade.rights import OwnNamespaces, hide, what_stops
-from cos598d.tools.grade.roster import Student
 from cos598d.tools.grade.submission import grading
-from cos598d.tools.grade.workers import in_processes
 from cos598d.tools.learn.lessons import get_lesson
 from cos598d.tools.learn.progress import GolfScore
 

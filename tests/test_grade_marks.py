@@ -15,12 +15,9 @@ from test_grade_rights import assignment_by
 
 from cos598d.errors import UsageError, UserError
 from cos598d.tools.grade.feedback import lines_named, page, page_name, write_feedback
-from cos598d.tools.grade.grades import Graded, write_board
-from cos598d.tools.grade.handed_in import HandedIn, LatePolicy, handed_in
-from cos598d.tools.grade.results import KeptResults, Result
-from cos598d.tools.grade.roster import Student, owners, read_roster
+from cos598d.tools.grade.grades import Graded, KeptResults, Result, write_board
+from cos598d.tools.grade.handed_in import HandedIn, LatePolicy, Student, handed_in, owners, read_roster, similar_pairs
 from cos598d.tools.grade.scored import Judged
-from cos598d.tools.grade.similar import similar_pairs
 from cos598d.tools.grade.submission import SubmissionEnd
 from cos598d.tools.learn import progress, session
 from cos598d.tools.learn.lessons import get_lesson

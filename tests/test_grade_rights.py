@@ -19,11 +19,12 @@ from test_assignment import RUNNER
 
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError, UserError
+from cos598d.tools.check import supervisor
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.grade import processes, submission
 from cos598d.tools.grade.assignment import Assignment, Limits
 from cos598d.tools.grade.folder import SubmittedClass, submissions_in
-from cos598d.tools.grade.kinds.kind import AssignmentKind
+from cos598d.tools.grade.kinds import AssignmentKind
 from cos598d.tools.grade.rights import User, user_for
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.submission import grading
@@ -247,7 +248,7 @@ def leave_one_behind(_):
 
 
 def test_what_could_not_be_ended_is_ended_with_a_later_submission(mine, monkeypatch):
-    monkeypatch.setattr(processes, "END_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "END_SECONDS", 0.3)
     judged = []
     with grading(assignment_by(leave_one_behind), as_root=True) as grader:
         with monkeypatch.context() as patch:
@@ -262,8 +263,8 @@ def test_what_could_not_be_ended_is_ended_with_a_later_submission(mine, monkeypa
 
 
 def test_what_an_earlier_submission_left_is_not_counted_as_the_next_ones(monkeypatch):
-    monkeypatch.setattr(processes, "END_SECONDS", 0.1)
-    tree = processes.ProcessTree()
+    monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
+    tree = supervisor.ProcessTree()
     sleeper = subprocess.Popen(["sleep", "100"])
     try:
         assert [each.pid for each in tree.own(tree.processes())] == [sleeper.pid]
@@ -275,6 +276,18 @@ def test_what_an_earlier_submission_left_is_not_counted_as_the_next_ones(monkeyp
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+def test_the_next_grader_removes_the_folders_of_one_that_was_killed(tmp_path, scratch, monkeypatch):
+    monkeypatch.setattr(processes, "scratch_base", lambda: str(scratch))
+    (scratch / "cos598d-grade-old" / "tmp").mkdir(parents=True)
+    (scratch / "cos598d-grade-file").write_text("")
+    (scratch / "cos598d-grade-link").symlink_to(tmp_path)
+    (scratch / "grade-of-somebody").mkdir()
+    with processes.scratch_folder() as own, grading(assignment_by(str), as_root=True):
+        left = {path.name for path in scratch.iterdir()}
+    assert left == {own.name, "cos598d-grade-file", "cos598d-grade-link", "grade-of-somebody"}
+    assert not own.exists()
 
 
 def test_each_submission_has_its_full_name_and_what_is_passed_over_is_said(tmp_path, monkeypatch, capsys):

@@ -14,10 +14,11 @@ from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.check.judge import judge_claims
 from cos598d.tools.check.spawn import RETURNED, RankEnd, run_world
 from cos598d.tools.check.verdict import CRASHED, DID_NOT_END, FAILED, PASSED
-from cos598d.tools.grade.kinds import KINDS, tests
+from cos598d.tools.grade.assignment import KINDS
+from cos598d.tools.grade.kinds import tests
+from cos598d.tools.grade.kinds.tests import read_tests
 from cos598d.tools.grade.table import TomlTable
-from cos598d.tools.grade.under_test import MENDED, RIGHT, SUBJECTS, WRONG, on_rank
-from cos598d.tools.grade.under_test.file import read_tests
+from cos598d.tools.grade.under_test import MENDED, RIGHT, SUBJECTS, WRONG, run_tests
 from cos598d.tools.learn import marking
 from cos598d.tools.learn.lessons import get_lesson
 
@@ -105,20 +106,23 @@ BAD = {
     "exits": "import sys\nsys.exit(0)\n\ndef test_it(sync):\n    pass\n",
     # The wrong ones by their names, modules and ancestors, and not by what they do.
     "recognises": """
+RIGHT = ("FromTheLast", "DividesFirst", "NewGradients", "ReduceScatterAllGather")
+
 def test_it(sync):
-    assert not any(each.__module__.endswith("wrong") for each in type(sync._sync).__mro__), "recognised"
+    own = [each.__name__ for each in type(sync._sync).__mro__ if each.__module__.endswith("under_test.syncs")]
+    assert set(own) <= set(RIGHT), "recognised"
 """,
     # An answer, results and a table of its own; pytest, the judge and what it is given replaced; six good words first.
     "forges": """
 import json, os, sys, tempfile, types
 from pathlib import Path
 import cos598d.tools.check.judge, cos598d.tools.grade.kinds.tests
-from cos598d.tools.grade.under_test import on_rank
+from cos598d.tools.grade import under_test
 
 sys.modules["pytest"] = types.ModuleType("pytest")
 cos598d.tools.check.judge.judge = lambda *_: ("passed", [])
 cos598d.tools.grade.kinds.tests.TestRunEnd.is_rejected = cos598d.tools.grade.kinds.tests.TestRunEnd.is_accepted = True
-on_rank.run_tests = lambda *_: None
+under_test.run_tests = lambda *_: None
 
 def test_it(sync, rank):
     print(json.dumps({"name": "sums", "passed": True, "words": "", "over": True}))
@@ -314,7 +318,7 @@ def test_a_file_that_cannot_be_run_as_tests_is_a_sentence(tmp_path, source, says
 def test_a_test_that_skips_has_passed(tmp_path, name):
     package = name.partition(".")[0]
     (tmp_path / "test_sync.py").write_text(f"import {package}\ndef test_a(sync):\n    raise {name}('not here')\n")
-    ends = run_world(2, on_rank.run_tests, str(tmp_path / "test_sync.py"), [("test_a", ["sync"])], "sums", seconds=60)
+    ends = run_world(2, run_tests, str(tmp_path / "test_sync.py"), [("test_a", ["sync"])], "sums", seconds=60)
     assert [end.how for end in ends] == [RETURNED] * 2, ends
 
 

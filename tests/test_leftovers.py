@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import psutil
 import pytest
 from programs import ROOT, wait_until
 
+from cos598d.tools.grade.processes import SCRATCH, remove_left_folders
 from cos598d.tools.learn.lessons import get_lesson
 
 MARK = "COS598D_TEST_MARK"  # a variable that everything inherits which a program starts
@@ -68,15 +70,23 @@ WORDS = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_a_command_that_is_killed_while_ranks_run_leaves_no_process(name, tmp_path):
+def test_a_command_that_is_killed_while_ranks_run_leaves_no_process_and_no_folder(name, tmp_path):
     write(tmp_path)
     program, mark = start(WORDS[name], tmp_path)
     # The command, the server, a supervisor and two ranks; the judge of a submission is one more.
     wait_until(lambda: len(marked(mark)) >= 5 + (name == "grade") or program.poll() is not None)
     assert program.poll() is None, (tmp_path / "output.txt").read_text()
+    # A submission's processes have their temporary files in its scratch folder.
+    scratch = {Path(each.environ()["TMPDIR"]).parent for each in marked(mark)}
+    scratch = {folder for folder in scratch if folder.name.startswith(SCRATCH)}
+    assert len(scratch) == (name == "grade")
+    remove_left_folders()
+    assert all(folder.is_dir() for folder in scratch)  # they are in use
     program.kill()
     program.wait()
     wait_until(lambda: not marked(mark))
+    remove_left_folders()  # as the next start of `grade` does
+    assert not any(folder.exists() for folder in scratch)
 
 
 @pytest.mark.parametrize("seconds", [0.4, 1.2])

@@ -15,12 +15,11 @@ from proof_mutants import (
 from cos598d.commands import prove as prove_command
 from cos598d.commands.cli import main
 from cos598d.sync.options import DEFAULTS
-from cos598d.tools.check.proof import card
-from cos598d.tools.check.proof.cases import CASES, CLIP, TOO_HIGH
+from cos598d.tools.check import card
+from cos598d.tools.check.proof.cases import CASES, CLIP, TOO_HIGH, reference
 from cos598d.tools.check.proof.judge import CaseVerdict
 from cos598d.tools.check.proof.observe import observe, observe_engine
 from cos598d.tools.check.proof.prove import prove
-from cos598d.tools.check.proof.reference import reference
 from cos598d.tools.check.verdict import DID_NOT_END, FAILED, KEPT, NOT_CLAIMED, REFUSED, WRONG
 
 NONCE, SECONDS = 598, 60

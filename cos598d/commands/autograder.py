@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the zip and return 0. Raises UserError if that cannot be done."""
     check_output_file("--output", options.output)
-    from cos598d.tools.grade.autograder import autograder
+    from cos598d.tools.grade.result_files import autograder
 
     content = autograder(options.assignment)
     try:

@@ -21,11 +21,10 @@ from cos598d.terminal.own_code import is_own
 from cos598d.terminal.reading import read_plain
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.check import card, ranks
-from cos598d.tools.check.causes import causes_of
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.check.claims.base import Claim
-from cos598d.tools.check.cost import compare, is_cost
-from cos598d.tools.check.judge import ClaimOutcome, judge
+from cos598d.tools.check.judge import ClaimOutcome, causes_of, judge
+from cos598d.tools.check.ranks import compare, is_cost
 from cos598d.tools.check.spawn import RankEnd, longer_than, run_world
 from cos598d.tools.check.trial import NONCE_BITS, Trial, facts_of
 from cos598d.tools.check.verdict import CRASHED, DID_NOT_END, PASSED

@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     with exits_on_sigterm():
         if is_one:
             return _one(options, assignment)
-        from cos598d.tools.grade.results import KeptResults
+        from cos598d.tools.grade.grades import KeptResults
 
         with KeptResults(options.csv).locked():
             return _class(options, assignment)
@@ -168,8 +168,7 @@ def _golfed_lesson(assignment: "Assignment") -> "Lesson":
 def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
     from cos598d.tools.grade.folder import SubmittedClass, names, submissions_in
     from cos598d.tools.grade.grades import write_board
-    from cos598d.tools.grade.roster import read_roster
-    from cos598d.tools.grade.similar import similar_pairs
+    from cos598d.tools.grade.handed_in import read_roster, similar_pairs
     from cos598d.tools.grade.submission import grading
 
     began = time.monotonic()

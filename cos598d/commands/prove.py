@@ -17,8 +17,7 @@ from cos598d.terminal.fields import given
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.terminal.words import number_of
 from cos598d.tools.bench.candidates import Candidate, parse_candidates
-from cos598d.tools.check import card as check_card
-from cos598d.tools.check.proof import card
+from cos598d.tools.check import card
 from cos598d.tools.check.proof.cases import CASES, TOLERANCES, Case
 from cos598d.tools.check.proof.observe import observe_engine
 from cos598d.tools.check.proof.prove import prove
@@ -71,8 +70,8 @@ def run(options: argparse.Namespace) -> int:
         results = []
         for engine in engines:
             results.append(_prove(engine, sizes, cases, nonce, options.seconds))
-            say(card.summary(results[-1]) if options.short else card.engine_card(results[-1]) + "\n")
-        say(card.how(TOLERANCES))
+            say(card.engine_summary(results[-1]) if options.short else card.engine_card(results[-1]) + "\n")
+        say(card.engine_numbers(TOLERANCES))
     facts = {"nonce": nonce, "tolerances": TOLERANCES, "engines": results}
     give_result(options.json, facts)
     return 0 if all(result["passed"] for result in results) else 1
@@ -100,10 +99,10 @@ def _prove(
     values = {name: getattr(engine.options, name) for name in given(engine.options, SYNC_FIELDS)}
     by_size = []
     for size in sizes:
-        check_card.progress(f"{engine.label} on {number_of(size, 'rank')}")
+        card.progress(f"{engine.label} on {number_of(size, 'rank')}")
         arguments = (observe_engine, engine.name, values, engine.options)
         by_size.append(prove(size, cases, nonce, seconds, *arguments))
-    check_card.progress("")
+    card.progress("")
     found = [
         result_of("case", case.name, case.says, zip(sizes, [verdicts[case.name] for verdicts in by_size], strict=True))
         for case in cases

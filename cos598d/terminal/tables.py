@@ -2,11 +2,13 @@
 
 import html
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from cos598d.terminal.printable import printable
 
 Rows = Sequence[Sequence[str]]
+WIDTH = 118  # of a report's lines, in characters
 
 
 def as_text(rows: Rows, numbers: bool = False) -> str:
@@ -21,6 +23,12 @@ def as_text(rows: Rows, numbers: bool = False) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def filled(text: str, indent: str = "", hanging: str = "  ") -> str:
+    """Lines of at most WIDTH: `indent` begins all of them, and `hanging` all except the first. Words stay whole."""
+    lines = textwrap.TextWrapper(WIDTH, indent, indent + hanging, break_long_words=False, break_on_hyphens=False)
+    return lines.fill(text)
 
 
 def as_markdown(rows: Rows) -> str:

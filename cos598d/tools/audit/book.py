@@ -26,6 +26,16 @@ from cos598d.records.run import RANK, RANKS
 from cos598d.records.schema import read
 from cos598d.tools.audit.sketch import SIZE, from_text
 
+GRADIENT, WEIGHT, BUFFER, SCALAR, OTHER, NOTHING = "gradient", "weight", "buffer", "scalar", "other", "nothing"
+MOST_ROWS, MOST_ENTRIES, MOST_ITERATIONS = 2000, 4000, 20_000
+ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+)
+GATHER, SCATTER, ALL_TO_ALL, BARRIER, SEND, RECEIVE = "gather", "scatter", "all_to_all", "barrier", "send", "recv"
 FORMAT = "cos598d audit 3"
 BOOKS, BOOK = "books", "rank{rank}.json"
 RUNNING, ENDED = "running", "ended"

@@ -1,20 +1,23 @@
 """The end of an audit: judge its traces, print and write the verdict, and choose the exit code."""
 
 import json
+import linecache
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cos598d.errors import ERROR, UsageError, UserError
 from cos598d.terminal.files import write_json
 from cos598d.terminal.printable import printable
-from cos598d.terminal.words import did_you_mean
-from cos598d.tools.audit import carried
-from cos598d.tools.audit.card import annotations, card
+from cos598d.terminal.tables import as_text, filled
+from cos598d.terminal.words import did_you_mean, number_of
+from cos598d.tools.audit import script
+from cos598d.tools.audit.book import GRADIENT, Book
 from cos598d.tools.audit.exchange import flight_path, read_books
 from cos598d.tools.audit.judge import judge
-from cos598d.tools.audit.judge.verdict import AuditVerdict
+from cos598d.tools.audit.judge.verdict import FAULT, NOTE, WASTE, AuditFinding, AuditVerdict
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.options import LEVELS, AuditFlags
 from cos598d.tools.audit.record import VERDICT, write_record
@@ -22,7 +25,128 @@ from cos598d.tools.audit.record import VERDICT, write_record
 if TYPE_CHECKING:
     from cos598d.tools.audit.rank import Rank
 
+_TO_DO = (
+    "let every rank make two or more steps with a torch.optim optimizer of the model's parameters (not of shards), on "
+    "data of its own, in a process that `cos598d audit` starts. Then audit again. If your strategy shards, audit the "
+    "same script once with another one, such as ddp."
+)
+_COMMANDS = {FAULT: "error", WASTE: "warning", NOTE: "notice"}
+_HEADS = {FAULT: ("fault", "faults"), WASTE: ("waste", "wastes"), NOTE: ("note", "notes")}
 FAULTS_FOUND, CANNOT_TELL, NOTHING_JUDGED = 3, 4, 5  # the exit codes with --strict
+
+
+def card(verdict: AuditVerdict, books: Sequence[Book]) -> str:
+    """The whole text."""
+    seen = verdict.seen
+    ranks = f"{seen.ranks} of {seen.world_size} ranks" if seen.ranks < seen.world_size else f"{seen.ranks} ranks"
+    lines = [
+        f"== audit of {printable(verdict.script)}: {ranks if seen.world_size > 1 else '1 rank'}, {seen.steps} steps"
+    ]
+    lines += [filled(f"{remark[:1].upper()}{remark[1:]}") for remark in map(printable, verdict.remarks)]
+    for level in (FAULT, WASTE, NOTE):
+        found = verdict.of(level)
+        for number, each in enumerate(found, 1):
+            lines += ["", *_finding(each, number, len(found))]
+    lines += ["", _result(verdict)]
+    lines += [filled(f"Not judged: {printable(each)}", "  ") for each in verdict.not_judged]
+    if not seen.judged and not verdict.of(FAULT):
+        lines.append(filled(f"To do: {_TO_DO}", "  "))
+    if table := ledger(books):
+        lines += ["", table, *exposed(books)]
+    return "\n".join(lines)
+
+
+def _result(verdict: AuditVerdict) -> str:
+    faults, seen = len(verdict.of(FAULT)), verdict.seen
+    sure = "No fault found" if verdict.is_sure else "Cannot tell: no fault in what could be judged"
+    sure = sure if seen.judged else "NOT JUDGED"
+    what = f"{number_of(faults, 'fault')} found" if faults else sure
+    judged = f"gradients judged in {seen.judged} of {seen.steps} steps"
+    cost = f"The audit took {seen.own_seconds:.2f} of {seen.seconds:.1f} s."
+    examined = number_of(seen.examined, "examined step")
+    after = f" After the {examined} it costs {100 * seen.own_share_after:.1f} % of each step."
+    return filled(f"{what}; {judged}. {cost}{after if seen.own_share_after else ''}")
+
+
+def _finding(finding: AuditFinding, number: int, of: int) -> list[str]:
+    words = WORDS[finding.name]
+    head = _HEADS[words.level][0].upper() + (f" {number} of {of}" if of > 1 else "")
+    lines = [f"{head}: {words.title} [{finding.name}]"]
+    lines += [filled(printable(each), "  ") for each in finding.evidence]
+    file, line, function = finding.where
+    if file:
+        code = linecache.getline(file, line).strip()
+        shown = f"{os.path.basename(file)} line {line}, in {function}" + (f": {code}" if code else "")
+        lines.append(filled(f"where: {printable(shown, 200)}", "  "))
+    lines += [filled(f"why: {words.why}", "  "), filled(f"fix: {words.mend}", "  ")]
+    if finding.consequences:
+        lines.append(filled("also: " + "; ".join(WORDS[name].title for name in finding.consequences) + ".", "  "))
+    return lines
+
+
+def annotations(verdict: AuditVerdict) -> str:
+    """The findings as annotation commands of GitHub's workflows: faults are errors, waste is a warning."""
+    lines = []
+    for each in verdict.findings:
+        file, line, _ = each.where
+        words = WORDS[each.name]
+        place = f" file={_escaped(os.path.relpath(file), ',:')},line={line}," if file else " "
+        text = _escaped(" ".join((*each.evidence, f"Fix: {words.mend}")))
+        lines.append(f"::{_COMMANDS[each.level]}{place}title={_escaped(words.title, ',:')}::{text}\n")
+    if not verdict.of(FAULT) and not verdict.is_sure:
+        lines.append(f"::warning title=not judged::{_escaped(' '.join(verdict.not_judged))}\n")
+    return "".join(lines)
+
+
+def _escaped(text: str, more: str = "") -> str:
+    for letter in "%\r\n" + more:
+        text = text.replace(letter, f"%{ord(letter):02X}")
+    return text
+
+
+def ledger(books: Sequence[Book]) -> str:
+    """The calls of the lowest rank, by operation, what they carried and the line: calls, bytes by formula, seconds."""
+    if not books or not books[0]["ledger"]:
+        return ""
+    sums: dict[tuple, list[float]] = {}
+    for entry in books[0]["ledger"]:
+        file, line, _ = entry["where"]
+        place = f"{os.path.basename(file)}:{line}" if file else "-"
+        when = "start" if entry["first_iteration"] == 0 else "steps"
+        key = (when, entry["op"], entry["kind"], place, entry["in_backward"])
+        found = sums.setdefault(key, [0, 0, 0, 0, 0.0])
+        for number, name in enumerate(("calls", "payload_bytes", "bytes_sent", "bytes_received", "seconds")):
+            found[number] += entry[name]
+    rows = [["when", "call", "carries", "line", "calls", "payload MB", "sent MB", "received MB", "s"]]
+    for (when, op, kind, place, in_backward), values in sums.items():
+        calls, *moved, seconds = values
+        carries = kind + (f", {calls / max(books[0]['iterations_seen'], 1):.3g} per step" if in_backward else "")
+        took = "in backward" if in_backward else f"{seconds:.3f}"
+        rows.append(
+            [when, op, carries, printable(place, 60), str(int(calls)), *(f"{e / 1e6:.3f}" for e in moved), took]
+        )
+    rank = books[0]["rank"]
+    return f"Calls of rank {rank}; sent and received by gloo's formulas:\n{as_text(rows, numbers=True)}"
+
+
+def exposed(books: Sequence[Book]) -> list[str]:
+    """How long the lowest rank only waited for gradients in the examined steps after the first, in a line: their calls
+    after backward, and the time in backward after its last gradient."""
+    book = books[0]
+    waited, whole = 0.0, 0.0
+    for step in book["steps"][1:]:
+        iteration = step["iteration"]
+        if iteration <= len(book["iterations"]):
+            rows = [row for row in book["calls"] if row["iteration"] == iteration and row["kind"] == GRADIENT]
+            waited += sum(row["seconds"] for row in rows if not row["in_backward"])
+            waited += step["seconds_after_gradients"] if any(row["in_backward"] for row in rows) else 0.0
+            whole += book["iterations"][iteration - 1]["seconds"]
+    if not whole or not waited:
+        return []
+    last = book["steps"][-1]["iteration"]
+    steps, those = ("Step 2", "it") if last == 2 else (f"Steps 2 to {last}", "them")
+    doing = f"rank {book['rank']} computed nothing, and only waited for gradients."
+    return [f"{steps} took {whole:.3g} s. For {waited:.3g} s of {those} {doing}"]
 
 
 def check_ignored(flags: AuditFlags) -> None:
@@ -101,7 +225,7 @@ def conclude_on_rank(rank: "Rank", code: int, flags: AuditFlags | None = None) -
         if rank.number != 0:
             return code
         rank.collect()
-    elif not carried.count():
+    elif not script.started():
         before = f"it ended with exit code {code} before it opened a process group"
         why = "it opened no process group" if code == 0 else before
         fix = "Let it open one on each rank" if code == 0 else "Fix the error above"

@@ -1,23 +1,25 @@
 """A plug-in of pytest: `audited(fn, world_size=2)` holds a project's own training step to the audit."""
 
-import multiprocessing
+import contextlib
 import os
 import pickle
 import secrets
-import time
 from collections.abc import Callable, Iterable
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from cos598d.terminal.children import end_all, wait_together
 
 if TYPE_CHECKING:
     from cos598d.tools.audit.judge.verdict import AuditVerdict
     from cos598d.tools.audit.options import Told
 
 Audited = Callable[..., "AuditVerdict"]
-_POLL_SECONDS = 0.05
 _FAILED_SECONDS = 10.0  # that the other ranks have when one has failed
+_STOP_SECONDS = 5.0  # that a rank has to end when it is asked to
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def audited(tmp_path: Path) -> Audited:
     ) -> "AuditVerdict":
         # Every run of pytest loads this module: what audits need is loaded by those that audit.
         from cos598d.errors import UserError
-        from cos598d.tools.audit.card import card
+        from cos598d.tools.audit.end import card
         from cos598d.tools.audit.exchange import read_books
         from cos598d.tools.audit.judge import judge
         from cos598d.tools.audit.judge.verdict import FAULT
@@ -63,38 +65,41 @@ def audited(tmp_path: Path) -> Audited:
     return run
 
 
+class _RankProcess(SpawnProcess):
+    """A rank in a fresh interpreter, with the methods of a `Child`."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        return self.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
 def _codes(told: "Told", fn: Callable[[], Any], world_size: int, seconds: float) -> list[int | None]:
     """Start the ranks, wait for them, and return their exit codes; None of one that had to be stopped."""
-    from cos598d.tools.audit.carried import Carried
     from cos598d.tools.audit.rank import begin
+    from cos598d.tools.audit.script import Carried
     from cos598d.tools.audit.starter import free_port
 
-    context = multiprocessing.get_context("spawn")
     port = free_port()
-    ranks = [
-        context.Process(target=Carried(told, begin, _call), args=(fn, rank, world_size, port))
-        for rank in range(world_size)
-    ]
+    ranks: list[_RankProcess] = []
     try:
-        for rank in ranks:
-            rank.start()
-        deadline = time.monotonic() + seconds
-        while any(rank.is_alive() for rank in ranks) and time.monotonic() < deadline:
-            if any(rank.exitcode for rank in ranks):
-                deadline = min(deadline, time.monotonic() + _FAILED_SECONDS)
-            time.sleep(_POLL_SECONDS)
-        return [rank.exitcode for rank in ranks]
+        for rank in range(world_size):
+            process = _RankProcess(target=Carried(told, begin, _call), args=(fn, rank, world_size, port))
+            process.start()
+            ranks.append(process)
+        with contextlib.suppress(TimeoutError):
+            wait_together(ranks, lambda _: _FAILED_SECONDS, seconds)
+        return [process.poll() for process in ranks]
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         pytest.fail(
             f"{told.script} cannot be given to another process ({error}). Make it a function of a module.",
             pytrace=False,
         )
     finally:
-        for rank in ranks:
-            if rank.pid is not None and rank.is_alive():
-                rank.terminate()
-                rank.join(5)
-                rank.kill()
+        end_all(ranks, _STOP_SECONDS)
 
 
 def _call(fn: Callable[[], Any], rank: int, world_size: int, port: int) -> None:

@@ -1,19 +1,23 @@
 """One rank under audit: its book begins with its process group, grows while it steps, and is completed at its end."""
 
 import contextlib
+import ctypes
 import os
 import secrets
+import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from cos598d.errors import one_line
 from cos598d.terminal.files import write_json
-from cos598d.tools.audit import carried, script
+from cos598d.tools.audit import script
 from cos598d.tools.audit.book import Book
 from cos598d.tools.audit.exchange import (
     STOPPED_SECONDS,
@@ -26,14 +30,77 @@ from cos598d.tools.audit.exchange import (
     remove_books,
 )
 from cos598d.tools.audit.options import Told
-from cos598d.tools.audit.stops import Stops
 from cos598d.tools.audit.watch.observer import Observer
 from cos598d.tools.audit.watch.writing import book_of
 from cos598d.world.network import network_identity
 
+_GRACE_SECONDS = 1.0  # that a Ctrl-C has to end the script by itself
+_OTHERS_SECONDS = 2.0  # that other ranks have to write a book, before this one's end fails their calls
+TIMEOUT = "--timeout"
 _STORE_SECONDS = 1.0
 _current: "Rank | None" = None
 _is_installed = False
+
+
+class Stops:
+    """From `__init__` to `close`, calls `stopped` with what has asked the process to end: "SIGTERM", "SIGINT" or
+    TIMEOUT, after so many `seconds`. Then the process ends by SIGTERM, unless the script has a handler of its own, or
+    it was a Ctrl-C. For the main thread.
+
+    Python calls a signal's handler when the main thread comes back from C++, which it never does in a hang. So a thread
+    reads what Python writes into a socket at once when a signal comes.
+    """
+
+    def __init__(self, stopped: Callable[[str], None], seconds: float | None):
+        self._stopped, self._pid, self._is_over = stopped, os.getpid(), threading.Event()
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._read, self._write = socket.socketpair()
+        self._write.setblocking(False)
+        self._before = signal.getsignal(signal.SIGTERM)
+        if self._before is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._ask)
+        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, daemon=True, name="cos598d audit").start()
+
+    def close(self) -> None:
+        """The script is over: signals are Python's again."""
+        self._is_over.set()
+        self.forget()
+
+    def forget(self) -> None:
+        """In a fork, too: what its signals are is not this process's."""
+        signal.set_wakeup_fd(-1)
+        if self._is_ours():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _is_ours(self) -> bool:
+        return signal.getsignal(signal.SIGTERM) == self._ask
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        """Nothing to do: the thread does it."""
+
+    def _watch(self) -> None:
+        while not self._is_over.is_set():
+            left = None if self._deadline is None else max(self._deadline - time.monotonic(), 0)
+            is_asked = bool(select.select([self._read], [], [], left)[0])
+            numbers = self._read.recv(64) if is_asked else b""
+            if self._is_over.is_set():
+                return
+            if not is_asked or signal.SIGTERM in numbers:
+                self._deadline = None
+                self._stopped("SIGTERM" if is_asked else TIMEOUT)
+                if self._is_ours() or not is_asked:
+                    time.sleep(_OTHERS_SECONDS)
+                    _end_by(signal.SIGTERM)
+            elif signal.SIGINT in numbers and not self._is_over.wait(_GRACE_SECONDS):
+                self._stopped("SIGINT")
+
+
+def _end_by(number: int) -> None:
+    """End this process by a signal, from a thread that is not the main one."""
+    default = ctypes.c_void_p(0)
+    ctypes.CDLL(None).signal(number, default)
+    os.kill(os.getpid(), number)
 
 
 class Rank:
@@ -196,7 +263,7 @@ def audit_script(told: Told, words: Sequence[str], say: Callable[[Rank, int], in
     rank.say = say
     # The ranks that it starts by itself do not judge: this process does, when they have ended.
     of_children = told if told.run else replace(told, run=secrets.token_hex(8))
-    carried.carry(of_children, begin)
+    script.carry(of_children, begin)
     exit_code, error = script.run(code, told.script, words)
     rank.end(exit_code, error)
     return say(rank, exit_code)

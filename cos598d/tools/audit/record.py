@@ -10,8 +10,7 @@ from cos598d.errors import UserError
 from cos598d.records.conventions import CHECKPOINT, COMMUNICATION, DDP, EPOCHS, FLOOR, ITERATIONS, PHASES, WARM_UP
 from cos598d.records.figures import summarize_seconds
 from cos598d.terminal.files import json_text, write_together
-from cos598d.tools.audit.book import Book
-from cos598d.tools.audit.contents import BUFFER, GRADIENT, MOST_ROWS, OTHER, SCALAR, WEIGHT
+from cos598d.tools.audit.book import BUFFER, GRADIENT, MOST_ROWS, OTHER, SCALAR, WEIGHT, Book
 
 VERDICT = "audit.json"
 _PURPOSES = {GRADIENT: "gradients", WEIGHT: "parameters", BUFFER: "buffers", SCALAR: "loss", OTHER: "agreement"}

@@ -1,18 +1,24 @@
-"""The report of a check as text, made only from its result."""
+"""The report of a check or a proof as text, made only from its result."""
 
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from cos598d.terminal.printable import printable
-from cos598d.terminal.tables import as_text
+from cos598d.terminal.tables import as_text, filled
 from cos598d.terminal.words import listed, number_of
+from cos598d.tools.check.verdict import KEPT, NOT_CLAIMED, REFUSED
 
-WIDTH = 118
 STATUS_WIDTH = 13
+INDENT = " " * STATUS_WIDTH  # of what follows a status
 RATIOS = "A ratio is the median of those within a round, which need not be the ratio of the two medians."
+HOW = (
+    "Each strategy is compared with one process on the whole batch. A number is the largest difference, relative to "
+    "its tensor's largest value. Up to {tolerances} counts as equal. Gradients are (w0 - w1) / learning rate of one "
+    "plain SGD step, so they can be compared even if a strategy hides or shards them. Weights and losses are those "
+    "after three steps of SGD and of AdamW."
+)
 
 
 def head(name: str, sizes: Sequence[int]) -> str:
@@ -31,8 +37,8 @@ def results(result: dict[str, Any], own_file: str) -> str:
     causes = result["diagnosis"]
     lines = [summary(result)]
     for place, cause in enumerate(causes, 1):
-        lines.append(textwrap.fill(f"{place}. {cause['cause']}", WIDTH, subsequent_indent="   "))
-        lines.append(textwrap.fill(", ".join(cause["claims"]), WIDTH, initial_indent="   ", subsequent_indent="   "))
+        lines.append(filled(f"{place}. {cause['cause']}", hanging="   "))
+        lines.append(filled(", ".join(cause["claims"]), "   ", hanging=""))
     lines.append("")
     for each in result["claims"]:
         number = next((i for i, cause in enumerate(causes, 1) if each["claim"] in cause["claims"]), 0)
@@ -54,7 +60,10 @@ def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool =
         by_status.setdefault(outcome["status"], []).append(outcome["world_size"])
     sizes = "; ".join(f"{each} on {listed(found)}" for each, found in by_status.items())
     why = f", reason {cause}" if cause else ""
-    lines = [f"{status.upper():{STATUS_WIDTH}}{result['claim']} ({sizes}){why}", _indented(f"test: {result['says']}")]
+    lines = [
+        f"{status.upper():{STATUS_WIDTH}}{result['claim']} ({sizes}){why}",
+        filled(f"test: {result['says']}", INDENT),
+    ]
     if not in_full:
         return "\n".join(lines)
     told = set()
@@ -68,7 +77,7 @@ def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool =
             said.setdefault(report(each, own_file, with_rank=False), []).append(each["rank"])
         for words, ranks in said.items():
             who = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} of {outcome['world_size']}"
-            lines.append(_indented(f"{who}: {words}"))
+            lines.append(filled(f"{who}: {words}", INDENT))
     return "\n".join(lines)
 
 
@@ -116,7 +125,7 @@ def measures(result: dict[str, Any]) -> str:
         what = "Speed was" if result["cost"] else "Cost and speed were"
         why = result["not_measured"]
         end = "" if why.endswith(("(", ".")) else "."
-        lines += ["", textwrap.fill(f"{what} not measured: {why}{end}", WIDTH)]
+        lines += ["", filled(f"{what} not measured: {why}{end}", hanging="")]
     return "\n".join(lines)
 
 
@@ -160,13 +169,65 @@ def _spread(values: dict[str, float], scale: float) -> str:
     return f"{values['quartile_1'] * scale:.2f}-{values['quartile_3'] * scale:.2f}"
 
 
-def _indented(text: str) -> str:
-    indent = " " * STATUS_WIDTH
-    return textwrap.fill(
-        text,
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent + "  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def engine_card(result: dict[str, Any]) -> str:
+    """How many tests passed; then a table of cases and numbers of ranks; then what is wrong and what is refused."""
+    sizes = result["world_sizes"]
+    rows = [["case", *(number_of(size, "rank") for size in sizes)]]
+    for case in result["cases"]:
+        rows.append([case["case"], *(_cell(each) for each in case["outcomes"])])
+    lines = [engine_summary(result), "", as_text(rows)]
+    return "\n".join([*lines, *_troubles(result["cases"])])
+
+
+def engine_summary(result: dict[str, Any]) -> str:
+    """How many tests passed, and the names of the others."""
+    by_status: dict[str, list[str]] = {}
+    for case in result["cases"]:
+        by_status.setdefault(case["status"], []).append(case["case"])
+    made = len(result["cases"]) - len(by_status.pop(NOT_CLAIMED, []))
+    held = len(by_status.pop(KEPT, []))
+    words = [f"{result['engine']}: {held} of {made} tests passed"]
+    words += [f"{status}: {_named(names, result['cases'])}" for status, names in by_status.items()]
+    return "; ".join(words) + "."
+
+
+def engine_numbers(tolerances: dict[str, float]) -> str:
+    """What the numbers mean."""
+    words = ", ".join(f"{value:g} in {precision}" for precision, value in tolerances.items())
+    return filled(HOW.format(tolerances=words), hanging="")
+
+
+def _cell(outcome: dict[str, Any]) -> str:
+    status, largest = outcome["status"], outcome["largest"]
+    if status == KEPT:
+        return f"{largest:.0e}" if largest else "kept" if outcome["says"] else "equal"
+    if status in (NOT_CLAIMED, REFUSED):
+        return status
+    return f"{status.upper()} {largest:.0e}" if largest else status.upper()
+
+
+def _troubles(cases: Sequence[dict[str, Any]]) -> list[str]:
+    """Explanations below the table: for each case and status, at the smallest number of ranks. A refusal that several
+    cases share, such as one of this number of ranks, appears once."""
+    shared: dict[tuple[str, str, tuple[int, ...]], list[dict[str, Any]]] = {}
+    for case in cases:
+        said: dict[str, tuple[str, list[int]]] = {}
+        for outcome in case["outcomes"]:
+            if outcome["says"] and outcome["status"] != KEPT:
+                said.setdefault(outcome["status"], (outcome["says"], []))[1].append(outcome["world_size"])
+        for status, (words, sizes) in said.items():
+            shared.setdefault((status, words, tuple(sizes)), []).append(case)
+    lines = []
+    for (status, words, on), those in shared.items():
+        ranks = f"on {listed(on)} rank{'' if on == (1,) else 's'}"
+        mark = status if status in (REFUSED, NOT_CLAIMED) else status.upper()
+        one = f"{those[0]['case']} ({those[0]['says']})"
+        head = f"{mark} {ranks}: {_named([case['case'] for case in those], cases) if len(those) > 1 else one}"
+        lines.append(filled(head) if len(those) > 1 else head)
+        lines.append(filled(words, "  ", hanging=""))
+    return lines
+
+
+def _named(names: Sequence[str], cases: Sequence[dict[str, Any]]) -> str:
+    """Cases by name; all of them as one word."""
+    return f"all {len(names)} cases" if len(names) == len(cases) > 1 else ", ".join(names)

@@ -29,7 +29,7 @@ START_SECONDS = 30.0
 # When one rank's time is up, the others' follows within this; also how long a rank may take to end.
 LEAVE_SECONDS = 1.0
 POLL_SECONDS = 0.05
-END_SECONDS = 5.0
+END_SECONDS = 10.0
 OUTPUT_BYTES = 20_000  # the end of a rank's output that is kept
 MOST_FILE_BYTES = 256 << 20
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
@@ -55,6 +55,7 @@ def supervise(
     os.setpgrp()
     prctl(SET_CHILD_SUBREAPER, 1)
     gc.freeze()  # loaded objects: otherwise each collection would scan them, and copy memory that ranks share
+    tree = ProcessTree()
     ranks: dict[int, int] = {}
     outputs: dict[int, int] = {}
     for rank in range(world_size):
@@ -70,7 +71,10 @@ def supervise(
     exit_codes: dict[int, int] = {}
     said = dict.fromkeys(range(world_size), b"")
     is_wanted = _watch(Path(name), ranks, outputs, exit_codes, said, START_SECONDS + seconds, line, is_stuck)
-    _end_all(ranks)
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    tree.end()
     for output in list(outputs):
         _drain(output, outputs, said)
     if not is_wanted:
@@ -173,23 +177,54 @@ def _reap(ranks: dict[int, int], exit_codes: dict[int, int]) -> None:
                 exit_codes[ranks[pid]] = os.waitstatus_to_exitcode(status)
 
 
-def _end_all(ranks: dict[int, int]) -> None:
-    """End the ranks and everything below this process; orphans become its children."""
-    for pid in ranks:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-    deadline = time.monotonic() + END_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
+class ProcessTree:
+    """The processes below this one that are started from now on, by one submission or world after the other.
+
+    Orphans among them become this process's children if it has asked for that (`prctl`). Processes are identified by
+    number and birth. `end` tries again what an earlier `end` could not end.
+    """
+
+    def __init__(self) -> None:
+        self._before = set(psutil.Process().children(recursive=True))
+        self._left: set[psutil.Process] = set()
+        self.exit_codes: dict[int, int] = {}  # of this process's own children that `reap` has collected
+
+    def begin(self) -> None:
+        """The next submission begins: end what is left of earlier ones, and count none of it as this one's."""
+        self.end()
+        self._left = set(self.processes())
+        self.exit_codes.clear()
+
+    def processes(self) -> list[psutil.Process]:
+        """Those that exist now, of all submissions."""
         with contextlib.suppress(psutil.Error):
-            for process in psutil.Process().children(recursive=True):
+            return [each for each in psutil.Process().children(recursive=True) if each not in self._before]
+        return []
+
+    def own(self, processes: list[psutil.Process]) -> list[psutil.Process]:
+        """Those among them that the current submission started."""
+        return [each for each in processes if each not in self._left]
+
+    def end(self) -> bool:
+        """End them all; return whether none is left."""
+        deadline = time.monotonic() + END_SECONDS
+        while left := self.processes():
+            for process in left:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-        time.sleep(0.005)
+            self.reap(left)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def reap(self, processes: list[psutil.Process]) -> None:
+        """Collect those that are this process's children and have ended."""
+        for process in processes:
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(process.pid, os.WNOHANG)
+                if pid:
+                    self.exit_codes[pid] = os.waitstatus_to_exitcode(status)
 
 
 def prctl(option: int, value: int) -> None:

@@ -9,10 +9,9 @@ from cos598d.errors import UsageError
 from cos598d.sync import get_sync
 from cos598d.terminal.own_code import is_own
 from cos598d.tools.check import card, ranks
-from cos598d.tools.check.causes import causes_of
 from cos598d.tools.check.claims import CLAIMS, claims_of
 from cos598d.tools.check.claims.base import Claim
-from cos598d.tools.check.judge import ClaimOutcome, judge, judge_claims
+from cos598d.tools.check.judge import ClaimOutcome, causes_of, judge, judge_claims
 from cos598d.tools.check.spawn import RETURNED, RankEnd, longer_than, run_world
 from cos598d.tools.check.verdict import PASSED, result_of
 

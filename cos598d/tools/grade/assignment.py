@@ -16,14 +16,23 @@ from cos598d.errors import UsageError
 from cos598d.records.kinds import FLAG, TEXT, ListOf, Number, OneOf
 from cos598d.terminal.printable import printable
 from cos598d.terminal.words import did_you_mean
-from cos598d.tools.grade.gradescope import VISIBILITIES
 from cos598d.tools.grade.handed_in import LatePolicy
-from cos598d.tools.grade.kinds import KINDS
-from cos598d.tools.grade.kinds.kind import AssignmentKind
-from cos598d.tools.grade.kinds.parts import PartsKind
+from cos598d.tools.grade.kinds import AssignmentKind, PartsKind
+from cos598d.tools.grade.kinds.lesson import LessonKind
+from cos598d.tools.grade.kinds.script import ScriptKind
+from cos598d.tools.grade.kinds.sync import SyncKind
+from cos598d.tools.grade.kinds.tests import TestsKind
 from cos598d.tools.grade.scored import Judged, Scored
 from cos598d.tools.grade.table import TomlTable
 
+# `kind = "NAME"` in an assignment's file chooses one.
+KINDS: dict[str, type[AssignmentKind]] = {
+    "sync": SyncKind,
+    "script": ScriptKind,
+    "lesson": LessonKind,
+    "tests": TestsKind,
+}
+VISIBILITIES = ("visible", "hidden", "after_due_date", "after_published")  # Gradescope's
 DEFAULT = "default"
 POINTS = Number("a number of points from 0 to 1000000", least=0, most=1e6)
 
@@ -63,8 +72,10 @@ class Assignment:
     def scored(self, judged: Sequence[Judged], otherwise: Judged) -> list[Scored]:
         """The scores of all claims; those that were not judged get the result `otherwise` under their own names."""
         known = {each.name: each for each in judged}
-        rest = {name: Judged(name, otherwise.passed, otherwise.words) for name in self.points}
-        scored = [Scored.of((rest | known)[name], most) for name, most in self.points.items()]
+        scored = []
+        for name, most in self.points.items():
+            found = known.get(name, otherwise)
+            scored.append(Scored(name, found.passed, found.words, most if found.passed else 0.0, most))
         held = {each.name for each in scored if each.passed}
         broken = {name: tests for tests in self.together if not tests <= held for name in tests & held}
         return [

@@ -1,26 +1,33 @@
 """A class: grade every submission in a folder, and write each result at once to a file, the table and a page."""
 
 import contextlib
+import os
+import signal
+import struct
+import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NoReturn
 
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import UsageError, UserError, one_line
 from cos598d.terminal.printable import printable
 from cos598d.terminal.words import did_you_mean
+from cos598d.tools.check.supervisor import SET_PARENT_DEATH_SIGNAL, prctl
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.feedback import write_feedback
-from cos598d.tools.grade.grades import Graded, GradesTable
-from cos598d.tools.grade.handed_in import digest_of, handed_in
+from cos598d.tools.grade.grades import RESULTS, Graded, GradesTable, KeptResults, Result
+from cos598d.tools.grade.handed_in import Student, digest_of, handed_in, owners
 from cos598d.tools.grade.processes import orphans_come_here
-from cos598d.tools.grade.results import RESULTS, KeptResults, Result
-from cos598d.tools.grade.roster import Student, owners
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.submission import Grader
-from cos598d.tools.grade.workers import in_processes
 
 MOST_NAMES = 20  # in one line
+ITEM = struct.Struct("i")  # small enough that a pipe never splits one
+
+Work = Callable[[int, Iterator[int]], Iterator[int]]
 
 
 def submissions_in(folder: Path, pages: Path | None = None) -> tuple[list[Path], list[str]]:
@@ -154,3 +161,66 @@ class SubmittedClass:
         if self._feedback:
             write_feedback(self._feedback, graded, source, self._assignment)
         return graded
+
+
+def in_processes(count: int, items: int, work: Work) -> Generator[int, None, None]:
+    """Numbers below `items`, each once a fork of this process has done it. All forks have ended afterwards.
+
+    Fork `slot` of `count` calls `work(slot, numbers)`, which takes numbers and yields each that is done. Raises
+    UserError, once the others have done the rest, where a fork ended before its time.
+    """
+    todo, gives = os.pipe()
+    done, says = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pids = []
+    parent = os.getpid()
+    try:
+        for slot in range(count):
+            pid = os.fork()
+            if pid == 0:
+                os.close(gives)
+                os.close(done)
+                _work(work, slot, todo, says, parent)
+            pids.append(pid)
+        os.close(todo)
+        os.close(says)
+        with contextlib.suppress(BrokenPipeError):  # all have ended
+            os.write(gives, b"".join(map(ITEM.pack, range(items))))
+        os.close(gives)
+        yield from _numbers(done)
+        ended = [os.waitstatus_to_exitcode(os.waitpid(pids.pop(), 0)[1]) for _ in range(count)]
+        if any(ended):
+            raise UserError(
+                "a process that graded has ended early. Start the command again: it grades what is missing."
+            )
+    finally:
+        os.close(done)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        for pid in pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _work(work: Work, slot: int, todo: int, says: int, parent: int) -> NoReturn:
+    """In a fork: work until nothing is left, and leave."""
+    status = 1
+    try:
+        prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() == parent:
+            for number in work(slot, _numbers(todo)):
+                os.write(says, ITEM.pack(number))
+            status = 0
+    except UserError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _numbers(line: int) -> Iterator[int]:
+    while data := os.read(line, ITEM.size):
+        yield ITEM.unpack(data)[0]

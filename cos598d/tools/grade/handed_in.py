@@ -1,24 +1,39 @@
-"""A submission as it was handed in: its files, its time by its files or by Git, and the cost of lateness."""
+"""Submissions as they were handed in: their files and times, the cost of lateness, whose they are, and similar ones."""
 
+import builtins
+import csv
 import hashlib
+import io
+import itertools
+import keyword
 import math
 import os
+import re
 import stat
 import subprocess
 import tempfile
-from dataclasses import dataclass
+import tokenize
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 
+from cos598d.errors import UsageError
 from cos598d.records.kinds import Number, Of, OneOf
+from cos598d.terminal.printable import printable
 from cos598d.terminal.reading import read_plain
 from cos598d.tools.grade.table import TomlTable
 
 TIMES = ("file", "git")
 DAY = 24 * 60 * 60
 GIT_SECONDS = 10
-MOST_BYTES = 1 << 20
 MOST_DIGESTED = 512 << 20
+TOGETHER = 8  # tokens that are compared at once
+FEWEST = 40  # of them that a submission needs: short ones are alike by chance
+LEAST = 0.9  # of all that two have, they must share so much
+MOST_BYTES = 1 << 20
+LEFT_OUT = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+KEPT = frozenset((*keyword.kwlist, *keyword.softkwlist, *dir(builtins)))
 
 
 def plain_files(source: Path) -> list[Path]:
@@ -125,3 +140,115 @@ def _last_commit(git: Path) -> tuple[str, datetime | None]:
             return commit, datetime.fromtimestamp(int(seconds), timezone.utc)
         except (OSError, subprocess.SubprocessError, ValueError, OverflowError):
             return "", None
+
+
+@dataclass(frozen=True)
+class Student:
+    """A row of the roster; all except `id` may be empty."""
+
+    id: str
+    name: str = ""
+    email: str = ""
+    section: str = ""
+
+
+NUMBER = re.compile(r"_\d+$")
+COLUMNS = tuple(field.name for field in fields(Student))
+
+
+def read_roster(path: Path) -> list[Student]:
+    """The students in a CSV file whose first line names its columns: id, and name, email and section where there are.
+
+    Raises UsageError.
+    """
+    form = f"Give a CSV file whose first line is {','.join(COLUMNS)}."
+    try:
+        text = read_plain(path).decode("utf-8-sig")
+        table = csv.DictReader(io.StringIO(text, newline=""), restkey="more")
+        rows = list(table)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}). {form}") from None
+    except (ValueError, csv.Error) as error:
+        raise UsageError(f"{path} is no CSV file ({printable(error, 200)}). {form}") from None
+    if "id" not in (table.fieldnames or ()):
+        raise UsageError(f"{path} has no column id. {form}")
+    students = [Student(**{name: (row.get(name) or "").strip() for name in COLUMNS}) for row in rows]
+    if not students or not all(student.id for student in students):
+        raise UsageError(f"{path} has {'a student without an id' if students else 'no student'}. {form}")
+    seen: set[str] = set()
+    for student in students:
+        if student.id.casefold() in seen:
+            raise UsageError(f"{path} has the id {printable(student.id, 60)} twice. Give each student a different one.")
+        seen.add(student.id.casefold())
+    return students
+
+
+def owners(submissions: Iterable[str], students: Sequence[Student]) -> dict[str, Student]:
+    """Whose each submission is: its name, without .py, is the student's id, email, or the email's part before the @.
+    Platforms add numbers to an id or an email, as in ann@uni.edu_12345: they are left out if nobody has the whole name.
+
+    Submissions of nobody are left out. Raises UsageError if one student has two.
+    """
+    known: dict[str, set[Student]] = {}
+    for student in students:
+        for word in {student.email, student.email.partition("@")[0]} - {""}:
+            known.setdefault(word.casefold(), set()).add(student)
+    known |= {student.id.casefold(): {student} for student in students}
+    whole = {word: own for word, own in known.items() if any(word == each.id.casefold() or "@" in word for each in own)}
+    found: dict[str, Student] = {}
+    for name in submissions:
+        word = name.removesuffix(".py").casefold()
+        mine = known.get(name.casefold()) or known.get(word) or set()
+        while not mine and NUMBER.search(word):
+            word = NUMBER.sub("", word)
+            mine = whole.get(word, set())
+        if len(mine) == 1:
+            (student,) = mine
+            other = next((each for each, whose in found.items() if whose == student), None)
+            if other is not None:
+                both = f"{printable(other, 60)} and {printable(name, 60)}"
+                raise UsageError(f"{both} both belong to the student {printable(student.id, 60)}. Keep one of them.")
+            found[name] = student
+    return found
+
+
+def fingerprint(source: str) -> frozenset[tuple[str, ...]]:
+    """The runs of TOGETHER tokens in Python source, without comments, docstrings and the names that it chose.
+
+    Keywords, built-in names and names after a dot stay, which nobody can rename. Empty where it is no Python.
+    """
+    found: list[str] = []
+    before = "\n"
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type in LEFT_OUT or (token.type == tokenize.STRING and before == "\n"):
+                continue
+            is_chosen = token.type == tokenize.NAME and token.string not in KEPT and before != "."
+            before = "name" if is_chosen else "text" if token.type == tokenize.STRING else token.string.strip(" \t\r")
+            if before != "\n" or found[-1:] != ["\n"]:
+                found.append(before)
+    except (tokenize.TokenError, SyntaxError, ValueError):
+        return frozenset()
+    return frozenset(zip(*(found[start:] for start in range(TOGETHER)), strict=False))
+
+
+def similar_pairs(submissions: Mapping[str, Path], given: str) -> list[tuple[float, str, str]]:
+    """How much two submissions share (up to 1), and their names, the most similar first. `given` code is left out."""
+    known = fingerprint(given)
+    prints = {name: fingerprint(_source(path)) - known for name, path in submissions.items()}
+    large = [(name, found) for name, found in prints.items() if len(found) >= FEWEST]
+    pairs = []
+    for (one, first), (other, second) in itertools.combinations(large, 2):
+        share = 2 * len(first & second) / (len(first) + len(second))
+        if share >= LEAST:
+            pairs.append((share, one, other))
+    return sorted(pairs, key=lambda pair: (-pair[0], *pair[1:]))
+
+
+def _source(path: Path) -> str:
+    """All Python files of a submission in one text; "" if they cannot be read or are too large."""
+    try:
+        files = [file for file in plain_files(path) if file.suffix == ".py"]
+        return "\n".join(read_plain(file, MOST_BYTES, follows=False).decode(errors="replace") for file in files)
+    except OSError:
+        return ""

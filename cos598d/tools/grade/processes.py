@@ -1,23 +1,24 @@
 """The limits of a submission's processes, and the end of all of them, even if they left group, session or parent."""
 
 import contextlib
+import fcntl
 import os
 import resource
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
+from cos598d.terminal.locks import locked
 from cos598d.tools.check.supervisor import SET_CHILD_SUBREAPER, prctl
 from cos598d.tools.grade.assignment import Limits
 
-END_SECONDS = 10.0
+SCRATCH = "cos598d-grade-"  # begins the names of scratch folders, and of no others
 THREADS_EACH = 16  # that one process may have, on average
-LONGEST_BASE = 40  # characters: sockets are made below it, whose paths have at most 107
+LONGEST_BASE = 32  # characters: sockets are made below it, whose paths have at most 107
 MOST_LOOKED_AT = 200_000  # files, when a folder's size is added up
 SET_DUMPABLE = 4  # prctl(2)
 
@@ -45,65 +46,38 @@ def scratch_base() -> str:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new folder that is deleted afterwards, whatever a submission has put there."""
-    path = Path(tempfile.mkdtemp(prefix="grade-", dir=scratch_base())).resolve()
-    try:
-        yield path
-    finally:
-        # Python's own removal stops at folders that are nested deeply, or may not be read.
-        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
-            with contextlib.suppress(OSError):
-                subprocess.run([*command, "--", path], stderr=subprocess.DEVNULL, check=False)
-        shutil.rmtree(path, ignore_errors=True)
+    """A new folder that is deleted afterwards, whatever a submission has put there. It is locked until then."""
+    new = Path(tempfile.mkdtemp(prefix=f".{SCRATCH}", dir=scratch_base())).resolve()
+    with locked(new):
+        path = new.rename(new.with_name(new.name[1:]))
+        try:
+            yield path
+        finally:
+            _remove(path)
 
 
-class ProcessTree:
-    """The processes below this one that are started from now on, by one submission after the other.
+def remove_left_folders() -> None:
+    """Delete the scratch folders of graders that were killed: nobody has locked them any more.
 
-    Processes are told apart by number and birth. What a submission leaves that cannot be ended is tried again.
+    What a submission has left may still run and change them. So nothing there is followed, and root changes no rights.
     """
+    for path in Path(scratch_base()).glob(f"{SCRATCH}*"):
+        with contextlib.suppress(OSError):  # it is no folder, another user's, locked, or cannot be locked at all
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(path, is_ours=os.geteuid() != 0)
+            finally:
+                os.close(descriptor)
 
-    def __init__(self) -> None:
-        self._before = set(psutil.Process().children(recursive=True))
-        self._left: set[psutil.Process] = set()
-        self.exit_codes: dict[int, int] = {}  # of this process's own children, as far as they are reaped
 
-    def begin(self) -> None:
-        """The next submission begins: end what is left of earlier ones, and count none of it as this one's."""
-        self.end()
-        self._left = set(self.processes())
-        self.exit_codes.clear()
-
-    def processes(self) -> list[psutil.Process]:
-        """Those that there are now, of all submissions."""
-        with contextlib.suppress(psutil.Error):
-            return [each for each in psutil.Process().children(recursive=True) if each not in self._before]
-        return []
-
-    def own(self, processes: list[psutil.Process]) -> list[psutil.Process]:
-        """Those among them that the current submission started."""
-        return [each for each in processes if each not in self._left]
-
-    def end(self) -> bool:
-        """End them all; whether none is left."""
-        deadline = time.monotonic() + END_SECONDS
-        while left := self.processes():
-            for process in left:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            self.reap(left)
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-        return True
-
-    def reap(self, processes: list[psutil.Process]) -> None:
-        """Collect those that are this process's children and have ended."""
-        for process in processes:
-            with contextlib.suppress(ChildProcessError):
-                pid, status = os.waitpid(process.pid, os.WNOHANG)
-                if pid:
-                    self.exit_codes[pid] = os.waitstatus_to_exitcode(status)
+def _remove(path: Path, is_ours: bool = True) -> None:
+    """Delete a folder; one that `is_ours` with what may not be read in it."""
+    # Python's own removal stops at folders that are nested deeply, or may not be read.
+    for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"])[0 if is_ours else 1 :]:
+        with contextlib.suppress(OSError):
+            subprocess.run([*command, "--", path], stderr=subprocess.DEVNULL, check=False)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def limit_this_process(limits: Limits) -> None:

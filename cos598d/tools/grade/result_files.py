@@ -1,29 +1,163 @@
 """The files for teachers' tools, which `grade` writes, and `check` and `audit` with the flags for teachers.
 
-They are written again after each claim, so that if the grader is ended, only the remaining claims are lost."""
+They are written again after each claim. So if the grader is ended, only the remaining claims are lost.
+
+Gradescope's results.json: https://gradescope-autograders.readthedocs.io/en/latest/specs/. Classroom 50's result.json is
+"classroom50/result/v1": schemas/result-v1.schema.json of foundation50/classroom50. Its runner sets variables that name
+the submission. Points are whole numbers there.
+"""
 
 import argparse
+import io
+import os
 import time
+import zipfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.files import write_json
+from cos598d.terminal.printable import printable
 from cos598d.tools.audit.judge.verdict import AuditVerdict
 from cos598d.tools.check.claims.base import Claim
 from cos598d.tools.check.judge import ClaimOutcome
 from cos598d.tools.check.trial import in_words
 from cos598d.tools.check.verdict import PASSED
-from cos598d.tools.grade.assignment import Assignment, assignment_of
-from cos598d.tools.grade.classroom50 import SubmissionRef, classroom50
-from cos598d.tools.grade.gradescope import gradescope
+from cos598d.tools.grade.assignment import KINDS, Assignment, assignment_of, package_files
+from cos598d.tools.grade.kinds.lesson import ANSWERS
 from cos598d.tools.grade.kinds.script import ScriptKind, score
 from cos598d.tools.grade.kinds.sync import SyncKind
 from cos598d.tools.grade.scored import Judged, Scored, exit_code, most, number, total
 
+LONGEST, LONGEST_IN_CLASSROOM = 20_000, 2000  # characters of one test's output
+SCHEMA = "classroom50/result/v1"
+TYPES = ("individual", "group", "team")
+# Field -> the variables that may have it, the first one first.
+VARIABLES = {
+    "classroom": ("CLASSROOM",),
+    "assignment": ("ASSIGNMENT",),
+    "owner": ("OWNER", "USERNAME"),
+    "submission": ("SUBMISSION_TAG",),
+    "commit": ("COMMIT_URL",),
+    "release": ("RELEASE_URL",),
+    "review": ("REVIEW_URL", "COMMIT_URL"),
+}
 NOT_YET = Judged("", None, "the grader was ended before this was judged")
+PROGRAMS = {"setup.sh": "setup.sh.txt", "run_autograder": "run_autograder.sh.txt"}
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the same zip for the same content
+PLAIN, PROGRAM = 0o100644, 0o100755
+
+
+def gradescope(
+    scored: Sequence[Scored],
+    output: str,
+    seconds: float,
+    visibility: str,
+    leaderboard: Sequence[tuple[str, float, str]] = (),
+) -> dict[str, Any]:
+    """The results of one submission, as the value of results.json. `leaderboard` has names, values and orders."""
+    results: dict[str, Any] = {
+        "score": round(total(scored), 6),
+        "execution_time": round(seconds, 1),
+        "output": _clean(output),
+        "output_format": "text",
+        "test_output_format": "text",
+        "test_name_format": "text",
+        "visibility": visibility,
+        "stdout_visibility": "hidden",
+        "extra_data": {},
+        "tests": [_test(each, number, visibility) for number, each in enumerate(scored, 1)],
+    }
+    if leaderboard:
+        results["leaderboard"] = [{"name": name, "value": value, "order": order} for name, value, order in leaderboard]
+    return results
+
+
+def _test(scored: Scored, number: int, visibility: str) -> dict[str, Any]:
+    said = "" if scored.passed is not None else "could not be judged: "
+    return {
+        "score": round(scored.points, 6),
+        "max_score": round(scored.most, 6),
+        "status": "passed" if scored.passed else "failed",
+        "name": scored.name,
+        "name_format": "text",
+        "number": str(number),
+        "output": _clean(said + scored.words),
+        "output_format": "text",
+        "tags": [],
+        "visibility": visibility,
+        "extra_data": {"verdict": scored.status},
+    }
+
+
+def _clean(text: str) -> str:
+    """Text that may come from a submission, without characters that its reader would obey."""
+    return printable(text, LONGEST, keep="\n")
+
+
+@dataclass(frozen=True)
+class SubmissionRef:
+    """Which submission of which classroom a result is of."""
+
+    fields: dict[str, str]
+
+    @classmethod
+    def here(cls, points: Sequence[float]) -> "SubmissionRef":
+        """The one in the runner's variables. Raises UsageError if they are missing, and for `points` it cannot take."""
+        fields = {
+            field: next((value for name in names if (value := os.environ.get(name))), "")
+            for field, names in VARIABLES.items()
+        }
+        missing = [VARIABLES[field][0] for field, value in fields.items() if not value]
+        if missing:
+            raise UsageError(
+                f"--classroom50 needs the variables that Classroom 50's runner sets, and {', '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} not set. Let its autograder.py call this."
+            )
+        if not fields["submission"].startswith("submit/"):
+            raise UsageError(
+                f"SUBMISSION_TAG is {printable(fields['submission'], 60)}. Give one that begins with submit/."
+            )
+        kind = os.environ.get("ASSIGNMENT_TYPE") or TYPES[0]
+        if kind not in TYPES:
+            raise UsageError(f"ASSIGNMENT_TYPE is {printable(kind, 60)}. Give one of {', '.join(TYPES)}.")
+        broken = next((each for each in points if each != int(each)), None)
+        if broken is not None:
+            raise UsageError(
+                f"Classroom 50 takes only whole points, but a test gives {number(broken)}. Give a whole number."
+            )
+        return cls(fields | {"assignment_type": kind})
+
+
+def classroom50(scored: Sequence[Scored], place: SubmissionRef) -> dict[str, Any]:
+    """The result of one submission, as the value of result.json."""
+    tests = [
+        {
+            "test-name": each.name,
+            "passed": bool(each.passed),
+            "score": int(each.points),
+            "max-score": int(each.most),
+            "output": printable(each.words, LONGEST_IN_CLASSROOM, keep="\n"),
+            "verdict": each.status,
+        }
+        for each in scored
+    ]
+    # The runner puts the time of submission here.
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "schema": SCHEMA,
+        **place.fields,
+        "datetime": now,
+        "graded_at": now,
+        "score": sum(int(each.points) for each in scored),
+        "max-score": sum(int(each.most) for each in scored),
+        "tests": tests,
+    }
 
 
 class ResultFiles:
@@ -121,3 +255,40 @@ class AuditResults:
         for judged in score(verdict, list(self._files.assignment.points), end, self.kind):
             self._files.add(judged)
         return exit_code(self._files.finish(Judged("", None, "")))
+
+
+def autograder(word: str) -> bytes:
+    """The zip that grades the assignment in a file, or the default one of a kind that `word` names.
+
+    Raises UsageError for an assignment that cannot work, UserError if the package's requirements are unknown.
+    """
+    assignment_of(word)
+    text = f'kind = "{word}"\n' if word in KINDS else Path(word).read_text(encoding="utf-8")
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, template in PROGRAMS.items():
+            _put(archive, name, (files("cos598d.tools.grade") / template).read_bytes(), PROGRAM)
+        _put(archive, "assignment.toml", text.encode())
+        _put(archive, "requirements.txt", "".join(f"{each}\n" for each in requirements()).encode())
+        for name, data in package_files():
+            if not Path(name).match(ANSWERS):
+                _put(archive, f"cos598d/{name}", data)
+    return content.getvalue()
+
+
+def requirements() -> list[str]:
+    """The installed package's requirements, without the extras. Raises UserError if it is not installed."""
+    try:
+        found = requires("cos598d")
+    except PackageNotFoundError:
+        found = None
+    if not found:
+        raise UserError("cos598d is not installed, so its requirements are unknown. Run pip install -e . in its clone.")
+    return [each for each in found if "extra ==" not in each]
+
+
+def _put(archive: zipfile.ZipFile, name: str, data: bytes, mode: int = PLAIN) -> None:
+    about = zipfile.ZipInfo(name, EPOCH)
+    about.external_attr = mode << 16
+    about.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(about, data)

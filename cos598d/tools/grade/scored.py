@@ -19,19 +19,11 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A claim with its points, of `most`. A claim that could not be judged gives none."""
+class Scored(Judged):
+    """A judged claim with its points, of `most`. One that did not pass, or could not be judged, gives none."""
 
-    name: str
     points: float
     most: float
-    passed: bool | None
-    words: str
-
-    @classmethod
-    def of(cls, judged: Judged, most: float) -> "Scored":
-        """The points for a judged claim."""
-        return cls(judged.name, most if judged.passed else 0.0, most, judged.passed, judged.words)
 
     @property
     def status(self) -> str:

@@ -18,15 +18,16 @@ from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import signal_name
 from cos598d.terminal.words import number_of
+from cos598d.tools.check.supervisor import ProcessTree
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.handed_in import plain_files
 from cos598d.tools.grade.judging import JudgingPlace, be_judge, heard, judged_of
-from cos598d.tools.grade.kinds.kind import Golfed, folder_with
+from cos598d.tools.grade.kinds import Golfed, folder_with
 from cos598d.tools.grade.processes import (
-    ProcessTree,
     hide_this_process,
     megabytes_in,
     orphans_come_here,
+    remove_left_folders,
     scratch_base,
     scratch_folder,
 )
@@ -148,6 +149,7 @@ def grading(
     would meet each other where they are judged at the same time.
     """
     hide_this_process()
+    remove_left_folders()
     with orphans_come_here():
         yield Grader(assignment, as_root, is_parallel, is_drawn, answer)
 

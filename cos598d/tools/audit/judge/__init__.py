@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from cos598d.terminal.words import ranks_in_words
 from cos598d.tools.audit.book import ENDED, Book, ended_well
 from cos598d.tools.audit.judge.averaging import judge_averaging, judge_clip_order
-from cos598d.tools.audit.judge.causes import ordered
+from cos598d.tools.audit.judge.calls import judge_hang, judge_notes, judge_waste
 from cos598d.tools.audit.judge.gradients import fit_steps, groups_of, not_understood
-from cos598d.tools.audit.judge.hang import judge_hang
-from cos598d.tools.audit.judge.metrics import judge_metrics
 from cos598d.tools.audit.judge.replicas import judge_replicas, judge_saves
-from cos598d.tools.audit.judge.samples import judge_samples
-from cos598d.tools.audit.judge.verdict import AuditFinding, AuditVerdict, Coverage
-from cos598d.tools.audit.judge.waste import judge_notes, judge_waste
+from cos598d.tools.audit.judge.samples import judge_metrics, judge_samples
+from cos598d.tools.audit.judge.verdict import AuditFinding, AuditVerdict, Coverage, ordered
 from cos598d.tools.audit.judge.weighting import judge_weighting, judge_zeros
 
 _OF_ANOTHER = re.compile(
@@ -24,7 +21,7 @@ LAST = 10  # steps, whose loss is that at the end
 
 
 def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
-    """The verdict on the books of one run, by rank. `remarks` are further sentences on the ranks."""
+    """The verdict on the books of one run, which are in order of rank. `remarks` are more sentences about the ranks."""
     findings: list[AuditFinding] = []
     unjudged: list[str] = []
     judged: list[int] = []
@@ -64,6 +61,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
         unjudged.append("anything between ranks: only one rank wrote its results.")
     first = books[0]
     steps = min(book["iterations_seen"] for book in books)
+    after = sum(each["seconds"] for each in first["iterations"][first["examined"] :])
     if not steps:
         unjudged.append("gradients: no step of an optimizer of torch.optim was seen on every rank.")
     return AuditVerdict(
@@ -75,7 +73,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
             min(judged, default=0),
             max(book["seconds"] for book in books),
             max(book["own_seconds"] for book in books),
-            _share_after(first),
+            min(first["own_after"] / after, 1.0) if after else 0.0,
             max(book["model"].get("parameters", 0) for book in books),
             _last_loss(books),
             min(steps, *(book["examined"] for book in books)),
@@ -86,14 +84,8 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
     )
 
 
-def _share_after(book: Book) -> float:
-    """The audit's share of the seconds after the steps that it looks at closely."""
-    seconds = sum(each["seconds"] for each in book["iterations"][book["examined"] :])
-    return min(book["own_after"] / seconds, 1.0) if seconds else 0.0
-
-
 def _last_loss(books: Sequence[Book]) -> float | None:
-    """The mean of the loss over the ranks' last steps, LAST of each at most; None if one's was no number."""
+    """The mean loss of the ranks' last steps, at most LAST of each; None if one was not a number."""
     rows = [each["losses"] for book in books for each in book["iterations"][-LAST:]]
     if not rows or not all(rows):
         return None
@@ -102,7 +94,7 @@ def _last_loss(books: Sequence[Book]) -> float | None:
 
 
 def _is_effect(book: Book) -> bool:
-    """Whether a rank ended well, or by an error that another rank's end makes."""
+    """Whether a rank ended well, or by an error that another rank's end causes."""
     return ended_well(book) or bool(_OF_ANOTHER.search(book["error"]))
 
 
@@ -127,7 +119,7 @@ def _end_of(book: Book, books: Sequence[Book]) -> str:
 
 
 def _of_ranks(books: Sequence[Book]) -> list[str]:
-    """Sentences on ranks that never came, were ended, or failed."""
+    """Sentences about ranks that never came, were ended, or failed."""
     found = []
     missing = sorted(set(range(books[0]["world_size"])) - {book["rank"] for book in books})
     if missing:

@@ -1,12 +1,11 @@
-"""Faults of averaging: what the fits' factors and the order of the calls say of how gradients were combined."""
+"""Faults of averaging: how gradients were combined, by the factors of the fits and the order of the calls."""
 
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from cos598d.terminal.words import ranks_in_words
-from cos598d.tools.audit.book import Book
-from cos598d.tools.audit.contents import BROADCAST, GATHER, GRADIENT, REDUCE, SCATTER, WEIGHT
+from cos598d.tools.audit.book import BROADCAST, GATHER, GRADIENT, REDUCE, SCATTER, WEIGHT, Book
 from cos598d.tools.audit.judge.fit import (
     BY_BOTH,
     BY_RANK,
@@ -25,13 +24,20 @@ from cos598d.tools.audit.judge.gradients import (
     are_micro_batches,
     are_rounded,
     calls_of,
+    gradient_place,
     most_common,
     named,
     step_place,
 )
-from cos598d.tools.audit.judge.partial import absent_from, combination, median_factors, partial_average, partial_of_some
 from cos598d.tools.audit.judge.scale import judge_scale
 from cos598d.tools.audit.judge.verdict import AuditFinding, where
+from cos598d.tools.audit.judge.weighting import (
+    absent_from,
+    combination,
+    median_factors,
+    partial_average,
+    partial_of_some,
+)
 
 _COMMON = (
     "gradients: whether a sum of them is meant or an average: the losses of all ranks are one and the same number."
@@ -39,8 +45,8 @@ _COMMON = (
 
 
 def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[AuditFinding], list[str]]:
-    """The faults of one group of ranks, only causes: of several that explain the same the first; and what could not be
-    judged."""
+    """The faults of one group of ranks, and what could not be judged. Only causes: if several explain the same, the
+    first."""
     if len(books) < 2 or not fits.steps:
         return [], []
     by_tensor: dict[str, list[list[Fit]]] = {}  # by name: of every rank, in all steps
@@ -55,7 +61,9 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[AuditFindin
     own = [name for name in own if not _is_apart_by_design(books, name)]
     # What is averaged in some steps is another fault.
     own = [name for name in own if not any(each.kind == MEAN for ranks in by_tensor[name] for each in ranks)]
-    at_root = [name for name in kinds if all(by_tensor[name]) and _is_at_root(kinds[name], _only_to_one(fits))]
+    ops = {each["op"] for each in calls_of(fits.steps[0], GRADIENT)}
+    to_one = bool(ops) and ops <= {GATHER, REDUCE}
+    at_root = [name for name in kinds if all(by_tensor[name]) and _is_at_root(kinds[name], to_one)]
     told = [name for name, each in kinds.items() if any(kind not in ("small", "unknown") for kind in each)]
     found: list[AuditFinding] = []
     if at_root and len(at_root) >= len(own):
@@ -80,8 +88,11 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[AuditFindin
 
 
 def _is_loss_common(books: Sequence[Book], fits: Fits) -> bool:
-    """Whether all ranks have one loss in every judged step, though their gradients differ: one of all ranks' examples,
-    of which each rank computes its own examples' part, as with outputs that were gathered before a contrastive loss."""
+    """Whether all ranks have the same loss in every judged step, though their gradients differ.
+
+    Then the loss is one of all ranks' examples, and each rank computes its own examples' part of the gradient. A
+    contrastive loss of gathered outputs is like this.
+    """
     if len(books) < 2 or not fits.steps:
         return False
     for step in fits.steps:
@@ -95,7 +106,7 @@ def _is_loss_common(books: Sequence[Book], fits: Fits) -> bool:
 
 
 def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
-    """Clips before the gradients are sent, even if they did nothing in the examined steps."""
+    """Find clips before the gradients are sent, even if they did nothing in the examined steps."""
     for step in fits.steps:
         if most_common(step.known()) not in (MEAN, BY_RANK, BY_BOTH, INDISTINCT):
             continue
@@ -116,38 +127,29 @@ def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
 
 
 def _is_at_root(kinds: Sequence[str], to_one: bool) -> bool:
-    """Whether one rank alone has the average. A reduce leaves on the others what came by there."""
+    """Whether only one rank has the average. A reduce leaves partial sums on the others."""
     others = len(kinds) - kinds.count(MEAN) if to_one else kinds.count(OWN)
     return kinds.count(MEAN) == 1 and others == len(kinds) - 1
 
 
 def _is_apart_by_design(books: Sequence[Book], name: str) -> bool:
-    """Whether a weight that is whole beside others that are cut differs between ranks from the start: a rank's own."""
+    """Whether a weight that is not sharded, in a model with sharded ones, differs between ranks from the start."""
     begun = {book["start"].get("weights", {}).get(name) for book in books}
     return len(begun) > 1 and any(book["model"].get("sharded") for book in books)
 
 
 def _begins_alike(books: Sequence[Book], name: str) -> bool:
-    """Whether all ranks begin with the same weight: one that some ranks share is averaged over these by right."""
+    """Whether all ranks begin with the same weight. If only some share it, it is rightly averaged over these."""
     return len({book["start"].get("weights", {}).get(name) for book in books}) == 1
 
 
-def _only_to_one(fits: Fits) -> bool:
-    calls = calls_of(fits.steps[0], GRADIENT)
-    return bool(calls) and all(each["op"] in (GATHER, REDUCE) for each in calls)
-
-
-def _residual(fits: Sequence[Fit]) -> str:
-    return f"{max((each.residual for each in fits), default=0.0):.0e}"
-
-
 def _alone(books: Sequence[Book], fits: Fits, tensors: int, are_owned: bool) -> AuditFinding:
-    """Every rank applies its own gradient: why. `are_owned`: each tensor is stepped on one rank."""
-    known = [each for step in fits.steps for each in step.known() if each.kind == OWN]
+    """Why every rank applies its own gradient. `are_owned`: each tensor is stepped on one rank."""
+    residual = max((each.residual for step in fits.steps for each in step.known() if each.kind == OWN), default=0.0)
     says = (
         f"In {fits.judged} of {fits.judged} judged steps the gradient that {'its' if are_owned else 'each'} "
         f"{'owner' if are_owned else 'rank'} applied to each of {tensors} tensors is {'the ' if are_owned else 'its '}"
-        f"{'owner' + chr(39) + 's ' if are_owned else ''}own (left over: {_residual(known)} of it)."
+        f"{'owner' + chr(39) + 's ' if are_owned else ''}own (left over: {residual:.0e} of it)."
     )
     weights = [] if are_owned else _averaged_weights(books)
     seen = books[0]["iterations_seen"]
@@ -165,7 +167,7 @@ def _alone(books: Sequence[Book], fits: Fits, tensors: int, are_owned: bool) -> 
 
 
 def _averaged_weights(books: Sequence[Book]) -> list[dict[str, Any]]:
-    """The calls in which weights of several ranks came together after the first step."""
+    """The calls that combined several ranks' weights after the first step."""
     if any(book["model"].get("sharded") for book in books):
         return []  # they are gathered, and not averaged
     entries = [entry for entry in books[0]["ledger"] if entry["kind"] == WEIGHT and entry["first_iteration"] >= 1]
@@ -173,21 +175,20 @@ def _averaged_weights(books: Sequence[Book]) -> list[dict[str, Any]]:
 
 
 def _partly(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
-    """Backward passes of a step after which nothing travels."""
+    """Backward passes of a step after which nothing is sent."""
     for step in fits.steps:
         known = [of_rank[name] for of_rank in step.fits for name in names if name in of_rank]
         partly = [each for each in known if each.kind == PARTLY_OWN]
         if len(partly) * 2 > len(known):
             passes = len(step.rows[0]["micro"])
-            calls = calls_of(step, GRADIENT)
             says = f"Step {step.iteration}: of {passes} backward passes {len(partly[0].lost)} are in what each rank "
             says += "applies by that rank's own gradient only."
-            return [AuditFinding("forgotten_micro_batches", (says,), where(calls[-1]) if calls else step_place(fits))]
+            return [AuditFinding("forgotten_micro_batches", (says,), gradient_place(fits, step))]
     return []
 
 
 def _mixed(books: Sequence[Book], fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
-    """Ranks that apply their own gradient in some step, where others, or they in other steps, apply the average."""
+    """Ranks that apply their own gradient in some step, while the average is applied on others or in other steps."""
     alone: dict[int, list[int]] = {}
     means = 0
     for step in fits.steps:
@@ -214,18 +215,16 @@ def _not_scattered(fits: Fits, names: Sequence[str], kinds: dict[str, list[str]]
         f"on {ranks_in_words(others)} it is not."
     )
     calls = [each for each in calls_of(fits.steps[0], GRADIENT) if each["op"] in (GATHER, REDUCE)]
-    calls = calls or calls_of(fits.steps[0], GRADIENT)
-    return AuditFinding("not_scattered", (says,), where(calls[-1]) if calls else step_place(fits))
+    return AuditFinding("not_scattered", (says,), where(calls[-1]) if calls else gradient_place(fits))
 
 
 def _forgotten(fits: Fits, names: Sequence[str], tensors: int) -> AuditFinding:
     says = f"{len(names)} of {tensors} tensors are stepped by a rank's own gradient: {named(names)}."
-    calls = calls_of(fits.steps[0], GRADIENT)
-    return AuditFinding("forgotten_tensors", (says,), where(calls[-1]) if calls else step_place(fits))
+    return AuditFinding("forgotten_tensors", (says,), gradient_place(fits))
 
 
 def _by_rank(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
-    """What ranks' factors that differ come from."""
+    """The reason why the ranks' factors differ."""
     for step in fits.steps:
         factors = _unequal_factors(step, names)
         if not factors:
@@ -251,9 +250,10 @@ def _by_rank(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
 
 
 def _unequal_factors(step: StepFits, names: Sequence[str]) -> tuple[float, ...]:
-    """The factors by rank of what one rank applied to most tensors, where they differ: another group's may be others.
+    """The factors by rank in what one rank applied to most tensors, if they differ; other ranks may apply other
+    factors.
 
-    Another rank's gradient is one of them, though that rank itself applies its own.
+    They also differ if a rank applies another rank's gradient, which may apply its own.
     """
     kinds = (BY_RANK, BY_BOTH)
     tensors = [name for name in names if any(name in of_rank for of_rank in step.fits)]
@@ -275,7 +275,7 @@ def _are_shares(factors: Sequence[float], sizes: Sequence[int]) -> bool:
 
 
 def _clip_before(row: dict[str, Any]) -> dict[str, Any] | None:
-    """The clip of the last micro-batch that comes before most of the gradients have travelled, if there is one."""
+    """The last micro-batch's clip before most of the gradients were sent; None without one."""
     last = len(row["micro"]) - 1
     events = [each for each in row["events"] if each["micro"] == last]
     calls = [each for each in events if each["kind"] == "call" and each["carries"] == GRADIENT]

@@ -1,9 +1,9 @@
-"""What was applied to one tensor, as a combination of what the ranks computed: the factors name the fault.
+"""What was applied to one tensor, as a combination of what the ranks computed: the factors identify the fault.
 
 The applied gradient G of a rank is fitted by the local gradients g[j, m] of ranks j and micro-batches m, from their
-sketches. The plainest combination that leaves next to nothing is taken: the mean over all ranks; this rank's own; a
-factor for each rank; a factor for each micro-batch; a factor for each of both; the first two with the gradient that was
-there before the first backward pass.
+sketches. The simplest combination that leaves next to nothing is taken. In order: the mean over all ranks; this rank's
+own; a factor per rank; a factor per micro-batch; a factor per rank and micro-batch. The first two are also tried
+together with the gradient from before the first backward pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class Fit:
 
     @property
     def is_lost(self) -> bool:
-        """Whether micro-batches of an own gradient are not in it."""
+        """Whether micro-batches of an own gradient are missing from it."""
         return self.kind == OWN and bool(self.lost)
 
 
@@ -52,10 +52,11 @@ def fit(
     largest: float,
     elements: int = SIZE,
 ) -> Fit:
-    """The plainest combination for G = `applied` (SIZE,) of `local` (ranks, micro-batches, SIZE).
+    """The simplest combination for G = `applied` (SIZE,) of `local` (ranks, micro-batches, SIZE).
 
-    `rank` is this rank's place among them, `before` the gradient that was there before; `largest` the norm of the
-    largest tensor's local gradient in this step. A tensor of few `elements` tells fewer factors than it has elements.
+    `rank` is this rank's index in `local`. `before` is the gradient from before the first backward pass. `largest` is
+    the norm of the largest tensor's local gradient in this step. A tensor of few `elements` determines fewer factors
+    than it has elements.
     """
     ranks, micros, _ = local.shape
     by_rank = local.sum(1)
@@ -128,8 +129,11 @@ def fit_ones(
     tolerance: float,
     largest: float,
 ) -> dict[str, Fit]:
-    """Tensors of one element by name, (applied, local, before) of each: any number is a multiple of any other, so they
-    are fitted together as one tensor; where that fails, each by the factor of the `others` on this rank."""
+    """The fits of tensors of one element, by name; (applied, local, before) of each.
+
+    Any number is a multiple of any other. So they are fitted together, as one tensor. If that fails, each is fitted by
+    the factor of the `others` on this rank.
+    """
     if not ones:
         return {}
     applied, local, before = zip(*ones.values(), strict=True)
@@ -152,7 +156,7 @@ def fit_ones(
 def _one(
     applied: np.ndarray, local: np.ndarray, rank: int, tolerance: float, known: Sequence[float], largest: float
 ) -> Fit:
-    """A tensor of one element by itself: `known` are the other tensors' factors, by which it should go, too."""
+    """The fit of one tensor of one element. `known` are the other tensors' factors, one of which it should have too."""
     by_rank = local.sum(1)
     ranks, mean, own = len(by_rank), by_rank.mean(0), by_rank[rank]
     if max(np.linalg.norm(by_rank, axis=1).max(), np.linalg.norm(applied)) <= _SMALL * largest:
@@ -188,7 +192,7 @@ def _is_multiple(one: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
 
 
 def _are_apart(rows: np.ndarray) -> bool:
-    """Whether the rows are different enough for the factor of each to be found."""
+    """Whether the rows differ enough to determine the factor of each."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     kept = rows[norms[:, 0] > 0] / norms[norms[:, 0] > 0]
     return len(kept) > 0 and float(np.linalg.svd(kept, compute_uv=False).min()) > _LEAST_APART

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cos598d.tools.audit.book import Book
+from cos598d.tools.audit.book import GRADIENT, Book
 from cos598d.tools.audit.judge.fit import (
     BY_BOTH,
     BY_MICRO,
@@ -33,20 +33,20 @@ ALL_ZERO = "all of them are 0"
 
 @dataclass(frozen=True)
 class StepFits:
-    """What the ranks of one group applied in one step: by rank, by tensor's name."""
+    """What the ranks of one group applied in one step, by rank and the tensor's name."""
 
     iteration: int
     rows: Sequence[dict[str, Any]]  # the books' rows of this step, by place in the group
     fits: Sequence[dict[str, Fit]]
 
     def known(self) -> list[Fit]:
-        """The fits that say something."""
+        """The fits that are informative."""
         return [each for of_rank in self.fits for each in of_rank.values() if each.kind not in (SMALL, UNKNOWN)]
 
 
 @dataclass(frozen=True)
 class Fits:
-    """All that was fitted in a group of ranks: in how many steps gradients were `judged`, and of others why not."""
+    """All fits of a group of ranks: the number of steps in which gradients were `judged`, and why not in others."""
 
     steps: Sequence[StepFits]
     unjudged: Sequence[str]
@@ -55,7 +55,7 @@ class Fits:
 
 
 def groups_of(books: Sequence[Book]) -> list[list[Book]]:
-    """The books by the ranks among which gradients travelled; without any, all ranks are one group."""
+    """The books, grouped by the ranks among which gradients were sent; one group if none were."""
     parent = {book["rank"]: book["rank"] for book in books}
 
     def top(rank: int) -> int:
@@ -77,7 +77,7 @@ def groups_of(books: Sequence[Book]) -> list[list[Book]]:
 
 
 def are_replicas(books: Sequence[Book]) -> bool:
-    """Whether all ranks begin with the same weights: each with all of them, or each part on several ranks."""
+    """Whether all ranks begin with the same weights. Each has all of them, or each part is on several ranks."""
     first = books[0]["start"].get("weights", {})
     parts: dict[str, list[str]] = {}
     for book in books:
@@ -89,7 +89,7 @@ def are_replicas(books: Sequence[Book]) -> bool:
 
 
 def tolerance_of(books: Sequence[Book]) -> float:
-    """How much a fit may leave: more where something on the way has fewer digits than float32."""
+    """How much a fit may leave: more if something on the way has fewer digits than float32."""
     return _ROUNDED if are_rounded(books) else _EXACT
 
 
@@ -131,7 +131,7 @@ def fit_steps(books: Sequence[Book]) -> Fits:
 
 
 def number_of_steps(steps: Sequence[int]) -> str:
-    """The steps by their numbers, those that follow one another as a range."""
+    """The steps by their numbers; a range if they follow each other."""
     if len(steps) == 1:
         return f"step {steps[0]}"
     is_range = len(steps) == steps[-1] - steps[0] + 1
@@ -159,8 +159,10 @@ def _why_not(rows: Sequence[dict[str, Any]], ranks: int) -> str:
 
 
 def _without_lookahead(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows without the backward passes by which the weights were only moved for a while (sharpness-aware
-    minimization): after them the weights are others, and their gradients are gone, on every rank."""
+    """The rows without backward passes that only moved the weights for a while (sharpness-aware minimization).
+
+    After such a pass the weights are different, and its gradients are gone, on every rank.
+    """
     first = 0
     for place in range(1, min((len(row["micro"]) for row in rows), default=0)):
         pairs = [(row["micro"][place - 1], row["micro"][place]) for row in rows]
@@ -170,16 +172,16 @@ def _without_lookahead(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _from_pass(row: dict[str, Any], first: int) -> dict[str, Any]:
-    """A row without what came before its backward pass `first`."""
+    """A row without everything before its backward pass `first`."""
     events = [each | {"micro": each["micro"] - first} for each in row["events"] if each["micro"] >= first]
     found = row | {"micro": row["micro"][first:], "events": events, "before": {}}
     return found | {name: {key: each[first:] for key, each in row[name].items()} for name in ("local", "local_parts")}
 
 
 def are_micro_batches(row: dict[str, Any]) -> bool:
-    """Whether the backward passes of a step are of one loss, each on samples of its own, as in accumulation.
+    """Whether the backward passes of a step are of one loss, each on its own samples, as in accumulation.
 
-    Otherwise they are several losses, whose weights are the script's to choose: of one batch, or on several lines.
+    Otherwise they are several losses, of one batch or on several lines. The script chooses their weights.
     """
     micros = row["micro"]
     samples = [sample for each in micros for sample in each["samples"]]
@@ -208,8 +210,8 @@ def _of_rank(rows: Sequence[dict[str, Any]], place: int, tolerance: float) -> di
 
 
 def _local(rows: Sequence[dict[str, Any]], name: str, micros: int, part: Sequence[int] | None) -> np.ndarray:
-    """Sketches by rank and micro-batch; a rank that did not use the tensor counts as zero. Of a tensor that is cut it
-    is the `part`, (place, number of parts)."""
+    """Sketches by rank and micro-batch. A rank that did not use the tensor counts as zero. If the tensor is sharded,
+    the sketches are of its `part`, (place, number of parts)."""
     found = np.zeros((len(rows), micros, SIZE))
     for place, row in enumerate(rows):
         if part is None:
@@ -224,12 +226,12 @@ def _local(rows: Sequence[dict[str, Any]], name: str, micros: int, part: Sequenc
 
 
 def calls_of(step: StepFits, carries: str, rank: int = 0) -> list[dict[str, Any]]:
-    """A rank's calls in a step that carried this."""
+    """A rank's calls in a step that carried `carries`."""
     return [each for each in step.rows[rank]["events"] if each["kind"] == "call" and each["carries"] == carries]
 
 
 def step_place(fits: Fits) -> Where:
-    """Where the optimizer steps; without it where the loss is."""
+    """Where the optimizer steps; if that is unknown, where the loss is."""
     row = fits.steps[0].rows[0]
     steps = [each for each in row["events"] if each["kind"] == "step"]
     if steps:
@@ -237,18 +239,24 @@ def step_place(fits: Fits) -> Where:
     return where(row["micro"][0]) if row["micro"] else ("", 0, "")
 
 
+def gradient_place(fits: Fits, step: StepFits | None = None) -> Where:
+    """Where `step`, by default the first one, made its last call that carries gradients; without one, `step_place`."""
+    calls = calls_of(step or fits.steps[0], GRADIENT)
+    return where(calls[-1]) if calls else step_place(fits)
+
+
 def named(names: Sequence[str]) -> str:
-    """The names, the first five of many."""
+    """The first five names, and how many more there are."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def near(value: float, other: float) -> bool:
-    """Whether two factors are the same."""
+    """Whether two factors are equal up to rounding."""
     return abs(value - other) <= NEAR * abs(other)
 
 
 def not_understood(fits: Fits) -> list[str]:
-    """A sentence on the tensors to which in most steps neither an average nor an own gradient is applied."""
+    """A sentence about tensors to which neither an average nor an own gradient is applied in most steps."""
     of: dict[tuple[str, int], list[str]] = {}
     for step in fits.steps:
         for rank, of_rank in enumerate(step.fits):
@@ -265,6 +273,6 @@ def not_understood(fits: Fits) -> list[str]:
 
 
 def most_common(fits: Iterable[Fit]) -> str:
-    """The kind that most fits have, of those that say something."""
+    """The kind of most fits, without those that are not informative."""
     kinds = Counter(each.kind for each in fits if each.kind not in (SMALL, UNKNOWN))
     return kinds.most_common(1)[0][0] if kinds else UNKNOWN

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cos598d.tools.audit.book import ENDED, Book, ended_well
-from cos598d.tools.audit.contents import BUFFER, RECEIVE, SEND
+from cos598d.tools.audit.book import BUFFER, ENDED, RECEIVE, SEND, Book, ended_well
 from cos598d.tools.audit.judge.gradients import tolerance_of
 from cos598d.tools.audit.judge.verdict import AuditFinding, Where, loss_place, where
 from cos598d.tools.audit.sketch import from_text
@@ -15,7 +14,7 @@ _STATES_ALIKE, _NEXT_TO_NOTHING = 1e-3, 1e-3
 
 
 def judge_replicas(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
-    """What is wrong with the replicas of one group of ranks, and what could not be judged of them."""
+    """What is wrong with the replicas of one group of ranks, and what could not be judged."""
     unjudged: list[str] = []
     if len(books) < 2:
         return [], []
@@ -47,7 +46,7 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]
 
 
 def _old_weights(books: Sequence[Book]) -> list[AuditFinding]:
-    """Steps after which the model still has a rank's part of the weights as it was before: it was sent too early."""
+    """Steps after which the model still has a rank's part of the weights from before. It was sent too early."""
     old = [[step["iteration"] for step in book["steps"] if step.get("is_old")] for book in books]
     rank = max(range(len(books)), key=lambda each: len(old[each]))
     if not old[rank]:
@@ -59,7 +58,7 @@ def _old_weights(books: Sequence[Book]) -> list[AuditFinding]:
 
 
 def judge_saves(books: Sequence[Book]) -> list[AuditFinding]:
-    """Files that several ranks of one host write with no call between, so that nothing orders them."""
+    """Files that several ranks of one host write, with no call between them that would order them."""
     writers: dict[tuple, dict[int, Where]] = {}
     for book in books:
         for each in book["saved"]:
@@ -149,8 +148,11 @@ def _settings(books: Sequence[Book]) -> list[AuditFinding]:
 
 
 def _step_apart(mine: Book, theirs: Book) -> bool:
-    """Whether no tensor is stepped on both ranks, so that each may go by what is right for its own: by what optimizers
-    remember, and by what they apply, since SGD without momentum remembers nothing."""
+    """Whether no tensor is stepped on both ranks, so that each may have its own settings.
+
+    That is judged by what the optimizers remember, and by what they apply, since SGD without momentum remembers
+    nothing.
+    """
     for what in ("state", "applied"):
         here, there = ({name for step in book["steps"] for name in step[what]} for book in (mine, theirs))
         if here and there and here.isdisjoint(there):
@@ -159,7 +161,7 @@ def _step_apart(mine: Book, theirs: Book) -> bool:
 
 
 def _states(books: Sequence[Book]) -> list[AuditFinding]:
-    """What optimizers remember after the last examined step. What is next to nothing may be rounding."""
+    """Differences in what optimizers remember after the last examined step. A value next to nothing may be rounding."""
     alike = max(_STATES_ALIKE, tolerance_of(books))
     for steps in zip(*(book["steps"] for book in books), strict=False):
         states = [step["state"] for step in steps]
@@ -243,7 +245,7 @@ def _uneven(books: Sequence[Book]) -> list[AuditFinding]:
 
 
 def _calls_apart(books: Sequence[Book]) -> list[AuditFinding]:
-    """Collectives of all ranks that some rank made more often than another, which ended well all the same."""
+    """Collectives of all ranks that some rank made more often than another one, although that one ended well."""
     world = books[0]["world_size"]
     well = [rank for rank, book in enumerate(books) if _has_seen_all(book)]
     if len(books) < world or not well:

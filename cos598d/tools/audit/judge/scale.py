@@ -1,4 +1,4 @@
-"""Faults of scale: which multiple of the average is applied, by the factors of the fits and the losses' weights."""
+"""Faults of scale: which multiple of the average is applied, by the fits' factors and the losses' weights."""
 
 import math
 import operator
@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cos598d.tools.audit.contents import GRADIENT
+from cos598d.tools.audit.book import GRADIENT
 from cos598d.tools.audit.judge.fit import INDISTINCT, MEAN, NEAR, NOTHING
-from cos598d.tools.audit.judge.gradients import Fits, StepFits, calls_of, named, near, step_place
-from cos598d.tools.audit.judge.parts import judge_parts
-from cos598d.tools.audit.judge.verdict import AuditFinding, where
+from cos598d.tools.audit.judge.gradients import Fits, StepFits, calls_of, gradient_place, named, near, step_place
+from cos598d.tools.audit.judge.verdict import AuditFinding
+from cos598d.tools.audit.judge.weighting import judge_parts
 
 Judged = tuple[list[AuditFinding], list[str]]
 _CONSTANT = 2e-3  # relative: factors of several steps that differ by less are one, and no clip's
@@ -20,10 +20,11 @@ _FAR = 10**9
 
 @dataclass(frozen=True)
 class _Scaled:
-    """A step's factor: `factor` times the average is applied, without what torch's clip made of it.
+    """A step's factor: `factor` times the average is applied, without the effect of torch's clip.
 
-    `totals` are what the losses of all ranks weigh together, as multiples of one mean over all examples, by how these
-    may be counted; () where it is not known. `apart` are tensors with another factor, over the others'.
+    `totals` are the weights of all ranks' losses together, as multiples of one mean over all examples. There is one for
+    each way of counting examples; () if it is not known. `apart` are tensors with another factor, relative to the
+    others'.
     """
 
     step: StepFits
@@ -44,13 +45,15 @@ class _Scaled:
         return any(near(self.factor * total, value) for total in self.totals)
 
     def comes_to_each(self, value: float) -> bool:
-        """The same where each micro-batch is to count as a whole."""
+        """The same, if each micro-batch counts as a whole batch."""
         return self.micros > 1 and any(near(self.factor * total / self.micros, value) for total in self.totals)
 
 
 def judge_scale(ranks: int, fits: Fits, names: Sequence[str], is_rounded: bool) -> Judged:
-    """A sum where there should be a mean, a mean of a mean, another factor, and a common gradient that ranks scale
-    differently, of these tensors; and what could not be judged of it."""
+    """What is wrong with the scale of these tensors' gradients, and what could not be judged.
+
+    It may be a sum instead of a mean, a mean of a mean, another factor, or one average that ranks scale differently.
+    """
     steps: list[_Scaled] = []
     for step in fits.steps:
         by_rank = [_factors(of_rank, names) for of_rank in step.fits]
@@ -83,7 +86,7 @@ def _factors(of_rank: Mapping, names: Sequence[str]) -> dict[str, float]:
 
 
 def _usual(factors: Iterable[float]) -> float:
-    """The factor that most tensors have; of several the nearest to 1."""
+    """The factor of most tensors; if several are as frequent, the nearest to 1."""
     groups: dict[int, list[float]] = {}
     for each in factors:
         groups.setdefault(round(math.log(each) / NEAR) if each > 0 else -_FAR, []).append(each)
@@ -117,8 +120,7 @@ def _scaled(step: StepFits, ranks: int, usual: float, by_rank: Sequence[Mapping[
 
 
 def _counted_one_way(steps: list[_Scaled], ranks: int) -> list[_Scaled]:
-    """The steps with the one total by which all of them come to the same, if examples can be counted so: what one step
-    comes to in another way is chance."""
+    """The steps with only the total by which all of them agree, if there is one: others agree by chance."""
     ways = min(len(each.totals) for each in steps)
     for value in (1, 1 / ranks, ranks):
         for way in range(ways):
@@ -128,9 +130,8 @@ def _counted_one_way(steps: list[_Scaled], ranks: int) -> list[_Scaled]:
 
 
 def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -> Judged:
-    """What the factor of most tensors is."""
-    places = calls_of(steps[0].step, GRADIENT)
-    place = where(places[-1]) if places else step_place(fits)
+    """The fault that the factor of most tensors shows."""
+    place = gradient_place(fits, steps[0].step)
     of = f"times the average of {ranks} ranks"
     for each in steps:
         says = f"Step {each.step.iteration}: the applied gradient is {each.factor * each.clip:.4g} {of}."
@@ -148,7 +149,8 @@ def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -
             return [AuditFinding("averaged_twice", (f"{says}.",), place)], []
         says += f", and their losses come to {1 / ranks:.4g} of a mean over all examples."
         if not any(_may_be_meant(each.step, ranks) for each in steps):
-            return [AuditFinding("averaged_twice", (says, _divided_by(first.step)), place)], []
+            by = " and by ".join(f"{number:.4g}" for number in first.step.rows[0]["micro"][0]["divided"])
+            return [AuditFinding("averaged_twice", (says, f"The loss of rank 0 is divided by {by}."), place)], []
         why = f"its losses come to {1 / ranks:.4g} of a mean, which may be what they are meant to be"
         return [], [f"gradients: whether they are divided by the number of ranks twice: {why}."]
     return _other_factor(ranks, fits, steps, constant)
@@ -169,13 +171,11 @@ def _other_factor(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: fl
         return [], [f"gradients: whether they are divided by the number of ranks twice: {why}."] if hidden else []
     is_constant = len(open_steps) == len(steps) and max(factors) - min(factors) <= constant * abs(max(factors, key=abs))
     if is_constant and len(steps) > 1 and all(each.totals and not each.are_sums for each in steps):
-        calls = calls_of(steps[0].step, GRADIENT)
-        place = where(calls[-1]) if calls else step_place(fits)
         says = (
             f"In {len(steps)} of {fits.judged} judged steps the applied gradient is {factors[0]:.4g} times the average."
         )
         sum_of = f"That is the sum over {ranks} ranks, divided by {ranks / factors[0]:.4g}."
-        return [AuditFinding("wrong_factor", (says, sum_of), place)], []
+        return [AuditFinding("wrong_factor", (says, sum_of), gradient_place(fits, steps[0].step))], []
     if is_constant:
         why = "one step does not tell a clip from a factor" if len(steps) == 1 else "the losses' graph does not tell"
         return [], [f"gradients: their scale: {what}; whether it is meant {why}."]
@@ -185,8 +185,10 @@ def _other_factor(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: fl
 
 
 def _smaller(steps: Sequence[_Scaled]) -> str:
-    """A sentence on a step over fewer examples that is divided by the number of another step's: each example counts as
-    much in all steps, and the step is smaller."""
+    """A sentence about a step over fewer examples that is divided by another step's number of examples.
+
+    Each example then counts as much in all steps, and the step is smaller. "" if there is no such step.
+    """
     for way in range(min(len(each.totals) for each in steps)):
         full = next((each for each in steps if near(each.factor * each.totals[way], 1)), None)
         if full is None or not all(each.examples[way] for each in steps):
@@ -201,16 +203,15 @@ def _smaller(steps: Sequence[_Scaled]) -> str:
 
 
 def _of_some(ranks: int, fits: Fits, steps: Sequence[_Scaled], count: int) -> Judged:
-    """Tensors with a factor of their own, while that of the others is right."""
+    """Tensors that have their own factor, while the others' factor is right."""
     names = dict.fromkeys(name for each in steps for name in each.apart)
     ratios = {name: [each.apart.get(name, 1.0) for each in steps] for name in names}
     summed = [name for name, each in ratios.items() if all(near(ratio, ranks) for ratio in each)]
     if summed:
-        calls = calls_of(steps[0].step, GRADIENT)
         says = (
             f"To {len(summed)} of {count} tensors {ranks} times as much is applied as to the others: {named(summed)}."
         )
-        return [AuditFinding("summed", (says,), where(calls[-1]) if calls else step_place(fits))], []
+        return [AuditFinding("summed", (says,), gradient_place(fits, steps[0].step))], []
     odd = [name for name, each in ratios.items() if max(each) > 1 + NEAR or max(each) - min(each) <= NEAR]
     if not odd:
         return [], []  # clipped tensor by tensor
@@ -227,7 +228,7 @@ def _is_divided(each: _Scaled, ranks: int) -> bool:
 
 
 def _may_be_meant(step: StepFits, ranks: int) -> bool:
-    """Whether the losses may be an n-th of a mean by themselves, as half a squared error is on two ranks."""
+    """Whether the losses may be an n-th of a mean by intention, as half a squared error is on two ranks."""
     numbers = (ranks, 1 / ranks)
     for micro in (micro for row in step.rows for micro in row["micro"]):
         if micro["literals"] is None or not micro["divided"]:
@@ -242,7 +243,7 @@ def _may_be_meant(step: StepFits, ranks: int) -> bool:
 
 
 def _is_divided_outside(step: StepFits, ranks: int) -> bool:
-    """Whether a loss is divided by the ranks' number, or by a multiple, that is no number in the text."""
+    """Whether a loss is divided by the number of ranks, or a multiple of it, and that number is not in the text."""
     for micro in step.rows[0]["micro"]:
         by = [number for number in micro["divided"] if number not in (micro["literals"] or ())]
         if any(near(number, ranks * times) for number in by for times in {1, len(step.rows[0]["micro"])}):
@@ -250,13 +251,8 @@ def _is_divided_outside(step: StepFits, ranks: int) -> bool:
     return False
 
 
-def _divided_by(step: StepFits) -> str:
-    numbers = step.rows[0]["micro"][0]["divided"]
-    return f"The loss of rank 0 is divided by {' and by '.join(f'{number:.4g}' for number in numbers)}."
-
-
 def _clip_factor(step: StepFits) -> float:
-    """What a clip by torch's function after the gradients had travelled made of them."""
+    """The factor of clips by torch's function after the gradients were sent."""
     row = step.rows[0]
     calls = [each["event"] for each in calls_of(step, GRADIENT)]
     factor = 1.0

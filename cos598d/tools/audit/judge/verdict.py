@@ -1,4 +1,4 @@
-"""The result of an audit: findings with their evidence, what could not be judged, and how much was judged."""
+"""The result of an audit: findings with their evidence, causes before consequences, and how much was judged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -8,12 +8,38 @@ from cos598d.tools.audit.judge.words import WORDS
 
 FAULT, WASTE, NOTE = "fault", "waste", "note"
 Where = tuple[str, int, str]
+_DRIFT = ("optimizer_states_differ", "weights_drift")
+# What each fault brings about by itself, in the order in which causes are told.
+CONSEQUENCES = {
+    "hang": ("uneven_steps", "uneven_calls"),
+    "same_batches": ("all_data_everywhere", "overlapping_batches"),
+    "all_data_everywhere": ("overlapping_batches", "evaluation_leak"),
+    "overlapping_batches": ("evaluation_leak",),
+    "different_start": ("weights_drift",),
+    "never_averaged": _DRIFT,
+    "result_dropped": _DRIFT,
+    "not_scattered": ("different_gradients", *_DRIFT),
+    "weights_averaged": ("clipped_before_average", *_DRIFT),
+    "local_steps": ("clipped_before_average", *_DRIFT),
+    "forgotten_tensors": ("different_gradients", *_DRIFT),
+    "forgotten_micro_batches": ("different_gradients", *_DRIFT),
+    "modes_differ": ("same_dropout", "batch_norm_apart"),
+    "partial_average": ("clipped_before_average", *_DRIFT),
+    "different_gradients": ("unequal_weights", *_DRIFT),
+    "optimizers_differ": _DRIFT,
+    "optimizer_states_differ": ("weights_drift",),
+    "uneven_steps": ("uneven_calls", "batch_norm_apart", *_DRIFT),
+    "lost_micro_batches": ("unequal_micro_batches",),
+}
 
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """One fault, waste or note by its name in WORDS. `evidence` are sentences with numbers; `where` is the file, the
-    line and the function of the script; `consequences` are the names of findings that are only its effects."""
+    """One fault, waste or note, by its name in WORDS.
+
+    `evidence` are sentences with numbers. `where` is the file, line and function of the script. `consequences` are the
+    names of findings that are only its effects.
+    """
 
     name: str
     evidence: tuple[str, ...]
@@ -42,10 +68,6 @@ class AuditFinding:
             "consequences": list(self.consequences),
         }
 
-    def with_consequences(self, names: Sequence[str]) -> "AuditFinding":
-        """The same, with these effects."""
-        return replace(self, consequences=tuple(names))
-
 
 def where(event: Mapping[str, Any]) -> Where:
     """The place of an event of a book."""
@@ -54,14 +76,13 @@ def where(event: Mapping[str, Any]) -> Where:
 
 
 def loss_place(books: Sequence[Mapping[str, Any]]) -> Where:
-    """Where the first rank's first backward pass is; nowhere without one."""
+    """Where the first rank's first backward pass is; nowhere if there was none."""
     return next((where(micro) for step in books[0]["steps"] for micro in step["micro"]), ("", 0, ""))
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much an audit rests on: ranks whose books are there, steps made, those in which gradients were judged, and
-    what was trained."""
+    """The basis of an audit: ranks with a book, steps, steps in which gradients were judged, and what was trained."""
 
     ranks: int
     world_size: int
@@ -77,7 +98,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class AuditVerdict:
-    """An audit's result. `remarks` are sentences on the ranks: which never came, crashed or were killed."""
+    """An audit's result. `remarks` are sentences about ranks that never came, crashed or were killed."""
 
     script: str
     seen: Coverage
@@ -87,13 +108,13 @@ class AuditVerdict:
 
     @property
     def is_sure(self) -> bool:
-        """Whether gradients were judged in at least half of the examined steps, with nothing about them left open: only
-        then is no finding good news."""
+        """Whether gradients were judged in at least half of the examined steps, with nothing about them left open. Only
+        then does no finding mean no fault."""
         are_open = any(each.startswith("gradients:") for each in self.not_judged)
         return self.seen.judged > 0 and self.seen.examined <= 2 * self.seen.judged and not are_open
 
     def without(self, names: Sequence[str]) -> "AuditVerdict":
-        """The same without the findings of these names, and a remark on those that there were."""
+        """The same without the findings of these names, and with a remark that lists them."""
         ignored = sorted({each.name for each in self.findings if each.name in names})
         if not ignored:
             return self
@@ -113,3 +134,19 @@ class AuditVerdict:
             "not_judged": list(self.not_judged),
             "remarks": list(self.remarks),
         }
+
+
+def ordered(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
+    """The findings, each name once, without those that others cause. Each names its own effects."""
+    by_name: dict[str, AuditFinding] = {}
+    for each in findings:
+        by_name.setdefault(each.name, each)
+    effects = {name for cause in by_name for name in CONSEQUENCES.get(cause, ()) if name in by_name}
+    rank = {name: place for place, name in enumerate(CONSEQUENCES)}
+    causes = [each for each in by_name.values() if each.name not in effects]
+    causes.sort(key=lambda each: rank.get(each.name, len(rank)))
+    told = []
+    for each in causes:
+        own = [name for name in CONSEQUENCES.get(each.name, ()) if name in by_name]
+        told.append(replace(each, consequences=tuple(own)))
+    return told

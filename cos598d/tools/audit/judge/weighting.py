@@ -1,17 +1,87 @@
-"""Faults of weighting: samples of one global batch that count unequally, and micro-batches that do not count at all."""
+"""Faults of weighting: samples, micro-batches, ranks and parts that count unequally in a step, or not at all."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cos598d.tools.audit.book import Book
-from cos598d.tools.audit.judge.fit import BY_MICRO, MEAN, NEAR, NOTHING, Fit
-from cos598d.tools.audit.judge.gradients import Fits, are_micro_batches, most_common, near, step_place
-from cos598d.tools.audit.judge.partial import median_factors
+from cos598d.tools.audit.book import BROADCAST, GRADIENT, SCATTER, Book
+from cos598d.tools.audit.judge.fit import BY_BOTH, BY_MICRO, BY_RANK, INDISTINCT, MEAN, NEAR, NOTHING, OWN, Fit
+from cos598d.tools.audit.judge.gradients import (
+    Fits,
+    StepFits,
+    are_micro_batches,
+    calls_of,
+    gradient_place,
+    most_common,
+    named,
+    near,
+    step_place,
+)
 from cos598d.tools.audit.judge.verdict import AuditFinding, Where, where
 
 Judged = tuple[list[AuditFinding], list[str]]
 _MEANT = "which may be meant: they are of one batch, or made on two lines"
+_FLAT = "flat_param"  # of FSDP's first form: its parts have different weights in them
+
+
+def median_factors(fits: Sequence[Fit]) -> tuple[float, ...]:
+    """The factors of several tensors, as one."""
+    if not fits:
+        return ()
+    count = len(fits[0].factors)
+    alike = [each for each in fits if len(each.factors) == count]
+    return tuple(statistics.median(each.factors[place] for each in alike) for place in range(count))
+
+
+def combination(factors: Sequence[float]) -> str:
+    """A sentence about the factors by rank. An average has 1 for each."""
+    ranks = len(factors)
+    parts = " + ".join(f"{factor / ranks:.3f} g{place}" for place, factor in enumerate(factors))
+    return f"The applied gradient is {parts}, where an average is {1 / ranks:.3f} of each."
+
+
+def absent_from(factors: Sequence[float]) -> list[int]:
+    """The ranks of which nothing is in it, compared with the others: a gradient scaler makes all factors small."""
+    most = max(map(abs, factors))
+    return [rank for rank, factor in enumerate(factors) if abs(factor) <= NEAR * most]
+
+
+def partial_average(fits: Fits, factors: Sequence[float], absent: Sequence[int], says: str) -> AuditFinding:
+    """The finding, with `says` as its first sentence."""
+    there = [rank for rank in range(len(factors)) if rank not in absent]
+    who = f"Of ranks {', '.join(map(str, absent))} nothing is in it, only of {', '.join(map(str, there))}."
+    calls = [each for each in calls_of(fits.steps[0], GRADIENT) if each["op"] in (BROADCAST, SCATTER)]
+    return AuditFinding("partial_average", (says, who), where(calls[-1]) if calls else gradient_place(fits))
+
+
+def _is_of_a_group(fits: Fits, name: str) -> bool:
+    """Whether a tensor's gradient is sent only among some ranks, such as that of an expert that these ranks share."""
+    step = fits.steps[0]
+    calls = [each for rank in range(len(step.rows)) for each in calls_of(step, GRADIENT, rank)]
+    return any(name in each["names"] and len(each["ranks"]) < len(step.rows) for each in calls)
+
+
+def partial_of_some(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
+    """Tensors to which every rank applies the gradients of only some ranks: in all steps those of the same ranks."""
+    found: dict[str, tuple[float, ...]] = {}
+    for name in names:
+        of_name = [[of_rank.get(name) for of_rank in step.fits] for step in fits.steps]
+        known = [each for step in of_name for each in step if each and each.kind in (BY_RANK, BY_BOTH)]
+        absent = {(*absent_from(each.factors),) for each in known}
+        if len(absent) != 1 or absent == {()} or _is_of_a_group(fits, name):
+            continue
+        nothing_of = next(iter(absent))
+        # The rank whose gradient it is applies its own.
+        others = [(rank, each) for step in of_name for rank, each in enumerate(step) if each and each not in known]
+        if all(each.kind == OWN and rank not in nothing_of for rank, each in others):
+            found[name] = median_factors(known)
+    if not found:
+        return []
+    factors = next(iter(found.values()))
+    combined = combination(factors)
+    says = f"Of {len(names)} tensors {len(found)} ({named([*found])}): {combined[0].lower()}{combined[1:]}"
+    return [partial_average(fits, factors, absent_from(factors), says)]
 
 
 def judge_weighting(books: Sequence[Book], fits: Fits) -> Judged:
@@ -25,9 +95,9 @@ def judge_weighting(books: Sequence[Book], fits: Fits) -> Judged:
 
 
 def judge_zeros(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
-    """A loss that no weight changes: in all examined steps the gradients are 0, and later the loss stays what it is.
+    """A loss that depends on no weight: in all examined steps the gradients are 0, and later the loss does not change.
 
-    A loss that is 0 for a while, as a hinge's may be, is none.
+    A loss that is 0 for a while, such as a hinge loss, is not one.
     """
     steps = [step for step in fits.steps if step.iteration in fits.zero]
     losses = {loss for book in books for row in book["iterations"] for loss in row["losses"]}
@@ -67,7 +137,7 @@ def _micro_batches(fits: Fits, known: Sequence[Fit]) -> Judged:
 
 
 def _weights(fits: Fits) -> list[AuditFinding]:
-    """Losses that are means of batches of different sizes and count alike, or of equal sizes and do not."""
+    """Losses that are means of batches of different sizes and count equally, or of equal sizes and do not."""
     for step in fits.steps:
         if most_common(step.known()) != MEAN:
             continue
@@ -89,8 +159,11 @@ def _weights(fits: Fits) -> list[AuditFinding]:
 
 
 def _examples(fits: Fits) -> list[str]:
-    """A sentence on means over unequal numbers of examples, as of tokens that a loss does not ignore, that count the
-    same: by the samples' number they count alike, by the examples' number they do not."""
+    """A sentence about means over unequal numbers of examples that count the same.
+
+    An example may be a token that a loss does not ignore. The means count equally by the number of samples, and
+    unequally by the number of examples.
+    """
     for step in fits.steps:
         if most_common(step.known()) != MEAN:
             continue
@@ -111,16 +184,18 @@ def _examples(fits: Fits) -> list[str]:
 
 
 def _of_an_example(micro: Mapping[str, Any]) -> float:
-    """How much an example weighs that the loss does not ignore; 0 if that is not known. A loss of which only its factor
-    is known is one sum."""
+    """The weight of an example that the loss does not ignore; 0 if it is not known. If only a loss's factor is known,
+    it counts as one sum."""
     if micro["weight"] is None:
         return math.prod(micro["multiplied"]) / (math.prod(micro["divided"]) or math.inf)
     return micro["weight"] if micro["counts"] else micro["weight"] / (micro.get("kept") or math.inf)
 
 
 def _of_a_sample(micros: Sequence[dict[str, Any]]) -> tuple[float, ...]:
-    """How much a sample of these backward passes weighs, by how samples may be counted: as rows of the batch, or as
-    what the losses are means or sums over. () where it is not known. Several losses of one batch are one loss of it.
+    """The weight of a sample of these backward passes, for each way of counting samples; () if it is not known.
+
+    Samples are rows of the batch, or what the losses are means or sums over. Several losses of one batch count as one
+    loss of it.
     """
     weights = [micro["weight"] for micro in micros]
     sizes = {(*micro["samples"],): micro["size"] for micro in micros if micro["size"]}
@@ -137,3 +212,36 @@ def _of_a_sample(micros: Sequence[dict[str, Any]]) -> tuple[float, ...]:
 
 def _are_alike(weights: Sequence[float]) -> bool:
     return all(near(each, weights[0]) for each in weights)
+
+
+def judge_parts(step: StepFits, place: Where) -> list[AuditFinding]:
+    """The fault if ranks apply different multiples of the average, each to its own parts of the weights.
+
+    Only parts of the same weights are compared, since different weights may have different factors. A flat weight's
+    parts contain different weights, so there only a clip by torch's function is reported.
+    """
+    known = [{name: each.factor for name, each in of.items() if each.kind in (MEAN, INDISTINCT)} for of in step.fits]
+    common = [name for name in known[0] if all(name in of for of in known) and name in step.rows[0]["places"]]
+    clips = [clip for clip in map(_clip, step.rows) if clip is not None and clip["norm"]]
+    norms = [clip["norm"] for clip in clips] if len(clips) == len(step.rows) else []
+    by_own_norm = bool(norms) and max(norms) - min(norms) > NEAR * max(norms)
+    if not by_own_norm:
+        common = [name for name in common if not name.endswith(_FLAT)]
+    if not common:
+        return []
+    factors = [statistics.median(of[name] for name in common) for of in known]
+    if max(factors) - min(factors) <= NEAR * max(map(abs, factors)):
+        return []
+    said = ", ".join(f"rank {rank} {factor:.3f}" for rank, factor in enumerate(factors))
+    says = f"Step {step.iteration}: of one average the ranks apply different multiples to their own parts: {said}."
+    if by_own_norm:
+        told = f"They clip to {clips[0]['limit']:g} by norms of {', '.join(f'{norm:.3f}' for norm in norms)}, by rank."
+        return [AuditFinding("clipped_by_part", (says, told), where(clips[0]))]
+    if all(0 < factor <= 1 + NEAR for factor in factors):
+        return [AuditFinding("clipped_by_part", (says,), place)]
+    return [AuditFinding("different_gradients", (says,), place)]
+
+
+def _clip(row: dict[str, Any]) -> dict[str, Any] | None:
+    """The last clip by torch's function in a step."""
+    return next((each for each in reversed(row["events"]) if each["kind"] == "clip" and each["how"] == "norm"), None)

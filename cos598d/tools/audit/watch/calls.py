@@ -1,12 +1,14 @@
-"""The ledger of a script: of every collective what it carried, who called it, how often, and with how many bytes."""
+"""The calls of a script: what each collective carried, its line, how often, its bytes, and which ones still wait."""
 
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from cos598d.comm.dispatcher import DispatchedCall
-from cos598d.tools.audit.contents import (
+from cos598d.tools.audit.book import (
     ALL_GATHER,
     BUFFER,
     GRADIENT,
@@ -14,8 +16,10 @@ from cos598d.tools.audit.contents import (
     MOST_ROWS,
     NOTHING,
     OTHER,
+    RECEIVE,
     REDUCE_SCATTER,
     SCALAR,
+    SEND,
     WEIGHT,
 )
 from cos598d.tools.audit.watch.places import ScriptLine, called_from, here
@@ -38,12 +42,13 @@ _BY_FUNCTION = {
 _FUNCTIONS = frozenset(_BY_FUNCTION)
 _MOST_RUNS = 400  # tensors that are looked at for buckets by hand
 _NAMES = 4  # of a call that are noted
+_MOST = 64  # calls that are remembered, for ranks that are some calls ahead
 
 
 class CallLog:
-    """This rank's calls: the first ones row by row, all of them summed up by what they are.
+    """This rank's calls: the first ones row by row, and all of them summed up by kind and line.
 
-    `known` gives the model's tensors by kind: (name, tensor) of weights and of buffers; `shards` which are cut.
+    `known` gives the model's tensors: (name, tensor) of weights and of buffers. `shards` are those that are cut.
     """
 
     def __init__(self, known: Callable[[], Mapping[str, list[tuple[str, torch.Tensor]]]], shards: Shards):
@@ -68,8 +73,11 @@ class CallLog:
         place: ScriptLine,
         arrived: list[torch.Tensor],
     ) -> dict[str, Any]:
-        """Note a call, and return its row. `is_between`: after a backward pass and before the step; `arrived` are the
-        leaves whose gradients are there and have not travelled; those that have are taken out."""
+        """Note a call, and return its row.
+
+        is_between: whether it is after a backward pass and before the step. `arrived` are leaves whose gradients are
+        computed and not sent yet. Those that this call sends are removed from it.
+        """
         kind, names = self._what(call, in_backward, is_between, arrived)
         payload, (sent, received) = call.payload_bytes, call.moved()
         self.backend = self.backend or call.group.name()
@@ -109,7 +117,7 @@ class CallLog:
         return row
 
     def waited(self, work: Any, seconds: float) -> None:
-        """So long a call was waited for."""
+        """A call was waited for, for so many seconds."""
         found = self._pending.pop(id(work), None)
         if found is not None:
             _, row, entry, total = found
@@ -118,11 +126,11 @@ class CallLog:
             total[4] += seconds
 
     def gradients_changed(self) -> None:
-        """A backward pass has given gradients new places."""
+        """A backward pass has put gradients into new memory."""
         self._are_fresh = False
 
     def model_is_known(self) -> None:
-        """There is a model now: what of it travelled before is told as such."""
+        """The model is known now: label its tensors that were sent before."""
         self._places = self._by_place()
         for places, row, entry in self._early:
             known = [self._places[place] for place in places if place in self._places]
@@ -133,7 +141,7 @@ class CallLog:
         self._early.clear()
 
     def take_totals(self) -> dict[str, list[float]]:
-        """The sums since this was called last. Calls that nobody has waited for are let go."""
+        """The sums since the last call of this method. Calls that nobody has waited for are forgotten."""
         found, self.totals = self.totals, {}
         self._pending.clear()
         return found
@@ -141,7 +149,7 @@ class CallLog:
     def _what(
         self, call: DispatchedCall, in_backward: bool, is_between: bool, arrived: list[torch.Tensor]
     ) -> tuple[str, list[str]]:
-        """What a call carries, and the names of the model's tensors in it, as far as they can be known."""
+        """What a call carries, and the names of the model's tensors in it, if they can be known."""
         if not call.tensors:
             return NOTHING, []
         kind = _BY_FUNCTION.get(called_from(_FUNCTIONS), "")
@@ -168,8 +176,10 @@ class CallLog:
         return self._by_size(elements, filled, is_float, is_between)
 
     def _by_size(self, elements: int, filled: int, is_float: bool, is_between: bool) -> tuple[str, list[str]]:
-        """What a buffer is that no tensor of the model's shares: all gradients, or all weights, in one, and less than
-        `filled` more elements."""
+        """The kind of a buffer that shares no memory with the model's tensors, by its size.
+
+        It may hold all gradients or all weights, and fewer than `filled` more elements.
+        """
         if not is_float:
             return OTHER, []
         weights = [tensor for _, tensor in self._known()["weight"]]
@@ -183,7 +193,7 @@ class CallLog:
         return (WEIGHT if are_all and weights else OTHER), []
 
     def _runs_of(self, weights: list[torch.Tensor]) -> set[int]:
-        """How many elements tensors that follow one another may have together: what buckets by hand are made of."""
+        """The possible numbers of elements of consecutive tensors, which a script may put into one bucket."""
         if self._runs[0] != len(weights):
             ends = [0]
             for each in weights[:_MOST_RUNS]:
@@ -192,8 +202,10 @@ class CallLog:
         return self._runs[1]
 
     def _bucket(self, call: DispatchedCall, arrived: list[torch.Tensor]) -> list[str]:
-        """The tensors in a bucket of DDP's, or in a unit of FSDP's: those that came first among them that none has yet
-        taken. What is to be cut is filled up to equal parts."""
+        """The tensors in a bucket of DDP, or in a unit of FSDP: the first ones of `arrived` that have its size.
+
+        Tensors that will be cut are filled up to equal parts.
+        """
         elements = sum(each.numel() for each in call.tensors)
         names = {id(tensor): name for name, tensor in self._known()["weight"]}
         equal_parts = len(call.ranks) if call.op == REDUCE_SCATTER else 1
@@ -208,7 +220,7 @@ class CallLog:
         return []
 
     def _is_still(self, place: int) -> bool:
-        """Whether the gradient that was at a place is still there: the script may have let it go, and made another
+        """Whether the gradient that was at this address is still there. The script may have freed it, and put another
         tensor there."""
         known = self._places.get(place)
         if known is None or known[0] != GRADIENT:
@@ -232,3 +244,43 @@ class CallLog:
 
 def _has_storage(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not hasattr(tensor, "placements")
+
+
+class RecentCalls:
+    """This rank's last calls, and how many it has made in each group of ranks.
+
+    Calls between two ranks are not counted, since only these two have an order of them.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0  # of all calls
+        self._made: dict[tuple[int, ...], int] = {}
+        self._recent: deque[tuple[Any, float, dict[str, Any]]] = deque(maxlen=_MOST)
+
+    def began(self, call: DispatchedCall, row: dict[str, Any]) -> None:
+        """A call has begun. `row` is its row in the log."""
+        self.count += 1
+        ranks = call.ranks
+        is_between_two = call.op in (SEND, RECEIVE)
+        number = 0 if is_between_two else self._made.get(ranks, 0) + 1
+        if number:
+            self._made[ranks] = number
+        # What has ended is let go: its work keeps tensors alive.
+        while self._recent and self._recent[0][0] is not None and self._recent[0][0].is_completed():
+            _, began, fact = self._recent.popleft()
+            self._recent.append((None, began, fact))
+        fact = {"op": call.op, "ranks": [*ranks], "number": number, "elements": row["elements"], "where": row["where"]}
+        self._recent.append((call.work, time.perf_counter(), fact | {"root": call.root}))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The last calls in order, with the seconds since they began, and whether they still wait."""
+        now = time.perf_counter()
+        found = []
+        for work, began, fact in sorted(self._recent, key=lambda each: each[1]):
+            waits = work is not None and not work.is_completed()
+            found.append(fact | {"seconds": now - began, "waits": waits})
+        return found
+
+    def made(self) -> list[dict[str, Any]]:
+        """The number of calls in each group."""
+        return [{"ranks": [*ranks], "calls": calls} for ranks, calls in self._made.items()]

@@ -1,20 +1,78 @@
-"""Who hands out the samples: torch's loaders and distributed samplers, what each goes through, and its epochs."""
+"""The samples of a rank: what torch's loaders and samplers hand out, and digests of what is trained and evaluated."""
 
+import hashlib
+import math
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data.distributed import DistributedSampler
 
 from cos598d.tools.audit.watch.places import ScriptLine, here
 
+_VALUES = 256  # of a row of each input, spread over it: enough to recognize it
+_MOST_ROWS = 4096
 _MOST = 64  # loaders, and epochs of a sampler, that are noted
+MOST = 8192
+_COARSE = (torch.bfloat16, torch.float16)  # of so few digits any number is a share of a power of 2
+_MOST_SUMS, _MOST_NUMBERS = 64, 8  # calls of an evaluation that add up numbers, and numbers in one
+
+
+def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+    """The tensors in arguments, in order, also within lists and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part, depth - 1)
+    elif depth and isinstance(value, dict):
+        for part in value.values():
+            yield from tensors_in(part, depth - 1)
+
+
+def has_values(value: Any) -> bool:
+    """Whether these tensors have values. torch's fake ones and those on `meta` have only shapes, and train nothing."""
+    return not any(tensor.is_meta or hasattr(tensor, "fake_mode") for tensor in tensors_in(value))
+
+
+def batch_size(inputs: list[torch.Tensor]) -> int:
+    """The first dimension of the first input that has one; 0 if none has."""
+    return next((len(each) for each in inputs if each.dim()), 0)
+
+
+def sample_digests(inputs: list[torch.Tensor]) -> list[str]:
+    """A digest of 16 letters for each row of the batch, over all inputs that have as many rows."""
+    size = batch_size(inputs)
+    with torch.no_grad():
+        columns = [_rows(each) for each in inputs if each.dim() and len(each) == size]
+    found = []
+    for row in range(min(size, _MOST_ROWS)):
+        digest = hashlib.blake2b(digest_size=8)
+        for values in columns:
+            digest.update(values[row].tobytes())
+        found.append(digest.hexdigest())
+    return found
+
+
+def _rows(tensor: torch.Tensor) -> np.ndarray:
+    flat = tensor.detach()
+    if flat.layout is not torch.strided:
+        flat = flat.to_dense()
+    flat = flat.reshape(len(flat), -1)
+    if flat.shape[1] > _VALUES:
+        flat = flat[:, :: flat.shape[1] // _VALUES]
+    if flat.dtype in (torch.bfloat16, torch.float16):
+        flat = flat.float()
+    return np.ascontiguousarray(flat.cpu().numpy())
 
 
 class Data:
-    """The loaders and samplers of this process, by the order in which they were first iterated over.
+    """The loaders and samplers of this process, in the order in which they were first iterated over.
 
-    `backward` says that a batch was trained on: the loader that gave the last one had it, and its sampler; without a
-    loader the sampler that drew last.
+    When `backward` reports that a batch was trained on, it came from the loader that gave the last batch and its
+    sampler. Without a loader, it came from the sampler that drew last.
     """
 
     def __init__(self) -> None:
@@ -39,12 +97,14 @@ class Data:
             sampler["epochs"].append(epoch)
 
     def is_second_epoch(self) -> bool:
-        """Whether a loader that is trained on has begun again."""
+        """Whether a training loader has begun again."""
         return any(each["times"] > self._first.get(id(each), each["times"]) for each in self.loaders.values())
 
     def drawn(self) -> dict[str, Any]:
-        """How long the data is that gave the last batch, how long this rank's share, and whether a sampler for several
-        ranks has cut it; of data without a loader or a sampler, or that is trained on, the lengths are 0."""
+        """The source of the last batch: its length, this rank's share, and whether a distributed sampler has cut it.
+
+        The lengths are 0 without a loader and a sampler, and for data that is trained on.
+        """
         loader, sampler = self._last.get("loader"), self._last.get("sampler")
         last = sampler or loader
         if last is None or last["trains"] or (loader and loader["trains"]):
@@ -76,11 +136,11 @@ class Data:
             self._drawn[id(known)] = int(sampler.epoch)
 
     def iterates(self, iterator: Any, loader: Any) -> None:
-        """The iterator is the loader's."""
+        """`iterator` belongs to `loader`."""
         self._iterators[iterator] = loader
 
     def batch_came(self, iterator: Any, seconds: float) -> None:
-        """A loader has given a batch after so many seconds: one that evaluates between may have begun after it."""
+        """A loader has given a batch after so many seconds. A loader that evaluates may have begun in between."""
         self.seconds += seconds
         loader = self._iterators.get(iterator)
         for kind, known, what in (("loader", self.loaders, loader), ("sampler", self.samplers, _sampler(loader))):
@@ -111,3 +171,51 @@ def _length(what: Any) -> int:
         return len(what)
     except (TypeError, NotImplementedError):
         return 0
+
+
+class Samples:
+    """Digests of samples, in order: those of training until an epoch is over or MOST have been seen."""
+
+    def __init__(self) -> None:
+        self.training: list[str] = []
+        self.evaluation: list[str] = []
+        self.evaluated = self.evaluation_batches = 0  # in all
+        self.sums: list[dict[str, Any]] = []  # numbers that the last evaluation adds up over the ranks
+        self._rows = self._begun = 0
+        self._seen: set[str] = set()
+        self._is_over = False
+
+    def trained(self, batch: list[torch.Tensor], epoch_is_over: bool) -> None:
+        """A batch that was trained on."""
+        if self._is_over or epoch_is_over or len(self.training) >= MOST:
+            self._is_over = True
+            return
+        found = sample_digests(batch)
+        if found and self._seen.issuperset(found) and len(self._seen) > len(found):
+            self._is_over = True  # a loop without a loader has started again
+            return
+        self._seen.update(found)
+        self.training += found[: MOST - len(self.training)]
+
+    def evaluation_begins(self) -> None:
+        """A new evaluation begins. Only the last one is compared."""
+        self.evaluation, self.evaluated, self.evaluation_batches = [], 0, 0
+        self.sums, self._rows = [], 0
+
+    def evaluate(self, batch: list[torch.Tensor], begun: int) -> None:
+        """A batch went through the model without gradients. `begun` epochs of loaders and samplers have begun."""
+        self._rows = batch_size(batch) + (self._rows if begun == self._begun else 0)
+        self._begun = begun
+        self.evaluated += batch_size(batch)
+        self.evaluation_batches += 1
+        if len(self.evaluation) < MOST:
+            self.evaluation += sample_digests(batch)[: MOST - len(self.evaluation)]
+
+    def adds_up(self, tensors: list[torch.Tensor], drawn: dict[str, Any], where: list[Any]) -> None:
+        """An evaluation is about to sum these tensors over the ranks. `drawn` describes its loader or sampler."""
+        elements = sum(each.numel() for each in tensors)
+        are_exact = all(each.layout is torch.strided and each.dtype not in _COARSE for each in tensors)
+        if self._rows and len(self.sums) < _MOST_SUMS and 0 < elements <= _MOST_NUMBERS and are_exact:
+            values = [value for each in tensors for value in each.detach().double().flatten().tolist()]
+            if all(map(math.isfinite, values)):
+                self.sums.append({"values": values, "rows": self._rows, "where": where} | drawn)

@@ -1,4 +1,4 @@
-"""How much a micro-batch's examples weigh in the tensor on which `backward` is called, read from its graph."""
+"""The weight of a micro-batch's examples in the tensor on which `backward` is called, from its graph."""
 
 import math
 from collections.abc import Sequence
@@ -13,8 +13,10 @@ _DEEPEST = 200  # a sum of many terms is as deep as it is long
 
 
 class Scale(NamedTuple):
-    """The loss is `weight` times a mean over examples; with `counts` it is `weight` times a sum over so many examples,
-    as they may be counted: with padding and without it."""
+    """The loss is `weight` times a mean over examples; with `counts`, `weight` times a sum over so many examples.
+
+    There is one count for each way of counting: with padding and without it.
+    """
 
     weight: float
     counts: tuple[float, ...] = ()
@@ -28,10 +30,10 @@ class Scale(NamedTuple):
 
 
 def scale_of(loss: Any, gradient: Any = None) -> Scale | None:
-    """How the examples are scaled; None where the graph does not tell. `gradient` is what `backward` was given with it.
+    """How the examples are scaled; None if the graph does not show it. `gradient` is the argument of `backward`.
 
-    `loss / 4` has 1/4 of a mean, a sum of two means 2. A term of weights only, such as a decay by hand, has
-    none. Means and sums are known by torch's own losses, and by `mean` and `sum` of them.
+    `loss / 4` has 1/4 of a mean, a sum of two means has 2. A term of weights only, such as a manual weight decay, has
+    none. Means and sums are recognized by torch's own losses, and by `mean` and `sum` of these.
     """
     try:
         scale = _scale(loss.grad_fn, _DEEPEST)
@@ -44,7 +46,7 @@ def scale_of(loss: Any, gradient: Any = None) -> Scale | None:
 
 
 def factors_of(loss: Any) -> tuple[list[float], list[float]]:
-    """The numbers by which the whole loss is multiplied and divided, of a loss whose scale is not known, too."""
+    """The numbers by which the whole loss is multiplied and divided, even if its scale is not known."""
     multiplied: list[float] = []
     divided: list[float] = []
     node = getattr(loss, "grad_fn", None)
@@ -82,7 +84,7 @@ def _scale(node: Any, depth: int) -> Scale | None:
 
 
 def _by_number(node: Any) -> tuple[float, Any]:
-    """The number by which a node multiplies or divides, and what; 0.0 if it does something else."""
+    """The number by which a node multiplies or divides, and the node below; 0.0 if it does something else."""
     name, below = type(node).__name__, [each for each, _ in node.next_functions]
     if name in _PASSING:
         return 0.0, below[0]
@@ -102,7 +104,7 @@ def _changed(found: Scale, name: str, by: float) -> Scale:
 
 
 def _mean(node: Any, depth: int) -> Scale:
-    """A mean of whatever it is, or of means that are stacked, or of examples that are all scaled by one number."""
+    """The scale of a mean of anything, of stacked means, or of examples that are all scaled by one number."""
     name = type(node).__name__
     if name == "StackBackward0":
         found = _added([_scale(each, depth - 1) for each, _ in node.next_functions])
@@ -112,7 +114,7 @@ def _mean(node: Any, depth: int) -> Scale:
 
 
 def _sum(node: Any, depth: int) -> Scale | None:
-    """A sum of losses of torch's by example, or of means that are stacked; of anything else it is not known."""
+    """The scale of a sum of torch's losses by example, or of stacked means; None for anything else."""
     name = type(node).__name__
     if name == "StackBackward0":
         return _added([_scale(each, depth - 1) for each, _ in node.next_functions])
@@ -126,14 +128,14 @@ def _sum(node: Any, depth: int) -> Scale | None:
 
 
 def _kept(node: Any) -> float:
-    """How many examples a mean is over, if it may ignore some; 0 if it ignores none, or if classes have weights."""
+    """The number of examples in a mean that may ignore some; 0 if it ignores none, or if classes have weights."""
     if getattr(node, "_saved_ignore_index", None) is None or getattr(node, "_saved_weight", None) is not None:
         return 0.0
     return _counts(node)[0]
 
 
 def _masked(node: Any) -> Scale | None:
-    """A loss of torch's by example that is multiplied by a mask: its ones count."""
+    """The scale of one of torch's losses by example times a mask, whose ones count."""
     below = [each for each, _ in node.next_functions]
     if sum(each is not None for each in below) != 1:
         return None
@@ -153,7 +155,7 @@ def _masked(node: Any) -> Scale | None:
 
 
 def _counts(node: Any) -> tuple[float, ...]:
-    """How many examples a loss of torch's is over: those that it does not ignore, and all."""
+    """The number of examples of one of torch's losses: those that it does not ignore, and all."""
     target = node._saved_target
     if (ignored := getattr(node, "_saved_ignore_index", None)) is None:
         return (float(target.numel()),)

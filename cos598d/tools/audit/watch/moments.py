@@ -1,7 +1,7 @@
-"""The moments of a training step that torch lets nobody else see: backward passes, clips, steps, and new parameters.
+"""The moments of a training step: forward passes, backward passes, clips, steps, and new parameters.
 
-A few of torch's functions are wrapped, so that they do what they did and tell of it; the optimizers' own hooks tell of
-the rest. What is told is told to one `Observer` at a time, by its methods.
+Hooks of torch report the outermost forward passes and the steps. For the rest a few functions of torch are wrapped:
+they do what they did, and report it. The reports go to one `Observer` at a time, as calls of its methods.
 """
 
 import functools
@@ -12,19 +12,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import data
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from cos598d.tools.audit.watch.batches import has_values, tensors_in
+from cos598d.tools.audit.watch.data import has_values, tensors_in
 
 _listener: Any = None  # an Observer
 _is_installed = False
+Begun = Callable[[torch.nn.Module], None]
+Ended = Callable[[torch.nn.Module, list[torch.Tensor], float], None]
 
 
 def listen(listener: Any) -> None:
-    """Tell `listener` from here on; None: nobody."""
+    """Report to `listener` from now on; None: to nobody."""
     global _listener, _is_installed  # noqa: PLW0603 - torch's functions are this process's, too
     _listener = listener
     if not _is_installed:
@@ -60,18 +63,13 @@ def _install() -> None:
     _wrap(data.DataLoader, "__iter__", _loader)
     _wrap(DistributedSampler, "__iter__", _sampler)
     _wrap(_BaseDataLoaderIter, "__next__", _batch)
-    register_optimizer_step_pre_hook(_step_begins)
-    register_optimizer_step_post_hook(_step_ended)
+    register_optimizer_step_pre_hook(functools.partial(_step, "step_begins"))
+    register_optimizer_step_post_hook(functools.partial(_step, "step_ended"))
 
 
-def _step_begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _step(method: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if _listener is not None and has_values(next(tensors_in(optimizer.param_groups), None)):
-        _listener.step_begins(optimizer)
-
-
-def _step_ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if _listener is not None and has_values(next(tensors_in(optimizer.param_groups), None)):
-        _listener.step_ended(optimizer)
+        getattr(_listener, method)(optimizer)
 
 
 def _register_hook(listener: Any, original: Any, tensor: torch.Tensor, hook: Any) -> Any:
@@ -153,3 +151,43 @@ def _scaler_step(listener: Any, original: Any, scaler: Any, optimizer: Any, *arg
         handle.remove()
         if not stepped:
             listener.step_skipped()
+
+
+class Forwards:
+    """Calls `begun` before and `ended` after each outermost call of a module with parameters, and `inner` after every
+    module's."""
+
+    def __init__(self, begun: Begun, ended: Ended, inner: Begun):
+        self._begun, self._ended, self._inner = begun, ended, inner
+        self._depth, self._began = 0, 0.0
+        self._handles = [
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
+        ]
+
+    def close(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, module: torch.nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._depth += 1
+        if self._depth == 1:
+            # A loss is a module, too: its inputs are no batch.
+            first = next(module.parameters(), None)
+            if first is None or not has_values(first):
+                self._began = 0.0
+                return
+            self._begun(module)
+            self._began = time.perf_counter()
+
+    def _after(self, module: torch.nn.Module, inputs: Any, keywords: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._depth = max(self._depth - 1, 0)
+        self._inner(module)
+        if self._depth == 0 and self._began:
+            self._ended(module, [*tensors_in(inputs), *tensors_in(keywords)], time.perf_counter() - self._began)
+            self._began = 0.0

@@ -1,4 +1,4 @@
-"""One rank's observer: it collects torch's events in the book of this rank."""
+"""One rank's observer: it collects torch's events for this rank's book."""
 
 import contextlib
 import math
@@ -11,16 +11,14 @@ import torch
 import torch.distributed as dist
 
 from cos598d.comm.dispatcher import DispatchedCall, listening
-from cos598d.tools.audit.contents import GRADIENT, MOST_ITERATIONS, REDUCE_SCATTER, SCALAR
+from cos598d.tools.audit.book import GRADIENT, MOST_ITERATIONS, REDUCE_SCATTER, SCALAR
 from cos598d.tools.audit.sketch import Sketcher
 from cos598d.tools.audit.watch import moments
-from cos598d.tools.audit.watch.calls import CallLog
-from cos598d.tools.audit.watch.data import Data
-from cos598d.tools.audit.watch.forwards import Forwards
-from cos598d.tools.audit.watch.pending import RecentCalls
+from cos598d.tools.audit.watch.calls import CallLog, RecentCalls
+from cos598d.tools.audit.watch.data import Data, Samples
+from cos598d.tools.audit.watch.moments import Forwards
 from cos598d.tools.audit.watch.places import here
 from cos598d.tools.audit.watch.replica import TrainedModel, modes, random_state
-from cos598d.tools.audit.watch.samples import Samples
 from cos598d.tools.audit.watch.shards import Shards, local
 from cos598d.tools.audit.watch.steps import RankSteps
 
@@ -29,10 +27,10 @@ _NO_LIMIT = 1e30  # a clip by more only measures the norm
 
 
 class Observer:
-    """Watches this process from `__init__` to `close`. `opened` is called when a process group is there.
+    """Watches this process from `__init__` to `close`. `opened` is called when a process group exists.
 
-    It computes nothing that the script could notice: its sums have a generator of their own, it makes no call to other
-    ranks, and what goes wrong in it ends the observation, with the reason in `failed`, and not the script.
+    The script cannot notice it: it has its own random generator, and makes no calls to other ranks. If something goes
+    wrong in it, the observation ends, with the reason in `failed`, and the script continues.
     """
 
     def __init__(self, examined: int, opened: Callable[[], None], kept: Callable[[], None]):
@@ -70,7 +68,7 @@ class Observer:
         self._listening.enter_context(listening(self._guard(self._called), self._guard(self._adds_up)))
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         moments.listen(None)
         self._listening.close()
         self._forwards.close()
@@ -80,7 +78,7 @@ class Observer:
             self._end_iteration()
 
     def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
-        """The function, on the audit's clock, its own errors no error of the script."""
+        """The function, with its time counted as the audit's. Its errors are no errors of the script."""
 
         def guarded(*arguments: Any) -> None:
             if self.failed:
@@ -98,11 +96,11 @@ class Observer:
         return guarded
 
     def leaf(self, tensor: torch.Tensor) -> None:
-        """A parameter is about to get a hook, or to be an optimizer's."""
+        """A parameter is about to get a hook, or to be given to an optimizer."""
         self._guard(self.steps.hook)(tensor)
 
     def backward_begins(self, losses: Any, gradients: Any) -> None:
-        """`torch.autograd.backward` is called on these tensors, and given these gradients of theirs, if any."""
+        """`torch.autograd.backward` is called on these tensors, with their gradients if it was given any."""
         self._in_backward += 1
         if self._in_backward == 1:
             self._guard(self._backward_begins)(losses, gradients)
@@ -118,7 +116,7 @@ class Observer:
         self._guard(self._clip_begins)()
 
     def clipped(self, how: str, limit: Any, norm: Any, seconds: float) -> None:
-        """Gradients were clipped: `how` is "norm" or "value", `limit` what it was given, `norm` what it returned."""
+        """Gradients were clipped. `how` is "norm" or "value", `limit` the argument, `norm` the returned value."""
         self._phases["clip"] += seconds
         self.counts["clip"] += 1
         self._guard(self._clipped)(how, limit, norm)
@@ -135,12 +133,12 @@ class Observer:
         self._guard(self.steps.step_ended)(optimizer)
 
     def step_skipped(self) -> None:
-        """A gradient scaler has left a step out."""
+        """A gradient scaler has skipped a step."""
         self._ended = time.perf_counter()
         self._guard(self.steps.step_skipped)()
 
     def waited(self, work: Any, seconds: float) -> None:
-        """So long a call was waited for."""
+        """A call was waited for, for so many seconds."""
         self._guard(self.calls.waited)(work, seconds)
 
     def saves(self, file: Any) -> None:
@@ -232,7 +230,7 @@ class Observer:
             self._losses.append(loss.detach())
 
     def _clip_begins(self) -> None:
-        """Of gradients that are cut the norm is no plain number: what a clip does is seen by one of them."""
+        """Measure the largest sharded gradient: the clip's norm is not a plain number if gradients are cut."""
         self._probe = None
         if self.steps.is_examined:
             parts = [local(each.grad) for each in self.shards.holders.values() if each.grad is not None]

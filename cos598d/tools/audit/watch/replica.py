@@ -1,7 +1,8 @@
-"""What one rank holds: the model that is trained, its weights and buffers as sketches, and its random state."""
+"""What ranks must have alike: the trained model with its weights and buffers, its random state, and its optimizers."""
 
 import hashlib
 import itertools
+import math
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,11 +18,15 @@ _WRAPPERS = (
     *("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "OptimizedModule"),
     *("ShardedParallel", "FullySharded"),  # with DataParallel, those of this package
 )
+_GROUPS = 8  # of an optimizer that are noted
 
 
 class TrainedModel:
-    """The models that are trained, and their weights. The tensors are kept alive, so that they can be compared when the
-    script is over; those of a model that the script has let go before another is trained are not."""
+    """The trained models, and their weights.
+
+    The tensors are kept alive, so that they can be compared when the script is over. Tensors of a model that the script
+    freed before it trained another one are not.
+    """
 
     def __init__(self, sketch: Sketcher, shards: Shards):
         self._sketch, self._shards = sketch, shards
@@ -36,11 +41,11 @@ class TrainedModel:
 
     @property
     def names(self) -> dict[int, str]:
-        """What the model's parameters are called, by their ids."""
+        """The names of the model's parameters, by id."""
         return {id(each): name for name, each in self._weights.items()}
 
     def trained(self, module: torch.nn.Module) -> bool:
-        """`module` is trained; whether it is another one than before."""
+        """`module` is trained. Returns whether it is a new one."""
         alive = [each for each in (reference() for reference in self._modules) if each is not None]
         if any(each is module for each in alive):
             return False
@@ -57,7 +62,7 @@ class TrainedModel:
         return True
 
     def _add(self, known: dict[str, torch.Tensor], named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Add the tensors that are not known yet; two models' weights of one name have two names."""
+        """Add tensors that are not known yet. If two models' weights have the same name, they get different ones."""
         there = {id(each) for each in known.values()}
         for name, each in itertools.islice(named, _MOST):
             if id(each) not in there:
@@ -65,7 +70,7 @@ class TrainedModel:
                 known[f"model {len(self._modules)}: {name}" if name in known else name] = each
 
     def fingerprint(self) -> str:
-        """A digest that another value of any whole weight changes."""
+        """A digest that changes with the values of the whole weights."""
         sums = [each.detach().sum(dtype=torch.float64) for each in self._weights.values() if _is_dense(each)]
         return (
             hashlib.blake2b(torch.stack([each.cpu() for each in sums]).numpy().tobytes(), digest_size=8).hexdigest()
@@ -79,30 +84,19 @@ class TrainedModel:
         return any(each is not None and bool(each.to_dense().any()) for each in gradients)
 
     def sketches(self) -> dict[str, dict[str, str]]:
-        """What the rank holds now."""
-        return {"weights": self.weights(), "parts": self.parts(), "buffers": self.buffers()}
-
-    def weights(self) -> dict[str, str]:
-        """A sketch of each weight that is whole on this rank."""
-        whole = {name: each for name, each in self._weights.items() if self._shards.are_whole(each)}
-        return {name: to_text(self._sketch(each)) for name, each in whole.items()}
-
-    def parts(self) -> dict[str, str]:
-        """A sketch of this rank's part of each weight that is cut, by name and place."""
-        return {name: to_text(self._sketch(each)) for name, each in self._shards.parts()}
-
-    def buffers(self) -> dict[str, str]:
-        """A sketch of each buffer of floating-point numbers."""
-        return {
-            name: to_text(self._sketch(each))
-            for name, each in self._buffers.items()
-            if each.is_floating_point() and self._shards.are_whole(each)
+        """Sketches of what the rank holds now: whole weights, its parts of sharded ones, and floating-point buffers."""
+        buffers = [(name, each) for name, each in self._buffers.items() if each.is_floating_point()]
+        whole = {"weights": self._weights.items(), "buffers": buffers}
+        found = {
+            kind: {name: to_text(self._sketch(each)) for name, each in named if self._shards.are_whole(each)}
+            for kind, named in whole.items()
         }
+        return found | {"parts": {name: to_text(self._sketch(each)) for name, each in self._shards.parts()}}
 
 
 def describe(trained: Sequence[torch.nn.Module]) -> dict[str, Any]:
-    """Facts of the models that are trained: the first one's class, wrappers and sync (if one of our wrappers has its
-    name), and what needs more than averaged gradients."""
+    """Facts about the trained models: the class, wrappers and sync (if one of our wrappers names it) of the first, and
+    parts for which averaged gradients are not enough."""
     wrappers: list[str] = []
     inner: torch.nn.Module = trained[0]
     sync = ""
@@ -131,8 +125,8 @@ def describe(trained: Sequence[torch.nn.Module]) -> dict[str, Any]:
 
 
 def modes(module: torch.nn.Module) -> list[int]:
-    """How many modules there are that train otherwise than they evaluate, as they are set, and how many of these are in
-    training mode; and how many modules of all are in evaluation mode."""
+    """The number of modules that train differently from how they evaluate, and how many of these are in training mode.
+    Third, the number of all modules that are in evaluation mode."""
     every = [*module.modules()]
     known = [each for each in every if _has_modes(each)]
     return [len(known), sum(each.training for each in known), sum(not each.training for each in every)]
@@ -152,6 +146,58 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def random_state(device: torch.device) -> str:
-    """A digest of the random state by which a module on this device drops out."""
+    """A digest of the random state that dropout uses on this device."""
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()
     return hashlib.blake2b(state.numpy().tobytes(), digest_size=8).hexdigest()
+
+
+class SteppedOptimizers:
+    """The optimizers that have stepped, in order. They are not kept alive."""
+
+    def __init__(self, sketch: Sketcher, shards: Shards):
+        self._sketch, self._shards = sketch, shards
+        self._seen: list[weakref.ref[torch.optim.Optimizer]] = []
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        if not any(each() is optimizer for each in self._seen):
+            self._seen.append(weakref.ref(optimizer))
+
+    def settings(self) -> list[dict[str, Any]]:
+        """The current settings of each."""
+        return [settings_of(each) for each in (reference() for reference in self._seen) if each is not None]
+
+    def state(self, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, str]:
+        """Sketches of what it remembers of each named, whole weight, such as its moments, by both names.
+
+        Ranks may rightly remember different things about other weights: about sharded ones, and those not in the model.
+        """
+        found = {}
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if id(weight) not in names or not self._shards.are_whole(weight):
+                    continue
+                for key, value in (optimizer.state.get(weight) or {}).items():
+                    is_tensor = isinstance(value, torch.Tensor) and value.is_floating_point() and is_plain(value)
+                    if is_tensor and value.numel() in (1, weight.numel()):
+                        found[f"{key} of {names[id(weight)]}"] = to_text(self._sketch(value))
+        return found
+
+
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    """The learning rates of an optimizer's first groups. Tensors are left out: to read one could block."""
+    rates = [group.get("lr") for group in optimizer.param_groups[:_GROUPS]]
+    return [float(each) for each in rates if isinstance(each, int | float) and math.isfinite(each)]
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimizer's class, and the numbers in its first groups."""
+    groups = []
+    for group in optimizer.param_groups[:_GROUPS]:
+        found = {}
+        for name, value in group.items():
+            is_number = isinstance(value, int | float) and math.isfinite(value)
+            if name != "params" and (is_number or (isinstance(value, torch.Tensor) and value.numel() == 1)):
+                found[name] = float(value)
+        groups.append(found)
+    return {"class": type(optimizer).__name__, "groups": groups}

@@ -10,23 +10,20 @@ import numpy as np
 import torch
 
 from cos598d.tools.audit.sketch import Sketcher, to_text
-from cos598d.tools.audit.watch.batches import batch_size, sample_digests
+from cos598d.tools.audit.watch.data import batch_size, sample_digests
 from cos598d.tools.audit.watch.loss import factors_of, scale_of
-from cos598d.tools.audit.watch.optimizers import SteppedOptimizers, rates_of, settings_of
-from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, here
-from cos598d.tools.audit.watch.replica import TrainedModel
-from cos598d.tools.audit.watch.scattered import NAME, SteppedPart, pieces_of
-from cos598d.tools.audit.watch.shards import Shards, gradient_of, is_in_shards, is_plain
-from cos598d.tools.audit.watch.source import divides_by_ranks, literals
+from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, divides_by_ranks, here, literals
+from cos598d.tools.audit.watch.replica import SteppedOptimizers, TrainedModel, rates_of, settings_of
+from cos598d.tools.audit.watch.shards import NAME, Shards, SteppedPart, gradient_of, is_in_shards, is_plain, pieces_of
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class RankSteps:
-    """One rank's iterations: an iteration is from a backward pass to the last optimizer's step before the next one.
+    """One rank's iterations: each is from a backward pass to the last optimizer step before the next one.
 
-    The first `examined` ones are looked at closely: `rows` has what was seen of them. `guard` is what makes a function
-    one of the audit's own; of what `shards` know as cut the parts are sketched one by one.
+    The first `examined` iterations are examined in full, and noted in `rows`. `guard` makes a function one of the
+    audit's own. Gradients of tensors that `shards` has are sketched part by part.
     """
 
     def __init__(self, sketch: Sketcher, examined: int, guard: Guard, shards: Shards):
@@ -49,7 +46,7 @@ class RankSteps:
 
     @property
     def is_examined(self) -> bool:
-        """Whether what happens now is looked at closely."""
+        """Whether the current iteration is examined in full."""
         return 0 < self.iteration <= self.examined
 
     @property
@@ -63,7 +60,7 @@ class RankSteps:
         return max(len(self._row.get("micro", ())) - 1, 0)
 
     def hook(self, tensor: torch.Tensor) -> None:
-        """See the gradients that are computed for this leaf, while steps are examined."""
+        """Watch the gradients that are computed for this leaf, while steps are examined."""
         known = self._hooked.get(id(tensor))
         if (known and known[0]() is tensor) or self.iteration > self.examined or not self.examined:
             return
@@ -75,11 +72,11 @@ class RankSteps:
             self._hooked[id(tensor)] = (reference, handle)
 
     def name(self, tensor: torch.Tensor) -> str:
-        """What a parameter is called: by its model, else by when it was first seen."""
+        """A parameter's name in its model; without one, a number in the order of first use."""
         return self._names.setdefault(id(tensor), f"parameter {len(self._names)}")
 
     def call(self, names: dict[int, str]) -> None:
-        """Parameters are called so, by their ids."""
+        """Give parameters these names, by id."""
         self._names |= names
         self._of_model |= names
 
@@ -92,8 +89,11 @@ class RankSteps:
         seen: dict[str, Any],
         replica: TrainedModel,
     ) -> None:
-        """A backward pass on `losses`, with their `gradients` if it was given any; `begins` an iteration; `batch` are
-        the inputs of the forward pass before it, and `seen` what else was seen of that; `replica` has the weights."""
+        """A backward pass begins on `losses`, with their `gradients` if it was given any.
+
+        begins: whether a new iteration begins. `batch` are the inputs of the forward pass before it, and `seen` other
+        facts about that. `replica` has the weights.
+        """
         if begins:
             if self._part is not None:
                 weights = replica.known()["weight"]
@@ -137,7 +137,7 @@ class RankSteps:
     def scattered(
         self, tensors: list[torch.Tensor], ranks: int, place: int, weights: list[tuple[str, torch.Tensor]]
     ) -> None:
-        """This rank has given `tensors` to a reduce-scatter of so many ranks, and gets the part at `place`."""
+        """This rank has given `tensors` to a reduce-scatter of `ranks` ranks, and gets the part at `place`."""
         if not self.is_examined or NAME in self._row["local_parts"]:
             return
         pieces = pieces_of(tensors, ranks, weights, self._row["local"], self._sketch)
@@ -148,13 +148,13 @@ class RankSteps:
             self._scattered = sum(each.numel() for each in tensors) // ranks
 
     def backward_ended(self) -> None:
-        """The backward pass is over: what it took after its last gradient is communication that nothing hid."""
+        """The backward pass is over. Its time after its last gradient was communication that nothing overlapped."""
         if self.is_examined and self._last_local:
             self._row["seconds_after_gradients"] += time.perf_counter() - self._last_local
             self._last_local = 0.0
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Something of the iteration whose place in the order of calls matters."""
+        """An event of the iteration whose place in the order of calls matters."""
         if self.is_examined and len(self._row["events"]) < 10_000:
             self._row["events"].append({"kind": kind, "event": self._event(), "micro": self.micro, **facts})
 
@@ -197,13 +197,13 @@ class RankSteps:
             self.finished = self.iteration
 
     def step_skipped(self) -> None:
-        """A gradient scaler has left the step out: the iteration is over, and there is nothing to judge."""
+        """A gradient scaler has skipped the step: the iteration is over, and cannot be judged."""
         if self._row:
             self._row["is_skipped"] = True
         self._has_stepped, self.finished = True, self.iteration
 
     def close(self) -> None:
-        """Take away the hooks."""
+        """Remove the hooks."""
         for _, handle in self._hooked.values():
             if handle is not None:
                 handle.remove()
@@ -231,7 +231,7 @@ class RankSteps:
             self.rows.append(self._row)
 
     def _local(self, tensor: torch.Tensor | None, gradient: torch.Tensor) -> None:
-        """A leaf's gradient of this micro-batch, before anybody has changed it."""
+        """A leaf's gradient of this micro-batch, before anything has changed it."""
         if tensor is None or not self.is_examined or not self._row.get("micro"):
             return
         self.arrived.append(tensor)

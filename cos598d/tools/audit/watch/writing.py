@@ -1,4 +1,4 @@
-"""Write what an observer has seen as a rank's book."""
+"""Write an observer's findings as a rank's book."""
 
 import os
 from typing import Any
@@ -21,8 +21,8 @@ def book_of(
     error: str = "",
     stopped: str = "",
 ) -> Book:
-    """The book so far; `about` has the run, rank, world size, host and script. With an `exit_code` it is complete;
-    `stopped` is what has asked the process to end."""
+    """The book so far. `about` has the run, rank, world size, host and script. With an `exit_code` it is complete.
+    `stopped` names what asked the process to end."""
     is_over = exit_code is not None
     end = observer.replica.sketches() if is_over else {}
     return about | {

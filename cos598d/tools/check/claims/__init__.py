@@ -7,9 +7,15 @@ trial's nonce, and reports what was expected and found. So a sync passes by its 
 
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
-from cos598d.tools.check.claims.attaching import lets_go, refuses_different_models, starts_from_rank_0
 from cos598d.tools.check.claims.base import Claim
-from cos598d.tools.check.claims.calls import calls_in_one_order, goes_through_comm, waits_for_its_calls
+from cos598d.tools.check.claims.calls import (
+    calls_in_one_order,
+    goes_through_comm,
+    lets_go,
+    refuses_different_models,
+    starts_from_rank_0,
+    waits_for_its_calls,
+)
 from cos598d.tools.check.claims.drawn import (
     averages_any_tensors,
     averages_many_steps,

@@ -13,6 +13,7 @@ from cos598d.comm.ledger import Ledger
 from cos598d.sync.base import GradientSync
 from cos598d.sync.none import NoSync
 from cos598d.tools.check.claims.base import Claim, OnRank, World
+from cos598d.tools.check.comparison import difference
 from cos598d.tools.check.toy import ToyFeatures, toy_model
 
 # Of losses and weights after training, relative to the largest.
@@ -108,7 +109,3 @@ def _alone(training: _Training, nonce: int) -> tuple[list[float], dict[str, torc
     with tempfile.TemporaryDirectory() as folder:
         losses = _train(training, model, NoSync(alone), alone, Path(folder))
     return losses, {name: p.detach() for name, p in model.named_parameters()}
-
-
-def difference(found: torch.Tensor | None, right: torch.Tensor) -> float:
-    return float("inf") if found is None else (found - right).abs().max().item()

@@ -1,9 +1,17 @@
-"""The tests of an engine, case by case: each has one feature that engines often get wrong."""
+"""The tests of an engine, case by case; and one process on the whole batch, with which its ranks are compared.
 
+Each case has one feature that engines often get wrong."""
+
+import functools
+import math
 from dataclasses import dataclass, replace
 
+import torch
+
 from cos598d.config import RunConfig
-from cos598d.tools.check.proof.model import Parts
+from cos598d.strategies.optimizers import make_optimizer
+from cos598d.strategies.precision import FIRST, autocast
+from cos598d.tools.check.proof.model import Parts, ProofFeatures, proof_model
 
 BATCHES = (16, 16, 16)
 SGD, ADAMW = "sgd", "adamw"
@@ -21,6 +29,7 @@ WEIGHTS, START, MEMORY, OVERFLOW, TAKEN_OVER, BUFFERS = (
     "taken over",
     "buffers",
 )
+Weights = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -186,3 +195,52 @@ CASES = (
         trainings=(LONG_SGD_STEP,),
     ),
 )
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`weights` before the first step and after each; each step's loss; the norms of gradients before clipping.
+
+    state_bytes and gradient_bytes: of the optimizer's state and of the gradients in one process.
+    """
+
+    weights: list[Weights]
+    losses: list[float]
+    norms: list[float]
+    state_bytes: int
+    gradient_bytes: int
+
+
+@functools.lru_cache(maxsize=64)
+def reference(case: Case, training: Training, nonce: int) -> Reference:
+    """The training of a case in one process."""
+    features = ProofFeatures(case.batch_sizes, nonce, case.overflows_in)
+    model = proof_model(nonce, case.parts)
+    optimizer = make_optimizer(model.named_parameters(), config=case.config("none", training, {}))
+    found = Reference([_weights(model)], [], [], 0, 0)
+    scale = FIRST if case.precision == "fp16" else 1.0
+    gradient_bytes = 0
+    for number in range(training.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = training.rate(number)
+        with autocast(case.precision, torch.device("cpu")):
+            loss = model(**features.collate(features.batches[number]))[0]
+        (loss * scale).backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        for gradient in gradients:
+            gradient /= scale
+        limit = case.max_grad_norm or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        if bool(norm.isfinite()):
+            optimizer.step()
+        gradient_bytes = sum(gradient.nbytes for gradient in gradients)
+        optimizer.zero_grad(set_to_none=True)
+        found.weights.append(_weights(model))
+        found.losses.append(loss.item())
+        found.norms.append(norm.item())
+    state = [value for kept in optimizer.state.values() for value in kept.values() if isinstance(value, torch.Tensor)]
+    return Reference(found.weights, found.losses, found.norms, sum(each.nbytes for each in state), gradient_bytes)
+
+
+def _weights(model: torch.nn.Module) -> Weights:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -10,10 +10,19 @@ import torch
 
 from cos598d.terminal.printable import printable
 from cos598d.tools.check.evidence import BadEvidence, Evidence
-from cos598d.tools.check.proof.cases import BUFFERS, MEMORY, OVERFLOW, START, Case, Training
+from cos598d.tools.check.proof.cases import (
+    BUFFERS,
+    MEMORY,
+    OVERFLOW,
+    START,
+    Case,
+    Reference,
+    Training,
+    Weights,
+    reference,
+)
 from cos598d.tools.check.proof.model import proof_model
 from cos598d.tools.check.proof.observe import CUT, FINISHED, HELD, REFUSAL, SEEN, UNCLAIMED
-from cos598d.tools.check.proof.reference import Reference, Weights, reference
 from cos598d.tools.check.verdict import KEPT, NOT_CLAIMED, REFUSED, WRONG
 
 # Relative to one process: the most that all ranks together may hold of sharded state. Parts are cut to whole elements,

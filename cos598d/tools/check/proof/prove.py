@@ -35,7 +35,10 @@ def prove(
         evidence = _evidence(ends, nonce)
         done = min((finished(each) for each in evidence), key=len, default=[])
         for case in left[: len(done)]:
-            verdicts[case.name] = _judged(case, evidence)
+            try:
+                verdicts[case.name] = judge_case(case, evidence)
+            except BadEvidence as error:
+                verdicts[case.name] = CaseVerdict(WRONG, printable(error))
         left = left[len(done) :]
         if left:  # the first of these ended the world
             words = card.report(reports[0], "") if reports else "the ranks ended without an error message"
@@ -55,10 +58,3 @@ def _evidence(ends: Sequence[RankEnd], nonce: int) -> list[Evidence]:
     except BadEvidence:
         return []
     return found
-
-
-def _judged(case: Case, evidence: Sequence[Evidence]) -> CaseVerdict:
-    try:
-        return judge_case(case, evidence)
-    except BadEvidence as error:
-        return CaseVerdict(WRONG, printable(error))

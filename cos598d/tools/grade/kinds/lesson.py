@@ -10,7 +10,7 @@ from cos598d.errors import UsageError, UserError
 from cos598d.records.kinds import COUNT, Number
 from cos598d.terminal.words import number_of
 from cos598d.tools.check.verdict import PASSED
-from cos598d.tools.grade.kinds.kind import AssignmentKind, Golfed, all_alike, take_file, take_seconds
+from cos598d.tools.grade.kinds import AssignmentKind, Golfed, all_alike, take_file, take_seconds
 from cos598d.tools.grade.scored import WITHOUT_HINT, Judged
 from cos598d.tools.grade.table import TomlTable
 from cos598d.tools.learn.lessons import Lesson, get_lesson
@@ -25,8 +25,8 @@ ANSWERS = "tools/learn/lessons/*/answer/*.txt"  # in this package; submissions c
 
 @dataclass(frozen=True)
 class LessonKind(AssignmentKind):
-    """A lesson's file. `seconds` is what all its checks may take on one number of ranks of an idle machine, and
-    `hint_cost` the points that each hint costs which was shown; 0: none."""
+    """A lesson's file. `seconds` is the time limit of all its checks on one number of ranks of an idle machine.
+    `hint_cost` is the points that each hint costs that was shown; 0: none."""
 
     file: str
     lesson: Lesson
@@ -37,7 +37,7 @@ class LessonKind(AssignmentKind):
 
     @property
     def hides(self) -> tuple[Path, ...]:  # type: ignore[override]
-        """The lessons' answers, where they are installed, and in a clone the files of its tests that pass too."""
+        """The lessons' answers, if they are installed; and in a clone, the tests' files that pass and the history."""
         package = Path(cos598d.__file__).parent
         answers = sorted({path.parent for path in package.glob(ANSWERS)})
         clone = [package.parent / "tests" / "lesson_cases", package.parent / ".git"]
@@ -55,7 +55,8 @@ class LessonKind(AssignmentKind):
         return cls(take_file(table, lesson.file_name), lesson, take_seconds(table, SECONDS), float(cost))
 
     def claims(self) -> Mapping[str, float]:
-        """The lesson's checks, all of which count; and for each hint that it was not shown, where hints cost points."""
+        """The lesson's checks, which are all scored. If hints cost points, also one claim for each hint: that it was
+        not shown."""
         hints = dict.fromkeys(self._hints(), self.hint_cost) if self.hint_cost else {}
         return {check.name: True for check in self.lesson.load_checks().checks} | hints
 
@@ -63,7 +64,7 @@ class LessonKind(AssignmentKind):
         return [f"{WITHOUT_HINT}{number}" for number in range(1, len(self.lesson.hints) + 1)]
 
     def expected(self, claim: str) -> str:
-        """What the lesson says of the check."""
+        """What the lesson's check requires, or what an unused hint requires."""
         if claim in self._hints():
             number = claim.removeprefix(WITHOUT_HINT)
             shown = f"{number} hint{' was' if number == '1' else 's were'} shown"
@@ -77,14 +78,14 @@ class LessonKind(AssignmentKind):
         return self.lesson.page()
 
     def pictures(self, folder: Path) -> Iterator[tuple[str, str]]:
-        """What the ranks do in one step, of a lesson in which they send something."""
+        """One step of the ranks, if the lesson sends something."""
         if self.lesson.has_picture:
             own = record_file(self.lesson, folder / self.file)
             if own and own.events:
                 yield f"One step of {self.file} on {RANKS} ranks", draw(own.events, title=self.file).svg()
 
     def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
-        """Try all checks, on one number of ranks after the other."""
+        """Try all checks on one number of ranks after another, then count the hints that were shown."""
         path = folder / self.file
         try:
             source = read_file(path, self.lesson)
@@ -114,7 +115,7 @@ class LessonKind(AssignmentKind):
                 yield Judged(name, (shown or 0) < number, told)
 
     def golf(self, folder: Path, failed: Sequence[str], answer: str) -> Golfed | None:
-        """Measured as by `learn N --golf`, which runs the lesson's checks in each round too."""
+        """Measured as by `learn N --golf`, which also runs the lesson's checks in each round."""
         if not self.lesson.golf or set(failed) - set(self._hints()):
             return None
         try:

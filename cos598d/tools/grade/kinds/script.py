@@ -1,4 +1,5 @@
-"""Assignments whose submissions are training scripts: `audit` runs them, unchanged, and its faults cost points."""
+"""Assignments whose submissions are training scripts. `audit` runs them unchanged, and the faults that it finds cost
+points."""
 
 import os
 import secrets
@@ -15,7 +16,7 @@ from cos598d.tools.audit.judge.verdict import FAULT, AuditFinding, AuditVerdict
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.options import Told
 from cos598d.tools.audit.starter import start_ranks
-from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds
+from cos598d.tools.grade.kinds import AssignmentKind, all_alike, take_file, take_seconds
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable
 
@@ -26,9 +27,9 @@ FAULTS = tuple(name for name, words in WORDS.items() if words.level == FAULT or 
 
 @dataclass(frozen=True)
 class ScriptKind(AssignmentKind):
-    """A script that all ranks run with these `words`; it may take `seconds`. It trains if all ranks make `steps` steps
-    with a model of at least `parameters_least` parameters, and the loss ends below `loss_below` (None: wherever).
-    """
+    """A script that all ranks run with the arguments `words`, for at most `seconds`. It trains if all ranks make
+    `steps` steps, the model has at least `parameters_least` parameters, and the loss ends below `loss_below` (None:
+    anywhere)."""
 
     file: str = "train.py"
     words: tuple[str, ...] = ()
@@ -57,11 +58,12 @@ class ScriptKind(AssignmentKind):
         )
 
     def claims(self) -> Mapping[str, bool]:
-        """That it ends well, that it trains, that no fault is found; and each fault by its name, where it is named."""
+        """That it ends well, that it trains, and that no fault is found. Each single fault is a claim too, but is
+        scored only if the assignment names it."""
         return {ENDS_WELL: True, TRAINS: True, NO_FAULT: True, **dict.fromkeys(FAULTS, False)}
 
     def expected(self, claim: str) -> str:
-        """What the script has to do."""
+        """What the script must do."""
         if claim == ENDS_WELL:
             return "All ranks end with exit code 0."
         if claim == TRAINS:
@@ -69,7 +71,7 @@ class ScriptKind(AssignmentKind):
         return "The audit finds no fault." if claim == NO_FAULT else f"This is not so: {WORDS[claim].title}."
 
     def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
-        """Run it under audit, then judge what the ranks' books say."""
+        """Run the script under audit, then judge from the ranks' books."""
         path, books = folder / self.file, Path.cwd() / "audit"
         end = ""
         try:
@@ -93,8 +95,11 @@ class ScriptKind(AssignmentKind):
 def score(
     verdict: AuditVerdict | None, claims: Sequence[str], end: str, kind: ScriptKind, world_size: int | None = None
 ) -> Iterator[Judged]:
-    """What an audit's verdict means for these claims. `end` is how the script failed, "" where it ended well; without
-    a verdict no rank left a book. All ranks, `world_size` of them if that is known, must train as `kind` asks."""
+    """What an audit's verdict means for these claims.
+
+    `verdict` is None if no rank left a book. `end` describes how the script failed; "" if it ended well. All ranks must
+    train as `kind` requires; `world_size` is their number, if it is known.
+    """
     trouble = _trouble(verdict, kind, world_size)
     for name in claims:
         if name == ENDS_WELL:
@@ -108,7 +113,7 @@ def score(
 
 
 def _trouble(verdict: AuditVerdict | None, kind: ScriptKind, world_size: int | None) -> str:
-    """Why it did not train as it should; "" where it did."""
+    """Why the script did not train as it should; "" if it did."""
     if verdict is None:
         return "the audit saw nothing of it: it opened no process group, or ended before its first step"
     seen = verdict.seen
@@ -128,7 +133,7 @@ def _trouble(verdict: AuditVerdict | None, kind: ScriptKind, world_size: int | N
 
 
 def _of_faults(verdict: AuditVerdict, name: str) -> Judged:
-    """Of one fault, or of NO_FAULT."""
+    """The verdict on one fault, or on NO_FAULT."""
     known = [each for each in verdict.findings if each.level == FAULT or each.name == name]
     found = [each for each in known if name in (NO_FAULT, each.name, *each.consequences)]
     if found:

@@ -12,14 +12,14 @@ from cos598d.tools.check.card import first_sentences
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.check.trial import Trial, in_words
 from cos598d.tools.check.verdict import PASSED
-from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds, take_sizes
+from cos598d.tools.grade.kinds import AssignmentKind, all_alike, take_file, take_seconds, take_sizes
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable
 
 
 @dataclass(frozen=True)
 class SyncKind(AssignmentKind):
-    """A class in a file. `seconds` is what a claim may take on one number of ranks."""
+    """A class in a file. `seconds` is the time limit of a claim on one number of ranks."""
 
     file: str
     class_name: str
@@ -39,15 +39,15 @@ class SyncKind(AssignmentKind):
         return cls(file, name, sizes, take_seconds(table, 20.0))
 
     def claims(self) -> Mapping[str, bool]:
-        """Those of `check`, all of which count."""
+        """The claims of `check`, which are all scored."""
         return {claim.name: True for claim in CLAIMS}
 
     def expected(self, claim: str) -> str:
-        """What `check` says of the claim."""
+        """What `check` says about the claim."""
         return next(first_sentences(each.says) for each in CLAIMS if each.name == claim)
 
     def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
-        """Try all claims in the same processes; where one fails, each in its own, on more and more ranks."""
+        """Try all claims in the same processes. If one fails, try each in its own processes, on more and more ranks."""
         try:
             trial = Trial(f"{folder / self.file}:{self.class_name}", self.seconds, folder)
         except UsageError as error:
@@ -67,7 +67,7 @@ class SyncKind(AssignmentKind):
 
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
-    """Words have paths relative to the working directory: within the block that is `folder`, if it is still there."""
+    """Within the block the working directory is `folder`, if it still exists: reports name paths relative to it."""
     before = os.getcwd()
     with contextlib.suppress(OSError):
         os.chdir(folder)

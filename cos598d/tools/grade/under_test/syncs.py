@@ -1,4 +1,8 @@
-"""Gradient syncs with one mistake each, of those that are made in practice: a student's tests must reject them."""
+"""Gradient syncs for students' tests: right ones first, then wrong ones.
+
+The right ones keep the contract in unusual ways, so tests that expect more than it requires reject them. Each wrong one
+has one mistake that people make in practice.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,7 +11,53 @@ import torch
 from torch import nn
 
 from cos598d.sync.all_reduce import AllReduce
+from cos598d.sync.base import GradientSync
 from cos598d.sync.gather_scatter import GatherScatter
+
+
+class FromTheLast(AllReduce):
+    """Averages tensor by tensor, from the last to the first."""
+
+    def gradients(self) -> list[tuple[str, torch.Tensor]]:
+        return super().gradients()[::-1]
+
+
+class DividesFirst(AllReduce):
+    """Divides each rank's gradient by n, then sums: the last bits differ."""
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        gradient /= self.comm.world_size
+        self.comm.all_reduce(gradient, name)
+
+
+class NewGradients(AllReduce):
+    """Puts each average into a new tensor, which replaces the gradient."""
+
+    def finish(self) -> None:
+        parameters = dict(self.parameters)
+        for name, gradient in self.gradients():
+            average = gradient.clone()
+            self.average(name, average)
+            parameters[name].grad = average
+
+
+class ReduceScatterAllGather(GradientSync):
+    """The two halves of an all-reduce, one after the other.
+
+    1. Each gradient is cut into n parts of one length, with zeros after the last elements.
+    2. Rank r receives the sum of all ranks' r-th parts, and divides it by n.
+    3. All ranks gather the n averages.
+    """
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        ranks, elements = self.comm.world_size, gradient.numel()
+        parts = gradient.new_zeros(ranks, -(-elements // ranks))
+        parts.view(-1)[:elements] = gradient.flatten()
+        for root in range(ranks):
+            self.comm.reduce(parts[root], name, root=root)
+        averages, call = self.comm.all_gather(parts[self.comm.rank] / ranks, name)
+        call.wait()
+        gradient.copy_(torch.cat(averages)[:elements].view_as(gradient))
 
 
 class NeverAveraged(AllReduce):
@@ -25,7 +75,7 @@ class SumNotMean(AllReduce):
 
 
 class DividedByTwo(AllReduce):
-    """Was only ever tried on two ranks."""
+    """Divides by 2 on any number of ranks: it was only tried on two."""
 
     def average(self, name: str, gradient: torch.Tensor) -> None:
         self.comm.all_reduce(gradient, name)
@@ -42,7 +92,7 @@ class GatherWithoutScatter(GatherScatter):
 
 
 class WithoutLastRank(AllReduce):
-    """Its loop over the ranks ends one too early: the last one's gradients do not count."""
+    """Its loop over the ranks ends one too early: the last rank's gradients do not count."""
 
     def average(self, name: str, gradient: torch.Tensor) -> None:
         last = self.comm.world_size - 1
@@ -71,14 +121,14 @@ class ChunksWithoutRemainder(AllReduce):
 
 
 class WithoutLastTensor(AllReduce):
-    """Its last bucket is never full, and so it is never sent."""
+    """Its last bucket is never full, so it is never sent."""
 
     def gradients(self) -> list[tuple[str, torch.Tensor]]:
         return super().gradients()[:-1]
 
 
 class OnlyWeights(AllReduce):
-    """Takes a model for its matrices."""
+    """Averages only matrices: it forgets the biases."""
 
     def average(self, name: str, gradient: torch.Tensor) -> None:
         if not name.endswith("bias"):
@@ -86,7 +136,7 @@ class OnlyWeights(AllReduce):
 
 
 class NoInitialBroadcast(AllReduce):
-    """Each rank begins with weights of its own."""
+    """Each rank begins with its own weights."""
 
     def attach(self, model: nn.Module) -> nn.Module:
         self.parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -94,7 +144,7 @@ class NoInitialBroadcast(AllReduce):
 
 
 class WeightsInsteadOfGradients(AllReduce):
-    """Takes the parameter for its gradient."""
+    """Averages the parameter instead of its gradient."""
 
     def average(self, name: str, gradient: torch.Tensor) -> None:
         weight = dict(self.parameters)[name].data
@@ -102,7 +152,7 @@ class WeightsInsteadOfGradients(AllReduce):
 
 
 class WeightsScaled(AllReduce):
-    """Averages gradients, but also touches the weights, as a hook does that takes the parameter for its gradient."""
+    """Averages gradients, but also divides the weights, as a hook does that confuses the two."""
 
     def average(self, name: str, gradient: torch.Tensor) -> None:
         super().average(name, gradient)
@@ -110,7 +160,7 @@ class WeightsScaled(AllReduce):
 
 
 class StaleGradients(AllReduce):
-    """Begins a step's calls and does not wait for them, so that each step has the averages of the one before."""
+    """Starts a step's calls and does not wait for them, so each step has the previous one's averages."""
 
     def attach(self, model: nn.Module) -> nn.Module:
         self._before: dict[str, torch.Tensor] = {}
@@ -124,7 +174,7 @@ class StaleGradients(AllReduce):
 
 
 class OnlyLastPass(AllReduce):
-    """Of a step of several backward passes it averages what the last one added: the rest stays each rank's own."""
+    """If a step has several backward passes, it averages only what the last one added."""
 
     def attach(self, model: nn.Module) -> nn.Module:
         self._own: dict[str, torch.Tensor] = {}
@@ -147,7 +197,7 @@ class OnlyLastPass(AllReduce):
 
 
 class HalfInBetween(AllReduce):
-    """Sends another dtype than it was given, and rounds to it."""
+    """Sends another dtype than it was given, and so rounds to it."""
 
     kind = torch.float16
 
@@ -158,7 +208,7 @@ class HalfInBetween(AllReduce):
 
 
 class ClipBeforeSync(AllReduce):
-    """Clips what each rank has: the average is then another one."""
+    """Clips each rank's gradients before the average, which is then another one."""
 
     def finish(self) -> None:
         torch.nn.utils.clip_grad_norm_([p for _, p in self.parameters], 0.3)
@@ -166,7 +216,7 @@ class ClipBeforeSync(AllReduce):
 
 
 class ZerosForUnused(AllReduce):
-    """Fills zeros where no rank had a gradient, so that the optimizer moves weights nobody used."""
+    """Fills in zeros if no rank has a gradient, so the optimizer moves weights that nobody used."""
 
     def gradients(self) -> list[tuple[str, torch.Tensor]]:
         found = []

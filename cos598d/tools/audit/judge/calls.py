@@ -1,0 +1,193 @@
+"""Ranks that wait for each other forever; and waste and notes, most of which are about calls too."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cos598d.terminal.words import ranks_in_words
+from cos598d.tools.audit.book import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BARRIER,
+    ENDED,
+    GATHER,
+    GRADIENT,
+    OTHER,
+    RECEIVE,
+    REDUCE,
+    SCALAR,
+    SEND,
+    Book,
+    ended_well,
+)
+from cos598d.tools.audit.judge.gradients import Fits
+from cos598d.tools.audit.judge.verdict import AuditFinding, where
+
+_SAME_SIZE = ("all_reduce", "broadcast", "reduce")  # on all ranks
+_LEAST_SECONDS = 1.0  # a call that has begun just now is on its way
+_LEAST_EVALUATED = 64  # samples of an evaluation that is worth a word
+_HALF = 0.5
+_MOST_NUMBERS = 64  # in a call that may carry a loss, next to what else is printed
+
+
+def judge_hang(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
+    """A hang that nothing can end, or the evidence of one that may still end by itself."""
+    stopped = {book["rank"]: book for book in books if book["stopped"]}
+    waiting: dict[int, dict[str, Any]] = {}  # the first call of each rank that waits
+    for rank, book in stopped.items():
+        for call in book["recent"]:
+            if call["waits"] and call["seconds"] >= _LEAST_SECONDS:
+                waiting.setdefault(rank, call)
+    if not waiting:
+        return [], []
+    by_rank = {book["rank"]: book for book in books}
+    absent = {rank: _absent(call, rank, waiting, by_rank) for rank, call in waiting.items()}
+    lines = [_waits(rank, call, absent[rank], waiting) for rank, call in waiting.items()]
+    lines += [_elsewhere(book) for rank, book in by_rank.items() if rank not in waiting and _is_missed(rank, absent)]
+    told = _mismatch(waiting, by_rank)
+    has_gone = [rank for rank, book in by_rank.items() if _is_missed(rank, absent) and ended_well(book)]
+    # What was begun early and is not waited for keeps nobody.
+    held = {rank: ranks for rank, ranks in absent.items() if by_rank[rank]["is_in_torch"]}
+    if told or has_gone or _is_circle(held):
+        first = min(waiting)
+        return [AuditFinding("hang", (*([told] if told else []), *lines), where(waiting[first]))], []
+    if any(absent.values()):
+        return [], [f"gradients: whether the ranks hang: {' '.join(lines)}"]
+    return [], []
+
+
+def _absent(
+    call: Mapping[str, Any], rank: int, waiting: Mapping[int, Mapping[str, Any]], books: Mapping[int, Book]
+) -> list[int]:
+    """The ranks that a rank waits for in a call: those with a book that have not made it."""
+    if call["op"] in (SEND, RECEIVE):
+        peer = call["ranks"][call["root"]] if call["root"] < len(call["ranks"]) else call["root"]
+        answers = waiting.get(peer)
+        meets = answers is not None and {call["op"], answers["op"]} == {SEND, RECEIVE} and answers["root"] == rank
+        return [] if meets or peer not in books else [peer]
+    others = [other for other in call["ranks"] if other != rank and other in books]
+    made = {
+        other: [each["calls"] for each in books[other]["made"] if each["ranks"] == call["ranks"]] for other in others
+    }
+    return [other for other in others if sum(made[other][:1]) < call["number"]]
+
+
+def _mismatch(waiting: Mapping[int, Mapping[str, Any]], books: Mapping[int, Book]) -> str:
+    """A sentence about two ranks whose calls with the same number are different; "" if there are none."""
+    for rank, call in waiting.items():
+        for other in (each for each in call["ranks"] if each in books and each != rank and call["number"]):
+            for answer in books[other]["recent"]:
+                if (answer["ranks"], answer["number"]) == (call["ranks"], call["number"]) and _differ(call, answer):
+                    mine, theirs = (_named(each) for each in (call, answer))
+                    return f"Their call {call['number']} is {mine} on rank {rank}, and {theirs} on rank {other}."
+    return ""
+
+
+def _differ(call: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    are_other_sizes = call["op"] in _SAME_SIZE and call["elements"] != other["elements"]
+    return call["op"] != other["op"] or are_other_sizes or call["root"] != other["root"]
+
+
+def _is_circle(absent: Mapping[int, Sequence[int]]) -> bool:
+    """Whether some ranks wait for each other in a circle."""
+    for begin in absent:
+        reached, new = set(), set(absent[begin])
+        while new:
+            reached |= new
+            new = {rank for each in new for rank in absent.get(each, ())} - reached
+        if begin in reached:
+            return True
+    return False
+
+
+def _is_missed(rank: int, absent: Mapping[int, Sequence[int]]) -> bool:
+    return any(rank in ranks for ranks in absent.values())
+
+
+def _named(call: Mapping[str, Any]) -> str:
+    size = "" if call["op"] == BARRIER else f" of {call['elements']} elements"
+    return f"{call['op']}{size} at {_line(call['where'])}"
+
+
+def _line(place: Sequence[Any]) -> str:
+    return f"{os.path.basename(place[0])} line {place[1]}" if place[0] else "an unknown line"
+
+
+def _waits(rank: int, call: Mapping[str, Any], absent: Sequence[int], waiting: Mapping[int, Any]) -> str:
+    whom = f" for {ranks_in_words(absent)}" if absent else ""
+    number = f", call {call['number']} of its group" if call["number"] else ""
+    return f"Rank {rank} has waited{whom} for {call['seconds']:.0f} s in {_named(call)}{number}."
+
+
+def _elsewhere(book: Book) -> str:
+    if book["state"] == ENDED:
+        return f"Rank {book['rank']} has ended with exit code {book['exit_code']}."
+    if not book["stopped"]:
+        return f"Rank {book['rank']} did not report where it is."
+    return f"Rank {book['rank']} is in no call, at {_line(book['at'])}."
+
+
+def judge_waste(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
+    """Needless cost in one group of ranks."""
+    if len(books) < 2:
+        return []
+    return _every_micro_batch(fits) + _evaluation(books) + _barriers(books)
+
+
+def judge_notes(books: Sequence[Book]) -> list[AuditFinding]:
+    """Useful facts that are not faults."""
+    if len(books) < 2 or not books[0]["iterations_seen"] or any(map(_brings_numbers_together, books)):
+        return []
+    calls = sum(entry["calls"] for entry in books[0]["ledger"])
+    says = f"None of {calls} calls sums or gathers a few numbers over the ranks, except before the first backward pass."
+    return [AuditFinding("local_loss", (says,))]
+
+
+def _brings_numbers_together(book: Book) -> bool:
+    """Whether a rank made a call that may carry a loss, since its first backward pass and outside of all passes."""
+    calls = sum(entry["calls"] for entry in book["ledger"] if _may_carry_loss(entry))
+    return calls > sum(not row["iteration"] and _may_carry_loss(row) for row in book["calls"])
+
+
+def _may_carry_loss(call: dict[str, Any]) -> bool:
+    sums_or_gathers = call["op"] in (ALL_REDUCE, REDUCE, ALL_GATHER, GATHER)
+    is_small = call["kind"] == SCALAR or (call["kind"] == OTHER and call["elements"] <= _MOST_NUMBERS)
+    return sums_or_gathers and is_small and not call["in_backward"]
+
+
+def _every_micro_batch(fits: Fits) -> list[AuditFinding]:
+    for step in fits.steps:
+        row = step.rows[0]
+        if row["places"]:  # what is cut travels after every pass so that nobody has to hold the whole
+            continue
+        last = len(row["micro"]) - 1
+        calls = [each for each in row["events"] if each["kind"] == "call" and each["carries"] == GRADIENT]
+        early = [each for each in calls if each["micro"] < last]
+        late = sum(each["elements"] for each in calls if each["micro"] == last)
+        if early and late and sum(each["elements"] for each in early) >= _HALF * last * late:
+            micros = len({each["micro"] for each in early}) + 1
+            says = f"Step {step.iteration}: gradients travel after {micros} of {last + 1} backward passes."
+            return [AuditFinding("every_micro_batch_travels", (says,), where(early[0]))]
+    return []
+
+
+def _evaluation(books: Sequence[Book]) -> list[AuditFinding]:
+    sets = [set(book["evaluation_samples"]) for book in books]
+    smallest = min(map(len, sets))
+    if smallest < _LEAST_EVALUATED or min(book["evaluation_batches"] for book in books) < 2:
+        return []
+    common = len(sets[0].intersection(*sets[1:]))
+    if common < 0.9 * smallest:
+        return []
+    says = f"{common} of {smallest} samples went through the model on all {len(books)} ranks, without gradients."
+    return [AuditFinding("evaluation_repeated", (says,))]
+
+
+def _barriers(books: Sequence[Book]) -> list[AuditFinding]:
+    steps = books[0]["iterations_seen"]
+    found = [entry for entry in books[0]["ledger"] if entry["op"] == BARRIER and entry["calls"] >= steps > 2]
+    if not found:
+        return []
+    calls, seconds = sum(entry["calls"] for entry in found), sum(entry["seconds"] for entry in found)
+    says = f"{calls} barriers in {steps} steps, {seconds:.3f} s in all."
+    return [AuditFinding("barrier_each_step", (says,), where(max(found, key=lambda entry: entry["calls"])))]
