@@ -15,7 +15,8 @@ from cos598d.tools.learn.lessons import Lesson, all_lessons, check_golf
 from cos598d.tools.learn.student import first_mistake, read_file
 
 if TYPE_CHECKING:
-    from cos598d.tools.learn.lessons.golf import Golf, Stroke
+    from cos598d.tools.learn.checking import Golf
+    from cos598d.tools.learn.lessons.golf import Stroke
     from cos598d.tools.learn.picture import Picture
     from cos598d.tools.learn.picture.curves import Curves
     from cos598d.tools.learn.picture.draw import StepFrames

@@ -1,13 +1,14 @@
 """Lesson 15, memory: formulas against counted bytes, a checkpointed block against equal gradients and held bytes."""
 
 import random
+from functools import partial
 from typing import Any
 
 import torch
 
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
-from cos598d.tools.learn.lessons.formulas import formula_claim, is_number, right_of
+from cos598d.tools.learn.lessons.formulas import formula_check, is_number, right_of
 from cos598d.tools.learn.lessons.lesson15.blocks import (
     DROPOUT,
     INNER,
@@ -37,17 +38,6 @@ def settings(name: str, nonce: int) -> list[tuple[Any, ...]]:
         shape = layers, width, draw.randint(2, 5) * width, draw.randint(8, 64)
         found.append((*shape, every) if name == "checkpointed" else shape)
     return found
-
-
-counts_what_is_held = formula_claim(
-    15, settings, "held", "counts_what_is_held", "Bytes of parameters, gradients and optimizer state, as counted."
-)
-counts_activations = formula_claim(
-    15, settings, "kept", "counts_activations", "Bytes of activations that autograd saves in forward, as counted."
-)
-counts_checkpoints = formula_claim(
-    15, settings, "checkpointed", "counts_checkpoints", "Bytes of activations with checkpoints, at the fullest moment."
-)
 
 
 @Claim
@@ -168,11 +158,16 @@ def record(on: OnLesson) -> None:
     on.report("curves", words | {"lines": found})
 
 
+_formula = partial(formula_check, 15, settings)
 CHECKS = Checks(
     (
-        Check(counts_what_is_held, (1,), about="held"),
-        Check(counts_activations, (1,), about="kept"),
-        Check(counts_checkpoints, (1,), about="checkpointed"),
+        _formula("held", "counts_what_is_held", "Bytes of parameters, gradients and optimizer state, as counted."),
+        _formula("kept", "counts_activations", "Bytes of activations that autograd saves in forward, as counted."),
+        _formula(
+            "checkpointed",
+            "counts_checkpoints",
+            "Bytes of activations with checkpoints, at the fullest moment.",
+        ),
         Check(same_gradients, (1,), about="checkpoint"),
         Check(keeps_inputs_only, (1,), about="checkpoint"),
     ),
