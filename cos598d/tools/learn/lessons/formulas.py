@@ -72,8 +72,8 @@ def is_number(value: Any) -> bool:
 
 def as_json(value: Any) -> Any:
     """A file's result as JSON: numbers as float, in lists, dictionaries and arrays too, and None as it is."""
-    if hasattr(value, "tolist"):  # of numpy or torch
-        value = value.tolist()
+    if hasattr(value, "tolist"):  # of numpy or torch, where one element is a number
+        value = value.item() if math.prod(value.shape) == 1 else value.tolist()
     if isinstance(value, dict):
         return {str(key): as_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -95,7 +95,9 @@ def is_near(found: Any, expected: Any, within: float = WITHIN) -> bool:
             and len(found) == len(expected)
             and all(is_near(one, other, within) for one, other in zip(found, expected, strict=True))
         )
-    return found is expected or is_number(found) and is_number(expected) and abs(found - expected) <= within * abs(expected)
+    if expected is None or found is None:
+        return found is expected
+    return is_number(found) and abs(found - expected) <= within * abs(expected)
 
 
 def same_factor(found: Sequence[Any], expected: Sequence[Any]) -> str:

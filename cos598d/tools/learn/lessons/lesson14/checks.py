@@ -137,9 +137,7 @@ CHECKS = Checks(
             "counts_operations",
             "The operations of a transformer's forward and backward are those of the library.",
         ),
-        _formula(
-            "roofline", "finds_the_roofline", "The least seconds, where computing decides and where memory does."
-        ),
+        _formula("roofline", "finds_the_roofline", "The least seconds, where computing decides and where memory does."),
         _formula("shares", "knows_the_share", "The MFU of each phase, and of the whole step."),
         _formula(
             "step_seconds", "predicts_steps", "A step's seconds, where bytes, latencies or computing take most of them."

@@ -20,7 +20,7 @@ SETTINGS = 10
 
 
 def settings(function: str, nonce: int) -> list[tuple[Any, ...]]:
-    """The arguments of the calls of a function: for two of them way by way, on tensors, ranks and links of all kinds."""
+    """The arguments of the calls of a function: two of them way by way, for tensors, ranks and links of all kinds."""
     if function == "step_seconds":
         return steps(nonce)
     draw = random.Random(nonce)

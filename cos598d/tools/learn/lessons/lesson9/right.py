@@ -1,4 +1,4 @@
-"""The right predictions of lesson 9, by the library's formulas, and those of typical mistakes. Only the judge loads it."""
+"""Lesson 9's right predictions, by the library's formulas, and those of typical mistakes. Only the judge loads it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,9 +29,7 @@ def seconds(way: str, size: float, ranks: int, rate: float, delay: float) -> flo
     return sum(load.link_bytes * 8 / rate + load.steps * delay for load in loads)
 
 
-def step_seconds(
-    buckets: Sequence[tuple[float, int]], backward: float, ranks: int, rate: float, delay: float
-) -> float:
+def step_seconds(buckets: Sequence[tuple[float, int]], backward: float, ranks: int, rate: float, delay: float) -> float:
     """By the cost model, of rings that cost a processor nothing."""
     ready = np.array([moment for moment, _ in buckets])
     travel = np.array(_each(buckets, ranks, rate, delay))
