@@ -104,6 +104,12 @@ def record(on: OnLesson) -> None:
     record_steps(on, on.model(ALL_USED), lambda module, step: module(**on.batch(step))[0], find_unused_parameters=False)
 
 
+def furthest_off(found: torch.Tensor, right: torch.Tensor) -> str:
+    """The element that is furthest off, in words: what it is, and what was expected."""
+    place = int((found - right).abs().nan_to_num(float("inf")).argmax())
+    return f"element {place} is {found.flatten()[place]:.6g}, expected {right.flatten()[place]:.6g}"
+
+
 def near(found: torch.Tensor | None, right: torch.Tensor, tolerance: float = NEAR) -> bool:
     """Whether they are equal up to `tolerance` of the largest element; NaN is near nothing."""
     return found is not None and bool((found - right).abs().max() <= tolerance * right.abs().max())

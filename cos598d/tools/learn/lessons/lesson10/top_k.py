@@ -7,6 +7,7 @@ from torch import nn
 
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.check.evidence import seed_of
+from cos598d.tools.check.toy import seeded
 from cos598d.tools.learn.checking import OnLesson
 from cos598d.tools.learn.lessons.common import NEAR
 from cos598d.tools.learn.lessons.lesson10.top_k_ways import MISTAKES, RIGHT, Simulation, TopKVariant, count_of
@@ -201,9 +202,7 @@ def step(model: nn.Module, gradient: torch.Tensor) -> None:
 
 def network(nonce: int) -> nn.Module:
     """Two layers, with weights drawn from the nonce."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(nonce)
-        return nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 4))
+    return seeded(nonce, lambda: nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 4)))
 
 
 def examples(nonce: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,7 @@ from torch import nn
 from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.check.evidence import seed_of
+from cos598d.tools.check.toy import seeded
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.lessons.common import near
 
@@ -32,9 +33,7 @@ class TwoLayers(nn.Module):
 
 def network(nonce: int) -> TwoLayers:
     """Its weights drawn from the nonce."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(nonce)
-        return TwoLayers()
+    return seeded(nonce, TwoLayers)
 
 
 def batch(nonce: int, rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:

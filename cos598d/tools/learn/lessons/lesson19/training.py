@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from cos598d.tools.check.toy import seeded
+
 FEATURES, CLASSES, NOISE = 20, 5, 1.5
 BASE_BATCH, BASE_RATE = 16, 0.05  # which suit each other
 EXAMPLES, TIMES = 16384, (4, 16, 64)  # of a row in the table, and how many times larger its batch is
@@ -21,9 +23,7 @@ class DrawnTraining:
         self._unseen = self._drawn(1024, draw)
         self._size = batch // shares
         self._shares = shares
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.model = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+        self.model = seeded(seed, lambda: nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES)))
         for layer in self.model:
             if isinstance(layer, nn.Linear):
                 layer.weight.data.mul_(2)  # larger than torch's own: fresh weights on which a high rate is too much
