@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from cos598d.tools.check.toy import seeded
+from cos598d.tools.learn.lessons.common import add_flat
 
 FEATURES, CLASSES, NOISE = 20, 5, 1.5
 BASE_BATCH, BASE_RATE = 16, 0.05  # which suit each other
@@ -42,10 +43,7 @@ class DrawnTraining:
 
     def step(self, gradient: torch.Tensor, rate: float) -> None:
         """A step of plain SGD."""
-        weights = list(self.model.parameters())
-        with torch.no_grad():
-            for weight, part in zip(weights, gradient.split([each.numel() for each in weights]), strict=True):
-                weight.sub_(rate * part.view_as(weight))
+        add_flat(self.model.parameters(), -rate * gradient)
 
     def loss(self) -> float:
         """The mean loss on 1024 examples that no step has."""
