@@ -15,7 +15,7 @@ from cos598d.tools.learn.checking import Check, OnLesson
 
 WITHIN = 0.01
 MOST_SHOWN = 8  # of a list
-EXACTLY = 1e-5  # numbers that are drawn agree so well with a mistake's only if it was made
+EXACTLY = 1e-5  # so near is what a mistake gives
 
 Settings = Callable[[str, int], list[tuple[Any, ...]]]
 
@@ -45,17 +45,21 @@ def formula_check(
         given, found = settings(function, world.nonce), world.reported("found", list)[0]
         right = right_of(lesson)
         expected = [getattr(right, function)(*each) for each in given]
-        off = next((n for n, pair in enumerate(zip(found, expected, strict=True)) if not is_near(*pair, within)), None)
-        if off is None:
+        wrong = [n for n, pair in enumerate(zip(found, expected, strict=True)) if not is_near(*pair, within)]
+        if not wrong:
             return
+        off = wrong[0]
 
         def why(calls: Sequence[int], within: float) -> str:
             """What is said of the first mistake that explains the results of all these calls."""
             ways = right.MISTAKES[function].items()
             return next((w for w, made in ways if all(is_near(found[n], made(*given[n]), within) for n in calls)), "")
 
-        # First a mistake that explains all results, also those that it does not spoil.
-        words = why(range(len(found)), min(within, WITHIN)) or why([off], EXACTLY)
+        # First a mistake that explains all results, also those that it does not spoil. Else one that explains the wrong
+        # ones, where arguments are words only those with the words of the first.
+        kinds = [[each for each in arguments if isinstance(each, str)] for arguments in given]
+        words = why(range(len(found)), min(within, WITHIN))
+        words = words or why([n for n in wrong if kinds[n] == kinds[off]], EXACTLY)
         digits = 4 if within >= WITHIN else 6
         names = inspect.signature(getattr(right, function)).parameters
         call = ", ".join(f"{name}={shown(each)}" for name, each in zip(names, given[off], strict=True))

@@ -80,9 +80,9 @@ def _(world: World) -> None:
                 words = f"ParallelMLP.{name} {has} on rank {rank} of {world.size}, expected {tuple(right.shape)}"
                 world.find(rank, f"{words}: {keep}")
                 return
-        right = {name: part_of(name, tensor, rank, world.size) for name, tensor in whole.items()}
-        for name, part in world.evidence[rank].get(world.claim, "parts", right).items():
-            if part is None or not torch.equal(part, right[name]):
+        own = {name: part_of(name, tensor, rank, world.size) for name, tensor in whole.items()}
+        for name, part in world.evidence[rank].get(world.claim, "parts", own).items():
+            if part is None or not torch.equal(part, own[name]):
                 words = f"ParallelMLP.{name} on rank {rank} of {world.size} has the right shape and other values"
                 every = whole[name].T[rank :: world.size].T if name == "up" else whole[name][rank :: world.size]
                 if part is not None and part.shape == every.shape and torch.equal(part, every):
@@ -173,7 +173,8 @@ def mlp_in_one_process(nonce: int, step: int, size: int) -> tuple[Tensors, dict[
     for all ranks, or one of each stacked."""
     whole = {name: each.requires_grad_() for name, each in zip(PARTS, mlp_weights(nonce), strict=True)}
     inputs, gradient = mlp_step(nonce, step)
-    summands, own = [], []
+    summands: list[torch.Tensor] = []
+    own: list[torch.Tensor] = []
     for rank in range(size):
         up, up_bias, down = (part_of(name, whole[name], rank, size) for name in PARTS[:3])
         summands.append(functional.gelu(inputs @ up + up_bias) @ down)

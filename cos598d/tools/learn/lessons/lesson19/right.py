@@ -42,7 +42,9 @@ MISTAKES: dict[str, dict[str, Callable[..., Any]]] = {
         "count from 0: step 0 has start": lambda k, steps, a, b: a + (b - a) * (k + 1) / max(steps, 1),
         "it begins with start, and not with 0": lambda k, steps, a, b: b * min(k / max(steps, 1), 1.0),
         "that is a step of a warm-up from 0": lambda k, steps, a, b: b * (k + 1) / max(steps, 1),
-        "peak comes in step `steps`, one later": lambda k, steps, a, b: a + (b - a) * k / max(steps - 1, 1),
+        "peak comes in step `steps`, one later": (
+            lambda k, steps, a, b: b if k >= steps - 1 else a + (b - a) * k / (steps - 1)
+        ),
         "it goes on after the warm-up: it stays at peak": lambda k, steps, a, b: a + (b - a) * k / max(steps, 1),
         "add the same amount in every step, and do not multiply": (
             lambda k, steps, a, b: a * (b / a) ** (k / max(steps, 1))
