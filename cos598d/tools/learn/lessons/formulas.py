@@ -118,7 +118,9 @@ def shown(value: Any, digits: int = 4) -> str:
     """A number in that many digits, small whole ones in all; of lists and dictionaries of them the first few."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {shown(each, digits)}" for key, each in value.items())
-    if isinstance(value, list | tuple):
+    if isinstance(value, tuple):
+        return f"({', '.join(shown(each, digits) for each in value)})"
+    if isinstance(value, list):
         more = f", ... ({len(value)} in all)" if len(value) > MOST_SHOWN else ""
         return f"[{', '.join(shown(each, digits) for each in value[: 2 if more else None])}{more}]"
     if not is_number(value):

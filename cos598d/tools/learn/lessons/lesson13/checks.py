@@ -138,7 +138,7 @@ def wrong_interval(values: Sequence[float], told: Any) -> str:
         return "these are the least and the greatest value; take the largest k that the rule allows"
     if place is not None:
         return f"these are the values {place + 1} from either end, expected {k + 1}"
-    return f"got {shown(told, 5)}, expected {shown(list(right), 5)}: the values {k + 1} from either end, in order"
+    return f"got {_range(told)}, expected {_range(list(right))}: the values {k + 1} from either end, in order"
 
 
 @Claim
@@ -204,7 +204,7 @@ def wrong_figure(told: Any, right: dict[str, Any], mistakes: Mapping[str, float]
     expected = None if right["interval_95"] is None else list(right["interval_95"])
     if is_near(between, expected, NEAR):
         return ""
-    words = f"the median is right, its interval is {shown(between, 5)}, expected {shown(expected, 5)}"
+    words = f"the median is right, its interval is {_range(between)}, expected {_range(expected)}"
     return f"{words}, of the same values" if expected and between else words
 
 
@@ -227,6 +227,11 @@ def _(world: World) -> None:
             world.find(0, f"{what}: {said!r} is no verdict; they are {', '.join(WORDS)}")
         elif said != right:
             world.find(0, f"{what}: your verdict is {said!r}, but {why}")
+
+
+def _range(values: Any) -> str:
+    is_pair = isinstance(values, list) and len(values) == 2
+    return " to ".join(shown(each, 5) for each in values) if is_pair else shown(values)
 
 
 CHECKS = Checks(
