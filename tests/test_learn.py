@@ -327,7 +327,9 @@ def test_a_picture_shows_the_file_beside_the_answer(tmp_path, monkeypatch, capsy
     assert "cannot be drawn" in capsys.readouterr().err
     Path("lesson0.py").write_text(get_lesson(0).answer())
     assert main(["learn", "0", "--picture"]) == 2
-    assert "cannot draw lesson 0" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "cannot draw lesson 0, which has no picture. Lessons 2, 3," in said
+    assert "send" not in said
     assert main(["learn", "3", "--picture", "own.png"]) == 2
     assert "ends in .svg" in capsys.readouterr().err
 

@@ -33,7 +33,7 @@ WRONG = all_wrong(12, {
     "agreed_stays": ([(AGREED, AGREED.replace("self.agreed =", "agreed =")), ("self.agreed.split", "agreed.split")], "stay what they were at the start"),
     "not_put_back": ([(PUT_BACK, "        del parts\n")], "put the agreed weights back"),
     "not_averaged": ([("        self.comm.all_reduce(average, \"weights\")\n        average /= self.comm.world_size\n", "        self.comm.all_reduce(average.clone(), \"weights\")\n")], "were not averaged over the ranks"),
-    "gradients_averaged": ([("p.data.flatten() for p", "(p.data if p.grad is None else p.grad).flatten() * 0 for p")], "should be"),
+    "gradients_averaged": ([("p.data.flatten() for p", "(p.data if p.grad is None else p.grad).flatten() * 0 for p")], "element "),
 })  # fmt: skip
 
 # torch's own optimizer takes the outer step; what travels is how far a rank has moved, not where it is.

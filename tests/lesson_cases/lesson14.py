@@ -28,7 +28,7 @@ WRONG = all_wrong(14, {
         [(SHARES, "    found = [o / s / peak for o, s in phases]\n    return [*found, sum(found) / len(found)]\n")],
         "the last is the mean of the shares",
     ),
-    "one number": ([(SHARES, "    return whole[0] / whole[1] / peak\n")], "shares([["),
+    "one number": ([(SHARES, "    return whole[0] / whole[1] / peak\n")], "shares(phases=[["),
     "nothing": ([(ROOF, "    return 0\n")], "is 0, expected"),
     "None": ([(ROOF, "    max(operations / peak, moved / bandwidth)\n")], "is None, expected"),
     "no whole": ([("[*phases, whole]", "phases")], "the last, of all phases together, is missing"),

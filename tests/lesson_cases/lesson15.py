@@ -26,6 +26,8 @@ WRONG = all_wrong(15, {
     "the gradient goes through": ([("        return inputs.grad, None\n", "        return gradient, None\n")], "return that of the inputs, inputs.grad"),
     "no second moment": ([('"adamw": 2', '"adamw": 1')], "AdamW keeps two moments"),
     "state for plain SGD": ([('"sgd": 0', '"sgd": 1')], "plain SGD keeps nothing"),
+    "three moments": ([('"adamw": 2', '"adamw": 3')], "it keeps two moments per parameter"),
+    "gradients in the state": ([(STATES, 'STATES = {"sgd": 1, "momentum": 2, "adamw": 3}\n')], "that has the gradients in it"),
     "sixteen bits": ([("    each = 4 * parameters\n", "    each = 2 * parameters\n")], "in float32, not in 16 bits"),
     "no statistics": ([("= width + 2, width", "= width, width")], "the mean and the inverse deviation"),
     "gelu's input forgotten": ([("    return 4 * layers * rows * (norm + up + gelu + down)\n", "    return 4 * layers * rows * (norm + up + down)\n")], "gelu's input or its output is left out"),

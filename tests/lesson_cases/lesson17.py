@@ -49,6 +49,8 @@ WRONG = all_wrong(17, {
     "no bias": ([(CALL, "        return SumOverRanks.apply(hidden @ self.down, self.comm)\n")], "the sum without down_bias"),
     "averaged": ([(SUM, SUM.replace("return outputs", "return outputs / comm.world_size"))], "the average of the summands: they are added"),
     "rows of up": ([(UP, "nn.Parameter(up.chunk(comm.world_size)[comm.rank].clone())")], "ParallelMLP.up is (3, 48) on rank 0 of 2, expected (6, 24): keep the columns"),
+    "every other column": ([(UP, "nn.Parameter(up[:, comm.rank :: comm.world_size].clone())")], "ParallelMLP.up on rank 0 of 2 has the right shape and other values: that is one of every 2"),
+    "no up_bias": ([(" @ self.up + self.up_bias)", " @ self.up)")], "those without up_bias: add it before gelu"),
     "slices": ([(UP, "nn.Parameter(up[:, mine])")], "clone your part, since a slice keeps the whole tensor"),
     "all columns": ([("mine = slice(comm.rank * width, (comm.rank + 1) * width)", "mine = slice(0, up.shape[1])")], "ParallelMLP.up is (6, 48) on rank 0 of 2"),
     "hidden is gathered too": ([(OPERATORS, OPERATORS + "        self.comm.all_reduce(hidden.detach().clone(), 'hidden')\n")], "forward of ParallelMLP on rank 0 of 2 makes 2 calls, expected 1"),

@@ -30,7 +30,7 @@ WRONG = all_wrong(19, {
     "mean of elements": ([(".square().sum().reshape(1)", ".square().mean().reshape(1)"), ("mean.double().square().sum().item()", "mean.double().square().mean().item()")], "added up over the elements, and not averaged"),
     "square of the mean norm": ([("local.double().square().sum().reshape(1)", "local.double().norm().reshape(1)"), ("small.item() / comm.world_size", "(small.item() / comm.world_size) ** 2")], "do not square an average"),
     "a part of one batch": ([("whole = batch * comm.world_size", "whole, batch = batch, batch / comm.world_size")], "batch is that of one rank, and not that of all"),
-    "cut off at 0": ([("(whole * large - batch * small) / (whole - batch), ", "max(0.0, (whole * large - batch * small) / (whole - batch)), ")], "estimate"),
+    "cut off at 0": ([("(whole * large - batch * small) / (whole - batch), ", "max(0.0, (whole * large - batch * small) / (whole - batch)), ")], "do not cut it off at 0"),
     "rounded down": ([("large / batch", "large // batch")], "do not round it"),
     "exchanged": ([(RESULT, RESULT.replace("return (whole * large - batch * small) / (whole - batch), (small - large) / (1 / batch - 1 / whole)", "return (small - large) / (1 / batch - 1 / whole), (whole * large - batch * small) / (whole - batch)"))], "return |G|^2 first"),
     "the mean's norm": ([("(whole * large - batch * small) / (whole - batch), ", "large, ")], "that is |mean|^2, which the noise makes larger than |G|^2"),

@@ -27,7 +27,7 @@ WRONG = all_wrong(9, {
     "ends_before_backward": ([("    return max(backward, ended)\n", "    return ended\n")], "a step does not end before backward does"),
     "step_without_delay": ([("seconds(\"ring\", size, ranks, rate, delay)", "seconds(\"ring\", size, ranks, rate, 0.0)")], "the delay is left out"),
     "backward_alone": ([("    return max(backward, ended)\n", "    return backward\n")], "buckets may arrive after backward has ended"),
-    "in_words": ([(RING_SENT, '    return f"{2 * (ranks - 1) * size / ranks} bytes"\n')], "could not convert string to float"),
+    "in_words": ([(RING_SENT, '    return f"{2 * (ranks - 1) * size / ranks} bytes"\n')], " bytes', expected"),
 })  # fmt: skip
 
 STEP_BY_STEP = """    total, part = 0.0, size / ranks

@@ -1,8 +1,9 @@
 """Small models and batches for the claims about gradient syncs, and for a first look at a sync's cost and speed."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from cos598d.tools.check.evidence import seed_of
 
 WORDS, WIDTH = 41, 7
 Seed = int | Sequence[int]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,16 @@ class ToyFeatures(Features):
         super().__init__(words, np.append(0, np.cumsum(lengths)), lengths, {"labels": labels}, layout, pad_id=0)
 
 
-def toy_model(seed: int, shape: Shape = SMALL) -> ToyModel:
-    """A toy model with weights drawn from `seed`. The global generator does not change."""
+def seeded(seed: int, make: Callable[[], Made]) -> Made:
+    """What `make` makes, such as a model, if torch draws from `seed`. The global generator does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ToyModel(shape)
+        return make()
+
+
+def toy_model(seed: int, shape: Shape = SMALL) -> ToyModel:
+    """A toy model with weights drawn from `seed`."""
+    return seeded(seed, lambda: ToyModel(shape))
 
 
 def local_batch(rank: int, step: int, with_first_label: bool = True, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -139,10 +146,13 @@ def local_batch(rank: int, step: int, with_first_label: bool = True, seed: int =
 
 def plain_model(seed: int = 0) -> nn.Sequential:
     """Eight layers, 0.5 million parameters of one dtype, all of them used in every step."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        layers = [layer for _ in range(7) for layer in (nn.Linear(256, 256), nn.Tanh())]
-        return nn.Sequential(*layers, nn.Linear(256, 251))
+    return seeded(seed, lambda: tanh_layers(7, 256, 251))
+
+
+def tanh_layers(count: int, width: int, last: int) -> nn.Sequential:
+    """`count` layers of that width with tanh in between, and one that gives `last` numbers."""
+    layers = [layer for _ in range(count) for layer in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(width, last))
 
 
 def plain_loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:

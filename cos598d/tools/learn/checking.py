@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,9 +13,6 @@ from cos598d.tools.check.claims.base import Claim, MakeSync, OnRank
 from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.learn.comm import LessonCommunicator
 from cos598d.tools.learn.events import to_rows
-
-if TYPE_CHECKING:
-    from cos598d.tools.learn.lessons.golf import Golf
 
 
 class OnLesson(OnRank):
@@ -62,6 +59,21 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Golf:
+    """What is measured, in words; the check that measures it, on one number of ranks; and the least bytes that a rank
+    sends in a step, on the mean over the ranks, by the lesson's formula."""
+
+    what: str
+    check: Check
+    least: int
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self.check.sizes[0]
+
+
+@dataclass(frozen=True)
 class Checks:
     """All checks of a lesson, in the order in which they are printed; and what makes a sync of the student's module.
 
@@ -75,7 +87,7 @@ class Checks:
     record: Claim | None = None
     calls_torch: bool = False
     without_file: tuple[int, ...] = ()
-    golf: "Golf | None" = None
+    golf: Golf | None = None
 
     @property
     def sizes(self) -> list[int]:

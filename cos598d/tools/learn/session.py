@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.tables import as_text
+from cos598d.terminal.words import listed
 from cos598d.tools.learn import progress, told
 from cos598d.tools.learn.lessons import Lesson, all_lessons, check_golf
 from cos598d.tools.learn.student import first_mistake, read_file
 
 if TYPE_CHECKING:
-    from cos598d.tools.learn.lessons.golf import Golf, Stroke
+    from cos598d.tools.learn.checking import Golf
+    from cos598d.tools.learn.lessons.golf import Stroke
     from cos598d.tools.learn.picture import Picture
     from cos598d.tools.learn.picture.curves import Curves
     from cos598d.tools.learn.picture.draw import StepFrames
@@ -215,8 +217,9 @@ def record_file(lesson: Lesson, path: Path, size: int = RANKS) -> "Recorded | No
     from cos598d.tools.learn.marking import Marking
 
     if lesson.load_checks().record is None:
+        known = listed([each.number for each in all_lessons() if each.has_picture])
         raise UsageError(
-            f"--picture cannot draw lesson {lesson.number}, in which the ranks send nothing. Leave it out."
+            f"--picture cannot draw lesson {lesson.number}, which has no picture. Lessons {known} have one."
         )
     return Marking(lesson, path, source, secrets.randbits(32)).record(size)
 

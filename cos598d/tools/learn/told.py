@@ -11,7 +11,7 @@ from cos598d.tools.learn.lessons import Lesson
 from cos598d.tools.learn.progress import GolfScore
 
 if TYPE_CHECKING:
-    from cos598d.tools.learn.lessons.golf import Golf
+    from cos598d.tools.learn.checking import Golf
 
 WIDTH = 118
 STATUS_WIDTH = 13

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from cos598d.tools.check.toy import seeded
+
 WORDS, TOKENS = 23, 6
 GAIN = 4.0  # of the loss, so that gradients are not small compared with weights
 
@@ -114,10 +116,8 @@ class ProofModel(nn.Module):
 
 
 def proof_model(seed: int, parts: Parts) -> ProofModel:
-    """A model with weights drawn from `seed`. The global generator does not change."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return ProofModel(parts)
+    """A model with weights drawn from `seed`."""
+    return seeded(seed, lambda: ProofModel(parts))
 
 
 class ProofFeatures:

@@ -1,6 +1,6 @@
 """What several lessons check: averages in .grad on every rank, and the calls and bytes that they took."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -102,6 +102,26 @@ def count_of(found: dict[str, Any], key: str) -> int:
 def record(on: OnLesson) -> None:
     """One step after a first one, recorded."""
     record_steps(on, on.model(ALL_USED), lambda module, step: module(**on.batch(step))[0], find_unused_parameters=False)
+
+
+def furthest_off(found: torch.Tensor, right: torch.Tensor) -> str:
+    """The element that is furthest off, in words: what it is, and what was expected."""
+    place = int((found - right).abs().nan_to_num(float("inf")).argmax())
+    return f"element {place} is {found.flatten()[place]:.6g}, expected {right.flatten()[place]:.6g}"
+
+
+def mean_loss(model: nn.Module, weights: Mapping[str, Any], data: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """The mean over (inputs, targets) of the mean squared error of the model with these weights."""
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        return torch.stack([nn.functional.mse_loss(model(inputs), targets) for inputs, targets in data]).mean().item()
+
+
+def add_flat(parameters: Iterable[nn.Parameter], flat: torch.Tensor) -> None:
+    """Add to each parameter its part of a tensor of all their elements, in order."""
+    weights = list(parameters)
+    for p, part in zip(weights, flat.split([p.numel() for p in weights]), strict=True):
+        p.data += part.view_as(p)
 
 
 def near(found: torch.Tensor | None, right: torch.Tensor, tolerance: float = NEAR) -> bool:

@@ -4,15 +4,18 @@ The right formulas and those of mistakes are a module that only the judge loads:
 """
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from cos598d.tools.check.claims.base import Claim, World
-from cos598d.tools.learn.checking import OnLesson
+from cos598d.tools.learn.checking import Check, OnLesson
 
 WITHIN = 0.01
+MOST_SHOWN = 8  # of a list
+EXACTLY = 1e-5  # so near is what a mistake gives
 
 Settings = Callable[[str, int], list[tuple[Any, ...]]]
 
@@ -22,8 +25,10 @@ def right_of(lesson: int) -> ModuleType:
     return importlib.import_module(f"cos598d.tools.learn.lessons.lesson{lesson}.right")
 
 
-def formula_claim(lesson: int, settings: Settings, function: str, claim_name: str, says: str) -> Claim:
-    """A claim that `function` of a file gives what the right formula of that name gives.
+def formula_check(
+    lesson: int, settings: Settings, function: str, name: str, says: str, within: float = WITHIN, ranks: int = 1
+) -> Check:
+    """A check, called `name`, that `function` of a file gives what the right formula of that name gives.
 
     `settings(function, nonce)` are the arguments of the calls, drawn again each time.
     """
@@ -32,28 +37,36 @@ def formula_claim(lesson: int, settings: Settings, function: str, claim_name: st
         call = getattr(on.student, function)
         on.report("found", [as_json(call(*arguments)) for arguments in settings(function, on.nonce)])
 
-    observe.__name__, observe.__doc__ = claim_name, says
+    observe.__name__, observe.__doc__ = name, says
     claim = Claim(observe)
 
     @claim.judgement
     def _(world: World) -> None:
-        given_arguments = settings(function, world.nonce)
-        found = world.reported("found", list)[0]
+        given, found = settings(function, world.nonce), world.reported("found", list)[0]
         right = right_of(lesson)
-        formula, mistakes = getattr(right, function), right.MISTAKES[function]
-        expected = [formula(*each) for each in given_arguments]
-        off = [n for n, pair in enumerate(zip(found, expected, strict=True)) if not is_near(*pair)]
-        if not off:
+        expected = [getattr(right, function)(*each) for each in given]
+        wrong = [n for n, pair in enumerate(zip(found, expected, strict=True)) if not is_near(*pair, within)]
+        if not wrong:
             return
-        # A mistake is named if it explains all results, also those that it does not spoil.
-        pairs = list(zip(found, given_arguments, strict=True))
-        why = next((words for words, made in mistakes.items() if all(is_near(one, made(*of)) for one, of in pairs)), "")
-        number = off[0]
-        call = f"{function}({', '.join(shown(each) for each in given_arguments[number])})"
-        words = f"{call} is {shown(found[number])}, expected {shown(expected[number])}"
-        world.require(False, f"{words}: {why}" if why else words + same_factor(found, expected))
+        off = wrong[0]
 
-    return claim
+        def why(calls: Sequence[int], within: float) -> str:
+            """What is said of the first mistake that explains the results of all these calls."""
+            ways = right.MISTAKES[function].items()
+            return next((w for w, made in ways if all(is_near(found[n], made(*given[n]), within) for n in calls)), "")
+
+        # First a mistake that explains all results, also those that it does not spoil. Else one that explains the wrong
+        # ones, where arguments are words only those with the words of the first.
+        kinds = [[each for each in arguments if isinstance(each, str)] for arguments in given]
+        words = why(range(len(found)), min(within, WITHIN))
+        words = words or why([n for n in wrong if kinds[n] == kinds[off]], EXACTLY)
+        digits = 4 if within >= WITHIN else 6
+        names = inspect.signature(getattr(right, function)).parameters
+        call = ", ".join(f"{name}={shown(each)}" for name, each in zip(names, given[off], strict=True))
+        what = f"{function}({call}) is {shown(found[off], digits)}, expected {shown(expected[off], digits)}"
+        world.find(0, f"{what}: {words}" if words else what + same_factor(found, expected))
+
+    return Check(claim, (ranks,), about=function)
 
 
 def is_number(value: Any) -> bool:
@@ -63,8 +76,8 @@ def is_number(value: Any) -> bool:
 
 def as_json(value: Any) -> Any:
     """A file's result as JSON: numbers as float, in lists, dictionaries and arrays too, and None as it is."""
-    if hasattr(value, "tolist"):  # of numpy or torch
-        value = value.tolist()
+    if hasattr(value, "tolist"):  # of numpy or torch, where one element is a number
+        value = value.item() if math.prod(value.shape) == 1 else value.tolist()
     if isinstance(value, dict):
         return {str(key): as_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -73,7 +86,7 @@ def as_json(value: Any) -> Any:
 
 
 def is_near(found: Any, expected: Any, within: float = WITHIN) -> bool:
-    """Whether numbers, or lists and dictionaries of them, are equal up to that share."""
+    """Whether numbers, or lists and dictionaries of them, are equal up to that share; or both are None."""
     if isinstance(expected, dict):
         return (
             isinstance(found, dict)
@@ -86,6 +99,8 @@ def is_near(found: Any, expected: Any, within: float = WITHIN) -> bool:
             and len(found) == len(expected)
             and all(is_near(one, other, within) for one, other in zip(found, expected, strict=True))
         )
+    if expected is None or found is None:
+        return found is expected
     return is_number(found) and abs(found - expected) <= within * abs(expected)
 
 
@@ -99,10 +114,15 @@ def same_factor(found: Sequence[Any], expected: Sequence[Any]) -> str:
     return f", and all others are {factors[0]:.3g} times what they should be too"
 
 
-def shown(value: Any) -> str:
-    """A number in four digits, lists and dictionaries of them in brackets."""
+def shown(value: Any, digits: int = 4) -> str:
+    """A number in that many digits, small whole ones in all; of lists and dictionaries of them the first few."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {shown(each)}" for key, each in value.items())
+        return ", ".join(f"{key} {shown(each, digits)}" for key, each in value.items())
+    if isinstance(value, tuple):
+        return f"({', '.join(shown(each, digits) for each in value)})"
     if isinstance(value, list):
-        return f"[{', '.join(map(shown, value))}]"
-    return f"{value:.4g}" if is_number(value) and not isinstance(value, bool) else repr(value)
+        more = f", ... ({len(value)} in all)" if len(value) > MOST_SHOWN else ""
+        return f"[{', '.join(shown(each, digits) for each in value[: 2 if more else None])}{more}]"
+    if not is_number(value):
+        return repr(value)
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e8 else f"{value:.{digits}g}"

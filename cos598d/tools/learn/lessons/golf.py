@@ -1,4 +1,4 @@
-"""What `--golf` measures of a lesson's file: some steps that are judged like a check, their bytes and their seconds."""
+"""How `--golf` measures a lesson's file: some steps that are judged like a check, their bytes and their seconds."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ import torch
 
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.check.evidence import BadEvidence
-from cos598d.tools.learn.checking import Check, OnLesson
+from cos598d.tools.learn.checking import Check, Golf, OnLesson
 from cos598d.tools.learn.lessons.common import NEAR, count_of, near, traffic
 
 STEPS = 8  # of which the first is judged, and not timed
@@ -18,21 +18,6 @@ NAME = "golf"
 Results = Mapping[str, torch.Tensor]
 # For the number of a step: what is timed, and what is handed in of it.
 Turn = Callable[[int], tuple[Callable[[], Any], Callable[[], Results]]]
-
-
-@dataclass(frozen=True)
-class Golf:
-    """What is measured, in words; the check that measures it, on one number of ranks; and the least bytes that a rank
-    sends in a step, on the mean over the ranks, by the lesson's formula."""
-
-    what: str
-    check: Check
-    least: int
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks."""
-        return self.check.sizes[0]
 
 
 @dataclass(frozen=True)

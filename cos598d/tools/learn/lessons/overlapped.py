@@ -9,6 +9,7 @@ from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.tools.check.claims.base import Claim, World, moment_of
 from cos598d.tools.check.comparison import Comparison, Gradients, Local
 from cos598d.tools.check.evidence import BadEvidence, seed_of
+from cos598d.tools.check.toy import seeded
 from cos598d.tools.learn.checking import OnLesson, record_steps
 from cos598d.tools.learn.events import CALL, COMPUTE, WAIT, Event, before, from_rows
 from cos598d.tools.learn.lessons.golf import STEPS as GOLF_STEPS
@@ -41,12 +42,6 @@ class Branches(nn.Module):
         return self.last(total).square().mean()
 
 
-def _branches(nonce: int) -> Branches:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(nonce)
-        return Branches()
-
-
 def _loss(module: nn.Module, nonce: int, rank: int, step: int) -> torch.Tensor:
     inputs = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(seed_of(nonce, rank) + step))
     return module(inputs, [(place + rank + step) % BRANCHES for place in range(BRANCHES)])
@@ -55,7 +50,7 @@ def _loss(module: nn.Module, nonce: int, rank: int, step: int) -> torch.Tensor:
 @Claim
 def one_order(on: OnLesson) -> None:
     """If gradients arrive in another order on each rank, calls still come in one order, and the means are right."""
-    model = _branches(on.nonce)
+    model = seeded(on.nonce, Branches)
     sync, module = on.attached(model)
     for step in range(STEPS):
         _loss(module, on.nonce, on.rank, step).backward()
@@ -66,7 +61,7 @@ def one_order(on: OnLesson) -> None:
 
 @one_order.judgement
 def _(world: World) -> None:
-    like = dict(_branches(world.nonce).named_parameters())
+    like = dict(seeded(world.nonce, Branches).named_parameters())
     for step in range(STEPS):
         local = Local([[_own(world.nonce, rank, step) for rank in range(world.size)]])
         found = world.handed_in(moment_of("", step), like)
@@ -74,7 +69,7 @@ def _(world: World) -> None:
 
 
 def _own(nonce: int, rank: int, step: int) -> Gradients:
-    model = _branches(nonce)
+    model = seeded(nonce, Branches)
     _loss(model, nonce, rank, step).backward()
     return {name: p.grad for name, p in model.named_parameters()}
 
@@ -109,13 +104,6 @@ class _Scale(nn.Module):
         return inputs * self.weight.float()
 
 
-def chain(nonce: int) -> Chain:
-    """Its weights drawn from the nonce."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(nonce)
-        return Chain()
-
-
 def chain_inputs(nonce: int, rank: int, step: int) -> torch.Tensor:
     """What a rank sees in a step, (5, NARROW)."""
     return torch.randn(5, NARROW, generator=torch.Generator().manual_seed(seed_of(nonce, rank) + step))
@@ -124,7 +112,7 @@ def chain_inputs(nonce: int, rank: int, step: int) -> torch.Tensor:
 @Claim
 def begins_during_backward(on: OnLesson) -> None:
     """Each call begins soon after its gradients are there, while backward runs; none is waited for before finish()."""
-    model = chain(on.nonce)
+    model = seeded(on.nonce, Chain)
 
     def keep(step: int) -> None:
         on.hand_in_gradients(moment_of("", step), model)
@@ -149,11 +137,11 @@ def _(world: World) -> None:
 
 def _judge_recorded(world: World) -> None:
     """That the steps of which calls are judged leave the averages, or what other checks see: a multiple of them."""
-    like = dict(chain(world.nonce).named_parameters())
+    like = dict(seeded(world.nonce, Chain).named_parameters())
     for step in range(STEPS):
         own = []
         for rank in range(world.size):
-            model = chain(world.nonce)
+            model = seeded(world.nonce, Chain)
             gradients = torch.autograd.grad(model(chain_inputs(world.nonce, rank, step)), list(model.parameters()))
             own.append(dict(zip(like, gradients, strict=True)))
         right = {name: torch.stack([each[name] for each in own]).sum(dim=0) for name in like}
@@ -175,7 +163,7 @@ def _is_multiple(found: torch.Tensor | None, total: torch.Tensor) -> bool:
 def _judge_events(world: World, rank: int, events: Sequence[Event], ended: float) -> None:
     calls = [event for event in events if event.kind == CALL]
     arrived = [event.end for event in events if event.kind == COMPUTE and event.tensors]
-    early, gradients = before(calls, ended, CALL), list(chain(world.nonce).parameters())
+    early, gradients = before(calls, ended, CALL), list(seeded(world.nonce, Chain).parameters())
     count, size = len(gradients), sum(each.nbytes for each in gradients)
     world.require(
         2 * len(early) >= len(calls) and bool(early),
@@ -211,9 +199,7 @@ def _judge_events(world: World, rank: int, events: Sequence[Event], ended: float
 
 
 def _layers(nonce: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(nonce)
-        return nn.Sequential(*(nn.Linear(GOLF_WIDTH, GOLF_WIDTH) for _ in range(GOLF_LAYERS)))
+    return seeded(nonce, lambda: nn.Sequential(*(nn.Linear(GOLF_WIDTH, GOLF_WIDTH) for _ in range(GOLF_LAYERS))))
 
 
 def _golf_loss(module: nn.Module, nonce: int, rank: int, step: int) -> torch.Tensor:

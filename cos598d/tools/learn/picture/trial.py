@@ -25,6 +25,7 @@ from cos598d.terminal.words import did_you_mean, number_of
 from cos598d.tools.check import card
 from cos598d.tools.check.judge import judge
 from cos598d.tools.check.spawn import RETURNED, RankEnd, run_world
+from cos598d.tools.check.toy import seeded, tanh_layers
 from cos598d.tools.learn.events import CALL, COMPUTE, LONGEST_NAME, RECEIVE, SEND, Event, from_rows, to_rows
 from cos598d.tools.learn.picture.draw import Picture, StepFrames, draw, steps_of
 from cos598d.tools.learn.picture.messages import Message, MessageEnd, Shared, join_ends, join_shared, to_json
@@ -154,10 +155,7 @@ def observe(comm: Communicator, name: str) -> dict[str, Any]:
 
 def small_model() -> nn.Sequential:
     """Six layers, 0.4 million parameters, all of them used; their number is not divisible by 2, 4 or 8."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = [layer for _ in range(LAYERS - 1) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-        return nn.Sequential(*layers, nn.Linear(WIDTH, LAST_WIDTH))
+    return seeded(0, lambda: tanh_layers(LAYERS - 1, WIDTH, LAST_WIDTH))
 
 
 def _make(name: str, watch: WatchedCommunicator) -> tuple[Strategy, list[Shared]]:

@@ -7,8 +7,9 @@ from torch import nn
 
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.check.evidence import seed_of
+from cos598d.tools.check.toy import seeded
 from cos598d.tools.learn.checking import OnLesson
-from cos598d.tools.learn.lessons.common import NEAR
+from cos598d.tools.learn.lessons.common import NEAR, add_flat, furthest_off, mean_loss
 from cos598d.tools.learn.lessons.lesson10.top_k_ways import MISTAKES, RIGHT, Simulation, TopKVariant, count_of
 
 ELEMENTS, SHARE = 254, 1 / 8  # 31 elements and three quarters
@@ -145,9 +146,7 @@ def wrong_steps(
         made = simulate(gradients, mistake, rank)
         if all(_same(found, made, place) for place in _moments()):
             return f"{where}: {mistake.words}"
-    element = int((value - right[step][name]).abs().argmax())
-    expected = right[step][name][element]
-    return f"{where}: element {element} is {value[element]:.4g} and should be {expected:.4g}"
+    return f"{where}: {furthest_off(value, right[step][name])}"
 
 
 def _moments() -> list[tuple[int, int]]:
@@ -187,23 +186,14 @@ def trains(on: OnLesson) -> None:
         nn.functional.mse_loss(model(inputs), targets).backward()
         flat = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         codec.average("all", flat)
-        step(model, flat)
+        add_flat(model.parameters(), -RATE * flat)
+        model.zero_grad()
     on.hand_in("after training", model.state_dict())
-
-
-def step(model: nn.Module, gradient: torch.Tensor) -> None:
-    """A step of plain SGD by a flat gradient."""
-    parameters = list(model.parameters())
-    for p, part in zip(parameters, gradient.split([p.numel() for p in parameters]), strict=True):
-        p.data -= RATE * part.view_as(p)
-        p.grad = None
 
 
 def network(nonce: int) -> nn.Module:
     """Two layers, with weights drawn from the nonce."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(nonce)
-        return nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 4))
+    return seeded(nonce, lambda: nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 4)))
 
 
 def examples(nonce: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -239,20 +229,13 @@ def trained(nonce: int, size: int, share: float, way: TopKVariant) -> dict[str, 
         losses = [nn.functional.mse_loss(model(inputs), targets) for inputs, targets in data]
         by_rank = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
         flats = [torch.cat([gradient.flatten() for gradient in gradients]) for gradients in by_rank]
-        step(model, simulation.average("all", flats)[0])
+        add_flat(model.parameters(), -RATE * simulation.average("all", flats)[0])
     return model.state_dict()
 
 
 def loss_of(weights: Mapping, nonce: int, size: int) -> float:
     """The mean loss on all ranks' examples."""
-    model = network(nonce)
-    model.load_state_dict(weights)
-    with torch.no_grad():
-        losses = [
-            nn.functional.mse_loss(model(inputs), targets)
-            for inputs, targets in (examples(nonce, rank) for rank in range(size))
-        ]
-    return torch.stack(losses).mean().item()
+    return mean_loss(network(nonce), weights, [examples(nonce, rank) for rank in range(size)])
 
 
 def near(found: torch.Tensor, right: torch.Tensor) -> bool:

@@ -9,8 +9,9 @@ from torch import nn
 from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.check.evidence import seed_of
+from cos598d.tools.check.toy import seeded
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
-from cos598d.tools.learn.lessons.common import near
+from cos598d.tools.learn.lessons.common import add_flat, furthest_off, mean_loss, near
 
 RATE = 0.2
 
@@ -32,9 +33,7 @@ class TwoLayers(nn.Module):
 
 def network(nonce: int) -> TwoLayers:
     """Its weights drawn from the nonce."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(nonce)
-        return TwoLayers()
+    return seeded(nonce, TwoLayers)
 
 
 def batch(nonce: int, rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,7 +118,7 @@ def simulate(
                 if way.agreed != "stays":
                     agreed[rank] = average if way.agreed == "average" else new
                 if way.put_back:
-                    _put(model, new)
+                    add_flat([p for p in model.parameters() if p.requires_grad], new - flats[rank])
         found.append([{name: p.detach().clone() for name, p in model.named_parameters()} for model in models])
     return found
 
@@ -131,12 +130,6 @@ def same(found: Mapping[str, torch.Tensor | None], right: Weights) -> bool:
 
 def _flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.data.flatten() for p in model.parameters() if p.requires_grad])
-
-
-def _put(model: nn.Module, flat: torch.Tensor) -> None:
-    weights = [p for p in model.parameters() if p.requires_grad]
-    for p, part in zip(weights, flat.split([p.numel() for p in weights]), strict=True):
-        p.data.copy_(part.view_as(p))
 
 
 EVERY, STEPS = 3, 10  # three rounds, and a step of the next
@@ -223,17 +216,17 @@ def trains(on: OnLesson) -> None:
 
 @trains.judgement
 def _(world: World) -> None:
-    def mean_loss(every: int, label: str) -> float:
+    def loss_by(every: int, label: str) -> float:
         last = simulate(world.nonce, world.size, every, LONG_STEPS, SETTINGS[label], RIGHT)[-1]
         return sum(loss_of(weights, world) for weights in last) / world.size
 
-    right = mean_loss(LONG_EVERY, MOMENTUM)
+    right = loss_by(LONG_EVERY, MOMENTUM)
     for rank, weights in enumerate(world.handed_in("after training", dict(network(0).named_parameters()))):
         found = loss_of(weights, world)
         if not abs(found - right) <= WITHIN * right:
             words = f"after {LONG_STEPS} steps in {LONG_STEPS // LONG_EVERY} rounds rank {rank}'s loss is {found:.4f}, "
-            words += f"and the formula's is {right:.4f}: averages in every step end at {mean_loss(1, AVERAGE):.4f}, "
-            world.find(rank, f"{words}ranks that never communicate at {mean_loss(LONG_STEPS + 1, AVERAGE):.4f}")
+            words += f"and the formula's is {right:.4f}: averages in every step end at {loss_by(1, AVERAGE):.4f}, "
+            world.find(rank, f"{words}ranks that never communicate at {loss_by(LONG_STEPS + 1, AVERAGE):.4f}")
             return
 
 
@@ -262,18 +255,12 @@ def wrong_weights(
         if all(same(by_step[step][rank], made[step][rank]) for step in steps):
             return f"{where}: {mistake.words}"
     name = next(name for name, tensor in right[first][rank].items() if not near(found[name], tensor))
-    element = int((found[name] - right[first][rank][name]).abs().argmax())
-    values = (each[name].flatten()[element] for each in (found, right[first][rank]))
-    return f"{where}: element {element} of {name} is {next(values):.5g} and should be {next(values):.5g}"
+    return f"{where}, {name}: {furthest_off(found[name], right[first][rank][name])}"
 
 
 def loss_of(weights: Mapping, world: World) -> float:
     """The mean loss on a batch of each rank that no training has seen."""
-    model = network(0)
-    model.load_state_dict(weights)
-    with torch.no_grad():
-        data = [batch(world.nonce, rank, LONG_STEPS + 1) for rank in range(world.size)]
-        return torch.stack([nn.functional.mse_loss(model(x), y) for x, y in data]).mean().item()
+    return mean_loss(network(0), weights, [batch(world.nonce, rank, LONG_STEPS + 1) for rank in range(world.size)])
 
 
 @Claim

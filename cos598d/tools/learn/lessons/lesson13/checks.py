@@ -3,10 +3,10 @@
 What is right of a claim is computed from its record, by the same rules.
 """
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from cos598d.records.conventions import DDP, FLOOR
@@ -15,6 +15,7 @@ from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.given import given
+from cos598d.tools.learn.lessons.formulas import as_json, is_near, is_number, shown
 
 HOLDS, NOT = "holds", "does not hold"
 SPREAD, FEW, NO_FLOOR, OTHER_WORK, BUSY = (
@@ -67,7 +68,7 @@ def verdict_of(asked: RecordQuestion) -> tuple[str, str]:
         if differ:
             values = " and ".join(str(each["setting"][differ[0]]) for each in (other, record))
             return OTHER_WORK, f"{differ[0]} is {values} in the two records"
-        floors = [_median(each["seconds"][FLOOR]) for each in (other, record)]
+        floors = [median(each["seconds"][FLOOR]) for each in (other, record)]
         if max(floors) > SLOWER * min(floors):
             return BUSY, f"the floor, which sends nothing, took {floors[0]:.3f} s and {floors[1]:.3f} s"
     if asked.figure == "exposed" and FLOOR not in record["seconds"]:
@@ -109,7 +110,7 @@ def made_up(nonce: int) -> list[dict[str, Any]]:
 @Claim
 def tells_intervals(on: OnLesson) -> None:
     """The interval of a median is that of order statistics, and None below 6 values."""
-    on.report("intervals", [_plain(on.student.interval(list(r["seconds"]["ring"]))) for r in made_up(on.nonce)])
+    on.report("intervals", [as_json(on.student.interval(list(r["seconds"]["ring"]))) for r in made_up(on.nonce)])
 
 
 @tells_intervals.judgement
@@ -124,30 +125,27 @@ def wrong_interval(values: Sequence[float], told: Any) -> str:
     """What is wrong with an interval, in words; "" if nothing is."""
     right = median_interval(values)
     if right is None or told is None:
-        if right is told:
-            return ""
-        return (
-            "there is none below 6 values, expected None" if right is None else "got None, but there is one from 6 on"
-        )
-    if not _are_numbers(told, 2):
-        return f"got {told!r}, expected a list of two numbers"
-    if _same(told, right):
+        words = "got None, but there is one from 6 on" if right else "there is none below 6 values, expected None"
+        return "" if right is told else words
+    if is_near(told, list(right), NEAR):
         return ""
+    if not isinstance(told, list) or len(told) != 2 or not all(map(is_number, told)):
+        return f"got {told!r}, expected a list of two numbers"
     ordered = sorted(values)
-    if _same(told, [ordered[0], ordered[-1]]):
-        return "these are the least and the greatest value; take the largest k that the rule allows"
-    place = next((k for k in range(len(ordered)) if _same(told, [ordered[k], ordered[-1 - k]])), None)
     k = ordered.index(right[0])
+    place = next((k for k in range(len(ordered)) if is_near(told, [ordered[k], ordered[-1 - k]], NEAR)), None)
+    if place == 0:
+        return "these are the least and the greatest value; take the largest k that the rule allows"
     if place is not None:
         return f"these are the values {place + 1} from either end, expected {k + 1}"
-    return f"got {_shown(told)}, expected {_shown(right)}: the values {k + 1} from either end, in order"
+    return f"got {_range(told)}, expected {_range(list(right))}: the values {k + 1} from either end, in order"
 
 
 @Claim
 def compares_within_rounds(on: OnLesson) -> None:
     """Ratios are taken within each round; the median and the interval are those of the ratios."""
     found = [on.student.ratio(record, "ring", DDP) for record in made_up(on.nonce)]
-    on.report("ratios", [_plain(each) for each in found])
+    on.report("ratios", [as_json(each) for each in found])
 
 
 @compares_within_rounds.judgement
@@ -157,9 +155,9 @@ def _(world: World) -> None:
         ratios = [a / b for a, b in zip(one, other, strict=True)]
         mistakes = {
             "that is the ratio of the medians: take the median of the ratios within each round": (
-                _median(one) / _median(other)
+                median(one) / median(other)
             ),
-            "that is other / one, expected one / other": _median([1 / each for each in ratios]),
+            "that is other / one, expected one / other": median([1 / each for each in ratios]),
             "that is the mean of the ratios, expected their median": sum(ratios) / len(ratios),
         }
         words = wrong_figure(told, figure_of(record, "ratio", "ring"), mistakes)
@@ -170,7 +168,7 @@ def _(world: World) -> None:
 def knows_what_is_exposed(on: OnLesson) -> None:
     """The exposed time is that above the floor within each round, and None in a record without a floor."""
     found = [on.student.exposed(record, "ring") for record in made_up(on.nonce)]
-    on.report("exposed", [_plain(each) for each in found])
+    on.report("exposed", [as_json(each) for each in found])
 
 
 @knows_what_is_exposed.judgement
@@ -187,9 +185,9 @@ def _(world: World) -> None:
         above_ddp = [a - b for a, b in zip(ring, ddp, strict=True)]
         mistakes = {
             "that is the difference of the medians: take the median of the differences within each round": (
-                _median(ring) - _median(floor)
+                median(ring) - median(floor)
             ),
-            "that is the time above ddp's, expected above the floor's": _median(above_ddp),
+            "that is the time above ddp's, expected above the floor's": median(above_ddp),
         }
         words = wrong_figure(told, figure_of(record, "exposed", "ring"), mistakes)
         world.require(not words, f"exposed of {len(ring)} rounds: {words}")
@@ -197,24 +195,17 @@ def _(world: World) -> None:
 
 def wrong_figure(told: Any, right: dict[str, Any], mistakes: Mapping[str, float]) -> str:
     """What is wrong with a median and its interval, in words; "" if nothing is."""
-    if not isinstance(told, list) or len(told) != 2 or not _are_numbers(told[:1], 1):
+    if not isinstance(told, list) or len(told) != 2 or not is_number(told[0]):
         return f"got {told!r}, expected a median and an interval"
-    median, between = told
-    if not _same([median], [right["median"]]):
-        why = next((words for words, value in mistakes.items() if _same([median], [value])), "")
-        return f"got {median:.5g}, expected {right['median']:.5g}" + (f"; {why}" if why else "")
-    expected = right["interval_95"]
-    if expected is None or between is None:
-        return (
-            ""
-            if expected is between
-            else f"the median is right, its interval is {_shown(between)}, expected {_shown(expected)}"
-        )
-    if not _are_numbers(between, 2) or not _same(between, expected):
-        return (
-            f"the median is right, its interval is {_shown(between)}, expected {_shown(expected)}, of the same values"
-        )
-    return ""
+    middle, between = told
+    if not is_near(middle, right["median"], NEAR):
+        why = next((f"; {words}" for words, value in mistakes.items() if is_near(middle, value, NEAR)), "")
+        return f"got {middle:.5g}, expected {right['median']:.5g}{why}"
+    expected = None if right["interval_95"] is None else list(right["interval_95"])
+    if is_near(between, expected, NEAR):
+        return ""
+    words = f"the median is right, its interval is {_range(between)}, expected {_range(expected)}"
+    return f"{words}, of the same values" if expected and between else words
 
 
 @Claim
@@ -238,32 +229,9 @@ def _(world: World) -> None:
             world.find(0, f"{what}: your verdict is {said!r}, but {why}")
 
 
-def _plain(value: Any) -> Any:
-    """A student's value as JSON: tuples as lists."""
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _are_numbers(values: Any, count: int) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == count
-        and all(type(each) in (int, float) and math.isfinite(each) for each in values)
-    )
-
-
-def _same(found: Sequence[float], right: Sequence[float]) -> bool:
-    return all(abs(a - b) <= NEAR * max(abs(b), 1e-3) for a, b in zip(found, right, strict=True))
-
-
-def _shown(values: Any) -> str:
-    if not _are_numbers(values, 2):
-        return repr(values)
-    return f"{values[0]:.5g} to {values[1]:.5g}"
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered, middle = sorted(values), len(values) // 2
-    return (ordered[middle] + ordered[~middle]) / 2
+def _range(values: Any) -> str:
+    is_pair = isinstance(values, list) and len(values) == 2
+    return " to ".join(shown(each, 5) for each in values) if is_pair else shown(values)
 
 
 CHECKS = Checks(

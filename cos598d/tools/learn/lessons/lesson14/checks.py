@@ -5,15 +5,15 @@ What a file predicts is compared with the library's formulas and with recorded b
 
 import math
 import random
+from functools import partial
 from typing import Any
 
 import torch
 
-from cos598d.models.products import core_peak
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.given import given
-from cos598d.tools.learn.lessons.formulas import as_json, formula_claim, is_near, is_number, right_of, shown
+from cos598d.tools.learn.lessons.formulas import as_json, formula_check, is_near, is_number, right_of, shown
 from cos598d.tools.learn.lessons.lesson14 import machine
 
 OF_BENCHES = 0.3  # that share may a prediction be off
@@ -60,31 +60,6 @@ def models(nonce: int) -> list[dict[str, Any]]:
         of = draw.uniform(1, 500) * 1e9, draw.uniform(1, 20) * 1e12, batch, gpus, peak, share, bandwidth
         found.append(dict(zip(LLAMA, (*of, draw.choice((24e9, 40e9, 80e9, 141e9))), strict=True)))
     return found
-
-
-counts_operations = formula_claim(
-    14,
-    settings,
-    "flops",
-    "counts_operations",
-    "The operations of a transformer's forward and backward are those of the library.",
-)
-finds_the_roofline = formula_claim(
-    14, settings, "roofline", "finds_the_roofline", "The least seconds, where computing decides and where memory does."
-)
-knows_the_share = formula_claim(
-    14, settings, "shares", "knows_the_share", "The MFU of each phase, and of the whole step."
-)
-predicts_steps = formula_claim(
-    14,
-    settings,
-    "step_seconds",
-    "predicts_steps",
-    "A step's seconds, where bytes, latencies or computing take most of them.",
-)
-finds_the_batch = formula_claim(
-    14, settings, "least_tokens", "finds_the_batch", "The tokens per rank from which backward hides the ring."
-)
 
 
 @Claim
@@ -144,7 +119,7 @@ def _(world: World) -> None:
 def record(on: OnLesson) -> None:
     """This machine's products of growing batches, under the file's roofline."""
     torch.set_num_threads(1)
-    found = machine.products(core_peak("fp32"), machine.memory_bandwidth(), on.student.roofline)
+    found = machine.products(machine.peak(), machine.memory_bandwidth(), on.student.roofline)
     lines = {
         "your roofline": [(math.log2(rows), float(limit) / 1e9) for rows, _, limit, _ in found],
         "measured": [(math.log2(rows), measured / 1e9) for rows, _, _, measured in found],
@@ -154,14 +129,21 @@ def record(on: OnLesson) -> None:
     )
 
 
+_formula = partial(formula_check, 14, settings)
 CHECKS = Checks(
     (
-        Check(counts_operations, (1,), about="flops"),
-        Check(finds_the_roofline, (1,), about="roofline"),
-        Check(knows_the_share, (1,), about="shares"),
-        Check(predicts_steps, (1,), about="step_seconds"),
+        _formula(
+            "flops",
+            "counts_operations",
+            "The operations of a transformer's forward and backward are those of the library.",
+        ),
+        _formula("roofline", "finds_the_roofline", "The least seconds, where computing decides and where memory does."),
+        _formula("shares", "knows_the_share", "The MFU of each phase, and of the whole step."),
+        _formula(
+            "step_seconds", "predicts_steps", "A step's seconds, where bytes, latencies or computing take most of them."
+        ),
         Check(keeps_to_benches, (1,), about="step_seconds"),
-        Check(finds_the_batch, (1,), about="least_tokens"),
+        _formula("least_tokens", "finds_the_batch", "The tokens per rank from which backward hides the ring."),
         Check(carries_a_large_model, (1,), about="large_model"),
     ),
     record=record,

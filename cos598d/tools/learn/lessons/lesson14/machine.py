@@ -12,7 +12,7 @@ ROWS = (1, 4, 16, 64, 256)
 SIDE = 1024  # of the matrix that these rows are multiplied with
 LAYERS, WIDTH, INNER, TOKENS, BATCH = 4, 256, 1024, 64, 8
 COPIED = 1 << 26  # bytes: more than a processor keeps near itself
-REPEATS = 5
+REPEATS = 5  # tries, of which the best one counts
 
 Phases = list[tuple[float, float]]
 
@@ -20,17 +20,17 @@ Phases = list[tuple[float, float]]
 def memory_bandwidth() -> float:
     """Bytes per second that one core reads and writes while it copies a large tensor."""
     source, target = torch.ones(COPIED // 4), torch.zeros(COPIED // 4)
-    return 2 * COPIED / fastest(lambda: target.copy_(source))
-
-
-def fastest(work: Callable[[], object]) -> float:
-    """The least seconds of some repeats."""
     found = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        work()
+        target.copy_(source)
         found.append(time.perf_counter() - start)
-    return min(found)
+    return 2 * COPIED / min(found)
+
+
+def peak() -> float:
+    """The most operations per second of one core in some tries, since other programs slow down a try."""
+    return max(core_peak("fp32") for _ in range(REPEATS))
 
 
 def phases_of_a_step(operations: float) -> dict[str, tuple[float, float]]:
@@ -58,14 +58,15 @@ def phases_of_a_step(operations: float) -> dict[str, tuple[float, float]]:
 
 
 def products(peak: float, bandwidth: float, roofline: Callable[..., float]) -> list[tuple[int, float, float, float]]:
-    """Rows of a product, its operations per byte, and its operations per second by the roofline and measured."""
+    """Rows of a product, its operations per byte, and its operations per second by the roofline, and in the best of
+    some tries."""
     found = []
     for rows in ROWS:
         shape = ProductShape(rows, SIDE, SIDE)
         moved = 4 * (SIDE * SIDE + 2 * rows * SIDE)
         limit = shape.operations / roofline(shape.operations, moved, peak, bandwidth)
-        measured = shape.operations / seconds_of_product(shape, "fp32")["fp32"]
-        found.append((rows, shape.operations / moved, limit, measured))
+        seconds = min(seconds_of_product(shape, "fp32")["fp32"] for _ in range(REPEATS))
+        found.append((rows, shape.operations / moved, limit, shape.operations / seconds))
     return found
 
 
@@ -76,12 +77,12 @@ def report(
 ) -> None:
     """Print this machine's roofline, products of growing batches under it, and the MFU of a step's phases."""
     torch.set_num_threads(1)
-    peak, bandwidth = core_peak("fp32"), memory_bandwidth()
-    print(f"one core: {peak / 1e9:.0f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s, {peak / bandwidth:.0f} operations per byte")
+    most, bandwidth = peak(), memory_bandwidth()
+    print(f"one core: {most / 1e9:.0f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s, {most / bandwidth:.0f} operations per byte")
     print(f"\nrows times a {SIDE} x {SIDE} matrix   operations per byte   roofline, GFLOP/s   measured, GFLOP/s")
-    for rows, intensity, limit, measured in products(peak, bandwidth, roofline):
+    for rows, intensity, limit, measured in products(most, bandwidth, roofline):
         print(f"{rows:>8}{intensity:38.1f}{limit / 1e9:20.1f}{measured / 1e9:20.1f}")
     phases = phases_of_a_step(flops(LAYERS, WIDTH, INNER, TOKENS))
     print(f"\na step of {LAYERS} layers of width {WIDTH}, {BATCH} sequences of {TOKENS} tokens")
-    for name, share in zip([*phases, "all"], shares(list(phases.values()), peak), strict=True):
+    for name, share in zip([*phases, "all"], shares(list(phases.values()), most), strict=True):
         print(f"  {name:12}{100 * share:5.1f} % of the peak")

@@ -34,10 +34,10 @@ def shares(phases: list[list[float]], peak: float) -> list[float]:
     return [operations / (seconds * peak) for operations, seconds in [*phases, whole]]
 
 
-def step_seconds(o: float, rate: float, size: float, bandwidth: float, latency: float, ranks: int) -> float:
-    """Of `o` operations, and then of the cost model's ring."""
+def step_seconds(operations: float, rate: float, size: float, bandwidth: float, latency: float, ranks: int) -> float:
+    """Of `operations`, and then of the cost model's ring."""
     load = RING.load(size, ranks)
-    return o / rate + load.link_bytes / bandwidth + load.steps * latency
+    return operations / rate + load.link_bytes / bandwidth + load.steps * latency
 
 
 def least_tokens(rate: float, bandwidth: float, ranks: int, number_bytes: float) -> float:

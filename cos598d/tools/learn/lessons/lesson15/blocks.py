@@ -9,6 +9,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from cos598d.tools.check.toy import seeded
+
 LAYERS, WIDTH, INNER, ROWS = 6, 64, 256, 512
 DROPOUT = 0.1
 
@@ -33,12 +35,10 @@ class CountedBlock(nn.Module):
 class Stack(nn.Module):
     """A linear layer and blocks, each of which is called by `through`."""
 
-    def __init__(self, nonce: int, layers: int = LAYERS, width: int = WIDTH, inner: int = INNER, dropout: float = 0.0):
+    def __init__(self, dropout: float = 0.0):
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(nonce)
-            self.stem = nn.Linear(8, width)
-            self.blocks = nn.ModuleList(CountedBlock(width, inner, dropout) for _ in range(layers))
+        self.stem = nn.Linear(8, WIDTH)
+        self.blocks = nn.ModuleList(CountedBlock(WIDTH, INNER, dropout) for _ in range(LAYERS))
 
     def loss(self, inputs: torch.Tensor, through: Checkpoint) -> torch.Tensor:
         """The sum over all outputs of (rows, 8) inputs, a different weight for each row."""
@@ -60,15 +60,14 @@ def rows_of(nonce: int, step: int, rows: int = ROWS) -> torch.Tensor:
 
 def steps_of(nonce: int, through: Checkpoint, dropout: float) -> list[dict[str, torch.Tensor | None]]:
     """The gradients by name of two steps, whose masks follow one another."""
-    model = Stack(nonce, dropout=dropout)
-    found = []
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(nonce + 1)
-        for step in range(2):
-            model.loss(rows_of(nonce, step, 24), through).backward()
-            found.append({name: p.grad for name, p in model.named_parameters()})
-            model.zero_grad(set_to_none=True)
-    return found
+    model = seeded(nonce, lambda: Stack(dropout))
+
+    def step(number: int) -> dict[str, torch.Tensor | None]:
+        model.zero_grad(set_to_none=True)
+        model.loss(rows_of(nonce, number, 24), through).backward()
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    return seeded(nonce + 1, lambda: [step(0), step(1)])
 
 
 class HeldBytes(TorchDispatchMode):
@@ -100,7 +99,7 @@ class HeldBytes(TorchDispatchMode):
 
 def memory_of_a_step(nonce: int, through: Checkpoint) -> dict[str, Any]:
     """Bytes that forward leaves for backward, the most that backward holds, calls of a block, and bytes all along."""
-    model, inputs = Stack(nonce), rows_of(nonce, 0)
+    model, inputs = seeded(nonce, Stack), rows_of(nonce, 0)
     with HeldBytes() as held:
         loss = model.loss(inputs, through)
         kept, moments = held.now(), len(held.curve)

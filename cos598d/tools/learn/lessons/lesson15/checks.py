@@ -1,13 +1,15 @@
 """Lesson 15, memory: formulas against counted bytes, a checkpointed block against equal gradients and held bytes."""
 
 import random
+from functools import partial
 from typing import Any
 
 import torch
 
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
-from cos598d.tools.learn.lessons.formulas import formula_claim, is_number, right_of
+from cos598d.tools.learn.lessons.common import furthest_off
+from cos598d.tools.learn.lessons.formulas import formula_check, is_number, right_of
 from cos598d.tools.learn.lessons.lesson15.blocks import (
     DROPOUT,
     INNER,
@@ -39,17 +41,6 @@ def settings(name: str, nonce: int) -> list[tuple[Any, ...]]:
     return found
 
 
-counts_what_is_held = formula_claim(
-    15, settings, "held", "counts_what_is_held", "Bytes of parameters, gradients and optimizer state, as counted."
-)
-counts_activations = formula_claim(
-    15, settings, "kept", "counts_activations", "Bytes of activations that autograd saves in forward, as counted."
-)
-counts_checkpoints = formula_claim(
-    15, settings, "checkpointed", "counts_checkpoints", "Bytes of activations with checkpoints, at the fullest moment."
-)
-
-
 @Claim
 def same_gradients(on: OnLesson) -> None:
     """The gradients of a checkpointed stack are those of a plain one, bit for bit, with dropout too."""
@@ -66,7 +57,7 @@ def moment(dropout: float, step: int) -> str:
 
 @same_gradients.judgement
 def _(world: World) -> None:
-    like = dict(Stack(world.nonce).named_parameters())
+    like = dict(Stack().named_parameters())
     for dropout in (0.0, DROPOUT):
         right = steps_of(world.nonce, plainly, dropout)
         found = [world.handed_in(moment(dropout, step), like)[0] for step in range(len(right))]
@@ -83,24 +74,15 @@ def _(world: World) -> None:
         elif found[step]["stem.weight"] is None:
             words = "no gradient leaves the first block: return that of the input"
         else:
-            ways = right_of(15)
-            words = next(
-                (
-                    said
-                    for way, said in ways.GRADIENTS.items()
-                    if alike(found, steps_of(world.nonce, ways.through(way), dropout))
-                ),
-                "",
-            )
-        if not words:
             one, other = found[step][name], right[step][name]
-            words = f"the gradient of {name} "
-            if one is None or other is None:
-                words += "is missing"
-            else:
-                place = int((one - other).abs().nan_to_num(float("inf")).argmax())
-                words += f"is {one.flatten()[place]:.6g} in element {place}, and without checkpoints "
-                words += f"{other.flatten()[place]:.6g}"
+            off = "is missing" if one is None or other is None else f"is off: {furthest_off(one, other)}"
+            words = f"the gradient of {name} {off}, as without checkpoints"
+            ways = right_of(15)
+            for way, said in ways.GRADIENTS.items():
+                made = steps_of(world.nonce, ways.through(way), dropout)
+                if all(same(found[step][name], each[name]) for step, each in enumerate(made) for name in each):
+                    words = said
+                    break
         world.find(0, f"{where}: {words}", at="Again.backward")
         return
 
@@ -108,11 +90,6 @@ def _(world: World) -> None:
 def same(found: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     """Whether both are nothing, or equal bit for bit."""
     return found is right if found is None or right is None else torch.equal(found, right)
-
-
-def alike(found: list[dict[str, torch.Tensor | None]], made: list[dict[str, torch.Tensor | None]]) -> bool:
-    """Whether all gradients of all steps are equal."""
-    return all(same(found[step][name], each[name]) for step, each in enumerate(made) for name in each)
 
 
 @Claim
@@ -168,11 +145,16 @@ def record(on: OnLesson) -> None:
     on.report("curves", words | {"lines": found})
 
 
+_formula = partial(formula_check, 15, settings)
 CHECKS = Checks(
     (
-        Check(counts_what_is_held, (1,), about="held"),
-        Check(counts_activations, (1,), about="kept"),
-        Check(counts_checkpoints, (1,), about="checkpointed"),
+        _formula("held", "counts_what_is_held", "Bytes of parameters, gradients and optimizer state, as counted."),
+        _formula("kept", "counts_activations", "Bytes of activations that autograd saves in forward, as counted."),
+        _formula(
+            "checkpointed",
+            "counts_checkpoints",
+            "Bytes of activations with checkpoints, at the fullest moment.",
+        ),
         Check(same_gradients, (1,), about="checkpoint"),
         Check(keeps_inputs_only, (1,), about="checkpoint"),
     ),

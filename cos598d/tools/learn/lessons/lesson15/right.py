@@ -69,6 +69,12 @@ MISTAKES: dict[str, dict[str, Callable[..., Any]]] = {
         "AdamW keeps two moments per parameter, momentum one, plain SGD none": (
             lambda p, o: held(p, o) | {"state": 4.0 * p * (o != "sgd")}
         ),
+        "that is three for AdamW: it keeps two moments per parameter, and the gradient is counted apart": (
+            lambda p, o: held(p, o) | {"state": 12.0 * p if o == "adamw" else held(p, o)["state"]}
+        ),
+        "that has the gradients in it: the state is only what the optimizer keeps from step to step": (
+            lambda p, o: held(p, o) | {"state": held(p, o)["state"] + 4.0 * p}
+        ),
         "plain SGD keeps nothing": lambda p, o: (
             held(p, o) | {"state": held(p, o if o != "sgd" else "momentum")["state"]}
         ),

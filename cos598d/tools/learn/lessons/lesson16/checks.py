@@ -1,17 +1,16 @@
 """Lesson 16, mixed precision: dtypes, averages in float32, and a loss scale whose steps are left out together."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.check.evidence import seed_of
+from cos598d.tools.check.toy import seeded
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
-from cos598d.tools.learn.lessons.common import near
+from cos598d.tools.learn.lessons.common import furthest_off, near
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FLOAT32 = "float32"
@@ -21,11 +20,9 @@ LOOSE = 0.03  # of the largest gradient: bf16 has 8 bits of fraction, and ways d
 class TwoLinear(nn.Module):
     """Two layers, whose outputs' dtypes it notes."""
 
-    def __init__(self, nonce: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(nonce)
-            self.first, self.last = nn.Linear(12, 32), nn.Linear(32, 4)
+        self.first, self.last = nn.Linear(12, 32), nn.Linear(32, 4)
         self.seen: list[str] = []
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -51,7 +48,7 @@ def batch(nonce: int) -> tuple[torch.Tensor, torch.Tensor]:
 def computes_in_16_bits(on: OnLesson) -> None:
     """Products are in the dtype that is asked for; loss, weights and gradients are in float32."""
     for name, dtype in DTYPES.items():
-        model = TwoLinear(on.nonce)
+        model = seeded(on.nonce, TwoLinear)
         loss = on.student.loss_of(model, *batch(on.nonce), dtype)
         loss.backward()
         weights = name_of(model.first.weight)
@@ -62,8 +59,8 @@ def computes_in_16_bits(on: OnLesson) -> None:
 @computes_in_16_bits.judgement
 def _(world: World) -> None:
     for name, dtype in DTYPES.items():
-        found, right = world.reported(name, dict)[0], str(dtype).removeprefix("torch.")
-        model = TwoLinear(world.nonce)
+        found, right = world.reported(name, dict)[0], f"{dtype}".removeprefix("torch.")
+        model = seeded(world.nonce, TwoLinear)
         inputs, targets = batch(world.nonce)
         with torch.autocast("cpu", dtype=dtype):
             outputs = model(inputs)
@@ -149,10 +146,8 @@ def _(world: World) -> None:
             if mean is None:
                 words = f"mean_over_ranks gives {about['kind']}, expected a float32 tensor of the gradient's shape"
             elif not near(mean, right):
-                place = int((mean - right).abs().nan_to_num(float("inf")).argmax())
-                words = f"element {place} is {mean[place].item():.6g}, expected {right[place].item():.6g}"
-                why = next((said for said, made in ways if torch.equal(mean, made.float())), "")
-                words += f": {why}" if why else ""
+                why = next((f": {said}" for said, made in ways if torch.equal(mean, made.float())), "")
+                words = furthest_off(mean, right) + why
             elif about["kind"] != FLOAT32:
                 words = f"the average is in {about['kind']}, expected float32"
             elif len(about["calls"]) != 1:
@@ -196,9 +191,9 @@ class InHalf(nn.Module):
         first, last = ((each.half() * p.half()).float().sum() for each, p in zip(inputs, (self.first, self.last)))
         return first * SMALL + last * factor
 
-    def weight(self) -> torch.Tensor:
-        """A copy of both parameters' elements: (16)."""
-        return torch.cat([self.first.detach(), self.last.detach()])
+    def state(self, scale: float) -> torch.Tensor:
+        """Both parameters' elements and the scale, (17) in float64."""
+        return torch.cat([self.first.detach(), self.last.detach(), torch.tensor([scale], dtype=torch.float64)])
 
 
 def loss_at(model: nn.Module, nonce: int, rank: int, size: int, step: int) -> torch.Tensor:
@@ -254,15 +249,14 @@ MISTAKES = (
 )
 
 
-def simulate(nonce: int, size: int, way: ScalerVariant) -> list[list[tuple[torch.Tensor, float]]]:
-    """Weights and scale after each step: [step][rank]."""
+def simulate(nonce: int, size: int, way: ScalerVariant) -> torch.Tensor:
+    """What `InHalf.state` is after each step: (steps, ranks, 17)."""
     models = [InHalf(nonce) for _ in range(size)]
     scales, counts, found = [SCALE] * size, [0] * size, []
     for step in range(len(STEPS)):
         for rank, model in enumerate(models):
-            loss = loss_at(model, nonce, rank, size, step)
-            (loss * (scales[rank] if way.scaled else 1.0)).backward()
-        own = [_grad(model) for model in models]
+            (loss_at(model, nonce, rank, size, step) * (scales[rank] if way.scaled else 1.0)).backward()
+        own = [torch.cat([torch.zeros_like(p) if p.grad is None else p.grad for p in m.parameters()]) for m in models]
         if way.skips == "replaces":
             own = [each.nan_to_num(0.0, 0.0, 0.0) for each in own]
         if way.unscales_first:  # which differs only if the ranks' scales do
@@ -272,8 +266,8 @@ def simulate(nonce: int, size: int, way: ScalerVariant) -> list[list[tuple[torch
             mean = {"mean": total / size, "sum": total, "own": own[rank]}[way.average]
             if way.unscaled and not way.unscales_first:
                 mean = mean / scales[rank]
-            asked = own[rank] if way.skips == "own" else mean
-            is_good = not bool(BAD.get(way.skips, _not_finite)(asked).any())
+            is_bad = BAD.get(way.skips, lambda gradient: ~gradient.isfinite())
+            is_good = not bool(is_bad(own[rank] if way.skips == "own" else mean).any())
             taken = mean.isfinite() if way.skips == "each" else torch.tensor(is_good)
             step_by = torch.where(taken, RATE * mean, 0.0)
             for p, part, kept in zip(model.parameters(), step_by.split(8), mean.split(8), strict=True):
@@ -284,29 +278,28 @@ def simulate(nonce: int, size: int, way: ScalerVariant) -> list[list[tuple[torch
             else:
                 counts[rank] = counts[rank] if way.grows == "in all" else 0
                 scales[rank] /= 2 if way.halves else 1
-            if is_good and _grows(way.grows, counts[rank]):
+            if is_good and GROWS.get(way.grows, lambda count: count >= PATIENCE)(counts[rank]):
                 scales[rank] *= 2
                 counts[rank] = counts[rank] if way.grows in ("from then on", "once") else 0
-        found.append([(model.weight(), scales[rank]) for rank, model in enumerate(models)])
-    return found
+        found.append(torch.stack([model.state(scale) for model, scale in zip(models, scales, strict=True)]))
+    return torch.stack(found)
 
 
-def _grad(model: InHalf) -> torch.Tensor:
-    return torch.cat([torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()])
-
-
-def _not_finite(gradient: torch.Tensor) -> torch.Tensor:
-    return ~gradient.isfinite()
-
-
-# What a step is left out for.
+# What a step is left out for, where it is not for what is not finite.
 BAD = {"never": torch.zeros_like, "inf": torch.isinf, "nan": torch.isnan}
+# After how many good steps the scale grows, where it is not after PATIENCE or more.
+GROWS = {
+    "always": lambda count: True,
+    "never": lambda count: False,
+    "once": lambda count: count == PATIENCE,
+    "late": lambda count: count > PATIENCE,
+}
 
 
-def _grows(rule: str, count: int) -> bool:
-    if rule in ("always", "never"):
-        return rule == "always"
-    return {"once": count == PATIENCE, "late": count > PATIENCE}.get(rule, count >= PATIENCE)
+def alike(found: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Whether states of (steps, ranks, 17) are equal up to rounding, or both not finite, by step and rank."""
+    one, other = (each.where(each.isfinite(), math.nan) for each in (found, right))
+    return torch.isclose(one, other, rtol=1e-6, atol=0.0, equal_nan=True).all(dim=-1)
 
 
 @Claim
@@ -314,58 +307,30 @@ def steps_together(on: OnLesson) -> None:
     """Small gradients survive; a step with an inf on any rank is left out on all; the scale follows its rule."""
     model = InHalf(on.nonce)
     scaler = on.student.LossScaler(on.comm, list(model.parameters()), RATE, SCALE, PATIENCE)
-    scales = []
     for step in range(len(STEPS)):
         scaler.backward(loss_at(model, on.nonce, on.rank, on.world_size, step))
         scaler.step()
-        scales.append(float(scaler.scale))
-        on.hand_in(f"step {step + 1}", {"weight": model.weight()})
-    on.report("scales", scales)
+        on.hand_in(f"step {step + 1}", {"state": model.state(float(scaler.scale))})
 
 
 @steps_together.judgement
 def _(world: World) -> None:
-    like = {"weight": InHalf(world.nonce).weight()}
-    scales = world.reported("scales", list)
-    weights = [[each["weight"] for each in world.handed_in(f"step {step + 1}", like)] for step in range(len(STEPS))]
-    found = [[(weights[step][rank], scales[rank][step]) for rank in range(world.size)] for step in range(len(STEPS))]
+    like = {"state": torch.zeros(17, dtype=torch.float64)}
+    by_step = [[each["state"] for each in world.handed_in(f"step {n + 1}", like)] for n in range(len(STEPS))]
+    found = torch.stack([torch.stack([each for each in ranks if each is not None]) for ranks in by_step])
     right = simulate(world.nonce, world.size, RIGHT)
-    wrong = [
-        (s, rank) for s, each in enumerate(right) for rank in range(world.size) if not alike(found[s][rank], each[rank])
-    ]
-    if not wrong:
+    if alike(found, right).all():
         return
-    step, rank = wrong[0]
+    step, rank = (~alike(found, right)).nonzero()[0].tolist()
     bad = [f"rank {each % world.size} has {NAMES.get(factor, 'NaN')}" for each, factor in STEPS[step].items()]
     what = f"in which {' and '.join(bad)}" if bad else "in which all gradients are finite"
     where = f"after step {step + 1}, {what}, rank {rank}"
-    for way in MISTAKES:
-        if explains(found, simulate(world.nonce, world.size, way)):
-            words = way.words
-            break
-    else:
-        weight, scale = found[step][rank]
-        words = f"the scale is {scale:g}, expected {right[step][rank][1]:g}"
-        if scale == right[step][rank][1]:
-            first = "nothing" if weight is None else f"{weight[0].item():.7g}"
-            words = f"element 0 of the weight is {first}, expected {right[step][rank][0][0].item():.7g}"
+    (*weights, scale), (*right_weights, right_scale) = found[step, rank].tolist(), right[step, rank].tolist()
+    words = f"the scale is {scale:g}, expected {right_scale:g}"
+    if scale == right_scale:
+        words = f"element 0 of the weight is {weights[0]:.7g}, expected {right_weights[0]:.7g}"
+    words = next((way.words for way in MISTAKES if alike(found, simulate(world.nonce, world.size, way)).all()), words)
     world.find(rank, f"{where}: {words}", at="LossScaler.step")
-
-
-def alike(found: tuple[torch.Tensor | None, Any], right: tuple[torch.Tensor, float]) -> bool:
-    """Whether weights and scale are equal, up to rounding."""
-    weight, scale = found
-    if weight is None or scale != right[1]:
-        return False
-    finite = right[0].isfinite()
-    return torch.equal(weight.isfinite(), finite) and (not finite.any() or near(weight[finite], right[0][finite], 1e-6))
-
-
-def explains(found: Sequence[Sequence[tuple]], made: Sequence[Sequence[tuple]]) -> bool:
-    """Whether a mistake gives all that was found."""
-    return all(
-        alike(one, other) for step, each in enumerate(made) for one, other in zip(found[step], each, strict=True)
-    )
 
 
 @Claim
@@ -373,7 +338,7 @@ def record(on: OnLesson) -> None:
     """How large the gradients of a small network are in fp16, with a scale and without."""
     found = {}
     for scale in (1.0, SCALE):
-        model = TwoLinear(on.nonce)
+        model = seeded(on.nonce, TwoLinear)
         inputs, targets = batch(on.nonce)
         loss = on.student.loss_of(model, inputs, targets - 400, torch.float16) * SMALL / 100
         (loss * scale).backward()

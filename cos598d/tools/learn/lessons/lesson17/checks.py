@@ -64,6 +64,7 @@ def holds_its_part(on: OnLesson) -> None:
     on.report("held", settled(lambda: held_bytes() - before, most))
     found = parts(mlp)
     on.report("shapes", {name: None if each is None else list(each.shape) for name, each in found.items()})
+    on.hand_in("parts", found)
 
 
 @holds_its_part.judgement
@@ -78,6 +79,15 @@ def _(world: World) -> None:
                 keep = f"keep {which} of rank {rank}" if right.shape != tensor.shape else "every rank keeps all of it"
                 words = f"ParallelMLP.{name} {has} on rank {rank} of {world.size}, expected {tuple(right.shape)}"
                 world.find(rank, f"{words}: {keep}")
+                return
+        own = {name: part_of(name, tensor, rank, world.size) for name, tensor in whole.items()}
+        for name, part in world.evidence[rank].get(world.claim, "parts", own).items():
+            if part is None or not torch.equal(part, own[name]):
+                words = f"ParallelMLP.{name} on rank {rank} of {world.size} has the right shape and other values"
+                every = whole[name].T[rank :: world.size].T if name == "up" else whole[name][rank :: world.size]
+                if part is not None and part.shape == every.shape and torch.equal(part, every):
+                    words += f": that is one of every {world.size}, and a part is one block"
+                world.find(rank, f"{words}; keep r h/n to (r+1) h/n of rank r")
                 return
     most = most_held(world.size)
     for rank, held in enumerate(world.reported("held", int)):
@@ -123,37 +133,23 @@ def judge_values(world: World) -> None:
     """That outputs and gradients are those of one process."""
     n = world.size
     for step in range(STEPS):
-        right, summands, bias = mlp_in_one_process(world.nonce, step, n)
+        right, known = mlp_in_one_process(world.nonce, step, n)
         for rank in range(n):
             like = {name: right[name] for name in ("outputs", "inputs")}
             like |= {name: part_of(name, right[name], rank, n) for name in PARTS}
             found = world.evidence[rank].get(world.claim, f"step {step + 1}", like)
-            where = f"ParallelMLP on rank {rank} of {n}, step {step + 1}"
-            own = {name: tensor[rank] for name, tensor in summands.items()}
-            total = right["outputs"] - bias
-            known = {
-                "outputs": {
-                    "this rank's summand: all-reduce the outputs in forward": own["outputs"] + bias,
-                    f"the sum with {n} times down_bias: add it after the all-reduce": total + n * bias,
-                    "the sum without down_bias: add it after the all-reduce": total,
-                    "the average of the summands: they are added, and not divided by n": total / n + bias,
-                },
-                "inputs": {
-                    "only that of this rank's columns: all-reduce it in backward": own["inputs"],
-                    "divided by n: the parts are added, not averaged": right["inputs"] / n,
-                },
-            }
             for name, expected in like.items():
                 if near(found[name], expected):
                     continue
-                what = name if name == "outputs" else f"the gradient of {name}"
-                wrong = wrong_tensor(found[name], expected, known.get(name, {}), n)
+                slips = {words: each[rank] if each.dim() > 2 else each for words, each in known.get(name, {}).items()}
+                wrong = wrong_tensor(found[name], expected, slips, n)
+                what = "outputs are" if name == "outputs" else f"the gradient of {name} is"
                 at = "ParallelMLP.__call__"
                 if name == "inputs" and "divided by n" in wrong:
                     at = "CopyToRanks.backward"
                 if "backward of SumOverRanks" in wrong:
                     at = "SumOverRanks.backward"
-                world.find(rank, f"{where}: {what} {'are' if name == 'outputs' else 'is'} {wrong}", at=at)
+                world.find(rank, f"ParallelMLP on rank {rank} of {n}, step {step + 1}: {what} {wrong}", at=at)
                 return
 
 
@@ -172,20 +168,35 @@ def judge_calls(world: World) -> None:
                 world.require(abs(calls[0] - right) <= 2, words, rank)
 
 
-def mlp_in_one_process(nonce: int, step: int, size: int) -> tuple[Tensors, Tensors, torch.Tensor]:
-    """Outputs and gradients by name; the ranks' summands of outputs and of the inputs' gradient; and down_bias."""
+def mlp_in_one_process(nonce: int, step: int, size: int) -> tuple[Tensors, dict[str, Tensors]]:
+    """Outputs and gradients by name. And what a mistake gives instead, by name and by what is said of it: one tensor
+    for all ranks, or one of each stacked."""
     whole = {name: each.requires_grad_() for name, each in zip(PARTS, mlp_weights(nonce), strict=True)}
     inputs, gradient = mlp_step(nonce, step)
-    summands: dict[str, list[torch.Tensor]] = {"outputs": [], "inputs": []}
+    summands: list[torch.Tensor] = []
+    own: list[torch.Tensor] = []
     for rank in range(size):
         up, up_bias, down = (part_of(name, whole[name], rank, size) for name in PARTS[:3])
-        summands["outputs"].append(functional.gelu(inputs @ up + up_bias) @ down)
-        summands["inputs"] += torch.autograd.grad(summands["outputs"][-1], inputs, gradient, retain_graph=True)
-    outputs = torch.stack(summands["outputs"]).sum(dim=0) + whole["down_bias"]
-    outputs.backward(gradient)
-    gradients = {name: each.grad for name, each in {"inputs": inputs, **whole}.items() if each.grad is not None}
-    stacked = {name: torch.stack(each).detach() for name, each in summands.items()}
-    return {"outputs": outputs.detach(), **gradients}, stacked, whole["down_bias"].detach()
+        summands.append(functional.gelu(inputs @ up + up_bias) @ down)
+        own += torch.autograd.grad(summands[-1], inputs, gradient, retain_graph=True)
+    total, bias = torch.stack(summands).sum(dim=0), whole["down_bias"]
+    (total + bias).backward(gradient)
+    right = {"outputs": (total + bias).detach(), "inputs": inputs.grad}
+    right |= {name: each.grad for name, each in whole.items()}
+    mistakes = {
+        "outputs": {
+            "this rank's summand: all-reduce the outputs in forward": torch.stack(summands) + bias,
+            f"the sum with {size} times down_bias: add it after the all-reduce": total + size * bias,
+            "the sum without down_bias: add it after the all-reduce": total,
+            "those without up_bias: add it before gelu": functional.gelu(inputs @ whole["up"]) @ whole["down"] + bias,
+            "the average of the summands: they are added, and not divided by n": total / size + bias,
+        },
+        "inputs": {
+            "only that of this rank's columns: all-reduce it in backward": torch.stack(own),
+            "divided by n: the parts are added, not averaged": torch.stack(own).sum(dim=0) / size,
+        },
+    }
+    return {n: e for n, e in right.items() if e is not None}, mistakes
 
 
 @Claim

@@ -13,7 +13,7 @@ from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import OnLesson
 from cos598d.tools.learn.events import CALL, COMPUTE, RECEIVE, SEND, Event, from_rows
-from cos598d.tools.learn.lessons.common import near
+from cos598d.tools.learn.lessons.common import furthest_off, near
 
 MICRO_ROWS, WIDTH = 3, 6
 FORWARD, BACKWARD = "forward", "backward"
@@ -127,14 +127,11 @@ def _(world: World) -> None:
                 known |= {f"micro-batch {k}'s only: take the mean over all": g for k, g in enumerate(own)}
             if not near(found[each], tensor):
                 why = "it is that of the sum of the losses, expected that of their mean: divide each by m"
-                words = wrong_tensor(found[each], tensor, known, m, why)
-                hint = (
-                    ": do both neighbours take the micro-batches in the same order?"
-                    if words.startswith("wrong")
-                    else ""
-                )
+                words, hint = wrong_tensor(found[each], tensor, known, m, why), ""
                 if found[each] is None:
                     hint = ": what a stage receives needs requires_grad_(), before stage(...)"
+                elif words.startswith("wrong"):
+                    hint = ": do both neighbours take the micro-batches in the same order?"
                 world.find(max(place - 1, 0), f"{name.format(each)} is {words}{hint}", at="pipeline")
                 return
 
@@ -217,10 +214,8 @@ def wrong_tensor(
     """What a tensor is instead of the right one, in words. `why`: what makes it `times` as large."""
     if found is None:
         return "missing: it is None, so backward did not come there"
-    words = next((words for words, tensor in known.items() if near(found, tensor)), "")
     why = why or "backward of SumOverRanks adds nothing, since every rank has the whole gradient"
-    if not words and near(found, times * right):
-        words = f"{times} times too large: {why}"
-    place = int((found - right).abs().nan_to_num(float("inf")).argmax())
-    values = f"element {place} is {found.flatten()[place]:.5g} and should be {right.flatten()[place]:.5g}"
+    known = {**known, f"{times} times too large: {why}": times * right}
+    words = next((words for words, tensor in known.items() if near(found, tensor)), "")
+    values = furthest_off(found, right)
     return f"{words} ({values})" if words else f"wrong: {values}"

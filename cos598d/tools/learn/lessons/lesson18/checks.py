@@ -149,33 +149,31 @@ def _lengths(traces: list[Trace], name: str) -> dict[int, list[float]]:
 
 def _slip(seconds: float, right: TraceFault, traces: list[Trace]) -> str:
     """What the seconds are instead, in words."""
-    named = [event for event in traces[0]["traceEvents"] if event["name"].startswith("ProfilerStep")]
+    steps = sum(event["name"].startswith("ProfilerStep") for event in traces[0]["traceEvents"])
     for factor, words in ((1e6, "these are microseconds"), (1e3, "these are milliseconds"), (1e-3, "divide by 1e6")):
         if abs(seconds / factor / right.seconds - 1) <= WITHIN:
             return f": {words}"
-    lengths = _lengths(traces, right.call or "")
-    if right.kind in (STARVED, STRAGGLER, BLOCKING) and right.rank is not None:
-        own, others = lengths[right.rank], [each for rank, each in lengths.items() if rank != right.rank]
+    of_all_steps = ": the first step is slower than the others on every rank, so take the median over the steps"
+    is_excess, is_more = right.kind in (STARVED, STRAGGLER, BLOCKING), seconds > right.seconds
+    if is_excess:
+        lengths = _lengths(traces, right.call or "")
+        own, others = lengths.pop(right.rank or 0), list(lengths.values())
         medians = [median(each) for each in others]
-        ways = {
-            "the first step is slower than the others on every rank, so take the median over the steps": mean(own)
-            - median(map(mean, others)),
-            "that is its whole length, expected what it takes more than on the other ranks": median(own),
-            "that is the excess over the mean of the other ranks: take their median": median(own) - mean(medians),
-            "that is the excess over the fastest of the other ranks: take their median": median(own) - min(medians),
-            "that is the excess over the slowest of the other ranks: take their median": median(own) - max(medians),
-        }
+        ways = {of_all_steps: mean(own) - median(map(mean, others))}
+        ways[": that is its whole length, expected what it takes more than on the other ranks"] = median(own)
+        for of, other in (("mean", mean(medians)), ("fastest", min(medians)), ("slowest", max(medians))):
+            ways[f": that is the excess over the {of} of the other ranks: take their median"] = median(own) - other
         words = min(ways, key=lambda way: abs(ways[way] - seconds))
         if abs(ways[words] - seconds) <= 0.02 * seconds:
-            return f": {words}"
-    if abs(seconds / len(named) / right.seconds - 1) <= 2 * WITHIN:
-        return f": that is the sum of {len(named)} steps, expected what each costs"
-    if right.kind in (STARVED, STRAGGLER, BLOCKING) and seconds > right.seconds:
-        return ": the first step is slower than the others on every rank, so take the median over the steps"
-    if right.kind == SMALL and seconds > right.seconds:
+            return words
+    if abs(seconds / steps / right.seconds - 1) <= 2 * WITHIN:
+        return f": that is the sum of {steps} steps, expected what each costs"
+    if is_excess and is_more:
+        return of_all_steps
+    if right.kind == SMALL and is_more:
         words = "one call costs as much as the shortest call of the step, which sends almost nothing"
         return f": {words}; take neither the median nor the sum of their lengths"
-    return ": take off the last call's own length" if right.kind == LATE and seconds > right.seconds else ""
+    return ": take off the last call's own length" if right.kind == LATE and is_more else ""
 
 
 CHECKS = Checks((Check(reads_drawn_runs, (2,)), Check(reads_a_recording, (2,))), without_file=(0,))

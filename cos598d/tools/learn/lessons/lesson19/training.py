@@ -6,6 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from cos598d.tools.check.toy import seeded
+from cos598d.tools.learn.lessons.common import add_flat
+
 FEATURES, CLASSES, NOISE = 20, 5, 1.5
 BASE_BATCH, BASE_RATE = 16, 0.05  # which suit each other
 EXAMPLES, TIMES = 16384, (4, 16, 64)  # of a row in the table, and how many times larger its batch is
@@ -21,9 +24,7 @@ class DrawnTraining:
         self._unseen = self._drawn(1024, draw)
         self._size = batch // shares
         self._shares = shares
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.model = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+        self.model = seeded(seed, lambda: nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES)))
         for layer in self.model:
             if isinstance(layer, nn.Linear):
                 layer.weight.data.mul_(2)  # larger than torch's own: fresh weights on which a high rate is too much
@@ -42,10 +43,7 @@ class DrawnTraining:
 
     def step(self, gradient: torch.Tensor, rate: float) -> None:
         """A step of plain SGD."""
-        weights = list(self.model.parameters())
-        with torch.no_grad():
-            for weight, part in zip(weights, gradient.split([each.numel() for each in weights]), strict=True):
-                weight.sub_(rate * part.view_as(weight))
+        add_flat(self.model.parameters(), -rate * gradient)
 
     def loss(self) -> float:
         """The mean loss on 1024 examples that no step has."""

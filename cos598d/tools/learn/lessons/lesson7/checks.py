@@ -14,13 +14,12 @@ from cos598d.sync.base import GradientSync
 from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import Claim, MakeSync, World
 from cos598d.tools.check.comparison import Comparison
-from cos598d.tools.check.toy import SMALL, toy_model
+from cos598d.tools.check.toy import SMALL, seeded, toy_model
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.lessons.common import ALL_USED, averages, bytes_of, record
 from cos598d.tools.learn.lessons.overlapped import (
     Chain,
     begins_during_backward,
-    chain,
     chain_inputs,
     golf_in_backward,
     one_order,
@@ -29,8 +28,8 @@ from cos598d.tools.learn.lessons.overlapped import (
 BUCKET_BYTES = 512  # some of the toy's tensors are larger, and some share a bucket with others
 PLANS: dict[str, tuple[Callable[[int], nn.Module], int]] = {
     "the first model": (lambda nonce: toy_model(nonce, ALL_USED), BUCKET_BYTES),
-    "the chain": (chain, BUCKET_BYTES),
-    "the chain in other buckets": (chain, 1000),
+    "the chain": (lambda nonce: seeded(nonce, Chain), BUCKET_BYTES),
+    "the chain in other buckets": (lambda nonce: seeded(nonce, Chain), 1000),
 }
 
 

@@ -16,6 +16,7 @@ from cos598d.tools.audit.watch.observer import Observer
 from cos598d.tools.audit.watch.writing import book_of
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.check.evidence import BadEvidence
+from cos598d.tools.check.toy import seeded
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 
 STEPS, EXAMPLES = 6, 72
@@ -54,9 +55,7 @@ LOOPS = (
 
 def network(nonce: int) -> nn.Module:
     """Two layers, with weights drawn from the nonce."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(nonce)
-        return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    return seeded(nonce, lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)))
 
 
 def examples(nonce: int) -> tuple[torch.Tensor, torch.Tensor]:
