@@ -103,8 +103,9 @@ class WatchedSharedMemory(SharedMemory):
         # One at a time: others copy a bucket as soon as it is added up, and its moment must be before theirs.
         for unit in range(self._added, until):
             super()._add_up(unit + 1, waits)
-            if self._added > unit:
-                self._added_at[unit] = time.perf_counter()
+            if self._added <= unit:
+                return  # some rank has not filled it yet, and no later bucket may be added up first
+            self._added_at[unit] = time.perf_counter()
 
     def average_bucket(self, unit: int, call: PointToPointCollective) -> None:
         super().average_bucket(unit, call)
