@@ -12,7 +12,10 @@ from cos598d.tools.check.verdict import KEPT, NOT_CLAIMED, REFUSED
 
 STATUS_WIDTH = 13
 INDENT = " " * STATUS_WIDTH  # of what follows a status
-RATIOS = "A ratio is the median of those within a round, which need not be the ratio of the two medians."
+RATIOS = (
+    "A ratio is your sync's seconds divided by the row's: above 1 yours is slower. It is the median of the ratios within "
+    "a round, which need not be the ratio of the two medians."
+)
 HOW = (
     "Each strategy is compared with one process on the whole batch. A number is the largest difference, relative to "
     "its tensor's largest value. Up to {tolerances} counts as equal. Gradients are (w0 - w1) / learning rate of one "
