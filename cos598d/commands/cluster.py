@@ -8,8 +8,7 @@ from typing import Any
 
 from cos598d.errors import UsageError
 from cos598d.records.quantities import parse_delay, parse_rate, rate_words
-from cos598d.tools.cluster.hosts import environment, on_host, run_on_hosts, start_switch
-from cos598d.tools.cluster.live import describe, live_cluster
+from cos598d.tools.cluster.hosts import describe, environment, live_cluster, on_host, run_on_hosts, start_switch
 from cos598d.tools.cluster.network import Network, check_rights, load, named_namespaces
 from cos598d.tools.cluster.plan import DEFAULT_NAME, Cluster
 

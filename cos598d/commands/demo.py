@@ -20,7 +20,7 @@ from cos598d.terminal.words import number_of
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.table import brief, comparison
 from cos598d.tools.runs.folder import AskedFolder
-from cos598d.tools.runs.planned import PlannedRun, Setup
+from cos598d.tools.runs.plan import PlannedRun, Setup
 from cos598d.world.identity import Identity
 
 # label, sync, and whether it runs on all ranks

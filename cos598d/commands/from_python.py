@@ -23,10 +23,9 @@ from cos598d.terminal.fields import flags_of
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import start
 from cos598d.terminal.words import did_you_mean
-from cos598d.tools.report.blocks import Figure
+from cos598d.tools.report.blocks import Figure, need
 from cos598d.tools.report.learning import loss_blocks
 from cos598d.tools.report.load import Run, load_run_as
-from cos598d.tools.report.render import need
 from cos598d.tools.report.seconds import phases_blocks, seconds_blocks
 from cos598d.tools.report.series import find_calls, read_calls
 from cos598d.tools.report.svg import inline

@@ -9,17 +9,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cos598d.commands.dry_run import add_dry_run, check_dry_run
 from cos598d.commands.flags import check_at_least_one
-from cos598d.commands.run_flags import to_words
+from cos598d.commands.run_flags import add_dry_run, check_dry_run, to_words
 from cos598d.measure.claim import claim_folder
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import as_typed
 from cos598d.tools.runs.folder import RunsFolder
-from cos598d.tools.runs.forecasts import forecast_words
 from cos598d.tools.runs.jobs import RunsStopped
-from cos598d.tools.runs.planned import PlannedRun
+from cos598d.tools.runs.plan import PlannedRun
 from cos598d.tools.runs.programs import program
+from cos598d.tools.runs.results import forecast_words
 from cos598d.tools.runs.runner import CommandOf, Runner
 
 Folder = TypeVar("Folder", bound=RunsFolder)

@@ -12,10 +12,9 @@ from cos598d.records.unfinished import live_folder
 from cos598d.terminal.files import write_together, write_whole
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.benches import Bench, load_bench
-from cos598d.tools.report.blocks import Page
+from cos598d.tools.report.blocks import Page, as_html, as_markdown_page, as_pdf, need
 from cos598d.tools.report.lab import lab_page
 from cos598d.tools.report.load import Run, load_run_as, own_names
-from cos598d.tools.report.render import as_html, as_markdown_page, as_pdf, need
 
 FORMS = (".html", ".pdf", ".md")
 SWEEP, STRATEGIES = TABLES = ("sweep.json", "strategies.json")  # the state of a folder of many runs
@@ -109,14 +108,14 @@ def _page_of(paths: Sequence[Path]) -> Page:
 
 def _sweep_page(path: Path) -> Page:
     from cos598d.tools.report.sweep_page import sweep_page
-    from cos598d.tools.runs.sweep_folder import read_sweep
+    from cos598d.tools.runs.folders import read_sweep
 
     return sweep_page(read_sweep(path), f"cos598d report: the sweep {printable(path.resolve().name)}")
 
 
 def _strategies_page(path: Path) -> Page:
     from cos598d.tools.report.strategies import strategies_page
-    from cos598d.tools.runs.strategies_folder import StrategiesFolder
+    from cos598d.tools.runs.folders import StrategiesFolder
 
     folder = StrategiesFolder(path)
     if folder.damage:

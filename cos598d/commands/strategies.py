@@ -26,7 +26,7 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_markdown, as_text, markdown_text
 from cos598d.terminal.words import number_of
 from cos598d.tools.bench.candidates import read_candidate
-from cos598d.tools.report.render import as_html, need
+from cos598d.tools.report.blocks import as_html, need
 from cos598d.tools.report.strategies import (
     ALL_GPUS,
     BASELINE,
@@ -39,8 +39,8 @@ from cos598d.tools.report.strategies import (
     strategies_page,
     strategies_rows,
 )
-from cos598d.tools.runs.planned import PlannedRun, Setup
-from cos598d.tools.runs.strategies_folder import ONE_PROCESS, StrategiesFolder
+from cos598d.tools.runs.folders import ONE_PROCESS, StrategiesFolder
+from cos598d.tools.runs.plan import PlannedRun, Setup
 from cos598d.world.identity import Identity
 
 WORLD_SIZE = 4

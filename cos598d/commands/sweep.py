@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.commands import many_runs, sweep_array, train
-from cos598d.commands.dry_run import check_dry_run
 from cos598d.commands.flags import Parser, check_at_least_one
-from cos598d.commands.rank_flags import RankFlags, StarterFlags
-from cos598d.commands.run_flags import run_values
+from cos598d.commands.run_flags import RankFlags, StarterFlags, check_dry_run, run_values
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.measure.claim import claim_folder
@@ -24,14 +22,12 @@ from cos598d.records.quantities import parse_rate
 from cos598d.terminal.fields import flags_of
 from cos598d.terminal.printable import printable
 from cos598d.tools.cluster.network import check_rights
-from cos598d.tools.report.render import need
+from cos598d.tools.report.blocks import need
 from cos598d.tools.runs.experiments import EXPERIMENTS, TASKS, ready_made
-from cos598d.tools.runs.grid import BY_ITSELF, INSTEAD, RATE, read_grid
-from cos598d.tools.runs.plan import collapsed, combine
-from cos598d.tools.runs.planned import PlannedRun
+from cos598d.tools.runs.folders import SweepFolder
+from cos598d.tools.runs.plan import BY_ITSELF, INSTEAD, RATE, PlannedRun, collapsed, combine, read_grid
 from cos598d.tools.runs.programs import check_launch, program
 from cos598d.tools.runs.results import settings_words, show
-from cos598d.tools.runs.sweep_folder import SweepFolder
 
 DEFAULT_RATE, MODEL = "1gbit", "bert"
 NAME = re.compile(r"[\w+=@][\w.+=@-]{0,99}")

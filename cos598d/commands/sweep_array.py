@@ -9,7 +9,7 @@ from cos598d.commands.flags import given_flags
 from cos598d.commands.sbatch import BatchFlags, add_job_options, check_plain, job_flags, script
 from cos598d.errors import UsageError, UserError
 from cos598d.tools.report.sweep_entries import LINKS
-from cos598d.tools.runs.planned import PlannedRun, Setup
+from cos598d.tools.runs.plan import PlannedRun, Setup
 from cos598d.tools.runs.programs import OURS
 
 OF_SETUPS = ("nodes", "ranks_per_node")  # which the axis `setup` gives

@@ -22,7 +22,7 @@ from cos598d.tools.cluster.network import check_rights
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.traffic_table import traffic_table
 from cos598d.tools.runs.folder import AskedFolder
-from cos598d.tools.runs.planned import PlannedRun, Setup
+from cos598d.tools.runs.plan import PlannedRun, Setup
 from cos598d.tools.runs.programs import OURS
 
 BATCH_SIZES, PRECISION = "64,32,16", "fp32"

@@ -7,10 +7,10 @@ from cos598d.records.conventions import DDP, FLOOR, PHASES
 from cos598d.terminal.words import listed
 from cos598d.tools.report.benches import EXPOSED, SPLIT_LOOKS, WHOLE, WITHOUT_SYNC, Bench
 from cos598d.tools.report.blocks import Figure
-from cos598d.tools.report.disturbed import DISTURBED, is_disturbed
+from cos598d.tools.report.disturbed import DISTURBED
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import plain
-from cos598d.tools.report.references import is_floor
+from cos598d.tools.report.references import is_disturbed, is_floor
 from cos598d.tools.report.svg import PHASE_LOOKS, draw, lanes, legend_below, patch, shortened
 
 MOST_PANELS = 3

@@ -9,10 +9,10 @@ from cos598d.records.summary import SLOWEST
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_text, picked
 from cos598d.terminal.words import number_of
-from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.disturbed import LEAST_SECONDS, share_of_others
 from cos598d.tools.report.memory import COUNTED_NOTE, held_head, held_rows, unsaid
 from cos598d.tools.report.numbers import percent
+from cos598d.tools.report.traffic_table import is_in_ledger
 
 # Norms of averaged gradients that differ by more are not those of the same average. Lossy codecs come closer.
 NORM_TOLERANCE = 0.02

@@ -7,7 +7,7 @@ from typing import Any
 from cos598d.records.run import Summary
 from cos598d.terminal.words import listed
 from cos598d.tools.report.numbers import names_of, percent, plain
-from cos598d.tools.report.repeats import members
+from cos598d.tools.report.references import is_disturbed, members
 
 # In place of a ratio of seconds that means nothing.
 DISTURBED = "disturbed"
@@ -64,11 +64,6 @@ def share_of_others(ranks: Sequence[tuple[float, float] | None], environment: Ma
             needed = min(1.0, len(known) * threads / cores)
             shares.append(others if others >= LEAST_SHARE and others + needed > 1 else 0.0)
     return max(shares, default=None)
-
-
-def is_disturbed(run: Summary) -> bool:
-    """Whether the run's seconds, or those of one of its repeats, are not its own."""
-    return any(member.get("taken_by_others") for member in members(run))
 
 
 def disturbance_remark(runs: Sequence[Summary], what: str = "run") -> str:

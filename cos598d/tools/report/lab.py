@@ -10,11 +10,13 @@ from cos598d.records.run import Summary
 from cos598d.terminal.tables import as_markdown, markdown_text
 from cos598d.terminal.words import listed
 from cos598d.tools.report.classes import one_class_remark
-from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
+from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark
 from cos598d.tools.report.epochs import number_in_words
 from cos598d.tools.report.fairness import code_remark, ground_remark, work_remark
 from cos598d.tools.report.load import is_number, iteration_rows, load_run
-from cos598d.tools.report.table import assumed_bytes, losses_rows, traffic_rows
+from cos598d.tools.report.references import is_disturbed
+from cos598d.tools.report.table import losses_rows
+from cos598d.tools.report.traffic_table import assumed_bytes, traffic_rows
 
 # The label that a task's script gives its run, in the record.
 TASKS = ("task1", "task2a", "task2b", "task3")

@@ -6,9 +6,8 @@ from typing import Any
 
 from cos598d.records.conventions import COUNTED, NOT_METRICS
 from cos598d.terminal.words import listed
-from cos598d.tools.report.attempts import kept_another
 from cos598d.tools.report.blocks import Block, Figure, Table, figures
-from cos598d.tools.report.epochs import cut_note, is_cut, number_in_words, whole_epochs
+from cos598d.tools.report.epochs import cut_note, is_cut, kept_another, number_in_words, whole_epochs
 from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.numbers import names_of, plain
 from cos598d.tools.report.references import drifts, has_all_rows, same_setting

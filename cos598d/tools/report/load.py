@@ -30,7 +30,7 @@ from cos598d.records.unfinished import live_folder, read_unfinished
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.disturbed import busy_and_own, share_of_others
 from cos598d.tools.report.numbers import plain
-from cos598d.tools.report.repeats import what_was_asked
+from cos598d.tools.report.references import what_was_asked
 from cos598d.tools.report.series import Series, find_calls, read_calls
 
 Row = Mapping[str, Any]

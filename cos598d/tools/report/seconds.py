@@ -11,7 +11,7 @@ from cos598d.tools.report.blocks import Block, Table, figures
 from cos598d.tools.report.disturbed import busy_and_own
 from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.numbers import plain
-from cos598d.tools.report.repeats import in_groups
+from cos598d.tools.report.references import in_groups
 from cos598d.tools.report.svg import MARKERS, PHASE_LOOKS, bar, draw, lanes, legend_below, patch
 from cos598d.tools.report.table import (
     AGAINST,

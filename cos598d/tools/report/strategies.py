@@ -7,13 +7,11 @@ from typing import Any
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
 from cos598d.terminal.tables import picked
 from cos598d.tools.report.blocks import Page, Section, Table, headline_of
-from cos598d.tools.report.bytes_from import BYTES_FROM, bytes_from, counted_wire, is_in_ledger
 from cos598d.tools.report.classes import one_class_remark
 from cos598d.tools.report.disturbed import (
     DISTURBED,
     disturbance_remark,
     impossible_remark,
-    is_disturbed,
     most_speed_up,
     speed_up_words,
 )
@@ -28,6 +26,8 @@ from cos598d.tools.report.epochs import (
 from cos598d.tools.report.fairness import ground_remark, shared_remark, work_remark
 from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.numbers import names_of, plain
+from cos598d.tools.report.references import is_disturbed
+from cos598d.tools.report.traffic_table import BYTES_FROM, bytes_from, counted_wire, is_in_ledger
 
 BASELINE = "baseline"
 SENT, TRAINING_LOSS = "sent MB/it", "training loss"

@@ -9,11 +9,17 @@ from cos598d.records.run import Summary
 from cos598d.terminal.colours import BLUE, SKY
 from cos598d.terminal.words import number_of
 from cos598d.tools.report.blocks import Block, Table, figures
-from cos598d.tools.report.bytes_from import BYTES_NOTE, counted_wire, is_by_sockets, is_in_ledger
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import mb_by_rank, megabytes
 from cos598d.tools.report.svg import draw, lanes, legend_below
-from cos598d.tools.report.table import assumed_bytes, traffic_rows
+from cos598d.tools.report.traffic_table import (
+    BYTES_NOTE,
+    assumed_bytes,
+    counted_wire,
+    is_by_sockets,
+    is_in_ledger,
+    traffic_rows,
+)
 
 TRAFFIC_NOTE = (
     "Calls that send gradients or (if a strategy shards them) parameters: the mean over all iterations, by the "

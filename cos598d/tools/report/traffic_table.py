@@ -1,22 +1,90 @@
-"""What travelled in an epoch, predicted and counted, as a table made from run records alone."""
+"""The bytes of runs as tables, from records only: predicted and counted, and where the counts come from."""
 
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cos598d.errors import UserError
+from cos598d.records.conventions import ASSUMED_BYTES, BY_LEDGER, OWN_SOCKETS
 from cos598d.records.run import Summary
 from cos598d.terminal.tables import as_markdown, as_text, picked
 from cos598d.terminal.words import listed
-from cos598d.tools.report.bytes_from import (
-    BYTES_FROM,
-    BYTES_NOTE,
-    bytes_from,
-    counted_wire,
-    is_by_sockets,
-    is_in_ledger,
-)
 from cos598d.tools.report.numbers import mb_by_rank, plain
-from cos598d.tools.report.table import assumed_bytes
+
+BYTES_FROM = "bytes from"  # the column of every table of bytes
+BYTES_NOTE = (
+    "Bytes from: the communication log (log), which has every call with its formula, or only the kernel's "
+    "counters if a library does not report its calls. The counters are those of the interface to the other hosts, "
+    "with packet headers, or on one host those of each rank's sockets, without headers."
+)
+
+
+def bytes_from(record: Mapping[str, Any]) -> str:
+    """The source of the bytes, in a word, for a run's summary or a bench's candidate."""
+    if is_in_ledger(record):
+        return "log"
+    return OWN_SOCKETS if is_by_sockets(counted_wire(record)) else record["bytes_from"]
+
+
+def is_in_ledger(record: Mapping[str, Any]) -> bool:
+    """Whether the ledger has all bytes that were sent. If not, its bytes are not what the run sent."""
+    return record.get("bytes_from", BY_LEDGER) == BY_LEDGER  # older records do not have it
+
+
+def counted_wire(record: Mapping[str, Any]) -> Summary | None:
+    """What the kernel has counted for a run; None if it has not, or has only counted a whole host's loopback."""
+    wire = record.get("wire")
+    return None if wire is None or is_loopback(wire.get("interface", "")) else wire
+
+
+def is_loopback(interface: str) -> bool:
+    """Whether an interface with that name is loopback, on which all programs of a host send."""
+    return re.fullmatch(r"lo\d*", interface) is not None
+
+
+def is_by_sockets(wire: Mapping[str, Any] | None) -> bool:
+    """Whether each rank has counted its own sockets, without headers."""
+    return wire is not None and wire.get("interface") == OWN_SOCKETS
+
+
+def traffic_rows(runs: Sequence[Summary]) -> list[list[str]]:
+    """A head and a row for each run: calls, tensors and bytes of an iteration, by the formulas; nothing by them where
+    only the kernel knows what travelled."""
+    rows = [["run", "calls/it", "tensors/it", "payload MB/it", "sent MB/it by rank", "received MB/it by rank"]]
+    rows[0] += ["counted MB/it", BYTES_FROM]
+    for run in runs:
+        cells = [f"{run[f'{what}_per_iteration']:.4g}" for what in ("calls", "tensors")]
+        cells += [mb_by_rank([run["payload_bytes_per_iteration"]])]
+        cells += [
+            mb_by_rank(run["bytes_sent_per_iteration"]),
+            mb_by_rank(run["bytes_received_per_iteration"]),
+        ]
+        by_formula = cells if is_in_ledger(run) else ["-"] * len(cells)
+        rows.append([run["run"], *by_formula, _counted(counted_wire(run)), bytes_from(run)])
+    return rows
+
+
+def assumed_bytes(runs: Sequence[Summary], before: str) -> str:
+    """`before` and a sentence that names the runs whose bytes are assumed; "" where there are none."""
+    names = [run["run"] for run in runs if run.get("bytes_are_assumed")]
+    return f"{before}Bytes of {', '.join(names)} are assumed: {ASSUMED_BYTES}." if names else ""
+
+
+def _counted(wire: Summary | None) -> str:
+    """Counted bytes sent in megabytes, by interface; where ranks share one, those of all of them together."""
+    if not wire:
+        return "-"
+    by_rank, cells = wire["bytes_sent_per_iteration"], []
+    if is_by_sockets(wire):
+        return mb_by_rank([sent for sent in by_rank if sent is not None])
+    for ranks in wire["ranks_by_interface"]:
+        # All read the same counters, each when its own iterations end.
+        known = [by_rank[rank] for rank in ranks if by_rank[rank] is not None]
+        together = f" (ranks {', '.join(map(str, ranks))})" if len(ranks) > 1 else ""
+        cells.append(f"{sum(known) / len(known) / 1e6:.3f}{together}")
+    return ", ".join(cells)
+
 
 # Ethernet 14, IPv4 20, TCP 20 and its timestamps 12 bytes: of every packet, acknowledgements too.
 HEADER_BYTES = 66
