@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cos598d.commands.flags import add_flags, given_flags
+from cos598d.commands.flags import add_flags, after, given_flags
 from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import ERROR, UsageError
 from cos598d.terminal.fields import check_flags
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     flags = AuditFlags(**given_flags(options, AuditFlags))
     check_flags(flags)
     check_ignored(flags)
-    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    words = after(options.words, "--")
     if not words:
         raise UsageError("audit needs a script. Give it and its arguments, or the folder of an audit.")
     is_again = Path(words[0]).is_dir()

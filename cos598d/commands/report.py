@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cos598d.commands.flags import check_output_file
+from cos598d.commands.flags import check_output_file, output_written
 from cos598d.errors import UsageError, UserError
 from cos598d.records.bench import FILE_NAME
 from cos598d.records.unfinished import live_folder
@@ -16,7 +16,6 @@ from cos598d.tools.report.blocks import Page, as_html, as_markdown_page, as_pdf,
 from cos598d.tools.report.lab import lab_page
 from cos598d.tools.report.load import Run, load_run_as, own_names
 
-FORMS = (".html", ".pdf", ".md")
 SWEEP, STRATEGIES = TABLES = ("sweep.json", "strategies.json")  # the state of a folder of many runs
 
 
@@ -51,11 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if options.lab is not None:
         return _lab(options.lab, options.output or Path("report.md"))
     output = options.output or Path("report.html")
-    if output.suffix not in FORMS:
-        raise UsageError(
-            f"-o {output}: unknown kind of file. Give a name that ends in {', '.join(FORMS[:-1])} or {FORMS[-1]}."
-        )
-    check_output_file("-o", output)
+    check_output_file("-o", output, ".html", ".pdf", ".md")
     need("jinja2", "matplotlib", *(["weasyprint"] if output.suffix == ".pdf" else []))
     page = _page_of(options.runs)
     try:
@@ -77,16 +72,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _lab(folder: Path, output: Path) -> int:
     """Write the lab's report and return 0. An existing file is not overwritten, since you may have written in it."""
-    if output.suffix != ".md":
-        raise UsageError(f"-o {output}: a lab's report is Markdown. Give a name that ends in .md.")
-    check_output_file("-o", output)
+    check_output_file("-o", output, ".md")
     if output.exists():
         raise UsageError(f"-o {output} exists already and is not overwritten. Give another name.")
     text = lab_page(folder)
-    try:
+    with output_written(f"-o {output}"):
         write_whole(output, text)
-    except OSError as error:
-        raise UserError(f"-o {output} cannot be written ({error.strerror}). Choose another path.") from None
     print(f"wrote {output}", file=sys.stderr)
     return 0
 
