@@ -27,7 +27,7 @@ from cos598d.tools.runs.experiments import EXPERIMENTS, TASKS, ready_made
 from cos598d.tools.runs.folders import SweepFolder
 from cos598d.tools.runs.plan import BY_ITSELF, INSTEAD, RATE, PlannedRun, collapsed, combine, read_grid
 from cos598d.tools.runs.programs import check_launch, program
-from cos598d.tools.runs.results import settings_words, show
+from cos598d.tools.runs.results import settings_words, show_sweep
 
 DEFAULT_RATE, MODEL = "1gbit", "bert"
 NAME = re.compile(r"[\w+=@][\w.+=@-]{0,99}")
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
 
     how = {"goes_on": True, "keeps": asked.keeps}
     with many_runs.made(options, path, runs, open_folder, before, command_of, **how) as (folder, unfinished):
-        show(path, folder.entries(runs), asked.title, asked.remarks())
+        show_sweep(path, folder.entries(runs), asked.title, asked.remarks())
     return int(unfinished > 0)
 
 

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from cos598d.errors import WARNING, UserError
 from cos598d.terminal.tables import as_markdown, markdown_text
+from cos598d.tools.report.disturbed import DISTURBED
 from cos598d.tools.report.svg import inline
 
 MOST_SENTENCES = 5  # above a page's first figure
@@ -107,7 +108,7 @@ def as_html(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters["inline"] = inline
-    environment.tests |= {"table": _is(Table), "figure": _is(Figure)}
+    environment.tests |= {"table": _is(Table), "figure": _is(Figure), "disturbed": DISTURBED.__eq__}
     return environment.get_template("report.html.jinja").render(page=page)
 
 

@@ -72,6 +72,8 @@ def lab_page(folder: Path) -> str:
         *_questions("seconds"),
         "## Bytes",
         as_markdown(traffic_rows(summaries)),
+        "All columns are means over every iteration, the first one too: calls and bytes, unlike seconds, do not change "
+        "while the processes warm up. "
         "MB: 1,000,000 bytes. Payload is the size of all gradients; sent and received are by formula, and counted is "
         "what the kernel saw leave by the interface, with headers and all else; on one host by each rank's own "
         "sockets, without headers." + assumed_bytes(summaries, before=" "),

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
+from cos598d.errors import WARNING
 from cos598d.records.conventions import FLOOR
 from cos598d.records.quantities import quantity
 from cos598d.terminal.colours import DARK_GREY
 from cos598d.terminal.words import listed
 from cos598d.tools.report.blocks import Block, Figure, Section, Table
-from cos598d.tools.report.disturbed import DISTURBED, speed_up_words
+from cos598d.tools.report.disturbed import DISTURBED, impossible_remark, most_speed_up, speed_up_words
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import plain
 from cos598d.tools.report.references import are_apart, is_disturbed, same_setting
@@ -116,6 +117,7 @@ ON_ONE_MACHINE = (
 def scaling_blocks(runs: Sequence[Run]) -> list[Block]:
     """Speed-up over one rank as a table and, of those that were not disturbed, as a figure."""
     rows, drawn = [["run", "against", "sync", "ranks", "s/it", "speed-up", "efficiency"]], []
+    found = []
     for base, others in scaling(runs):
         quiet = []
         for run in others:
@@ -125,11 +127,15 @@ def scaling_blocks(runs: Sequence[Run]) -> list[Block]:
             what = [run.name, base.name, run.summary["sync"], str(ranks), plain(run.seconds["mean"])]
             rows.append([*what, words, share])
             quiet += [run] if words != DISTURBED else []
+            if not is_disturbed(base.summary) and not is_disturbed(run.summary):
+                found.append((run.name, base.name, ratio, most_speed_up(run.summary, run.environment)))
         drawn += [(base, quiet)] if quiet else []
     if len(rows) == 1:
         return []
-    table = Table(SCALING_NOTE, rows)
-    return [table, Figure("scaling", _scaling_figure(drawn), _caption(drawn))] if drawn else [table]
+    blocks: list[Block] = [Table(SCALING_NOTE, rows)]
+    if odd := impossible_remark(found):
+        blocks.append(f"{WARNING}{odd}")
+    return [*blocks, Figure("scaling", _scaling_figure(drawn), _caption(drawn))] if drawn else blocks
 
 
 def _caption(series: Sequence[tuple[Run, list[Run]]]) -> list[str]:

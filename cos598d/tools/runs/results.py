@@ -16,7 +16,7 @@ from cos598d.terminal.files import write_whole
 from cos598d.terminal.own_code import is_own
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_markdown, as_text, markdown_text
-from cos598d.tools.report.blocks import as_html
+from cos598d.tools.report.blocks import Page, Table, as_html
 from cos598d.tools.report.epochs import epoch_seconds
 from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.sweep_entries import SweepEntry
@@ -25,6 +25,7 @@ from cos598d.tools.report.sweep_table import BRIEF_NOTE, TABLE_NOTE, brief_rows,
 from cos598d.tools.runs.folder import writing
 from cos598d.tools.runs.plan import PlannedRun
 
+PAGE, TABLE = "report.html", "table.md"
 HEAD = ["run", "times", "ranks", "iterations", "sent MB/it", "peak MB", "s/it", "seconds"]
 
 
@@ -73,9 +74,6 @@ def _cells(found: Forecast) -> list[str]:
     ]
 
 
-PAGE, TABLE = "report.html", "table.md"
-
-
 def result_words(run: Run) -> str:
     """A finished run's results: the task's metrics and the losses of its last epoch, and the seconds of one."""
     last = run.summary["epochs"][-1]
@@ -91,24 +89,39 @@ def settings_words(settings: Mapping[str, str]) -> str:
     return ", ".join(f"{axis} {word}" for axis, word in settings.items())
 
 
-def show(path: Path, entries: Sequence[SweepEntry], title: str, remarks: Sequence[str]) -> None:
-    """Print the answer and a small table; write the whole one in Markdown, and the page."""
+def show_sweep(path: Path, entries: Sequence[SweepEntry], title: str, remarks: Sequence[str]) -> None:
+    """`show` a sweep; if no run has finished, print only why."""
     absent = list(dict.fromkeys(_why_not(entry) for entry in entries if entry.run is None))
     if not any(entry.run for entry in entries):
         print("", *map(printable, absent), sep="\n")
         return
-    rows = sweep_rows(entries)
-    notes = [*(f"{WARNING}{one}" for one in [*remarks, *unlike(entries)]), *absent]
-    answer = " ".join(sentences(entries))
-    table = [as_text(brief_rows(entries), numbers=True), textwrap.fill(BRIEF_NOTE, 118)]
-    parts = [textwrap.fill(printable(answer), 118), *table, *map(printable, notes)]
-    print("", "\n\n".join(parts), "", sep="\n")
-    words = [markdown_text(answer), as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *notes])]
-    page = as_html(sweep_page(entries, title))
+    brief, whole = Table(BRIEF_NOTE, brief_rows(entries)), Table(TABLE_NOTE, sweep_rows(entries))
+    show(path, [*remarks, *unlike(entries)], sentences(entries), brief, whole, absent, sweep_page(entries, title))
+
+
+def show(
+    path: Path,
+    warnings: Sequence[str],
+    answer: Sequence[str],
+    brief: Table,
+    whole: Table,
+    absent: Sequence[str],
+    page: Page | None,
+) -> None:
+    """Print the warnings, the answer, a brief table, and why runs are absent; write the whole table in Markdown, and
+    the page of the runs if there is one. Raises UserError if a file cannot be written."""
+    warnings, said = [f"{WARNING}{one}" for one in warnings], " ".join(answer)
+    parts = [*map(printable, warnings), textwrap.fill(printable(said), 118), as_text(brief.rows, numbers=True)]
+    parts += [textwrap.fill(brief.caption, 118), *map(printable, absent)]
+    print("", "\n\n".join(filter(None, parts)), "", sep="\n")
+    words = [*map(markdown_text, [*warnings, said]), as_markdown(whole.rows)]
+    words += map(markdown_text, [whole.caption, *absent])
     with writing(path):
-        write_whole(path / TABLE, "\n\n".join(words) + "\n")
-        write_whole(path / PAGE, page)
-    print(f"all columns: {path / TABLE}\npage: {path / PAGE}")
+        write_whole(path / TABLE, "\n\n".join(filter(None, words)) + "\n")
+        print(f"all columns: {path / TABLE}")
+        if page:
+            write_whole(path / PAGE, as_html(page))
+            print(f"page: {path / PAGE}")
 
 
 def _why_not(entry: SweepEntry) -> str:
