@@ -16,8 +16,8 @@ from cos598d.config import config_from
 from cos598d.measure.claim import claim_folder
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import as_typed
+from cos598d.terminal.signals import AskedToEnd
 from cos598d.tools.runs.folder import RunsFolder
-from cos598d.tools.runs.jobs import RunsStopped
 from cos598d.tools.runs.plan import PlannedRun
 from cos598d.tools.runs.programs import program
 from cos598d.tools.runs.results import forecast_words
@@ -116,7 +116,7 @@ def made(
         runner = Runner(folder, runs, command_of, options.parallel or 1, **how)
         try:
             unfinished = runner.run()
-        except (KeyboardInterrupt, RunsStopped):
+        except (KeyboardInterrupt, AskedToEnd):
             print(f"\n{again}", flush=True)
             raise
         yield folder, unfinished

@@ -94,17 +94,11 @@ def _page_of(paths: Sequence[Path]) -> Page:
         raise UserError(
             f"{path} is the folder of a sweep or of strategies, which gets a page of its own. Give only this folder."
         )
-    return _sweep_page(path) if (path / SWEEP).is_file() else _strategies_page(path)
+    if (path / SWEEP).is_file():
+        from cos598d.tools.report.sweep_page import sweep_page
+        from cos598d.tools.runs.folders import read_sweep
 
-
-def _sweep_page(path: Path) -> Page:
-    from cos598d.tools.report.sweep_page import sweep_page
-    from cos598d.tools.runs.folders import read_sweep
-
-    return sweep_page(read_sweep(path), f"cos598d report: the sweep {printable(path.resolve().name)}")
-
-
-def _strategies_page(path: Path) -> Page:
+        return sweep_page(read_sweep(path), f"cos598d report: the sweep {printable(path.resolve().name)}")
     from cos598d.tools.report.strategies import strategies_page
     from cos598d.tools.runs.folders import StrategiesFolder
 

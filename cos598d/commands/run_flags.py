@@ -162,10 +162,7 @@ def print_forecast(config: RunConfig, world_size: int, costs_from: Sequence[Path
     known = Known(costs_from=tuple(costs_from or ()))
     lines = forecast_lines(config, world_size, forecast(config, world_size, timings=known))
     folder = named_folder(config)
-    if folder is not None and not (config.overwrite_output_dir or is_ours(folder, config)) and _is_full(folder):
+    is_full = folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir())))
+    if folder is not None and is_full and not (config.overwrite_output_dir or is_ours(folder, config)):
         lines.insert(0, f"{WARNING}the run would be refused, because --output_dir {folder} is not empty")
     print(*map(printable, lines), sep="\n")
-
-
-def _is_full(folder: Path) -> bool:
-    return folder.is_file() or (folder.is_dir() and any(folder.iterdir()))

@@ -13,6 +13,7 @@ from typing import IO, Any
 from cos598d.errors import UserError
 from cos598d.records.quantities import delay_words, rate_words
 from cos598d.terminal.children import end_all, exit_code_of, wait_together
+from cos598d.terminal.signals import AskedToEnd
 from cos598d.terminal.words import number_of
 from cos598d.tools.cluster.network import Network
 from cos598d.tools.cluster.plan import INTERFACE, Cluster, address
@@ -161,19 +162,11 @@ OWN_SWITCH = (
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
-class ClusterStopped(UserError):
-    """A signal has ended the programs in the cluster."""
-
-    def __init__(self, number: int):
-        super().__init__(f"stopped by {signal.Signals(number).name}.")
-        self.exit_code = 128 + number
-
-
 @contextlib.contextmanager
 def live_cluster(cluster: Cluster, show: bool = False) -> Iterator[Cluster]:
     """Create the cluster, print that on standard error, and remove it with all programs in it when the block ends.
 
-    SIGTERM and SIGHUP also end the block, as ClusterStopped. While hosts are removed, no signal interrupts that. Only a
+    SIGTERM and SIGHUP also end the block, as AskedToEnd. While hosts are removed, no signal interrupts that. Only a
     killed process leaves its hosts, for `cluster down`. Raises UserError if the cluster cannot be created.
     """
     network = Network(cluster, show)
@@ -205,4 +198,4 @@ def describe(cluster: Cluster, own_switch: bool) -> str:
 
 
 def _stop(number: int, *_: Any) -> None:
-    raise ClusterStopped(number)
+    raise AskedToEnd(number)

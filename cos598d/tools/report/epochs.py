@@ -2,15 +2,15 @@
 
 An epoch that --max_steps, early stopping or a time limit cut short is not whole."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from cos598d.records.conventions import FINISHED, NOT_METRICS
 from cos598d.records.run import Summary
 from cos598d.tools.report.blocks import Table
-from cos598d.tools.report.load import Run, is_number
-from cos598d.tools.report.numbers import names_of
+from cos598d.tools.report.load import Run
+from cos598d.tools.report.numbers import is_number, names_of
 
 Epoch = Mapping[str, Any]
 
@@ -69,10 +69,16 @@ def last_loss(run: Run) -> float:
     return [*run.summary["epochs"], *whole_epochs(run.summary)][-1]["loss"]
 
 
+def metric_names(epochs: Iterable[Epoch]) -> list[str]:
+    """The names of all metrics in the rows of epochs, in their order."""
+    found = dict.fromkeys(name for epoch in epochs for name, value in epoch.items() if is_number(value))
+    return [name for name in found if name not in NOT_METRICS]
+
+
 def metrics_of(run: Run) -> list[str]:
     """The losses and metrics of an evaluation, without those of parts of the data and of other thresholds."""
     last = run.summary["epochs"][-1]
-    names = [name for name in last if is_number(last[name]) and name not in {*NOT_METRICS, "total"}]
+    names = [name for name in metric_names([last]) if name != "total"]
     return sorted((n for n in names if n.islower() and not n.startswith("best_")), key=lambda n: n != "validation_loss")
 
 

@@ -270,11 +270,6 @@ def iteration_rows(folder: Path) -> Iterator[Row]:
     return read_table(folder / ITERATIONS.format(rank=0), ITERATION)
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value from JSON is a number that a run can have come to."""
-    return NUMBER.fits(value)
-
-
 def own_names(folders: Sequence[Path]) -> list[str]:
     """The folders' names, with as many of the folders above as tell them apart; a folder given twice is an error."""
     folders = [folder.resolve() for folder in folders]

@@ -12,9 +12,9 @@ from cos598d.tools.report.blocks import Block, Page, Section, Table
 from cos598d.tools.report.classes import classes_blocks
 from cos598d.tools.report.epochs import attempts, endings
 from cos598d.tools.report.learning import first_losses, loss_blocks, metrics_blocks, speed_blocks
-from cos598d.tools.report.load import Run, is_number
+from cos598d.tools.report.load import Run
 from cos598d.tools.report.memory import memory_note, memory_rows
-from cos598d.tools.report.numbers import words_of
+from cos598d.tools.report.numbers import is_number, words_of
 from cos598d.tools.report.overfitting import overfitting_blocks
 from cos598d.tools.report.scaling import differences, scaling_blocks, sweep_sections
 from cos598d.tools.report.seconds import phases_blocks, seconds_blocks

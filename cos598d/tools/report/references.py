@@ -4,11 +4,12 @@ them, and whether their seconds differ by more than their spread."""
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.records.run import Summary
 
+AnyRun = TypeVar("AnyRun")
 # Config fields that do not affect training: paths, resume, logging.
 PLACES = frozenset(
     ("output_dir", "overwrite_output_dir", "overwrite_cache", "cache_dir")
@@ -32,11 +33,16 @@ def in_groups(runs: Sequence[Summary]) -> list[Summary]:
     A merged run looks like a run's summary, and has its members as "repeats", in the given order. Its seconds are means
     over the members, and interval_95 is that of this mean, between runs.
     """
-    groups: list[list[Summary]] = []
-    for run in runs:
-        group = next((group for group in groups if is_repeat(run, group[0])), None)
-        groups.append([run]) if group is None else group.append(run)
-    return [_merged(group) if len(group) > 1 else group[0] for group in groups]
+    return [_merged(group) if len(group) > 1 else group[0] for group in grouped(runs, is_repeat)]
+
+
+def grouped(found: Sequence[AnyRun], is_alike: Callable[[AnyRun, AnyRun], bool]) -> list[list[AnyRun]]:
+    """Groups of what `is_alike` to the first of its group, in the order of their firsts."""
+    groups: list[list[AnyRun]] = []
+    for one in found:
+        group = next((group for group in groups if is_alike(group[0], one)), None)
+        groups.append([one]) if group is None else group.append(one)
+    return groups
 
 
 def is_repeat(run: Summary, other: Summary) -> bool:

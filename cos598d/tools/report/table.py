@@ -16,7 +16,7 @@ from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark
 from cos598d.tools.report.fairness import ground_remark, work_remark
 from cos598d.tools.report.load import left_out
 from cos598d.tools.report.memory import memory_note, memory_rows
-from cos598d.tools.report.numbers import mb_by_rank, plain, plain_or_none
+from cos598d.tools.report.numbers import cell, mb_by_rank, plain, plain_or_none
 from cos598d.tools.report.references import (
     alone_of,
     are_apart,
@@ -80,7 +80,7 @@ def brief_parts(runs: Sequence[Summary], each: bool = False) -> tuple[list[list[
     rows = [["run", "sync", "ranks", "s per step", "sent MB per step, by rank", "losses differ from 1 rank by"]]
     is_little = any(0 < sent < 1e6 for run in runs if is_in_ledger(run) for sent in run["bytes_sent_per_iteration"])
     for run in runs:
-        seconds = DISTURBED if is_disturbed(run) else _seconds(run["seconds_per_iteration"]["mean"])
+        seconds = DISTURBED if is_disturbed(run) else cell(run["seconds_per_iteration"]["mean"], ".3f")
         sent = mb_by_rank(run["bytes_sent_per_iteration"], 3 if is_little else 1) if is_in_ledger(run) else "-"
         difference = _difference(run, alone_of(runs, run))
         rows.append([run["run"], run["sync"], str(run["world_size"]), seconds, sent, difference])
@@ -167,15 +167,15 @@ def time_cells(runs: Sequence[Summary]) -> list[dict[str, str]]:
         cells.append(
             {
                 "run": run["run"],
-                "s/it": _seconds(seconds["mean"]),
+                "s/it": cell(seconds["mean"], ".3f"),
                 "95 %": f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "-",
-                "median": _seconds(seconds["median"]),
+                "median": cell(seconds["median"], ".3f"),
                 "90th percentile": plain_or_none(seconds["p90"]),
                 "first": plain_or_none(seconds["first"]),
                 "ratio to ddp": _ratio(run, ddp_of(runs, run)),
                 "exposed s": _exposed(run, floor_of(runs, run)),
             }
-            | {phase: _seconds(run["phases"][f"seconds_{phase}"]) for phase in PHASES}
+            | {phase: cell(run["phases"][f"seconds_{phase}"], ".3f") for phase in PHASES}
         )
     return cells
 
@@ -263,8 +263,7 @@ def _difference(run: Summary, alone: Summary | None) -> str:
         return "-"
     if drifts(run):
         return "drifts"
-    apart = largest_difference(run, alone)
-    return "-" if apart is None else f"{apart:.1e}"
+    return cell(largest_difference(run, alone), ".1e")
 
 
 def _ratio(run: Summary, ddp: Summary | None) -> str:
@@ -288,7 +287,3 @@ def _exposed(run: Summary, floor: Summary | None) -> str:
     words = f"{seconds:.3f} ({seconds / run['seconds_per_iteration']['median']:.0%})"
     several = over_pairs(run, floor, exposed_seconds)
     return f"{words}, 95 % {several[1][0]:.3f} to {several[1][1]:.3f}" if several else words
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

@@ -10,7 +10,7 @@ from cos598d.records.conventions import ASSUMED_BYTES, BY_LEDGER, OWN_SOCKETS
 from cos598d.records.run import Summary
 from cos598d.terminal.tables import as_markdown, as_text, picked
 from cos598d.terminal.words import listed
-from cos598d.tools.report.numbers import mb_by_rank, plain
+from cos598d.tools.report.numbers import cell, mb_by_rank, plain
 
 BYTES_FROM = "bytes from"  # the column of every table of bytes
 BYTES_NOTE = (
@@ -38,6 +38,13 @@ def counted_wire(record: Mapping[str, Any]) -> Summary | None:
     return None if wire is None or is_loopback(wire.get("interface", "")) else wire
 
 
+def by_interface(wire: Summary, predicted: Sequence[Any], counted: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Values by rank as those of the interfaces: what is predicted for all of its ranks together, and what one of them
+    has counted, since all read the same counter."""
+    groups = wire["ranks_by_interface"]
+    return [sum(predicted[rank] for rank in ranks) for ranks in groups], [counted[ranks[0]] for ranks in groups]
+
+
 def is_loopback(interface: str) -> bool:
     """Whether an interface with that name is loopback, on which all programs of a host send."""
     return re.fullmatch(r"lo\d*", interface) is not None
@@ -56,10 +63,7 @@ def traffic_rows(runs: Sequence[Summary]) -> list[list[str]]:
     for run in runs:
         cells = [f"{run[f'{what}_per_iteration']:.4g}" for what in ("calls", "tensors")]
         cells += [mb_by_rank([run["payload_bytes_per_iteration"]])]
-        cells += [
-            mb_by_rank(run["bytes_sent_per_iteration"]),
-            mb_by_rank(run["bytes_received_per_iteration"]),
-        ]
+        cells += [mb_by_rank(run[f"bytes_{way}_per_iteration"]) for way in ("sent", "received")]
         by_formula = cells if is_in_ledger(run) else ["-"] * len(cells)
         rows.append([run["run"], *by_formula, _counted(counted_wire(run)), bytes_from(run)])
     return rows
@@ -125,10 +129,9 @@ def _answer(runs: Sequence[Summary]) -> str:
         epoch, sent = run["epochs"][0], run["bytes_sent_per_iteration"]
         size = epoch["iterations"] * max(sent)
         wire = counted_wire(run) or {"ranks_by_interface": []}
-        sums = [epoch["iterations"] * sum(sent[rank] for rank in ranks) for ranks in wire["ranks_by_interface"]]
-        counted = [epoch["counted_bytes_sent"][ranks[0]] for ranks in wire["ranks_by_interface"]]
+        predicted, counted = by_interface(wire, sent, epoch["counted_bytes_sent"])
         if size:
-            off.append(sum(counted) / sum(sums) - 1)
+            off.append(sum(counted) / (epoch["iterations"] * sum(predicted)) - 1)
             found.append(f"{plain(size / 1e6)} MB in {run['run']}")
     if not found:
         return ""
@@ -150,42 +153,25 @@ def _row(run: Summary) -> list[str]:
         raise UserError(
             f"{run['run']} did not count its traffic. Run it on 2 ranks or more, with a --monitor_interval over 0."
         )
-    if None in [wire["packets_sent_per_iteration"][ranks[0]] for ranks in wire["ranks_by_interface"]]:
+    gradients, packets = by_interface(wire, run["bytes_sent_per_iteration"], wire["packets_sent_per_iteration"])
+    if None in packets:
         raise UserError(f"{run['run']} has no count of packets. Run it again.")
-    gradients, everything, counted, headers = [], [], [], []
-    for ranks in wire["ranks_by_interface"]:  # those of one interface are counted together
-        gradients.append(iterations * sum(run["bytes_sent_per_iteration"][rank] for rank in ranks))
-        everything.append(sum(epoch["predicted_bytes_sent"][rank] for rank in ranks))
-        counted.append(epoch["counted_bytes_sent"][ranks[0]])
-        packets = 0 if is_by_sockets(wire) else wire["packets_sent_per_iteration"][ranks[0]]
-        headers.append(iterations * HEADER_BYTES * packets)
+    everything, counted = by_interface(wire, epoch["predicted_bytes_sent"], epoch["counted_bytes_sent"])
     if None in counted:
         raise UserError(f"{run['run']} stopped counting before its epoch's end. Run it again.")
+    gradients = [iterations * sent for sent in gradients]
+    headers = [0 if is_by_sockets(wire) else iterations * HEADER_BYTES * count for count in packets]
     rest = [c - e - h for c, e, h in zip(counted, everything, headers, strict=True)]
     other = [e - g for e, g in zip(everything, gradients, strict=True)]
     difference = sum(counted) / sum(gradients) - 1 if sum(gradients) else None
     setting = [run["run"], str(run["total_train_batch_size"]), run["precision"]]
     if not is_in_ledger(run):  # what travels between those calls that it has is not known by kind
-        known = [
-            "-",
-            "-",
-            str(iterations),
-            "-",
-            "-",
-            mb_by_rank(counted, 1),
-            "-",
-            "-",
-            mb_by_rank(headers),
-            "-",
-        ]
+        none = ["-", "-"]
+        known = [*none, str(iterations), *none, mb_by_rank(counted, 1), *none, mb_by_rank(headers), "-"]
         return [*setting, *known, bytes_from(run)]
     return [
         *(*setting, str(run["tensors_per_iteration"])),
         *(f"{run['payload_bytes_per_iteration'] / 1e6:.3f}", str(iterations), f"{run['calls_per_iteration']:g}"),
-        *(
-            mb_by_rank(gradients, 1),
-            mb_by_rank(counted, 1),
-            "-" if difference is None else f"{difference:+.2%}",
-        ),
+        *(mb_by_rank(gradients, 1), mb_by_rank(counted, 1), cell(difference, "+.2%")),
         *(mb_by_rank(other), mb_by_rank(headers), mb_by_rank(rest), bytes_from(run)),
     ]

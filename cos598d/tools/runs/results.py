@@ -18,7 +18,8 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_markdown, as_text, markdown_text
 from cos598d.tools.report.blocks import Page, Table, as_html
 from cos598d.tools.report.epochs import epoch_seconds
-from cos598d.tools.report.load import Run, is_number
+from cos598d.tools.report.load import Run
+from cos598d.tools.report.numbers import cell, is_number
 from cos598d.tools.report.sweep_entries import SweepEntry
 from cos598d.tools.report.sweep_page import sentences, sweep_page
 from cos598d.tools.report.sweep_table import BRIEF_NOTE, TABLE_NOTE, brief_rows, sweep_rows, unlike
@@ -64,13 +65,12 @@ def forecast_words(runs: Sequence[PlannedRun], parallel: int, costs_from: tuple[
 
 def _cells(found: Forecast) -> list[str]:
     sent = max(found.bytes_sent_per_iteration, default=None)
-    step, seconds = found.seconds_per_iteration, found.seconds
     return [
         str(found.iterations),
         "-" if sent is None else f"{sent / 1e6:,.2f}",
         f"{found.peak_bytes / 1e6:,.1f}" if found.peak else "-",
-        "-" if step is None else f"{step:.3g}",
-        "-" if seconds is None else f"{seconds:.3g}",
+        cell(found.seconds_per_iteration, ".3g"),
+        cell(found.seconds, ".3g"),
     ]
 
 

@@ -70,7 +70,7 @@ class Runner:
     def run(self) -> int:
         """Make the runs that are not finished. Return how many are still unfinished after that.
 
-        Raises KeyboardInterrupt or RunsStopped if a signal asks for it.
+        Raises KeyboardInterrupt or AskedToEnd if a signal asks for it.
         """
         jobs = [job for one in self._all if (job := self._job(one))]
         self._at_a_time = min(self._parallel, len(jobs))
