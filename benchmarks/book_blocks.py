@@ -41,8 +41,8 @@ from cos598d.tools.report.bench_table import (
     remarks,
     setting_words,
 )
-from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.memory import WORDS
+from cos598d.tools.report.traffic_table import is_in_ledger
 
 SECONDS, SECONDS_TO_END = 600.0, 20.0
 COLUMNS = 100

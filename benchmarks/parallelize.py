@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import cos598d
-from cos598d.commands.rank_flags import RankFlags, identity_from
+from cos598d.commands.run_flags import RankFlags, identity_from
 from cos598d.config import RunConfig
 from cos598d.data.sampler import MicroBatch
 from cos598d.errors import UserError

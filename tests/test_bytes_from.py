@@ -12,8 +12,9 @@ from cos598d.tools.report.blocks import Table
 from cos598d.tools.report.load import load_run, load_run_as
 from cos598d.tools.report.page import build_page
 from cos598d.tools.report.strategies import StrategyResult, sent_bytes, strategies_rows
-from cos598d.tools.report.table import comparison, traffic_rows
+from cos598d.tools.report.table import comparison
 from cos598d.tools.report.traffic import WAYS, counted_traffic, epoch_rows
+from cos598d.tools.report.traffic_table import traffic_rows
 
 
 def change(path, **changes):

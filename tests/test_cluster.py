@@ -16,7 +16,7 @@ from cos598d.commands.cli import main
 from cos598d.errors import UsageError, UserError
 from cos598d.records.quantities import delay_words, parse_delay, parse_rate, rate_words
 from cos598d.tools.cluster import network
-from cos598d.tools.cluster.live import describe
+from cos598d.tools.cluster.hosts import describe
 from cos598d.tools.cluster.plan import Cluster
 from cos598d.tools.report.traffic_table import HEADER_BYTES
 

@@ -78,9 +78,7 @@ def test_a_run_on_a_busy_machine_is_named_above_and_ranked_nowhere(tmp_path):
     words = "the machine was busy: other programs took 83 % of its processors during busy and alone"
     text = comparison([load_run(folder) for folder in (*quiet, busy, alone)])
     assert text.index(words) < text.index("ratio to ddp")
-    assert [line.split()[-9] for line in text.splitlines() if line.startswith("busy  ") and "1.000" in line] == [
-        DISTURBED
-    ]
+    assert [line.count(DISTURBED) for line in text.splitlines() if line.startswith("busy  ") and "1.000" in line] == [1]
     page = build_page(*load_records([*quiet, busy, alone]))
     assert page.answer.cautions[0].startswith(words)
     assert page.answer.sentences[0].startswith("ddp is the fastest of 2 with 2.00 s")
@@ -89,7 +87,10 @@ def test_a_run_on_a_busy_machine_is_named_above_and_ranked_nowhere(tmp_path):
     assert ({row[5] for row in scaling[0].rows[1:]}, len(scaling)) == ({DISTURBED}, 1)
     only = build_page(*load_records([busy, with_host(tmp_path / "too", 1.0, 0.3, sync="flat")]))
     assert only.answer.sentences[0] == "The fastest run is unknown: the machine was busy during all runs."
-    assert "fastest of" not in report(tmp_path / "page.html", busy, alone).read_text()
+    text = report(tmp_path / "page.html", busy, alone).read_text()
+    assert "fastest of" not in text
+    assert f'<td><a href="#answer">{DISTURBED}</a></td>' in text, "a cell leads to the warning"
+    assert text.index('id="answer"') < text.index("so these times are disturbed, and not compared")
 
 
 def test_a_speed_up_that_no_machine_can_give_is_none(tmp_path):
@@ -109,6 +110,17 @@ def test_a_speed_up_that_no_machine_can_give_is_none(tmp_path):
     entries[0] = StrategyResult(BASELINE, 1, 2, run=load_run_as(folders[0], BASELINE))
     (caution,) = cautions(entries)
     assert caution.startswith("the efficiency of ddp for 2 epochs is above 100 %")
+
+
+def test_a_page_says_why_a_speed_up_of_no_busy_run_is_disturbed(tmp_path):
+    pytest.importorskip("matplotlib")
+    from cos598d.tools.report.page import build_page
+
+    alone = with_host(tmp_path / "alone", 0.95, 0.9, ranks=1, sync="none", seconds=[9.0, 9.0, 6.0, 6.0, 6.0])
+    page = build_page(*load_records([alone, with_host(tmp_path / "ddp", 0.95, 0.9, sync="ddp")]))
+    table, warning = next(section for section in page.sections if section.title == "Scaling").blocks
+    assert table.rows[1][5] == DISTURBED
+    assert "ddp is 3.00 times as fast as alone, where at most 2.00 times is possible" in warning
 
 
 def test_a_lab_s_ratios_and_a_bench_s_candidates_are_not_ranked_either(tmp_path):

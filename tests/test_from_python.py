@@ -51,6 +51,10 @@ def test_a_comparison_names_runs_and_escapes_what_it_shows(runs):
         assert f"<td>{name}</td>" in shown._repr_html_()
         assert name in shown.table()
     assert "mine" in repr(cos598d.compare(one, mine=ring))
+    assert repr(cos598d.compare([one, str(gathered.folder)], ring)) == repr(shown), "a list counts as its runs"
+    for given in (3, [one, None], {"mine": ring}):
+        with pytest.raises(UsageError, match="Give what train.. returned, or a run's folder"):
+            cos598d.compare(given)
     twice = cos598d.compare(ring, ring)._repr_html_()
     assert "ring&lt;b&gt;" in twice
     assert "<b>" not in twice

@@ -72,7 +72,11 @@ def test_a_written_report_and_the_second_run_of_a_task_stay(lab, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["--lab", "lab", "-o", "page.html"], 2, "-o page.html: a lab's report is Markdown"),
+        (
+            ["--lab", "lab", "-o", "page.html"],
+            2,
+            "-o page.html is a file of another kind. Give a name that ends in .md.",
+        ),
         (["--lab", "lab", "-o", "no/page.md"], 2, "there is no folder no"),
         (["--lab", "lab", "lab/task1"], 2, "Give one of the two"),
         ([], 2, "Give one of the two"),

@@ -12,8 +12,7 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.measure.clock import IterationClock
-from cos598d.tools.bench.arrivals import measure_arrivals
-from cos598d.tools.bench.sweep import sweep_message_size
+from cos598d.tools.bench.sweep import measure_arrivals, sweep_message_size
 
 CUDA = torch.device("cuda", 0)
 

@@ -60,7 +60,7 @@ def test_a_record_without_times_or_of_two_runs_is_refused_in_a_sentence(tmp_path
         ([], "picture draws a run or a sync. Give a run's folder, or --sync NAME"),
         (["run", "--sync", "ring"], "picture draws a run or a sync"),
         (["run", "--beside", "ring"], "--beside ring needs --sync"),
-        (["--sync", "ring", "-o", "ring.png"], "-o ring.png is not an SVG. Give a name that ends in .svg."),
+        (["--sync", "ring", "-o", "ring.png"], "-o ring.png is a file of another kind. Give a name that ends in .svg."),
         (["--sync", "ring", "-o", "nowhere/ring.svg"], "there is no folder nowhere"),
         (["--sync", "ring", "--world_size", "1"], "--world_size 1 cannot be drawn. Give 2 to 8 ranks."),
         (["--sync", "horovod"], "--sync horovod cannot be drawn. Give one of none, gather_scatter"),

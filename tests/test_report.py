@@ -22,11 +22,10 @@ pytest.importorskip("matplotlib")
 from cos598d.commands.report import load_records
 from cos598d.records.quantities import quantity
 from cos598d.terminal.tables import markdown_text
-from cos598d.tools.report.blocks import Figure, Table
+from cos598d.tools.report.blocks import Figure, Table, as_html, as_markdown_page
 from cos598d.tools.report.numbers import percent
 from cos598d.tools.report.numbers import seconds as seconds_words
 from cos598d.tools.report.page import build_page
-from cos598d.tools.report.render import as_html, as_markdown_page
 from cos598d.tools.report.traffic import MOST_TENSORS
 from cos598d.tools.report.wire import mean_rate, throughputs
 

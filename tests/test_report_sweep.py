@@ -14,8 +14,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.errors import UserError
 from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
-from cos598d.tools.report.blocks import Figure
-from cos598d.tools.report.render import as_html, as_markdown_page
+from cos598d.tools.report.blocks import Figure, as_html, as_markdown_page
 from cos598d.tools.report.sweep_charts import EVEN, LINEAR, LOGARITHMIC, MOST_LINES, MOST_PANELS, chart_of
 from cos598d.tools.report.sweep_entries import (
     SECONDS,

@@ -278,7 +278,7 @@ def test_a_run_that_was_broken_off_is_run_again_and_says_so(again, monkeypatch):
 
 
 def test_a_dry_run_lists_the_strategies_and_starts_none(again, monkeypatch):
-    monkeypatch.setattr("cos598d.tools.runs.forecasts.Known", lambda costs_from: Known(times=False))
+    monkeypatch.setattr("cos598d.tools.runs.results.Known", lambda costs_from: Known(times=False))
     text, code, started = again("baseline,zero3,dp", "--dry_run")
     assert (code, started) == (0, [])
     rows = {line.split()[0]: line.split()[1:4] for line in text.splitlines() if re.match(r"\S+-e2 ", line)}

@@ -15,12 +15,11 @@ from cos598d.cost.planned import Known
 from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import BROKEN_OFF, FINISHED, LEFT_OUT
 from cos598d.tools.runs.experiments import EXPERIMENTS, TASKS, ready_made
-from cos598d.tools.runs.grid import read_grid, read_value
-from cos598d.tools.runs.plan import collapsed, combine
-from cos598d.tools.runs.planned import Setup
+from cos598d.tools.runs.folders import SweepFolder
+from cos598d.tools.runs.plan import Setup, collapsed, combine, read_grid, read_value
 from cos598d.tools.runs.programs import check_launch, program
-from cos598d.tools.runs.runner import Progress, seconds_words
-from cos598d.tools.runs.sweep_folder import SweepFolder
+from cos598d.tools.runs.results import seconds_words
+from cos598d.tools.runs.runner import Progress
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -263,7 +262,7 @@ def test_time_left_is_told_by_the_runs_that_are_most_alike():
 def test_a_dry_run_lists_what_each_run_will_come_to_and_makes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "cos598d.tools.runs.forecasts.Known", lambda costs_from: Known(times=False)
+        "cos598d.tools.runs.results.Known", lambda costs_from: Known(times=False)
     )  # which takes seconds
     words = ["--max_train_examples", "32", "--max_eval_examples", "8", "--num_train_epochs", "2", "--no_cuda"]
     grid = ["--grid", "setup=1x1,1x2", "--grid", "sync=none,all_reduce", "--seeds", "2"]

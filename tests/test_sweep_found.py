@@ -9,11 +9,10 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.errors import UserError
 from cos598d.records.conventions import FAILED, FINISHED
-from cos598d.tools.runs.grid import read_grid
+from cos598d.tools.runs.folders import SweepFolder
 from cos598d.tools.runs.jobs import Ended
-from cos598d.tools.runs.plan import combine
+from cos598d.tools.runs.plan import combine, read_grid
 from cos598d.tools.runs.runner import Runner
-from cos598d.tools.runs.sweep_folder import SweepFolder
 
 DIGITS = {"task_name": "digits"}
 LAUNCH = "env {command}"

@@ -10,7 +10,8 @@ import pytest
 from programs import wait_until
 
 from cos598d.errors import UserError
-from cos598d.tools.runs.jobs import Job, LastWords, RunsStopped, run_jobs
+from cos598d.terminal.signals import AskedToEnd
+from cos598d.tools.runs.jobs import Job, LastWords, run_jobs
 
 
 def jobs_of(folder, *scripts):
@@ -51,7 +52,7 @@ def test_as_many_run_at_a_time_as_are_asked_for(tmp_path):
     assert running == set()
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, RunsStopped), (signal.SIGINT, KeyboardInterrupt)])
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, AskedToEnd), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_reaches_all_that_run_and_no_more_are_started(number, error, tmp_path):
     script = (
         "import signal, sys, time\n"

@@ -92,7 +92,7 @@ def test_every_setting_is_run_and_tabulated_and_the_records_give_the_same_table_
 
 def test_a_dry_run_lists_each_setting_and_makes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cos598d.tools.runs.forecasts.Known", lambda costs_from: Known(times=False))
+    monkeypatch.setattr("cos598d.tools.runs.results.Known", lambda costs_from: Known(times=False))
     words = ["--batch_sizes", "8,4", "--hosts", "2", "--max_train_examples", "16", *TINY[:4], "--no_cuda"]
     assert main(["traffic", *map(str, words), "--parallel", "2", "--dry_run"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("batch")]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cos598d.commands.flags import add_flags, given_flags
+from cos598d.commands.flags import add_flags, after, given_flags
 from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import ERROR, UsageError
 from cos598d.terminal.fields import check_flags
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     flags = AuditFlags(**given_flags(options, AuditFlags))
     check_flags(flags)
     check_ignored(flags)
-    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    words = after(options.words, "--")
     if not words:
         raise UsageError("audit needs a script. Give it and its arguments, or the folder of an audit.")
     is_again = Path(words[0]).is_dir()
@@ -69,7 +69,9 @@ def run(options: argparse.Namespace) -> int:
     if flags.world_size is None:
         if flags.master_port is not None:
             raise UsageError("--master_port is for ranks that are started here. Add --world_size, or leave it out.")
-        return _as_rank(told, words[1:], flags)
+        from cos598d.tools.audit.rank import audit_script  # it loads torch
+
+        return audit_script(told, words[1:], functools.partial(conclude_on_rank, flags=flags))
     script.load(told.script)
     remove_books(folder)
     told = Told(told.folder, told.script, told.steps, secrets.token_hex(8))
@@ -126,13 +128,6 @@ def _again(folder: Path, words: Sequence[str], flags: AuditFlags, grade: Grader 
         end = f"rank {failed['rank']} ended with exit code {failed['exit_code']}" if failed else ""
         return grade(verdict, end)
     return code
-
-
-def _as_rank(told: Told, words: Sequence[str], flags: AuditFlags) -> int:
-    """Be a rank, as the launcher of the script would start it."""
-    from cos598d.tools.audit.rank import audit_script
-
-    return audit_script(told, words, functools.partial(conclude_on_rank, flags=flags))
 
 
 def _judged(folder: Path, flags: AuditFlags, code: int, grade: Grader | None = None) -> int:

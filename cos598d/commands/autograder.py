@@ -3,9 +3,8 @@
 import argparse
 from pathlib import Path
 
-from cos598d.commands.flags import check_output_file
+from cos598d.commands.flags import check_output_file, output_written
 from cos598d.commands.result_flags import add_needed_assignment
-from cos598d.errors import UserError
 from cos598d.terminal.files import write_whole
 
 
@@ -28,9 +27,7 @@ def run(options: argparse.Namespace) -> int:
     from cos598d.tools.grade.result_files import autograder
 
     content = autograder(options.assignment)
-    try:
+    with output_written(options.output):
         write_whole(options.output, content)
-    except OSError as error:
-        raise UserError(f"{options.output} cannot be written ({error.strerror}). Give another path.") from None
     print(f"wrote {options.output} ({len(content) / 1e6:.1f} MB): upload it as the assignment's autograder")
     return 0

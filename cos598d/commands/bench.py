@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.commands.flags import add_flags, check_output_file, given_flags, to_words
-from cos598d.commands.rank_flags import RankFlags, identity_from
+from cos598d.commands.run_flags import RankFlags, identity_from
 from cos598d.errors import UsageError, UserError
 from cos598d.records.bench import FILE_NAME
 from cos598d.terminal.fields import flag

@@ -7,13 +7,22 @@ Each test (a claim, in the code) runs in new processes. A strategy is tested as 
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cos598d.commands import learn, prove
 from cos598d.commands.flags import check_output_file
-from cos598d.commands.result_flags import add_assignment, add_result_files, give_result, read_world_sizes, wants_files
+from cos598d.commands.result_flags import (
+    add_assignment,
+    add_json,
+    add_result_files,
+    check_seconds,
+    give_result,
+    printer,
+    read_names,
+    read_world_sizes,
+    wants_files,
+)
 from cos598d.errors import UsageError
 from cos598d.strategies import STRATEGIES, known_names
 from cos598d.sync import SYNCS, unknown
@@ -51,9 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--nonce", type=int, metavar="N", help="repeat a report's random models, data and steps: the number it printed"
     )
     parser.add_argument("--no_speed", action="store_true", help="do not measure the speed")
-    parser.add_argument(
-        "--json", metavar="FILE", help="also write the result as JSON; -: print it instead of the report"
-    )
+    add_json(parser, "report")
     add_assignment(parser)
     add_result_files(parser)
 
@@ -76,18 +83,18 @@ def run(options: argparse.Namespace) -> int:
         _refuse(options, "is a strategy", "claims", "nonce", "no_speed", *files)
         return prove.check(options)
     check_output_file("--json", options.json)
-    wanted: Sequence[str] | None = None if options.claims is None else read_claims(options.claims)
+    wanted: Sequence[str] | None = (
+        None if options.claims is None else read_names(options.claims, [claim.name for claim in CLAIMS], "test")
+    )
     results = _results_of(options, wanted)
     wanted = results.wanted if results else wanted
     sizes = results.sizes if results else SIZES
     if options.world_sizes is not None:
         sizes = read_world_sizes(options.world_sizes)
     seconds = options.seconds if options.seconds is not None else results.seconds if results else SECONDS
-    if not 0 < seconds < 10_000:
-        raise UsageError(f"--seconds {seconds:g} is no time limit of a test. Give a number above 0 and below 10000.")
+    check_seconds(seconds, "test")
     if options.nonce is not None and not 0 <= options.nonce < 1 << NONCE_BITS:
         raise UsageError(f"--nonce {options.nonce} is not a report's number. Give the one that a report printed.")
-    say: Callable[[str], None] = (lambda _: None) if options.json == "-" else partial(print, flush=True)
     with exits_on_sigterm():
         try:
             if options.sync not in SYNCS and not is_own(options.sync):
@@ -97,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
             if results:
                 results.refuse(str(error))
             raise
-        result = _check(trial, sizes, wanted, not options.no_speed, say, results)
+        result = _check(trial, sizes, wanted, not options.no_speed, printer(options.json), results)
     give_result(options.json, result)
     return 0 if result["passed"] else 1
 
@@ -126,15 +133,6 @@ def _lesson_of(name: str) -> int | None:
         return number_of(read_plain(name))
     except OSError:
         return None
-
-
-def read_claims(text: str) -> list[str]:
-    """The claims' names in `text`. Raises UsageError for an unknown one."""
-    known = [claim.name for claim in CLAIMS]
-    for name in text.split(","):
-        if name not in known:
-            raise UsageError(f"--claims {name}: there is no such test. The tests are {', '.join(known)}.")
-    return text.split(",")
 
 
 def _check(

@@ -6,10 +6,10 @@ import shutil
 import sys
 from typing import Any
 
+from cos598d.commands.flags import after
 from cos598d.errors import UsageError
 from cos598d.records.quantities import parse_delay, parse_rate, rate_words
-from cos598d.tools.cluster.hosts import environment, on_host, run_on_hosts, start_switch
-from cos598d.tools.cluster.live import describe, live_cluster
+from cos598d.tools.cluster.hosts import describe, environment, live_cluster, on_host, run_on_hosts, start_switch
 from cos598d.tools.cluster.network import Network, check_rights, load, named_namespaces
 from cos598d.tools.cluster.plan import DEFAULT_NAME, Cluster
 
@@ -96,7 +96,7 @@ def cluster_from(options: argparse.Namespace) -> Cluster:
 
 def _words(options: argparse.Namespace, example: str) -> list[str]:
     """The program and its arguments, without the "--" that ends our own flags."""
-    words = options.program[1:] if options.program[:1] == ["--"] else options.program
+    words = after(options.program, "--")
     if not words:
         raise UsageError(f"no program was given. {example}")
     if words[0] in ("python", "python3"):

@@ -11,17 +11,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from cos598d.checkpoint_flags import GROUP as LIFE
 from cos598d.commands import many_runs
 from cos598d.commands.flags import check_at_least_one
 from cos598d.commands.run_flags import add_run_options, run_values
-from cos598d.config import config_from
 from cos598d.terminal.words import number_of
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.table import brief, comparison
 from cos598d.tools.runs.folder import AskedFolder
-from cos598d.tools.runs.planned import PlannedRun, Setup
-from cos598d.world.identity import Identity
+from cos598d.tools.runs.plan import PlannedRun, Setup
 
 # label, sync, and whether it runs on all ranks
 LESSONS = (
@@ -35,11 +32,7 @@ WORLD_SIZE = 4
 # It compares seconds and losses: a few steps, no evaluation, no checkpoints, no models kept.
 DEFAULTS = {"max_steps": 6, "do_train": True, "save_epochs": 0}
 # Flags of a run that the tasks set, or that have no effect on them.
-NOT_HERE = frozenset(
-    ("sync", "label", "per_gpu_train_batch_size", "output_dir", "overwrite_output_dir", "save_model")
-    + ("local_rank", "master_ip", "master_port", "secret", "silence_seconds")
-    + ("do_train", "do_eval", "check_replicas", "max_restarts", LIFE)
-)
+NOT_HERE = many_runs.SET_HERE | many_runs.OF_RANKS | {"sync", "check_replicas"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -67,9 +60,7 @@ def run(options: argparse.Namespace) -> int:
     defaults = {n: v for n, v in DEFAULTS.items() if n != "max_steps"} if "num_train_epochs" in values else DEFAULTS
     values = defaults | values
     check_at_least_one("--repeats", options.repeats)
-    many_runs.check(options)
-    Identity(0, options.world_size)  # for its checks
-    config_from(values).check(options.world_size)
+    many_runs.check(options, values)
     runs = _planned(values, options.world_size, options.repeats)
     if options.dry_run:
         return many_runs.print_forecast(options, runs)

@@ -1,14 +1,15 @@
 """A command line made from dataclasses whose fields are flags, and back again. Loads nothing heavy."""
 
 import argparse
+import contextlib
 import functools
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cos598d.errors import ERROR, UsageError
+from cos598d.errors import ERROR, UsageError, UserError
 from cos598d.terminal.fields import Flag, flags_of
 from cos598d.terminal.printable import printable
 from cos598d.terminal.words import did_you_mean
@@ -21,19 +22,39 @@ _NO_CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (
 NONE = object()  # what argparse keeps for a flag that was given the word for None; its own None is "not given"
 
 
-def check_output_file(flag: str, path: Path | str | None) -> None:
+def check_output_file(flag: str, path: Path | str | None, *endings: str) -> None:
     """Raise UsageError, before anything is computed for it, if the file that `flag` names cannot be written.
 
-    The file's folder must exist, so that a mistyped one is noticed; only a flag that names a folder creates it. None,
-    and "-" for standard output, pass.
+    The file's folder must exist, so that a mistyped one is noticed; only a flag that names a folder creates it. The
+    name must have one of the `endings`, such as ".svg", if there are any. None, and "-" for standard output, pass.
     """
     if path is None or str(path) == "-":
         return
     path = Path(path)
+    if endings and path.suffix.lower() not in endings:
+        known = " or ".join(filter(None, [", ".join(endings[:-1]), endings[-1]]))
+        raise UsageError(f"{flag} {path} is a file of another kind. Give a name that ends in {known}.")
     if path.is_dir():
         raise UsageError(f"{flag} {path} is a folder. Give a file's name.")
     if not path.parent.is_dir():
         raise UsageError(f"{flag} {path} cannot be written: there is no folder {path.parent}. Make it first.")
+
+
+@contextlib.contextmanager
+def output_written(what: object) -> Iterator[None]:
+    """Convert an OSError in the block into a UserError: `what`, a flag and its file, cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what} cannot be written ({error.strerror}). Give another path.") from None
+
+
+def after(words: Sequence[str], *leading: str) -> list[str]:
+    """`words` without those of `leading` with which they begin, such as the "--" that ends our own flags."""
+    words = list(words)
+    for word in leading:
+        words = words[words[:1] == [word] :]
+    return words
 
 
 class Parser(argparse.ArgumentParser):

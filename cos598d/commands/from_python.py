@@ -23,10 +23,9 @@ from cos598d.terminal.fields import flags_of
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import start
 from cos598d.terminal.words import did_you_mean
-from cos598d.tools.report.blocks import Figure
+from cos598d.tools.report.blocks import Figure, need
 from cos598d.tools.report.learning import loss_blocks
 from cos598d.tools.report.load import Run, load_run_as
-from cos598d.tools.report.render import need
 from cos598d.tools.report.seconds import phases_blocks, seconds_blocks
 from cos598d.tools.report.series import find_calls, read_calls
 from cos598d.tools.report.svg import inline
@@ -157,15 +156,23 @@ class TrainedRun(ComparedRuns):
         return found
 
 
-def compare(*runs: TrainedRun | str | Path, **named: TrainedRun | str | Path) -> ComparedRuns:
+AnyRun = TrainedRun | str | Path
+
+
+def compare(*runs: AnyRun | Sequence[AnyRun], **named: AnyRun) -> ComparedRuns:
     """Compare runs: what `train` returned, or folders of runs. `named` gives runs names of your own in the tables.
 
-    Raises UserError for a folder that has no complete run, and UsageError if no run is given.
+    A list of runs counts as its runs. Raises UserError for a folder that has no complete run, and UsageError if no run
+    is given, or something that is no run.
     """
-    if not runs and not named:
+    flat: list[Any] = [one for given in runs for one in (given if isinstance(given, (list, tuple)) else [given])]
+    if not flat and not named:
         raise UsageError("compare() has no run. Give what train() returned, or a run's folder.")
-    found = [run._run if isinstance(run, TrainedRun) else TrainedRun(run)._run for run in (*runs, *named.values())]
-    usual = [f"{run.summary['sync']}-n{run.summary['world_size']}" for run in found[: len(runs)]]
+    for one in (*flat, *named.values()):
+        if not isinstance(one, AnyRun):
+            raise UsageError(f"compare() cannot compare {one!r}. Give what train() returned, or a run's folder.")
+    found = [run._run if isinstance(run, TrainedRun) else TrainedRun(run)._run for run in (*flat, *named.values())]
+    usual = [f"{run.summary['sync']}-n{run.summary['world_size']}" for run in found[: len(flat)]]
     places = Counter([*usual, *named])
     names = [name if places[name] == 1 else run.name for name, run in zip(usual, found, strict=False)]
     names += named

@@ -2,13 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from cos598d.commands.flags import check_output_file
-from cos598d.commands.result_flags import give_result
-from cos598d.errors import UsageError, UserError
+from cos598d.commands.flags import check_output_file, output_written
+from cos598d.commands.result_flags import give_result, printer
+from cos598d.errors import UsageError
 from cos598d.terminal.files import write_together
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.learn import session, told
@@ -72,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError("--golf checks the file itself. Give --check, --hint and --picture in another command.")
         with exits_on_sigterm():
             path = Path(lesson.file_name) if options.golf == OWN else options.golf
-            board = session.golf(lesson, path, partial(print, flush=True))
+            board = session.golf(lesson, path, printer(None))
         if board is not None:
             print(f"\n{board}")
         return 0 if board is not None else 1
@@ -83,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     path = Path(lesson.file_name) if options.check in (None, OWN) else options.check
     if options.picture is not None:
-        _check_picture(options.picture)
+        check_output_file("--picture", None if options.picture == OWN else options.picture, ".svg")
     code = 0 if options.check is None else check(lesson, path, options.json)
     if options.picture is not None:
         _draw(lesson, path, options.picture)
@@ -93,12 +91,6 @@ def run(options: argparse.Namespace) -> int:
     print(session.question(lesson))
     print(f"\nwrote {path}: fill it in." if is_new else f"\n{path} exists already and was not changed.")
     return 0
-
-
-def _check_picture(output: Path) -> None:
-    if output != OWN and output.suffix != ".svg":
-        raise UsageError(f"--picture {output} is not an SVG. Give a name that ends in .svg.")
-    check_output_file("--picture", None if output == OWN else output)
 
 
 def _draw(lesson: Lesson, path: Path, output: Path) -> None:
@@ -120,10 +112,8 @@ def _draw(lesson: Lesson, path: Path, output: Path) -> None:
     drawings = {output: picture.svg()}
     if steps is not None:
         drawings[output.with_name(f"{output.stem}-steps.svg")] = steps.svg()
-    try:
+    with output_written(f"--picture {output}"):
         write_together(drawings)
-    except OSError as error:
-        raise UserError(f"--picture {output} cannot be written ({error.strerror}). Give another path.") from None
     for file in drawings:
         print(f"wrote {file}", file=sys.stderr)
 
@@ -131,7 +121,7 @@ def _draw(lesson: Lesson, path: Path, output: Path) -> None:
 def check(lesson: Lesson, path: Path, json_file: str | None) -> int:
     """Check a lesson's file and print, or write, the result; 0 if it passes, else 1. Raises UsageError."""
     check_output_file("--json", json_file)
-    say: Callable[[str], None] = (lambda _: None) if json_file == "-" else partial(print, flush=True)
+    say = printer(json_file)
     with exits_on_sigterm():
         result = session.check_file(lesson, path, say)
     say(told.verdict(result, lesson))

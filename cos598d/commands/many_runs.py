@@ -4,25 +4,34 @@ import argparse
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cos598d.commands.dry_run import add_dry_run, check_dry_run
+from cos598d.checkpoint_flags import GROUP as CHECKPOINTS
 from cos598d.commands.flags import check_at_least_one
-from cos598d.commands.run_flags import to_words
+from cos598d.commands.run_flags import add_dry_run, check_dry_run, to_words
+from cos598d.config import config_from
 from cos598d.measure.claim import claim_folder
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import as_typed
+from cos598d.terminal.signals import AskedToEnd
 from cos598d.tools.runs.folder import RunsFolder
-from cos598d.tools.runs.forecasts import forecast_words
-from cos598d.tools.runs.jobs import RunsStopped
-from cos598d.tools.runs.planned import PlannedRun
+from cos598d.tools.runs.plan import PlannedRun
 from cos598d.tools.runs.programs import program
+from cos598d.tools.runs.results import forecast_words
 from cos598d.tools.runs.runner import CommandOf, Runner
+from cos598d.world.identity import Identity
 
 Folder = TypeVar("Folder", bound=RunsFolder)
+# Flags of `train` that these commands set themselves, or that have no effect on their runs; and those of ranks that
+# somebody else starts.
+SET_HERE = frozenset(
+    ("label", "output_dir", "overwrite_output_dir", "save_model", "per_gpu_train_batch_size")
+    + ("do_train", "do_eval", "max_restarts", CHECKPOINTS)
+)
+OF_RANKS = frozenset(("local_rank", "master_ip", "master_port", "secret", "silence_seconds"))
 
 
 def add_flags(
@@ -40,10 +49,13 @@ def add_flags(
     add_dry_run(parser, "a row for each run: iterations, bytes, memory and predicted seconds")
 
 
-def check(options: argparse.Namespace) -> None:
-    """Raise UsageError for arguments that cannot work."""
+def check(options: argparse.Namespace, values: Mapping[str, Any] | None = None) -> None:
+    """Raise UsageError for arguments that cannot work; `values` are RunConfig's, for --world_size ranks."""
     check_at_least_one("--parallel", options.parallel)
     check_dry_run(options)
+    if values is not None:
+        Identity(0, options.world_size)  # for its checks
+        config_from(values).check(options.world_size)
 
 
 def folder_of(options: argparse.Namespace, name: str) -> Path:
@@ -104,7 +116,7 @@ def made(
         runner = Runner(folder, runs, command_of, options.parallel or 1, **how)
         try:
             unfinished = runner.run()
-        except (KeyboardInterrupt, RunsStopped):
+        except (KeyboardInterrupt, AskedToEnd):
             print(f"\n{again}", flush=True)
             raise
         yield folder, unfinished

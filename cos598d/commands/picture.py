@@ -4,14 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from cos598d.commands.flags import check_output_file
-from cos598d.errors import UsageError, UserError
+from cos598d.commands.flags import check_output_file, output_written
+from cos598d.errors import UsageError
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.learn.picture.draw import Picture, StepFrames, draw, letters_and_width
 from cos598d.tools.learn.picture.record import events_of_run
-
-FORM = ".svg"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -42,10 +40,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"\n{steps.text(width, letters)}")
     if options.output is not None:
         drawing = picture.svg() if steps is None or options.lanes else steps.svg()
-        try:
+        with output_written(f"-o {options.output}"):
             write_whole(options.output, drawing)
-        except OSError as error:
-            raise UserError(f"-o {options.output} cannot be written ({error.strerror}). Give another path.") from None
         print(f"wrote {options.output}", file=sys.stderr)
     return 0
 
@@ -56,9 +52,7 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("picture draws a run or a sync. Give a run's folder, or --sync NAME to draw a small run.")
     if options.record is not None and options.beside is not None:
         raise UsageError(f"--beside {options.beside} needs --sync. Give --sync NAME instead of the run's folder.")
-    if options.output is not None and options.output.suffix != FORM:
-        raise UsageError(f"-o {options.output} is not an SVG. Give a name that ends in {FORM}.")
-    check_output_file("-o", options.output)
+    check_output_file("-o", options.output, ".svg")
 
 
 def _pictures(options: argparse.Namespace) -> tuple[Picture, StepFrames | None]:

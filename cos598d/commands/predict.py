@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cos598d.commands.flags import add_flags, check_output_file, given_flags
-from cos598d.commands.rank_flags import RankFlags, identity_from
+from cos598d.commands.run_flags import RankFlags, identity_from
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 

@@ -5,14 +5,13 @@ Gradients, weights and losses are compared, case by case, on several numbers of 
 
 import argparse
 import secrets
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from cos598d.commands.flags import check_output_file
-from cos598d.commands.result_flags import give_result, read_world_sizes
+from cos598d.commands.result_flags import add_json, check_seconds, give_result, printer, read_names, read_world_sizes
 from cos598d.config import SYNC_FIELDS
-from cos598d.errors import UsageError, flag_called
+from cos598d.errors import flag_called
 from cos598d.terminal.fields import given
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.terminal.words import number_of
@@ -44,9 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cases", metavar="NAME,NAME", help="cases to run, by name (default: all)")
     parser.add_argument("--short", action="store_true", help="print one line per strategy instead of its report")
-    parser.add_argument(
-        "--json", metavar="FILE", help="also write the results as JSON; -: print them instead of the reports"
-    )
+    add_json(parser, "reports")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,14 +54,12 @@ def run(options: argparse.Namespace) -> int:
     """
     check_output_file("--json", options.json)
     sizes = read_world_sizes(options.world_sizes)
-    cases = CASES if options.cases is None else read_cases(options.cases)
-    if not 0 < options.seconds < 10_000:
-        raise UsageError(
-            f"--seconds {options.seconds:g} is no time limit of a case. Give a number above 0 and below 10000."
-        )
+    known = {case.name: case for case in CASES}
+    cases = CASES if options.cases is None else [known[name] for name in read_names(options.cases, known, "case")]
+    check_seconds(options.seconds, "case")
     with flag_called("sync", there="--sync"):
         engines = parse_candidates(",".join(options.engines))
-    say: Callable[[str], None] = (lambda _: None) if options.json == "-" else partial(print, flush=True)
+    say = printer(options.json)
     nonce = secrets.randbits(32)
     with exits_on_sigterm():
         results = []
@@ -72,8 +67,7 @@ def run(options: argparse.Namespace) -> int:
             results.append(_prove(engine, sizes, cases, nonce, options.seconds))
             say(card.engine_summary(results[-1]) if options.short else card.engine_card(results[-1]) + "\n")
         say(card.engine_numbers(TOLERANCES))
-    facts = {"nonce": nonce, "tolerances": TOLERANCES, "engines": results}
-    give_result(options.json, facts)
+    give_result(options.json, {"nonce": nonce, "tolerances": TOLERANCES, "engines": results})
     return 0 if all(result["passed"] for result in results) else 1
 
 
@@ -82,15 +76,6 @@ def check(options: argparse.Namespace) -> int:
     more = {"engines": [options.sync], "cases": None, "short": False}
     sizes, seconds = options.world_sizes or SIZES, SECONDS if options.seconds is None else options.seconds
     return run(argparse.Namespace(json=options.json, world_sizes=sizes, seconds=seconds, **more))
-
-
-def read_cases(text: str) -> list[Case]:
-    """The cases named in `text`. Raises UsageError for an unknown one."""
-    known = {case.name: case for case in CASES}
-    for name in text.split(","):
-        if name not in known:
-            raise UsageError(f"--cases {name}: there is no such case. The cases are {', '.join(known)}.")
-    return [known[name] for name in dict.fromkeys(text.split(","))]
 
 
 def _prove(

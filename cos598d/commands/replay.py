@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from cos598d.commands.flags import to_words
-from cos598d.commands.rank_flags import RankFlags, identity_from
+from cos598d.commands.run_flags import RankFlags, identity_from
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.records.run import RANKS

@@ -5,19 +5,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cos598d.commands.flags import check_output_file
+from cos598d.commands.flags import check_output_file, output_written
 from cos598d.errors import UsageError, UserError
 from cos598d.records.bench import FILE_NAME
 from cos598d.records.unfinished import live_folder
 from cos598d.terminal.files import write_together, write_whole
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.benches import Bench, load_bench
-from cos598d.tools.report.blocks import Page
+from cos598d.tools.report.blocks import Page, as_html, as_markdown_page, as_pdf, need
 from cos598d.tools.report.lab import lab_page
 from cos598d.tools.report.load import Run, load_run_as, own_names
-from cos598d.tools.report.render import as_html, as_markdown_page, as_pdf, need
 
-FORMS = (".html", ".pdf", ".md")
 SWEEP, STRATEGIES = TABLES = ("sweep.json", "strategies.json")  # the state of a folder of many runs
 
 
@@ -52,11 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if options.lab is not None:
         return _lab(options.lab, options.output or Path("report.md"))
     output = options.output or Path("report.html")
-    if output.suffix not in FORMS:
-        raise UsageError(
-            f"-o {output}: unknown kind of file. Give a name that ends in {', '.join(FORMS[:-1])} or {FORMS[-1]}."
-        )
-    check_output_file("-o", output)
+    check_output_file("-o", output, ".html", ".pdf", ".md")
     need("jinja2", "matplotlib", *(["weasyprint"] if output.suffix == ".pdf" else []))
     page = _page_of(options.runs)
     try:
@@ -78,16 +72,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _lab(folder: Path, output: Path) -> int:
     """Write the lab's report and return 0. An existing file is not overwritten, since you may have written in it."""
-    if output.suffix != ".md":
-        raise UsageError(f"-o {output}: a lab's report is Markdown. Give a name that ends in .md.")
-    check_output_file("-o", output)
+    check_output_file("-o", output, ".md")
     if output.exists():
         raise UsageError(f"-o {output} exists already and is not overwritten. Give another name.")
     text = lab_page(folder)
-    try:
+    with output_written(f"-o {output}"):
         write_whole(output, text)
-    except OSError as error:
-        raise UserError(f"-o {output} cannot be written ({error.strerror}). Choose another path.") from None
     print(f"wrote {output}", file=sys.stderr)
     return 0
 
@@ -104,19 +94,13 @@ def _page_of(paths: Sequence[Path]) -> Page:
         raise UserError(
             f"{path} is the folder of a sweep or of strategies, which gets a page of its own. Give only this folder."
         )
-    return _sweep_page(path) if (path / SWEEP).is_file() else _strategies_page(path)
+    if (path / SWEEP).is_file():
+        from cos598d.tools.report.sweep_page import sweep_page
+        from cos598d.tools.runs.folders import read_sweep
 
-
-def _sweep_page(path: Path) -> Page:
-    from cos598d.tools.report.sweep_page import sweep_page
-    from cos598d.tools.runs.sweep_folder import read_sweep
-
-    return sweep_page(read_sweep(path), f"cos598d report: the sweep {printable(path.resolve().name)}")
-
-
-def _strategies_page(path: Path) -> Page:
+        return sweep_page(read_sweep(path), f"cos598d report: the sweep {printable(path.resolve().name)}")
     from cos598d.tools.report.strategies import strategies_page
-    from cos598d.tools.runs.strategies_folder import StrategiesFolder
+    from cos598d.tools.runs.folders import StrategiesFolder
 
     folder = StrategiesFolder(path)
     if folder.damage:

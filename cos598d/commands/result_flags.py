@@ -2,11 +2,13 @@
 
 import argparse
 import json
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cos598d.commands.flags import check_output_file
-from cos598d.errors import UsageError, UserError
+from cos598d.commands.flags import check_output_file, output_written
+from cos598d.errors import UsageError
 from cos598d.terminal.files import write_json
 
 FILES = ("gradescope", "classroom50")
@@ -69,12 +71,38 @@ def read_world_sizes(text: str) -> list[int]:
     return sizes
 
 
-def give_result(place: str | None, result: dict[str, Any]) -> None:
+def read_names(text: str, known: Iterable[str], what: str) -> list[str]:
+    """The names in `text`, each once: those of tests or cases, as `what` says. Raises UsageError for an unknown one."""
+    names, known = list(dict.fromkeys(text.split(","))), list(known)
+    for name in names:
+        if name not in known:
+            flag = "claims" if what == "test" else f"{what}s"
+            raise UsageError(f"--{flag} {name}: there is no such {what}. The {what}s are {', '.join(known)}.")
+    return names
+
+
+def check_seconds(seconds: float, what: str) -> None:
+    """Raise UsageError unless --seconds can be the time limit of a test or a case, as `what` says."""
+    if not 0 < seconds < 10_000:
+        raise UsageError(f"--seconds {seconds:g} is no time limit of a {what}. Give a number above 0 and below 10000.")
+
+
+def add_json(parser: argparse.ArgumentParser, instead: str) -> None:
+    """Add --json, which `printer` and `give_result` obey; `instead` is what it may replace."""
+    parser.add_argument(
+        "--json", metavar="FILE", help=f"also write the result as JSON; -: print it instead of the {instead}"
+    )
+
+
+def printer(json_file: str | None) -> Callable[[str], None]:
+    """The function that prints a command's lines as they come: nothing where standard output has the JSON."""
+    return (lambda _: None) if json_file == "-" else partial(print, flush=True)
+
+
+def give_result(json_file: str | None, result: dict[str, Any]) -> None:
     """Do with a result what --json says: print it for "-", write it into a file, or nothing. Raises UserError."""
-    if place == "-":
+    if json_file == "-":
         print(json.dumps(result, indent=2))
-    elif place:
-        try:
-            write_json(place, result)
-        except OSError as error:
-            raise UserError(f"--json {place} cannot be written ({error.strerror}). Give another path.") from None
+    elif json_file:
+        with output_written(f"--json {json_file}"):
+            write_json(json_file, result)

@@ -1,17 +1,75 @@
-"""The flags of a run: RunConfig's fields, those of a rank, and the original assignment's names for some of them."""
+"""The flags of a run and of its ranks, the original assignment's names for some of them, and --dry_run."""
 
 import argparse
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 from cos598d.checkpoint_flags import GROUP as CHECKPOINTS
+from cos598d.checkpoints.resume import is_ours, named_folder
 from cos598d.commands.flags import add_flags, given_flags
 from cos598d.commands.flags import to_words as to_plain_words
-from cos598d.commands.rank_flags import RankFlags, StarterFlags
-from cos598d.config import TRAINING, RunConfig
-from cos598d.errors import UsageError
-from cos598d.terminal.fields import flag
+from cos598d.config import RANKS, TRAINING, RunConfig
+from cos598d.errors import WARNING, UsageError
+from cos598d.terminal.fields import check_flags, flag, flags_of
+from cos598d.terminal.printable import printable
+from cos598d.world.identity import SILENCE_SECONDS, Identity, find_identity
+from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT
+
+
+@dataclass(frozen=True)
+class RankFlags:
+    """The arguments of `find_identity`; None leaves one to the launcher, or to the default."""
+
+    world_size: int | None = flag(None, "number of ranks; without --local_rank, start them all here", group=RANKS)
+    local_rank: int | None = flag(None, "this process's rank, from 0 (torchrun, srun and mpirun set it)", group=RANKS)
+    master_ip: str | None = flag(None, f"address of rank 0 (default: {DEFAULT_IP})", group=RANKS, metavar="ADDRESS")
+    master_port: int | None = flag(None, f"port of the rendezvous on rank 0 (default: {DEFAULT_PORT})", group=RANKS)
+    secret: str | None = flag(
+        None,
+        "file with the secret that all ranks share (else $COS598D_SECRET; not needed on one host)",
+        group=RANKS,
+        metavar="FILE",
+    )
+    silence_seconds: int | None = flag(
+        None,
+        f"seconds of silence after which a host counts as lost (default: {SILENCE_SECONDS})",
+        group=RANKS,
+    )
+
+
+@dataclass(frozen=True)
+class StarterFlags:
+    """Flags of a command that starts the ranks itself."""
+
+    max_restarts: int = flag(
+        0,
+        "restart failed local ranks up to N times, from the newest checkpoint",
+        group=RANKS,
+        least=0,
+    )
+
+
+def restarts_from(asked: int | None, identity: Identity | None) -> int:
+    """How often to restart ranks that fail: --max_restarts as `asked`, 0 by default.
+
+    Raises UsageError if a launcher has started this rank.
+    """
+    flags_of(StarterFlags)["max_restarts"].check("max_restarts", asked)
+    if asked and identity is not None and identity.source != "local":
+        raise UsageError(
+            f"--max_restarts {asked} is for a command that starts the ranks itself: with --world_size N, without "
+            "--local_rank. Leave it out, and let the ranks' launcher restart them."
+        )
+    return asked or 0
+
+
+def identity_from(flags: RankFlags) -> Identity | None:
+    """This process's identity from `find_identity`; None if this process has to start the ranks."""
+    check_flags(flags)
+    return find_identity(*astuple(flags))
+
 
 LOGGING_STEPS = 50  # as in the original assignment's scripts
 
@@ -65,3 +123,46 @@ def run_values(options: argparse.Namespace) -> dict[str, Any]:
 def to_words(values: Mapping[str, Any]) -> list[str]:
     """The flags that give `values`, as `run_values` returns them, on a command line."""
     return to_plain_words(values, RunConfig)
+
+
+def add_dry_run(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the flags to `parser`; `what` is printed by --dry_run."""
+    section = parser.add_argument_group("dry run")
+    section.add_argument(
+        "--dry_run",
+        action="store_true",
+        help=f"start nothing; print {what}",
+    )
+    section.add_argument(
+        "--from",
+        dest="costs_from",
+        nargs="+",
+        type=Path,
+        metavar="BENCH",
+        help="folders of benches to predict seconds from (default: run a short bench now)",
+    )
+
+
+def check_dry_run(options: argparse.Namespace) -> None:
+    """Raise UsageError for --from without --dry_run, and for a bench that does not exist, before any work begins."""
+    if options.costs_from and not options.dry_run:
+        raise UsageError(
+            "--from is for --dry_run, which uses it to predict seconds. Add --dry_run, or leave --from out."
+        )
+    for path in options.costs_from or ():
+        if not path.exists():
+            raise UsageError(f"--from {path} does not exist. Give the folder of a bench, which `cos598d bench` writes.")
+
+
+def print_forecast(config: RunConfig, world_size: int, costs_from: Sequence[Path] | None) -> None:
+    """Print what the run would cost. Raises UserError as `forecast` does."""
+    from cos598d.cost.forecast import forecast, forecast_lines
+    from cos598d.cost.planned import Known
+
+    known = Known(costs_from=tuple(costs_from or ()))
+    lines = forecast_lines(config, world_size, forecast(config, world_size, timings=known))
+    folder = named_folder(config)
+    is_full = folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir())))
+    if folder is not None and is_full and not (config.overwrite_output_dir or is_ours(folder, config)):
+        lines.insert(0, f"{WARNING}the run would be refused, because --output_dir {folder} is not empty")
+    print(*map(printable, lines), sep="\n")

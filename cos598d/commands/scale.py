@@ -1,18 +1,17 @@
 """`cos598d scale`: its flags, and what it prints, draws and writes."""
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cos598d.commands.flags import check_at_least_one, check_output_file
+from cos598d.commands.result_flags import add_json, give_result, printer
 from cos598d.cost.benches import BenchSeconds, load_records
 from cos598d.cost.model import Link
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import UsageError
 from cos598d.records.bench import FILE_NAME
 from cos598d.records.quantities import parse_delay, parse_rate
-from cos598d.terminal.files import write_json
 
 LARGEST, MOST_HOSTS = 64, 65536
 
@@ -42,9 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="instead: predict these benches from the others, and print each sync's largest error",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write a plot: .svg, .png or .pdf")
-    parser.add_argument(
-        "--json", metavar="FILE", help="also write all numbers as JSON; -: print them instead of the table"
-    )
+    add_json(parser, "table")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,23 +54,17 @@ def run(options: argparse.Namespace) -> int:
         text, found = _predict_records(options)
     else:
         text, found = _predict_hosts(options)
-    if options.json and options.json != "-":
-        try:
-            write_json(options.json, found)
-        except OSError as error:
-            raise UserError(f"--json {options.json} cannot be written ({error.strerror}). Give another path.") from None
-    print(json.dumps(found, indent=2) if options.json == "-" else text)
+    give_result(options.json, found)
+    printer(options.json)(text)
     return 0
 
 
 def _check(options: argparse.Namespace) -> None:
-    check_output_file("-o", options.output)
+    check_output_file("-o", options.output, ".svg", ".png", ".pdf")
     check_output_file("--json", options.json)
     if options.to is not None and not 2 <= options.to <= MOST_HOSTS:
         raise UsageError(f"--to {options.to} is not valid. Give a number of hosts from 2 to {MOST_HOSTS}.")
     check_at_least_one("--batch", options.batch)
-    if options.output and options.output.suffix[1:].lower() not in ("svg", "png", "pdf"):
-        raise UsageError(f"-o {options.output} is not valid. Give a name that ends in .svg, .png or .pdf.")
     if options.predict is not None:
         for name in ("to", "rate", "delay", "batch", "output"):
             if getattr(options, name) is not None:

@@ -6,42 +6,36 @@ finished, has failed or was stopped.
 
 import argparse
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cos598d.checkpoint_flags import GROUP as LIFE
 from cos598d.commands import many_runs
 from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.config import SYNC_FIELDS, config_from
 from cos598d.errors import WARNING, UsageError, UserError, flag_called
 from cos598d.strategies import class_of, known_names
 from cos598d.sync import unknown
-from cos598d.terminal.files import write_whole
 from cos598d.terminal.own_code import is_own
-from cos598d.terminal.printable import printable
-from cos598d.terminal.tables import as_markdown, as_text, markdown_text
 from cos598d.terminal.words import number_of
 from cos598d.tools.bench.candidates import read_candidate
-from cos598d.tools.report.render import as_html, need
+from cos598d.tools.report.blocks import Table, need
 from cos598d.tools.report.strategies import (
     ALL_GPUS,
     BASELINE,
     BRIEF_NOTE,
     TABLE_NOTE,
-    StrategyResult,
     brief_rows,
     cautions,
     left_out,
     strategies_page,
     strategies_rows,
 )
-from cos598d.tools.runs.planned import PlannedRun, Setup
-from cos598d.tools.runs.strategies_folder import ONE_PROCESS, StrategiesFolder
-from cos598d.world.identity import Identity
+from cos598d.tools.runs.folders import ONE_PROCESS, StrategiesFolder
+from cos598d.tools.runs.plan import PlannedRun, Setup
+from cos598d.tools.runs.results import show
 
 WORLD_SIZE = 4
 DEFAULT = (
@@ -49,12 +43,7 @@ DEFAULT = (
     "deepspeed:zero_stage=3,horovod,fabric,zero1,zero2,zero3"
 )
 # Flags of a run that the table sets, or that would make its runs different workloads.
-NOT_HERE = frozenset(
-    ("label", "per_gpu_train_batch_size", "output_dir", "overwrite_output_dir", "save_model", "num_train_epochs")
-    + ("local_rank", "master_ip", "master_port", "secret", "silence_seconds", "max_steps", "do_train", "do_eval")
-    + ("sync", "max_restarts", LIFE, *SYNC_FIELDS)
-)
-PAGE, TABLE = "report.html", "table.md"
+NOT_HERE = many_runs.SET_HERE | many_runs.OF_RANKS | {"num_train_epochs", "max_steps", "sync", *SYNC_FIELDS}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -74,10 +63,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run what is not finished, print the table, write the page, and return 0, or 1 if a strategy failed."""
-    many_runs.check(options)
     values = run_values(options)
-    Identity(0, options.world_size)  # for its checks
-    config_from(values).check(options.world_size)
+    many_runs.check(options, values)
     epochs = list(dict.fromkeys(_number(word) for word in options.epochs.split(",")))
     runs = _planned(options.strategies, epochs, values, options.world_size)
     refused = dict.fromkeys(f"{one.label} is left out: {one.refused}" for one in runs if one.refused)
@@ -95,7 +82,10 @@ def run(options: argparse.Namespace) -> int:
         return folder
 
     with many_runs.made(options, path, runs, open_folder, before, is_shown=True) as (folder, unfinished):
-        _show(path, folder.entries())
+        entries = folder.entries()
+        page = strategies_page(entries) if any(entry.run for entry in entries) else None
+        brief, whole = Table(BRIEF_NOTE, brief_rows(entries)), Table(TABLE_NOTE, strategies_rows(entries))
+        show(path, cautions(entries), page.answer.sentences if page else [], brief, whole, left_out(entries), page)
     return int(unfinished > 0)
 
 
@@ -158,18 +148,3 @@ def _number(word: str) -> float:
     if not 0 < epochs < 1e6:
         raise UsageError(f"--epochs {word} is not valid. Give numbers above 0, separated by commas.")
     return epochs
-
-
-def _show(path: Path, entries: Sequence[StrategyResult]) -> None:
-    """Print the answer and a small table; write all columns in Markdown, and the page of all runs."""
-    remarks, absent = [f"{WARNING}{remark}" for remark in cautions(entries)], left_out(entries)
-    page = strategies_page(entries) if any(entry.run for entry in entries) else None
-    answer = ["\n".join(page.answer.sentences)] if page else []
-    table = [as_text(brief_rows(entries), numbers=True), textwrap.fill(BRIEF_NOTE, 118)]
-    print("", "\n\n".join([*map(printable, remarks), *answer, *table, *map(printable, absent)]), "", sep="\n")
-    words = [*map(markdown_text, remarks), as_markdown(strategies_rows(entries))]
-    write_whole(path / TABLE, "\n\n".join([*words, *map(markdown_text, [TABLE_NOTE, *absent])]) + "\n")
-    print(f"all columns: {path / TABLE}")
-    if page:
-        write_whole(path / PAGE, as_html(page))
-        print(f"page: {path / PAGE}")

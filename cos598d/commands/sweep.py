@@ -12,11 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cos598d.commands import many_runs, sweep_array, train
-from cos598d.commands.dry_run import check_dry_run
-from cos598d.commands.flags import Parser, check_at_least_one
-from cos598d.commands.rank_flags import RankFlags, StarterFlags
-from cos598d.commands.run_flags import run_values
+from cos598d.commands import many_runs, sbatch, train
+from cos598d.commands.flags import Parser, after, check_at_least_one
+from cos598d.commands.run_flags import RankFlags, StarterFlags, check_dry_run, run_values
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.measure.claim import claim_folder
@@ -24,14 +22,12 @@ from cos598d.records.quantities import parse_rate
 from cos598d.terminal.fields import flags_of
 from cos598d.terminal.printable import printable
 from cos598d.tools.cluster.network import check_rights
-from cos598d.tools.report.render import need
+from cos598d.tools.report.blocks import need
 from cos598d.tools.runs.experiments import EXPERIMENTS, TASKS, ready_made
-from cos598d.tools.runs.grid import BY_ITSELF, INSTEAD, RATE, read_grid
-from cos598d.tools.runs.plan import collapsed, combine
-from cos598d.tools.runs.planned import PlannedRun
+from cos598d.tools.runs.folders import SweepFolder
+from cos598d.tools.runs.plan import BY_ITSELF, INSTEAD, RATE, PlannedRun, collapsed, combine, read_grid
 from cos598d.tools.runs.programs import check_launch, program
-from cos598d.tools.runs.results import settings_words, show
-from cos598d.tools.runs.sweep_folder import SweepFolder
+from cos598d.tools.runs.results import settings_words, show_sweep
 
 DEFAULT_RATE, MODEL = "1gbit", "bert"
 NAME = re.compile(r"[\w+=@][\w.+=@-]{0,99}")
@@ -82,14 +78,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="command that starts a run's ranks on real hosts, such as 'mpirun -np {world_size} {command}'; {hosts}, "
         "{ranks_per_host}, {rate} and {delay} are also filled in",
     )
-    sweep_array.add_options(parser)
+    sbatch.add_array_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run what is not finished, print the table, write the page, and return 0, or 1 if a run is still not finished."""
     many_runs.check(options)
     asked = _Asked(options)
-    sweep_array.check_given(options, asked.grid)
+    sbatch.check_given(options, asked.grid)
     runs = asked.runs()
     check_launch(options.launch, runs)
     path = _folder(options)
@@ -105,10 +101,10 @@ def run(options: argparse.Namespace) -> int:
         with claim_folder(path, overwrite=True, flag="--runs_dir"):
             folder = open_folder(path)
             missing = [one for one in runs if not one.refused and not folder.look(one)[0]]
-            text = sweep_array.array_job(options, missing, lambda one: many_runs.train_words(one, path))
+            text = sbatch.array_job(options, missing, lambda one: many_runs.train_words(one, path))
             folder.write()
         print(text)
-        sweep_array.say_where(path, len(missing))
+        sbatch.say_where(path, len(missing))
         return 0
     need("jinja2", "matplotlib")  # now, and not when hours have been spent
     if options.launch is None and any(one.setup.hosts > 1 for one in runs if not one.refused):
@@ -120,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
 
     how = {"goes_on": True, "keeps": asked.keeps}
     with many_runs.made(options, path, runs, open_folder, before, command_of, **how) as (folder, unfinished):
-        show(path, folder.entries(runs), asked.title, asked.remarks())
+        show_sweep(path, folder.entries(runs), asked.title, asked.remarks())
     return int(unfinished > 0)
 
 
@@ -178,10 +174,7 @@ class _Asked:
 
 def _shared_flags(words: Sequence[str]) -> dict[str, Any]:
     """The values of the flags of `train FLAGS`. Raises UsageError for another program, and flags that sweep sets."""
-    words = list(words)
-    for before in (["python"], ["python3"], ["-m"], ["cos598d"], ["train"]):
-        if words[: len(before)] == before:
-            words = words[len(before) :]
+    words = after(words, "python", "python3", "-m", "cos598d", "train")
     if words and not words[0].startswith("-"):
         raise UsageError(f"a sweep runs only train, not {printable(words[0], 60)}. Write -- train FLAGS.")
     parser = Parser(prog="sweep -- train")

@@ -10,7 +10,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from cos598d.checkpoint_flags import GROUP as LIFE
 from cos598d.commands import many_runs
 from cos598d.commands.cluster import add_link_flags, add_name_flags, cluster_from
 from cos598d.commands.flags import to_words
@@ -22,23 +21,14 @@ from cos598d.tools.cluster.network import check_rights
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.traffic_table import traffic_table
 from cos598d.tools.runs.folder import AskedFolder
-from cos598d.tools.runs.planned import PlannedRun, Setup
+from cos598d.tools.runs.plan import PlannedRun, Setup
 from cos598d.tools.runs.programs import OURS
 
 BATCH_SIZES, PRECISION = "64,32,16", "fp32"
 # What this command sets itself, one value for each run.
-NOT_HERE = frozenset(
-    (
-        "total_train_batch_size",
-        "per_gpu_train_batch_size",
-        "per_device_train_batch_size",
-        "precision",
-        "fp16",
-        "output_dir",
-        "overwrite_output_dir",
-    )
-    + ("do_train", "do_eval", "save_model", "label", "monitor_interval", "max_restarts", LIFE)
-)
+NOT_HERE = many_runs.SET_HERE | {
+    *("total_train_batch_size", "per_device_train_batch_size", "precision", "fp16", "monitor_interval")
+}
 DEFAULTS = {"sync": "all_reduce", "num_train_epochs": 1.0, "save_epochs": 0}
 
 

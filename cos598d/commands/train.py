@@ -11,11 +11,18 @@ import torch
 
 from cos598d.checkpoints import AUTO, FOLDER, whole_in
 from cos598d.checkpoints.resume import named_folder
-from cos598d.commands.dry_run import add_dry_run, check_dry_run, print_forecast
 from cos598d.commands.flags import given_flags
-from cos598d.commands.rank_flags import RankFlags, identity_from, restarts_from
 from cos598d.commands.replay import EarlierRun, add_replay
-from cos598d.commands.run_flags import add_run_options, run_values
+from cos598d.commands.run_flags import (
+    RankFlags,
+    add_dry_run,
+    add_run_options,
+    check_dry_run,
+    identity_from,
+    print_forecast,
+    restarts_from,
+    run_values,
+)
 from cos598d.commands.start import ended, guarded
 from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.data import get_task

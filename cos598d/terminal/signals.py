@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from cos598d.errors import UserError
+
 # Signals that ask a program to end: a scheduler's two, and the terminal's.
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
 
@@ -20,6 +22,14 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+class AskedToEnd(UserError):
+    """A signal has asked this program, and the programs that it runs, to end."""
+
+    def __init__(self, number: int):
+        super().__init__(f"stopped by {signal_name(number)}.")
+        self.exit_code = 128 + number
 
 
 @contextlib.contextmanager

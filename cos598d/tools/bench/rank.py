@@ -25,11 +25,10 @@ from cos598d.strategies import class_of
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.choose_precision import choose_precision
 from cos598d.terminal.console import Console
-from cos598d.tools.bench.arrivals import measure_arrivals
 from cos598d.tools.bench.candidates import Candidate
 from cos598d.tools.bench.plan import BenchPlan
 from cos598d.tools.bench.rounds import measure_rounds, stays_attached
-from cos598d.tools.bench.sweep import message_sizes, predict_capacities, sweep_message_size
+from cos598d.tools.bench.sweep import measure_arrivals, message_sizes, predict_capacities, sweep_message_size
 from cos598d.tools.bench.trace import trace_candidate
 from cos598d.tools.bench.workload import TASK, Workload
 from cos598d.world.identity import Identity

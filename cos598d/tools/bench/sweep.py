@@ -1,4 +1,4 @@
-"""The sweeps on a rank: one all-reduce by message size, and its prediction for a bucket's capacity."""
+"""The sweeps on a rank: all-reduce by message size, when gradients arrive, and what both predict for buckets."""
 
 import statistics
 import time
@@ -9,8 +9,9 @@ import torch
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.hosts import host_groups
-from cos598d.comm.ledger import size_in_bytes
-from cos598d.records.conventions import FLOOR
+from cos598d.comm.ledger import dtype_name, size_in_bytes
+from cos598d.comm.timers import Timestamp
+from cos598d.records.conventions import FLOOR, WARM_UP
 from cos598d.records.fit import CallCost, bandwidths, best_capacity, fit_call_cost, most_exposed, predict_exposed
 from cos598d.records.summary import world_seconds
 from cos598d.sync.buckets import MIB, plan_buckets
@@ -18,6 +19,64 @@ from cos598d.tools.bench.candidates import CAPACITIES_MB
 from cos598d.tools.bench.rounds import order_of_round
 from cos598d.tools.bench.turns import start_line
 from cos598d.tools.bench.workload import Workload
+
+ARRIVALS = 5  # backward passes from which the arrival times are measured
+
+
+def measure_arrivals(workload: Workload, comm: Communicator) -> dict[str, Any]:
+    """The trainable tensors in the model's order, and when backward has each one's gradient, without any sync.
+
+    backward_seconds    from backward's start to its end
+    tensors             name, shape, dtype, bytes; seconds from backward's start to its gradient (None: no gradient)
+
+    Medians over some backward passes of the mean over the ranks, which run them at the same time. A gradient arrives
+    when the device has computed it, not when its hook is called.
+    """
+    replica = workload.replica()
+    module = workload.computing(replica)
+    time = comm.time
+    arrived: dict[str, Timestamp] = {}
+    for name, parameter in replica.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrived.__setitem__(name, time.now()))
+    passes = []
+    for number in range(WARM_UP + ARRIVALS):
+        inputs = workload.inputs(number, comm.rank, comm.world_size)
+        start_line(comm)
+        loss = module(**inputs)[0]
+        arrived.clear()
+        started = time.now()
+        loss.backward()
+        ended = time.now()
+        time.wait(ended)
+        seconds = {name: time.seconds(started, moment) for name, moment in arrived.items()}
+        passes.append([seconds, time.seconds(started, ended)])
+        replica.zero_grad(set_to_none=True)
+    everyone = [rank[WARM_UP:] for rank in comm.exchange(passes)]
+
+    def typical(pick: Callable[[list], float]) -> float:
+        return statistics.median(
+            statistics.fmean(pick(rank[number]) for rank in everyone) for number in range(ARRIVALS)
+        )
+
+    def arrival(name: str) -> float:
+        return typical(lambda one: one[0][name])
+
+    of_names = {name: arrival(name) for name in everyone[0][0][0]}
+    return {
+        "backward_seconds": typical(lambda one: one[1]),
+        "tensors": [
+            {
+                "name": name,
+                "shape": list(parameter.shape),
+                "dtype": dtype_name(parameter.dtype),
+                "bytes": size_in_bytes(parameter),
+                "seconds": of_names.get(name),
+            }
+            for name, parameter in workload.trainable
+        ],
+    }
+
 
 SMALLEST_BYTES, FACTOR = 1 << 10, 4
 # A small message's call is repeated within a sample, until this many bytes are sent or this many calls are made.

@@ -1,17 +1,20 @@
-"""Programs on the hosts of an emulated cluster: started together, with labelled output, ended together."""
+"""An emulated cluster for the duration of a block, and the programs on its hosts, with labelled output."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from cos598d.errors import UserError
 from cos598d.records.quantities import delay_words, rate_words
 from cos598d.terminal.children import end_all, exit_code_of, wait_together
+from cos598d.terminal.signals import AskedToEnd
+from cos598d.terminal.words import number_of
 from cos598d.tools.cluster.network import Network
 from cos598d.tools.cluster.plan import INTERFACE, Cluster, address
 from cos598d.tools.cluster.switch import READY
@@ -151,3 +154,48 @@ def _filled(word: str, host: int, variables: Mapping[str, str]) -> str:
     for name, value in values.items():  # not str.format: a word may contain other braces
         word = word.replace(f"{{{name}}}", value)
     return word
+
+
+OWN_SWITCH = (
+    "this kernel has no netem: a program of ours carries the packets with that delay, and takes processor time for it"
+)
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def live_cluster(cluster: Cluster, show: bool = False) -> Iterator[Cluster]:
+    """Create the cluster, print that on standard error, and remove it with all programs in it when the block ends.
+
+    SIGTERM and SIGHUP also end the block, as AskedToEnd. While hosts are removed, no signal interrupts that. Only a
+    killed process leaves its hosts, for `cluster down`. Raises UserError if the cluster cannot be created.
+    """
+    network = Network(cluster, show)
+    before = {number: signal.signal(number, _stop) for number in ENDING}
+    try:
+        network.build()
+        try:
+            switch = start_switch(network, stays=False)
+            print(describe(cluster, bool(switch)), file=sys.stderr, flush=True)
+            yield cluster
+        finally:
+            interrupt = signal.getsignal(signal.SIGINT)
+            for number in (signal.SIGINT, *ENDING):
+                signal.signal(number, signal.SIG_IGN)
+            network.remove()
+            signal.signal(signal.SIGINT, interrupt)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def describe(cluster: Cluster, own_switch: bool) -> str:
+    """One line about the cluster; `own_switch`: our own program carries its packets."""
+    rate = "links without a limit" if cluster.rate is None else f"links of {rate_words(cluster.rate)} each way"
+    delay = f", {delay_words(cluster.delay)} from host to host" if cluster.delay else ""
+    first = f"cluster {cluster.name}: {number_of(cluster.hosts, 'host')}"
+    addresses = f"{address(1)} to {address(cluster.hosts)}"
+    return f"{first}, {addresses}, {rate}{delay}" + (f"; {OWN_SWITCH}" if own_switch else "")
+
+
+def _stop(number: int, *_: Any) -> None:
+    raise AskedToEnd(number)

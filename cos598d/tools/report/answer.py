@@ -9,14 +9,21 @@ from cos598d.tools.report.answer_figure import answer_figure, ranked_runs
 from cos598d.tools.report.bench_table import NORM_TOLERANCE
 from cos598d.tools.report.benches import Bench, CandidateSeconds
 from cos598d.tools.report.blocks import Headline, headline_of
-from cos598d.tools.report.disturbed import is_disturbed
 from cos598d.tools.report.learning import losses_apart, of_one_setting
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import names_of, percent, plain, seconds
-from cos598d.tools.report.references import are_apart, exposed_seconds, is_floor, same_setting
-from cos598d.tools.report.repeats import in_groups, members
-from cos598d.tools.report.settings import comparable, scaling
-from cos598d.tools.report.table import assumed_bytes, remarks_on, warm_up_words
+from cos598d.tools.report.references import (
+    are_apart,
+    exposed_seconds,
+    in_groups,
+    is_disturbed,
+    is_floor,
+    members,
+    same_setting,
+)
+from cos598d.tools.report.scaling import comparable, scaling
+from cos598d.tools.report.table import remarks_on, warm_up_words
+from cos598d.tools.report.traffic_table import assumed_bytes
 
 MOST_NAMES, MOST_BENCHES = 16, 3
 

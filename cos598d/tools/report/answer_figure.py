@@ -7,11 +7,11 @@ from cos598d.records.conventions import DDP, FLOOR, PHASES
 from cos598d.terminal.words import listed
 from cos598d.tools.report.benches import EXPOSED, SPLIT_LOOKS, WHOLE, WITHOUT_SYNC, Bench
 from cos598d.tools.report.blocks import Figure
-from cos598d.tools.report.disturbed import DISTURBED, is_disturbed
+from cos598d.tools.report.disturbed import DISTURBED
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import plain
-from cos598d.tools.report.references import is_floor
-from cos598d.tools.report.svg import PHASE_LOOKS, draw, lanes, legend_below, patch, shortened
+from cos598d.tools.report.references import is_disturbed, is_floor
+from cos598d.tools.report.svg import PHASE_LOOKS, bars, draw, lanes, legend_below, patch, shortened
 
 MOST_PANELS = 3
 MOST_LANES, FEW_LANES = 5, 3  # of a panel alone, and of one among others
@@ -72,7 +72,7 @@ def _run_panel(group: Sequence[Run], most: int, is_split_at_floor: bool) -> Pane
     floor = next((run for run in group if is_floor(run.summary)), None)
     fastest = next((run for run in ranked if not is_disturbed(run.summary)), None)
     by_name = {run.name: run for run in group}
-    bars = []
+    found = []
     for name in dict.fromkeys([*_lanes_of([one.name for one in ranked], most), *([floor.name] if floor else [])]):
         one = by_name[name]
         mean, interval = one.seconds["mean"], one.seconds["interval_95"]
@@ -82,21 +82,21 @@ def _run_panel(group: Sequence[Run], most: int, is_split_at_floor: bool) -> Pane
         words = "no communication" if one is floor else f"{plain(mean / fastest.seconds['mean'])} x" if fastest else ""
         words = DISTURBED if is_disturbed(one.summary) else words
         sent = max(one.summary["bytes_sent_per_iteration"], default=0)
-        bars.append(LabelledBar(name, parts, tuple(interval) if interval else None, words + _sent_words(sent)))
-    return Panel("", bars)
+        found.append(LabelledBar(name, parts, tuple(interval) if interval else None, words + _sent_words(sent)))
+    return Panel("", found)
 
 
 def _bench_panel(bench: Bench, most: int) -> Panel:
     floor, ranked = bench.candidate(FLOOR), bench.ranked
     shown = {one.label: one for one in bench.candidates}
-    bars = []
+    found = []
     for label in [*_lanes_of([one.label for one in ranked], most), *([FLOOR] if floor else [])]:
         one = shown[label]
         words = "no communication" if one is floor or not ranked else f"{plain(one.seconds / ranked[0].seconds)} x"
         words = DISTURBED if bench.is_disturbed else words
         parts = _split_at_floor(one.seconds, floor.seconds if floor else None)
-        bars.append(LabelledBar(label, parts, one.quartiles, words + _sent_words(one.bytes_sent)))
-    return Panel(bench.name, bars)
+        found.append(LabelledBar(label, parts, one.quartiles, words + _sent_words(one.bytes_sent)))
+    return Panel(bench.name, found)
 
 
 def _sent_words(sent: float | None) -> str:
@@ -128,11 +128,7 @@ def _figure(panels: Sequence[Panel]) -> str:
         axes_of = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[count + 0.5 for count in counts])[:, 0]
         for axes, panel in zip(axes_of, panels, strict=True):
             for place, lane in enumerate(panel.bars):
-                left = 0.0
-                for word, length in lane.parts:
-                    colour, hatch = ALL_LOOKS[word]
-                    axes.barh(place, length, 0.36, left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.3)
-                    left += length
+                bars(axes, [(ALL_LOOKS[word], length) for word, length in lane.parts], place)
                 if lane.spread:
                     axes.plot(lane.spread, [place, place], "-", color="black", marker="|", markersize=6, linewidth=1)
                 at = {"xycoords": ("axes fraction", "data"), "va": "center", "ha": "right", "fontsize": 9}

@@ -9,10 +9,10 @@ from cos598d.records.summary import SLOWEST
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_text, picked
 from cos598d.terminal.words import number_of
-from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.disturbed import LEAST_SECONDS, share_of_others
 from cos598d.tools.report.memory import COUNTED_NOTE, held_head, held_rows, unsaid
-from cos598d.tools.report.numbers import percent
+from cos598d.tools.report.numbers import cell, percent
+from cos598d.tools.report.traffic_table import is_in_ledger
 
 # Norms of averaged gradients that differ by more are not those of the same average. Lossy codecs come closer.
 NORM_TOLERANCE = 0.02
@@ -117,14 +117,14 @@ def candidate_rows(record: dict[str, Any]) -> list[list[str]]:
         label = candidate["label"]
         summary, traffic = record["summary"][label], record["traffic"][label]
         low, high = summary["seconds_quartiles"]
-        row = [label, _seconds(summary["seconds_median"]), f"{_seconds(low)}-{_seconds(high)}"]
+        row = [label, cell(summary["seconds_median"], ".4f"), f"{low:.4f}-{high:.4f}"]
         for reference, ratio in ((DDP, summary["ratio_to_ddp"]), (FLOOR, summary["ratio_to_floor"])):
             interval = ratio and label != reference and ratio["interval_95"]
             row.append(f"{ratio['median']:.3f}" if ratio else "-")
             row.append(f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-")
         within = summary.get("exposed_within_rounds")  # records of older versions have none
         low, high = (within and label != FLOOR and within["interval_95"]) or (None, None)
-        row += [_seconds(summary["seconds_exposed"]), "-" if low is None else f"{_seconds(low)}-{_seconds(high)}"]
+        row += [cell(summary["seconds_exposed"], ".4f"), "-" if low is None else f"{low:.4f}-{high:.4f}"]
         row += [f"{needed / can / summary['seconds_median']:.0%}"] if of_peak else []
         if is_in_ledger(candidate):
             row += [str(max(traffic["calls"])), f"{max(traffic['bytes_sent']) / 1e6:.3f}"]
@@ -176,8 +176,8 @@ def capacity_rows(record: dict[str, Any]) -> list[list[str]]:
     for row in record["bucket_mb"]["capacities"]:
         rows.append(
             [f"{row['bucket_mb']:g}", str(len(row["buckets"]))]
-            + [_seconds(row["seconds_exposed_predicted"]), _seconds(row.get("seconds_exposed_at_most"))]
-            + [_seconds(measured[row["bucket_mb"]])]
+            + [cell(row["seconds_exposed_predicted"], ".4f"), cell(row.get("seconds_exposed_at_most"), ".4f")]
+            + [cell(measured[row["bucket_mb"]], ".4f")]
         )
     return rows
 
@@ -186,9 +186,7 @@ def best_capacity(record: dict[str, Any]) -> str:
     """The capacities with the least exposed communication, in words."""
     found, measured = record["bucket_mb"], _exposed_by_capacity(record)
     best = min(measured, key=lambda capacity: measured[capacity])
-    words = (
-        f"backward takes {_seconds(found['backward_seconds'])} s; least exposed: {found['best_predicted_mb']:g} MiB "
-    )
+    words = f"backward takes {found['backward_seconds']:.4f} s; least exposed: {found['best_predicted_mb']:g} MiB "
     words += "predicted from overhead and bandwidth"
     return words if disturbance(record) else f"{words}, {best:g} MiB measured by the medians"
 
@@ -243,10 +241,6 @@ def other_averages(record: dict[str, Any]) -> list[str] | None:
         if label not in FLOORS
         and any(norm is None or abs(norm - expected) > NORM_TOLERANCE * expected for norm in by_rank)
     ]
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
 
 
 def _size(payload_bytes: int) -> str:

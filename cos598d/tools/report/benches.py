@@ -14,10 +14,10 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.words import listed
 from cos598d.tools.report.bench_table import disturbance, other_averages, page_tables, remarks, seconds_of
 from cos598d.tools.report.blocks import Block, Section, Table, figures
-from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.numbers import plain, plain_or_none, words_of
-from cos598d.tools.report.settings import UNITS, alike_but_for, differences, in_series, value_in
+from cos598d.tools.report.scaling import UNITS, alike_but_for, differences, in_series, value_in
 from cos598d.tools.report.svg import draw, legend_below, line_style, shortened, swept_axis
+from cos598d.tools.report.traffic_table import is_in_ledger
 
 SWEPT = ("examples on each rank", "rate", "delay")
 # Told apart by their place too, the floor first; hatches would make a browser's PDF large.

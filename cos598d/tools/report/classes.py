@@ -9,12 +9,11 @@ from typing import Any
 from cos598d.records.run import Summary
 from cos598d.terminal.colours import BLUE, SKY, VERMILLION
 from cos598d.terminal.printable import printable
-from cos598d.tools.report.attempts import kept_another
 from cos598d.tools.report.blocks import Block, Table, figures
-from cos598d.tools.report.epochs import number_in_words
+from cos598d.tools.report.epochs import kept_another, number_in_words
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import names_of
-from cos598d.tools.report.repeats import members
+from cos598d.tools.report.references import members
 from cos598d.tools.report.svg import draw, legend_below, shortened
 
 MOST_NAMES = 8

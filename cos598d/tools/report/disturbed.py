@@ -7,10 +7,10 @@ from typing import Any
 from cos598d.records.run import Summary
 from cos598d.terminal.words import listed
 from cos598d.tools.report.numbers import names_of, percent, plain
-from cos598d.tools.report.repeats import members
+from cos598d.tools.report.references import is_disturbed, members
 
-# In place of a ratio of seconds that means nothing.
-DISTURBED = "disturbed"
+# In place of a ratio of seconds that means nothing: where a warning says why, which a page's cell links to.
+DISTURBED = "disturbed (warning)"
 # Less of a machine's processors than this share is the system's own work, such as that for the network.
 LEAST_SHARE = 0.15
 LEAST_SECONDS = 0.25  # of samples; the system counts its time in hundredths of a second
@@ -66,11 +66,6 @@ def share_of_others(ranks: Sequence[tuple[float, float] | None], environment: Ma
     return max(shares, default=None)
 
 
-def is_disturbed(run: Summary) -> bool:
-    """Whether the run's seconds, or those of one of its repeats, are not its own."""
-    return any(member.get("taken_by_others") for member in members(run))
-
-
 def disturbance_remark(runs: Sequence[Summary], what: str = "run") -> str:
     """A sentence that names the runs that were disturbed, and what to do; "" where none was."""
     found = [member for run in runs for member in members(run) if member.get("taken_by_others")]
@@ -82,7 +77,7 @@ def disturbance_remark(runs: Sequence[Summary], what: str = "run") -> str:
     names = f"all {what}s" if is_all else names_of([member["run"] for member in found], what, MOST_NAMES)
     return (
         f"the machine was busy: other programs took {' to '.join(much)} of its processors during {names}, so these "
-        "times are not compared. Run again on an idle machine."
+        "times are disturbed, and not compared. Run again on an idle machine."
     )
 
 
@@ -114,5 +109,5 @@ def impossible_remark(found: Sequence[tuple[str, str, float, float]]) -> str:
     bases = listed(list(dict.fromkeys(base for _, base, *_ in odd))[:MOST_NAMES])
     return (
         f"{most[0]} is {plain(most[2])} times as fast as {most[1]}, where at most {plain(most[3])} times is possible: "
-        f"something slowed {bases}. Run {bases} again while nothing else runs."
+        f"something disturbed {bases}. Run {bases} again while nothing else runs."
     )

@@ -1,16 +1,16 @@
-"""A run's epochs: which of them are whole, how long a whole one takes, and what the last one came to.
+"""A run's epochs and attempts: which epochs are whole, how long one takes, and how training was interrupted or ended.
 
-An epoch that --max_steps, early stopping or a time limit cut short is not whole.
-"""
+An epoch that --max_steps, early stopping or a time limit cut short is not whole."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from cos598d.records.conventions import NOT_METRICS
+from cos598d.records.conventions import FINISHED, NOT_METRICS
 from cos598d.records.run import Summary
-from cos598d.tools.report.load import Run, is_number
-from cos598d.tools.report.numbers import names_of
+from cos598d.tools.report.blocks import Table
+from cos598d.tools.report.load import Run
+from cos598d.tools.report.numbers import is_number, names_of
 
 Epoch = Mapping[str, Any]
 
@@ -69,8 +69,78 @@ def last_loss(run: Run) -> float:
     return [*run.summary["epochs"], *whole_epochs(run.summary)][-1]["loss"]
 
 
+def metric_names(epochs: Iterable[Epoch]) -> list[str]:
+    """The names of all metrics in the rows of epochs, in their order."""
+    found = dict.fromkeys(name for epoch in epochs for name, value in epoch.items() if is_number(value))
+    return [name for name in found if name not in NOT_METRICS]
+
+
 def metrics_of(run: Run) -> list[str]:
     """The losses and metrics of an evaluation, without those of parts of the data and of other thresholds."""
     last = run.summary["epochs"][-1]
-    names = [name for name in last if is_number(last[name]) and name not in {*NOT_METRICS, "total"}]
+    names = [name for name in metric_names([last]) if name != "total"]
     return sorted((n for n in names if n.islower() and not n.startswith("best_")), key=lambda n: n != "validation_loss")
+
+
+NOTE = (
+    "Attempts to finish the run, with times in UTC. Lost iterations were repeated by a later attempt, from its "
+    "checkpoint. Each iteration's figures are those of its last attempt."
+)
+
+
+EARLY = "stopped early"  # begins the reason, as `EarlyStopping.sentence` has it
+
+
+def stopped_early(run: Run) -> bool:
+    """Whether --early_stopping ended a run that is finished."""
+    last = run.summary.get("attempts", [])[-1:]
+    return "unfinished" not in run.summary and any(one["why"] != FINISHED for one in last)
+
+
+def kept_another(run: Run) -> bool:
+    """Whether the run kept the model of an iteration before its last."""
+    best = run.summary.get("best") or {}
+    return bool(best.get("evaluated")) and best["iteration"] != run.summary["iterations"]
+
+
+def endings(runs: Sequence[Run]) -> list[str]:
+    """For each run that stopped early, where it ended and which model it kept."""
+    found = []
+    for run in filter(stopped_early, runs):
+        why, iterations = run.summary["attempts"][-1]["why"], run.summary["iterations"]
+        why += ", however small the difference" if why.startswith(EARLY) else ""
+        words = f"{run.name} ended after iteration {iterations}, {why}."
+        best = run.summary.get("best")
+        if best:
+            is_last = best["iteration"] == iterations
+            evaluated = {name: value for name, value in best.get("evaluated", {}).items() if is_number(value)}
+            values = [f"{name} {value:.4f}" for name, value in evaluated.items() if name not in NOT_METRICS]
+            if values:
+                words += f" It kept the model of iteration {best['iteration']}: {', '.join(values)}."
+            elif not is_last:
+                words += f" The model of iteration {best['iteration']} could not be kept, so it has the last one."
+        found.append(words)
+    return found
+
+
+def attempts(runs: Sequence[Run]) -> list[Table]:
+    """A table of the runs that took several attempts, or whose only one has not finished; [] if there are none."""
+    rows = [["run", "begun", "ended", "from iteration", "to", "lost", "ranks", "why it ended"]]
+    for run in runs:
+        found = run.summary.get("attempts", [])
+        if len(found) > 1 or "unfinished" in run.summary:
+            rows += [
+                [
+                    run.name,
+                    one["begun"],
+                    one["ended"] or "-",
+                    str(one["from_iteration"]),
+                    # If an attempt is running, or was killed, the rows show more than what it wrote at its start.
+                    str(run.summary["iterations"] if one["ended"] is None else one["to_iteration"]),
+                    str(one["lost_iterations"]),
+                    str(one["ranks"]),
+                    one["why"] or "-",
+                ]
+                for one in found
+            ]
+    return [Table(NOTE, rows)] if len(rows) > 1 else []

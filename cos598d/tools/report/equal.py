@@ -8,9 +8,9 @@ from typing import Any
 
 from cos598d.records.conventions import NOT_METRICS
 from cos598d.terminal.printable import printable
-from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.load import Run, load_run_as, own_names
-from cos598d.tools.report.repeats import PLACES
+from cos598d.tools.report.references import PLACES
+from cos598d.tools.report.traffic_table import is_in_ledger
 
 LOSSES, METRICS, TOTALS = PARTS = ("losses", "metrics", "totals")
 # Fields of an epoch's row that are compared in addition to its metrics; seconds and the kernel's counts are not.

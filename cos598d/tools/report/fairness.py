@@ -7,7 +7,7 @@ from typing import Any
 from cos598d.records.run import Summary
 from cos598d.terminal.words import listed
 from cos598d.tools.report.numbers import names_of, plain, words_of
-from cos598d.tools.report.references import drifts, has_all_rows
+from cos598d.tools.report.references import drifts, grouped, has_all_rows
 
 BATCH, STEPS, THREADS = "examples per step", "steps", "threads per rank"
 # The number of iterations in which losses are compared, and the largest allowed difference, relative to the loss.
@@ -34,10 +34,12 @@ def work_remark(runs: Sequence[Summary], by_design: Collection[str] = ()) -> str
             groups = [_without_sweep(trained, (BATCH, STEPS))]
         elif word == STEPS:
             is_swept = len(_without_sweep(trained, (BATCH, STEPS))) < len(trained)
-            groups = _grouped(trained, lambda run: _work(run, BATCH)) if is_swept else [trained]
+            groups = (
+                grouped(trained, lambda one, run: _work(one, BATCH) == _work(run, BATCH)) if is_swept else [trained]
+            )
             groups = [_without_sweep(group, (STEPS,)) for group in groups]
         elif word == THREADS:
-            groups = _grouped(trained, lambda run: run["world_size"])
+            groups = grouped(trained, lambda one, run: one["world_size"] == run["world_size"])
         else:
             groups = [trained]
         found += [words for group in groups if (words := _difference(group, word))]
@@ -109,7 +111,7 @@ def _other_gradients(runs: Sequence[Summary]) -> list[str]:
     """
     exact = [run for run in runs if run["dropout"] == 0 and not drifts(run) and has_all_rows(run)]
     found = []
-    for group in _grouped(exact, lambda run: sorted((word, str(value)) for word, value in run["step"].items())):
+    for group in grouped(exact, lambda one, run: _step(one) == _step(run)):
         alone = [run for run in group if run["world_size"] == 1]
         # If no run of one rank shows what is right, the majority does. If there is none, nobody knows which run is.
         alike = {run["run"]: sum(_parting(run, other) is None for other in group) for run in group}
@@ -126,6 +128,10 @@ def _other_gradients(runs: Sequence[Summary]) -> list[str]:
     return found
 
 
+def _step(run: Summary) -> dict[str, str]:
+    return {word: str(value) for word, value in run["step"].items()}
+
+
 def _parting(run: Summary, other: Summary) -> tuple[int, float] | None:
     """The first iteration in which the losses differ too much, and their difference."""
     most = LOSSES_APART.get(run["precision"], max(LOSSES_APART.values()))
@@ -134,12 +140,3 @@ def _parting(run: Summary, other: Summary) -> tuple[int, float] | None:
         if abs(mine - theirs) > most * max(abs(theirs), 1e-3):
             return number, abs(mine - theirs)
     return None
-
-
-def _grouped(runs: Sequence[Summary], key: Any) -> list[list[Summary]]:
-    groups: list[tuple[Any, list[Summary]]] = []
-    for run in runs:
-        own = key(run)
-        group = next((found for other, found in groups if other == own), None)
-        groups.append((own, [run])) if group is None else group.append(run)
-    return [group for _, group in groups]

@@ -5,16 +5,19 @@ from pathlib import Path
 from statistics import fmean
 
 from cos598d.errors import WARNING, UserError
-from cos598d.records.conventions import NOT_METRICS, PHASES
+from cos598d.records.conventions import PHASES
 from cos598d.records.run import Summary
 from cos598d.terminal.tables import as_markdown, markdown_text
 from cos598d.terminal.words import listed
 from cos598d.tools.report.classes import one_class_remark
-from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
-from cos598d.tools.report.epochs import number_in_words
+from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark
+from cos598d.tools.report.epochs import metric_names, number_in_words
 from cos598d.tools.report.fairness import code_remark, ground_remark, work_remark
-from cos598d.tools.report.load import is_number, iteration_rows, load_run
-from cos598d.tools.report.table import assumed_bytes, losses_rows, traffic_rows
+from cos598d.tools.report.load import iteration_rows, load_run
+from cos598d.tools.report.numbers import cell
+from cos598d.tools.report.references import is_disturbed
+from cos598d.tools.report.table import losses_rows
+from cos598d.tools.report.traffic_table import assumed_bytes, traffic_rows
 
 # The label that a task's script gives its run, in the record.
 TASKS = ("task1", "task2a", "task2b", "task3")
@@ -70,6 +73,8 @@ def lab_page(folder: Path) -> str:
         *_questions("seconds"),
         "## Bytes",
         as_markdown(traffic_rows(summaries)),
+        "All columns are means over every iteration, the first one too: calls and bytes, unlike seconds, do not change "
+        "while the processes warm up. "
         "MB: 1,000,000 bytes. Payload is the size of all gradients; sent and received are by formula, and counted is "
         "what the kernel saw leave by the interface, with headers and all else; on one host by each rank's own "
         "sockets, without headers." + assumed_bytes(summaries, before=" "),
@@ -122,9 +127,9 @@ def _seconds_rows(runs: Sequence[tuple[Path, Summary]]) -> list[list[str]]:
     task3, last = pairs[0]
     rows = [["run", "iterations", "first s", "mean s of the others", f"times {TASKS[-1]}'s", *PHASES]]
     for (_, run), (first, mean, phases) in zip(runs, figures, strict=True):
-        ratio = _number(mean / last if mean and last else None, 2)
+        ratio = cell(mean / last if mean and last else None, ".2f")
         ratio = DISTURBED if ratio != "-" and any(is_disturbed(one) for one in (run, task3)) else ratio
-        cells = [_number(first, 3), _number(mean, 3), ratio, *(_number(each, 3) for each in phases)]
+        cells = [cell(first, ".3f"), cell(mean, ".3f"), ratio, *(cell(each, ".3f") for each in phases)]
         rows.append([run["run"], str(run["iterations"]), *cells])
     return rows
 
@@ -140,11 +145,10 @@ def _figures(folder: Path) -> tuple[float | None, float | None, list[float | Non
 def _metric_rows(runs: Sequence[Summary]) -> list[list[str]]:
     """For each epoch of each run, the loss and every metric that any run has."""
     epochs = [(run, epoch) for run in runs for epoch in run.get("epochs", [])]
-    names = list(dict.fromkeys(name for _, epoch in epochs for name in epoch if is_number(epoch[name])))
-    names = ["loss", *(name for name in names if name not in NOT_METRICS)]
+    names = ["loss", *metric_names(epoch for _, epoch in epochs)]
     rows = [["run", "epoch", *names]]
     for run, epoch in epochs:
-        rows.append([run["run"], number_in_words(epoch, run), *(_number(epoch.get(name), 4) for name in names)])
+        rows.append([run["run"], number_in_words(epoch, run), *(cell(epoch.get(name), ".4f") for name in names)])
     return rows
 
 
@@ -154,7 +158,3 @@ def _questions(section: str) -> list[str]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
-
-
-def _number(value: float | None, digits: int) -> str:
-    return f"{value:.{digits}f}" if is_number(value) else "-"

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from cos598d.records.conventions import COUNTED, NOT_METRICS
+from cos598d.records.conventions import COUNTED
 from cos598d.terminal.words import listed
-from cos598d.tools.report.attempts import kept_another
 from cos598d.tools.report.blocks import Block, Figure, Table, figures
-from cos598d.tools.report.epochs import cut_note, is_cut, number_in_words, whole_epochs
-from cos598d.tools.report.load import Run, is_number
-from cos598d.tools.report.numbers import names_of, plain
-from cos598d.tools.report.references import drifts, has_all_rows, same_setting
+from cos598d.tools.report.epochs import cut_note, is_cut, kept_another, metric_names, number_in_words, whole_epochs
+from cos598d.tools.report.load import Run
+from cos598d.tools.report.numbers import is_number, names_of, plain
+from cos598d.tools.report.references import drifts, grouped, has_all_rows, same_setting
 from cos598d.tools.report.svg import draw, legend_below, line_style
 from cos598d.tools.report.table import losses_rows
 
@@ -27,13 +26,7 @@ SPEEDS = {
 
 def metrics_blocks(runs: Sequence[Run]) -> list[Block]:
     """A table and a figure of each metric after each epoch."""
-    metrics = dict.fromkeys(
-        name
-        for run in runs
-        for epoch in run.summary["epochs"]
-        for name, value in epoch.items()
-        if name not in NOT_METRICS and is_number(value)
-    )
+    metrics = metric_names(epoch for run in runs for epoch in run.summary["epochs"])
     names = [run.name for run in runs if kept_another(run)]
     kept_note = f" Of the model that was trained last: {names_of(names, 'run')} kept an earlier one." if names else ""
     blocks: list[Block] = []
@@ -95,13 +88,8 @@ def loss_blocks(runs: Sequence[Run]) -> list[Figure]:
 
 def of_one_setting(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs whose losses can be compared; replicas that do not agree in every step are left out."""
-    groups: list[list[Run]] = []
-    for run in runs:
-        if drifts(run.summary) or not has_all_rows(run.summary):
-            continue
-        group = next((group for group in groups if same_setting(group[0].summary, run.summary)), None)
-        groups.append([run]) if group is None else group.append(run)
-    return groups
+    comparable = [run for run in runs if not drifts(run.summary) and has_all_rows(run.summary)]
+    return grouped(comparable, lambda first, run: same_setting(first.summary, run.summary))
 
 
 def losses_apart(group: Sequence[Run]) -> str:

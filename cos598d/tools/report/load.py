@@ -30,7 +30,7 @@ from cos598d.records.unfinished import live_folder, read_unfinished
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.disturbed import busy_and_own, share_of_others
 from cos598d.tools.report.numbers import plain
-from cos598d.tools.report.repeats import what_was_asked
+from cos598d.tools.report.references import what_was_asked
 from cos598d.tools.report.series import Series, find_calls, read_calls
 
 Row = Mapping[str, Any]
@@ -268,11 +268,6 @@ def load_entry_run(folder: Path, name: str, asked: Mapping[str, Any]) -> Run:
 def iteration_rows(folder: Path) -> Iterator[Row]:
     """Rank 0's rows. Raises UserError for one that is damaged."""
     return read_table(folder / ITERATIONS.format(rank=0), ITERATION)
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value from JSON is a number that a run can have come to."""
-    return NUMBER.fits(value)
 
 
 def own_names(folders: Sequence[Path]) -> list[str]:

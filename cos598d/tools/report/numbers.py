@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from cos598d.records.kinds import NUMBER
 from cos598d.terminal.words import listed, number_of
 
 
@@ -22,6 +23,16 @@ def plain(value: float) -> str:
 def plain_or_none(value: float | None) -> str:
     """`plain`, or "-" for None."""
     return "-" if value is None else plain(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from JSON is a number that a run can have come to."""
+    return NUMBER.fits(value)
+
+
+def cell(value: float | None, form: str) -> str:
+    """A number in a format such as ".3f", or "-" for None and for what no run can have come to."""
+    return format(value, form) if is_number(value) else "-"
 
 
 def percent(share: float) -> str:

@@ -10,8 +10,8 @@ from cos598d.terminal.words import listed
 from cos598d.tools.report.blocks import Block, Figure, Table
 from cos598d.tools.report.epochs import is_cut
 from cos598d.tools.report.learning import block_means, points_per_block
-from cos598d.tools.report.load import Run, is_number
-from cos598d.tools.report.numbers import names_of
+from cos598d.tools.report.load import Run
+from cos598d.tools.report.numbers import cell, is_number, names_of
 from cos598d.tools.report.svg import draw, legend_below, shortened
 
 VALIDATION_LOSS = "validation_loss"
@@ -95,9 +95,8 @@ def overfitting_blocks(runs: Sequence[Run]) -> list[Block]:
     rows = [["run", "evaluated", "training loss", "validation loss", ""]]
     for course in found:
         for point in course.points:
-            training = "-" if point.training is None else f"{point.training:.4f}"
             is_best = "lowest" if point is course.best and not course.is_flat else ""
-            rows.append([course.run.name, point.when, training, f"{point.validation:.4f}", is_best])
+            rows.append([course.run.name, point.when, cell(point.training, ".4f"), f"{point.validation:.4f}", is_best])
     note = "Training loss: the mean over the examples since the evaluation before, with dropout where there is any."
     caption = [f"{course.run.name}: {course.verdict}." for course in found]
     blocks: list[Block] = [Table(note, rows), Figure("overfitting", _figure(found), caption)]

@@ -7,18 +7,17 @@ from typing import Any
 from cos598d.terminal.words import listed, number_of
 from cos598d.tools.report.answer import answer_of
 from cos598d.tools.report.answer_figure import has_every_bar
-from cos598d.tools.report.attempts import attempts, endings
 from cos598d.tools.report.benches import Bench, bench_sections
 from cos598d.tools.report.blocks import Block, Page, Section, Table
 from cos598d.tools.report.classes import classes_blocks
+from cos598d.tools.report.epochs import attempts, endings
 from cos598d.tools.report.learning import first_losses, loss_blocks, metrics_blocks, speed_blocks
-from cos598d.tools.report.load import Run, is_number
+from cos598d.tools.report.load import Run
 from cos598d.tools.report.memory import memory_note, memory_rows
-from cos598d.tools.report.numbers import words_of
+from cos598d.tools.report.numbers import is_number, words_of
 from cos598d.tools.report.overfitting import overfitting_blocks
-from cos598d.tools.report.scaling import scaling_blocks, sweep_sections
+from cos598d.tools.report.scaling import differences, scaling_blocks, sweep_sections
 from cos598d.tools.report.seconds import phases_blocks, seconds_blocks
-from cos598d.tools.report.settings import differences
 from cos598d.tools.report.timeline import timeline_blocks
 from cos598d.tools.report.traffic import traffic_blocks
 from cos598d.tools.report.wire import wire_blocks

@@ -9,10 +9,10 @@ from cos598d.terminal.tables import with_columns
 from cos598d.terminal.words import listed
 from cos598d.tools.report.blocks import Block, Table, figures
 from cos598d.tools.report.disturbed import busy_and_own
-from cos598d.tools.report.load import Run, is_number
-from cos598d.tools.report.numbers import plain
-from cos598d.tools.report.repeats import in_groups
-from cos598d.tools.report.svg import MARKERS, PHASE_LOOKS, bar, draw, lanes, legend_below, patch
+from cos598d.tools.report.load import Run
+from cos598d.tools.report.numbers import is_number, plain
+from cos598d.tools.report.references import in_groups
+from cos598d.tools.report.svg import MARKERS, PHASE_LOOKS, bars, draw, lanes, legend_below, patch
 from cos598d.tools.report.table import (
     AGAINST,
     SLOW_ONES,
@@ -141,11 +141,8 @@ def _phases_figure(runs: Sequence[Run]) -> str | None:
     def paint(figure):
         axes = figure.subplots()
         for place, run in enumerate(runs):
-            left = 0.0
-            for phase in PHASES:
-                length = run.summary["phases"][f"seconds_{phase}"] or 0.0
-                bar(axes, PHASE_LOOKS[phase], left, length, place, 0.36)
-                left += length
+            phases = run.summary["phases"]
+            bars(axes, [(PHASE_LOOKS[phase], phases[f"seconds_{phase}"] or 0.0) for phase in PHASES], place)
         lanes(axes, [run.name for run in runs], -0.34)
         axes.set_xlabel("seconds per iteration, mean over the ranks")
         shown = phases_of([run.summary for run in runs])

@@ -7,13 +7,11 @@ from typing import Any
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
 from cos598d.terminal.tables import picked
 from cos598d.tools.report.blocks import Page, Section, Table, headline_of
-from cos598d.tools.report.bytes_from import BYTES_FROM, bytes_from, counted_wire, is_in_ledger
 from cos598d.tools.report.classes import one_class_remark
 from cos598d.tools.report.disturbed import (
     DISTURBED,
     disturbance_remark,
     impossible_remark,
-    is_disturbed,
     most_speed_up,
     speed_up_words,
 )
@@ -26,8 +24,10 @@ from cos598d.tools.report.epochs import (
     timed_trainings,
 )
 from cos598d.tools.report.fairness import ground_remark, shared_remark, work_remark
-from cos598d.tools.report.load import Run, is_number
-from cos598d.tools.report.numbers import names_of, plain
+from cos598d.tools.report.load import Run
+from cos598d.tools.report.numbers import cell, names_of, plain
+from cos598d.tools.report.references import is_disturbed
+from cos598d.tools.report.traffic_table import BYTES_FROM, bytes_from, counted_wire, is_in_ledger
 
 BASELINE = "baseline"
 SENT, TRAINING_LOSS = "sent MB/it", "training loss"
@@ -88,8 +88,7 @@ def strategies_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
         ratio = epoch_seconds(base) / seconds if base else None
         words = speed_up_words(ratio, entry.run.summary, base.summary, entry.run.environment) if ratio and base else "-"
         cells.append(words)
-        share = _efficiency(base, entry.run) if base else None
-        cells.append("-" if share is None else f"{share:.0%}")
+        cells.append(cell(_efficiency(base, entry.run) if base else None, ".0%"))
         peaks = entry.run.summary["memory"]["process_peak_bytes"]
         cells += [f"{peak / 1e6:,.0f}" for peak in (max(peaks), sum(peaks))]
         if has_gpu:
@@ -98,7 +97,7 @@ def strategies_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
         sent = sent_bytes(entry.run.summary)
         cells += ["-" if sent is None else f"{sent / 1e6:,.1f}", bytes_from(entry.run.summary)]
         cells.append(f"{last_loss(entry.run):.4f}")
-        cells += [f"{last[name]:.4f}" if is_number(last.get(name)) else "-" for name in metrics]
+        cells += [cell(last.get(name), ".4f") for name in metrics]
         rows.append([*what, *cells])
     return rows
 
@@ -140,7 +139,7 @@ def learning_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
     rows = [["strategy", "epochs", "epoch", TRAINING_LOSS, *metrics]]
     for entry, run in known:
         for epoch in run.summary["epochs"]:
-            cells = [f"{epoch[name]:.4f}" if is_number(epoch.get(name)) else "-" for name in metrics]
+            cells = [cell(epoch.get(name), ".4f") for name in metrics]
             number = number_in_words(epoch, run.summary)
             rows.append([entry.label, f"{entry.epochs:g}", number, f"{epoch['loss']:.4f}", *cells])
     return rows

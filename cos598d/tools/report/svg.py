@@ -4,7 +4,7 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -100,6 +100,14 @@ def bar(axes: "Axes", look: tuple[str, str], left: float, length: float, y: floa
     colour, hatch = look
     if length > 0:
         axes.barh(y, length, height, left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.3)
+
+
+def bars(axes: "Axes", parts: Iterable[tuple[tuple[str, str], float]], y: float) -> None:
+    """A bar of parts from left to right, each with its look and its length."""
+    left = 0.0
+    for look, length in parts:
+        bar(axes, look, left, length, y, 0.36)
+        left += length
 
 
 def patch(colour: str, hatch: str) -> "Patch":

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from cos598d.records.conventions import FINISHED
 from cos598d.records.quantities import quantity
 from cos598d.terminal.words import listed
-from cos598d.tools.report.disturbed import TOLERANCE, is_disturbed, most_speed_up
+from cos598d.tools.report.disturbed import TOLERANCE, most_speed_up
 from cos598d.tools.report.epochs import epoch_seconds, last_loss, metrics_of
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import plain, seconds
+from cos598d.tools.report.references import is_disturbed
 from cos598d.tools.report.strategies import sent_bytes
 
 if TYPE_CHECKING:

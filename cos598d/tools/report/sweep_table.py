@@ -6,11 +6,10 @@ from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
 from cos598d.records.facts import ALSO_OF_WORK, OF_RUNS
 from cos598d.terminal.tables import picked
 from cos598d.terminal.words import number_of
-from cos598d.tools.report.attempts import stopped_early
 from cos598d.tools.report.blocks import Table
 from cos598d.tools.report.classes import one_class_remark
 from cos598d.tools.report.disturbed import disturbance_remark, impossible_remark
-from cos598d.tools.report.epochs import cut_remark, is_cut, whole_epochs
+from cos598d.tools.report.epochs import cut_remark, is_cut, stopped_early, whole_epochs
 from cos598d.tools.report.fairness import code_remark, ground_remark, shared_remark, work_remark
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.sweep_entries import (

@@ -6,25 +6,17 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from cos598d.errors import WARNING
-from cos598d.records.conventions import ASSUMED_BYTES, CHECKPOINT, FLOOR, PHASES, WARM_UP
+from cos598d.records.conventions import CHECKPOINT, FLOOR, PHASES, WARM_UP
 from cos598d.records.run import Summary
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_markdown, as_text, markdown_text, with_columns
 from cos598d.terminal.words import listed
-from cos598d.tools.report.bytes_from import (
-    BYTES_FROM,
-    BYTES_NOTE,
-    bytes_from,
-    counted_wire,
-    is_by_sockets,
-    is_in_ledger,
-)
 from cos598d.tools.report.classes import one_class_remark
-from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
+from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark
 from cos598d.tools.report.fairness import ground_remark, work_remark
 from cos598d.tools.report.load import left_out
 from cos598d.tools.report.memory import memory_note, memory_rows
-from cos598d.tools.report.numbers import mb_by_rank, plain, plain_or_none
+from cos598d.tools.report.numbers import cell, mb_by_rank, plain, plain_or_none
 from cos598d.tools.report.references import (
     alone_of,
     are_apart,
@@ -33,10 +25,19 @@ from cos598d.tools.report.references import (
     exposed_seconds,
     floor_of,
     has_all_rows,
+    in_groups,
+    is_disturbed,
     largest_difference,
+    members,
+    over_pairs,
     ratio_of_means,
 )
-from cos598d.tools.report.repeats import in_groups, members, over_pairs
+from cos598d.tools.report.traffic_table import (
+    BYTES_NOTE,
+    assumed_bytes,
+    is_in_ledger,
+    traffic_rows,
+)
 
 FIRST_LOSSES = 3
 # The columns of `time_cells`. The last ones of a table are the phases.
@@ -79,7 +80,7 @@ def brief_parts(runs: Sequence[Summary], each: bool = False) -> tuple[list[list[
     rows = [["run", "sync", "ranks", "s per step", "sent MB per step, by rank", "losses differ from 1 rank by"]]
     is_little = any(0 < sent < 1e6 for run in runs if is_in_ledger(run) for sent in run["bytes_sent_per_iteration"])
     for run in runs:
-        seconds = DISTURBED if is_disturbed(run) else _seconds(run["seconds_per_iteration"]["mean"])
+        seconds = DISTURBED if is_disturbed(run) else cell(run["seconds_per_iteration"]["mean"], ".3f")
         sent = mb_by_rank(run["bytes_sent_per_iteration"], 3 if is_little else 1) if is_in_ledger(run) else "-"
         difference = _difference(run, alone_of(runs, run))
         rows.append([run["run"], run["sync"], str(run["world_size"]), seconds, sent, difference])
@@ -166,15 +167,15 @@ def time_cells(runs: Sequence[Summary]) -> list[dict[str, str]]:
         cells.append(
             {
                 "run": run["run"],
-                "s/it": _seconds(seconds["mean"]),
+                "s/it": cell(seconds["mean"], ".3f"),
                 "95 %": f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "-",
-                "median": _seconds(seconds["median"]),
+                "median": cell(seconds["median"], ".3f"),
                 "90th percentile": plain_or_none(seconds["p90"]),
                 "first": plain_or_none(seconds["first"]),
                 "ratio to ddp": _ratio(run, ddp_of(runs, run)),
                 "exposed s": _exposed(run, floor_of(runs, run)),
             }
-            | {phase: _seconds(run["phases"][f"seconds_{phase}"]) for phase in PHASES}
+            | {phase: cell(run["phases"][f"seconds_{phase}"], ".3f") for phase in PHASES}
         )
     return cells
 
@@ -211,23 +212,6 @@ def _of_peak(run: Summary) -> str:
     return f"{fmean(known):.0%}" if known else "-"
 
 
-def traffic_rows(runs: Sequence[Summary]) -> list[list[str]]:
-    """A head and a row for each run: calls, tensors and bytes of an iteration, by the formulas; nothing by them where
-    only the kernel knows what travelled."""
-    rows = [["run", "calls/it", "tensors/it", "payload MB/it", "sent MB/it by rank", "received MB/it by rank"]]
-    rows[0] += ["counted MB/it", BYTES_FROM]
-    for run in runs:
-        cells = [f"{run[f'{what}_per_iteration']:.4g}" for what in ("calls", "tensors")]
-        cells += [mb_by_rank([run["payload_bytes_per_iteration"]])]
-        cells += [
-            mb_by_rank(run["bytes_sent_per_iteration"]),
-            mb_by_rank(run["bytes_received_per_iteration"]),
-        ]
-        by_formula = cells if is_in_ledger(run) else ["-"] * len(cells)
-        rows.append([run["run"], *by_formula, _counted(counted_wire(run)), bytes_from(run)])
-    return rows
-
-
 def legend(runs: Sequence[Summary]) -> str:
     """What the columns say."""
     intervals = []
@@ -250,12 +234,6 @@ def legend(runs: Sequence[Summary]) -> str:
         + (f"\n{textwrap.fill(memory_note(runs), 118)}" if memory_rows(runs) else "")
         + assumed_bytes(runs, before="\n")
     )
-
-
-def assumed_bytes(runs: Sequence[Summary], before: str) -> str:
-    """`before` and a sentence that names the runs whose bytes are assumed; "" where there are none."""
-    names = [run["run"] for run in runs if run.get("bytes_are_assumed")]
-    return f"{before}Bytes of {', '.join(names)} are assumed: {ASSUMED_BYTES}." if names else ""
 
 
 def warm_up_words(runs: Sequence[Summary]) -> str:
@@ -285,8 +263,7 @@ def _difference(run: Summary, alone: Summary | None) -> str:
         return "-"
     if drifts(run):
         return "drifts"
-    apart = largest_difference(run, alone)
-    return "-" if apart is None else f"{apart:.1e}"
+    return cell(largest_difference(run, alone), ".1e")
 
 
 def _ratio(run: Summary, ddp: Summary | None) -> str:
@@ -310,22 +287,3 @@ def _exposed(run: Summary, floor: Summary | None) -> str:
     words = f"{seconds:.3f} ({seconds / run['seconds_per_iteration']['median']:.0%})"
     several = over_pairs(run, floor, exposed_seconds)
     return f"{words}, 95 % {several[1][0]:.3f} to {several[1][1]:.3f}" if several else words
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _counted(wire: Summary | None) -> str:
-    """Counted bytes sent in megabytes, by interface; where ranks share one, those of all of them together."""
-    if not wire:
-        return "-"
-    by_rank, cells = wire["bytes_sent_per_iteration"], []
-    if is_by_sockets(wire):
-        return mb_by_rank([sent for sent in by_rank if sent is not None])
-    for ranks in wire["ranks_by_interface"]:
-        # All read the same counters, each when its own iterations end.
-        known = [by_rank[rank] for rank in ranks if by_rank[rank] is not None]
-        together = f" (ranks {', '.join(map(str, ranks))})" if len(ranks) > 1 else ""
-        cells.append(f"{sum(known) / len(known) / 1e6:.3f}{together}")
-    return ", ".join(cells)

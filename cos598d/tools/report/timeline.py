@@ -8,11 +8,11 @@ from cos598d.records.run import Summary
 from cos598d.terminal.colours import DARK_GREY, VERMILLION
 from cos598d.terminal.words import number_of
 from cos598d.tools.report.blocks import Block, Figure
-from cos598d.tools.report.bytes_from import is_in_ledger
-from cos598d.tools.report.load import Run, is_number
-from cos598d.tools.report.numbers import seconds
-from cos598d.tools.report.settings import comparable
+from cos598d.tools.report.load import Run
+from cos598d.tools.report.numbers import is_number, seconds
+from cos598d.tools.report.scaling import comparable
 from cos598d.tools.report.svg import PHASE_LOOKS, bar, draw, legend_below, patch, shortened
+from cos598d.tools.report.traffic_table import is_in_ledger
 
 Span = tuple[str, float, float]
 BESIDE, AFTER = ("#F3C6A5", ""), (VERMILLION, "///")

@@ -9,11 +9,18 @@ from cos598d.records.run import Summary
 from cos598d.terminal.colours import BLUE, SKY
 from cos598d.terminal.words import number_of
 from cos598d.tools.report.blocks import Block, Table, figures
-from cos598d.tools.report.bytes_from import BYTES_NOTE, counted_wire, is_by_sockets, is_in_ledger
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import mb_by_rank, megabytes
 from cos598d.tools.report.svg import draw, lanes, legend_below
-from cos598d.tools.report.table import assumed_bytes, traffic_rows
+from cos598d.tools.report.traffic_table import (
+    BYTES_NOTE,
+    assumed_bytes,
+    by_interface,
+    counted_wire,
+    is_by_sockets,
+    is_in_ledger,
+    traffic_rows,
+)
 
 TRAFFIC_NOTE = (
     "Calls that send gradients or (if a strategy shards them) parameters: the mean over all iterations, by the "
@@ -171,9 +178,7 @@ def epoch_rows(runs: Sequence[Run]) -> list[list[str]]:
             predicted, counted = (epoch.get(f"{how}_bytes_sent") for how in ("predicted", "counted"))
             if not wire or not predicted or not counted or None in counted:
                 continue
-            groups = wire["ranks_by_interface"]
-            sums = [sum(predicted[rank] for rank in group) for group in groups]
-            seen = [counted[group[0]] for group in groups]
+            sums, seen = by_interface(wire, predicted, counted)
             ratios = [c / p - 1 for c, p in zip(seen, sums, strict=True) if p >= LEAST_BYTES]
             off = _ends(ratios, "{:+.1%}".format) if ratios else "-"
             cells = [mb_by_rank(sums), mb_by_rank(seen), off]

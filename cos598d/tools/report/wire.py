@@ -8,10 +8,10 @@ from cos598d.records.quantities import quantity
 from cos598d.terminal.colours import BLUE, DARK_GREY, VERMILLION
 from cos598d.terminal.words import listed, number_of
 from cos598d.tools.report.blocks import Figure
-from cos598d.tools.report.bytes_from import is_by_sockets, is_loopback
 from cos598d.tools.report.load import Row, Run
 from cos598d.tools.report.numbers import percent, plain
 from cos598d.tools.report.svg import draw, legend_below, shortened
+from cos598d.tools.report.traffic_table import is_by_sockets, is_loopback
 
 MOST_DRAWN = 400
 LEAST_SECONDS = 1e-3  # samples that are nearer to each other give no useful rate

@@ -16,7 +16,7 @@ from cos598d.records.schema import is_as_read, read
 from cos598d.terminal.files import write_json
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.load import AnotherRun, Run, load_entry_run
-from cos598d.tools.runs.planned import PlannedRun
+from cos598d.tools.runs.plan import PlannedRun
 
 # What the state has for every run in addition to its description.
 ENDED: dict[str, ValueKind] = {"outcome": OneOf(OUTCOMES), "said": TEXT}

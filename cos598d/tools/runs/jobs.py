@@ -24,6 +24,7 @@ from cos598d.terminal.children import exit_code_of
 from cos598d.terminal.files import open_own, own_folder
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import start
+from cos598d.terminal.signals import AskedToEnd
 from cos598d.tools.runs.folder import writing
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -33,14 +34,6 @@ LOOK_SECONDS = 0.05
 # The prefix of a rank's lines on an emulated host.
 _HOST = re.compile(r"^host\d+(?: rank\d+)?\| ")
 _RANK = re.compile(r"^rank \d+")
-
-
-class RunsStopped(UserError):
-    """A signal has asked this program to end."""
-
-    def __init__(self, number: int):
-        super().__init__(f"stopped by {signal.Signals(number).name}.")
-        self.exit_code = 128 + number
 
 
 @dataclass(frozen=True)
@@ -140,7 +133,7 @@ def run_jobs(
     """Run the jobs in their order, `parallel` at a time. `begin` is called before each one, `end` after it.
 
     SIGINT, SIGTERM and SIGHUP are passed on to the running ones, and no more are started. When they have ended,
-    KeyboardInterrupt or RunsStopped is raised. Any other exception here ends them too.
+    KeyboardInterrupt or AskedToEnd is raised. Any other exception here ends them too.
     """
     waiting, running = list(jobs), list[_Running]()
     with _signals_passed_on(running) as asked:
@@ -185,4 +178,4 @@ def _signals_passed_on(running: Sequence[_Running]) -> Iterator[list[int]]:
     if signal.SIGINT in asked:
         raise KeyboardInterrupt
     if asked:
-        raise RunsStopped(asked[0])
+        raise AskedToEnd(asked[0])

@@ -11,7 +11,7 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.words import listed
 from cos598d.tools.cluster.plan import MOST_HOSTS
 from cos598d.tools.report.sweep_entries import LINKS, SETUP
-from cos598d.tools.runs.planned import PlannedRun, Setup
+from cos598d.tools.runs.plan import PlannedRun, Setup
 
 OURS = (sys.executable, "-m", "cos598d")
 COMMAND = "{command}"

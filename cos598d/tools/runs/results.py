@@ -1,26 +1,78 @@
-"""What a sweep shows: a line when a run has ended, and at the end the table and the page of all."""
+"""What is shown of many runs: their cost before they start, a line for each that ends, then a table and a page."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cos598d.checkpoint_flags import LOSS_METRIC
+from cos598d.config import config_from
+from cos598d.cost.forecast import Forecast, forecast
+from cos598d.cost.planned import Known
 from cos598d.data import get_task
-from cos598d.errors import WARNING
-from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT, NOT_METRICS
+from cos598d.errors import WARNING, UserError
+from cos598d.records.conventions import AUTO_PRECISION, BROKEN_OFF, FAILED, LEFT_OUT, NOT_METRICS
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.own_code import is_own
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_markdown, as_text, markdown_text
+from cos598d.tools.report.blocks import Page, Table, as_html
 from cos598d.tools.report.epochs import epoch_seconds
-from cos598d.tools.report.load import Run, is_number
-from cos598d.tools.report.render import as_html
+from cos598d.tools.report.load import Run
+from cos598d.tools.report.numbers import cell, is_number
 from cos598d.tools.report.sweep_entries import SweepEntry
 from cos598d.tools.report.sweep_page import sentences, sweep_page
 from cos598d.tools.report.sweep_table import BRIEF_NOTE, TABLE_NOTE, brief_rows, sweep_rows, unlike
 from cos598d.tools.runs.folder import writing
+from cos598d.tools.runs.plan import PlannedRun
 
 PAGE, TABLE = "report.html", "table.md"
+HEAD = ["run", "times", "ranks", "iterations", "sent MB/it", "peak MB", "s/it", "seconds"]
+
+
+def forecast_words(runs: Sequence[PlannedRun], parallel: int, costs_from: tuple[Path, ...] = ()) -> str:
+    """The seconds of all runs, then a table of what the runs of each name send, hold and take, then its sources.
+
+    The first run of each name stands for the others. Sent: by the rank that sends most. Peak: model, gradients and
+    optimizer of the rank that holds most. Seconds: training only. A run without a prediction has a sentence instead.
+    """
+    known, rows, notes, total = Known(costs_from), [HEAD], list[str](), 0.0
+    basis: dict[tuple[int, bool], str] = {}  # one source for each number of ranks, since they differ only in details
+    times = Counter(one.name for one in runs if not one.refused)
+    for name in times:
+        one = next(one for one in runs if one.name == name)
+        try:
+            found = forecast(config_from(one.values), one.setup.world_size, one.setup.hosts, one.rate, one.delay, known)
+        except UserError as error:
+            notes.append(f"{name}: {error}")
+            continue
+        rows.append([name, str(times[name]), str(one.setup.world_size), *_cells(found)])
+        total += (found.seconds or 0.0) * times[name]
+        chosen = found.precision
+        notes += [f"{name} may send more: {found.bytes_more}."] if found.bytes_more else []
+        notes += filter(None, [found.bytes_unsaid, found.memory_unsaid, chosen.warning and WARNING + chosen.warning])
+        notes += [chosen.remark] if one.values.get("precision") == AUTO_PRECISION else []
+        ranks = one.setup.world_size
+        basis.setdefault(
+            (ranks, found.seconds is None), f"Seconds on {ranks} rank{'s'[: ranks - 1]}: {found.seconds_from}."
+        )
+    notes = list(dict.fromkeys([*notes, *basis.values()]))
+    answer = []
+    if total:
+        at_a_time = f", if there are cores for {parallel} runs at a time" if parallel > 1 else ""
+        answer.append(f"About {seconds_words(total / parallel)} of training{at_a_time}, plus start and evaluation.")
+    return "\n\n".join([*answer, as_text(rows, numbers=True), *map(printable, notes)])
+
+
+def _cells(found: Forecast) -> list[str]:
+    sent = max(found.bytes_sent_per_iteration, default=None)
+    return [
+        str(found.iterations),
+        "-" if sent is None else f"{sent / 1e6:,.2f}",
+        f"{found.peak_bytes / 1e6:,.1f}" if found.peak else "-",
+        cell(found.seconds_per_iteration, ".3g"),
+        cell(found.seconds, ".3g"),
+    ]
 
 
 def result_words(run: Run) -> str:
@@ -38,27 +90,50 @@ def settings_words(settings: Mapping[str, str]) -> str:
     return ", ".join(f"{axis} {word}" for axis, word in settings.items())
 
 
-def show(path: Path, entries: Sequence[SweepEntry], title: str, remarks: Sequence[str]) -> None:
-    """Print the answer and a small table; write the whole one in Markdown, and the page."""
+def show_sweep(path: Path, entries: Sequence[SweepEntry], title: str, remarks: Sequence[str]) -> None:
+    """`show` a sweep; if no run has finished, print only why."""
     absent = list(dict.fromkeys(_why_not(entry) for entry in entries if entry.run is None))
     if not any(entry.run for entry in entries):
         print("", *map(printable, absent), sep="\n")
         return
-    rows = sweep_rows(entries)
-    notes = [*(f"{WARNING}{one}" for one in [*remarks, *unlike(entries)]), *absent]
-    answer = " ".join(sentences(entries))
-    table = [as_text(brief_rows(entries), numbers=True), textwrap.fill(BRIEF_NOTE, 118)]
-    parts = [textwrap.fill(printable(answer), 118), *table, *map(printable, notes)]
-    print("", "\n\n".join(parts), "", sep="\n")
-    words = [markdown_text(answer), as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *notes])]
-    page = as_html(sweep_page(entries, title))
+    brief, whole = Table(BRIEF_NOTE, brief_rows(entries)), Table(TABLE_NOTE, sweep_rows(entries))
+    show(path, [*remarks, *unlike(entries)], sentences(entries), brief, whole, absent, sweep_page(entries, title))
+
+
+def show(
+    path: Path,
+    warnings: Sequence[str],
+    answer: Sequence[str],
+    brief: Table,
+    whole: Table,
+    absent: Sequence[str],
+    page: Page | None,
+) -> None:
+    """Print the warnings, the answer, a brief table, and why runs are absent; write the whole table in Markdown, and
+    the page of the runs if there is one. Raises UserError if a file cannot be written."""
+    warnings, said = [f"{WARNING}{one}" for one in warnings], " ".join(answer)
+    parts = [*map(printable, warnings), textwrap.fill(printable(said), 118), as_text(brief.rows, numbers=True)]
+    parts += [textwrap.fill(brief.caption, 118), *map(printable, absent)]
+    print("", "\n\n".join(filter(None, parts)), "", sep="\n")
+    words = [*map(markdown_text, [*warnings, said]), as_markdown(whole.rows)]
+    words += map(markdown_text, [whole.caption, *absent])
     with writing(path):
-        write_whole(path / TABLE, "\n\n".join(words) + "\n")
-        write_whole(path / PAGE, page)
-    print(f"all columns: {path / TABLE}\npage: {path / PAGE}")
+        write_whole(path / TABLE, "\n\n".join(filter(None, words)) + "\n")
+        print(f"all columns: {path / TABLE}")
+        if page:
+            write_whole(path / PAGE, as_html(page))
+            print(f"page: {path / PAGE}")
 
 
 def _why_not(entry: SweepEntry) -> str:
     how = {FAILED: "failed", BROKEN_OFF: "is not finished", LEFT_OUT: "is left out"}[entry.outcome]
     seed = "" if entry.outcome == LEFT_OUT else f", seed {entry.seed}"
     return f"{settings_words(entry.settings)}{seed} {how}: {entry.said}"
+
+
+def seconds_words(seconds: float) -> str:
+    """A duration as text: "40 s", "12 min", "3 h 20 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

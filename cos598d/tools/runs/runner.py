@@ -18,8 +18,8 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import GOES_ON
 from cos598d.tools.runs.folder import RunsFolder
 from cos598d.tools.runs.jobs import Ended, Job, run_jobs
-from cos598d.tools.runs.planned import PlannedRun
-from cos598d.tools.runs.results import result_words
+from cos598d.tools.runs.plan import PlannedRun
+from cos598d.tools.runs.results import result_words, seconds_words
 
 LOGS = "logs"
 # How long a run of a killed call may take to end before a run of this call takes its folder.
@@ -70,7 +70,7 @@ class Runner:
     def run(self) -> int:
         """Make the runs that are not finished. Return how many are still unfinished after that.
 
-        Raises KeyboardInterrupt or RunsStopped if a signal asks for it.
+        Raises KeyboardInterrupt or AskedToEnd if a signal asks for it.
         """
         jobs = [job for one in self._all if (job := self._job(one))]
         self._at_a_time = min(self._parallel, len(jobs))
@@ -194,11 +194,3 @@ class Progress:
         alike = [known for known in self._known if known[0].name == one.name]
         near = alike or [known for known in self._known if known[0].setup == one.setup] or self._known
         return fmean(seconds for _, seconds in near)
-
-
-def seconds_words(seconds: float) -> str:
-    """A duration as text: "40 s", "12 min", "3 h 20 min"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

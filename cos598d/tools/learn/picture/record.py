@@ -8,7 +8,8 @@ from cos598d.records.run import ITERATION, read_table
 from cos598d.terminal.words import number_of
 from cos598d.tools.learn.events import CALL, COMPUTE, LONGEST_NAME, Event
 from cos598d.tools.learn.picture.lanes import MOST_RANKS
-from cos598d.tools.report.load import Row, is_number, load_run_as
+from cos598d.tools.report.load import Row, load_run_as
+from cos598d.tools.report.numbers import is_number
 from cos598d.tools.report.series import find_calls, read_calls
 
 TRAVELS = ("gradients", "parameters")
