@@ -13,8 +13,8 @@ from cos598d.tools.check.verdict import KEPT, NOT_CLAIMED, REFUSED
 STATUS_WIDTH = 13
 INDENT = " " * STATUS_WIDTH  # of what follows a status
 RATIOS = (
-    "A ratio is your sync's seconds divided by the row's: above 1 yours is slower. It is the median of the ratios within "
-    "a round, which need not be the ratio of the two medians."
+    "A ratio is your sync's seconds divided by the row's: above 1 yours is slower. It is the median of the ratios "
+    "within a round, which need not be the ratio of the two medians."
 )
 HOW = (
     "Each strategy is compared with one process on the whole batch. A number is the largest difference, relative to "
