@@ -38,7 +38,7 @@ def comparable(words):
     """A finding without spaces and the numbers, which are drawn again each time, but with the file's line."""
     place, _, rest = words.partition(": ")
     rest = re.sub(r"\[[^]]*\]", "[]", rest)
-    return place + re.sub(r"-?\d[\d.,]*(e[+-]\d+)?|\s", "", rest)
+    return place + re.sub(r"-?\d+([.,]\d+)*(e[+-]\d+)?|\s", "", rest)
 
 
 def said_first(block):
