@@ -154,8 +154,9 @@ def sent_by_sparse_zero1(job: TrainingSpec, units: Sequence[Unit], may_be_unused
     reduced = _reduced_packed(job, dense) if packs else _reduced(job, dense)
     sent = _sent(job, reduced + gathered + rows, 2 * len(dense) + len(replicas), may_be_unused)
     norm = (job.ranks - 1) * NORM_BYTES - all_reduce_bytes(NORM_BYTES, job.ranks) if job.clips else 0
-    more = "a step that moves weights far sends more of their bits" if packed else ""
-    return replace(sent, others=sent.others + norm, gathered=gathered, more=more)
+    more = ["a step that moves weights far sends more of their bits"] if packed else []
+    more += ["gradients of very different sizes are sent unpacked"] if packs else []
+    return replace(sent, others=sent.others + norm, gathered=gathered, more=", and ".join(more))
 
 
 def sent_by_shared_weights(job: TrainingSpec, units: Sequence[Unit], may_be_unused: bool) -> TrafficEstimate:
