@@ -211,3 +211,9 @@ def test_rows_of_another_run_than_the_summary_s_are_refused(run, tmp_path):
     (other / "iterations.rank0.jsonl").rename(run / "iterations.rank0.jsonl")
     with pytest.raises(UserError, match=r"not have the losses of summary.json, so these files are not of one"):
         load_records([run])
+
+
+def test_an_ending_in_capitals_means_the_same_kind_of_page(tmp_path):
+    run = write_run(tmp_path / "run")
+    assert report(tmp_path / "page.HTML", run).read_text().startswith("<!DOCTYPE html>")
+    assert report(tmp_path / "page.MD", run).read_text().startswith("# ")

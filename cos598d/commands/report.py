@@ -51,16 +51,17 @@ def run(options: argparse.Namespace) -> int:
         return _lab(options.lab, options.output or Path("report.md"))
     output = options.output or Path("report.html")
     check_output_file("-o", output, ".html", ".pdf", ".md")
-    need("jinja2", "matplotlib", *(["weasyprint"] if output.suffix == ".pdf" else []))
+    ending = output.suffix.lower()
+    need("jinja2", "matplotlib", *(["weasyprint"] if ending == ".pdf" else []))
     page = _page_of(options.runs)
     try:
-        if output.suffix == ".md":
+        if ending == ".md":
             beside = output.with_name(f"{output.stem}_files")
             text, files = as_markdown_page(page, beside.name)
             write_together({beside / name: svg for name, svg in files.items()} | {output: text})
         else:
             html = as_html(page)
-            write_whole(output, html if output.suffix == ".html" else as_pdf(html))
+            write_whole(output, html if ending == ".html" else as_pdf(html))
     except OSError as error:
         raise UserError(
             f"-o {output}: {error.filename or output} cannot be written ({error.strerror}), and an earlier page is "
