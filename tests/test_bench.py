@@ -335,7 +335,7 @@ def test_candidates_that_step_by_themselves_are_measured_with_their_steps(start,
     text = bench(start, words)
     record = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert record["setting"]["precision"] == "bf16"
-    assert "1 thread each), bf16, 1 round" in text
+    assert " each), bf16, 1 round\n" in text
     assert "none:sparse_embeddings: as none, but backward computes only the used rows" in text
     size = record["setting"]["gradient_bytes"]
     # Of two ranks each sends half of the gradient and half of the weights, zero3 these twice.

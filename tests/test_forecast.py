@@ -12,7 +12,7 @@ from scale_records import write_bench
 from cos598d.commands import cli, train
 from cos598d.config import config_from
 from cos598d.cost import seconds
-from cos598d.cost.forecast import forecast
+from cos598d.cost.forecast import forecast, forecast_lines
 from cos598d.cost.model import Compute, Costs
 from cos598d.cost.planned import Known
 from cos598d.cost.seconds import CallCosts, costs_of
@@ -213,6 +213,10 @@ def test_bad_words_are_a_sentence(words, sentence, timed, capsys, monkeypatch, t
 
 def test_a_gpu_is_not_timed(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    found = forecast(replace(digits(), no_cuda=False), 1)
+    config = replace(digits(), no_cuda=False)
+    found = forecast(config, 1)
     assert found.seconds_per_iteration is None
     assert "--no_cuda" in found.seconds_from
+    (peak,) = [line for line in forecast_lines(config, 1, found) if "at a step's peak" in line]
+    assert peak.endswith("; without activations, which are predicted only for CPUs")
+    assert "activations" not in found.peak

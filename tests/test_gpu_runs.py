@@ -1,16 +1,17 @@
 """What only a GPU can prove of whole programs (`make gpu`): one nccl rank, ranks that share a GPU over gloo, benches.
 
-Records are left in the folder that GPU_RECORDS names. Nothing is fetched: models have random weights, data are bundled.
+Nothing is fetched: models have random weights, data are bundled.
 """
 
 import json
 import math
+import os
 import shutil
 
 import pytest
 import torch
 from gpu import NEEDS_GPU, RECORDS
-from programs import TINY_TRAINING
+from programs import ROOT, TINY_TRAINING, free_port
 
 from cos598d.sync import SYNCS
 from cos598d.sync.codecs import CODECS
@@ -21,6 +22,7 @@ IN_HOST_MEMORY = ("shared_memory", "hierarchical")
 ON_GPU = [name for name in SYNCS if name not in IN_HOST_MEMORY]
 # Each rank goes its own way: its gradient is nobody else's.
 UNAVERAGED = ("none", "local_sgd", "diloco")
+SHARDED = ("zero1", "zero2", "zero3", "sparse_zero1", "torch_zero1", "torch_fsdp")
 STEPS = ("--max_steps", 5, "--check_replicas", 1)
 # Of float32 sums in another order, on another device, over a few steps of AdamW.
 CLOSE = 1e-3
@@ -59,7 +61,8 @@ def trained(command):
 def on_cpu(trained):
     """The losses of one process on the CPU, trained once for all tests."""
     if not ON_CPU:
-        ON_CPU.extend(losses_of(trained("one-cpu", "--no_cuda", "--sync", "none")))
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+        ON_CPU.extend(losses_of(trained(f"one-cpu{worker}", "--no_cuda", "--sync", "none")))
     return ON_CPU
 
 
@@ -83,12 +86,14 @@ def losses_of(folder):
     return json.loads((folder / "summary.json").read_text())["losses"]
 
 
-def test_one_rank_of_nccl_trains_as_the_cpu_does(trained, on_cpu):
-    for sync in ("ddp", "bucketed"):
-        folder = trained(f"one-nccl-{sync}", "--backend", "nccl", "--sync", sync, "--world_size", 1)
-        assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE)
-        summary = json.loads((folder / "summary.json").read_text())
-        assert (summary["backend"], summary["device"], summary["bytes_are_assumed"]) == ("nccl", "cuda", True)
+@pytest.mark.parametrize("sync", ["ddp", "bucketed", "sparse_rows", *SHARDED])
+def test_one_rank_of_nccl_trains_as_the_cpu_does_and_its_bytes_are_assumed(sync, command, trained, on_cpu):
+    folder = trained(f"one-nccl-{sync}", "--backend", "nccl", "--sync", sync, "--world_size", 1)
+    assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["backend"], summary["device"], summary["bytes_are_assumed"]) == ("nccl", "cuda", True)
+    text = command(f"compare-{sync}", ["compare", "--verbose", folder])
+    assert f"one-nccl-{sync} are assumed" in text
 
 
 def test_nccl_refuses_two_ranks_on_one_gpu_in_a_sentence_and_takes_as_many_as_there_are_gpus(
@@ -141,6 +146,120 @@ def test_ranks_that_share_a_gpu_over_gloo_train_as_one_process_on_the_cpu(sync, 
         assert 0 < phases <= row["seconds"] * 1.001 <= row["wall_seconds"] * 1.05
 
 
+@pytest.mark.parametrize("sync", SHARDED)
+def test_sharded_ranks_that_share_a_gpu_train_as_one_process_on_the_cpu(sync, trained, on_cpu):
+    folder = trained(f"gloo-{sync}", "--sync", sync, "--world_size", 2)
+    assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--activation_checkpointing"],
+        ["--gradient_accumulation_steps", 2],
+        ["--optimizer", "sgd", "--momentum", 0.9, "--learning_rate", 0.01],
+        ["--max_grad_norm", 0.1],
+    ],
+    ids=lambda words: words[0].strip("-") + "-" + str(words[-1]).strip("-"),
+)
+def test_a_flag_does_on_the_gpu_what_it_does_on_the_cpu(words, trained, request):
+    name = request.node.callspec.id
+    cpu = trained(f"flag-cpu-{name}", "--no_cuda", "--sync", "none", *words)
+    gpu = trained(f"flag-gpu-{name}", "--sync", "bucketed", "--world_size", 2, *words)
+    assert losses_of(gpu) == pytest.approx(losses_of(cpu), rel=CLOSE)
+
+
+@pytest.mark.parametrize("task", ["squad", "digits"])
+def test_squad_and_images_train_and_evaluate_on_the_gpu_as_on_the_cpu(task, command):
+    words = ["train", "--task_name", task, "--sync", "zero2", "--world_size", 2, "--total_train_batch_size", 16]
+    words += ["--max_train_examples", 64, "--max_eval_examples", 32, "--no_save_model", "--overwrite_output_dir"]
+    if task == "squad":
+        words += ["--model_name_or_path", "tiny", "--max_seq_length", 64, "--max_query_length", 16]
+    found = []
+    for device, more in (("cuda", []), ("cpu", ["--no_cuda"])):
+        folder = RECORDS / f"{device}-{task}"
+        command(f"{device}-{task}", [*words, *STEPS, *more, "--output_dir", folder])
+        found.append(json.loads((folder / "summary.json").read_text()))
+        assert found[-1]["device"] == device
+    assert found[0]["losses"] == pytest.approx(found[1]["losses"], rel=CLOSE)
+
+
+@pytest.mark.parametrize("sync", ["none", "bucketed", "zero2", "zero3"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_resumed_run_on_the_gpu_ends_as_an_uninterrupted_one(sync, precision, trained):
+    words = ["--sync", sync, "--world_size", 1 if sync == "none" else 2, "--precision", precision]
+    words += ["--dropout", 0.1, "--max_steps", 6, "--save_steps", 3, "--keep", 2]
+    whole = trained(f"whole-{sync}-{precision}", *words)
+    resumed = trained(f"resumed-{sync}-{precision}", *words, "--resume", whole / "checkpoints" / "step-00000003")
+    assert losses_of(resumed)[-3:] == losses_of(whole)[-3:]
+
+
+def test_the_tasks_scripts_share_a_gpu_and_lose_what_one_process_loses(start, on_cpu):
+    for task in ("task2a", "task2b", "task3"):
+        port, programs = free_port(), []
+        for rank in range(4):
+            place = ["--master_ip", "127.0.0.1", "--master_port", port, "--world_size", 4, "--local_rank", rank]
+            words = [*TINY_TRAINING, *STEPS, "--output_dir", RECORDS / task, "--overwrite_output_dir"]
+            programs.append(start(f"{task}-{rank}", [ROOT / task / "run_glue.py", *place, *words], is_fresh=True))
+        assert [program.wait() for program in programs] == [0] * 4, "".join(program.text for program in programs)
+        assert losses_of(RECORDS / task) == pytest.approx(on_cpu, rel=CLOSE), task
+
+
+SCRIPT = """
+import sys, torch, torch.distributed as dist, torch.distributed.nn
+from torch import nn
+import cos598d
+
+backend, strategy = sys.argv[1:]
+torch.cuda.set_device(0)
+dist.init_process_group(backend)
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+inputs, labels = torch.randn(512, 64), torch.randint(0, 10, (512,))
+inputs, labels = inputs.cuda(), labels.cuda()
+model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).cuda()
+if strategy in ("overlap", "bucketed"):
+    model = cos598d.data_parallel(model, strategy)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+elif strategy == "ddp":
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+else:
+    model, optimizer = cos598d.parallelize(model, lambda params: torch.optim.SGD(params, lr=0.5), strategy)
+for step in range(20):
+    batch = torch.arange(64 * step, 64 * step + 64)[rank::ranks] % 512
+    loss = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+with torch.no_grad():
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+if rank == 0:
+    print(f"loss {loss:.4f}")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("backend", "ranks"), [("gloo", 2), ("nccl", 1)])
+def test_a_script_of_one_s_own_trains_on_the_gpu_by_every_door(backend, ranks, command, start, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    found = {}
+    for strategy in ("ddp", "bucketed", "zero3", "auto"):
+        words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", ranks, path, backend, strategy]
+        program = start(f"{backend}-{strategy}", words, {"PYTHONPATH": own_python_path()}, is_fresh=True)
+        found[strategy] = program.wait(120), program.text.partition("loss ")[2][:6] or program.text[-3000:]
+    assert set(found.values()) == {found["ddp"]}
+    assert found["ddp"][0] == 0, found
+
+
+def test_the_audit_finds_no_fault_in_a_right_script_on_the_gpu(command, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    text = command("audit", ["audit", "--output_dir", tmp_path / "audit", "--world_size", 2, path, "gloo", "ddp"])
+    assert "No fault found" in text
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_on_the_gpu_follows_float32(precision, trained, on_cpu):
     folder = trained(f"gloo-{precision}", "--sync", "bucketed", "--world_size", 2, "--precision", precision)
@@ -187,10 +306,3 @@ def test_a_sweep_and_peak_memory_on_the_gpu(benched):
     record = benched("memory", *words)
     assert min(record["peak_gpu_memory_bytes"]["flat"]) > record["setting"]["gradient_bytes"]
     assert "peak GPU MB" in (RECORDS / "memory.txt").read_text()
-
-
-def test_the_records_make_a_table(command):
-    runs = sorted(path.parent for path in RECORDS.glob("*/summary.json"))
-    assert runs
-    text = command("compare", ["compare", "--verbose", *runs])
-    assert "one-nccl-ddp are assumed" in text

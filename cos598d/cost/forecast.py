@@ -24,6 +24,10 @@ from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, Training
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 
 
+NOT_ON_GPU = "without activations, which are predicted only for CPUs"
+NOT_FOLLOWED = "without activations, since this model's forward depends on the values of its inputs"
+
+
 @dataclass(frozen=True)
 class Forecast:
     """What a run on some ranks costs.
@@ -35,6 +39,7 @@ class Forecast:
                                 for the rank that holds most at the peak
     peak                        the same at the peak of a step, with the pass's activations
     memory_unsaid               why the two are empty, or what they lack; "" if nothing is missing
+    activations_unsaid          why `peak` has no activations; "" if it has them
     iterations                  of the run; and per epoch
     bytes_sent_per_iteration    by rank, of gradients and of weights held in shards, as in a record; empty if there is
                                 no prediction
@@ -53,6 +58,7 @@ class Forecast:
     memory: Mapping[str, int]
     peak: Mapping[str, int]
     memory_unsaid: str
+    activations_unsaid: str
     iterations: int
     iterations_per_epoch: int
     bytes_sent_per_iteration: Sequence[int]
@@ -140,6 +146,7 @@ def forecast(
         memory=dict(held.between_steps or {}),
         peak=dict(held.peak or {}),
         memory_unsaid=held.unsaid,
+        activations_unsaid="" if moments or not held.peak else NOT_ON_GPU if not steps.is_on_cpu else NOT_FOLLOWED,
         iterations=steps.plan.steps,
         iterations_per_epoch=steps.plan.epoch_steps,
         bytes_sent_per_iteration=[] if bytes_unsaid else [each.synchronizing for each in sent],
@@ -183,6 +190,7 @@ def _most(found: Sequence[MemoryEstimate]) -> MemoryEstimate:
 def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[str]:
     """The forecast for the run of `config`, a line per fact, with its source."""
     ranks = f"{world_size} rank{'s'[: world_size != 1]}"
+    lacks = "; ".join(filter(None, [found.memory_unsaid, found.activations_unsaid]))
     lines = [
         f"{config.label}: {config.task_name}, sync {config.sync}, {ranks}; nothing is started (--dry_run)",
         f"model: {found.model}",
@@ -192,7 +200,7 @@ def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[
         f"iterations: {found.iterations:,}, {found.iterations_per_epoch:,} per epoch; "
         f"{config.describe_batch(world_size)}",
         f"memory per rank between two steps: {_held(found.memory, found.memory_unsaid)}",
-        f"memory per rank at a step's peak: {_held(found.peak, found.memory_unsaid)}",
+        f"memory per rank at a step's peak: {_held(found.peak, lacks)}",
         f"sent per rank and iteration: {_sent(found.bytes_sent_per_iteration, found)}",
         f"sent per rank and epoch, in total: {_sent(found.bytes_sent_per_epoch, found)}",
         _seconds(found),

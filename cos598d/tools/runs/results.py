@@ -50,7 +50,15 @@ def forecast_words(runs: Sequence[PlannedRun], parallel: int, costs_from: tuple[
         total += (found.seconds or 0.0) * times[name]
         chosen = found.precision
         notes += [f"{name} may send more: {found.bytes_more}."] if found.bytes_more else []
-        notes += filter(None, [found.bytes_unsaid, found.memory_unsaid, chosen.warning and WARNING + chosen.warning])
+        notes += filter(
+            None,
+            [
+                found.bytes_unsaid,
+                found.memory_unsaid,
+                found.activations_unsaid,
+                chosen.warning and WARNING + chosen.warning,
+            ],
+        )
         notes += [chosen.remark] if one.values.get("precision") == AUTO_PRECISION else []
         ranks = one.setup.world_size
         basis.setdefault(
