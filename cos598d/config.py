@@ -70,7 +70,8 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     # nccl has not been tested here: `make gpu` has not run on a GPU yet.
     backend: str = flag(
         AUTO_BACKEND,
-        "torch's backend: {choices}; auto: nccl if every rank has its own GPU, else gloo (nccl was run with one rank only)",
+        "torch's backend: {choices}; auto: nccl if every rank has its own GPU, else gloo "
+        "(nccl was run with one rank only)",
         group=RANKS,
         choices=BACKENDS,
     )

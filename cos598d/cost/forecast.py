@@ -23,7 +23,6 @@ from cos598d.strategies.choose_precision import PrecisionChoice, choose_precisio
 from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, TrainingSpec
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 
-
 NOT_ON_GPU = "without activations, which are predicted only for CPUs"
 NOT_FOLLOWED = "without activations, since this model's forward depends on the values of its inputs"
 
