@@ -22,11 +22,28 @@ torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)  # loads torch.dist
 process_group.close_group()
 print(sorted(open(f"/proc/self/task/{thread}/comm").read().strip() for thread in os.listdir("/proc/self/task")))
 """
+# The group is a script's, and open before anything of ours is imported.
+BY_A_SCRIPT = """
+import gc, os
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+import cos598d
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = cos598d.data_parallel(model, "bucketed")
+model(torch.ones(1)).backward()
+optimizer.step()
+dist.destroy_process_group()
+del model
+gc.collect()
+print(sorted(open(f"/proc/self/task/{thread}/comm").read().strip() for thread in os.listdir("/proc/self/task")))
+"""
 
 
-def test_a_closed_group_has_no_threads_left():
+@pytest.mark.parametrize("code", [CLOSED, BY_A_SCRIPT], ids=["ours", "a script's"])
+def test_a_closed_group_has_no_threads_left(code):
     """A thread of gloo that runs at exit may abort the process: "terminate called without an active exception"."""
-    found = subprocess.run([sys.executable, "-c", CLOSED], capture_output=True, text=True, timeout=100, check=True)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert "gloo" not in found.stdout
     assert "python" in found.stdout
 

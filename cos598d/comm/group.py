@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 
 from cos598d.comm.calls import Call, Pending
 from cos598d.comm.communicator import Communicator
@@ -74,12 +76,27 @@ class TensorLedger(Ledger):
         return {tensor: total for (its, tensor), total in self._totals.items() if its == purpose}
 
 
+def release_groups() -> None:
+    """Make torch.distributed.nn's functions look their default group up, in place of one that was open at their import.
+
+    torch.optim imports them, so in most scripts. The group that they keep stays open after `destroy_process_group`,
+    and now and then its threads abort the exit: "terminate called without an active exception". None means the default
+    group to them, too.
+    """
+    for function in vars(torch.distributed.nn.functional).values():
+        if isinstance(function, FunctionType) and function.__defaults__:
+            function.__defaults__ = tuple(
+                None if isinstance(value, dist.ProcessGroup) else value for value in function.__defaults__
+            )
+
+
 class GroupCommunicator(Communicator):
     """The collectives of a process group that was opened elsewhere (None: torch's default one)."""
 
     ledger: TensorLedger
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device, seconds: float):
+        release_groups()
         # One backend, or one per kind of device: "cpu:gloo,cuda:nccl".
         backends = dict(part.split(":") for part in dist.get_backend_config(group).split(",") if ":" in part)
         super().__init__(None, backends.get(device.type, dist.get_backend(group)), device, TensorLedger())
