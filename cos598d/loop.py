@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # an optimizer imports it at its first step; imported here, forked ranks share its memory
 from torch import nn
 
 from cos598d.checkpoints.control import TrainingControl

@@ -1,6 +1,7 @@
 """`cos598d train`, and the tasks' scripts: one rank of a run, or the launcher of local ranks."""
 
 import argparse
+import importlib
 import os
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
@@ -97,6 +98,8 @@ def _rank_in_a_fork(config: RunConfig, ranks: RankFlags) -> Callable[[], int]:
     """The function that a fork of this process calls to be the rank of its environment, with shared work done here."""
     torch.set_num_threads(1)  # what is computed here must leave no threads behind
     found = find(config)
+    if config.do_train:
+        importlib.import_module("torch._dynamo")  # a rank's first optimizer imports it, which takes a second
 
     def be_rank() -> int:
         identity = identity_from(ranks)

@@ -35,7 +35,8 @@ from cos598d.tools.check.supervisor import (
 _context = multiprocessing.get_context("forkserver")
 # The first module that the server loads, and the variable with the process that started it, which it must not survive.
 ENDS_WITH_STARTER, STARTER = "cos598d.tools.check.server", "COS598D_STARTER"
-PRELOADED = [ENDS_WITH_STARTER, "cos598d.tools.check.claims", "cos598d.run"]
+# A rank's first optimizer imports torch._dynamo, which takes a second.
+PRELOADED = [ENDS_WITH_STARTER, "torch._dynamo", "cos598d.tools.check.claims", "cos598d.run"]
 _context.set_forkserver_preload(PRELOADED)
 
 RETURNED, RAISED, LATE, DIED = "returned", "raised", "did not end", "died"
