@@ -120,7 +120,7 @@ test-slurm: $(READY)
 # pytest, numpy, psutil, requests, safetensors, scikit-learn, scipy, tokenizers, tqdm, and pytorch-transformers==1.2.0 with
 # boto3, botocore, regex and sacremoses, which it asks for. Nothing else is.
 gpu: $(if $(filter $(VENV)/bin/python,$(RUN)),$(READY))
-	@$(RUN) -c 'import pytest, torch, cos598d.run; torch.cuda.is_available() or exit("make gpu: torch finds no CUDA device here.")'
+	@$(RUN) -c 'import pytest, torch, xdist, cos598d.run; torch.cuda.is_available() or exit("make gpu: torch finds no CUDA device here.")'
 	@echo "== gpu: runs in $(GPU_RECORDS)"
 	@# The first alone, since it compares times.
 	@for file in tests/test_gpu.py "tests/test_gpu_runs.py $(GPU_WORKERS)"; do \

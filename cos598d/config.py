@@ -67,7 +67,6 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         least=0,
     )
 
-    # nccl has not been tested here: `make gpu` has not run on a GPU yet.
     backend: str = flag(
         AUTO_BACKEND,
         "torch's backend: {choices}; auto: nccl if every rank has its own GPU, else gloo "

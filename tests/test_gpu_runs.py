@@ -24,6 +24,8 @@ ON_GPU = [name for name in SYNCS if name not in IN_HOST_MEMORY]
 UNAVERAGED = ("none", "local_sgd", "diloco")
 SHARDED = ("zero1", "zero2", "zero3", "sparse_zero1", "torch_zero1", "torch_fsdp")
 STEPS = ("--max_steps", 5, "--check_replicas", 1)
+# Two ranks over gloo, also where each has a GPU of its own.
+TWO = ("--backend", "gloo", "--world_size", 2)
 # Of float32 sums in another order, on another device, over a few steps of AdamW.
 CLOSE = 1e-3
 ON_CPU: list[float] = []
@@ -117,7 +119,7 @@ def test_nccl_refuses_two_ranks_on_one_gpu_in_a_sentence_and_takes_as_many_as_th
 def test_every_sync_and_codec_averages_cuda_tensors_over_gloo_as_on_the_cpu(benched):
     codecs = [f"bucketed+{codec}" for codec in CODECS] + ["ddp+fp16"]
     names = [*ON_GPU, "ddp:bucket_view", *codecs]
-    words = ["--model", "tiny", "--world_size", 3, "--batch", 2, "--tokens", 16, "--rounds", 2, "--step"]
+    words = ["--model", "tiny", *TWO[:3], 3, "--batch", 2, "--tokens", 16, "--rounds", 2, "--step"]
     words += ["--sync", ",".join(names)]
     gpu, cpu = benched("gloo-3", *words), benched("cpu-3", *words, "--no_cuda")
     assert (gpu["setting"]["device"], cpu["setting"]["device"]) == ("cuda", "cpu")
@@ -133,7 +135,7 @@ def test_every_sync_and_codec_averages_cuda_tensors_over_gloo_as_on_the_cpu(benc
 
 @pytest.mark.parametrize("sync", ["all_reduce", "gather_scatter", "ring", "sparse_rows", "ddp"])
 def test_ranks_that_share_a_gpu_over_gloo_train_as_one_process_on_the_cpu(sync, trained, on_cpu):
-    folder = trained(f"gloo-{sync}", "--sync", sync, "--world_size", 2)
+    folder = trained(f"gloo-{sync}", "--sync", sync, *TWO)
     assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE)
     calls = [row for row in rows_of(folder / "communication.rank0.jsonl") if row["iteration"] > 0]
     assert calls
@@ -148,7 +150,7 @@ def test_ranks_that_share_a_gpu_over_gloo_train_as_one_process_on_the_cpu(sync, 
 
 @pytest.mark.parametrize("sync", SHARDED)
 def test_sharded_ranks_that_share_a_gpu_train_as_one_process_on_the_cpu(sync, trained, on_cpu):
-    folder = trained(f"gloo-{sync}", "--sync", sync, "--world_size", 2)
+    folder = trained(f"gloo-{sync}", "--sync", sync, *TWO)
     assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE)
 
 
@@ -165,13 +167,13 @@ def test_sharded_ranks_that_share_a_gpu_train_as_one_process_on_the_cpu(sync, tr
 def test_a_flag_does_on_the_gpu_what_it_does_on_the_cpu(words, trained, request):
     name = request.node.callspec.id
     cpu = trained(f"flag-cpu-{name}", "--no_cuda", "--sync", "none", *words)
-    gpu = trained(f"flag-gpu-{name}", "--sync", "bucketed", "--world_size", 2, *words)
+    gpu = trained(f"flag-gpu-{name}", "--sync", "bucketed", *TWO, *words)
     assert losses_of(gpu) == pytest.approx(losses_of(cpu), rel=CLOSE)
 
 
 @pytest.mark.parametrize("task", ["squad", "digits"])
 def test_squad_and_images_train_and_evaluate_on_the_gpu_as_on_the_cpu(task, command):
-    words = ["train", "--task_name", task, "--sync", "zero2", "--world_size", 2, "--total_train_batch_size", 16]
+    words = ["train", "--task_name", task, "--sync", "zero2", *TWO, "--total_train_batch_size", 16]
     words += ["--max_train_examples", 64, "--max_eval_examples", 32, "--no_save_model", "--overwrite_output_dir"]
     if task == "squad":
         words += ["--model_name_or_path", "tiny", "--max_seq_length", 64, "--max_query_length", 16]
@@ -187,7 +189,7 @@ def test_squad_and_images_train_and_evaluate_on_the_gpu_as_on_the_cpu(task, comm
 @pytest.mark.parametrize("sync", ["none", "bucketed", "zero2", "zero3"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_resumed_run_on_the_gpu_ends_as_an_uninterrupted_one(sync, precision, trained):
-    words = ["--sync", sync, "--world_size", 1 if sync == "none" else 2, "--precision", precision]
+    words = ["--sync", sync, *TWO[:3], 1 if sync == "none" else 2, "--precision", precision]
     words += ["--dropout", 0.1, "--max_steps", 6, "--save_steps", 3, "--keep", 2]
     whole = trained(f"whole-{sync}-{precision}", *words)
     resumed = trained(f"resumed-{sync}-{precision}", *words, "--resume", whole / "checkpoints" / "step-00000003")
@@ -262,13 +264,13 @@ def test_the_audit_finds_no_fault_in_a_right_script_on_the_gpu(command, tmp_path
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_on_the_gpu_follows_float32(precision, trained, on_cpu):
-    folder = trained(f"gloo-{precision}", "--sync", "bucketed", "--world_size", 2, "--precision", precision)
+    folder = trained(f"gloo-{precision}", "--sync", "bucketed", *TWO, "--precision", precision)
     assert losses_of(folder) == pytest.approx(on_cpu, rel=0.05)
 
 
 @pytest.mark.parametrize("sync", IN_HOST_MEMORY)
 def test_a_sync_in_the_host_s_memory_says_so_and_names_a_way(sync, command):
-    words = ["train", *TINY_TRAINING, *STEPS, "--sync", sync, "--world_size", 2]
+    words = ["train", *TINY_TRAINING, *STEPS, "--sync", sync, *TWO]
     text = command(f"refused-{sync}", words, exit_code=1)
     assert f"--sync {sync} needs tensors in the host's memory" in text
 
@@ -288,7 +290,7 @@ def test_the_bench_of_one_nccl_rank_and_its_arrivals(benched):
 
 
 def test_the_bench_of_ranks_that_share_a_gpu(benched):
-    words = ["--model", "bert-base", "--world_size", 2, "--batch", 4, "--tokens", 64, "--rounds", 3]
+    words = ["--model", "bert-base", *TWO, "--batch", 4, "--tokens", 64, "--rounds", 3]
     record = benched("bench-gloo", *words, "--sync", "all_reduce,flat,bucketed,sparse_rows")
     norms = record["gradient_norm"]
     for name in ("all_reduce", "flat", "bucketed", "sparse_rows"):
@@ -299,10 +301,10 @@ def test_the_bench_of_ranks_that_share_a_gpu(benched):
 
 
 def test_a_sweep_and_peak_memory_on_the_gpu(benched):
-    sweep = benched("sweep-gloo", "--sweep", "message_size", "--largest_mb", 16, "--rounds", 3, "--world_size", 2)
+    sweep = benched("sweep-gloo", "--sweep", "message_size", "--largest_mb", 16, "--rounds", 3, *TWO)
     assert all(size["seconds_median"] > 0 for size in sweep["message_size"]["sizes"])
     assert math.isfinite(sweep["message_size"]["fit"]["bytes_per_second"])
-    words = ["--model", "tiny", "--world_size", 2, "--rounds", 1, "--sync", "flat", "--alone", "--memory"]
+    words = ["--model", "tiny", *TWO, "--rounds", 1, "--sync", "flat", "--alone", "--memory"]
     record = benched("memory", *words)
     assert min(record["peak_gpu_memory_bytes"]["flat"]) > record["setting"]["gradient_bytes"]
     assert "peak GPU MB" in (RECORDS / "memory.txt").read_text()

@@ -24,7 +24,7 @@ from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, Training
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 
 NOT_ON_GPU = "without activations, which are predicted only for CPUs"
-NOT_FOLLOWED = "without activations, since this model's forward depends on the values of its inputs"
+NOT_FOLLOWED = "without activations, since this model's pass cannot be followed by the shapes of its tensors alone"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ It is a separate program, since it forks: torch's threads, and a caller's earlie
 """
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -79,6 +80,7 @@ def answer(question: TimingRequest) -> Timed:
     """Fork the ranks, and return rank 0's timing. Raises RuntimeError if one of them did not end well."""
     torch.set_num_threads(1)  # no thread pool before the fork
     keep_freed_memory()  # as ranks do
+    importlib.import_module("torch._dynamo")  # a rank's optimizer imports it, which takes a second
     config = RunConfig(**question.config)
     work = Known().work(config)
     model = build_model(work.source, work.task.head, work.task.num_labels, config.dropout, config.seed)
