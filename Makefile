@@ -32,7 +32,7 @@ help:
 	@echo "make test-course  every lesson, right and wrong, and a class's files graded"
 	@echo "make test-resume  checkpoints and resumed runs"
 	@echo "make test-sweep  sweeps, and runs that ranks leave and join"
-	@echo "make gpu      all that a machine with a GPU can prove, in 5 minutes on 16 cores; runs in GPU_RECORDS=$(GPU_RECORDS)"
+	@echo "make gpu      all that a machine with a GPU can prove; runs in GPU_RECORDS=$(GPU_RECORDS)"
 	@echo "make lint     the linters, also for the prose of documents"
 	@echo "make book     the documentation as a site that needs no server, in site/"
 	@echo "make book-records  the figures and numbers of docs/lessons again (about 15 minutes); PAGE=lesson5: only of that page; QUICK=1: no benches"
@@ -117,7 +117,7 @@ test-slurm: $(READY)
 	@$(RUN) -m pytest tests/test_slurm.py -rs
 
 # With another python, make gpu RUN=python3, nothing is set up and nothing fetched. That python needs torch with CUDA,
-# pytest, numpy, psutil, requests, safetensors, scikit-learn, scipy, tokenizers, tqdm, and pytorch-transformers==1.2.0 with
+# pytest, pytest-xdist, numpy, psutil, requests, safetensors, scikit-learn, scipy, tokenizers, tqdm, and pytorch-transformers==1.2.0 with
 # boto3, botocore, regex and sacremoses, which it asks for. Nothing else is.
 gpu: $(if $(filter $(VENV)/bin/python,$(RUN)),$(READY))
 	@$(RUN) -c 'import pytest, torch, xdist, cos598d.run; torch.cuda.is_available() or exit("make gpu: torch finds no CUDA device here.")'

@@ -193,6 +193,7 @@ def test_a_resumed_run_on_the_gpu_ends_as_an_uninterrupted_one(sync, precision, 
     words += ["--dropout", 0.1, "--max_steps", 6, "--save_steps", 3, "--keep", 2]
     whole = trained(f"whole-{sync}-{precision}", *words)
     resumed = trained(f"resumed-{sync}-{precision}", *words, "--resume", whole / "checkpoints" / "step-00000003")
+    assert "resumes after iteration 3" in (RECORDS / f"{resumed.name}.txt").read_text()
     assert losses_of(resumed)[-3:] == losses_of(whole)[-3:]
 
 

@@ -60,7 +60,7 @@ def _wrap(module: Any) -> None:
 
     @functools.wraps(original)
     def init_process_group(*arguments: Any, **options: Any) -> Any:
-        # Or torch.optim imports it while the group is open, and it keeps the group, whose threads can abort the exit.
+        # Before the group opens: its functions would keep an open one, whose threads can abort the exit.
         importlib.import_module("torch.distributed.nn")
         _begin()
         return original(*arguments, **options)
