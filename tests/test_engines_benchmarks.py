@@ -31,7 +31,8 @@ def test_parity_compares_with_task_1_makes_nothing_twice_and_names_other_work(st
 @needs_cluster
 def test_bytes_stand_beside_their_formulas(start, tmp_path):
     words = [script("benchmarks/engines_bytes.py"), "--runs_dir", tmp_path / "runs", "--hosts", 2]
-    words += ["--model_name_or_path", "tiny", "--max_steps", 4, "--max_seq_length", 32, "--sync"]
+    # The last step's bytes may still be in the kernel's queue when it is counted: a small part of many steps.
+    words += ["--model_name_or_path", "tiny", "--max_steps", 24, "--max_seq_length", 32, "--sync"]
     call = start("bytes", [*words, "ddp,zero1,zero3,torch_fsdp"])
     assert call.wait(200) == 0, call.text
     facts = json.loads((tmp_path / "runs" / "bytes.json").read_text())

@@ -82,13 +82,13 @@ class Horovod(Engine):
         yield
         self.optimizer.set_backward_passes_per_step(1)
 
-    def finish(self) -> None:
-        from horovod.common.exceptions import HorovodInternalError
+    def backward(self, loss: torch.Tensor) -> None:
+        with _lost_rank_is_reported():
+            super().backward(loss)
 
-        try:
+    def finish(self) -> None:
+        with _lost_rank_is_reported():
             self.optimizer.synchronize()
-        except HorovodInternalError as error:  # a rank is lost, and the watchdog will report which
-            raise RuntimeError(f"Connection closed: {str(error).split('. ')[0]}") from None
 
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         def seen(held: MemoryBytes | None) -> MemoryBytes | None:
@@ -107,6 +107,17 @@ class Horovod(Engine):
         # its hooks stay on the parameters as long as anything refers to it
         self.optimizer.set_backward_passes_per_step(_MANY)
         del self.optimizer
+
+
+@contextlib.contextmanager
+def _lost_rank_is_reported() -> Iterator[None]:
+    """Raise Horovod's error as that of a broken collective: a rank is lost, and the watchdog will report which."""
+    from horovod.common.exceptions import HorovodInternalError
+
+    try:
+        yield
+    except HorovodInternalError as error:
+        raise RuntimeError(f"Connection closed: {str(error).split('. ')[0]}") from None
 
 
 def _check_names(comm: Communicator) -> None:
