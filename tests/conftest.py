@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 import runpy
 import signal
@@ -147,6 +148,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if EXPENSIVE.intersection(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(item.module.__name__))
+
+
+def pytest_collection_finish():
+    """Thousands of tests are collected, and torch is loaded: no collection of garbage visits them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)  # xdist's

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from cos598d.errors import ERROR, UserError
 from cos598d.terminal.printable import printable
+from cos598d.terminal.program import importing
 from cos598d.terminal.streams import OutputLost, prepare_streams
 
 WORDS, EXIT_CODE = "interrupted (Ctrl-C).", 128 + signal.SIGINT
@@ -25,7 +26,7 @@ def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: An
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     def run() -> int:
-        with loading():
+        with loading(), importing():
             function = load()
         return function(*arguments, **options)
 

@@ -1,7 +1,6 @@
 """`cos598d train`, and the tasks' scripts: one rank of a run, or the launcher of local ranks."""
 
 import argparse
-import importlib
 import os
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
@@ -31,6 +30,7 @@ from cos598d.errors import UsageError
 from cos598d.inputs import find
 from cos598d.run import run as run_rank
 from cos598d.strategies import is_our_own
+from cos598d.strategies.optimizers import load_compiler
 from cos598d.terminal.own_code import is_own
 from cos598d.terminal.reader import ends_with_its_reader
 from cos598d.world.launch import start_local_workers
@@ -99,7 +99,7 @@ def _rank_in_a_fork(config: RunConfig, ranks: RankFlags) -> Callable[[], int]:
     torch.set_num_threads(1)  # what is computed here must leave no threads behind
     found = find(config)
     if config.do_train:
-        importlib.import_module("torch._dynamo")  # a rank's first optimizer imports it, which takes a second
+        load_compiler()  # once for all ranks
 
     def be_rank() -> int:
         identity = identity_from(ranks)

@@ -10,7 +10,6 @@ It is a separate program, since it forks: torch's threads, and a caller's earlie
 """
 
 import contextlib
-import importlib
 import json
 import multiprocessing
 import os
@@ -31,7 +30,7 @@ from cos598d.cost.model import Compute
 from cos598d.cost.planned import Known, PlannedSteps, Work
 from cos598d.models.build import build_model
 from cos598d.models.recompute import recompute_activations
-from cos598d.strategies.optimizers import make_optimizer
+from cos598d.strategies.optimizers import load_compiler, make_optimizer
 from cos598d.world.devices import choose_threads
 from cos598d.world.limits import keep_freed_memory
 
@@ -80,7 +79,7 @@ def answer(question: TimingRequest) -> Timed:
     """Fork the ranks, and return rank 0's timing. Raises RuntimeError if one of them did not end well."""
     torch.set_num_threads(1)  # no thread pool before the fork
     keep_freed_memory()  # as ranks do
-    importlib.import_module("torch._dynamo")  # a rank's optimizer imports it, which takes a second
+    load_compiler()  # once for all ranks
     config = RunConfig(**question.config)
     work = Known().work(config)
     model = build_model(work.source, work.task.head, work.task.num_labels, config.dropout, config.seed)

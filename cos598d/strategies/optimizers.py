@@ -1,7 +1,9 @@
 """The optimizers of a run: one declaration per optimizer, their flags, and the learning rate's schedule."""
 
+import importlib
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 from cos598d.terminal.fields import flag
+from cos598d.terminal.program import importing
 
 TRAINING = "training"  # the heading of the flags below in --help
 # The learning rate's factor, as a function of the share of the steps after warm-up that is left.
@@ -78,6 +81,13 @@ class OptimizerFlags:
     )
 
 
+def load_compiler() -> None:
+    """Import torch's compiler, which torch imports with the first optimizer. It takes a second."""
+    if "torch._dynamo" not in sys.modules:
+        with importing():
+            importlib.import_module("torch._dynamo")
+
+
 def make_optimizer(
     named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerFlags
 ) -> torch.optim.Optimizer:
@@ -85,6 +95,7 @@ def make_optimizer(
 
     The names are the model's, so a shard of a parameter decays if the whole would. Frozen parameters are left out.
     """
+    load_compiler()
     decayed, plain = decayed_and_plain(named_parameters)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return OPTIMIZERS[config.optimizer].make(groups, config)

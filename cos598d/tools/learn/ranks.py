@@ -1,6 +1,5 @@
 """What grading a lesson does on each rank: the student's code runs here, and never in the grader's process."""
 
-import gc
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ def observe(comm: Communicator, path: str, number: int, names: Sequence[str], se
     `secret` has the trial's nonce. It is emptied, so that no frame above the file's has it.
     """
     nonce = Nonce(secret.pop(), comm.rank)
-    gc.freeze()  # the loaded modules: else each collection visits them, and copies memory that ranks share
     direct: list[str] = []
     trace_direct_calls(direct.append)  # before the file is loaded, which may keep functions under names of its own
     lesson = get_lesson(number)
