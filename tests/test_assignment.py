@@ -265,6 +265,7 @@ def test_an_audits_verdict_as_points():
         assert next(score(verdict(loss=loss), ["trains"], "", ScriptKind(**asked))).words.startswith(says)
 
 
+@pytest.mark.long
 def test_check_writes_results_and_a_leaderboard(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lab.toml").write_text(ONE)
@@ -320,6 +321,7 @@ sums = 3
 """
 
 
+@pytest.mark.long
 def test_several_lessons_in_one_zip_and_for_classroom_50(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lab.toml").write_text(SEVERAL)
@@ -346,6 +348,7 @@ def test_several_lessons_in_one_zip_and_for_classroom_50(tmp_path, monkeypatch):
     assert {test["test-name"]: test["output"] for test in result["tests"]} == said
 
 
+@pytest.mark.long
 def test_the_autograder_in_gradescopes_layout(tmp_path, monkeypatch, capsys):
     """A stand-in for Gradescope: the zip's content in source/, run_autograder above it, one submission."""
     monkeypatch.chdir(tmp_path)

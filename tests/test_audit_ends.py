@@ -54,6 +54,7 @@ ENDS = {
 }
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("name", ENDS)
 def test_a_script_ends_as_it_would_and_what_was_seen_is_judged(name, start, tmp_path):
     source, wanted, says = ENDS[name]
@@ -157,6 +158,7 @@ HANGS = {
 }
 
 
+@pytest.mark.long(one_in=6)
 @pytest.mark.parametrize("name", HANGS)
 def test_a_hang_names_who_waits_for_what(name, start, tmp_path):
     after, is_hang, told = HANGS[name]
@@ -184,6 +186,7 @@ def test_a_hang_names_who_waits_for_what(name, start, tmp_path):
     assert (name == "one_goes_on") == ("No fault found" in text), text
 
 
+@pytest.mark.long
 def test_a_script_that_takes_too_long_is_stopped_and_judged(start, tmp_path):
     source = with_end(END, "import time\ntime.sleep(600)\n")
     codes, text, verdict = audit(start, tmp_path, source, flags=["--timeout", "10"])

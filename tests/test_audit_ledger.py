@@ -91,6 +91,7 @@ def check_bytes(moved, books):
     assert formula <= moved <= 1.05 * formula, f"{moved} bytes on the wire, {formula} by the ledger"
 
 
+@pytest.mark.long
 def test_a_ddp_scripts_ledger_has_torchs_own_buckets_and_the_kernels_bytes(tmp_path):
     found, books = audited(tmp_path, DDP, 2)
     rows = {step: [row["payload_bytes"] for row in calls(books[0], step, "all_reduce", "gradient")] for step in (1, 3)}
@@ -109,6 +110,7 @@ def cut(shapes, ranks):
     return sum(-(-shape[0] // ranks) * (shape[1] if len(shape) > 1 else 1) for shape in shapes)
 
 
+@pytest.mark.long
 def test_an_fsdp2_scripts_ledger_has_the_formulas_bytes_and_the_kernels(tmp_path):
     ranks = 3
     found, books = audited(tmp_path, FSDP2, ranks)

@@ -44,6 +44,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long(one_in=12)
 @pytest.mark.parametrize("name", CASES)
 def test_a_wrong_script_is_named_and_a_right_one_accused_of_nothing(name, start, tmp_path):
     case = CASES[name]
@@ -65,6 +66,7 @@ def test_a_wrong_script_is_named_and_a_right_one_accused_of_nothing(name, start,
     assert all(any(letter.isdigit() for letter in each) for each in found[0]["evidence"][:1]), text
 
 
+@pytest.mark.long(one_in=5)
 @pytest.mark.parametrize("name", OURS)
 def test_our_own_scripts_are_accused_of_nothing(name, start, tmp_path):
     words = OURS[name]

@@ -72,6 +72,7 @@ def test_a_module_is_audited_as_python_runs_it(start, tmp_path):
     assert (tmp_path / "runs" / "audit-package.train" / "audit.json").exists()
 
 
+@pytest.mark.long
 def test_ranks_of_a_launcher_are_audited(start, tmp_path):
     (tmp_path / "train.py").write_text(SUM)
     torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--master_port", free_port(), "train.py"]
@@ -81,6 +82,7 @@ def test_ranks_of_a_launcher_are_audited(start, tmp_path):
     assert (code, "no program no-such-launcher" in text) == (2, True), text
 
 
+@pytest.mark.long
 def test_a_variable_audits_every_world_that_a_script_opens(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('the other one, too')\n")
     (tmp_path / "train.py").write_text(SPAWN.format(free_port(), free_port()))
@@ -93,6 +95,7 @@ def test_a_variable_audits_every_world_that_a_script_opens(tmp_path):
     assert (code, text) == (0, "the other one, too\n")
 
 
+@pytest.mark.long
 def test_of_several_worlds_of_a_launcher_the_last_is_judged_and_that_is_said(tmp_path):
     (tmp_path / "train.py").write_text(SPAWN.format(free_port(), free_port()))
     words = ["-m", "cos598d", "audit", "--strict", "--launch", "--", sys.executable, "train.py"]
@@ -101,6 +104,7 @@ def test_of_several_worlds_of_a_launcher_the_last_is_judged_and_that_is_said(tmp
     assert "those of 1 worlds that the command opened before" in " ".join(text.split()), text
 
 
+@pytest.mark.long
 def test_a_project_holds_its_step_to_the_audit(tmp_path):
     body = INDENTED
     for line in ('    dist.init_process_group("gloo")\n', "    dist.destroy_process_group()\n"):

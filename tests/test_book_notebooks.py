@@ -107,6 +107,7 @@ def test_the_wheel_has_all_files_of_the_package_and_notebooks_have_the_pins_of_w
         assert allowed.contains("{}.{}.0".format(*facts["PYTHON"]))
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("try")
 def test_a_notebook_installs_the_package_and_checks_the_blanks_and_the_answer(
     folder, environment, offline, tmp_path, monkeypatch
@@ -157,6 +158,7 @@ def test_a_notebook_installs_the_package_and_checks_the_blanks_and_the_answer(
     assert len(pictures) == 1
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("try")
 def test_every_lesson_works_from_the_installed_wheel_in_another_folder(folder, environment, offline, tmp_path):
     def run(*words):

@@ -48,6 +48,7 @@ def said_first(block):
     return "\n".join(line for line in lines if not re.fullmatch(progress, line))
 
 
+@pytest.mark.long(one_in=8)
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
 def test_a_wrong_file_fails_as_its_page_shows(wrong):
     check = re.compile(rf"learn (\d+) --check {re.escape(str(wrong.relative_to(ROOT)))}")

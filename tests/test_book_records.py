@@ -122,6 +122,7 @@ def tables(text):
     return [[line.strip("| ").split(" | ") for line in part.splitlines() if "---" not in line] for part in parts]
 
 
+@pytest.mark.long
 def test_a_bench_of_one_has_no_ratio_and_of_memory_stands_what_is_counted_without_floors(page, warm):
     alone = "<!-- book: bench alone bench --sync none --alone --step --model tiny --world_size 1 --rounds 1 -->"
     beside = "<!-- book: bench beside bench --sync zero1 --step --memory --model tiny --world_size 2 --rounds 1 -->"

@@ -157,6 +157,7 @@ def test_a_mistake_is_named_by_the_claim_it_breaks(here, capsys, mistake):
     assert "0 of 1 tests passed." in text
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize(
     ("name", "status", "says"),
     [

@@ -78,6 +78,7 @@ def work_in(folder):
     return work
 
 
+@pytest.mark.long
 def test_killed_before_any_operation_on_the_disk_a_save_costs_no_more_than_itself(tmp_path):
     kept = tmp_path / "kept"
     save_all(kept, COMM, 2, 4, 6, 8, keep=3)
@@ -137,6 +138,7 @@ with open_checkpoints(checkpoints_folder, comm) as checkpoints:
 """
 
 
+@pytest.mark.long
 @needs_small_disks
 @pytest.mark.parametrize("is_foreseen", [True, False])
 def test_a_full_disk_costs_that_checkpoint_and_one_sentence(tmp_path, is_foreseen):

@@ -281,6 +281,7 @@ def test_slow_and_cut_change_a_link_that_is_in_use(cluster, name):
     assert "host 3 is not in this cluster" in absent.text
 
 
+@pytest.mark.long
 @needs_cluster
 def test_a_link_is_slowed_in_its_place_and_loses_nothing_that_waits_in_it(cluster, name):
     assert cluster("up", "--hosts", "2", "--rate", "8mbit").wait() == 0
@@ -406,6 +407,7 @@ for words in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 @needs_cluster
 def test_what_the_hosts_counted_is_what_the_ledger_says_and_headers(cluster, tmp_path):
     """Of averages that are under way for steps, of sums in trees, and of weights that are gathered, on 3 hosts."""
@@ -426,6 +428,7 @@ def test_what_the_hosts_counted_is_what_the_ledger_says_and_headers(cluster, tmp
             assert 0 < counted - predicted < 2 * headers + 10_000 * len(rows), (sync, rank, predicted, counted)
 
 
+@pytest.mark.long
 @needs_cluster
 def test_a_name_that_means_loopback_on_rank_0_s_host_still_brings_the_hosts_together(cluster, tmp_path):
     """As Debian's /etc/hosts has it, and srun gives it. Rank 1 is on rank 0's host, and knows it by loopback only."""
@@ -443,6 +446,7 @@ def test_a_name_that_means_loopback_on_rank_0_s_host_still_brings_the_hosts_toge
     assert json.loads((tmp_path / "out" / "environment.json").read_text())["interface"] == "eth0"
 
 
+@pytest.mark.long
 @needs_cluster
 @pytest.mark.parametrize("lost", [0, 2])
 def test_when_a_host_is_cut_off_every_rank_ends_within_seconds_and_names_the_same_one(lost, cluster):

@@ -130,6 +130,7 @@ def train_steps(comm, sync, word):
     return [model.never.weight.grad is None, len(digests)]
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("sync", ["bucketed", "sparse_rows", "ring", "flat", "tree"])
 @pytest.mark.parametrize("word", CODECS)
 def test_every_codec_rides_with_unused_parameters_and_accumulation(sync, word):
@@ -167,6 +168,7 @@ def drift_of_int8(comm, steps):
     return [means, every[:, 2:].std().item(), torch.equal(*totals), totals[0].sum().item()]
 
 
+@pytest.mark.long
 def test_what_int8_loses_is_right_in_the_mean_of_many_steps_and_the_same_every_time():
     """Rounded to the nearest, 0.003 beside a 1 is 0 in every step."""
     answers = run_ranks(2, drift_of_int8, 300)

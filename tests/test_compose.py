@@ -67,6 +67,7 @@ def keep_claims(comm, name, word, claims):
 
 
 # Without a codec each sync keeps them (test_conformance); on other numbers of ranks it averages right with each below.
+@pytest.mark.long(one_in=8)
 @pytest.mark.parametrize(("name", "word"), [*((name, "powersgd:1000") for name in TAKERS), ("bucketed", "topk:1")])
 def test_a_codec_that_leaves_nothing_out_keeps_every_claim_on_3_ranks(name, word):
     # It compares the bytes of two models, and of an embedding that is not tied only the rows travel that were used.
@@ -170,6 +171,7 @@ BOUNDS = {
 KINDS = [(name, word) for name in TAKERS for word in BOUNDS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", HOSTS)
 def test_every_combination_averages_alike_within_what_its_codec_loses_and_sends_what_its_formula_says(world_size):
     """Under bf16's autocast, in steps of two parts, with a layer that nothing uses."""

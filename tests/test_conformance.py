@@ -51,6 +51,7 @@ WHAT_TRAVELS = (
 )
 
 
+@pytest.mark.long(one_in=8)
 @pytest.mark.parametrize(
     ("name", "world_size"),
     [*((name, 3) for name in SYNCS), *((name, size) for name in SHAPED for size in (1, 2, 4)), ("none", 1)],
@@ -68,6 +69,7 @@ def test_sync_keeps_every_claim(name, world_size):
     )
 
 
+@pytest.mark.long(one_in=6)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught_by_its_claim_and_its_cause_is_named(name):
     mutant = MUTANTS[name]
@@ -94,6 +96,7 @@ def test_what_follows_from_a_fault_is_not_told_as_another(name, says, claims):
     assert cause["claims"] == claims
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [2, 3])
 def test_a_forgotten_division_is_the_one_reason_for_all_that_it_breaks(number, tmp_path):
     file = tmp_path / "summed.py"
@@ -119,6 +122,7 @@ def try_drawn(comm, claim, nonce):
     evidence.hand_in()
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("claim", dict.fromkeys(mutant.claim for mutant in DRAWN.values()))
 def test_what_is_drawn_catches_its_mutants_and_names_their_causes(claim):
     ends = run_world(3, try_drawn, claim, NONCE, seconds=240)
@@ -137,6 +141,7 @@ def _claim(name):
     return next(claim for claim in conformance.CLAIMS if claim.name == name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RIGHT)
 def test_an_unusual_but_right_sync_from_a_file_keeps_every_claim(name):
     claims = [claim.name for claim in conformance.CLAIMS]

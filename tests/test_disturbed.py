@@ -64,6 +64,7 @@ def test_what_others_took_is_what_was_busy_less_the_ranks_own(ranks, facts, shar
     assert share_of_others(ranks, environment) == (share if share is None else pytest.approx(share))
 
 
+@pytest.mark.long
 def test_a_run_on_a_busy_machine_is_named_above_and_ranked_nowhere(tmp_path):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")

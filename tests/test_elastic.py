@@ -105,6 +105,7 @@ def ranks_below(program):
     return found
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_twice_under_torchrun_costs_no_step(start, tmp_path):
     flags = [*TINY_TRAINING, "--max_steps", 60, "--dropout", "model", "--save_steps", 5, "--log_every", 1]
     whole = start("whole", [script("task2b/run_glue.py"), *flags, "--world_size", 2, "--output_dir", "whole"])
@@ -121,6 +122,7 @@ def test_a_rank_that_is_killed_twice_under_torchrun_costs_no_step(start, tmp_pat
     assert load_run(tmp_path / "again")["losses"] == load_run(tmp_path / "whole")["losses"]
 
 
+@pytest.mark.long
 def test_when_torchruns_agent_is_killed_its_ranks_leave_by_themselves(start):
     words = ["-m", "torch.distributed.run", "--nproc_per_node", 2, script("task2b/run_glue.py"), *TINY_TRAINING]
     torchrun = start("torchrun", [*words, "--max_steps", 100000, "--output_dir", "out"])
@@ -156,6 +158,7 @@ except UserError as error:
     MISSING = str(error)
 
 
+@pytest.mark.long
 @pytest.mark.root
 @pytest.mark.timeout(600)  # 110 s of processor, most of it for four hosts that load torch again and again
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)

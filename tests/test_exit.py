@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from programs import PATIENCE, ROOT, script
 
 SAYING = """
@@ -22,6 +23,7 @@ def child(sentence):
     return process, process.stdout.readline().strip()
 
 
+@pytest.mark.long
 def test_the_first_of_one_parent_s_children_with_a_sentence_says_it():
     found = [child(sentence) for sentence in ("a", "a", "b")]
     for process, _ in found:

@@ -185,6 +185,7 @@ def test_runs_of_other_lengths_are_compared_where_their_learning_rates_are_the_s
         assert "the losses of odd part from those of ddp-e5" in remark(*folders, odd)
 
 
+@pytest.mark.long
 def test_a_run_s_speed_is_set_against_runs_of_its_own_length(tmp_path):
     pytest.importorskip("matplotlib")
     from cos598d.tools.report.page import build_page
@@ -234,6 +235,7 @@ def test_of_several_runs_the_odd_one_is_named(tmp_path):
     assert "losses of c" not in remark(*folders)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("markdown", [False, True])
 def test_it_stands_above_every_ratio_in_the_table_and_on_the_page(tmp_path, markdown):
     pytest.importorskip("matplotlib")

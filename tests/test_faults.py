@@ -55,6 +55,7 @@ def test_task_1_is_a_single_process(start):
     ends_in_a_sentence(start("program", [script("task1/run_glue.py"), "--world_size", 2]), "single process", 2)
 
 
+@pytest.mark.long
 def test_help_is_grouped_and_names_every_flag(start):
     program = start("program", [script(TASK2B), "--help"], is_fresh=True)
     assert program.wait() == 0
@@ -121,6 +122,7 @@ def test_another_world_size_is_told_on_every_rank(start, start_ranks):
         ends_in_a_sentence(rank, "rank 1 was started with --world_size 3 and rank 0 with 2")
 
 
+@pytest.mark.long
 def test_a_rank_of_a_larger_world_is_told_and_stops_those_who_wait(start, start_ranks):
     port = free_port()
     ranks = start_ranks(TASK2B, 3, LONG, {2: None}, port=port)
@@ -141,6 +143,7 @@ def test_a_rank_that_fails_before_the_meeting_tells_those_who_wait(start, start_
         ends_in_a_sentence(rank, "rank 1 could not start: the data folder nowhere")
 
 
+@pytest.mark.long
 def test_a_rank_killed_while_others_wait_is_named_when_all_have_come(start, start_ranks):
     port = free_port()
     ranks = start_ranks(TASK2B, 3, LONG, {2: None}, port=port)
@@ -186,6 +189,7 @@ def test_another_model_on_one_rank_names_rank_and_parameter(run_here, start_rank
         ends_in_a_sentence(rank, "rank 1 has bert.encoder.layer.0.intermediate.dense.weight (48, 64)")
 
 
+@pytest.mark.long
 def test_a_rank_started_twice_does_not_disturb_the_others_unseen(start, start_ranks):
     port = free_port()
     first = start_ranks(TASK2B, 3, LONG, {2: None}, port=port)
@@ -203,12 +207,14 @@ def test_a_taken_port_is_named(run_here):
             is_in_a_sentence(*run_here(TASK2B, [*words, *place]), f"port {port} on this host is taken")
 
 
+@pytest.mark.long
 def test_a_port_where_something_else_answers_is_no_meeting_point(start_ranks):
     with socket.create_server(("127.0.0.1", 0)) as server:
         (rank,) = start_ranks(TASK2B, 2, LONG, {0: None}, port=server.getsockname()[1])
         ends_in_a_sentence(rank, "something other than rank 0 of this run answers")
 
 
+@pytest.mark.long
 def test_ranks_that_never_arrive_are_named_to_all_who_came(start_ranks):
     for rank in start_ranks(TASK2B, 4, [*LONG, "--timeout", 6], {1: None, 3: None}):
         ends_in_a_sentence(rank, "ranks 1, 3 did not come to 127.0.0.1")
@@ -301,6 +307,7 @@ def test_a_ctrl_c_while_torch_still_loads_is_no_traceback(start):
     assert program.text.strip() == "interrupted (Ctrl-C)."
 
 
+@pytest.mark.long
 def test_the_scripts_say_nothing_but_their_own(start):
     """No warnings of libraries among a run's lines."""
     words = [script(TASK2B), *TINY_TRAINING, "--max_steps", 2, "--world_size", 2]

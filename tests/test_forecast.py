@@ -48,6 +48,7 @@ def digits(**values):
     return config_from(DIGITS | values)
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("sync", RUNS)
 def test_the_record_of_the_run_has_what_was_forecast(sync, start, tmp_path):
     ranks = RUNS[sync]
@@ -140,6 +141,7 @@ def test_costs_are_fitted_to_benches_that_are_named(timed, tmp_path):
             forecast(digits(), ranks, timings=Known(costs_from=(Path("nowhere"),)))
 
 
+@pytest.mark.long
 def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):
     monkeypatch.setattr(seconds, "TIMED_SECONDS", 0.05)
     known = Known()
@@ -162,6 +164,7 @@ def test_a_timing_beside_other_programs_says_so(timed, monkeypatch, share, is_bu
     assert ("Other programs were using the CPU" in forecast(digits(), 2).seconds_from) == is_busy
 
 
+@pytest.mark.long
 def test_what_cannot_be_timed_is_a_sentence(monkeypatch):
     monkeypatch.setattr(seconds, "TIMED_SECONDS", "soon")
     with pytest.raises(UserError, match=r"could not be timed here: .*\.$"):

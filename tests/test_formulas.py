@@ -49,6 +49,7 @@ def strategy_of(name, **options):
     return get_strategy(name)(alone, False, SyncOptions(**options), "fp32")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", KINDS)
 def test_what_is_held_is_what_the_formula_says(world_size):
     cases = cases_of(HELD, world_size)
@@ -64,6 +65,7 @@ def test_what_is_held_is_what_the_formula_says(world_size):
                 assert expected_peak[category] == pytest.approx(size, abs=same_moment * whole), (case, peak)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", KINDS)
 def test_what_the_ledger_has_is_what_the_formula_says(world_size):
     cases = cases_of(SENT, world_size)
@@ -145,6 +147,7 @@ def recorded(comm, folder):
     return found
 
 
+@pytest.mark.long
 def test_a_record_has_the_same_bytes_in_its_iterations_its_log_and_its_sums(tmp_path):
     """With averages under way at a checkpoint, at an evaluation, at the end of an epoch and of the run."""
     for rank in run_ranks(2, recorded, str(tmp_path)):

@@ -26,6 +26,7 @@ def runs(tmp_path_factory):
     return one, *two
 
 
+@pytest.mark.long
 def test_a_run_has_its_losses_seconds_and_the_bytes_of_each_tensor(runs):
     one, gathered, ring = runs
     for run in runs:
@@ -84,6 +85,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(given, words, tmp_pa
     assert not folder.exists()
 
 
+@pytest.mark.long
 def test_a_run_that_fails_raises_what_its_ranks_said_and_no_run_is_no_comparison(runs, tmp_path):
     with pytest.raises(UserError, match=f"{re.escape(str(runs[0].folder))} is not empty"):
         cos598d.train(world_size=2, quiet=True, output_dir=runs[0].folder, **TINY)
@@ -93,6 +95,7 @@ def test_a_run_that_fails_raises_what_its_ranks_said_and_no_run_is_no_comparison
         cos598d.compare()
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_the_ranks(start, tmp_path):
     setting = TINY | {"max_steps": 100000, "world_size": 2, "output_dir": str(tmp_path / "run")}
     (tmp_path / "long.py").write_text(f"import cos598d\ncos598d.train(**{setting})\n")
@@ -106,6 +109,7 @@ def test_an_interrupt_ends_the_ranks(start, tmp_path):
     wait_until(lambda: not any(map(is_alive, below)))
 
 
+@pytest.mark.long
 def test_the_tour_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch):
     for package in ("nbclient", "ipykernel", "matplotlib"):
         pytest.importorskip(package, reason="needs the notebook and report extras")

@@ -96,6 +96,7 @@ def test_its_losses_are_those_of_task_2b(trained, sync):
     assert expected[-1] != pytest.approx(expected[0], abs=1e-3)
 
 
+@pytest.mark.long
 def test_torchrun_starts_it_and_it_imports_nothing_of_ours(start):
     assert "cos598d" not in SCRIPT.read_text(encoding="utf-8")
     assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) <= 150

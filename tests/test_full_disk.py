@@ -50,6 +50,7 @@ found.append({"left": [name for name in os.listdir("run") if name.startswith("."
 """
 
 
+@pytest.mark.long
 @needs_small_disks
 def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_whole(tmp_path):
     *small, without_model, with_all, end = on_small_disk(
@@ -133,6 +134,7 @@ found.append(sorted(path.name for path in place.rglob(".*")))
 """
 
 
+@pytest.mark.long
 @needs_small_disks
 def test_a_page_that_does_not_fit_leaves_the_earlier_page_and_its_plots(tmp_path):
     pytest.importorskip("jinja2")

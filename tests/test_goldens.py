@@ -35,6 +35,7 @@ def changed(recorded, path, change):
     return path
 
 
+@pytest.mark.long
 def test_a_run_has_its_losses_and_every_ranks_traffic(recorded):
     run = json.loads(recorded.read_text())["runs"]["task2b on 2"]
     assert len(run["losses"]) == 6
@@ -71,6 +72,7 @@ def test_other_weights_are_a_difference_where_losses_are_the_same(recorded, tmp_
     assert done.stdout.startswith("runs / task2b on 2 / weights: ")
 
 
+@pytest.mark.long
 def test_the_weights_are_those_of_the_tree_that_was_run(recorded, tmp_path):
     """A gradient that is scaled leaves Adam's first losses as they are, to the last digit; the weights it moves."""
     tree = tmp_path / "tree"

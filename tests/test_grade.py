@@ -121,6 +121,7 @@ def scratch(scratch):
     assert os.listdir(scratch) == []
 
 
+@pytest.mark.long
 def test_a_class_with_hostile_submissions(start, tmp_path, scratch):
     before = {process.pid for process in psutil.process_iter()}
     submissions = {name: OPENING + body for name, body in CLASS.items()}

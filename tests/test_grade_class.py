@@ -162,6 +162,7 @@ def meets(folder):
         return json.dumps({"left": left, "processes": sorted(processes), "uid": os.getuid()})
 
 
+@pytest.mark.long
 def test_submissions_at_the_same_time_meet_neither_processes_nor_ports_nor_files(submissions, tmp_path, monkeypatch):
     monkeypatch.setattr("cos598d.tools.grade.submission.needed_by", lambda _: [])  # this clone may be in /tmp
     if what_stops(lambda empty: OwnNamespaces(()).enter(empty, None)):
@@ -283,6 +284,7 @@ points_per_day = 2
 """
 
 
+@pytest.mark.long
 def test_a_check_of_a_submission_between_two_gradings_leaves_its_row(tmp_path):
     if what_stops(lambda empty: hide(assignment(PARTS).kind.hides, empty)):
         pytest.skip("no mount namespaces here, so lessons are not graded beside their answers")
@@ -324,6 +326,7 @@ lets_go = 2
 """
 
 
+@pytest.mark.long
 def test_a_part_without_its_file_costs_only_its_points_and_flags_choose_what_is_graded(tmp_path):
     if what_stops(lambda empty: hide(assignment(PARTS).kind.hides, empty)):
         pytest.skip("no mount namespaces here, so lessons are not graded beside their answers")
@@ -371,6 +374,7 @@ def test_temporary_folders_that_have_what_is_needed_stay_shared(tmp_path, monkey
         assert "Submissions share /tmp" in grader.remark
 
 
+@pytest.mark.long
 def test_a_board_has_who_passes_and_is_refused_where_nothing_is_measured(tmp_path):
     if what_stops(lambda empty: hide(assignment(PARTS).kind.hides, empty)):
         pytest.skip("no mount namespaces here, so lessons are not graded beside their answers")

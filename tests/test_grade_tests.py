@@ -158,6 +158,7 @@ def kind_of(**keys):
     return KINDS["tests"].read(TomlTable.of_text("lab.toml", source))
 
 
+@pytest.mark.long
 def test_good_tests_accept_every_right_sync_and_reject_every_wrong_one(start, tmp_path, scratch):
     code, text, rows = graded(
         start, tmp_path, scratch, {"good": GOOD}, 'kind = "tests"\nseconds = 60\n', "test_sync.py"
@@ -168,6 +169,7 @@ def test_good_tests_accept_every_right_sync_and_reject_every_wrong_one(start, tm
     ), rows["good"]["words"]
 
 
+@pytest.mark.long
 def test_tests_that_tell_nothing_apart_get_nothing(start, tmp_path, scratch):
     page = (ROOT / "docs" / "teaching.md").read_text()
     example = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def test_" in block)
@@ -189,6 +191,7 @@ def test_tests_that_tell_nothing_apart_get_nothing(start, tmp_path, scratch):
         assert words in rows[name]["words"], (name, rows[name]["words"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, subject in RIGHT.items() if subject.own])
 def test_the_unusual_right_syncs_keep_every_claim(name):
     names = [claim.name for claim in CLAIMS]

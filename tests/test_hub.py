@@ -248,6 +248,7 @@ def silent_server(accepts: bool) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
+@pytest.mark.long
 def test_without_a_network_one_sentence_names_the_ways_out_in_time(hub, tmp_path):
     endpoint, _ = hub
     FakeHub.cut_short = True
@@ -268,6 +269,7 @@ def test_without_a_network_one_sentence_names_the_ways_out_in_time(hub, tmp_path
     assert not [file for file in tmp_path.rglob("*") if "incomplete" in file.name]
 
 
+@pytest.mark.long
 def test_without_a_hub_the_course_s_command_trains_minilm_and_says_so(tmp_path, monkeypatch, capfd):
     from cos598d.commands.cli import main
     from cos598d.models.find import _installed_minilm

@@ -35,6 +35,7 @@ def finished(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["four", "rows", "sharded"])
 def test_n_ranks_see_what_one_sees(finished, name):
     alone, run = (load_run(finished / one) for one in ("alone", name))

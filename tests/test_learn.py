@@ -53,6 +53,7 @@ def test_lesson_12_compares_the_end_with_the_formula_at_the_same_nonce(nonce):
     assert "and the formula's is" in found[1][0]
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_answer_passes_and_the_page_does_not(number, tmp_path):
     lesson = get_lesson(number)
@@ -66,12 +67,14 @@ def test_the_answer_passes_and_the_page_does_not(number, tmp_path):
     assert first.startswith(f"lesson{number}.py {words}")
 
 
+@pytest.mark.long(one_in=8)
 @pytest.mark.parametrize(("number", "name"), [(n, name) for n in NUMBERS for name in CASES[n].RIGHT])
 def test_a_right_file_that_looks_unlike_the_answer_passes(number, name, tmp_path):
     result, first = mark(tmp_path, number, CASES[number].RIGHT[name])
     assert result["passed"], first
 
 
+@pytest.mark.long(one_in=12)
 @pytest.mark.parametrize(("number", "name"), [(n, name) for n in NUMBERS for name in CASES[n].WRONG])
 def test_a_wrong_file_is_named_in_the_first_lines(number, name, tmp_path):
     code, says, *sizes = CASES[number].WRONG[name]
@@ -124,6 +127,7 @@ BAD = {
 }
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("name", BAD)
 def test_a_file_that_cannot_work_is_named_with_its_line(name, tmp_path):
     code, says, status = BAD[name]

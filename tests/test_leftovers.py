@@ -69,6 +69,7 @@ WORDS = {
 }
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("name", WORDS)
 def test_a_command_that_is_killed_while_ranks_run_leaves_no_process_and_no_folder(name, tmp_path):
     write(tmp_path)

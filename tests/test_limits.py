@@ -128,6 +128,7 @@ def faults(**environment):
     return words[0] == "True", float(words[1])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc is needed")
 def test_a_step_takes_the_memory_of_the_one_before_without_faults():
     keeps, count = faults()

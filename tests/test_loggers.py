@@ -33,6 +33,7 @@ def table(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.long
 def test_a_logger_is_told_of_everything_once_and_of_what_a_resumed_run_adds(tmp_path, monkeypatch):
     monkeypatch.delenv("GLUE_DIR", raising=False)
     (tmp_path / "mine.py").write_text(OWN)
@@ -102,6 +103,7 @@ def test_a_csv_file_that_was_damaged_keeps_its_whole_rows(tmp_path):
     assert [row["acc"] for row in table(tmp_path / "evaluations.csv")] == ["0.5"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", ["step", "end"])
 def test_an_error_in_a_logger_is_a_sentence_with_its_line_and_the_run_is_kept(tmp_path, call, capfd, monkeypatch):
     monkeypatch.delenv("GLUE_DIR", raising=False)

@@ -48,6 +48,7 @@ def test_a_closed_group_has_no_threads_left(code):
     assert "python" in found.stdout
 
 
+@pytest.mark.long
 def test_one_that_never_comes_and_one_with_another_secret_are_told_among_many(servers):
     them = identities(64)
     stranger = replace(them[63], secret=b"another secret, made up")
@@ -68,6 +69,7 @@ def test_one_that_never_comes_and_one_with_another_secret_are_told_among_many(se
     assert refused.startswith(f"rank 0 at 127.0.0.1:{port} has another secret or belongs to another run. ")
 
 
+@pytest.mark.long
 def test_the_benchmark_of_ranks_says_what_phases_took_and_what_ranks_hold(start, tmp_path):
     folder = tmp_path / "runs"
     words = [script("benchmarks/ranks.py"), "--runs_dir", folder, "--world_sizes", 2, "--steps", 2]

@@ -62,6 +62,7 @@ def compare(comm, make):
     return {name: [counted, (other - weights).abs().max().item()] for name, (counted, other) in found.items()}
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("make", [make_sgd, make_adamw])
 def test_the_same_steps_overflow_under_every_strategy_and_the_weights_are_alike(make, ranks):

@@ -64,6 +64,7 @@ def predicted(capsys, *words):
     return [line.split("\t") for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.long
 def test_a_models_predictions_have_the_accuracy_that_its_run_found(reviews, capsys):
     folder, run = reviews
     assert run.summary["classes"] == ["bad", "good"]
@@ -131,6 +132,7 @@ def test_what_is_wrong_with_a_file_is_one_sentence_with_its_place(files, words, 
     assert str(error.value).endswith(".")
 
 
+@pytest.mark.long
 def test_glues_test_files_give_the_benchmarks_form(tmp_path, capsys):
     from cos598d.data.samples import rte_sample
 
@@ -150,6 +152,7 @@ def test_glues_test_files_give_the_benchmarks_form(tmp_path, capsys):
     assert "cut.tsv, line 2" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_squads_files_and_single_questions_are_answered_as_in_evaluation(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = cos598d.train("squad", max_steps=2, output_dir=tmp_path / "run", **SETTING | {"max_seq_length": 96})
@@ -165,6 +168,7 @@ def test_squads_files_and_single_questions_are_answered_as_in_evaluation(tmp_pat
     assert predicted(capsys, run.folder, *words) == [[kept[asked["id"]]]]
 
 
+@pytest.mark.long
 def test_images_are_told_apart_and_what_is_none_is_refused(tmp_path, capsys):
     image = pytest.importorskip("PIL.Image", reason="needs the images extra")
     run = cos598d.train("digits", max_steps=2, world_size=2, quiet=True, output_dir=tmp_path / "run")

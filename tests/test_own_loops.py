@@ -415,6 +415,7 @@ def go_round(comm, cases, names):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_ranks_end_with_ddps_weights_or_with_one_sentence(world_size):
     """Each sync in one of the three worlds."""

@@ -65,6 +65,7 @@ def words_of(place, *more):
     return ["predict", str(place / "run"), "--file", str(place), "--task_name", f"{place}/my_task.py:Reviews", *more]
 
 
+@pytest.mark.long
 def test_it_trains_and_predicts_with_the_accuracy_that_the_run_found(place, capsys):
     summary = json.loads((place / "run" / "summary.json").read_text())
     assert (summary["task"], summary["classes"]) == ("Reviews", ["bad", "good"])
@@ -77,6 +78,7 @@ def test_it_trains_and_predicts_with_the_accuracy_that_the_run_found(place, caps
     assert sum(right) / len(right) == pytest.approx(summary["epochs"][-1]["acc"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", ["2", "3"])
 def test_any_number_of_ranks_predicts_each_example_once_and_in_order(ranks, place, tmp_path):
     words = words_of(place, "--world_size", ranks, "--batch", "2", "-o", str(tmp_path / "found.tsv"))
@@ -100,6 +102,7 @@ def test_a_rank_that_fails_ends_the_others_with_one_sentence(place, tmp_path):
     assert program.text.count("error:") == 1, program.text
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_the_same_data_and_not_with_others(place, tmp_path, capsys):
     known = {"output_dir": tmp_path / "again", "resume": str(place / "run"), "max_steps": 4, "learning_rate": 1e-3}
     cos598d.train(f"{place}/my_task.py:Reviews", data_dir=place, **known, **SETTING)
@@ -112,6 +115,7 @@ def test_a_run_goes_on_with_the_same_data_and_not_with_others(place, tmp_path, c
                       **SETTING)  # fmt: skip
 
 
+@pytest.mark.long
 def test_pairs_with_numbers_are_scored_as_the_class_does(place, tmp_path):
     run = cos598d.train(f"{place}/my_task.py:Stars", output_dir=tmp_path / "run", max_steps=2, **SETTING)
     assert run.summary["epochs"][-1]["error"] < 0

@@ -87,6 +87,7 @@ class Elsewhere(torch.Tensor):
     device = torch.device("cuda")
 
 
+@pytest.mark.long
 def test_attention_drops_weights_and_scales_what_is_left():
     packing = Packing(torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], dtype=torch.bool))
     torch.manual_seed(1)

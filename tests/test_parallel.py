@@ -99,6 +99,7 @@ def trains_as_ddp(comm):
         mine.detach()
 
 
+@pytest.mark.long(one_in=2)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_exact_sync_trains_as_torchs_ddp_does(world_size):
     run_ranks(world_size, trains_as_ddp)

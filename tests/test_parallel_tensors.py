@@ -173,6 +173,7 @@ def trains_as_ddp(comm, names):
             module.detach()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_it_trains_as_torchs_ddp_does(world_size):
     run_ranks(world_size, trains_as_ddp, EXACT)

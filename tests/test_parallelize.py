@@ -279,12 +279,14 @@ def two_models(comm, strategy, name, make):
         module.detach()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world_size", "optimizer"), [(2, "adamw"), (3, "momentum"), (4, "sgd")])
 def test_a_script_in_shards_ends_with_the_weights_of_one_process(world_size, optimizer):
     cases = [*CASES, "two models"]
     assert set(run_ranks(world_size, trains_as_one, SHARDS, cases, [optimizer], seconds=500)) == {50}
 
 
+@pytest.mark.long
 def test_a_script_that_averages_ends_with_the_weights_of_one_process():
     cases = ["accumulated", "clipped", "two models"]
     assert set(run_ranks(3, trains_as_one, AVERAGES, cases, ["momentum"], seconds=500)) == {3 * len(AVERAGES)}

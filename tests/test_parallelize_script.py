@@ -273,6 +273,7 @@ def goes_round(comm, strategies):
             finds_replaced_memory(comm, strategy)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_script_may_ask_all_of_it_of_every_strategy(world_size):
     """Each strategy in one of the worlds."""
@@ -434,6 +435,7 @@ def has_more_batches(comm, strategy):
     return str(raised.value)
 
 
+@pytest.mark.long(one_in=5)
 @pytest.mark.parametrize("strategy", SHARDS)
 def test_a_rank_with_more_batches_than_another_ends_with_a_sentence(strategy):
     assert run_ranks(2, has_more_batches, strategy)[0]

@@ -119,6 +119,7 @@ def test_the_probe_multiplies_the_widest_layer_and_leaves_the_threads_as_they_we
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.long
 def test_a_run_without_bf16_instructions_says_what_its_probe_has_found(start, tmp_path, run_here):
     def words(precision, *more):
         own = ["--precision", precision, "--max_steps", 4, "--world_size", 2, *more]

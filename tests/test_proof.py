@@ -41,6 +41,7 @@ def cases(*names):
 
 
 # On 3 ranks the shares differ in size. test_shard and test_state_moves have the other numbers of ranks.
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "world_size"), [*((name, 3) for name in UNCLAIMED), ("zero3", 1)])
 def test_engine_trains_as_one_process_does(name, world_size):
     found = prove(world_size, CASES, NONCE, SECONDS, observe_engine, name, {}, DEFAULTS)
@@ -48,6 +49,7 @@ def test_engine_trains_as_one_process_does(name, world_size):
     assert {case: verdict.status for case, verdict in found.items()} == expected, found
 
 
+@pytest.mark.long(one_in=12)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_fails_its_own_claims_alone_and_is_named(name):
     mutant = MUTANTS[name]
@@ -86,6 +88,7 @@ def test_a_case_that_ends_the_world_is_named_and_the_cases_after_it_are_tried():
     assert "a clip too far" in found["clipping"].says
 
 
+@pytest.mark.long
 def test_a_case_that_does_not_end_is_ended_and_the_cases_after_it_are_tried():
     found = prove(2, cases("clipping", "tied weights"), NONCE, 8, observe_mutant, WaitsForEver)
     assert [verdict.status for verdict in found.values()] == [DID_NOT_END, KEPT], found
@@ -103,6 +106,7 @@ def test_clipping_bites_and_overflow_overflows():
                 assert [norm < float("inf") for norm in norms] == [True, False, True]
 
 
+@pytest.mark.long
 def test_check_proves_a_strategy(capsys):
     words = ["--world_sizes", "1", "--seconds", "60", "--json", "-"]
     assert main(["check", "zero1", *words]) == 0

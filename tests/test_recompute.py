@@ -65,6 +65,7 @@ def test_the_gradients_have_the_same_bits(model_type, head, dropout, precision):
         assert not torch.equal(again(**inputs)[0], loss_again), "another seed, other masks"
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("sync", ["ddp", "zero3", "shared_weights", "torch_fsdp"])
 def test_a_run_has_the_same_losses(sync, start, tmp_path):
     found = {}

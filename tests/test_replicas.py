@@ -92,6 +92,7 @@ def bits_after_training(comm, kinds):
 EXACT = [(name, None) for name in SYNCS if name != "none"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_every_sync_and_codec_leaves_the_same_bits_on_all_ranks(ranks):
     kinds = [*EXACT, *((sync, word) for sync in ("bucketed", "ring", "halving_doubling") for word in CODECS)]

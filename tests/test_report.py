@@ -191,6 +191,7 @@ def test_the_same_records_give_the_same_bytes(runs, tmp_path):
     assert (tmp_path / "there.html").read_bytes() == here
 
 
+@pytest.mark.long
 def test_a_pdf_has_pages_and_the_same_bytes_again(runs, tmp_path, monkeypatch):
     pytest.importorskip("weasyprint", exc_type=(ImportError, OSError))
     first = report(tmp_path / "a.pdf", runs[1]).read_bytes()

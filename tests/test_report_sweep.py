@@ -220,6 +220,7 @@ def test_the_page_has_each_figure_against_each_axis_and_then_the_table(page):
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.long
 def test_the_usual_sections_follow_where_the_runs_are_few(grid, page):
     few = grid[:MOST_RUNS]
     assert "Timeline of one iteration" not in [section.title for section in page.sections]

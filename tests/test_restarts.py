@@ -81,6 +81,7 @@ def test_nothing_is_started_again_after_a_signal_to_the_starter(starter):
     assert list(told(program)) == ["0"]
 
 
+@pytest.mark.long
 def test_a_training_whose_ranks_are_killed_comes_to_the_same_end(start, tmp_path):
     """At one port: what is left of the connections of ranks that were killed must not keep it from the next ones."""
     flags = [*TINY_TRAINING, "--max_steps", 60, "--dropout", "model", "--save_steps", 5, "--log_every", 1]

@@ -57,6 +57,7 @@ def uninterrupted(tmp_path_factory):
     return _uninterrupted
 
 
+@pytest.mark.long(one_in=10)
 @pytest.mark.parametrize(("name", "point", "iteration", "rank"), KILLED_IN_6 + IN_A_STEP + IN_A_SAVE)
 def test_a_killed_run_loses_at_most_an_interval_and_ends_as_it_would_have(
     name, point, iteration, rank, uninterrupted, tmp_path

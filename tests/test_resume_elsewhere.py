@@ -19,6 +19,7 @@ def stages(folder, *starts):
     return run_ranks(ranks, live, str(folder), values | {"resume": "auto"})
 
 
+@pytest.mark.long
 def test_with_4_2_3_and_4_ranks_the_losses_are_those_of_one_world(tmp_path):
     values = PLAIN | {"sync": "bucketed"}
     whole, *_ = run_ranks(4, live, str(tmp_path / "whole"), values)
@@ -30,6 +31,7 @@ def test_with_4_2_3_and_4_ranks_the_losses_are_those_of_one_world(tmp_path):
     assert "dropout" not in " ".join(found["lines"])
 
 
+@pytest.mark.long
 def test_under_other_syncs_the_losses_are_those_of_one(tmp_path):
     whole, *_ = run_ranks(2, live, str(tmp_path / "whole"), PLAIN | {"sync": "ddp"})
     starts = [(2, PLAIN | {"sync": sync}) for sync in ("ddp", "zero3", "bucketed", "zero1")]
@@ -38,6 +40,7 @@ def test_under_other_syncs_the_losses_are_those_of_one(tmp_path):
     assert found["losses"] == pytest.approx(whole["losses"], abs=1e-6)
 
 
+@pytest.mark.long
 def test_what_cannot_be_carried_over_is_said_in_one_line(tmp_path):
     run_world(2, live, str(tmp_path), {"sync": "bucketed", "compress": "powersgd"}, ("forward", 6, 0), seconds=90)
     (found,) = run_ranks(1, live, str(tmp_path), {"sync": "none", "resume": "auto"})

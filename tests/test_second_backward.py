@@ -91,6 +91,7 @@ def _off(mine, expected):
             yield f"{name} by {(p.grad - e.grad).abs().max():.1e}"
 
 
+@pytest.mark.long(one_in=5)
 @pytest.mark.parametrize("name", ["bucketed", "overlap", "shared_memory", "hierarchical", "sparse_rows"])
 def test_a_step_of_several_backward_passes_without_no_sync(name):
     assert run_ranks(3, several_backwards, name) == [[], [], []]

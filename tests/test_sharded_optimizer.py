@@ -262,6 +262,7 @@ def goes_round(comm, functions):
         comm.exchange(function.__name__)
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize(("world_size", "functions"), [(2, ALL), (3, ALL[:3]), (4, ALL[:2]), (1, ALL[1:2])])
 def test_what_torch_tests_of_its_own_holds_of_ours(world_size, functions):
     run_ranks(world_size, goes_round, functions, seconds=300)

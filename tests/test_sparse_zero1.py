@@ -262,6 +262,7 @@ def go_on_with_rows(comm, folder, cases):
     return max((weights - found[0]).abs().max().item() for weights in found)
 
 
+@pytest.mark.long
 def test_with_rows_a_state_moves_to_other_strategies_and_numbers_of_ranks_and_back(tmp_path):
     cases = [Case(name, {"bucket_mb": 0.3}, "bert", optimizer="momentum") for name in (NAME, "ddp", "zero3")]
     run_ranks(3, save_with_rows, str(tmp_path), cases)
@@ -283,6 +284,7 @@ def observe_with_rows(comm, names, nonce, seconds):
     observe(comm, SparseZero1, DEFAULTS, names, nonce, seconds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_with_rows_it_passes_the_proof(ranks):
     found = prove(ranks, CASES, 598, 60, observe_with_rows)

@@ -68,6 +68,7 @@ def bits_of_each(comm, rate):
     return {name: bits_of(comm, name, rate) for name in ("ddp", "zero1", "sparse_zero1")}
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("rate", [1.0, 1e-3])
 def test_where_no_sum_is_rounded_the_weights_are_ddp_s_to_the_last_bit_however_long_the_steps_are(ranks, rate):

@@ -80,6 +80,7 @@ def test_the_pooler_without_gradients_is_left_as_it_was(lessons):
         assert all(torch.equal(tensor, poolers[0][name]) for name, tensor in pooler.items())
 
 
+@pytest.mark.long
 def test_predictions_are_the_same_on_any_number_of_ranks_and_score_as_the_record_says(lessons):
     model = lessons / "task1" / "model"
     ran(lessons, ["-m", "cos598d", "sample", "files", "--task", "squad"])
@@ -97,6 +98,7 @@ def test_predictions_are_the_same_on_any_number_of_ranks_and_score_as_the_record
     assert {"exact", "f1", "HasAns_f1", "NoAns_f1", "best_f1"} <= set(scores)
 
 
+@pytest.mark.long
 def test_an_overwritten_folder_keeps_no_predictions_of_the_run_before(run_here, tmp_path):
     words = [*SHORT, "--max_steps", "1", "--no_save_model", "--output_dir", "out"]
     assert run_here(TASK1, [*words, "--version_2_with_negative"])[0] == 0

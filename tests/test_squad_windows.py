@@ -59,6 +59,7 @@ def text_of_labels(features, window, context):
     return context[begin:stop]  # fmt: skip
 
 
+@pytest.mark.long
 def test_offsets_of_any_text_cut_out_what_was_read():
     # Every assigned character beside a letter, also such as grow, shrink, vanish or combine.
     encoder = {lower: load_encoder("bert", [*PIECES, "ß", "Ω"], lower) for lower in (False, True)}

@@ -19,6 +19,7 @@ def python(code):
     return done.stdout.split()
 
 
+@pytest.mark.long
 def test_a_run_imports_no_statistics_no_storage_and_no_other_tokenizers():
     loaded = set(python("import sys, cos598d.run; print(*sys.modules)"))
     assert "pytorch_transformers.modeling_bert" in loaded
@@ -48,6 +49,7 @@ def test_every_command_is_a_file_of_the_same_shape():
         assert list(inspect.signature(command.run).parameters) == ["options"]
 
 
+@pytest.mark.long
 def test_what_is_imported_later_is_there_when_it_is_used():
     code = (
         "import cos598d.data.library, sys, sacremoses, boto3\n"

@@ -58,6 +58,7 @@ def starter(start, tmp_path, request):
     return _starter
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize(
     ("number", "passed_on"),
     [

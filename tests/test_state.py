@@ -102,6 +102,7 @@ def compare(tmp_path, cases, ranks=RANKS, seconds=120):
     return {who: words for who, words in wrong.items() if words}
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("syncs", GROUPS, ids=" ".join)
 def test_every_strategy_goes_on_to_the_last_bit(tmp_path, syncs):
     assert compare(tmp_path, [case for case in CASES if case.sync in syncs]) == {}

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from states import BUCKETS, Case, Training, digest, wholes
 from worlds import run_ranks
@@ -55,6 +56,7 @@ def digests(folder):
     return {(whole.kind, whole.name): digest(whole.tensor) for whole in wholes(folder)}
 
 
+@pytest.mark.long
 def test_a_state_moves_between_strategies_and_numbers_of_ranks_and_stays_itself(tmp_path):
     steps = [tmp_path / name for name in "abcd"]
     steps[0].mkdir()
@@ -85,6 +87,7 @@ def test_what_a_state_has(tmp_path):
         assert not names & {"never.weight", "frozen.weight"}
 
 
+@pytest.mark.long
 def test_what_goes_on_by_another_strategy_is_the_same_training(tmp_path):
     exact = [case for case in HOLDERS if case.sync != "local_sgd"]
     (tmp_path / "a").mkdir()

@@ -1,5 +1,6 @@
 """Mistakes in saving and loading a state, each of which must show in the training that goes on."""
 
+import pytest
 from states import BUCKETS, Case
 from test_state import RANKS, differences, take_up, train_and_leave
 from worlds import run_ranks
@@ -84,6 +85,7 @@ SHOWS = {
 }
 
 
+@pytest.mark.long
 def test_every_mistake_shows(tmp_path):
     for place in range(len(MUTANTS)):
         (tmp_path / str(place)).mkdir()

@@ -62,6 +62,7 @@ def travelled(found):
     return {purpose: sums for purpose, sums in found["totals"]["by_purpose"].items() if purpose != "state"}
 
 
+@pytest.mark.long(one_in=5)
 @pytest.mark.parametrize(
     ("rank", "values"),
     [
@@ -82,6 +83,7 @@ def test_all_ranks_end_after_the_step_in_which_one_was_asked(values, rank, same_
     assert {one["stopped"] for one in found} == {None}
 
 
+@pytest.mark.long(one_in=6)
 @pytest.mark.parametrize(
     ("point", "iteration", "values"),
     [
@@ -102,6 +104,7 @@ def test_an_evaluation_that_is_due_is_made_when_the_run_goes_on(values, point, i
     assert {one["from"] for one in found} == {iteration}
 
 
+@pytest.mark.long
 def test_when_the_time_is_up_the_run_saves_and_leaves(same_end):
     stopped, found = same_end({"sync": "bucketed", "max_seconds": 3600.0}, None, age=3600.0)
     for one in stopped:
@@ -128,6 +131,7 @@ def with_a_full_disk(comm, folder, values, fate):
     return live(comm, folder, values, fate)
 
 
+@pytest.mark.long
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(uninterrupted, tmp_path):
     whole = uninterrupted({"sync": "bucketed"})
     found = run_ranks(2, with_a_full_disk, str(tmp_path), {"sync": "bucketed"}, None)
@@ -139,6 +143,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(uninterrupted, tmp_path)
     assert all("that of iteration 4 is complete" in line for line in said)
 
 
+@pytest.mark.long
 def test_a_run_that_is_asked_to_end_on_a_full_disk_goes_on_from_the_one_before(tmp_path):
     fate = ("asked", 6, 0)
     stopped = run_ranks(2, with_a_full_disk, str(tmp_path), {"sync": "bucketed"}, fate)
@@ -147,6 +152,7 @@ def test_a_run_that_is_asked_to_end_on_a_full_disk_goes_on_from_the_one_before(t
     assert {one["from"] for one in found} == {4}
 
 
+@pytest.mark.long
 def test_early_stopping_ends_with_the_best_model_also_when_it_goes_on(same_end):
     """By the accuracy, which the first evaluation has as well as all others: a model that has learned nothing."""
     values = {"sync": "bucketed", "eval_steps": 3, "early_stopping": "2:acc", "learning_rate": 1e-9}
@@ -170,6 +176,7 @@ def rows_of(folder, rank):
     return [json.loads(row)["iteration"] for row in (folder / f"iterations.rank{rank}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long(one_in=2)
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")])
 def test_one_rank_that_is_asked_stops_all_and_the_same_words_go_on(start_ranks, tmp_path, number, name):
     words = [*LONG, "--output_dir", "out", "--resume", "auto"]
@@ -195,6 +202,7 @@ def test_one_rank_that_is_asked_stops_all_and_the_same_words_go_on(start_ranks, 
     assert [one["why"] for one in attempts] == [f"stopped by {name}", "--max_seconds 1 have passed"]
 
 
+@pytest.mark.long
 def test_a_starter_saves_goes_on_and_says_when_there_is_nothing_left(start, tmp_path):
     words = [script(TASK2B), *TINY, "--max_steps", 150, "--world_size", 2, "--output_dir", "out"]
     program = start("first", words)
@@ -215,6 +223,7 @@ def test_a_starter_saves_goes_on_and_says_when_there_is_nothing_left(start, tmp_
     assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_leaves_at_once(start, tmp_path):
     """Rank 1 is stopped, so that no step ends: the first request cannot be met."""
     program = start("starter", [script(TASK2B), *LONG, "--world_size", 2, "--output_dir", "out"])

@@ -65,6 +65,7 @@ def watch(programs, targets=None):
     return seen
 
 
+@pytest.mark.long
 @needs_root
 @pytest.mark.timeout(2 * SECONDS)
 def test_another_user_changes_nothing_reads_nothing_and_runs_nothing(folder, start, start_ranks):

@@ -32,6 +32,7 @@ def rows_of(text):
     return {line.split()[0]: line.split() for line in lines if not line.startswith("--")}
 
 
+@pytest.mark.long
 def test_a_killed_rank_is_a_row_and_the_others_go_on_and_a_second_call_makes_what_is_missing(table):
     first = table("zero1,ddp", "--epochs", "20")
     first.wait_for("zero1: 2 ranks, 20 epochs[^$]*iteration 4:")
@@ -89,6 +90,7 @@ def test_two_calls_do_not_work_in_one_folder(table):
     assert "--runs_dir" in second.text
 
 
+@pytest.mark.long
 def test_squad_has_its_scores_in_the_table(table, tmp_path):
     squad = ("--task_name", "squad", "--version_2_with_negative", "--max_seq_length", "64", "--max_query_length", "16")
     call = table("baseline,zero3,dp", *squad, "--precision", "bf16", "--epochs", "1,2", "--max_train_examples", 24)

@@ -78,6 +78,7 @@ def test_a_rank_that_is_killed_while_a_fragment_travels_takes_the_others_with_it
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["live"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sync", "said", "code", "sentence"),
     [

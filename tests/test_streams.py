@@ -46,6 +46,7 @@ def test_complaints_that_cannot_be_written_change_no_exit_code(tmp_path):
     assert (tmp_path / "here").is_dir()
 
 
+@pytest.mark.long
 @needs_full
 def test_a_run_is_not_lost_with_its_lines(tmp_path):
     words = [script("task1/run_glue.py"), *TINY_TRAINING, "--max_steps", "2", "--output_dir"]

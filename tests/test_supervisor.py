@@ -130,6 +130,7 @@ def test_a_check_that_is_killed_leaves_no_process_and_no_folder(start, tmp_path)
     wait_until(lambda: not [path.name for path in tmp_path.iterdir() if path.is_dir()])
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("seconds", [0.6, 1.5, 4])
 def test_ctrl_c_is_one_sentence_at_any_time(start, tmp_path, seconds):
     write_sync(tmp_path, "time.sleep(600)")

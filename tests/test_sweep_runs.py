@@ -41,6 +41,7 @@ def outcomes(tmp_path):
     return {label: row["outcome"] for label, row in state_of(tmp_path)["combinations"].items()}
 
 
+@pytest.mark.long
 def test_a_grid_becomes_records_a_table_and_a_page_and_a_second_call_only_shows_them(sweep, tmp_path):
     grid = ["setup=1x1,1x2", "batch=4"]
     first = sweep(grid, SMALL, "--parallel", "2")
@@ -93,6 +94,7 @@ def test_a_run_that_fails_is_noted_and_the_rest_go_on(sweep, tmp_path):
     assert f"[2/2] {made[2]}: finished before" in second.text
 
 
+@pytest.mark.long
 def test_one_that_is_killed_or_stopped_leaves_no_process_and_goes_on_where_it_was(sweep, tmp_path):
     grid = ["setup=1x2", "learning_rate=1e-3,2e-3"]
     # Some seconds of steps, of which no epoch's end saves anything.
@@ -129,6 +131,7 @@ def test_one_that_is_killed_or_stopped_leaves_no_process_and_goes_on_where_it_wa
         assert not (tmp_path / "sweep" / name / "checkpoints").exists()
 
 
+@pytest.mark.long
 def test_a_damaged_record_is_made_anew(sweep, tmp_path):
     words = [*SMALL, "--max_steps", "2"]
     assert sweep(["setup=1x1"], words).wait() == 0
@@ -151,6 +154,7 @@ def test_two_calls_do_not_work_in_one_folder(sweep, tmp_path):
     assert first.wait() == 143
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("env"), reason="needs env")
 def test_a_template_starts_the_ranks(sweep, tmp_path):
     call = sweep(
@@ -161,6 +165,7 @@ def test_a_template_starts_the_ranks(sweep, tmp_path):
     assert "$ env -u NOTHING " in (tmp_path / "sweep" / "logs" / "setup1x2-seed42.txt").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.root
 @needs_cluster
 def test_a_set_up_of_several_hosts_is_an_emulated_cluster_of_the_delay_s_links(sweep, tmp_path):

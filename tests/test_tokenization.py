@@ -95,6 +95,7 @@ def test_word_pieces_equal_bert_tokenizers_on_hard_texts(tmp_path, lower_case):
         assert got == wanted, ascii(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lower_case", [True, False])
 def test_every_character_is_cut_as_bert_tokenizer_cuts_it(lower_case):
     from pytorch_transformers.tokenization_bert import BasicTokenizer

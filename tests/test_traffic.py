@@ -100,6 +100,7 @@ def test_a_dry_run_lists_each_setting_and_makes_nothing(tmp_path, monkeypatch, c
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.root
 @needs_cluster
 def test_settings_side_by_side_are_on_hosts_of_their_own(start, tmp_path):

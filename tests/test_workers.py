@@ -107,6 +107,7 @@ def test_a_fork_computes_in_one_thread_and_then_in_as_many_as_it_is_told(told):
         assert one["sum"] == 2 << 20
 
 
+@pytest.mark.long
 def test_a_forks_lines_are_printed_at_once_and_its_starters_once(told):
     """Those of a killed one too."""
     _, text, _ = told
@@ -119,6 +120,7 @@ def test_a_killed_fork_is_named_and_ends_the_others(told):
     assert text.rstrip().endswith("rank 1 was ended by SIGKILL."), text
 
 
+@pytest.mark.long
 def test_beside_a_thread_nothing_is_forked(start, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     program = start("starter", [tmp_path / "script.py", "threads"], {"PYTHONPATH": str(ROOT)}, is_fresh=True)
