@@ -146,7 +146,8 @@ def servers(monkeypatch):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--long", default="all", help="which of the long tests to run: all, none, or a share, from 1/9 to 9/9")
+    which = "which of the long tests to run: all, none, or a share, from 1/9 to 9/9"
+    parser.addoption("--long", default="all", help=which)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

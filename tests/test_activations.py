@@ -70,7 +70,7 @@ def measured(model, inputs, precision):
     return statistics.median(taken), peak.with_activations["activations"]
 
 
-@pytest.mark.long(one_in=8)
+@pytest.mark.long
 @tells
 @pytest.mark.parametrize("recomputes", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -44,7 +44,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.long(one_in=12)
+@pytest.mark.long(one_in=17)
 @pytest.mark.parametrize("name", CASES)
 def test_a_wrong_script_is_named_and_a_right_one_accused_of_nothing(name, start, tmp_path):
     case = CASES[name]

@@ -122,7 +122,7 @@ def try_drawn(comm, claim, nonce):
     evidence.hand_in()
 
 
-@pytest.mark.long(one_in=4)
+@pytest.mark.long(one_in=8)
 @pytest.mark.parametrize("claim", dict.fromkeys(mutant.claim for mutant in DRAWN.values()))
 def test_what_is_drawn_catches_its_mutants_and_names_their_causes(claim):
     ends = run_world(3, try_drawn, claim, NONCE, seconds=240)

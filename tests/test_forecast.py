@@ -75,6 +75,7 @@ def test_the_record_of_the_run_has_what_was_forecast(sync, start, tmp_path):
         assert sum(file.stat().st_size for file in files) == pytest.approx(size, rel=0.5), path
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("sync", known_names())
 def test_every_strategy_has_a_forecast_or_says_what_it_cannot_know(sync, timed):
     if sync in PACKAGES and find_spec(PACKAGES[sync]) is None:

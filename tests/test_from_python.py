@@ -44,6 +44,7 @@ def test_a_run_has_its_losses_seconds_and_the_bytes_of_each_tensor(runs):
     assert sum(gathered.bytes[name][0] for name in gathered.bytes) == sum(sent[0] for sent in ring.bytes.values())
 
 
+@pytest.mark.long
 def test_a_comparison_names_runs_and_escapes_what_it_shows(runs):
     one, gathered, ring = runs
     shown = cos598d.compare(one, str(gathered.folder), ring)

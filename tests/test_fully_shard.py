@@ -169,6 +169,7 @@ def goes_round(comm, strategies):
             assert worst < 1e-12, f"{strategy}, {name}: off by {worst:.1e}"
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize(
     ("world_size", "strategies"),
     [

@@ -46,6 +46,7 @@ def test_a_run_has_its_losses_and_every_ranks_traffic(recorded):
     assert gradients[0]["bytes_sent"] == gradients[0]["payload_bytes"] > 0
 
 
+@pytest.mark.long
 def test_a_file_is_the_same_as_itself(recorded):
     done = goldens("compare", recorded, recorded)
     assert (done.returncode, done.stdout) == (0, "the same to the last digit: 1 run of 6 iterations\n")
@@ -105,6 +106,7 @@ def test_a_byte_of_traffic_and_a_missing_run_are_differences(recorded, tmp_path)
     assert ", nothing in " in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words", [("compare", "nowhere.json", "nowhere.json"), ("record", "x.json", "--syncs", "rung")]
 )

@@ -46,11 +46,13 @@ def test_n_ranks_see_what_one_sees(finished, name):
         assert found == pytest.approx(wanted, abs=1e-5), key
 
 
+@pytest.mark.long
 def test_augmenting_changes_what_is_trained_on(finished):
     augmented, plain = (load_run(finished / name)["losses"] for name in ("alone", "unaugmented"))
     assert all(abs(one - other) > 1e-4 for one, other in zip(augmented, plain))
 
 
+@pytest.mark.long
 def test_the_first_lines_say_which_model_and_data(finished):
     text = (finished / "four.txt").read_text()
     assert "digits, sync bucketed, 4 ranks" in text
@@ -58,6 +60,7 @@ def test_the_first_lines_say_which_model_and_data(finished):
     assert "30 examples per step" in text
 
 
+@pytest.mark.long
 def test_without_a_word_embedding_sparse_rows_sends_what_bucketed_does(finished):
     rows, buckets = (load_run(finished / name) for name in ("rows", "four"))
     calls = [
@@ -71,6 +74,7 @@ def test_without_a_word_embedding_sparse_rows_sends_what_bucketed_does(finished)
     assert said == [1, 0]
 
 
+@pytest.mark.long
 def test_the_saved_model_is_loaded_by_its_folder(finished):
     source = find_model(str(finished / "alone" / "model"), "vit")
     assert isinstance(source.images, ImageEncoder)

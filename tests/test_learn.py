@@ -74,7 +74,7 @@ def test_a_right_file_that_looks_unlike_the_answer_passes(number, name, tmp_path
     assert result["passed"], first
 
 
-@pytest.mark.long(one_in=12)
+@pytest.mark.long(one_in=16)
 @pytest.mark.parametrize(("number", "name"), [(n, name) for n in NUMBERS for name in CASES[n].WRONG])
 def test_a_wrong_file_is_named_in_the_first_lines(number, name, tmp_path):
     code, says, *sizes = CASES[number].WRONG[name]
@@ -451,6 +451,7 @@ def test_lessons_have_a_board_where_their_checks_measure():
             assert checks.least == checks.golf.least
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("number", [5, 6, 7, 9, 11])
 def test_the_answer_s_bytes_are_counted_and_not_below_the_limit(number, tmp_path):
     lesson = get_lesson(number)
@@ -490,6 +491,7 @@ NOT_IN_GOLF = {
 }
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("name", NOT_IN_GOLF)
 def test_a_file_that_is_another_one_in_golf_has_no_score(name, tmp_path):
     old, new, says = NOT_IN_GOLF[name]

@@ -40,6 +40,7 @@ print(sorted(open(f"/proc/self/task/{thread}/comm").read().strip() for thread in
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", [CLOSED, BY_A_SCRIPT], ids=["ours", "a script's"])
 def test_a_closed_group_has_no_threads_left(code):
     """A thread of gloo that runs at exit may abort the process: "terminate called without an active exception"."""

@@ -83,6 +83,7 @@ def compare_averages(comm, name, word):
     return [((found - plain).abs().max() / plain.abs().max()).item() for found in (scaled, overflowing, untold)]
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize(("name", "word"), KINDS)
 def test_codecs_keep_nothing_of_a_step_that_overflows_on_one_rank_and_nothing_in_scaled_units(name, word):
     for by_scale, by_overflow, untold in run_ranks(RANKS, compare_averages, name, word):

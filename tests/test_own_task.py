@@ -92,6 +92,7 @@ def test_any_number_of_ranks_predicts_each_example_once_and_in_order(ranks, plac
     assert [float(row[2]) for row in rows[1:]] == pytest.approx([float(row[2]) for row in expected[1:]], abs=2e-4)
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_ends_the_others_with_one_sentence(place, tmp_path):
     program = Program(tmp_path, "predict", ["-m", "cos598d", *words_of(place, "--world_size", "2", "--image", "a.png")])
     assert program.wait() == 2
@@ -121,6 +122,7 @@ def test_pairs_with_numbers_are_scored_as_the_class_does(place, tmp_path):
     assert run.summary["epochs"][-1]["error"] < 0
 
 
+@pytest.mark.long
 def test_a_folder_of_a_run_makes_no_code_run(place, capsys):
     words = words_of(place)
     assert main([*words[: words.index("--task_name")]]) == 2

@@ -43,6 +43,7 @@ def train_with_rows(comm, name):
     return found, odd
 
 
+@pytest.mark.long(one_in=5)
 @pytest.mark.parametrize(("name", "ranks"), [(SPARSE, 1), (SPARSE, 2), (SPARSE, 4), (SHARED, 2), (SHARED, 3)])
 def test_with_rows_it_is_the_same_training(name, ranks):
     for found, odd in run_ranks(ranks, train_with_rows, name):
@@ -122,6 +123,7 @@ def die_at(comm, point):
     train_sharded(strategy, module, comm, 2, 1, 0.3, first=1)
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_rank_that_is_gone_at_any_point_of_a_step_ends_the_others(point):
     ends = run_world(2, die_at, point, seconds=90)

@@ -48,6 +48,7 @@ def compare_all(comm):
     return found
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_weights_and_norms_are_those_of_one_process_on_the_whole_batch(ranks):
     for found in run_ranks(ranks, compare_all):

@@ -123,6 +123,7 @@ def call_once_more(comm):
     return train(comm, "zero3", 3, lambda step, rank: [(0, True), *[(1, True)] * (1 + rank), (2, True)])
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("calls", [call_other_layers, call_in_another_order, call_once_more])
 def test_ranks_that_do_not_call_zero3_s_layers_alike_all_say_for_which_they_wait(calls):
     ends = run_world(2, calls, seconds=90, timeout=20)

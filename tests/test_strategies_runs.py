@@ -53,6 +53,7 @@ def test_a_killed_rank_is_a_row_and_the_others_go_on_and_a_second_call_makes_wha
     assert float(rows_of(second.text)["zero1"][2]) > 0
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize(
     ("number", "code", "words"),
     [
