@@ -37,6 +37,7 @@ dist.destroy_process_group()
 WHY = "the optimizer does not step the tensors whose gradients were computed"
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_deepspeed_is_judged_without_zero_and_with_it_is_not_judged_in_a_sentence(stage, start, tmp_path):

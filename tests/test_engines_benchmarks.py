@@ -7,6 +7,7 @@ from programs import TINY, script
 from test_cluster import needs_cluster
 
 
+@pytest.mark.long
 def test_parity_compares_with_task_1_makes_nothing_twice_and_names_other_work(start, tmp_path):
     words = [script("benchmarks/parity.py"), "--runs_dir", tmp_path / "runs", "--world_size", 2, *TINY]
     words += ["--max_steps", 3, "--no_cuda", "--sync"]
@@ -28,6 +29,7 @@ def test_parity_compares_with_task_1_makes_nothing_twice_and_names_other_work(st
     assert "zero1: not the same work: seed 42 in task1 and 7 in zero1" in other.text
 
 
+@pytest.mark.long
 @needs_cluster
 def test_bytes_stand_beside_their_formulas(start, tmp_path):
     words = [script("benchmarks/engines_bytes.py"), "--runs_dir", tmp_path / "runs", "--hosts", 2]

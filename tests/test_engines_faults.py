@@ -79,6 +79,7 @@ def test_a_model_that_fsdp_cannot_cut_is_refused_by_name():
         check_parameters(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()]), "torch_fsdp")
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("name", [*ENGINES, "ddp fp16", "ddp powersgd", "ddp post_localsgd"])
 def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, name):
     sync, options, package = ENGINES.get(name) or ("ddp", {"ddp_hook": name.split()[1]}, "torch")
@@ -117,6 +118,7 @@ def test_horovod_refuses_hosts_that_it_would_not_find_by_name_on_every_rank(addr
     _check_names(comm)
 
 
+@pytest.mark.long
 def test_the_summary_says_whether_the_ledger_saw_the_engine_s_calls(tmp_path):
     for sync, package, told in (("torch_fsdp", "torch", "ledger"), ("horovod", "horovod", "counters")):
         skip_unless_installed(package)

@@ -269,6 +269,7 @@ else:
 """
 
 
+@pytest.mark.long(one_in=2)
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize(("library", "victim"), [("fabric", 0), ("trainer", 1)])
 def test_a_killed_rank_takes_the_other_with_it_long_before_the_timeout(start, tmp_path, library, victim):

@@ -18,6 +18,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_ten_steps_have_the_losses_of_the_librarys_own_ddp(example, start):

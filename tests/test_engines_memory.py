@@ -21,6 +21,7 @@ ENGINES = {
 }
 
 
+@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_counted_is_what_the_formula_says(engine):
     name, package, options, stated = ENGINES[engine]

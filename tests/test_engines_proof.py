@@ -22,6 +22,7 @@ ENGINES = {
 }
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("name", ENGINES)
 def test_engine_keeps_what_its_card_says(name):
     sync, values, package, others = ENGINES[name]

@@ -37,6 +37,7 @@ def installed(cases):
     return cases
 
 
+@pytest.mark.long(one_in=5)
 @pytest.mark.parametrize("sync", sorted({case.sync for case in ENGINES}))
 def test_an_engine_goes_on_to_the_last_bit(tmp_path, sync):
     # Horovod's thread adds up what has come together in time: with three ranks in another order each time.
@@ -47,6 +48,7 @@ def test_an_engine_goes_on_to_the_last_bit(tmp_path, sync):
     assert wrong == {}
 
 
+@pytest.mark.long(one_in=5)
 @pytest.mark.parametrize("sync", sorted({case.sync for case in HOLDERS}))
 def test_states_move_from_and_to_an_engine_and_stay_themselves(tmp_path, sync):
     cases = installed([case for case in HOLDERS if case.sync == sync])

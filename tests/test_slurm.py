@@ -85,6 +85,7 @@ def test_a_job_asked_to_stop_and_one_preempted_go_on_to_the_same_losses(submit, 
     assert [place["node"] for place in environment["places"]] == ["n1", "n2", "n3", "n4"]
 
 
+@pytest.mark.long
 @needs_slurm
 def test_a_time_limit_puts_the_job_back_and_who_cancels_it_is_obeyed(submit, slurm, tmp_path):
     # SLURM may signal up to a minute too early (sbatch's manual): of a limit of one minute, before the ranks listen.
