@@ -14,6 +14,7 @@ from cos598d.commands.cli import main
 from cos598d.errors import UsageError
 from cos598d.sync import get_sync
 from cos598d.tools.check.card import claim as card_of
+from cos598d.tools.check.card import measures
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.check.ranks import compare, cost_of_step, is_cost
 
@@ -310,3 +311,20 @@ def test_a_check_that_is_stopped_leaves_nothing_behind(start, tmp_path):
     assert program.wait() == 128 + signal.SIGTERM
     wait_until(lambda: not any(psutil.pid_exists(int(path.read_text())) for path in pids))
     assert not [path.name for path in tmp_path.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("made", "formula", "says"),
+    [
+        ((4, 900, 900), (1, 900, 900), "The nearest formula, with the same bytes, is that of ring:"),
+        ((1, 1000, 1000), (1, 900, 900), "The nearest formula, up to 10.0% off, is that of ring:"),
+        ((1, 1000, 0), (1, 900, 100), "The nearest formula, up to 100.0% off, is that of ring:"),
+        ((1, 900, 900), (1, 900, 900), "Its cost is exactly that of the formula of ring:"),
+    ],
+)
+def test_a_card_says_how_far_the_nearest_formula_is(made, formula, says):
+    made, formula = (dict(zip(("calls", "bytes_sent", "bytes_received"), one, strict=True)) for one in (made, formula))
+    cost = {"ranks": [{"rank": 0, "made": made, "formula": formula}], "nearest": "ring", "is_equal": made == formula}
+    cost |= {"tensors": 3, "gradient_bytes": 1000, "world_size": 2}
+    text = measures({"cost": cost, "speed": None, "not_measured": "--no_speed"})
+    assert says in " ".join(text.split())

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from cos598d.comm.communicator import Communicator
 
 UNUSED = (
-    "{} got no gradient in this step, although find_unused_parameters is off: turn it on for a model that leaves "
-    "parameters unused."
+    "{} got no gradient in this step, although find_unused_parameters is False. Give find_unused_parameters=True for "
+    "a model that leaves parameters unused."
 )
 
 

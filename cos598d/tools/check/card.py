@@ -11,6 +11,7 @@ from cos598d.terminal.words import listed, number_of
 from cos598d.tools.check.verdict import KEPT, NOT_CLAIMED, REFUSED
 
 STATUS_WIDTH = 13
+WAYS = ("bytes_sent", "bytes_received")
 INDENT = " " * STATUS_WIDTH  # of what follows a status
 RATIOS = (
     "A ratio is your sync's seconds divided by the row's: above 1 yours is slower. It is the median of the ratios "
@@ -142,11 +143,19 @@ def _cost(cost: dict[str, Any]) -> list[str]:
     for each in cost["ranks"]:
         rows.append([str(each["rank"]), *_numbers(each["made"]), *_numbers(each["formula"])])
     size = f"{cost['tensors']} tensors, {cost['gradient_bytes'] / 1e6:.2f} MB"
-    near = "Its cost is exactly that of the formula of" if cost["is_equal"] else "The nearest formula is that of"
+    near = "Its cost is exactly that of the formula of" if cost["is_equal"] else _nearest(cost["ranks"])
     return [
         f"\nOne step of {size}, on {cost['world_size']} ranks. {near} {cost['nearest']}:",
         as_text(rows, numbers=True),
     ]
+
+
+def _nearest(ranks: list[dict[str, Any]]) -> str:
+    """How far the nearest formula's bytes are from those that were counted, on the rank where they differ most."""
+    both = [[each[which][way] for which in ("made", "formula")] for each in ranks for way in WAYS]
+    off = max(abs(made - formula) / max(made, formula, 1) for made, formula in both)
+    how_far = f"up to {max(off, 0.001):.1%} off," if off else "with the same bytes,"
+    return f"The nearest formula, {how_far} is that of"
 
 
 def _numbers(cost: dict[str, int]) -> list[str]:
