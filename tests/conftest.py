@@ -150,6 +150,10 @@ def pytest_addoption(parser):
     parser.addoption("--long", default="all", help=which)
 
 
+def pytest_configure(config):
+    _share(config.getoption("long"))  # a wrong value ends the call, before there are processes
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config, items):
     """Leave out the long tests that were not asked for. Those that share an expensive fixture go to one process."""
@@ -158,8 +162,10 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.xdist_group(item.module.__name__))
     share = _share(config.getoption("long"))
     seen = Counter()
-    wanted = [item for item in items if not _is_long(item, seen) or share(item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+    wanted, left = [], []
+    for item in items:
+        (wanted if not _is_long(item, seen) or share(item) else left).append(item)
+    config.hook.pytest_deselected(items=left)
     items[:] = wanted
 
 

@@ -218,7 +218,6 @@ def test_a_fault_again_from_its_folder_strict_and_with_books_gone(start, tmp_pat
     assert "only one rank wrote its results" in out
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

@@ -35,7 +35,6 @@ def changed(recorded, path, change):
     return path
 
 
-@pytest.mark.long
 def test_a_run_has_its_losses_and_every_ranks_traffic(recorded):
     run = json.loads(recorded.read_text())["runs"]["task2b on 2"]
     assert len(run["losses"]) == 6

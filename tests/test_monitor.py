@@ -59,7 +59,6 @@ def counted(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_iteration_has_its_counted_bytes_beside_the_predicted(counted, rank):
     rows = rows_of(counted / f"iterations.rank{rank}.jsonl")

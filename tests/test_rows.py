@@ -44,7 +44,7 @@ def train_with_rows(comm, name):
 
 
 @pytest.mark.long(one_in=5)
-@pytest.mark.parametrize(("name", "ranks"), [(SPARSE, 1), (SPARSE, 2), (SPARSE, 4), (SHARED, 2), (SHARED, 3)])
+@pytest.mark.parametrize(("name", "ranks"), [(SPARSE, 2), (SPARSE, 1), (SPARSE, 4), (SHARED, 2), (SHARED, 3)])
 def test_with_rows_it_is_the_same_training(name, ranks):
     for found, odd in run_ranks(ranks, train_with_rows, name):
         assert {kind: worst for kind, worst in found.items() if max(worst) > 2e-5} == {}

@@ -107,7 +107,6 @@ def test_a_fork_computes_in_one_thread_and_then_in_as_many_as_it_is_told(told):
         assert one["sum"] == 2 << 20
 
 
-@pytest.mark.long
 def test_a_forks_lines_are_printed_at_once_and_its_starters_once(told):
     """Those of a killed one too."""
     _, text, _ = told

@@ -18,15 +18,17 @@ END_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")
 def importing() -> Iterator[None]:
     """Import large libraries within the block: without garbage collection, which takes a fifth of their time.
 
-    What they made is frozen: later collections do not visit it, nor copy memory that forks share.
+    If torch is among them, all that exists at the end is frozen: later collections do not visit it, nor copy memory
+    that forks share. Later nothing is frozen, since there may be garbage.
     """
-    was_enabled = gc.isenabled()
+    was_enabled, is_first = gc.isenabled(), "torch" not in sys.modules
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
+        if is_first and "torch" in sys.modules:
             gc.freeze()
+        if was_enabled:
             gc.enable()
 
 

@@ -151,7 +151,7 @@ def _cost(cost: dict[str, Any]) -> list[str]:
 
 
 def _nearest(ranks: list[dict[str, Any]]) -> str:
-    """How far the nearest formula's bytes are from those that were counted, on the rank where they differ most."""
+    """How far the nearest formula's bytes are from those counted, as a share of the larger, where they differ most."""
     both = [[each[which][way] for which in ("made", "formula")] for each in ranks for way in WAYS]
     off = max(abs(made - formula) / max(made, formula, 1) for made, formula in both)
     how_far = f"up to {max(off, 0.001):.1%} off," if off else "with the same bytes,"
