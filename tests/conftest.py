@@ -170,7 +170,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _is_long(item, seen):
-    """Whether it has the mark `long`. Of one with `one_in`, every n-th case has not."""
+    """Whether `make test` leaves it out. With `one_in=n`, it keeps the first of each n cases."""
     mark = item.get_closest_marker("long")
     if mark is None:
         return False
@@ -179,7 +179,7 @@ def _is_long(item, seen):
 
 
 def _share(words):
-    """A function that says of a long test whether `words`, the value of --long, ask for it."""
+    """A function of a long test: whether `words`, the value of --long, ask for it."""
     if words in ("all", "none"):
         return lambda item: words == "all"
     found = re.fullmatch(r"([0-9]+)/([0-9]+)", words)

@@ -1,5 +1,6 @@
 """A check's ranks are supervised, with all that they start: output and files are bounded, and nothing outlives it."""
 
+import gc
 import os
 import resource
 import signal
@@ -140,3 +141,11 @@ def test_ctrl_c_is_one_sentence_at_any_time(start, tmp_path, seconds):
     assert said[-1] == "interrupted (Ctrl-C)."
     assert said[:-1] in ([], ["mine.py:Mine on 2 ranks"])
     wait_until(lambda: not [path.name for path in tmp_path.iterdir() if path.is_dir()])
+
+
+def collects(comm):
+    return gc.isenabled() and gc.get_freeze_count() > 100_000
+
+
+def test_ranks_collect_garbage_though_their_server_does_not():
+    assert [end.value for end in run_world(2, collects, seconds=60)] == [True, True]

@@ -15,7 +15,6 @@ import cos598d
 from cos598d.commands.flags import WIDTH, Parser
 from cos598d.commands.start import guarded, loading
 from cos598d.errors import UsageError
-from cos598d.terminal.program import importing
 from cos598d.terminal.reader import ends_with_its_reader
 from cos598d.terminal.words import did_you_mean
 
@@ -162,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unknown command '{words[0]}'.{did_you_mean(words[0], COMMANDS)}")
     for name, about in COMMANDS.items():
         if words[0] == name:
-            with loading(), importing():
+            with loading():
                 command = commands.add_parser(name, description=f"{about.meaning[0].upper()}{about.meaning[1:]}.")
                 module = importlib.import_module(f"cos598d.commands.{name}")
                 module.add_options(command)

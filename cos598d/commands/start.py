@@ -26,7 +26,7 @@ def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: An
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     def run() -> int:
-        with loading(), importing():
+        with loading():
             function = load()
         return function(*arguments, **options)
 
@@ -68,15 +68,17 @@ def guarded(run: Callable[..., int], *arguments: Any) -> int:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Let a Ctrl-C within the block end this process at once: for imports, before there is anything to clean up."""
+    """`importing`, and a Ctrl-C within the block ends this process at once: there is nothing to clean up yet."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield
+        with importing():
+            yield
         return
     # An exception would get lost in some of the import system's callbacks, and leave libraries half loaded.
     signal.signal(signal.SIGINT, _leave)
     try:
-        yield
+        with importing():
+            yield
     finally:
         signal.signal(signal.SIGINT, before)
 
