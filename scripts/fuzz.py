@@ -278,11 +278,11 @@ def call(*words: object) -> None:
     """A command by its words, but for what a user's errors become at the very top."""
     from cos598d.commands import cli
 
-    guarded, cli.guarded = cli.guarded, lambda function, options: function(options)
+    exit_code_of, cli.exit_code_of = cli.exit_code_of, lambda function, options: function(options)
     try:
         cli.main(list(map(str, words)))
     finally:
-        cli.guarded = guarded
+        cli.exit_code_of = exit_code_of
 
 
 def _of_records(folder: Path) -> Iterator[Case]:

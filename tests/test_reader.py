@@ -32,8 +32,8 @@ def test_help_and_complaints_that_nobody_reads_are_no_tracebacks(tmp_path):
 
 
 def test_a_pipe_of_another_kind_that_breaks_is_told():
-    code = "from cos598d.terminal.reader import ends_with_its_reader\n"
-    code += "@ends_with_its_reader\ndef main():\n    raise BrokenPipeError(32, 'of a peer')\nmain()"
+    code = "from cos598d.commands.start import exit_code_of\n"
+    code += "def main():\n    raise BrokenPipeError(32, 'of a peer')\nexit_code_of(main)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "of a peer" in done.stderr

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import cos598d
 from cos598d.commands.flags import WIDTH, Parser
-from cos598d.commands.start import guarded, loading
+from cos598d.commands.start import exit_code_of, loading
 from cos598d.errors import UsageError
-from cos598d.terminal.reader import ends_with_its_reader
 from cos598d.terminal.words import did_you_mean
 
 PROGRAM = "cos598d"
@@ -145,7 +144,6 @@ GROUPS = {
 COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
 
 
-@ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0 for success, 1 for a failure, 2 for a wrong argument."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -169,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.epilog = "\n\n".join([*said, _examples(name, about)])
             command.set_defaults(run=module.run, words=words)
     options = parser.parse_args(words)
-    return guarded(options.run, options)
+    return exit_code_of(options.run, options)
 
 
 def _overview() -> str:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from cos598d.commands.flags import Parser
-from cos598d.commands.start import guarded, start
-from cos598d.terminal.reader import ends_with_its_reader
+from cos598d.commands.start import exit_code_of, start
 
 
 def script(label: str, sync: str, **options: Any) -> NoReturn:
@@ -20,7 +19,6 @@ def script(label: str, sync: str, **options: Any) -> NoReturn:
     start(load, label, sync, **options)
 
 
-@ends_with_its_reader
 def run_script(
     label: str, sync: str, arguments: Sequence[str] | None = None, single_process: bool = False, task: str = "glue"
 ) -> int:
@@ -38,4 +36,4 @@ def run_script(
         parser, ("task_name", "images", OWN_TEXTS) if task == "squad" else ("SQuAD",), lesson, single_process
     )
     parser.set_defaults(words=words)
-    return guarded(train.run, parser.parse_args(words))
+    return exit_code_of(train.run, parser.parse_args(words))

@@ -1,7 +1,8 @@
-"""The start of every program: a Ctrl-C while torch is still loading ends it without a traceback."""
+"""The start and the end of every program: one sentence for an error or a Ctrl-C, never a traceback."""
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -11,9 +12,11 @@ from typing import Any, NoReturn
 from cos598d.errors import ERROR, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import importing
-from cos598d.terminal.streams import OutputLost, prepare_streams
+from cos598d.terminal.streams import prepare_streams
 
 WORDS, EXIT_CODE = "interrupted (Ctrl-C).", 128 + signal.SIGINT
+# What a shell reports for a program that the kernel ended because its reader had ended.
+UNREAD_EXIT_CODE = 128 + getattr(signal, "SIGPIPE", 13)
 NEEDED = ("torch", "numpy", "msgspec", "psutil", "safetensors", "tokenizers", "huggingface_hub", "scipy")
 
 
@@ -30,16 +33,28 @@ def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: An
             function = load()
         return function(*arguments, **options)
 
-    sys.exit(ended(run))
+    sys.exit(exit_code_of(run))
 
 
-def ended(program: Callable[[], int]) -> int:
-    """Call a program and return its exit code, also if it is interrupted or cannot print."""
+def exit_code_of(program: Callable[..., int], *arguments: Any, **options: Any) -> int:
+    """Call a program's function and return its exit code, whatever ends it.
+
+    An error that a user can cause is printed as its sentence. If nobody reads the output (`| head`), it ends silently.
+    """
     try:
-        return program()
-    except OutputLost as lost:
-        print(f"{ERROR}{lost}", file=sys.stderr)
-        return lost.exit_code
+        try:
+            return program(*arguments, **options)
+        finally:
+            _flush()  # at the interpreter's end it would be too late: it could only complain
+    except UserError as error:
+        print(f"{ERROR}{printable(error)}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
+        if not unread:
+            raise  # it was another pipe
+        _redirect_to_nowhere(unread)
+        return UNREAD_EXIT_CODE
     except ModuleNotFoundError as missing:
         if missing.name not in NEEDED:
             raise
@@ -49,18 +64,6 @@ def ended(program: Callable[[], int]) -> int:
             file=sys.stderr,
         )
         return 2
-    except KeyboardInterrupt:
-        print(WORDS, file=sys.stderr)
-        return EXIT_CODE
-
-
-def guarded(run: Callable[..., int], *arguments: Any) -> int:
-    """Run a command and return its exit code; an error that a user can cause is printed as its sentence."""
-    try:
-        return run(*arguments)
-    except UserError as error:
-        print(f"{ERROR}{printable(error)}", file=sys.stderr)
-        return error.exit_code
     except KeyboardInterrupt:
         print(WORDS, file=sys.stderr)
         return EXIT_CODE
@@ -86,3 +89,31 @@ def loading() -> Iterator[None]:
 def _leave(*_: Any) -> NoReturn:
     os.write(sys.stderr.fileno(), f"{WORDS}\n".encode())
     os._exit(EXIT_CODE)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            raise
+        except (AttributeError, ValueError, OSError):  # `streams` handles closed or full streams
+            pass
+
+
+def _is_unread(stream: Any) -> bool:
+    """Whether the other end of a pipe is closed."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(events & select.POLLERR for _, events in poll.poll(0))
+    except (AttributeError, ValueError, OSError):  # there is no such stream, or this system cannot tell
+        return False
+
+
+def _redirect_to_nowhere(streams: list[Any]) -> None:
+    """Redirect to nowhere what was not read, and what the interpreter flushes when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

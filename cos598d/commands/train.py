@@ -23,7 +23,7 @@ from cos598d.commands.run_flags import (
     restarts_from,
     run_values,
 )
-from cos598d.commands.start import ended, guarded
+from cos598d.commands.start import exit_code_of
 from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.data import get_task
 from cos598d.errors import UsageError
@@ -32,7 +32,6 @@ from cos598d.run import run as run_rank
 from cos598d.strategies import is_our_own
 from cos598d.strategies.optimizers import load_compiler
 from cos598d.terminal.own_code import is_own
-from cos598d.terminal.reader import ends_with_its_reader
 from cos598d.world.launch import start_local_workers
 from cos598d.world.workers import may_fork
 
@@ -106,11 +105,7 @@ def _rank_in_a_fork(config: RunConfig, ranks: RankFlags) -> Callable[[], int]:
         assert identity is not None  # it is in the environment
         return run_rank(config, identity, found)
 
-    @ends_with_its_reader
-    def program() -> int:
-        return guarded(be_rank)
-
-    return lambda: ended(program)
+    return lambda: exit_code_of(be_rank)
 
 
 def _words_again(config: RunConfig, folder: Path, before: set[tuple[str, int]]) -> list[str]:

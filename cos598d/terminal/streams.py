@@ -66,7 +66,7 @@ class _Guarded:
     def _try(self, action: Any, *arguments: Any) -> Any:
         try:
             return action(*arguments)
-        except BrokenPipeError:  # its reader has ended, which is not an error: `reader` ends the program
+        except BrokenPipeError:  # its reader has ended, which is not an error: `commands.start` ends the program
             raise
         except OSError as error:
             self._is_lost = True
