@@ -11,7 +11,8 @@ from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import CODECS, in_code
-from cos598d.sync.cost import CollectiveCall, Step, Tensor
+from cos598d.sync.cost import CollectiveCall, Step
+from cos598d.sync.estimate import Tensor
 from cos598d.sync.options import SyncOptions
 
 

@@ -14,7 +14,8 @@ from cos598d.comm.ledger import dtype_name, size_in_bytes
 from cos598d.strategies.activations import Moment
 from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import in_code
-from cos598d.sync.cost import Buffers, CollectiveCall, Step, Tensor
+from cos598d.sync.cost import CollectiveCall, Step
+from cos598d.sync.estimate import Buffers, Tensor
 from cos598d.sync.options import DEFAULTS, SyncOptions
 
 MemoryBytes = Mapping[str, int]  # by category

@@ -21,7 +21,8 @@ from cos598d.records.kinds import COUNT, FLAG, Fields, ListOf, OrNone, ValueKind
 from cos598d.sync.agreement import UNUSED
 from cos598d.sync.base import GradientSync
 from cos598d.sync.buckets import MIB
-from cos598d.sync.cost import ALL_REDUCE, Buffers, CollectiveCall, Cost, Sizes, Step, Tensor
+from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
+from cos598d.sync.estimate import Buffers, Cost, Sizes, Tensor
 from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.sync.parts.own_loop import CHANGED
 from cos598d.sync.parts.reducer import Reducer

@@ -9,7 +9,8 @@ from torch import nn
 
 from cos598d.comm.calls import Call
 from cos598d.sync.codecs import make_codec
-from cos598d.sync.cost import ALL_REDUCE, Buffers, CollectiveCall, Step, Tensor
+from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
+from cos598d.sync.estimate import Buffers, Tensor
 from cos598d.sync.local_sgd import LocalSGD
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.fragments import Fragment, by_dtype, cut_in_rows, rows_of
