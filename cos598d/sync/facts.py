@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class SyncFacts:
     """Everything about a gradient sync except how it averages, with defaults that suit most syncs.
 
-    uses: the names of the SyncOptions that have an effect on it. It refuses the others.
+    options_kind: the class of its options: SyncOptions, or a subclass of it that adds the sync's own.
+    uses: the names of the options that have an effect on it. It refuses the others.
     overlaps: whether its calls begin while backward still runs.
     averages_weights: whether it averages weights after the optimizer's step, in place of gradients before it.
     keeps_nothing: whether it keeps no memory from step to step.
@@ -36,6 +37,7 @@ class SyncFacts:
     never_kept: what starts from scratch even if a run resumes with its `own_state`, as a phrase; None if nothing.
     """
 
+    options_kind: type[SyncOptions] = SyncOptions
     uses: tuple[str, ...] = ()
     overlaps = False
     averages_weights = False
@@ -63,6 +65,16 @@ class SyncFacts:
         return None
 
     # Cost and memory, predicted before a step
+
+    @classmethod
+    def compression(cls, options: SyncOptions) -> str | None:
+        """The compressor of its calls (`cos598d/sync/codecs`); None if they are not compressed."""
+        return options.compress
+
+    @classmethod
+    def changes_calls(cls, options: SyncOptions) -> bool:
+        """Whether it makes other calls than `calls` lists after its first steps."""
+        return False
 
     @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall] | None:
