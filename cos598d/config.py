@@ -50,8 +50,8 @@ MOST_EXAMPLES = 1 << 20  # per step, or per micro-batch
 class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
     """The settings of a run. Each field is the flag of its name; `check` raises an error for what cannot work.
 
-    A flag is one line here, in a base class, or in the file of a sync or strategy that has it for itself. The parser,
-    --help, its range check and the comparison between ranks follow from it.
+    A flag is one line here, in a base class, or in the `options_kind` of a sync or strategy. The parser, --help, its
+    range check and the comparison between ranks follow from it.
     """
 
     sync: str = flag(
