@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,7 +21,7 @@ from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, TEXT_TYPES
 from cos598d.models.build import MODEL_TYPES
 from cos598d.models.recompute import MODEL_TYPES as RECOMPUTED
 from cos598d.records.conventions import AUTO_PRECISION, PRECISIONS
-from cos598d.strategies import AUTO_SYNC, class_of, known_names
+from cos598d.strategies import AUTO_SYNC, class_of, known_names, strategy_flags
 from cos598d.strategies.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
 from cos598d.sync import or_choose
 from cos598d.sync.codecs import CODECS, get_codec
@@ -31,8 +31,13 @@ from cos598d.terminal.own_code import label_of
 from cos598d.terminal.printable import printable
 from cos598d.world.devices import AUTO_BACKEND, check_threads
 
+if TYPE_CHECKING:
+    StrategyFlags = SyncFlags
+else:
+    StrategyFlags = strategy_flags()
+
 BACKENDS = (AUTO_BACKEND, "gloo", "nccl")
-SYNC_FIELDS = tuple(defaults_of(SyncFlags))
+SYNC_FIELDS = tuple(defaults_of(StrategyFlags))
 # Flags without effect on tasks of images.
 TEXT_FLAGS = ("max_seq_length", "tokenizer_name", "do_lower_case")
 # The headings of the flags below in --help.
@@ -42,11 +47,11 @@ MOST_EXAMPLES = 1 << 20  # per step, or per micro-batch
 
 
 @dataclass(frozen=True)
-class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
+class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
     """The settings of a run. Each field is the flag of its name; `check` raises an error for what cannot work.
 
-    A flag is one line here or in a base class. The parser, --help, its range check and the comparison between ranks
-    follow from it.
+    A flag is one line here, in a base class, or in the `options_kind` of a sync or strategy. The parser, --help, its
+    range check and the comparison between ranks follow from it.
     """
 
     sync: str = flag(
@@ -263,8 +268,9 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         return get_task(self.task_name, self)
 
     def sync_options(self) -> SyncOptions:
-        """The flags of the sync."""
-        return SyncOptions(**{name: getattr(self, name) for name in SYNC_FIELDS})
+        """The options of the sync that --sync names; the shared ones for auto."""
+        kind = SyncOptions if self.sync == AUTO_SYNC else class_of(self.sync).options_kind
+        return kind(**{name: getattr(self, name) for name in SYNC_FIELDS if name in defaults_of(kind)})
 
     def total_batch_size(self, world_size: int) -> int:
         """Examples in a global batch, i.e. in one optimizer step of all ranks together (64 by default)."""
@@ -353,6 +359,11 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
     if not chosen.get("do_train") and not chosen.get("do_eval"):
         chosen |= {"do_train": True, "do_eval": True}
     return RunConfig(**chosen)
+
+
+def recorded(options: SyncOptions) -> dict[str, Any]:
+    """`options` as records show them: next to those of all other syncs, which are at their defaults."""
+    return {name: getattr(RunConfig, name) for name in SYNC_FIELDS} | asdict(options)
 
 
 def folder_name(config: RunConfig, world_size: int, when: str) -> Path:

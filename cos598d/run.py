@@ -13,7 +13,7 @@ from cos598d.attempt import leave, publish_record, train_and_checkpoint
 from cos598d.checkpoints import FOLDER, Checkpoints
 from cos598d.checkpoints.resume import facts_of, find_checkpoint, is_ours, named_folder, open_record, say_if_finished
 from cos598d.comm.communicator import Communicator
-from cos598d.config import RunConfig, folder_name
+from cos598d.config import RunConfig, folder_name, recorded
 from cos598d.evaluate import Evaluation, predict_test_sets
 from cos598d.inputs import (
     RunInputs,
@@ -158,7 +158,7 @@ def _run(
                 comm,
                 config.keep,
                 lambda folder: save_description(folder, model, encoder),
-                {"sync": config.sync} | asdict(config.sync_options()),
+                {"sync": config.sync} | recorded(config.sync_options()),
                 saved,
                 console.warn,
             )

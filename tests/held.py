@@ -12,12 +12,11 @@ from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.models.build import find_model
 from cos598d.records.conventions import PARAMETERS, SYNCHRONIZING
-from cos598d.strategies import get_strategy
+from cos598d.strategies import class_of, get_strategy
 from cos598d.strategies.formula import TrainingSpec, without_values
 from cos598d.strategies.memory import Peak
 from cos598d.strategies.optimizers import counter_bytes, make_optimizer, states_per_weight
 from cos598d.strategies.parts.low_bytes import SHORTEST
-from cos598d.sync.options import SyncOptions
 from cos598d.tools.bench.workload import Workload
 
 STEPS = 3  # the last is watched
@@ -82,7 +81,7 @@ class Steps:
         self.case, self.comm = case, comm
         model = Uneven() if case.model == "toy" else copy.deepcopy(workload().model)
         first_bucket = min(1.0, case.options.get("bucket_mb", 1.0))
-        options = SyncOptions(**case.options, first_bucket_mb=first_bucket)
+        options = class_of(case.sync).options_kind(**case.options, first_bucket_mb=first_bucket)
         self.strategy = get_strategy(case.sync)(comm, may_be_unused, options, "fp32")
         states = states_per_weight(config), counter_bytes(config)
         self.job = TrainingSpec(without_values(model), comm.world_size, comm.rank, *states, passes=case.passes)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ from cos598d.checkpoints import folder as of_checkpoints
 from cos598d.checkpoints.layout import step_name, steps
 from cos598d.checkpoints.restore import open_checkpoint
 from cos598d.checkpoints.resume import facts_of, find_checkpoint, open_record
-from cos598d.config import RunConfig
+from cos598d.config import RunConfig, recorded
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.evaluate import Evaluation
 from cos598d.measure.clock import IterationClock
@@ -76,7 +75,7 @@ def live(comm, folder, values, fate=None, age=0.0):
             comm,
             config.keep,
             lambda place: save_description(place, model, encoder),
-            {"sync": config.sync} | asdict(config.sync_options()),
+            {"sync": config.sync} | recorded(config.sync_options()),
             found,
             console.warn,
         )

@@ -11,9 +11,8 @@ from test_engines import Model, a_part
 from torch import nn
 
 from cos598d.comm.ledger import Ledger
-from cos598d.strategies import get_strategy
+from cos598d.strategies import class_of, get_strategy
 from cos598d.strategies.state import FullTensor
-from cos598d.sync.options import SyncOptions
 from cos598d.tools.check.toy import local_batch, plain_model, toy_model
 
 MICROS, MAX_NORM = 2, 0.5
@@ -99,7 +98,8 @@ class Training:
         self.comm, self.case = comm, case
         self.model = make_model(case.model, seed)
         uses_all = case.model in ("plain", "bert")
-        self.strategy = get_strategy(case.sync)(comm, not uses_all, SyncOptions(**case.options), case.precision)
+        options = class_of(case.sync).options_kind(**case.options)
+        self.strategy = get_strategy(case.sync)(comm, not uses_all, options, case.precision)
         self.module = self.strategy.attach(self.model, lambda named: make_optimizer(named, case.optimizer))
         self.losses = []
 

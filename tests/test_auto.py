@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.config import RunConfig, config_from
+from cos598d.config import RunConfig, config_from, recorded
 from cos598d.cost import choice as choosing
 from cos598d.cost import probe as probing
 from cos598d.cost.choice import Choice, candidates, choose, predict
@@ -215,7 +215,7 @@ def test_rank_0_decides_for_all():
 
 
 def test_a_run_that_goes_on_keeps_its_choice_where_that_can_be():
-    options = vars(RunConfig().sync_options())
+    options = recorded(RunConfig().sync_options())
     same = run_ranks(2, _choosing_ranks, [1.0, 1.0], {"sync": "tree", **options})
     assert same == [["tree", "as in the run that is resumed", {}]] * 2
     for other in ({"sync": "local_sgd", **options}, {"sync": "tree", **options, "bucket_mb": 1.0}, {"sync": ["x"]}):

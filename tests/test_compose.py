@@ -149,7 +149,7 @@ def average(comm, name, word):
     sent = [row.bytes_sent for row in comm.ledger.rows if row.purpose == GRADIENTS]
     job = TrainingSpec(model, comm.world_size, comm.rank, 2, hosts=HOSTS[comm.world_size])
     step = Step(job.tensors, options, job.hosts, job.tensors[::-1], touched(comm.world_size))
-    stated = [one for travel in sync.calls(step) for one in sent_in_call(travel, job, options)]
+    stated = [one for travel in sync.calls(step) for one in sent_in_call(travel, job, word)]
     sync.detach()
     drift = (total / STEPS - wanted).norm() / wanted.norm()
     return [digest(found), error.item(), drift.item(), sorted(sent), sorted(stated)]

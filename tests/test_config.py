@@ -11,7 +11,6 @@ from cos598d.commands.run_flags import CourseFlags, add_run_options, run_values,
 from cos598d.config import SYNC_FIELDS, RunConfig, config_from, folder_name
 from cos598d.errors import UsageError
 from cos598d.strategies import class_of, known_names
-from cos598d.sync.options import SyncOptions
 from cos598d.terminal.fields import Flag, check_flags, defaults_of, flag, flags_of
 from cos598d.tools.audit.options import AuditFlags
 
@@ -213,5 +212,15 @@ def test_a_flag_without_a_group_stands_among_the_command_s_own():
 
 
 def test_each_option_of_a_sync_has_an_effect_and_each_that_a_strategy_names_is_one():
-    used = {option for name in known_names() for option in class_of(name).uses}
-    assert set(SYNC_FIELDS) <= used <= set(defaults_of(SyncOptions))
+    kinds = {name: class_of(name) for name in known_names()}
+    assert set(SYNC_FIELDS) <= {option for kind in kinds.values() for option in kind.uses}
+    assert {name: set(kind.uses) - {*defaults_of(kind.options_kind)} for name, kind in kinds.items()} == dict.fromkeys(
+        kinds, set()
+    )
+
+
+def test_each_flag_that_a_strategy_declares_is_one_of_train_with_the_same_meaning_everywhere():
+    known = flags_of(RunConfig)
+    for name in known_names():
+        for option, said in flags_of(class_of(name).options_kind).items():
+            assert known[option] == said, name

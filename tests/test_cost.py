@@ -9,7 +9,8 @@ from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import GRADIENTS
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import Step, Tensor
+from cos598d.sync.cost import Step
+from cos598d.sync.estimate import Tensor
 from cos598d.sync.halving_doubling import halving_doubling_all_reduce
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.ring import ring_all_reduce

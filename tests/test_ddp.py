@@ -8,7 +8,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError
 from cos598d.records.conventions import GRADIENTS
-from cos598d.sync.ddp import DDP, PLAIN_STEPS
+from cos598d.sync.ddp import DDP, PLAIN_STEPS, DDPOptions
 from cos598d.sync.options import SyncOptions
 from cos598d.tools.check.toy import plain_loss, plain_model
 
@@ -64,7 +64,7 @@ def averages_of(comm, options):
     """On a rank: gradients after two steps, the bytes it sent in the second, the formula's, and how many storages."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(50, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
-    sync = DDP(comm, find_unused_parameters=False, options=SyncOptions(**options))
+    sync = DDP(comm, find_unused_parameters=False, options=DDPOptions(**options))
     module = sync.attach(model)
     for step in range(2):
         comm.ledger = Ledger()
@@ -116,7 +116,7 @@ def test_hooks_that_gloo_has_not_are_refused_in_a_sentence_by_whoever_asks():
 
 def hooked(comm, hook, every, steps):
     """On a rank: plain SGD under a hook of torch's; the weights' digests after each step, and its gradient bytes."""
-    options = SyncOptions(ddp_hook=hook, sync_every=every)
+    options = DDPOptions(ddp_hook=hook, sync_every=every)
     sync = DDP(comm, find_unused_parameters=False, options=options)
     model = plain_model()
     module = sync.attach(model)

@@ -9,8 +9,7 @@ from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import GRADIENTS
 from cos598d.strategies.formula import TrainingSpec, sent_by_replicas
 from cos598d.strategies.replicas import digest
-from cos598d.sync.diloco import DiLoCo
-from cos598d.sync.options import SyncOptions
+from cos598d.sync.diloco import DiLoCo, DiLoCoOptions
 from cos598d.sync.parts.fragments import cut_in_rows, rows_of
 
 RATE = 0.05
@@ -29,7 +28,7 @@ def loss_of(module, rank, step):
 def train(comm, options, steps, sync=None, first=0):
     """On a rank: the sync, attached, after so many steps of SGD, and the model."""
     model = model_of_rank_0()
-    sync = sync or DiLoCo(comm, False, SyncOptions(**options))
+    sync = sync or DiLoCo(comm, False, DiLoCoOptions(**options))
     module = sync.attach(model)
     go_on(comm, sync, module, model, range(first, first + steps))
     return sync, module, model
@@ -184,7 +183,7 @@ def leave_and_go_on(comm, options):
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     weights = flat(model)
     sync.detach()
-    other = DiLoCo(comm, False, SyncOptions(**options))
+    other = DiLoCo(comm, False, DiLoCoOptions(**options))
     module = other.attach(model)
     nn.utils.vector_to_parameters(weights, model.parameters())
     other.load_own_state(facts, tensors)

@@ -10,8 +10,7 @@ from worlds import run_ranks
 
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS
-from cos598d.strategies import get_strategy
-from cos598d.sync.options import SyncOptions
+from cos598d.strategies import class_of, get_strategy
 
 STEPS, RATE = 4, {"sgd": 0.5, "adamw": 0.01}
 # optimizer, micro-batches of a step, norm to clip to: the second bites
@@ -91,7 +90,7 @@ def train(comm, name, options, kind, parts, clip, precision="fp32"):
         (right if module is alone else losses)[step] += loss.item() / (ranks * parts)
         return loss
 
-    strategy = get_strategy(name)(comm, True, SyncOptions(**options), precision)
+    strategy = get_strategy(name)(comm, True, class_of(name).options_kind(**options), precision)
     both = Beside(comm, strategy, model, lambda named: make_optimizer(named, kind), loss_of, alone)
     for step in range(STEPS):
         comm.ledger.begin(step + 1, 0.0)

@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from cos598d.sync.options import SyncOptions
+from cos598d.strategies import class_of
 from cos598d.tools.check.proof.cases import CASES
 from cos598d.tools.check.proof.observe import observe_engine
 from cos598d.tools.check.proof.prove import prove
@@ -30,6 +30,6 @@ def test_engine_keeps_what_its_card_says(name):
         version(package)
     except PackageNotFoundError:
         pytest.skip(f"{package} is not installed: run make engines")
-    found = prove(2, CASES, 598, 60, observe_engine, sync, values, SyncOptions(**values))
+    found = prove(2, CASES, 598, 60, observe_engine, sync, values, class_of(sync).options_kind(**values))
     expected = dict.fromkeys((case.name for case in CASES), KEPT) | others
     assert {case: verdict.status for case, verdict in found.items()} == expected, found

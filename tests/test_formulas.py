@@ -10,10 +10,9 @@ from torch import nn
 from worlds import run_ranks
 
 from cos598d.comm.communicator import Communicator
-from cos598d.strategies import STRATEGIES, get_strategy, known_names
+from cos598d.strategies import STRATEGIES, class_of, get_strategy, known_names
 from cos598d.strategies.formula import TrainingSpec
 from cos598d.sync import SYNCS
-from cos598d.sync.options import SyncOptions
 
 BUCKETED = ("bucketed", "zero1", "sparse_zero1", "zero2", "zero3", "shared_weights")
 PACKED = {"sparse_zero1, packed": ({"pack_gradients": True}, {"pack_gradients": True, **SMALL})}
@@ -46,7 +45,7 @@ SENT = {
 def strategy_of(name, **options):
     """A strategy that nobody has attached."""
     alone = Communicator(None, "gloo", torch.device("cpu"))
-    return get_strategy(name)(alone, False, SyncOptions(**options), "fp32")
+    return get_strategy(name)(alone, False, class_of(name).options_kind(**options), "fp32")
 
 
 @pytest.mark.long

@@ -24,8 +24,7 @@ from cos598d.strategies.parts.packed_sums import (
     travelling_bytes,
     unpack,
 )
-from cos598d.strategies.sparse_zero1 import SparseZero1
-from cos598d.sync.options import SyncOptions
+from cos598d.strategies.sparse_zero1 import SparseZero1, SparseZero1Options
 from cos598d.tools.check.toy import local_batch, toy_model
 
 SIZES = (0, 1, 63, 64, 200, 257, 5000, 135_168)
@@ -150,7 +149,7 @@ def train_both_ways(comm, precision):
     found = []
     for packs in (False, True):
         comm.ledger, model = Ledger(), toy_model(0)
-        options = SyncOptions(bucket_mb=0.01, first_bucket_mb=0.01, pack_gradients=packs)
+        options = SparseZero1Options(bucket_mb=0.01, first_bucket_mb=0.01, pack_gradients=packs)
         strategy = SparseZero1(comm, True, options, precision)
         module = strategy.attach(model, lambda named: torch.optim.AdamW([p for _, p in named], lr=1e-3))
         for step in range(4):
@@ -177,4 +176,4 @@ def test_a_training_with_packed_gradients_is_to_the_last_bit_the_one_without(pre
 
 def test_messages_without_tags_are_refused():
     with pytest.raises(UsageError, match="--pack_gradients needs messages with tags, which the backend nccl"):
-        SparseZero1.check_options(SyncOptions(pack_gradients=True), "nccl")
+        SparseZero1.check_options(SparseZero1Options(pack_gradients=True), "nccl")

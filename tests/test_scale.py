@@ -28,7 +28,7 @@ from cos598d.cost.scaling import host_counts, misses, scale_points
 from cos598d.records.fit import CallCost, predict_exposed
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.gather_scatter import GATHER, SCATTER
-from cos598d.sync.options import SyncOptions
+from cos598d.terminal.fields import defaults_of
 
 # The syncs whose calls and bytes follow from the tensors alone, on hosts of one rank each.
 EXPECTED = {name: get_sync(name).expected([(1000, 4)], 4, 0) for name in SYNCS if not get_sync(name).not_modelled}
@@ -121,7 +121,9 @@ def test_the_calls_carry_what_the_ledger_s_formulas_say(name, ranks, made):
     rung = record.rungs[0]
     calls = plan_calls(rung, record, ranks, record.batch)
     sizes = [(tensor.numel(), tensor.element_size()) for tensor in record.tensors]
-    costs = [get_sync(name).expected(sizes, ranks, rank, SyncOptions(**rung.options)) for rank in range(ranks)]
+    sync = get_sync(name)
+    options = sync.options_kind(**{key: rung.options[key] for key in defaults_of(sync.options_kind)})
+    costs = [sync.expected(sizes, ranks, rank, options) for rank in range(ranks)]
     moved = [cost.bytes_sent + cost.bytes_received for cost in costs]
     assert len(calls) == costs[0].calls
     # Reduce's bytes are the library's, which is generous with large tensors.

@@ -6,8 +6,7 @@ from states import BUCKETS, Case, Training, digest, wholes
 from test_state import compare
 from worlds import run_ranks
 
-from cos598d.strategies import get_strategy
-from cos598d.sync.options import SyncOptions
+from cos598d.strategies import class_of, get_strategy
 
 MINE = """
 import torch
@@ -55,7 +54,7 @@ def test_a_sync_of_one_s_own_goes_on_with_what_it_keeps_and_begins_afresh_withou
 def words(comm, cases):
     said = {}
     for case in cases:
-        strategy = get_strategy(case.sync)(comm, True, SyncOptions(**case.options), "fp32")
+        strategy = get_strategy(case.sync)(comm, True, class_of(case.sync).options_kind(**case.options), "fp32")
         strategy.attach(torch.nn.Linear(2, 2), lambda named: torch.optim.SGD([p for _, p in named], lr=1.0))
         said[case.label] = [strategy.own_is_lost, strategy.never_kept]
     return said

@@ -12,14 +12,13 @@ from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import GRADIENTS
 from cos598d.sync import get_sync
 from cos598d.sync.codecs.int8 import BLOCK, SCALE_BYTES
-from cos598d.sync.options import SyncOptions
 
 RANKS, WORDS, WIDTH = 2, 5000, 64  # words of 1.2 MiB: sparse_rows sends rows of them
 
 
 def attached(comm, name, model, **options):
     """A sync, attached, and an empty ledger."""
-    sync = get_sync(name)(comm, options=SyncOptions(**options))
+    sync = get_sync(name)(comm, options=get_sync(name).options_kind(**options))
     module = sync.attach(model)
     comm.ledger = Ledger()
     return sync, module

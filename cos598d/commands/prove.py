@@ -12,7 +12,7 @@ from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import add_json, check_seconds, give_result, printer, read_names, read_world_sizes
 from cos598d.config import SYNC_FIELDS
 from cos598d.errors import flag_called
-from cos598d.terminal.fields import given
+from cos598d.terminal.fields import defaults_of, given
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.terminal.words import number_of
 from cos598d.tools.bench.candidates import Candidate, parse_candidates
@@ -81,7 +81,8 @@ def check(options: argparse.Namespace) -> int:
 def _prove(
     engine: Candidate, sizes: Sequence[int], cases: Sequence[Case], nonce: int, seconds: float
 ) -> dict[str, Any]:
-    values = {name: getattr(engine.options, name) for name in given(engine.options, SYNC_FIELDS)}
+    own = [name for name in SYNC_FIELDS if name in defaults_of(type(engine.options))]
+    values = {name: getattr(engine.options, name) for name in given(engine.options, own)}
     by_size = []
     for size in sizes:
         card.progress(f"{engine.label} on {number_of(size, 'rank')}")

@@ -11,7 +11,7 @@ from cos598d.errors import UserError
 from cos598d.records.bench import read_record
 from cos598d.records.conventions import FLOOR
 from cos598d.records.quantities import parse_delay, parse_rate
-from cos598d.sync.cost import Tensor
+from cos598d.sync.estimate import Tensor
 from cos598d.terminal.words import number_of
 
 # Records of the same work share these. Batch, ranks and links may differ, since the model covers them.

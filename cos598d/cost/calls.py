@@ -11,8 +11,8 @@ from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import CODECS, in_code
-from cos598d.sync.cost import CollectiveCall, Step, Tensor
-from cos598d.sync.options import SyncOptions
+from cos598d.sync.cost import CollectiveCall, Step
+from cos598d.sync.estimate import Tensor
 
 
 def reason_left_out(rung: Rung) -> str | None:
@@ -72,11 +72,12 @@ def _travels(rung: Rung, record: BenchSeconds, n: int, lookups: float) -> list[C
     `lookups`: how many times as many tokens as in the record look up rows; most look up the same ones again.
     """
     sync = get_sync(rung.sync)
-    known = {field.name: rung.options[field.name] for field in fields(SyncOptions) if field.name in rung.options}
+    kind = sync.options_kind
+    options = kind(**{field.name: rung.options[field.name] for field in fields(kind) if field.name in rung.options})
     # Of tensors that arrive together, the later one in the model comes first.
     backward = record.tensors[::-1]
     arrival = sorted(backward, key=lambda tensor: record.compute.arrivals[tensor.name])
-    step = Step(record.tensors, SyncOptions(**known), [[host] for host in range(n)], arrival)
+    step = Step(record.tensors, options, [[host] for host in range(n)], arrival)
     return sync.calls(replace(step, touched=_touched(sync, step, rung, record.ranks, lookups))) or []
 
 

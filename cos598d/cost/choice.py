@@ -10,7 +10,7 @@ from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.hosts import host_groups
-from cos598d.config import RunConfig
+from cos598d.config import RunConfig, recorded
 from cos598d.cost.calls import planned_calls
 from cos598d.cost.compute import Computed, step_seconds, time_compute
 from cos598d.cost.model import Compute, ModelledCall, arrange, iteration_seconds
@@ -251,7 +251,7 @@ def _fits(before: Mapping[str, Any], names: Sequence[str], config: RunConfig) ->
     """Whether the sync that a run had, with its options, is a candidate here."""
     if not isinstance(before.get("sync"), str):
         return False
-    return before["sync"] in names and dict(before) == {"sync": before["sync"]} | asdict(config.sync_options())
+    return before["sync"] in names and dict(before) == {"sync": before["sync"]} | recorded(config.sync_options())
 
 
 def _mine(hosts: Sequence[Sequence[int]], rank: int) -> Sequence[int]:

@@ -38,7 +38,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cos598d.records.quantities import delay_words, rate_words
-from cos598d.sync.cost import Load
+from cos598d.sync.estimate import Load
 
 
 @dataclass(frozen=True)

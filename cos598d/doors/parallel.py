@@ -391,10 +391,11 @@ def data_parallel(
     if compress is not None:
         get_codec(compress)
     comm = GroupCommunicator(process_group, device, timeout_seconds)
-    options = SyncOptions(
+    views = {"bucket_view": gradient_as_bucket_view} if "bucket_view" in sync_class.uses else {}
+    options = getattr(sync_class, "options_kind", SyncOptions)(
         bucket_mb=bucket_mb,
         compress=compress,
-        bucket_view=gradient_as_bucket_view,
+        **views,
         copies_gradients=not gradient_as_bucket_view,
         broadcast_buffers=broadcast_buffers,
     )

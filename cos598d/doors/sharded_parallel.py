@@ -4,7 +4,6 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from typing import Any, cast
 
 import torch
@@ -17,7 +16,7 @@ from cos598d.doors.optimizer_shards import check_optimizers, cut_optimizer
 from cos598d.doors.parallel import DataParallel, device_of, name_of
 from cos598d.doors.shards import ParallelOptimizer, ShardedStep
 from cos598d.errors import UsageError, UserError, flag_called
-from cos598d.strategies import AUTO_SYNC, ENGINES, class_of
+from cos598d.strategies import AUTO_SYNC, ENGINES, class_of, strategy_flags
 from cos598d.strategies.base import MakeOptimizer
 from cos598d.strategies.sharded import Sharded
 from cos598d.strategies.state import BUFFERS, WEIGHTS, FullTensor
@@ -27,7 +26,7 @@ from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import get_codec
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts import own_loop
-from cos598d.terminal.fields import check_flags
+from cos598d.terminal.fields import check_flags, defaults_of
 
 OWN_OPTIONS = ("first_bucket_mb", "copies_gradients", "broadcast_buffers")  # of SyncOptions, which no script gives
 
@@ -78,16 +77,17 @@ def parallelize(
     with flag_called("strategy", "--sync"):
         kind: Any = class_of(strategy) if isinstance(strategy, str) else strategy
     name = strategy if isinstance(strategy, str) else strategy.__name__
-    known = {one.name for one in fields(SyncOptions)} - {*OWN_OPTIONS}
     for word, value in [*options.items()]:
-        if word in known and value is None:
+        if value is None and word in defaults_of(strategy_flags()):
             del options[word]  # it has its default
-        elif word not in known or word not in kind.uses:
-            more = or_choose(word) if word in known else ""
+        elif word not in kind.uses or word in OWN_OPTIONS:
+            more = "" if word in OWN_OPTIONS else or_choose(word)
             raise UsageError(f"{word} has no effect with {name}. Leave it out{more}.")
     if options.get("compress") is not None:
         get_codec(options["compress"])
-    chosen = SyncOptions(**options, copies_gradients=True, broadcast_buffers=broadcast_buffers)
+    chosen = getattr(kind, "options_kind", SyncOptions)(
+        **options, copies_gradients=True, broadcast_buffers=broadcast_buffers
+    )
     check_flags(chosen)
     comm = GroupCommunicator(process_group, device, timeout_seconds)
     if hasattr(kind, "check_options"):

@@ -3,18 +3,21 @@
 import functools
 import importlib
 from collections.abc import Callable
+from dataclasses import Field, field, fields, make_dataclass
 
 from cos598d.comm.communicator import Communicator
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import GradientSync
-from cos598d.sync.options import SyncOptions
+from cos598d.sync.options import SyncFlags, SyncOptions
 
 # The names that --sync takes in addition to the gradient syncs: each is a file, loaded when its name is used.
 OURS = ("zero1", "zero2", "zero3", "sparse_zero1", "shared_weights")
 ENGINES = ("torch_zero1", "torch_fsdp", "horovod", "dp", "fabric", "deepspeed")  # of other libraries
 STRATEGIES = (*OURS, *ENGINES)
+# Those with flags of their own, declared in their `options_kind`, in the order of --help. It loads only their files.
+WITH_FLAGS = ("diloco", "ddp", "torch_fsdp", "deepspeed", "fabric", "sparse_zero1")
 
 # The name by which --sync measures and picks an exact strategy after the ranks met (`cos598d/cost/choice.py`).
 AUTO_SYNC = "auto"
@@ -26,6 +29,15 @@ MakeStrategy = Callable[..., Strategy]
 def known_names() -> tuple[str, ...]:
     """All names that --sync accepts."""
     return (*SYNCS, *STRATEGIES)
+
+
+def strategy_flags() -> type:
+    """A dataclass whose fields are the flags of all syncs and strategies: the shared ones, then each one's own."""
+    found: dict[str, Field] = {one.name: one for one in fields(SyncFlags)}
+    for name in WITH_FLAGS:
+        found |= {one.name: one for one in fields(class_of(name).options_kind) if "flag" in one.metadata}
+    copies = [(one.name, one.type, field(default=one.default, metadata=one.metadata)) for one in found.values()]
+    return make_dataclass("StrategyFlags", copies, frozen=True)
 
 
 def is_our_own(name: str) -> bool:

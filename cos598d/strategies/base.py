@@ -53,7 +53,7 @@ class Strategy:
     `optimizer`, set by `attach`, is a torch optimizer. `step` uses the "lr" in its `param_groups` as the step's
     learning rate. It need not hold whole parameters. Only the strategy calls its `step`.
 
-    uses: the names of the SyncOptions that have an effect on it.
+    options_kind, uses: as in a gradient sync.
     equal_passes: whether all ranks must call forward and backward the same number of times in a step.
     bytes_from: the source of a run's bytes: BY_LEDGER, or the kernel (BY_COUNTERS) if a library sends by itself.
     equal_layers: whether all ranks must call the same layers in a pass.
@@ -74,6 +74,7 @@ class Strategy:
     optimizer: torch.optim.Optimizer
     model: nn.Module
     layout: StateLayout
+    options_kind: type[SyncOptions] = SyncOptions
     uses: tuple[str, ...] = ()
     equal_passes = False
     bytes_from = BY_LEDGER
@@ -93,7 +94,7 @@ class Strategy:
     ):
         """`precision` is one of PRECISIONS."""
         self.comm, self.find_unused_parameters = comm, find_unused_parameters
-        self.options, self.precision = options, precision
+        self.options, self.precision = self.options_kind.of(options), precision
         self.scale = LossScale(is_on=precision == "fp16")
         self.choose()
 

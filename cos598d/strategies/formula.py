@@ -14,12 +14,11 @@ from cos598d.comm.ledger import dtype_name, size_in_bytes
 from cos598d.strategies.activations import Moment
 from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import in_code
-from cos598d.sync.cost import Buffers, CollectiveCall, Step, Tensor
-from cos598d.sync.options import DEFAULTS, SyncOptions
+from cos598d.sync.cost import CollectiveCall, Step
+from cos598d.sync.estimate import Buffers, Tensor
+from cos598d.sync.options import DEFAULTS
 
 MemoryBytes = Mapping[str, int]  # by category
-# torch's hooks that switch to other calls after some steps.
-OTHERS_LATER = ("powersgd", "post_localsgd")
 
 
 @dataclass(frozen=True)
@@ -181,9 +180,9 @@ def sent_by_replicas(job: TrainingSpec, sync: GradientSync, precision: str = "fp
     travels = sync.calls(step) or _calls_whatever_is_touched(sync, step)
     if travels is None and sync.averages_weights:
         return _sent_by_averages(job, sync, step, precision)
-    if travels is None or options.ddp_hook in OTHERS_LATER:
+    if travels is None or sync.changes_calls(options):
         return TrafficEstimate(unsaid=_bounds(sync, step, job))
-    moved = [bytes_sent for travel in travels for bytes_sent in sent_in_call(travel, job, options)]
+    moved = [bytes_sent for travel in travels for bytes_sent in sent_in_call(travel, job, sync.compression(options))]
     if not travels:  # replicas that drift apart do not settle
         return TrafficEstimate()
     agreed = agreement(job) if getattr(sync, "find_unused_parameters", True) else 0
@@ -193,8 +192,8 @@ def sent_by_replicas(job: TrainingSpec, sync: GradientSync, precision: str = "fp
 
 def _sent_by_averages(job: TrainingSpec, sync: GradientSync, step: Step, precision: str) -> TrafficEstimate:
     """For a sync that averages weights: the mean over the steps in which each weight is averaged once."""
-    steps = sync.round_steps(step.options)
-    sent = sum(each for travel in sync.averages(step) for each in sent_in_call(travel, job, step.options))
+    steps, word = sync.round_steps(step.options), sync.compression(step.options)
+    sent = sum(each for travel in sync.averages(step) for each in sent_in_call(travel, job, word))
     overflows = all_reduce_bytes(4, job.ranks) if precision == "fp16" else 0
     rest = all_reduce_bytes(job.weights, job.ranks) if steps > 1 else 0
     return TrafficEstimate(round(sent / steps), overflows, rest + settled(job), calls=1)
@@ -209,7 +208,8 @@ def _calls_whatever_is_touched(sync: GradientSync, step: Step) -> list[Collectiv
 def _bounds(sync: GradientSync, step: Step, job: TrainingSpec) -> str:
     """Why a sync's bytes are not known, as a phrase, with the least and the most if the rows of a batch decide."""
     both = [sync.calls(replace(step, touched=share)) for share in (0.0, 1.0)]
-    least, most = (sum(sum(sent_in_call(one, job, step.options)) for one in calls or ()) for calls in both)
+    word = sync.compression(step.options)
+    least, most = (sum(sum(sent_in_call(one, job, word)) for one in calls or ()) for calls in both)
     if least == most:
         return "this sync's calls are known only after a step"
     return f"it depends on how many embedding rows the batch uses ({least:,} bytes for none, {most:,} for all)"
@@ -225,10 +225,9 @@ def settled(job: TrainingSpec) -> int:
     return broadcast_bytes(sum(map(size_in_bytes, job.model.buffers())), job.ranks, job.rank)[0]
 
 
-def sent_in_call(travel: CollectiveCall, job: TrainingSpec, options: SyncOptions) -> list[int]:
-    """The bytes that `job.rank` sends in one call, or in each of the calls that a codec makes of it."""
+def sent_in_call(travel: CollectiveCall, job: TrainingSpec, word: str | None) -> list[int]:
+    """The bytes that `job.rank` sends in one call, or in each of the calls that the codec `word` makes of it."""
     members = range(job.ranks) if travel.members is None else travel.members
-    word = "fp16" if options.ddp_hook == "fp16" else options.compress
     if word is None or len(members) < 2 or job.rank not in members:
         return [travel.moved(job.ranks, job.rank)[0]]
     place = members.index(job.rank)

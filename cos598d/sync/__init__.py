@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
-from cos598d.terminal.words import did_you_mean
 
 # The names on the command line, equal to those of the files, in the order of tables.
 SYNCS = (
@@ -42,6 +41,8 @@ def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:
 
 def unknown(flag: str, name: str, known: Sequence[str]) -> UsageError:
     """The error for a `name` that is not `known`, given for `flag`: with the nearest name, and all of them."""
+    from cos598d.terminal.words import did_you_mean  # which only a wrong name needs
+
     choices = ", ".join(known)
     return UsageError(
         f"unknown {flag} {name}.{did_you_mean(name, known)} Choose one of {choices}, or your own as FILE.py:CLASS."

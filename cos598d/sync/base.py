@@ -57,7 +57,7 @@ class GradientSync(Agreement, SyncFacts):
     def __init__(self, comm: "Communicator", find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         self.comm = comm
         self.find_unused_parameters = find_unused_parameters
-        self.options = options
+        self.options = self.options_kind.of(options)
         self.parameters: list[tuple[str, nn.Parameter]] = []
         self._sparse: set[torch.Tensor] = set()
 

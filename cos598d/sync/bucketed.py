@@ -6,7 +6,8 @@ import torch
 
 from cos598d.comm.calls import Call, Pending
 from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
-from cos598d.sync.cost import ALL_REDUCE, Buffers, CollectiveCall, Step, Tensor
+from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
+from cos598d.sync.estimate import Buffers, Tensor
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.overlapping import OverlappingSync
 from cos598d.sync.parts.with_codec import WithCodec

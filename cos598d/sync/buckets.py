@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cos598d.errors import UserError
-from cos598d.sync.cost import Tensor
+from cos598d.sync.estimate import Tensor
 from cos598d.sync.options import SyncOptions
 
 MIB = 1 << 20

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,15 +22,15 @@ from cos598d.records.kinds import COUNT, FLAG, Fields, ListOf, OrNone, ValueKind
 from cos598d.sync.agreement import UNUSED
 from cos598d.sync.base import GradientSync
 from cos598d.sync.buckets import MIB
-from cos598d.sync.cost import ALL_REDUCE, Buffers, CollectiveCall, Cost, Sizes, Step, Tensor
-from cos598d.sync.options import DEFAULTS, SyncOptions
+from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
+from cos598d.sync.estimate import Buffers, Cost, Sizes, Tensor
+from cos598d.sync.options import DEFAULTS, SYNC_GROUP, SyncOptions
 from cos598d.sync.parts.own_loop import CHANGED
 from cos598d.sync.parts.reducer import Reducer
+from cos598d.terminal.fields import flag
 
 # Value of --compress -> torch's communication hook, and the dtype that is sent.
 HOOKS = {"fp16": (fp16_compress_hook, torch.float16), "bf16": (bf16_compress_hook, torch.bfloat16)}
-
-
 LATER = ("powersgd", "post_localsgd")  # torch's hooks that change to another algorithm after PLAIN_STEPS
 # What torch's PowerSGD keeps for each bucket.
 POWERSGD = ("error_dict", "p_memory_dict", "q_memory_dict")
@@ -41,6 +42,25 @@ OWN: dict[str, ValueKind] = {
     **dict.fromkeys(("steps", "steps_made"), COUNT),
     "replicas_equal": FLAG,
 }
+
+
+@dataclass(frozen=True)
+class DDPOptions(SyncOptions):
+    """The options of torch's DDP.
+
+    bucket_view: whether gradients are views of its buckets, so that none is copied back.
+    ddp_hook: its communication hook; None: its own all-reduce.
+    """
+
+    bucket_view: bool = flag(
+        False, "let gradients be views of the buckets, for ddp: torch's gradient_as_bucket_view", group=SYNC_GROUP
+    )
+    ddp_hook: str | None = flag(
+        None,
+        "communication hook of torch's DDP, for ddp: one of {choices}",
+        group=SYNC_GROUP,
+        choices=("fp16", "powersgd", "post_localsgd"),
+    )
 
 
 class DDP(GradientSync):
@@ -73,17 +93,20 @@ class DDP(GradientSync):
                     "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020): 2(n-1)/n S / H per step
     """
 
+    options: DDPOptions
+    options_kind = DDPOptions
     uses = ("bucket_mb", "bucket_view", "compress", "ddp_hook", "sync_every")
     overlaps = sends_buffers = takes_sparse = chooses_calls = True
 
     def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         super().__init__(comm, find_unused_parameters, options)
-        self.check_options(options, comm.backend)
+        self.check_options(self.options, comm.backend)
         self._ddp: DistributedDataParallel | None = None
-        word = _compress(options)
+        word = self.compression(options)
         self._hook = HOOKS[word] if word and comm.world_size > 1 else None
         # The hook of another algorithm, and its state.
-        self._later = options.ddp_hook if options.ddp_hook in LATER and comm.world_size > 1 else None
+        changes = comm.world_size > 1 and self.changes_calls(options)
+        self._later = self.options.ddp_hook if changes else None
         self._kept: PowerSGDState | PostLocalSGDState | None = None
         self.averages_weights = self._later == "post_localsgd"
         self._steps_made = 0
@@ -93,8 +116,8 @@ class DDP(GradientSync):
     def check_options(cls, options: SyncOptions, backend: str) -> None:
         if options.compress is None:
             return
-        if options.ddp_hook is not None:
-            raise UsageError(f"--compress and --ddp_hook {options.ddp_hook} exclude each other. Give one.")
+        if (hook := DDPOptions.of(options).ddp_hook) is not None:
+            raise UsageError(f"--compress and --ddp_hook {hook} exclude each other. Give one.")
         if options.compress not in HOOKS:
             raise UsageError(
                 f"--compress {options.compress} with --sync ddp: torch's own hooks are {' and '.join(HOOKS)}. "
@@ -150,6 +173,15 @@ class DDP(GradientSync):
             self._bucket_places = set(self._places_of_gradients())
 
     @classmethod
+    def compression(cls, options: SyncOptions) -> str | None:
+        """The dtype of torch's hook: that of `compress`, or of `ddp_hook`."""
+        return "fp16" if DDPOptions.of(options).ddp_hook == "fp16" else options.compress
+
+    @classmethod
+    def changes_calls(cls, options: SyncOptions) -> bool:
+        return DDPOptions.of(options).ddp_hook in LATER
+
+    @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall]:
         """torch's buckets: in the order of arrival, each closed by the tensor that fills it (the first by 1 MiB)."""
         options = step.options
@@ -172,7 +204,7 @@ class DDP(GradientSync):
         hosts: Sequence[Sequence[int]] = (),
     ) -> Cost | None:
         """As in every sync, with buckets in the dtype of torch's hook: exact to a byte per bucket."""
-        word = _compress(options)
+        word = cls.compression(options)
         if word:
             tensors = [(elements, HOOKS[word][1].itemsize) for elements, _ in tensors]
         return super().expected(tensors, ranks, rank, options, hosts)
@@ -180,11 +212,11 @@ class DDP(GradientSync):
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         """torch's buckets: S in total, however it divides them."""
-        if options.ddp_hook in LATER:
+        if cls.changes_calls(options):
             return Buffers(unsaid="the memory of torch's hook is not predicted")
         # Gradients arrive in the reverse order of their tensors; the hosts do not matter.
         travels = cls.calls(Step(tensors, options, [], tensors[::-1]))
-        return Buffers([travel.tensors for travel in travels], at_once=options.bucket_view)
+        return Buffers([travel.tensors for travel in travels], at_once=DDPOptions.of(options).bucket_view)
 
     def hidden_bytes(self) -> int:
         """The buckets, except for those whose views are gradients now."""
@@ -277,8 +309,3 @@ class DDP(GradientSync):
         with watched(self.comm, GRADIENTS):
             average_parameters(iter([p for _, p in self.parameters]), group)
         self.replicas_equal = True
-
-
-def _compress(options: SyncOptions) -> str | None:
-    """The key of HOOKS that these options mean."""
-    return "fp16" if options.ddp_hook == "fp16" else options.compress

@@ -1,6 +1,7 @@
 """Local training whose averages are sent in fragments while training continues: streaming DiLoCo."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -9,10 +10,29 @@ from torch import nn
 
 from cos598d.comm.calls import Call
 from cos598d.sync.codecs import make_codec
-from cos598d.sync.cost import ALL_REDUCE, Buffers, CollectiveCall, Step, Tensor
+from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
+from cos598d.sync.estimate import Buffers, Tensor
 from cos598d.sync.local_sgd import LocalSGD
-from cos598d.sync.options import SyncOptions
+from cos598d.sync.options import SYNC_GROUP, SyncOptions
 from cos598d.sync.parts.fragments import Fragment, by_dtype, cut_in_rows, rows_of
+from cos598d.terminal.fields import flag
+
+
+@dataclass(frozen=True)
+class DiLoCoOptions(SyncOptions):
+    """The options of diloco.
+
+    fragments: the number of parts that weights are averaged in, one after the other.
+    outer_learning_rate, outer_momentum: of the outer optimizer.
+    """
+
+    fragments: int = flag(
+        16, "parts of the weights that diloco averages one after the other", group=SYNC_GROUP, least=1, below=10_000
+    )
+    outer_learning_rate: float = flag(0.7, "outer optimizer's learning rate, for diloco", group=SYNC_GROUP, above=0)
+    outer_momentum: float = flag(
+        0.9, "outer optimizer's Nesterov momentum, for diloco", group=SYNC_GROUP, least=0, below=1
+    )
 
 
 class DiLoCo(LocalSGD):
@@ -44,6 +64,8 @@ class DiLoCo(LocalSGD):
     time than sending its gradients.
     """
 
+    options: DiLoCoOptions
+    options_kind = DiLoCoOptions
     uses = ("sync_every", "compress", "fragments", "outer_learning_rate", "outer_momentum")
     keeps_nothing = False
 
@@ -93,14 +115,15 @@ class DiLoCo(LocalSGD):
 
     @classmethod
     def round_steps(cls, options: SyncOptions) -> int:
-        return options.fragments * options.sync_every
+        return DiLoCoOptions.of(options).fragments * options.sync_every
 
     @classmethod
     def averages(cls, step: Step) -> list[CollectiveCall]:
+        count = DiLoCoOptions.of(step.options).fragments
         return [
             CollectiveCall(ALL_REDUCE, [tensors[cut.place].of_rows(cut.rows) for cut in cuts])
             for tensors in by_dtype(step.tensors)
-            for cuts in cut_in_rows(tensors, [rows_of(tensor.shape) for tensor in tensors], step.options.fragments)
+            for cuts in cut_in_rows(tensors, [rows_of(tensor.shape) for tensor in tensors], count)
         ]
 
     @classmethod

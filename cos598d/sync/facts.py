@@ -5,24 +5,25 @@ to step need not define any of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from cos598d.records.conventions import BUFFERS
-from cos598d.sync.cost import ALL_REDUCE, NOTHING, Buffers, CollectiveCall, Cost, Sizes, Step, Tensor, cost_of
+from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
 from cos598d.sync.options import DEFAULTS, SyncOptions
 
 if TYPE_CHECKING:
     from cos598d.comm.communicator import Communicator
+    from cos598d.sync.estimate import Buffers, Cost, Sizes, Tensor
 
 
 class SyncFacts:
     """Everything about a gradient sync except how it averages, with defaults that suit most syncs.
 
-    uses: the names of the SyncOptions that have an effect on it. It refuses the others.
+    options_kind: the class of its options: SyncOptions, or a subclass of it that adds the sync's own.
+    uses: the names of the options that have an effect on it. It refuses the others.
     overlaps: whether its calls begin while backward still runs.
     averages_weights: whether it averages weights after the optimizer's step, in place of gradients before it.
     keeps_nothing: whether it keeps no memory from step to step.
@@ -36,6 +37,7 @@ class SyncFacts:
     never_kept: what starts from scratch even if a run resumes with its `own_state`, as a phrase; None if nothing.
     """
 
+    options_kind: type[SyncOptions] = SyncOptions
     uses: tuple[str, ...] = ()
     overlaps = False
     averages_weights = False
@@ -65,6 +67,16 @@ class SyncFacts:
     # Cost and memory, predicted before a step
 
     @classmethod
+    def compression(cls, options: SyncOptions) -> str | None:
+        """The compressor of its calls (`cos598d/sync/codecs`); None if they are not compressed."""
+        return options.compress
+
+    @classmethod
+    def changes_calls(cls, options: SyncOptions) -> bool:
+        """Whether it makes other calls than `calls` lists after its first steps."""
+        return False
+
+    @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall] | None:
         """The gradients' calls of one step among several ranks, in order; None if they are not known before the step.
 
@@ -75,23 +87,26 @@ class SyncFacts:
     @classmethod
     def expected(
         cls,
-        tensors: Sizes,
+        tensors: "Sizes",
         ranks: int,
         rank: int,
         options: SyncOptions = DEFAULTS,
         hosts: Sequence[Sequence[int]] = (),
-    ) -> Cost | None:
+    ) -> "Cost | None":
         """What one step's gradients cost `rank`, as its ledger must show; None if it is known only after the step.
 
         tensors: (elements, bytes per element) of the trainable parameters of one dtype, in the model's order, all of
         them used and uncompressed. hosts: the ranks of each host; without it all ranks share one.
         """
+        from cos598d.sync.estimate import Cost, Tensor
+
         sized = [Tensor("", (elements,), "", elements * element_bytes) for elements, element_bytes in tensors]
         calls = cls.calls(Step(sized, options, hosts or [range(ranks)], sized[::-1]))
         if calls is None:
             return None
-        cost = cost_of(calls, ranks, rank) if ranks > 1 else NOTHING
-        return replace(cost, calls=None) if cls.chooses_calls else cost
+        moved = [call.moved(ranks, rank) for call in calls] if ranks > 1 else []
+        count = None if cls.chooses_calls else len(moved)
+        return Cost(count, sum(sent for sent, _ in moved), sum(received for _, received in moved))
 
     @classmethod
     def averages(cls, step: Step) -> list[CollectiveCall]:
@@ -104,8 +119,10 @@ class SyncFacts:
         return options.sync_every
 
     @classmethod
-    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
+    def buffers(cls, tensors: Sequence["Tensor"], options: SyncOptions) -> "Buffers":
         """What it keeps in memory from step to step, for trainable tensors in the model's order, all of them used."""
+        from cos598d.sync.estimate import Buffers
+
         return Buffers() if cls.keeps_nothing else Buffers(unsaid="this sync has no prediction of its memory")
 
     def hidden_bytes(self) -> int:

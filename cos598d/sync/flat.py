@@ -7,7 +7,8 @@ from torch import nn
 
 from cos598d.comm.calls import Call
 from cos598d.sync.buckets import Bucket, in_buckets, plan_buckets
-from cos598d.sync.cost import ALL_REDUCE, Buffers, Collective, CollectiveCall, Step, Tensor
+from cos598d.sync.cost import ALL_REDUCE, Collective, CollectiveCall, Step
+from cos598d.sync.estimate import Buffers, Tensor
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.with_codec import WithCodec
 

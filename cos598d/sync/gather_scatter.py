@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import Collective, CollectiveCall, Load, Step
+from cos598d.sync.cost import Collective, CollectiveCall, Step
+from cos598d.sync.estimate import Load
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import torch
 
 from cos598d.comm.gloo import reduce_bytes, ring_segments
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import Collective, CollectiveCall, Load, Step
+from cos598d.sync.cost import Collective, CollectiveCall, Step
+from cos598d.sync.estimate import Load
 
 
 class Reduce(Collective):

@@ -7,7 +7,8 @@ from torch import nn
 
 from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
-from cos598d.sync.cost import Buffers, Collective, CollectiveCall, Load, Step, Tensor
+from cos598d.sync.cost import Collective, CollectiveCall, Step
+from cos598d.sync.estimate import Buffers, Load, Tensor
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.overlapping import OverlappingSync
 from cos598d.sync.parts.shared_buffers import CACHE_LINE, Segments, check_on_host, find_one_host, in_blocks

@@ -13,7 +13,8 @@ from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT
 from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.buckets import Named, RowBucket, in_buckets
-from cos598d.sync.cost import ALL_REDUCE, Buffers, CollectiveCall, Step, Tensor
+from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
+from cos598d.sync.estimate import Buffers, Tensor
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.embeddings import LEAST_BYTES, large_embeddings, why_no_rows
 

@@ -3,7 +3,8 @@
 import torch
 
 from cos598d.comm.messages import PointToPointCollective
-from cos598d.sync.cost import Collective, Load
+from cos598d.sync.cost import Collective
+from cos598d.sync.estimate import Load
 from cos598d.sync.flat import Flat
 from cos598d.sync.parts.segmented import ByMessages, move
 

@@ -8,7 +8,6 @@ from types import NoneType
 from typing import Any, get_args
 
 from cos598d.errors import UsageError
-from cos598d.terminal.words import did_you_mean
 
 LARGEST = 1 << 63  # whole numbers must be smaller: torch takes no larger ones as a seed or a size
 FEW = 6  # up to this many accepted whole numbers are listed one by one in an error
@@ -48,6 +47,8 @@ class Flag:
         if isinstance(value, int) and abs(value) >= LARGEST:
             raise UsageError(f"--{name} {Decimal(value):.2e} is not valid. Give a whole number between -2^63 and 2^63.")
         if self.choices and value not in self.choices:
+            from cos598d.terminal.words import did_you_mean  # which only a wrong word needs
+
             near = did_you_mean(str(value), self.choices)
             raise UsageError(f"unknown --{name} {value}.{near} Choose one of {', '.join(self.choices)}.")
         if isinstance(value, (int, float)) and not self._contains(value):

@@ -5,6 +5,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,22 @@ from cos598d.strategies.state import (
     OptimizerState,
     stepped_whole,
 )
+from cos598d.sync.options import SYNC_GROUP, SyncOptions
+from cos598d.terminal.fields import flag
+
+
+@dataclass(frozen=True)
+class DeepSpeedOptions(SyncOptions):
+    """The options of DeepSpeed. zero_stage: what it shards: 0 nothing, 1 the optimizer's state, 2 gradients too, 3
+    weights too."""
+
+    zero_stage: int = flag(
+        2,
+        "ZeRO stage for deepspeed: from 0 (shards nothing) to 3 (shards everything)",
+        group=SYNC_GROUP,
+        least=0,
+        below=4,
+    )
 
 
 class DeepSpeed(Engine):
@@ -57,6 +74,8 @@ class DeepSpeed(Engine):
     first step's gathers are divided differently, with the same results.
     """
 
+    options: DeepSpeedOptions
+    options_kind = DeepSpeedOptions
     uses = ("zero_stage", "bucket_mb")
     precisions = ("fp32", "bf16")
 

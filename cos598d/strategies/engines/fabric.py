@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from cos598d.errors import UsageError
 from cos598d.records.kinds import COUNT, Fields, ListOf, expect
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.engines.engine import Engine, need
-from cos598d.strategies.engines.torch_fsdp import TorchFSDP, check_parameters, fully_sharded
+from cos598d.strategies.engines.torch_fsdp import FSDPOptions, TorchFSDP, check_parameters, fully_sharded
 from cos598d.strategies.formula import (
     MemoryEstimate,
     TrafficEstimate,
@@ -24,8 +25,16 @@ from cos598d.strategies.formula import (
 )
 from cos598d.strategies.state import FullTensor, OptimizerState, own_state_of
 from cos598d.sync.ddp import DDP
-from cos598d.sync.options import DEFAULTS
+from cos598d.sync.options import SYNC_GROUP
 from cos598d.sync.parts.reducer import Reducer
+from cos598d.terminal.fields import flag
+
+
+@dataclass(frozen=True)
+class FabricOptions(FSDPOptions):
+    """The options of torch's FSDP2, and `fabric_strategy`: the strategy of Lightning Fabric."""
+
+    fabric_strategy: str = flag("ddp", "fabric's strategy: {choices}", group=SYNC_GROUP, choices=("ddp", "fsdp2"))
 
 
 class Fabric(TorchFSDP):
@@ -47,6 +56,8 @@ class Fabric(TorchFSDP):
     Known wrong: its own clipping under fsdp2 reduces by calls that the ledger does not see, so the norm is summed here.
     """
 
+    options: FabricOptions
+    options_kind = FabricOptions
     uses = ("fabric_strategy", "reshard")
     precisions = ("fp32", "bf16")
 
@@ -66,7 +77,7 @@ class Fabric(TorchFSDP):
     def check_config(cls, config: Any, world_size: int) -> None:
         super(TorchFSDP, cls).check_config(config, world_size)
         need("lightning", "Lightning Fabric", "2.5", config.sync)
-        if config.reshard != DEFAULTS.reshard and config.fabric_strategy == "ddp":
+        if config.reshard != FabricOptions.reshard and config.fabric_strategy == "ddp":
             raise UsageError("--reshard has no effect with --fabric_strategy ddp. Leave it out, or choose fsdp2.")
 
     @property
@@ -131,7 +142,9 @@ class Fabric(TorchFSDP):
 
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         return (
-            super().expected_memory(job) if self.is_cut else replicated_memory(job, DDP.buffers(job.tensors, DEFAULTS))
+            super().expected_memory(job)
+            if self.is_cut
+            else replicated_memory(job, DDP.buffers(job.tensors, self.options))
         )
 
     def expected_sent(self, job: TrainingSpec) -> TrafficEstimate:

@@ -19,7 +19,7 @@ from cos598d.records.conventions import BY_COUNTERS
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.engines.engine import Engine, need
 from cos598d.strategies.formula import MemoryBytes, MemoryEstimate, TrainingSpec, replicated_memory
-from cos598d.sync.cost import Buffers
+from cos598d.sync.estimate import Buffers
 from cos598d.world.network import INTERFACE_VARIABLE, interface_of, is_loopback, network_identity
 
 _MANY = 1 << 30  # more backward passes than any step has

@@ -4,6 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,30 @@ from cos598d.strategies.state import (
     Stepped,
     local,
 )
+from cos598d.sync.options import SYNC_GROUP, SyncOptions
+from cos598d.terminal.fields import flag
+
+
+@dataclass(frozen=True)
+class FSDPOptions(SyncOptions):
+    """The options of torch's FSDP2.
+
+    reshard: "yes" frees gathered parameters after their layer's forward and gathers them again for backward.
+    reduce_scatter: the implementation that sums gradients by shards: "ours" (messages) or "torch" (the backend's).
+    """
+
+    reshard: str = flag(
+        "yes",
+        "free gathered weights after each layer's forward, for torch_fsdp and fabric: {choices}",
+        group=SYNC_GROUP,
+        choices=("yes", "no"),
+    )
+    reduce_scatter: str = flag(
+        "ours",
+        "implementation of reduce-scatter, for torch_fsdp: {choices}",
+        group=SYNC_GROUP,
+        choices=("ours", "torch"),
+    )
 
 
 class TorchFSDP(Engine):
@@ -50,6 +75,8 @@ class TorchFSDP(Engine):
     unused ones. That is switched on if it can happen, and gradients that no rank has are dropped here.
     """
 
+    options: FSDPOptions
+    options_kind = FSDPOptions
     uses = ("reshard", "reduce_scatter")
     shards: tuple[str, ...] = ("optimizer", "gradients", "parameters")
     equal_passes = True

@@ -42,6 +42,7 @@ class TorchZero1(Replicated):
 
     optimizer: Any  # ZeroRedundancyOptimizer; its `optim` is this rank's share
     sync_kind = DDP
+    options_kind = DDP.options_kind
     uses = ("bucket_mb", "bucket_view")
     shards = ("optimizer",)
 

@@ -39,7 +39,11 @@ class RowGradients(ShardedGradients):
        every table, during backward.
     3. A table's gradient is sparse. When it is ready, its rows are sent (`EmbeddingRows.start`).
     4. `finish` adds them up in order of rank, so all ranks have the same sums to the last bit.
+
+    sums_kind: the class that sums the gradients of everything except the tables.
     """
+
+    sums_kind: type[ReduceScatters] = ReduceScatters
 
     def attach(self, model: nn.Module) -> nn.Module:
         self.embeddings = row_embeddings(model)
@@ -52,8 +56,7 @@ class RowGradients(ShardedGradients):
 
     def begin_sums(self) -> None:
         dense = [unit for unit in self.units if unit.parameters[0][1] not in self.embeddings]
-        kind = PackedReduceScatters if self.options.pack_gradients else ReduceScatters
-        self._sums = kind(self.comm, longest_parts(dense))
+        self._sums = self.sums_kind(self.comm, longest_parts(dense))
         self.tables = {unit: EmbeddingRows(self.comm, unit) for unit in self.units if unit not in dense}
         self._lengths = [len(table.sums) for table in self.tables.values()]
         self._noted = torch.zeros(-(-sum(self._lengths) // 8) * 8, dtype=torch.bool, device=self.comm.device)
@@ -126,6 +129,12 @@ class RowGradients(ShardedGradients):
 
     def _by_table(self, noted: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return noted[: sum(self._lengths)].split(self._lengths)
+
+
+class PackedRowGradients(RowGradients):
+    """As RowGradients, with gradients sent in fewer bits, without loss."""
+
+    sums_kind = PackedReduceScatters
 
 
 class _LookedUpRows:

@@ -9,7 +9,8 @@ from cos598d.comm.calls import Pending
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.messages import Messages, PointToPointCollective
 from cos598d.sync.buckets import Bucket, RowBucket
-from cos598d.sync.cost import Collective, Tensor
+from cos598d.sync.cost import Collective
+from cos598d.sync.estimate import Tensor
 
 AllReduce = Callable[[torch.Tensor, str], Pending]
 

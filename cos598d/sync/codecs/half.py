@@ -6,7 +6,7 @@ import torch
 
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import Codec, Coded
-from cos598d.sync.cost import Tensor
+from cos598d.sync.estimate import Tensor
 
 
 class BFloat16(Codec[Coded]):

@@ -7,7 +7,8 @@ import torch
 from cos598d.comm.messages import Messages, PointToPointCollective
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import Codec
-from cos598d.sync.cost import Even, Tensor, both_ways
+from cos598d.sync.cost import Even, both_ways
+from cos598d.sync.estimate import Tensor
 
 BLOCK = 1024  # elements that share a scale
 SCALE_BYTES = 4

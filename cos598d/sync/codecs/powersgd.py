@@ -9,7 +9,7 @@ import torch
 
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import Codec, Coded, Feedback, Kept
-from cos598d.sync.cost import Tensor
+from cos598d.sync.estimate import Tensor
 
 
 class PowerSGD(Codec[Coded]):

@@ -6,7 +6,8 @@ import torch
 
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import Codec, Coded, Feedback
-from cos598d.sync.cost import Even, Tensor
+from cos598d.sync.cost import Even
+from cos598d.sync.estimate import Tensor
 
 
 class TopK(Codec[Coded]):

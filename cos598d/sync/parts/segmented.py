@@ -10,7 +10,7 @@ from torch import nn
 from cos598d.comm.calls import Call
 from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import Buffers, Tensor
+from cos598d.sync.estimate import Buffers, Tensor
 from cos598d.sync.options import SyncOptions
 
 Place = tuple[torch.Tensor, int]  # a tensor, and the rank to which or from which it is sent

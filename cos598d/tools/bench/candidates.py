@@ -12,7 +12,7 @@ from cos598d.sync.options import SyncOptions
 from cos598d.terminal.own_code import is_own
 
 # The options that are switches.
-SWITCHES = tuple(name for name in SYNC_FIELDS if isinstance(getattr(SyncOptions(), name), bool))
+SWITCHES = tuple(name for name in SYNC_FIELDS if isinstance(getattr(RunConfig, name), bool))
 CAPACITIES_MB = (0.5, 1, 2, 5, 10, 25, 50, 100)
 
 
@@ -100,7 +100,7 @@ def sweep_candidates() -> list[Candidate]:
 
 
 def _value(word: str, option: str, text: str) -> float | int | str:
-    default = getattr(SyncOptions(), option)
+    default = getattr(RunConfig, option)
     if default is None:
         return text
     try:

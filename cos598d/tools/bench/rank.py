@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 from cos598d.comm.communicator import Communicator
+from cos598d.config import recorded
 from cos598d.errors import UsageError, flag_called
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import HostGauges, peak_memory_bytes
@@ -156,5 +156,5 @@ def _remarks(candidates: list[Candidate], workload: Workload) -> list[str]:
 def _describe(candidate: Candidate) -> dict[str, Any]:
     kind = class_of(candidate.name)
     bytes_from = kind.bytes_from if issubclass(kind, Strategy) else BY_LEDGER
-    named = {"label": candidate.label, "sync": candidate.name, "options": asdict(candidate.options)}
+    named = {"label": candidate.label, "sync": candidate.name, "options": recorded(candidate.options)}
     return named | {"bytes_from": bytes_from}

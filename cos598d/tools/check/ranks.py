@@ -17,7 +17,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import AGREEMENT, GRADIENTS
 from cos598d.sync import SYNCS, get_sync
-from cos598d.sync.cost import Cost
+from cos598d.sync.estimate import Cost
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.check.claims.base import MakeSync, OnRank
 from cos598d.tools.check.evidence import Evidence
