@@ -293,8 +293,12 @@ FLAGS = "--local_rank {rank} --world_size {world_size} --master_ip {master_ip} -
 
 
 def with_changes(style, changes):
-    """The source of a style with each (old, new) of `changes` made; each old text is there exactly once."""
-    source = STYLES[style].lstrip()
+    """The source of a style with each (old, new) of `changes` made."""
+    return changed(STYLES[style].lstrip(), changes)
+
+
+def changed(source, changes):
+    """The source with each (old, new) of `changes` made; each old text is there exactly once."""
     for old, new in changes:
         assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
         source = source.replace(old, new)
