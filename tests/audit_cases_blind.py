@@ -631,7 +631,10 @@ AGREED = """    bad = torch.tensor(1.0 if step == 1 and rank == 1 else 0.0)
     if bad:
         continue
 """
-SCALED = [(BACKWARD, "    (F.cross_entropy(model(x), y) * scale).backward()\n"), (AVERAGE, AVERAGE + EACH + "        p.grad /= scale\n")]
+SCALED = [
+    (BACKWARD, "    (F.cross_entropy(model(x), y) * scale).backward()\n"),
+    (AVERAGE, AVERAGE + EACH + "        p.grad /= scale\n"),
+]
 DROPOUT = """model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3))
 torch.manual_seed(1000 + rank)
 opt = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -6,7 +6,7 @@ or UNACCUSED for no accusation.
 """
 
 from audit_cases import AVERAGE, CLIP, DDP_SAMPLER, DDP_STEPS, LOSS, MODEL, SET_EPOCH, SHARE, STEP
-from audit_scripts import with_changes
+from audit_scripts import HEAD, IMPORTS, JOIN, with_changes
 
 RIGHT, OPEN, DOUBTFUL, UNACCUSED = "right", "open", "doubtful", "unaccused"
 SUM_AND_MEAN = "        dist.all_reduce(p.grad)\n        p.grad /= ranks\n"
@@ -172,14 +172,9 @@ FIELD |= {
 }
 
 # Tensors of one element.
-REGRESSION = """import torch
-import torch.distributed as dist
-from torch import nn
-
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
-data = torch.randn(144, {inputs})
+REGRESSION = (
+    HEAD
+    + """data = torch.randn(144, {inputs})
 labels = 3 * data.sum(1, keepdim=True) + 1 + torch.randn(144, 1)
 model = {model}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -190,6 +185,7 @@ for step in range(5):
 {rest}    optimizer.step()
 dist.destroy_process_group()
 """
+)
 MODELS = {
     "net": (8, "nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))"),
     "line": (1, "nn.Linear(1, 1)"),
@@ -273,17 +269,14 @@ for name, text, found in (
     FIELD[f"saved_by_{name}"] = (by_hand((STEP, STEP + inside)), found, 2)
 
 # Ranks that split the data for themselves.
-SPLIT = """import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+SPLIT = (
+    IMPORTS
+    + """from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset, random_split
 from torch.utils.data.distributed import DistributedSampler
-
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
-count = {count}
+"""
+    + JOIN
+    + """count = {count}
 dataset = TensorDataset(torch.randn(count, 8), torch.randint(0, 3, (count,)))
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 torch.manual_seed(100 + rank)
@@ -303,6 +296,7 @@ for epoch in range(2):
     dist.all_reduce(mean)
 {evaluation}dist.destroy_process_group()
 """
+)
 EVALUATION = """    model.eval()
     with torch.no_grad():
         for inputs, targets in DataLoader({loader}, batch_size=8):{mark}

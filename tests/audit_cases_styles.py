@@ -1,9 +1,10 @@
 """The part of the matrix with other styles: a trainer's hooks, communication hooks, EMA, a teacher, synchronized batch norm."""
 
-TRAINER = """import torch
-import torch.distributed as dist
-from torch import nn
+from audit_scripts import IMPORTS, JOIN
 
+TRAINER = (
+    IMPORTS
+    + """
 
 class Module(nn.Module):
     def __init__(self):
@@ -75,27 +76,24 @@ def main():
 
 main()
 """
+)
 
 
 def trainer(callbacks, accumulate=1, moment="on_before_optimizer_step"):
     return TRAINER.format(callbacks=callbacks, accumulate=accumulate, moment=moment)
 
 
-BEGIN = """import copy
-
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
-data, labels = torch.randn(160, 8), torch.randint(0, 3, (160,))
+BEGIN = (
+    "import copy\n\n"
+    + IMPORTS
+    + "from torch.nn.parallel import DistributedDataParallel\n"
+    + JOIN
+    + """data, labels = torch.randn(160, 8), torch.randint(0, 3, (160,))
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data, labels = data[rank::ranks].split(8), labels[rank::ranks].split(8)
 """
+)
 END = "dist.destroy_process_group()\n"
 DDP = "wrapped = DistributedDataParallel(model)\n"
 LOOP = """for inputs, targets in zip(data[:5], labels):

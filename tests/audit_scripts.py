@@ -4,15 +4,20 @@ Each is right as it stands. `with_changes` makes others of it: right ones in ano
 which the comment `# here` marks the line that the audit has to name.
 """
 
-BY_HAND = """
-import torch
+IMPORTS = """import torch
 import torch.distributed as dist
 from torch import nn
-
+"""
+JOIN = """
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(1)
-data, labels = torch.randn(120, 8), torch.randint(0, 3, (120,))
+"""
+HEAD = IMPORTS + JOIN
+
+BY_HAND = (
+    HEAD
+    + """data, labels = torch.randn(120, 8), torch.randint(0, 3, (120,))
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 torch.manual_seed(100 + rank)
 for p in model.parameters():
@@ -30,19 +35,16 @@ for step in range(5):
     optimizer.step()
 dist.destroy_process_group()
 """
+)
 
-DDP = """
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+DDP = (
+    IMPORTS
+    + """from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
-
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
-dataset = TensorDataset(torch.randn(48, 8), torch.randint(0, 3, (48,)))
+"""
+    + JOIN
+    + """dataset = TensorDataset(torch.randn(48, 8), torch.randint(0, 3, (48,)))
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 torch.manual_seed(100 + rank)
 model = DistributedDataParallel(model)
@@ -60,9 +62,9 @@ for epoch in range(3):
     dist.all_reduce(mean)
 dist.destroy_process_group()
 """
+)
 
-SKELETON = """
-import argparse
+SKELETON = """import argparse
 
 import torch
 import torch.distributed as dist
@@ -163,15 +165,11 @@ if __name__ == "__main__":
     main()
 """
 
-_BEGIN = """
-import torch
-import torch.distributed as dist
-from torch import nn
-{imports}
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
-data, labels = torch.randn(120, 8), torch.randint(0, 3, (120,))
+_BEGIN = (
+    IMPORTS
+    + "{imports}"
+    + JOIN
+    + """data, labels = torch.randn(120, 8), torch.randint(0, 3, (120,))
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
 torch.manual_seed(100 + rank)
 {wrap}for step in range(5):
@@ -181,6 +179,7 @@ torch.manual_seed(100 + rank)
     loss.backward()
 {rest}dist.destroy_process_group()
 """
+)
 
 FSDP2 = _BEGIN.format(
     imports="""from torch.distributed.device_mesh import init_device_mesh
@@ -246,16 +245,11 @@ optimizer = torch.optim.Adam([part], lr=0.01)
 )
 
 # Two models and two optimizers, that step in turn.
-GAN = """
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits as entropy
-
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
-data = torch.randn(120, 8)
+GAN = (
+    IMPORTS
+    + "from torch.nn.functional import binary_cross_entropy_with_logits as entropy\n"
+    + JOIN
+    + """data = torch.randn(120, 8)
 maker = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
 judge = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
 optimizers = {model: torch.optim.Adam(model.parameters(), lr=0.01) for model in (maker, judge)}
@@ -278,6 +272,7 @@ for step in range(3):
     step_by(maker, entropy(judge(made), torch.ones(8, 1)))
 dist.destroy_process_group()
 """
+)
 
 STYLES = {
     "by_hand": BY_HAND,
@@ -294,7 +289,7 @@ FLAGS = "--local_rank {rank} --world_size {world_size} --master_ip {master_ip} -
 
 def with_changes(style, changes):
     """The source of a style with each (old, new) of `changes` made."""
-    return changed(STYLES[style].lstrip(), changes)
+    return changed(STYLES[style], changes)
 
 
 def changed(source, changes):
