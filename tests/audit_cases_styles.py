@@ -1,5 +1,6 @@
 """The part of the matrix with other styles: a trainer's hooks, communication hooks, EMA, a teacher, synchronized batch norm."""
 
+from audit_cases import AVERAGE
 from audit_scripts import IMPORTS, JOIN
 
 TRAINER = (
@@ -111,10 +112,6 @@ def hook(state, bucket):
 wrapped.register_comm_hook(None, hook)
 """
 COMPILED = LOOP.format(model='torch.compile(model, backend="eager")', rest="{rest}")
-AVERAGE = """    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= ranks
-"""
 EMA = (
     LOOP.format(model="wrapped", rest="")
     + """    with torch.no_grad():

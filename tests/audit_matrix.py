@@ -14,7 +14,6 @@ import audit_cases
 from audit_cases_blind import BLIND
 from audit_cases_evaluation import EVALUATION
 from audit_cases_field import DOUBTFUL, FIELD, OPEN, RIGHT, UNACCUSED
-from audit_cases_sharded import NOT_JUDGED
 from audit_cases_styles import STYLES
 from audit_scripts import with_changes
 from audits import audit, words_of
@@ -25,8 +24,8 @@ from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.check.spawn import PRELOADED
 
 CLEAN = (RIGHT, OPEN, DOUBTFUL, UNACCUSED)
-# Of these right scripts no gradient can be judged, or not all.
-UNCERTAIN = dict.fromkeys(("lbfgs", "clip_value_after", *NOT_JUDGED), OPEN) | {"local_sgd": UNACCUSED}
+# Right scripts with gradients that cannot be judged: ranks of tensor parallelism share batches by design.
+UNCERTAIN = dict.fromkeys(("lbfgs", "clip_value_after", "tensor_parallel"), OPEN) | {"local_sgd": UNACCUSED}
 
 
 class Case(NamedTuple):
