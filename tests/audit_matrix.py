@@ -17,7 +17,7 @@ from audit_cases_field import DOUBTFUL, FIELD, OPEN, RIGHT, UNACCUSED
 from audit_cases_styles import STYLES
 from audit_scripts import with_changes
 from audits import audit, words_of
-from programs import Program, programs_end
+from programs import programs_end
 
 from cos598d.tools.audit.judge.verdict import FAULT
 from cos598d.tools.audit.judge.words import WORDS
@@ -61,11 +61,7 @@ CASES = _cases()
 def result(name: str, case: Case) -> tuple[str, str]:
     """Whether a script is right or wrong, and what becomes of it under audit."""
     with tempfile.TemporaryDirectory() as folder, programs_end():
-
-        def start(rank, command, environ, is_fresh):
-            return Program(Path(folder), rank, [*map(str, command)], environ, is_fresh)
-
-        _, text, verdict = audit(start, Path(folder), case.source, case.words, case.ranks, is_fresh=case.is_fresh)
+        _, text, verdict = audit(Path(folder), case.source, case.words, case.ranks, is_fresh=case.is_fresh)
     names = [each["name"] for each in verdict["faults"]]
     if case.is_wrong(name):
         told = "found" if names and ",".join(names) == case.found else "found by another name" if names else ""

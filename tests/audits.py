@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from audit_scripts import FLAGS
-from programs import ROOT, free_port
+from programs import ROOT, Program, free_port
 
 
-def audit(start, folder, source, words="", ranks=2, flags=(), is_fresh=False, during=None):
+def audit(folder, source, words="", ranks=2, flags=(), is_fresh=False, during=None):
     """Run a script, its path or its source, on so many ranks; return the exit codes, what rank 0 printed, and
     audit.json (or None). `during` is called with the programs while they run."""
     path = source if isinstance(source, Path) else folder / "train.py"
@@ -21,7 +21,7 @@ def audit(start, folder, source, words="", ranks=2, flags=(), is_fresh=False, du
         environ |= {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         own = words.format(**place).split()
         command = ["-m", "cos598d", "audit", "--output_dir", folder / "audit", *flags, path, *own]
-        programs.append(start(f"rank{rank}", command, environ, is_fresh=is_fresh))
+        programs.append(Program(folder, f"rank{rank}", [*map(str, command)], environ, is_fresh))
     if during:
         during(programs)
     codes = [program.wait() for program in programs]

@@ -12,7 +12,7 @@ import torch
 from audit_cases import AVERAGE, FAULTS
 from audit_scripts import BY_HAND, with_changes
 from audits import audit
-from programs import ROOT, Program, free_port
+from programs import ROOT, free_port
 
 from cos598d.comm.gloo import bytes_moved as moved
 from cos598d.commands.cli import main
@@ -26,11 +26,10 @@ from cos598d.tools.audit.judge.samples import judge_samples
 from cos598d.tools.audit.judge.verdict import CONSEQUENCES
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.sketch import SIZE, Sketcher, from_text, to_text
-from cos598d.tools.audit.starter import filled
 from cos598d.tools.audit.watch.loss import factors_of, scale_of
 from cos598d.tools.audit.watch.places import divides_by_ranks, literals
 
-RIGHT = BY_HAND.lstrip()
+RIGHT = BY_HAND
 NEVER = with_changes("by_hand", [(AVERAGE, "")])
 
 
@@ -146,18 +145,14 @@ def test_bytes_are_gloos_by_formula():
     assert (moved("send", 100, 2, 0, 0), moved("recv", 100, 2, 0, 0)) == ((100, 0), (0, 100))
 
 
-def test_placeholders_are_filled_in_and_other_braces_stay():
-    assert filled(["--rank={rank}/{world_size}", "{x}"], {"rank": 2, "world_size": 4}) == ["--rank=2/4", "{x}"]
-
-
 def test_a_right_script_and_its_record(start, tmp_path, capsys):
     printed = '    print(rank, step, f"{loss.item():.9f}", torch.rand(1).item(), flush=True)\n'
     source = with_changes("by_hand", [("    optimizer.step()\n", "    optimizer.step()\n" + printed)])
-    codes, text, verdict = audit(start, tmp_path, source)
+    codes, text, verdict = audit(tmp_path, source)
     assert codes == [0, 0], text
     assert (verdict["faults"], verdict["wastes"]) == ([], [])
     assert [note["name"] for note in verdict["notes"]] == ["local_loss"]
-    assert (verdict["seen"]["judged"], verdict["seen"]["steps"]) == (3, 5)
+    assert [verdict["seen"][name] for name in ("world_size", "judged", "steps")] == [2, 3, 5]
     assert "No fault found; gradients judged in 3 of 5 steps" in text
     assert re.search(r"^Steps 2 to 3 took [\d.]+ s\. For [\d.e-]+ s of them rank 0 computed nothing", text, re.M)
     # The same numbers as without the audit, random ones too.
@@ -181,7 +176,7 @@ def test_a_right_script_and_its_record(start, tmp_path, capsys):
         ('cos598d.parallelize(model, lambda params: torch.optim.SGD(params, lr=0.1), "zero1")[0]', "zero1"),
     ],
 )
-def test_a_record_names_the_sync_that_our_wrapper_has(wrap, sync, start, tmp_path):
+def test_a_record_names_the_sync_that_our_wrapper_has(wrap, sync, tmp_path):
     source = f"""
 import torch, torch.distributed as dist, cos598d
 dist.init_process_group("gloo")
@@ -194,14 +189,14 @@ for step in range(3):
     optimizer.step()
 dist.destroy_process_group()
 """
-    codes, text, _ = audit(start, tmp_path, source)
+    codes, text, _ = audit(tmp_path, source)
     assert codes == [0, 0], text
     summary = json.loads((tmp_path / "audit" / "summary.json").read_text())
     assert (summary["sync"], summary["model"]) == (sync, "Linear")
 
 
-def test_a_fault_again_from_its_folder_strict_and_with_books_gone(start, tmp_path, capsys):
-    codes, text, verdict = audit(start, tmp_path, NEVER, flags=["--strict"])
+def test_a_fault_again_from_its_folder_strict_and_with_books_gone(tmp_path, capsys):
+    codes, text, verdict = audit(tmp_path, NEVER, flags=["--strict"])
     assert codes == [3, 0], text
     (fault_found,) = verdict["faults"]
     assert fault_found["name"] == "never_averaged"
@@ -230,7 +225,7 @@ def test_a_fault_again_from_its_folder_strict_and_with_books_gone(start, tmp_pat
         (lambda book: json.dumps(book | {"seconds": 1e999}).encode(), "JSON"),
     ],
 )
-def test_a_forged_or_damaged_book_is_refused_in_a_sentence(damage, says, start, tmp_path, finished):
+def test_a_forged_or_damaged_book_is_refused_in_a_sentence(damage, says, tmp_path, finished):
     for rank, book in enumerate(finished):
         (tmp_path / "books").mkdir(exist_ok=True)
         data = json.dumps(book).encode() if rank == 0 else damage(book)
@@ -247,11 +242,7 @@ def test_a_forged_or_damaged_book_is_refused_in_a_sentence(damage, says, start, 
 def finished(tmp_path_factory):
     """The books of a right script of two ranks."""
     folder = tmp_path_factory.mktemp("finished")
-
-    def begin(name, words, environ=None, is_fresh=False):
-        return Program(folder, name, [str(word) for word in words], environ, is_fresh)
-
-    codes, text, _ = audit(begin, folder, RIGHT)
+    codes, text, _ = audit(folder, RIGHT)
     assert codes == [0, 0], text
     return [json.loads((folder / "audit" / "books" / f"rank{rank}.json").read_text()) for rank in range(2)]
 
@@ -292,7 +283,6 @@ def test_between_hosts_a_book_travels_through_the_store(finished):
 def test_every_finding_and_every_planted_fault_has_its_words():
     assert {name for _, _, name, _ in FAULTS.values()} <= WORDS.keys()
     assert {*CONSEQUENCES, *(effect for effects in CONSEQUENCES.values() for effect in effects)} <= WORDS.keys()
-    assert len(FAULTS) >= 20
 
 
 @pytest.mark.parametrize(
@@ -326,10 +316,11 @@ def test_bad_words_are_a_sentence(words, says, tmp_path, monkeypatch, capsys):
     assert said.count("\n") == 1
 
 
-def test_the_starter_starts_the_ranks_and_judges(start, tmp_path):
-    (tmp_path / "train.py").write_text(NEVER)
-    words = ["audit", "--world_size", "2", "--output_dir", tmp_path / "audit", "--", tmp_path / "train.py", "{rank}"]
-    program = start("starter", ["-m", "cos598d", *words])
+def test_the_starter_fills_in_the_words_of_each_rank_and_judges(start, tmp_path):
+    checks = 'import os, sys\nassert sys.argv[1:] == [f"{os.environ[\'RANK\']}/2", "{x}"], sys.argv\n'
+    (tmp_path / "train.py").write_text(checks + NEVER)
+    words = ["-m", "cos598d", "audit", "--world_size", "2", "--output_dir", tmp_path / "audit"]
+    program = start("starter", [*words, "--", tmp_path / "train.py", "{rank}/{world_size}", "{x}"])
     assert program.wait() == 0, program.text
     assert "the gradients are never averaged" in program.text
     assert read_book(tmp_path / "audit" / "books" / "rank1.json", 1)["rank"] == 1
@@ -360,12 +351,6 @@ def test_findings_can_be_ignored_counted_and_handed_on(finished, tmp_path, capsy
     assert json.loads((tmp_path / "verdict.json").read_text())["faults"] == verdict["faults"]
     code, printed = said("--json", str(tmp_path / "verdict.json" / "none"), "--ignore", "summed")
     assert (code, "cannot be written" in printed.err) == (2, True)
-
-
-def test_a_verdict_is_data(finished):
-    found = judge(finished).to_json()
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert (found["seen"]["judged"], found["seen"]["world_size"]) == (3, 2)
 
 
 def edited(books, applied=None, micro=None, steps=(1, 2, 3), **of_micro):

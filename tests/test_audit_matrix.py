@@ -46,9 +46,9 @@ dist.destroy_process_group()
 
 @pytest.mark.long(one_in=17)
 @pytest.mark.parametrize("name", CASES)
-def test_a_wrong_script_is_named_and_a_right_one_accused_of_nothing(name, start, tmp_path):
+def test_a_wrong_script_is_named_and_a_right_one_accused_of_nothing(name, tmp_path):
     case = CASES[name]
-    codes, text, verdict = audit(start, tmp_path, case.source, case.words, case.ranks, is_fresh=case.is_fresh)
+    codes, text, verdict = audit(tmp_path, case.source, case.words, case.ranks, is_fresh=case.is_fresh)
     assert codes == [0] * case.ranks, text
     found = verdict["faults"] + ([] if name.startswith("r_") else verdict["wastes"])
     if case.found in CLEAN:
@@ -68,9 +68,9 @@ def test_a_wrong_script_is_named_and_a_right_one_accused_of_nothing(name, start,
 
 @pytest.mark.long(one_in=5)
 @pytest.mark.parametrize("name", OURS)
-def test_our_own_scripts_are_accused_of_nothing(name, start, tmp_path):
+def test_our_own_scripts_are_accused_of_nothing(name, tmp_path):
     words = OURS[name]
-    codes, text, verdict = audit(start, tmp_path, ROOT / name.split()[0], f"{words} {FLAGS}" if words else "")
+    codes, text, verdict = audit(tmp_path, ROOT / name.split()[0], f"{words} {FLAGS}" if words else "")
     assert codes == [0, 0], text
     assert verdict["faults"] + verdict["wastes"] == [], text
     assert verdict["seen"]["steps"] >= 5, text
@@ -78,8 +78,8 @@ def test_our_own_scripts_are_accused_of_nothing(name, start, tmp_path):
 
 
 @pytest.mark.parametrize(("strategy", "clip"), [("zero1", "model.clip_grad_norm_(0.1)"), ("zero3", "")])
-def test_shards_of_parallelize_are_not_judged_and_the_audit_makes_no_error(strategy, clip, start, tmp_path):
-    codes, text, verdict = audit(start, tmp_path, PARALLELIZED.format(strategy=strategy, clip=clip))
+def test_shards_of_parallelize_are_not_judged_and_the_audit_makes_no_error(strategy, clip, tmp_path):
+    codes, text, verdict = audit(tmp_path, PARALLELIZED.format(strategy=strategy, clip=clip))
     assert codes == [0, 0], text
     assert (verdict["faults"], verdict["wastes"], verdict["remarks"]) == ([], [], []), text
     assert (verdict["seen"]["steps"], verdict["seen"]["judged"]) == (4, 0), text
