@@ -5,6 +5,8 @@ And the wrong files that the book shows.
 
 from pathlib import Path
 
+import audit_scripts
+
 from cos598d.tools.learn.lessons import get_lesson
 
 SHOWN = Path(__file__).resolve().parents[2] / "docs" / "lessons" / "wrong"
@@ -17,11 +19,7 @@ def of_the_book(name):
 
 def changed(number, changes):
     """The answer of the lesson with each (old, new) of `changes` made."""
-    source = get_lesson(number).answer()
-    for old, new in changes:
-        assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
-        source = source.replace(old, new)
-    return source
+    return audit_scripts.changed(get_lesson(number).answer(), changes)
 
 
 def all_right(number, cases):
