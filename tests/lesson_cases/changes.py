@@ -17,6 +17,13 @@ def of_the_book(name):
     return (SHOWN / name).read_text()
 
 
+def part_of(number, begin, end=None):
+    """The text of the lesson's answer from `begin` up to `end`, or to where it ends."""
+    answer = get_lesson(number).answer()
+    start = answer.index(begin)
+    return answer[start : answer.index(end, start) if end else None]
+
+
 def changed(number, changes):
     """The answer of the lesson with each (old, new) of `changes` made."""
     return audit_scripts.changed(get_lesson(number).answer(), changes)

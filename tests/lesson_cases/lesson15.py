@@ -1,22 +1,15 @@
 """Lesson 15 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases.changes import all_right, all_wrong, of_the_book, part_of
 
 STATES = 'STATES = {"sgd": 0, "momentum": 1, "adamw": 2}\n'
-HELD = '    return {"parameters": each, "gradients": each, "state": STATES[optimizer] * each}\n'
 PARTS = "    norm, up, gelu, down = width + 2, width, inner, inner\n"
 CHECKPOINTED = "    return inputs + kept(every, width, inner, rows) - 4 * rows * width\n"
 FORWARD = """        ctx.block, ctx.random = block, torch.get_rng_state()
         ctx.save_for_backward(inputs)
         return block(inputs)
 """
-BACKWARD = """        inputs = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.set_rng_state(ctx.random)
-            outputs = ctx.block(inputs)
-        outputs.backward(gradient)
-        return inputs.grad, None
-"""
+BACKWARD = part_of(15, "        inputs = ctx", "\n\ndef checkpoint(")
 APPLY = "    return Again.apply(inputs, block)\n"
 IMPORT = "import torch\n"
 KEEPS = "keep = []\n\n\nclass Again"

@@ -2,8 +2,7 @@
 
 import re
 
-from cos598d.tools.learn.lessons import get_lesson
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases.changes import all_right, all_wrong, of_the_book, part_of
 
 COPY_BACK = """        gradient = gradient.clone()
         ctx.comm.all_reduce(gradient, "gradient of the inputs")
@@ -18,15 +17,7 @@ CALL = "        return SumOverRanks.apply(hidden @ self.down, self.comm) + self.
 UP = "nn.Parameter(up[:, mine].clone())"
 LOSSES = "    losses = [loss_of(made[k], targets[k]) for k in range(count)] if is_last else None\n"
 SEND = '        if not is_last:\n            comm.send(made[k].detach(), comm.rank + 1, f"outputs {k}")\n'
-BACK = """        if is_last:
-            (losses[k] / count).backward()
-        else:
-            gradient = torch.empty(one)
-            comm.recv(gradient, comm.rank + 1, f"gradient {k}")
-            made[k].backward(gradient)
-        if not is_first:
-            comm.send(came[k].grad, comm.rank - 1, f"gradient {k}")
-"""
+BACK = part_of(17, "        if is_last:\n            (losses", "    return losses")
 OPERATORS = """        hidden = functional.gelu(CopyToRanks.apply(inputs, self.comm) @ self.up + self.up_bias)
 """
 STRAIGHT = """        inputs = inputs.view_as(inputs)
@@ -70,7 +61,7 @@ WRONG["one after the other"] = (of_the_book("lesson17.py.txt"), "only one stage 
 
 # Backward of a micro-batch follows its forward as soon as the stages after this one are full. Both ends of a pair send
 # at the same time then, so no send may wait for its receiver.
-SCHEDULE = get_lesson(17).answer().partition("    came, made = [], []\n")[2]
+SCHEDULE = part_of(17, "    for k in range(count):\n")
 INTERLEAVED = (
     "    losses, under_way = [] if is_last else None, []\n\n    def forward(k):\n"
     + SCHEDULE.partition("    for k in range(count):\n")[2].partition(LOSSES)[0]

@@ -4,7 +4,6 @@ from lesson_cases.changes import all_right, all_wrong, of_the_book
 
 KIND = '    kind = "starved loader" if name == LOADER else "blocking call" if name in blocking else "straggler"\n'
 LATE = "        if sum(map(bool, late)) > len(late) / 2:\n"
-LENGTHS = "    lengths = {rank.rank: rank.lengths() for rank in ranks}\n"
 OTHERS = "(own[name] - statistics.median(lengths[r][name] for r in lengths if r != rank), rank, name)"
 SMALL = "    if len(calls_of(ranks[0].steps[-1])) > 20:\n"
 THRESHOLD = "    if seconds < 0.02 * statistics.median(each.seconds for each in ranks):\n"

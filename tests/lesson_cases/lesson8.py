@@ -3,7 +3,6 @@
 from cos598d.tools.learn.lessons import get_lesson
 
 PAGE, ANSWER = get_lesson(8).page(), get_lesson(8).answer()
-PLACES = ("first", "second", "third", "fourth", "fifth", "sixth")
 
 
 def loop_of(source, place):
