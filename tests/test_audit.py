@@ -33,7 +33,7 @@ RIGHT = BY_HAND
 NEVER = with_changes("by_hand", [(AVERAGE, "")])
 
 
-def test_a_sketch_is_linear_and_draws_from_no_state_of_the_script():
+def test_sketches_are_linear_and_leave_random_states_unchanged():
     states = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     sketch = Sketcher()
     one, other = (torch.arange(70_000.0).sin().reshape(7, -1) * scale for scale in (1, 3))
@@ -67,7 +67,7 @@ def test_a_fit_names_how_gradients_were_combined():
     assert kind(by_rank[0], of=np.stack([local[0]] * 3)).kind == INDISTINCT
 
 
-def test_how_much_a_loss_weighs_is_read_from_its_graph():
+def test_scale_of_reads_the_weight_of_a_loss_from_its_graph():
     inputs, wanted = torch.randn(6, 4, requires_grad=True), torch.tensor([0, 1, 2, 3, 0, 1])
     loss = torch.nn.functional.cross_entropy
     weights = torch.ones(3, requires_grad=True)
@@ -99,7 +99,7 @@ def test_how_much_a_loss_weighs_is_read_from_its_graph():
     assert factors_of(inputs.exp().logsumexp((0, 1)) * 2 / 3) == ([2], [3])
 
 
-def test_numbers_in_a_loss_are_read_from_the_text(tmp_path):
+def test_literals_reads_numbers_in_a_loss_from_the_source(tmp_path):
     def found(*lines):
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.py"
         path.write_text("\n".join(lines))
@@ -130,13 +130,13 @@ def test_numbers_in_a_loss_are_read_from_the_text(tmp_path):
         (("sampler = S(num_replicas=world_size)", "x = next(iter(sampler))", "loss = f(model(x)) / T"), False),
     ],
 )
-def test_what_a_loss_is_divided_by_is_read_from_the_text(lines, expected, tmp_path):
+def test_divides_by_ranks_reads_the_source(lines, expected, tmp_path):
     path = tmp_path / "script.py"
     path.write_text("\n".join([*lines, "loss.backward()"]))
     assert divides_by_ranks(str(path)) is expected
 
 
-def test_bytes_are_gloos_by_formula():
+def test_bytes_moved_follows_gloos_formulas():
     assert moved("all_reduce", 100, 4, 1, 0) == (150, 150)
     assert moved("all_gather", 100, 4, 1, 0) == (300, 300)
     assert (moved("gather", 100, 4, 0, 0), moved("gather", 100, 4, 2, 0)) == ((0, 300), (100, 0))
@@ -145,7 +145,7 @@ def test_bytes_are_gloos_by_formula():
     assert (moved("send", 100, 2, 0, 0), moved("recv", 100, 2, 0, 0)) == ((100, 0), (0, 100))
 
 
-def test_a_right_script_and_its_record(start, tmp_path, capsys):
+def test_a_right_script_passes_and_leaves_a_record(start, tmp_path, capsys):
     printed = '    print(rank, step, f"{loss.item():.9f}", torch.rand(1).item(), flush=True)\n'
     source = with_changes("by_hand", [("    optimizer.step()\n", "    optimizer.step()\n" + printed)])
     codes, text, verdict = audit(tmp_path, source)
@@ -176,7 +176,7 @@ def test_a_right_script_and_its_record(start, tmp_path, capsys):
         ('cos598d.parallelize(model, lambda params: torch.optim.SGD(params, lr=0.1), "zero1")[0]', "zero1"),
     ],
 )
-def test_a_record_names_the_sync_that_our_wrapper_has(wrap, sync, tmp_path):
+def test_a_record_names_the_sync_of_our_wrapper(wrap, sync, tmp_path):
     source = f"""
 import torch, torch.distributed as dist, cos598d
 dist.init_process_group("gloo")
@@ -195,7 +195,7 @@ dist.destroy_process_group()
     assert (summary["sync"], summary["model"]) == (sync, "Linear")
 
 
-def test_a_fault_again_from_its_folder_strict_and_with_books_gone(tmp_path, capsys):
+def test_a_folder_is_judged_again_also_without_a_book(tmp_path, capsys):
     codes, text, verdict = audit(tmp_path, NEVER, flags=["--strict"])
     assert codes == [3, 0], text
     (fault_found,) = verdict["faults"]
@@ -225,7 +225,7 @@ def test_a_fault_again_from_its_folder_strict_and_with_books_gone(tmp_path, caps
         (lambda book: json.dumps(book | {"seconds": 1e999}).encode(), "JSON"),
     ],
 )
-def test_a_forged_or_damaged_book_is_refused_in_a_sentence(damage, says, tmp_path, finished):
+def test_read_books_refuses_forged_and_damaged_books(damage, says, tmp_path, finished):
     for rank, book in enumerate(finished):
         (tmp_path / "books").mkdir(exist_ok=True)
         data = json.dumps(book).encode() if rank == 0 else damage(book)
@@ -260,7 +260,7 @@ class Store(dict):
         return all(name in self for name in names)
 
 
-def test_between_hosts_a_book_travels_through_the_store(finished):
+def test_a_book_is_sent_through_the_store_and_forged_pieces_are_refused(finished):
     store = Store()
     sender, receiver = Counter(store, 1), Counter(store, 0)
     assert receiver.receive(1) is None
@@ -280,7 +280,7 @@ def test_between_hosts_a_book_travels_through_the_store(finished):
             Counter(forged, 0).receive(1)
 
 
-def test_every_finding_and_every_planted_fault_has_its_words():
+def test_every_consequence_and_planted_fault_has_words():
     assert {name for _, _, name, _ in FAULTS.values()} <= WORDS.keys()
     assert {*CONSEQUENCES, *(effect for effects in CONSEQUENCES.values() for effect in effects)} <= WORDS.keys()
 
@@ -304,7 +304,7 @@ def test_every_finding_and_every_planted_fault_has_its_words():
         (["--world_size", "2", "--", "-m", "nowhere.at_all"], "is not a module here"),
     ],
 )
-def test_bad_words_are_a_sentence(words, says, tmp_path, monkeypatch, capsys):
+def test_bad_arguments_print_one_line(words, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prose.py").write_text("this is no Python\n")
     (tmp_path / "binary.py").write_bytes(b"\x7fELF\x00\x01")
@@ -326,7 +326,7 @@ def test_the_starter_fills_in_the_words_of_each_rank_and_judges(start, tmp_path)
     assert read_book(tmp_path / "audit" / "books" / "rank1.json", 1)["rank"] == 1
 
 
-def test_findings_can_be_ignored_counted_and_handed_on(finished, tmp_path, capsys):
+def test_findings_are_ignored_counted_and_written_as_json_or_for_github(finished, tmp_path, capsys):
     (tmp_path / "books").mkdir()
     for rank, book in enumerate(edited(finished, applied=summed)):
         (tmp_path / "books" / f"rank{rank}.json").write_text(json.dumps(book))
@@ -444,7 +444,7 @@ JUDGED = {  # what is changed in the books of a right script -> the fault; "" fo
 
 
 @pytest.mark.parametrize("name", JUDGED)
-def test_what_is_applied_and_how_the_loss_is_scaled_name_the_fault(name, finished):
+def test_judge_names_the_fault_from_applied_gradients_and_loss_scales(name, finished):
     changes, expected = JUDGED[name]
     verdict = judge(edited(finished, **changes))
     faults = [each.name for each in verdict.of("fault")]
@@ -465,7 +465,7 @@ def test_what_is_applied_and_how_the_loss_is_scaled_name_the_fault(name, finishe
         (8, [*range(900, 1000), 100, 200], []),  # samples that are there twice
     ],
 )
-def test_a_leak_is_of_samples_that_others_train_on_only(ranks, evaluated, found, finished):
+def test_a_leak_has_only_samples_that_other_ranks_train_on(ranks, evaluated, found, finished):
     books = [json.loads(json.dumps(finished[0] | {"rank": rank})) for rank in range(ranks)]
     for rank, book in enumerate(books):
         book["training_samples"] = [str(sample) for sample in range(100 * rank, 100 * rank + 100)]
@@ -473,7 +473,7 @@ def test_a_leak_is_of_samples_that_others_train_on_only(ranks, evaluated, found,
     assert [each.name for each in judge_samples(books)[0] if each.name == "evaluation_leak"] == found
 
 
-def test_less_than_half_of_the_steps_is_no_verdict(finished):
+def test_fewer_than_half_of_the_steps_give_no_verdict(finished):
     skipped = edited(finished)
     for book in skipped:
         book["steps"][0]["is_skipped"] = True

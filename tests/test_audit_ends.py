@@ -54,7 +54,7 @@ ENDS = {
 
 @pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("name", ENDS)
-def test_a_script_ends_as_it_would_and_what_was_seen_is_judged(name, tmp_path):
+def test_a_script_keeps_its_exit_code_and_its_steps_are_judged(name, tmp_path):
     source, wanted, says = ENDS[name]
     is_spawning = name == "spawns"
     codes, text, verdict = audit(tmp_path, source, ranks=1 if is_spawning else 2, is_fresh=is_spawning)
@@ -147,7 +147,7 @@ HANGS = {
 
 @pytest.mark.long(one_in=6)
 @pytest.mark.parametrize("name", HANGS)
-def test_a_hang_names_who_waits_for_what(name, tmp_path):
+def test_a_hang_names_the_ranks_and_their_calls(name, tmp_path):
     after, is_hang, told = HANGS[name]
     source = with_end(END, AFTER + after + END)
     if name == "other_call":
@@ -181,7 +181,7 @@ def test_a_script_that_takes_too_long_is_stopped_and_judged(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="nothing asks the kernel to end a killed program's children")
-def test_ranks_end_with_the_audit_that_started_them_when_it_is_killed(start, tmp_path):
+def test_ranks_end_when_their_audit_is_killed(start, tmp_path):
     (tmp_path / "train.py").write_text(
         "import os, pathlib, time\npathlib.Path(os.environ['RANK'] + '.here').touch()\ntime.sleep(600)\n"
     )

@@ -92,7 +92,7 @@ def check_bytes(moved, books):
 
 
 @pytest.mark.long
-def test_a_ddp_scripts_ledger_has_torchs_own_buckets_and_the_kernels_bytes(tmp_path):
+def test_the_ledger_of_ddp_matches_torchs_buckets_and_the_kernels_bytes(tmp_path):
     found, books = audited(tmp_path, DDP, 2)
     rows = {step: [row["payload_bytes"] for row in calls(books[0], step, "all_reduce", "gradient")] for step in (1, 3)}
     assert rows[1] == [int(size) for size in found["bucket_sizes"].split(",")]
@@ -111,7 +111,7 @@ def cut(shapes, ranks):
 
 
 @pytest.mark.long
-def test_an_fsdp2_scripts_ledger_has_the_formulas_bytes_and_the_kernels(tmp_path):
+def test_the_ledger_of_fsdp2_matches_the_formulas_and_the_kernels_bytes(tmp_path):
     ranks = 3
     found, books = audited(tmp_path, FSDP2, ranks)
     unit, root = (4 * cut(shapes, ranks) for shapes in (UNIT, ROOT_UNIT))

@@ -73,7 +73,7 @@ def test_lesson_12_compares_the_end_with_the_formula_at_the_same_nonce(nonce):
 
 @pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("number", NUMBERS)
-def test_the_answer_passes_and_the_page_does_not(number, tmp_path):
+def test_the_answer_passes_and_the_page_fails(number, tmp_path):
     lesson = get_lesson(number)
     result, _ = mark(tmp_path, number, lesson.answer())
     assert result["passed"], result
@@ -87,7 +87,7 @@ def test_the_answer_passes_and_the_page_does_not(number, tmp_path):
 
 @pytest.mark.long(one_in=8)
 @pytest.mark.parametrize(("number", "name"), [(n, name) for n in NUMBERS for name in CASES[n].RIGHT])
-def test_a_right_file_that_looks_unlike_the_answer_passes(number, name, tmp_path):
+def test_a_right_file_unlike_the_answer_passes(number, name, tmp_path):
     result, first = mark(tmp_path, number, CASES[number].RIGHT[name])
     assert result["passed"], first
 
@@ -105,7 +105,7 @@ def test_a_wrong_file_is_named_in_the_first_lines(number, name, tmp_path):
     assert not marked or f"line {marked[0]}:" in first
 
 
-def test_pages_say_what_their_lessons_say():
+def test_pages_agree_with_their_lessons():
     for lesson in all_lessons():
         first, *_ = lesson.page().splitlines()
         assert first == f"# cos598d lesson {lesson.number}: {lesson.title}"
@@ -147,7 +147,7 @@ BAD = {
 
 @pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("name", BAD)
-def test_a_file_that_cannot_work_is_named_with_its_line(name, tmp_path):
+def test_a_file_that_cannot_run_is_named_with_its_line(name, tmp_path):
     code, says, status = BAD[name]
     result, _ = mark(tmp_path, 3, code, (2,), seconds=4)
     assert not result["passed"]
@@ -165,7 +165,7 @@ def test_ranks_in_different_calls_are_both_named_with_their_lines(tmp_path):
     assert "lesson3.py line 7)" in words
 
 
-def test_a_file_that_grades_itself_gets_what_it_deserves(tmp_path):
+def test_a_file_that_prints_its_own_grade_fails(tmp_path):
     """It says that all is well in every way that it can find: what counts are the gradients."""
     code = (
         "import cos598d.tools.learn.marking, cos598d.tools.check.judge, cos598d.tools.learn.ranks\n"
@@ -206,13 +206,13 @@ def test_check_takes_an_answer_in_its_place_and_a_file_of_that_name(tmp_path):
         assert mark_file(path, lesson, (2,))["passed"], path
 
 
-def test_what_shares_that_lose_examples_do_to_the_mean_is_told_once(tmp_path):
+def test_lost_examples_are_diagnosed_once(tmp_path):
     result, first = mark(tmp_path, 1, CASES[1].WRONG["the remainder is dropped"][0], (2,))
     assert [claim["status"] for claim in result["claims"]] == ["passed", "failed", "failed"]
     assert len(result["diagnosis"]) == 1, first  # and not that a weight of 0.9091 should be 0.9091
 
 
-def test_what_no_judgement_expects_is_a_failed_check_and_no_traceback(tmp_path):
+def test_an_unexpected_report_is_a_failed_check_without_a_traceback(tmp_path):
     code = get_lesson(0).answer() + (
         "\n\nfrom cos598d.tools.check.evidence import Evidence\n\nkeep = Evidence.report\n"
         "Evidence.report = lambda self, claim, name, value: keep(self, claim, name, [None] if value else value)\n"
@@ -289,7 +289,7 @@ def test_check_takes_a_lesson_s_file_and_notes_that_it_passed(here, capsys):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"1": 3}', '{"1": {"file": 3, "sha256": []}}', '{"1": {"hints": "x"}}', "\udcff"]
 )
-def test_damaged_progress_is_no_progress(text, tmp_path):
+def test_damaged_progress_counts_as_none(text, tmp_path):
     place = tmp_path / progress.PLACE
     place.parent.mkdir()
     place.write_bytes(text.encode(errors="surrogateescape"))
@@ -321,7 +321,7 @@ def test_events_survive_json_and_forged_ones_are_refused():
 
 
 @pytest.mark.parametrize("number", [3, 6])
-def test_a_record_has_what_every_rank_did(number, tmp_path):
+def test_a_record_has_the_events_of_every_rank(number, tmp_path):
     events = session.record_file(get_lesson(number), write(tmp_path, number), 2).events
     assert {event.rank for event in events} == {0, 1}
     for rank in (0, 1):
@@ -344,7 +344,7 @@ def test_a_picture_shows_the_file_next_to_the_answer(here, capsys):
     assert "cannot be drawn" in capsys.readouterr().err
 
 
-def test_of_a_page_with_blanks_left_nothing_is_said_to_have_failed(tmp_path):
+def test_checks_of_a_page_with_blanks_are_not_tried(tmp_path):
     page = get_lesson(5).page()
     result, first = mark(tmp_path, 5, page)
     assert "nothing is filled in yet: write your code instead of `...`; 3 blanks are left" in first
@@ -355,7 +355,7 @@ def test_of_a_page_with_blanks_left_nothing_is_said_to_have_failed(tmp_path):
     assert "nothing was tried." in told.verdict(result, get_lesson(5))
 
 
-def test_what_is_said_of_a_number_of_ranks_counts_what_is_tried_on_others():
+def test_the_line_of_a_world_size_counts_checks_on_others():
     assert told.world(1, 1, 2, {}) == "1 rank: 1 of 2 checks passed"
     assert told.world(2, 3, 3, {}) == "2 ranks: 3 of 3 checks passed"
     assert told.world(2, 0, 1, {}) == "2 ranks: 0 of 1 check passed"
@@ -364,7 +364,7 @@ def test_what_is_said_of_a_number_of_ranks_counts_what_is_tried_on_others():
     assert said == f"3 ranks: 1 of 1 check passed ({others})"
 
 
-def test_what_a_check_begins_with_is_said_at_once(tmp_path, monkeypatch):
+def test_a_check_prints_its_world_sizes_before_it_loads_anything(tmp_path, monkeypatch):
     """Before anything is loaded, and with the numbers of ranks that the checks have."""
 
     class Begun(Exception):
@@ -387,7 +387,7 @@ def test_what_a_check_begins_with_is_said_at_once(tmp_path, monkeypatch):
     assert told.begins("lesson3.py", (2, 3, 4)) == "lesson3.py: checking on 2, 3 and 4 ranks"
 
 
-def test_a_lesson_s_page_and_question_name_its_picture_where_there_is_one():
+def test_only_lessons_with_a_picture_name_one():
     for lesson in all_lessons():
         has_picture = lesson.load_checks().record is not None
         assert lesson.has_picture == has_picture
@@ -443,7 +443,7 @@ def golf_once(folder, number, code=None):
     return session.stroke(get_lesson(number), write(folder, number, code))
 
 
-def test_lessons_have_a_board_where_their_checks_measure():
+def test_lessons_have_a_board_if_their_checks_measure():
     assert [lesson.number for lesson in all_lessons() if lesson.golf] == [5, 6, 7, 9, 11]
     for lesson in all_lessons():
         checks = lesson.load_checks()
@@ -456,7 +456,7 @@ def test_lessons_have_a_board_where_their_checks_measure():
 
 @pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("number", [5, 6, 7, 9, 11])
-def test_the_answer_s_bytes_are_counted_and_not_below_the_limit(number, tmp_path):
+def test_golf_counts_the_answers_bytes(number, tmp_path):
     lesson = get_lesson(number)
     stroke = golf_once(tmp_path, number)
     least = lesson.load_checks().least
@@ -468,7 +468,7 @@ def test_the_answer_s_bytes_are_counted_and_not_below_the_limit(number, tmp_path
         assert stroke.bytes == least
 
 
-def test_bytes_that_a_better_file_saves_are_counted(tmp_path):
+def test_golf_counts_the_fewer_bytes_of_a_better_file(tmp_path):
     code = get_lesson(11).answer()
     assert code.count(ALL_REDUCED) == 1
     stroke = golf_once(tmp_path, 11, code.replace(ALL_REDUCED, SCATTERED))
@@ -496,7 +496,7 @@ NOT_IN_GOLF = {
 
 @pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("name", NOT_IN_GOLF)
-def test_a_file_that_is_another_one_in_golf_has_no_score(name, tmp_path):
+def test_a_file_that_cheats_in_golf_has_no_score(name, tmp_path):
     old, new, says = NOT_IN_GOLF[name]
     (tmp_path / "shared").mkdir()
     code = get_lesson(5).answer()
@@ -533,7 +533,7 @@ def test_golf_keeps_scores_and_marks_those_of_other_files(here, monkeypatch, cap
     assert json.loads(Path(progress.BOARD).read_text())["9"] == kept
 
 
-def test_a_file_that_changes_or_is_stopped_meanwhile_leaves_no_score(here, monkeypatch):
+def test_a_changed_or_stopped_file_has_no_score(here, monkeypatch):
     lesson, path = get_lesson(9), write(here, 9)
     stroke = session.stroke(lesson, path)
 
@@ -562,7 +562,7 @@ def test_a_file_that_changes_or_is_stopped_meanwhile_leaves_no_score(here, monke
         )),
     ],
 )  # fmt: skip
-def test_a_damaged_board_is_one_sentence_and_stays(text, tmp_path):
+def test_a_damaged_board_is_refused_and_not_changed(text, tmp_path):
     place = tmp_path / progress.BOARD
     place.parent.mkdir()
     place.write_bytes(text.encode(errors="surrogateescape"))
@@ -575,7 +575,7 @@ def test_a_damaged_board_is_one_sentence_and_stays(text, tmp_path):
     assert place.read_bytes() == text.encode(errors="surrogateescape")
 
 
-def test_two_boards_at_once_are_refused_and_scores_of_others_stay(tmp_path):
+def test_a_board_in_use_is_refused_and_keeps_other_lessons_scores(tmp_path):
     five, nine = get_lesson(5), get_lesson(9)
     with progress.golf_scores(tmp_path, five, 10) as scores:
         scores.append(score(10))
@@ -588,7 +588,7 @@ def test_two_boards_at_once_are_refused_and_scores_of_others_stay(tmp_path):
     assert {number: len(every) for number, every in kept.items()} == {"5": 1, "9": progress.MOST_KEPT}
 
 
-def test_seconds_of_a_busy_machine_are_no_best_and_are_warned_of():
+def test_the_board_warns_of_a_busy_machine_and_leaves_its_seconds_out():
     lesson = get_lesson(5)
     golf = lesson.load_checks().golf
     own, busy = score(golf.least, "a"), score(golf.least + 5, "b", is_busy=True)
@@ -603,7 +603,7 @@ def test_seconds_of_a_busy_machine_are_no_best_and_are_warned_of():
     assert session._taken_by_others(strokes[:1], 4) == 0  # too short to know
 
 
-def test_hints_are_noted_in_the_file_and_a_changed_line_is_found_out(tmp_path, monkeypatch, capsys):
+def test_hints_are_noted_in_the_file_and_a_changed_note_is_detected(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lesson, path = get_lesson(3), Path("lesson3.py")
     assert main(["learn", "3"]) == 0

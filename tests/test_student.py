@@ -5,7 +5,7 @@ import re
 from programs import ROOT, script
 
 
-def test_a_student_s_script_and_ours_do_the_same_work(start, tmp_path):
+def test_a_students_script_and_ours_have_the_same_losses(start, tmp_path):
     words = ["--runs_dir", "runs", "--repeats", 1, "--max_steps", 4, "--world_size", 2, "--total_batch_size", 8]
     words += ["--max_seq_length", 32, "--model", "tiny", "--sync", "gather_scatter"]
     program = start("both", [script("benchmarks/beside_student.py"), *words], {"PYTHONPATH": str(ROOT)})
