@@ -385,17 +385,6 @@ opt = torch.optim.SGD(model.parameters(), lr=0.1)
 <steps>
     average(model.parameters())
     opt.step()
-=== w_mask_mean open 2
-<steps over tokens>
-    tok = torch.randint(0, 20, (4, 10), generator=gen)
-    lab = tok.roll(-1, 1).clone()
-    keep = 9 if rank == 0 else 2 + step
-    mask = (torch.arange(10) < keep).float().expand(4, 10)
-    opt.zero_grad()
-    each = F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1), reduction="none").view(4, 10)
-    ((each * mask).sum() / mask.sum()).backward()
-<averages>
-    opt.step()
 === w_micro_tokens open 2
 <steps over tokens>
     opt.zero_grad()
@@ -543,19 +532,6 @@ for epoch in range(2):
             dist.all_reduce(p.grad)
             p.grad /= total
         opt.step()
-=== r_zero1 right 2
-params = list(model.parameters())
-mine = [p for i, p in enumerate(params) if i % world == rank]
-opt = torch.optim.AdamW(mine, lr=0.01)
-<batches>
-    model.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    for i, p in enumerate(params):
-        p.grad /= world
-        dist.reduce(p.grad, dst=i % world)
-    opt.step()
-    for i, p in enumerate(params):
-        dist.broadcast(p.data, src=i % world)
 === r_weighted_ddp right 2
 ddp = DDP(model)
 <uneven data>
@@ -639,6 +615,9 @@ DROPOUT = """model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16
 torch.manual_seed(1000 + rank)
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
 """
+MASKED = """    each = F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1), reduction="none").view(4, 10)
+    ((each * mask).sum() / mask.sum()).backward()
+"""
 AUX = "    (0.1 * F.mse_loss(aux(h), x)).backward()\n"
 # name -> the script that it is made of (PLAIN: a right one), changes, and what the audit finds
 CHANGED = {
@@ -668,6 +647,8 @@ CHANGED = {
     "r_dropout": (PLAIN, [("for step", DROPOUT + "for step")], "right"),
     "r_sum_loss_sum": (PLAIN, [("for step", "opt = torch.optim.SGD(model.parameters(), lr=0.005)\nfor step"), ("y)", 'y, reduction="sum")'), (AVERAGE, EACH + "        dist.all_reduce(p.grad)\n")], "open"),
     "r_two_losses": ("w_second_loss_late", [(AUX, ""), (EACH, AUX + "    for p in [*model.parameters(), *aux.parameters()]:\n")], "right"),
+    "r_zero1": ("w_zero1_wrong_dst", [("(owner[i] + (1 if i == 3 else 0)) % world", "owner[i]")], "right"),
+    "w_mask_mean": ("w_token_mean", [("    lab[:, keep:] = -100\n", "    mask = (torch.arange(10) < keep).float().expand(4, 10)\n"), ("    F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1)).backward()\n", MASKED), (AVERAGE, PARTS["averages"])], "open"),
     "r_reduce_bcast": ("w_reduce_no_bcast", [("p.grad.div_(world)\n", "p.grad.div_(world)\n        dist.broadcast(p.grad, src=0)\n")], "right"),
     "r_resumed_before_wrap": ("w_resumed_after_wrap", [("ddp = DDP(model)\n", ""), ("opt = torch", "ddp = DDP(model)\nopt = torch")], "right"),
     "r_nosync": ("w_nosync_all", [("micro == ACC", "micro == ACC - 1")], "right"),
