@@ -374,39 +374,33 @@ def edited(books, applied=None, micro=None, steps=(1, 2, 3), **of_micro):
     return copies
 
 
-def by_names(*names):
-    return lambda rank, step, name, own: sum(own) / (1 if name in names else 2)
+def divided(by):
+    """All gradients are the sum over the ranks, divided by `by`, a number or a function of step and name."""
+    return lambda rank, step, name, own: sum(own) / (by(step, name) if callable(by) else by)
 
 
 def in_modes(*counts):
     return lambda rank, row: row.update(modes=[*counts[rank]])
 
 
-def summed(rank, step, name, own):
-    return sum(own)
-
-
 def bent(rank, step, name, own):
     return np.abs(sum(own)) if name == "0.bias" else sum(own) / 2
 
 
+summed = divided(1)
 HALF = {"weight": 0.5, "divided": [2.0]}
 SCALED = HALF | {"weight": 2**15, "literals": [2.0]}  # by a gradient scaler, 2**16
-OF_ALL = {
-    "weight": 1 / 16,
-    "counts": [8, 8],
-    "divided": [16.0],
-    "literals": [],
-}  # a sum over the examples of both ranks
+# A sum over the examples of both ranks.
+OF_ALL = {"weight": 1 / 16, "counts": [8, 8], "divided": [16.0], "literals": []}
 JUDGED = {  # what is changed in the books of a right script -> the fault; "" for none, None where that cannot be told
     "right": ({}, ""),
     "sum": ({"applied": summed}, "summed"),
-    "sum_of_biases": ({"applied": by_names("0.bias", "2.bias")}, "summed"),
-    "a_wrong_number": ({"applied": lambda rank, step, name, own: sum(own) / 3}, "wrong_factor"),
-    "a_hundredth": ({"applied": lambda rank, step, name, own: sum(own) / 200}, "wrong_factor"),
+    "sum_of_biases": ({"applied": divided(lambda step, name: 1 if "bias" in name else 2)}, "summed"),
+    "a_wrong_number": ({"applied": divided(3)}, "wrong_factor"),
+    "a_hundredth": ({"applied": divided(200)}, "wrong_factor"),
     "a_clip_by_hand": ({"applied": lambda rank, step, name, own: sum(own) / 2 * (1, 1, 0.7, 0.9)[step]}, ""),
     "more_in_some_steps": ({"applied": lambda rank, step, name, own: sum(own) / 2 * (1, 1, 1.7, 0.9)[step]}, None),
-    "one_layer_by_less": ({"applied": lambda rank, step, name, own: sum(own) / (20 if name == "0.bias" else 2)}, None),
+    "one_layer_by_less": ({"applied": divided(lambda step, name: 20 if name == "0.bias" else 2)}, None),
     "one_tensor_changed": ({"applied": bent}, None),
     "one_ranks_for_all": ({"applied": lambda rank, step, name, own: own[0]}, "partial_average"),
     "not_in_one_step": ({"applied": lambda rank, step, name, own: own[rank], "steps": (2,)}, "different_gradients"),
@@ -423,10 +417,7 @@ JUDGED = {  # what is changed in the books of a right script -> the fault; "" fo
     "a_sum_over_its_own": ({"micro": lambda rank, row: row.update(weight=1 / (6 + rank), counts=[6 + rank, 8])}, None),
     "a_mean_over_its_own": ({"micro": lambda rank, row: row.update(kept=6 + rank)}, None),
     "a_mean_over_as_many": ({"micro": lambda rank, row: row.update(kept=6)}, ""),
-    "an_unknown_sum_over_its_own": (
-        {"weight": None, "micro": lambda rank, row: row.update(divided=[6 + rank])},
-        None,
-    ),
+    "an_unknown_sum_over_its_own": ({"weight": None, "micro": lambda rank, row: row.update(divided=[6 + rank])}, None),
     "an_unknown_mean_by_share": (
         {"weight": None, "micro": lambda rank, row: row.update(size=6 + rank, multiplied=[6 + rank])},
         "",
@@ -439,7 +430,7 @@ JUDGED = {  # what is changed in the books of a right script -> the fault; "" fo
     "one_in_evaluation_without_dropout": ({"micro": in_modes((0, 0, 0), (0, 0, 5))}, None),
     "all_in_evaluation": ({"micro": in_modes((2, 0, 5), (2, 0, 5))}, ""),
     "dropout_on_one_rank": ({"micro": in_modes((0, 0, 0), (2, 2, 0))}, ""),
-    "half_an_error_under_a_scaler": (SCALED | {"applied": lambda rank, step, name, own: sum(own) / 2**17}, None),
+    "half_an_error_under_a_scaler": (SCALED | {"applied": divided(2**17)}, None),
 }  # fmt: skip
 
 

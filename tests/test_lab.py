@@ -1,8 +1,10 @@
-"""The lab's report: the four tasks' figures from their records, questions with blanks, and nothing written over."""
+"""The lab: its report has the four tasks' figures, questions with blanks, and replaces nothing; a student's script."""
 
 import json
+import re
 
 import pytest
+from programs import ROOT, script
 from report_records import write_run
 
 from cos598d.commands.cli import main
@@ -97,4 +99,16 @@ def test_a_missing_task_is_named_with_its_fix(lab, capsys):
     (lab / "task2b" / "summary.json").unlink()
     assert main(["report", "--lab", "lab"]) == 1
     said = capsys.readouterr().err
-    assert said == "error: lab has no finished run of task2b. Run the task's script with --output_dir lab/task2b.\n"
+    assert re.findall(r"task\w+", said) == ["task2b"] * 2
+    assert "--output_dir lab/task2b" in said
+
+
+def test_a_students_script_and_ours_have_the_same_losses(start, tmp_path):
+    words = ["--runs_dir", "runs", "--repeats", 1, "--max_steps", 4, "--world_size", 2, "--total_batch_size", 8]
+    words += ["--max_seq_length", 32, "--model", "tiny", "--sync", "gather_scatter"]
+    program = start("both", [script("benchmarks/beside_student.py"), *words], {"PYTHONPATH": str(ROOT)})
+    assert program.wait() == 0, program.text
+    rows = [line.split() for line in program.text.splitlines() if re.match("gather_scatter ", line)]
+    assert len(rows) == 1
+    assert 0 <= float(rows[0][-1]) < 1e-5, program.text
+    assert len(list((tmp_path / "runs" / "repeat1").iterdir())) == 2
