@@ -15,8 +15,7 @@ from audit_cases_blind import BLIND
 from audit_cases_evaluation import EVALUATION
 from audit_cases_field import DOUBTFUL, FIELD, OPEN, RIGHT, UNACCUSED
 from audit_cases_styles import STYLES
-from audit_scripts import with_changes
-from audits import audit, words_of
+from audit_scripts import audit, with_changes, words_of
 from programs import programs_end
 
 from cos598d.tools.audit.judge.verdict import FAULT

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from audit_cases import AVERAGE, FAULTS
-from audit_scripts import BY_HAND, with_changes
-from audits import audit
+from audit_scripts import BY_HAND, audit, with_changes
 from programs import ROOT, free_port
 
 from cos598d.comm.gloo import bytes_moved as moved

@@ -7,8 +7,7 @@ import time
 
 import pytest
 from audit_cases import CLIP
-from audit_scripts import BY_HAND, marked_line, with_changes
-from audits import audit
+from audit_scripts import BY_HAND, audit, marked_line, with_changes
 from programs import ROOT, children_of, is_alive, wait_until
 
 

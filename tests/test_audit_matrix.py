@@ -3,8 +3,7 @@
 import pytest
 from audit_cases_field import RIGHT, UNACCUSED
 from audit_matrix import CASES, CLEAN
-from audit_scripts import FLAGS, marked_line
-from audits import audit
+from audit_scripts import FLAGS, audit, marked_line
 from programs import ROOT, TINY_TRAINING
 
 from cos598d.tools.audit.judge.verdict import NOTE

@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 import pytest
-from audits import audit
+from audit_scripts import audit
 
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed. Run make engines")
 SCRIPT = """import os

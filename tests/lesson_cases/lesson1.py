@@ -1,6 +1,6 @@
 """Lesson 1 as students write it: changes of the answer that are wrong, with what must be said, and right files."""
 
-from lesson_cases.changes import all_wrong, of_the_book
+from lesson_cases import all_wrong, of_the_book
 
 SEED = 'f"{seed} {epoch}"'
 NUMBERS = "    numbers = list(range(examples))\n"

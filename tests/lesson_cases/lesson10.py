@@ -1,6 +1,6 @@
 """Lesson 10 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, part_of
+from lesson_cases import all_right, all_wrong, part_of
 
 MASK = '    comm.all_reduce(touched, "rows touched", op=torch.distributed.ReduceOp.MAX)\n'
 SEND = """    values = gradient[rows]

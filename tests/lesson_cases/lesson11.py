@@ -1,6 +1,6 @@
 """Lesson 11 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, part_of
+from lesson_cases import all_right, all_wrong, part_of
 
 GATHER = """        parts, _ = self.comm.all_gather(self.part, "weights")
         weights = torch.cat(parts)[: gradient.numel()]

@@ -1,6 +1,6 @@
 """Lesson 14 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases import all_right, all_wrong, of_the_book
 
 FLOPS = """    products = 4 * 2 * tokens * width * width + 2 * 2 * tokens * width * inner + 2 * 2 * tokens * tokens * width
     return 3 * layers * products

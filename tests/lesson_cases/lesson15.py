@@ -1,6 +1,6 @@
 """Lesson 15 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book, part_of
+from lesson_cases import all_right, all_wrong, of_the_book, part_of
 
 STATES = 'STATES = {"sgd": 0, "momentum": 1, "adamw": 2}\n'
 PARTS = "    norm, up, gelu, down = width + 2, width, inner, inner\n"

@@ -1,6 +1,6 @@
 """Lesson 16 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book, part_of
+from lesson_cases import all_right, all_wrong, of_the_book, part_of
 
 CAST = """    with torch.autocast("cpu", dtype=dtype):
         outputs = model(inputs)

@@ -2,7 +2,7 @@
 
 import re
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book, part_of
+from lesson_cases import all_right, all_wrong, of_the_book, part_of
 
 COPY_BACK = """        gradient = gradient.clone()
         ctx.comm.all_reduce(gradient, "gradient of the inputs")

@@ -1,6 +1,6 @@
 """Lesson 18 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases import all_right, all_wrong, of_the_book
 
 KIND = '    kind = "starved loader" if name == LOADER else "blocking call" if name in blocking else "straggler"\n'
 LATE = "        if sum(map(bool, late)) > len(late) / 2:\n"

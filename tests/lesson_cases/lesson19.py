@@ -1,6 +1,6 @@
 """Lesson 19 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases import all_right, all_wrong, of_the_book
 
 RATE = 'rate * (times if rule == "linear" else times**0.5)'
 WARM = "start + (peak - start) * step / steps if step < steps else peak"

@@ -1,6 +1,6 @@
 """Lesson 2 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases import all_right, all_wrong, of_the_book
 
 GATHER = "    copies = comm.gather(gradient, name)\n"
 PARTS = """    parts = None

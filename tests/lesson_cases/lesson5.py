@@ -1,6 +1,6 @@
 """Lesson 5 as students write it: changes of the answer that are wrong, files that go another way, and right files."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book, part_of
+from lesson_cases import all_right, all_wrong, of_the_book, part_of
 
 BODY = part_of(5, '    """Turn')
 

@@ -1,6 +1,6 @@
 """Lesson 9 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, part_of
+from lesson_cases import all_right, all_wrong, part_of
 
 RING = "    return 2 * (ranks - 1) * (8 * size / ranks / rate + delay)\n"
 RING_SENT = "    return 2 * (ranks - 1) * size / ranks\n"
