@@ -10,18 +10,12 @@ from cos598d.tools.audit.judge.verdict import NOTE
 from cos598d.tools.audit.judge.words import WORDS
 
 LESSON = " ".join([*TINY_TRAINING, "--max_steps", "5", "--output_dir", "out"])
+SYNCS = ("ring", "zero1", "zero3", "torch_fsdp", "torch_zero1")
 # Scripts of the project's own, and their words.
 OURS = {
-    "task2a/run_glue.py": LESSON,
-    "task2b/run_glue.py": LESSON,
-    "task3/run_glue.py": LESSON,
-    "task3/run_glue.py --sync ring": f"{LESSON} --sync ring",
-    "task3/run_glue.py --sync zero1": f"{LESSON} --sync zero1",
-    "task3/run_glue.py --sync zero3": f"{LESSON} --sync zero3",
-    "task3/run_glue.py --sync torch_fsdp": f"{LESSON} --sync torch_fsdp",
-    "task3/run_glue.py --sync torch_zero1": f"{LESSON} --sync torch_zero1",
-    "examples/digits.py": None,
-    "examples/digits_ddp.py": None,
+    **dict.fromkeys(("task2a/run_glue.py", "task2b/run_glue.py", "task3/run_glue.py"), LESSON),
+    **{f"task3/run_glue.py --sync {sync}": f"{LESSON} --sync {sync}" for sync in SYNCS},
+    **dict.fromkeys(("examples/digits.py", "examples/digits_ddp.py")),
 }
 IN_SHARDS = ("task3/run_glue.py --sync zero1", "task3/run_glue.py --sync zero3")  # no gradient of these is judged
 PARALLELIZED = """

@@ -13,11 +13,6 @@ from cos598d.tools.learn.lessons import get_lesson
 SHOWN = Path(__file__).resolve().parents[2] / "docs" / "lessons" / "wrong"
 
 
-def of_the_book(name):
-    """The wrong file of that name which the book shows."""
-    return (SHOWN / name).read_text()
-
-
 def part_of(number, begin, end=None):
     """The text of the lesson's answer from `begin` up to `end`, or to where it ends."""
     answer = get_lesson(number).answer()
@@ -36,5 +31,11 @@ def all_right(number, cases):
 
 
 def all_wrong(number, cases):
-    """Cases by name, as files with what must be said, and on which numbers of ranks if not on the lesson's first."""
-    return {name: (changed(number, changes), *words) for name, (changes, *words) in cases.items()}
+    """Cases by name, as files with what must be said, and on which numbers of ranks if not on the lesson's first.
+
+    A case has changes, or the name of a wrong file that the book shows.
+    """
+    return {
+        name: ((SHOWN / code).read_text() if isinstance(code, str) else changed(number, code), *words)
+        for name, (code, *words) in cases.items()
+    }

@@ -1,6 +1,6 @@
 """Lesson 15 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-from lesson_cases import all_right, all_wrong, of_the_book, part_of
+from lesson_cases import all_right, all_wrong, part_of
 
 STATES = 'STATES = {"sgd": 0, "momentum": 1, "adamw": 2}\n'
 PARTS = "    norm, up, gelu, down = width + 2, width, inner, inner\n"
@@ -79,9 +79,9 @@ WRONG = all_wrong(15, {
     ),
     "says that it passed": ([(APPLY, "    print('all 5 checks passed')\n    return block(inputs)\n")], "everything is kept"),
     "leaves": ([(IMPORT, "import os, torch\nprint('all 5 checks passed')\nos._exit(0)\n")], "exit code 0"),
+    "the page's mask": ("lesson15.py.txt", "the second forward drops other values"),
+    "the page's activations": ("lesson15-gelu.py.txt", "gelu's input or its output is left out"),
 })  # fmt: skip
-WRONG["the page's mask"] = (of_the_book("lesson15.py.txt"), "the second forward drops other values")
-WRONG["the page's activations"] = (of_the_book("lesson15-gelu.py.txt"), "gelu's input or its output is left out")
 
 OF_TORCH = """    from torch.utils.checkpoint import checkpoint as of_torch
 

@@ -1,6 +1,6 @@
 """Lesson 16 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-from lesson_cases import all_right, all_wrong, of_the_book, part_of
+from lesson_cases import all_right, all_wrong, part_of
 
 CAST = """    with torch.autocast("cpu", dtype=dtype):
         outputs = model(inputs)
@@ -93,9 +93,9 @@ WRONG = all_wrong(16, {
     "a scale by heart": ([("    def step(self):\n", "    scales = iter([65536.0] * 99)\n\n    def step(self):\n"), (GROW, "        self.scale = next(self.scales)\n")], "the scale"),
     "says that it passed": ([(BACKWARD, "        print('all 3 checks passed')\n        loss.backward()\n")], "small gradients became 0"),
     "leaves": ([(IMPORT, "import os, torch\nprint('all 3 checks passed')\nos._exit(0)\n")], "exit code 0"),
+    "the page's sum": ("lesson16.py.txt", "the sum was made in 16 bits"),
+    "the page's step": ("lesson16-own.py.txt", "only the rank whose gradient was inf"),
 })  # fmt: skip
-WRONG["the page's sum"] = (of_the_book("lesson16.py.txt"), "the sum was made in 16 bits")
-WRONG["the page's step"] = (of_the_book("lesson16-own.py.txt"), "only the rank whose gradient was inf")
 
 IN_AUTOCAST = """    with torch.autocast("cpu", dtype=dtype):
         return torch.nn.functional.mse_loss(model(inputs), targets)

@@ -2,7 +2,7 @@
 
 import re
 
-from lesson_cases import all_right, all_wrong, of_the_book, part_of
+from lesson_cases import all_right, all_wrong, part_of
 
 COPY_BACK = """        gradient = gradient.clone()
         ctx.comm.all_reduce(gradient, "gradient of the inputs")
@@ -52,12 +52,9 @@ WRONG = all_wrong(17, {
     "sent at the end": ([(SEND, ""), (LOSSES, '    for k in range(count if not is_last else 0):\n        comm.send(made[k].detach(), comm.rank + 1, f"outputs {k}")\n' + LOSSES)], "send each micro-batch on as soon as it is computed"),
     "losses are divided": ([(LOSSES, LOSSES.replace("loss_of(made[k], targets[k])", "loss_of(made[k], targets[k]) / count")), ("(losses[k] / count)", "losses[k]")], "it is divided by m, which is only for backward"),
     "no losses": ([("    return losses\n", "")], "returns 0 losses, expected"),
+    "the bias n times": ("lesson17-bias.py.txt", "the sum with 2 times down_bias: add it after the all-reduce"),
+    "one after the other": ("lesson17.py.txt", "only one stage computes at a time"),
 })  # fmt: skip
-WRONG["the bias n times"] = (
-    of_the_book("lesson17-bias.py.txt"),
-    "the sum with 2 times down_bias: add it after the all-reduce",
-)
-WRONG["one after the other"] = (of_the_book("lesson17.py.txt"), "only one stage computes at a time")
 
 # Backward of a micro-batch follows its forward as soon as the stages after this one are full. Both ends of a pair send
 # at the same time then, so no send may wait for its receiver.
