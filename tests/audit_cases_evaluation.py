@@ -1,4 +1,4 @@
-"""The part of the matrix in which an evaluation adds up numbers over the ranks: what they count, and what looks alike."""
+"""The part of the matrix in which an evaluation adds up numbers over the ranks, and right scripts that look alike."""
 
 from audit_scripts import IMPORTS, JOIN
 

@@ -1,4 +1,4 @@
-"""The part of the matrix that other people's scripts asked for: what passed there without a word, and what looks alike.
+"""The part of the matrix from other people's scripts: faults that the audit once missed, and right scripts that look alike.
 
 FIELD has by name a source, what the audit is to find, and the number of ranks. What it finds is a fault's name; RIGHT
 for "No fault found"; OPEN for no accusation and no certificate, DOUBTFUL for the same of a script that is mostly wrong;

@@ -189,7 +189,7 @@ for inputs, targets in zip(data[:5], labels):
     scaler.update()
 """
 )
-# Another model is tried out without values, to know its shapes.
+# Another model runs without values, to find its shapes.
 SHAPES = """with {place}:
     trial = nn.Linear(8, 3)
     steps = torch.optim.SGD(trial.parameters(), lr=0.1)

@@ -211,7 +211,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 """,
 )
 
-# Every parameter has an owner, which alone gets its average and steps it (ZeRO-2, whole tensors).
+# Only the owner of a parameter gets its average and steps it (ZeRO-2, whole tensors).
 OWNERS = _BEGIN.format(
     imports="",
     wrap="""owners = {p: place % ranks for place, p in enumerate(model.parameters())}

@@ -1,4 +1,4 @@
-"""The audit's manners: the script stays as it is, bad input is a sentence, and what came until an end is judged."""
+"""The audit: sketches, fits, books and verdicts; the script runs unchanged, and bad input is refused in one line."""
 
 import json
 import random
@@ -91,7 +91,7 @@ def test_scale_of_reads_the_weight_of_a_loss_from_its_graph():
     mask = (torch.arange(6) < 2).float()
     assert scale_of((loss(inputs, wanted, reduction="none") * mask).sum() / 2)[:2] == (1 / 2, (2, 6))
     assert scale_of(inputs.exp().logsumexp((0, 1))) is None
-    assert scale_of((inputs.exp() * wanted[:, None]).sum()) is None  # of a mask nobody knows how much it leaves
+    assert scale_of((inputs.exp() * wanted[:, None]).sum()) is None  # how much a mask of integers keeps is unknown
     assert scale_of(None) is None
     assert scale_of(loss(inputs, wanted), torch.tensor(0.25)) == (0.25, (), (), (4,), 5)
     assert scale_of(inputs.exp(), torch.ones_like(inputs)) is None
@@ -247,7 +247,7 @@ def finished(tmp_path_factory):
 
 
 class Store(dict):
-    """What a store of torch's does, as far as it is asked."""
+    """The part of torch's store that the audit calls."""
 
     def set(self, name, value):
         self[name] = value if isinstance(value, bytes) else value.encode()
@@ -391,7 +391,7 @@ HALF = {"weight": 0.5, "divided": [2.0]}
 SCALED = HALF | {"weight": 2**15, "literals": [2.0]}  # by a gradient scaler, 2**16
 # A sum over the examples of both ranks.
 OF_ALL = {"weight": 1 / 16, "counts": [8, 8], "divided": [16.0], "literals": []}
-JUDGED = {  # what is changed in the books of a right script -> the fault; "" for none, None where that cannot be told
+JUDGED = {  # changes of a right script's books -> the fault; "" for none, None if the audit cannot decide
     "right": ({}, ""),
     "sum": ({"applied": summed}, "summed"),
     "sum_of_biases": ({"applied": divided(lambda step, name: 1 if "bias" in name else 2)}, "summed"),

@@ -1,4 +1,4 @@
-"""Audits of scripts that end early or unevenly: they end as they would, and what was seen until then is judged."""
+"""Audits of scripts that end early or unevenly: their exit codes stay, and the steps until then are judged."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def main(rank, ranks):
 if __name__ == "__main__":
     mp.spawn(main, (2,), nprocs=2)
 """
-# What a script is, the exit codes of its ranks (None: whatever), and what rank 0 says.
+# A script, the exit codes of its ranks (None: any), and what rank 0 prints.
 ENDS = {
     "at_once": ("import sys\nsys.exit(5)\n", [5, 5], "was not audited"),
     "no_group": ("print('no group')\n", [0, 0], "it opened no process group"),
@@ -121,7 +121,7 @@ def test_shards_that_several_ranks_hold_are_averaged_over_all_of_them(tmp_path):
 
 
 AFTER = "print('here', flush=True)\n"
-# What is done after the last step, whether it is a hang, and what is told of it.
+# What ranks do after the last step, whether it is a hang, and what rank 0 prints.
 HANGS = {
     "other_call": ("dist.broadcast(torch.zeros(7), 0)\n", True, "and broadcast of 7 elements at train.py"),
     "both_receive": ("dist.recv(torch.zeros(3), 1 - rank)\n", True, "Rank 1 has waited for rank 0"),

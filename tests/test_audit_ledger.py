@@ -1,4 +1,4 @@
-"""The ledger of an audited script beside torch's own word on its buckets, formulas, and the kernel's counters."""
+"""The ledger of an audited script matches torch's bucket sizes, the formulas, and the kernel's counters."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def calls(book, iteration, op, kind):
 
 
 def check_bytes(moved, books):
-    """The kernel counts what the ledger's formulas say, and the headers of its packets."""
+    """The kernel counts the bytes of the ledger's formulas, and the headers of packets."""
     rows = [row for book in books for row in book["calls"] if FIRST <= row["iteration"] <= LAST]
     formula = sum(row["bytes_sent"] for row in rows)
     assert formula <= moved <= 1.05 * formula, f"{moved} bytes on the wire, {formula} by the ledger"

@@ -1,4 +1,4 @@
-"""The matrix of the audit: every planted fault is named rightly and alone, and no right script is accused."""
+"""The matrix of the audit: it names every planted fault and no other, and accuses no right script."""
 
 import pytest
 from audit_cases_field import RIGHT, UNACCUSED

@@ -1,4 +1,4 @@
-"""What ranks leave behind, whatever it is, becomes an outcome in words: no traceback, and no line of other files."""
+"""Anything that ranks hand in becomes an outcome without a traceback, and without lines of other files."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_a_crash_names_its_signal_or_exit_code(exit_code, name):
 
 
 def test_only_lines_of_the_checked_file_and_libraries_are_shown(tmp_path):
-    """A rank says where it was, and may say anything: a grader may read what a student may not."""
+    """A rank may hand in any place, and a grader can read files that a student must not."""
     private, own = tmp_path / "private.py", tmp_path / "own.py"
     private.write_text("the answer\n")
     own.write_text("gradient += 1\n")

@@ -1,4 +1,4 @@
-"""The course: answers pass, wrong files are named rightly in the first lines, and bad input is a sentence."""
+"""The course: answers pass, the first lines name what is wrong in a file, and bad input is refused in one line."""
 
 import importlib
 import json
@@ -166,7 +166,7 @@ def test_ranks_in_different_calls_are_both_named_with_their_lines(tmp_path):
 
 
 def test_a_file_that_prints_its_own_grade_fails(tmp_path):
-    """It says that all is well in every way that it can find: what counts are the gradients."""
+    """It claims in every way to have passed: only the gradients count."""
     code = (
         "import cos598d.tools.learn.marking, cos598d.tools.check.judge, cos598d.tools.learn.ranks\n"
         "from cos598d.tools.check.claims.base import World\n"
@@ -600,7 +600,7 @@ def test_the_board_warns_of_a_busy_machine_and_leaves_its_seconds_out():
     host = [{"seconds": 0.1, "host_cpu_percent": 100.0, "process_cpu_seconds": 0.01}] * 4
     strokes = [golf_module.Stroke(1, 1.0, host)] * 4
     assert session._taken_by_others(strokes, 4) > 0.15
-    assert session._taken_by_others(strokes[:1], 4) == 0  # too short to know
+    assert session._taken_by_others(strokes[:1], 4) == 0  # too short to measure
 
 
 def test_hints_are_noted_in_the_file_and_a_changed_note_is_detected(tmp_path, monkeypatch, capsys):

@@ -34,7 +34,7 @@ def late_rank():
 
 
 def overlapped():
-    """One call, which runs beside computing on both ranks."""
+    """One call, which runs while both ranks compute."""
     return [
         *(compute(0, 0.0, 0.008), compute(1, 0.0, 0.008)),
         *(call(0, "all_reduce of bucket 0", 0.004, 0.010, 8000), call(1, "all_reduce of bucket 0", 0.004, 0.010, 8000)),

@@ -1,4 +1,4 @@
-"""Ranks of a lesson that wait for each other for ever are ended at once, and ranks that are slow are not."""
+"""Ranks of a lesson that wait for each other forever are ended at once, and slow ranks are not."""
 
 import json
 import threading
@@ -40,7 +40,7 @@ def traces_of(ranks):
 
 
 def is_proved(*ranks, ended=()):
-    """Whether ranks with these notes are known to wait for ever; those of `ended` have come to their end."""
+    """Whether ranks with these notes wait forever by proof; those of `ended` have ended."""
     traces = traces_of(ranks)
     has_ended = [rank in ended for rank in range(len(ranks))]
     return all_wait(traces, has_ended) and never_go_on(traces, has_ended)
@@ -89,7 +89,7 @@ def test_only_ranks_that_wait_for_what_none_has_begun_are_deadlocked(name):
 
 
 def test_a_dropped_send_is_named_before_the_deadlock_it_causes():
-    """gloo may cancel it, and then the others wait for ever. A rank may still wait for a handle that it keeps."""
+    """gloo may cancel it, and then the others wait forever. A rank may still wait for a handle that it keeps."""
     ranks = [[begin(1, "send", 1 - rank, blocks=False), *receive(2, 1 - rank)] for rank in range(2)]
     assert "none sends" in standstill(traces_of(ranks), "file").words
     ranks[1].insert(1, [DROPPED, 1])
@@ -143,7 +143,7 @@ def test_a_deadlocked_world_is_ended_before_its_time_limit(function, world_size)
     late = [end for end in ends if end.how == LATE]
     assert late
     assert all(end.how == RETURNED for end in ends if end not in late)
-    assert not any(end.frames for end in late)  # a rank whose time is up says where it is
+    assert not any(end.frames for end in late)  # a rank whose time is up has frames
 
 
 def send_and_wait_for_one(comm):
@@ -182,7 +182,7 @@ def come_late(comm):
 
 
 def receive_in_a_thread(comm):
-    """Both ranks stand still in their main threads; what they wait for comes by others, later."""
+    """Both ranks wait in their main threads; other threads bring what they wait for, later."""
     own = communicate(comm)
     landing = torch.zeros(3)
 

@@ -1,4 +1,4 @@
-"""What a record does not know is said and not made up: bytes that only another backend's formulas tell, seconds."""
+"""Values that a record does not have are marked and not invented: bytes by another backend's formulas, seconds."""
 
 import json
 from types import SimpleNamespace

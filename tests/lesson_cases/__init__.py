@@ -31,7 +31,7 @@ def all_right(number, cases):
 
 
 def all_wrong(number, cases):
-    """Cases by name, as files with what must be said, and on which numbers of ranks if not on the lesson's first.
+    """Cases by name, as files with what the check must print, and on which numbers of ranks if not on the lesson's first.
 
     A case has changes, or the name of a wrong file that the book shows.
     """

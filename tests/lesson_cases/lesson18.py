@@ -1,4 +1,4 @@
-"""Lesson 18 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 18 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
 from lesson_cases import all_right, all_wrong
 

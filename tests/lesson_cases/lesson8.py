@@ -1,4 +1,4 @@
-"""Lesson 8 as students mend it: each loop left as it was, or mended wrongly, and mended in another right way."""
+"""Lesson 8 as students fix it: each loop not fixed, fixed wrongly, and fixed in another right way."""
 
 from cos598d.tools.learn.lessons import get_lesson
 
