@@ -1,5 +1,7 @@
 """The part of the matrix that was written without a look at how the audit works: wrong scripts and right ones."""
 
+from audit_scripts import changed
+
 HEAD = """import copy
 import os
 
@@ -28,50 +30,78 @@ def average(params):
 
 
 """
-# Each begins with "=== ", its name, what the audit finds and the number of ranks.
+# Lines that many scripts have.
+PARTS = {
+    "steps": """for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+""",
+    "batches": """for step in range(4):
+    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+""",
+    "five batches": """for i in range(5):
+    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+""",
+    "backward of ddp": """    opt.zero_grad()
+    F.cross_entropy(ddp(x), y).backward()
+""",
+    "backward": """    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+""",
+    "averages": """    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= world
+""",
+    "averages in place": """    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad.div_(world)
+""",
+    "uneven data": """gen = torch.Generator().manual_seed(77)
+X = torch.randn(38, 8, generator=gen)
+Y = torch.randint(0, 3, (38,), generator=gen)
+X, Y = (X[:20], Y[:20]) if rank == 0 else (X[20:], Y[20:])
+""",
+    "steps over tokens": """model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+gen = torch.Generator().manual_seed(5 + rank)
+for step in range(4):
+""",
+}
+# Each begins with "=== ", its name, what the audit finds and the number of ranks. `<steps>` is one of PARTS.
 SCRIPTS = r"""=== w_wrong_group result_dropped 2
 groups = [dist.new_group([r]) for r in range(world)]
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for i in range(5):
-    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<five batches>
+<backward>
     for p in model.parameters():
         dist.all_reduce(p.grad, group=groups[rank])
     opt.step()
 === w_decay_on_one optimizers_differ 2
 ddp = DDP(model)
 opt = torch.optim.AdamW(ddp.parameters(), lr=0.01, weight_decay=0.1 if rank == 0 else 0.0)
-for i in range(5):
-    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
-    opt.zero_grad()
-    F.cross_entropy(ddp(x), y).backward()
+<five batches>
+<backward of ddp>
     opt.step()
 === w_scaler_clip_before clipped_before_average 2
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-for i in range(5):
-    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+<five batches>
     opt.zero_grad()
     scaler.scale(F.cross_entropy(model(x), y)).backward()
     scaler.unscale_(opt)
     nn.utils.clip_grad_norm_(model.parameters(), 0.2)
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad.div_(world)
+<averages in place>
     scaler.step(opt)
     scaler.update()
 === w_two_opts_between forgotten_tensors 2
 body = torch.optim.AdamW(model[:3].parameters(), lr=0.01)
 head = torch.optim.SGD(model[4].parameters(), lr=0.1)
-for i in range(5):
-    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+<five batches>
     body.zero_grad(); head.zero_grad()
     F.cross_entropy(model(x), y).backward()
     head.step()
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad.div_(world)
+<averages in place>
     body.step()
 === w_hook_returns_old result_dropped 2
 def hook(grad):
@@ -81,10 +111,8 @@ def hook(grad):
 for p in model.parameters():
     p.register_hook(hook)
 opt = torch.optim.Adam(model.parameters(), lr=0.01)
-for i in range(5):
-    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<five batches>
+<backward>
     opt.step()
 === w_step_own_epochs optimizers_differ 2
 model = DDP(nn.Linear(8, 3))
@@ -96,8 +124,7 @@ X, Y = X[rank::world], Y[rank::world]
 epoch_length = 5 if rank == 0 else 7
 for i in range(10):
     x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<backward>
     opt.step()
     if (i + 1) % epoch_length == 0:
         plan.step()
@@ -121,17 +148,14 @@ ddp = DDP(model)
 if rank == 0:
     model.load_state_dict({k: v * 0.8 for k, v in model.state_dict().items()})
 opt = torch.optim.SGD(ddp.parameters(), lr=0.1)
-for i in range(5):
-    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
-    opt.zero_grad()
-    F.cross_entropy(ddp(x), y).backward()
+<five batches>
+<backward of ddp>
     opt.step()
 === w_owners_biases_left weights_drift 2
 params = list(model.parameters())
 owner = {p: k % world for k, p in enumerate(params)}
 opt = torch.optim.AdamW([p for p in params if owner[p] == rank], lr=0.01)
-for i in range(5):
-    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+<five batches>
     model.zero_grad()
     F.cross_entropy(model(x), y).backward()
     for p in params:
@@ -141,40 +165,9 @@ for i in range(5):
     for p in params:
         if p.dim() > 1:
             dist.broadcast(p.data, owner[p])
-=== w_owners_broadcast_first weights_drift 2
-params = list(model.parameters())
-owner = {p: k % world for k, p in enumerate(params)}
-opt = torch.optim.AdamW([p for p in params if owner[p] == rank], lr=0.01)
-for i in range(5):
-    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
-    model.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    for p in params:
-        dist.reduce(p.grad, owner[p])
-        p.grad /= world
-    for p in params:
-        dist.broadcast(p.data, owner[p])
-    opt.step()
-=== w_scaler_inf_one_rank different_gradients 2
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-for i in range(5):
-    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
-    opt.zero_grad()
-    scaler.scale(F.cross_entropy(model(x), y)).backward()
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad.div_(world)
-    if i == 1 and rank == 1:
-        model[0].weight.grad[0, 0] = float("inf")
-    scaler.step(opt)
-    scaler.update()
 === w_reduce_no_bcast not_scattered 2
 opt = torch.optim.AdamW(model.parameters(), lr=0.01)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<steps>
     for p in model.parameters():
         dist.reduce(p.grad, dst=0)
         if rank == 0:
@@ -182,8 +175,7 @@ for step in range(4):
     opt.step()
 === w_inner_module different_gradients 2
 ddp = DDP(model)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+<batches>
     opt.zero_grad()
     if step == 0:
         out = ddp(x)
@@ -215,27 +207,11 @@ def hook(state, bucket):
 
 ddp.register_comm_hook(None, hook)
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(ddp(x), y).backward()
-    opt.step()
-=== w_clip_hand_late clipped_before_average 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    norm = torch.sqrt(sum((p.grad ** 2).sum() for p in model.parameters()))
-    scale = min(1.0, 0.3 / (norm.item() + 1e-6))
-    for p in model.parameters():
-        p.grad.mul_(scale)
-    average(model.parameters())
+<batches>
+<backward of ddp>
     opt.step()
 === w_uneven_last unequal_weights 2
-gen = torch.Generator().manual_seed(77)
-X = torch.randn(38, 8, generator=gen)
-Y = torch.randint(0, 3, (38,), generator=gen)
-X, Y = (X[:20], Y[:20]) if rank == 0 else (X[20:], Y[20:])
+<uneven data>
 for epoch in range(2):
     for i in range(0, len(X), 8):
         opt.zero_grad()
@@ -243,10 +219,7 @@ for epoch in range(2):
         average(model.parameters())
         opt.step()
 === w_nominal_divisor open 2
-gen = torch.Generator().manual_seed(77)
-X = torch.randn(38, 8, generator=gen)
-Y = torch.randint(0, 3, (38,), generator=gen)
-X, Y = (X[:20], Y[:20]) if rank == 0 else (X[20:], Y[20:])
+<uneven data>
 B = 8
 for epoch in range(2):
     for i in range(0, len(X), B):
@@ -261,22 +234,10 @@ ddp = DDP(model)
 for step in range(4):
     x = torch.randn(8, 8) + 0.01
     y = (x.sum(1) > 0).long()
-    opt.zero_grad()
-    F.cross_entropy(ddp(x), y).backward()
+<backward of ddp>
     opt.step()
-=== w_plateau_local optimizers_differ 2
-sched = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0, threshold=0.5, factor=0.5)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    average(model.parameters())
-    opt.step()
-    sched.step(loss.item() if rank else loss.item() * 0.4 ** step)
 === w_never_zeroed stale_gradients 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+<batches>
     F.cross_entropy(model(x), y).backward()
     for p in model.parameters():
         mean = p.grad.clone()
@@ -286,10 +247,7 @@ for step in range(4):
 === w_wrong_order open 2
 model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<steps>
     flat = torch.cat([p.grad.flatten() for p in model.parameters()])
     dist.all_reduce(flat)
     flat /= world
@@ -300,19 +258,14 @@ for step in range(4):
     opt.step()
 === w_ddp_divided averaged_twice 2
 ddp = DDP(model)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(ddp(x), y).backward()
+<batches>
+<backward of ddp>
     for p in ddp.parameters():
         p.grad.div_(dist.get_world_size())
     opt.step()
 === w_some_weights_avg weights_averaged 2
 opt = torch.optim.AdamW(model.parameters(), lr=0.01)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<steps>
     opt.step()
     with torch.no_grad():
         for p in model[0].parameters():
@@ -323,20 +276,15 @@ for p in model[0].parameters():
     p.requires_grad_(False)
 synced = [p for p in model.parameters() if p.requires_grad]
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+<batches>
     if step == 2:
         for p in model[0].parameters():
             p.requires_grad_(True)
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<backward>
     average(synced)
     opt.step()
 === w_token_mean open 2
-model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-gen = torch.Generator().manual_seed(5 + rank)
-for step in range(4):
+<steps over tokens>
     tok = torch.randint(0, 20, (4, 10), generator=gen)
     lab = tok.roll(-1, 1).clone()
     keep = 9 if rank == 0 else 2 + step
@@ -348,14 +296,11 @@ for step in range(4):
 === w_second_loss_late forgotten_tensors,forgotten_micro_batches 2
 aux = nn.Linear(16, 8)
 opt = torch.optim.SGD([*model.parameters(), *aux.parameters()], lr=0.1)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+<batches>
     opt.zero_grad()
     h = model[:4](x)
     F.cross_entropy(model[4](h), y).backward(retain_graph=True)
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= world
+<averages>
     (0.1 * F.mse_loss(aux(h), x)).backward()
     opt.step()
 === w_zero1_wrong_dst open 2
@@ -363,8 +308,7 @@ params = list(model.parameters())
 owner = [i % world for i in range(len(params))]
 mine = [p for i, p in enumerate(params) if owner[i] == rank]
 opt = torch.optim.AdamW(mine, lr=0.01)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+<batches>
     model.zero_grad()
     F.cross_entropy(model(x), y).backward()
     for i, p in enumerate(params):
@@ -373,21 +317,8 @@ for step in range(4):
     opt.step()
     for i, p in enumerate(params):
         dist.broadcast(p.data, src=owner[i])
-=== w_skip_on_one weights_drift 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    average(model.parameters())
-    if rank == 1 and step == 1:      # "bad" loss on this rank only
-        continue
-    opt.step()
 === w_gather_twice_own unequal_weights,weights_drift 3
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<steps>
     for p in model.parameters():
         parts = [torch.empty_like(p.grad) for _ in range(world)]
         dist.all_gather(parts, p.grad)
@@ -397,10 +328,7 @@ for step in range(4):
     opt.step()
 === w_stale_delayed open 2
 prev = None
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<steps>
     flat = torch.cat([p.grad.flatten() for p in model.parameters()])
     dist.all_reduce(flat)
     flat /= world
@@ -412,10 +340,7 @@ for step in range(4):
         at += p.numel()
     opt.step()
 === w_bf16_lost not_scattered 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<steps>
     for p in model.parameters():
         low = p.grad.bfloat16()
         dist.all_reduce(low)
@@ -436,38 +361,11 @@ for step in range(4):
     opt.zero_grad()
     F.cross_entropy(ddp(X[i:i + B]), Y[i:i + B]).backward()
     opt.step()
-=== w_momentum_before optimizers_differ 2
-opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 if rank == 0 else 0.0)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    average(model.parameters())
-    opt.step()
-=== w_scale_per_rank different_gradients 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    scale = 1024.0 if rank == 0 else 512.0
-    opt.zero_grad()
-    (F.cross_entropy(model(x), y) * scale).backward()
-    average(model.parameters())
-    for p in model.parameters():
-        p.grad /= scale
-    opt.step()
-=== w_acc_zero_inside lost_micro_batches 2
-for step in range(4):
-    for micro in range(2):
-        i = step * 8 + micro * 4
-        opt.zero_grad()
-        (F.cross_entropy(model(X[i:i + 4]), Y[i:i + 4]) / 2).backward()
-    average(model.parameters())
-    opt.step()
 === w_zero1_bcast_missing weights_drift 2
 params = list(model.parameters())
 mine = params[:3] if rank == 0 else params[3:]
 opt = torch.optim.AdamW(mine, lr=0.01)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+<batches>
     model.zero_grad()
     F.cross_entropy(model(x), y).backward()
     average(params)
@@ -484,87 +382,28 @@ for p in model[0].parameters():
 dist.broadcast(model[2].weight.data, 0); dist.broadcast(model[2].bias.data, 0)
 dist.broadcast(model[4].weight.data, 0)
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<steps>
     average(model.parameters())
     opt.step()
-=== w_mask_mean open 2
-model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-gen = torch.Generator().manual_seed(5 + rank)
-for step in range(4):
-    tok = torch.randint(0, 20, (4, 10), generator=gen)
-    lab = tok.roll(-1, 1).clone()
-    keep = 9 if rank == 0 else 2 + step
-    mask = (torch.arange(10) < keep).float().expand(4, 10)
-    opt.zero_grad()
-    each = F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1), reduction="none").view(4, 10)
-    ((each * mask).sum() / mask.sum()).backward()
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= world
-    opt.step()
 === w_micro_tokens open 2
-model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-gen = torch.Generator().manual_seed(5 + rank)
-for step in range(4):
+<steps over tokens>
     opt.zero_grad()
     for micro in range(2):
         tok = torch.randint(0, 20, (4, 10), generator=gen)
         lab = tok.roll(-1, 1).clone()
         lab[:, 9 if micro else 2:] = -100
         (F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1)) / 2).backward()
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= world
-    opt.step()
-=== w_rank0_weights never_averaged 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    opt.step()
-    for p in model.parameters():
-        dist.broadcast(p.data, src=0)
-=== w_rank0_grad partial_average 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    for p in model.parameters():
-        dist.broadcast(p.grad, src=0)
-    opt.step()
-=== w_max open 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    for p in model.parameters():
-        dist.all_reduce(p.grad, op=dist.ReduceOp.MAX)
+<averages>
     opt.step()
 === w_left_out partial_average 3
 pair = dist.new_group([0, 1])
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<steps>
     for p in model.parameters():
         if rank < 2:
             dist.all_reduce(p.grad, group=pair)
             p.grad /= 2
         dist.broadcast(p.grad, src=0)
-    opt.step()
-=== w_odd_steps different_gradients 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    if step % 2 == 0:
-        average(model.parameters())
     opt.step()
 === w_acc_twice wrong_factor 2
 ACC = 3
@@ -590,8 +429,7 @@ for at in range(0, len(batches), ACC):
             (F.cross_entropy(model(x), y) / len(group)).backward()
     opt.step()
 === w_loss_reduced never_averaged 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+<batches>
     opt.zero_grad()
     loss = F.cross_entropy(model(x), y)
     with torch.no_grad():
@@ -619,26 +457,7 @@ gen = torch.Generator().manual_seed(77)
 ds = TensorDataset(torch.randn(48, 8, generator=gen), torch.randint(0, 3, (48,), generator=gen))
 loader = DataLoader(ds, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(3))
 for x, y in loader:
-    opt.zero_grad()
-    F.cross_entropy(ddp(x), y).backward()
-    opt.step()
-=== w_first_only different_gradients 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    if step == 0:
-        average(model.parameters())
-    opt.step()
-=== w_own_norm_after different_gradients 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
-    average(model.parameters())
-    for p in model.parameters():
-        p.grad *= min(1.0, 0.1 / norm.item())
+<backward of ddp>
     opt.step()
 === w_nosync_forward never_averaged 2
 model = DDP(model)
@@ -651,28 +470,21 @@ for step in range(4):
     b.backward()
     opt.step()
 === w_half_tensor weights_drift 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<steps>
     for p in model.parameters():
         half = p.grad[: (len(p.grad) + 1) // 2]
         dist.all_reduce(half)
         half /= world
     opt.step()
 === w_copy_transposed forgotten_tensors 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+<steps>
     for p in model.parameters():
         g = p.grad.t().contiguous()
         dist.all_reduce(g)
         g /= world
     opt.step()
 === w_weights_by_loss unequal_weights 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+<batches>
     opt.zero_grad()
     loss = F.cross_entropy(model(x), y)
     loss.backward()
@@ -687,13 +499,10 @@ for step in range(4):
 a = torch.optim.AdamW(model[:3].parameters(), lr=0.01)
 b = torch.optim.SGD(model[4].parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-for i in range(5):
-    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+<five batches>
     a.zero_grad(); b.zero_grad()
     scaler.scale(F.cross_entropy(model(x), y)).backward()
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad.div_(world)
+<averages in place>
     scaler.unscale_(a); scaler.unscale_(b)
     nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     scaler.step(a); scaler.step(b)
@@ -702,8 +511,7 @@ for i in range(5):
 ddp = DDP(model)
 opt = torch.optim.SGD([{"params": [p for p in ddp.parameters() if p.dim() > 1], "weight_decay": 0.1}, {"params": [p for p in ddp.parameters() if p.dim() == 1], "weight_decay": 0.0}], lr=0.1, momentum=0.9)
 plan = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0)
-for i in range(5):
-    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
+<five batches>
     opt.zero_grad()
     loss = F.cross_entropy(ddp(x), y)
     loss.backward()
@@ -711,29 +519,8 @@ for i in range(5):
     mean = loss.detach().clone()
     dist.all_reduce(mean)
     plan.step(mean.item() / world)
-=== r_resumed_before_wrap right 2
-if rank == 0:
-    model.load_state_dict({k: v * 0.8 for k, v in model.state_dict().items()})
-ddp = DDP(model)
-opt = torch.optim.SGD(ddp.parameters(), lr=0.1)
-for i in range(5):
-    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
-    opt.zero_grad()
-    F.cross_entropy(ddp(x), y).backward()
-    opt.step()
-=== r_accum right 2
-for step in range(4):
-    opt.zero_grad()
-    for micro in range(2):
-        i = step * 8 + micro * 4
-        (F.cross_entropy(model(X[i:i + 4]), Y[i:i + 4]) / 2).backward()
-    average(model.parameters())
-    opt.step()
 === r_sum_total right 2
-gen = torch.Generator().manual_seed(77)
-X = torch.randn(38, 8, generator=gen)
-Y = torch.randint(0, 3, (38,), generator=gen)
-X, Y = (X[:20], Y[:20]) if rank == 0 else (X[20:], Y[20:])
+<uneven data>
 for epoch in range(2):
     for i in range(0, len(X), 8):
         x, y = X[i:i + 8], Y[i:i + 8]
@@ -745,59 +532,9 @@ for epoch in range(2):
             dist.all_reduce(p.grad)
             p.grad /= total
         opt.step()
-=== r_zero1 right 2
-params = list(model.parameters())
-mine = [p for i, p in enumerate(params) if i % world == rank]
-opt = torch.optim.AdamW(mine, lr=0.01)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    model.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    for i, p in enumerate(params):
-        p.grad /= world
-        dist.reduce(p.grad, dst=i % world)
-    opt.step()
-    for i, p in enumerate(params):
-        dist.broadcast(p.data, src=i % world)
-=== r_reduce_bcast right 2
-opt = torch.optim.AdamW(model.parameters(), lr=0.01)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    for p in model.parameters():
-        dist.reduce(p.grad, dst=0)
-        if rank == 0:
-            p.grad.div_(world)
-        dist.broadcast(p.grad, src=0)
-    opt.step()
-=== r_loss_scale right 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    scale = 1024.0
-    (F.cross_entropy(model(x), y) * scale).backward()
-    average(model.parameters())
-    for p in model.parameters():
-        p.grad /= scale
-    opt.step()
-=== r_clip_hand right 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    average(model.parameters())
-    norm = torch.sqrt(sum((p.grad ** 2).sum() for p in model.parameters()))
-    scale = min(1.0, 0.1 / (norm.item() + 1e-6))
-    for p in model.parameters():
-        p.grad.mul_(scale)
-    opt.step()
 === r_weighted_ddp right 2
 ddp = DDP(model)
-gen = torch.Generator().manual_seed(77)
-X = torch.randn(38, 8, generator=gen)
-Y = torch.randint(0, 3, (38,), generator=gen)
-X, Y = (X[:20], Y[:20]) if rank == 0 else (X[20:], Y[20:])
+<uneven data>
 for epoch in range(2):
     for i in range(0, len(X), 8):
         x, y = X[i:i + 8], Y[i:i + 8]
@@ -810,16 +547,14 @@ for epoch in range(2):
 ddp = DDP(model)
 o1 = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
 o2 = torch.optim.AdamW([p for m in model[2:] for p in m.parameters()], lr=0.01)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+<batches>
     F.cross_entropy(ddp(x), y).backward()
     o1.step()
     o1.zero_grad()
     o2.step()
     o2.zero_grad()
 === r_penalty right 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+<batches>
     opt.zero_grad()
     x = x.clone().requires_grad_(True)
     out = model(x)
@@ -828,61 +563,8 @@ for step in range(4):
     loss.backward()
     average([p for p in model.parameters() if p.grad is not None])
     opt.step()
-=== r_dropout right 2
-model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3))
-torch.manual_seed(1000 + rank)
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    average(model.parameters())
-    opt.step()
-=== r_nosync right 2
-model = DDP(model)
-import contextlib
-ACC = 2
-for step in range(4):
-    opt.zero_grad()
-    for micro in range(ACC):
-        i = (step * ACC + micro) * 4
-        last = micro == ACC - 1
-        with contextlib.nullcontext() if last else model.no_sync():
-            loss = F.cross_entropy(model(X[i:i + 4]), Y[i:i + 4]) / ACC
-            loss.backward()
-    opt.step()
-=== r_avg_each_micro right 2
-for step in range(4):
-    opt.zero_grad()
-    for micro in range(2):
-        i = step * 8 + micro * 4
-        (F.cross_entropy(model(X[i:i + 4]), Y[i:i + 4]) / 2).backward()
-        average(model.parameters())      # averaging an average again changes nothing
-    opt.step()
-=== r_skip_together right 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    average(model.parameters())
-    bad = torch.tensor(1.0 if step == 1 and rank == 1 else 0.0)
-    dist.all_reduce(bad)
-    if bad:
-        continue
-    opt.step()
-=== r_decay_by_hand open 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    average(model.parameters())
-    for p in model.parameters():
-        p.grad.add_(p.detach(), alpha=0.01)
-    opt.step()
 === r_presum right 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
+<batches>
     opt.zero_grad()
     (F.cross_entropy(model(x), y) / world).backward()
     flat = torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -891,39 +573,6 @@ for step in range(4):
     flat = torch.stack(parts).sum(0)
     for p, g in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()])):
         p.grad = g.view_as(p)
-    opt.step()
-=== r_two_losses right 2
-aux = nn.Linear(16, 8)
-opt = torch.optim.SGD([*model.parameters(), *aux.parameters()], lr=0.1)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    h = model[:4](x)
-    F.cross_entropy(model[4](h), y).backward(retain_graph=True)
-    (0.1 * F.mse_loss(aux(h), x)).backward()
-    for p in [*model.parameters(), *aux.parameters()]:
-        dist.all_reduce(p.grad)
-        p.grad /= world
-    opt.step()
-=== r_class_weight right 2
-weight = torch.tensor([1.0, 2.0, 0.5])
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y, weight=weight).backward()
-    average(model.parameters())
-    opt.step()
-=== r_tail_acc right 2
-model = DDP(model)
-import contextlib
-batches = [(X[i:i + 4], Y[i:i + 4]) for i in range(0, 20, 4)]
-ACC = 2
-for at in range(0, len(batches), ACC):
-    group = batches[at:at + ACC]
-    opt.zero_grad()
-    for k, (x, y) in enumerate(group):
-        with contextlib.nullcontext() if k == len(group) - 1 else model.no_sync():
-            (F.cross_entropy(model(x), y) / len(group)).backward()
     opt.step()
 === r_tensor_hook right 2
 def mean(g):
@@ -935,59 +584,91 @@ def mean(g):
 for p in model.parameters():
     p.register_hook(mean)
 opt = torch.optim.AdamW(model.parameters(), lr=0.01)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    opt.step()
-=== r_sparse_dense right 2
-model = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Linear(8, 20))
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-gen = torch.Generator().manual_seed(5 + rank)
-for step in range(4):
-    tok = torch.randint(0, 20, (32,), generator=gen)
-    opt.zero_grad()
-    F.cross_entropy(model(tok), (tok * 7 + 1) % 20).backward()
-    for p in model.parameters():
-        if p.grad.is_sparse:
-            p.grad = p.grad.to_dense()
-        dist.all_reduce(p.grad)
-        p.grad /= world
-    opt.step()
-=== r_autocast right 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    average(model.parameters())
-    opt.step()
-=== r_sum_loss_sum open 2
-opt = torch.optim.SGD(model.parameters(), lr=0.005)
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    F.cross_entropy(model(x), y, reduction="sum").backward()
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-    opt.step()
-=== r_reg right 2
-for step in range(4):
-    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]
-    opt.zero_grad()
-    reg = sum((p ** 2).sum() for p in model.parameters())
-    (F.cross_entropy(model(x), y) + 1e-2 * reg).backward()
-    average(model.parameters())
+<steps>
     opt.step()
 """
+PLAIN = PARTS["steps"] + "    average(model.parameters())\n    opt.step()\n"
+AVERAGE, STEP, EACH = "    average(model.parameters())\n", "    opt.step()\n", "    for p in model.parameters():\n"
+BACKWARD = "    F.cross_entropy(model(x), y).backward()\n"
+LOSS = "    loss = F.cross_entropy(model(x), y)\n    loss.backward()\n"
+BATCH = "    x, y = X[step * 8:step * 8 + 8], Y[step * 8:step * 8 + 8]\n"
+ZERO = "    opt.zero_grad()\n"
+MICRO = """    for micro in range(2):
+        i = step * 8 + micro * 4
+        (F.cross_entropy(model(X[i:i + 4]), Y[i:i + 4]) / 2).backward()
+"""
+CLIP = """    norm = torch.sqrt(sum((p.grad ** 2).sum() for p in model.parameters()))
+    scale = min(1.0, {} / (norm.item() + 1e-6))
+    for p in model.parameters():
+        p.grad.mul_(scale)
+"""
+AGREED = """    bad = torch.tensor(1.0 if step == 1 and rank == 1 else 0.0)
+    dist.all_reduce(bad)
+    if bad:
+        continue
+"""
+SCALED = [
+    (BACKWARD, "    (F.cross_entropy(model(x), y) * scale).backward()\n"),
+    (AVERAGE, AVERAGE + EACH + "        p.grad /= scale\n"),
+]
+DROPOUT = """model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3))
+torch.manual_seed(1000 + rank)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+MASKED = """    each = F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1), reduction="none").view(4, 10)
+    ((each * mask).sum() / mask.sum()).backward()
+"""
+AUX = "    (0.1 * F.mse_loss(aux(h), x)).backward()\n"
+# name -> the script that it is made of (PLAIN: a right one), changes, and what the audit finds
+CHANGED = {
+    "w_clip_hand_late": (PLAIN, [(AVERAGE, CLIP.format(0.3) + AVERAGE)], "clipped_before_average"),
+    "r_clip_hand": (PLAIN, [(AVERAGE, AVERAGE + CLIP.format(0.1))], "right"),
+    "w_own_norm_after": (PLAIN, [(AVERAGE, '    norm = nn.utils.clip_grad_norm_(model.parameters(), float("inf"))\n' + AVERAGE + EACH + "        p.grad *= min(1.0, 0.1 / norm.item())\n")], "different_gradients"),
+    "w_scale_per_rank": (PLAIN, [(ZERO, "    scale = 1024.0 if rank == 0 else 512.0\n" + ZERO), *SCALED], "different_gradients"),
+    "r_loss_scale": (PLAIN, [(ZERO, ZERO + "    scale = 1024.0\n"), *SCALED], "right"),
+    "w_momentum_before": (PLAIN, [("for step", "opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 if rank == 0 else 0.0)\nfor step")], "optimizers_differ"),
+    "w_plateau_local": (PLAIN, [("for step", "sched = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0, threshold=0.5, factor=0.5)\nfor step"), (BACKWARD, LOSS), (STEP, STEP + "    sched.step(loss.item() if rank else loss.item() * 0.4 ** step)\n")], "optimizers_differ"),
+    "w_skip_on_one": (PLAIN, [(BACKWARD, LOSS), (AVERAGE, AVERAGE + '    if rank == 1 and step == 1:      # "bad" loss on this rank only\n        continue\n')], "weights_drift"),
+    "r_skip_together": (PLAIN, [(BACKWARD, LOSS), (AVERAGE, AVERAGE + AGREED)], "right"),
+    "w_acc_zero_inside": (PLAIN, [(BATCH, ""), (ZERO, ""), (BACKWARD, MICRO.replace("        (F", "    " + ZERO + "        (F"))], "lost_micro_batches"),
+    "r_accum": (PLAIN, [(BATCH, ""), (BACKWARD, MICRO)], "right"),
+    "r_avg_each_micro": (PLAIN, [(BATCH, ""), (BACKWARD + AVERAGE, MICRO + "        average(model.parameters())      # averaging an average again changes nothing\n")], "right"),
+    "w_rank0_weights": (PLAIN, [(AVERAGE, ""), (STEP, STEP + EACH + "        dist.broadcast(p.data, src=0)\n")], "never_averaged"),
+    "w_rank0_grad": (PLAIN, [(AVERAGE, EACH + "        dist.broadcast(p.grad, src=0)\n")], "partial_average"),
+    "w_max": (PLAIN, [(AVERAGE, EACH + "        dist.all_reduce(p.grad, op=dist.ReduceOp.MAX)\n")], "open"),
+    "w_odd_steps": (PLAIN, [(AVERAGE, "    if step % 2 == 0:\n    " + AVERAGE)], "different_gradients"),
+    "w_first_only": (PLAIN, [(AVERAGE, "    if step == 0:\n    " + AVERAGE)], "different_gradients"),
+    "w_scaler_inf_one_rank": ("w_scaler_clip_before", [("    scaler.unscale_(opt)\n    nn.utils.clip_grad_norm_(model.parameters(), 0.2)\n", ""), ("    scaler.step", '    if i == 1 and rank == 1:\n        model[0].weight.grad[0, 0] = float("inf")\n    scaler.step')], "different_gradients"),
+    "w_owners_broadcast_first": ("w_owners_biases_left", [(STEP, ""), ("        if p.dim() > 1:\n            dist.broadcast(p.data, owner[p])\n", "        dist.broadcast(p.data, owner[p])\n" + STEP)], "weights_drift"),
+    "r_decay_by_hand": (PLAIN, [(AVERAGE, AVERAGE + EACH + "        p.grad.add_(p.detach(), alpha=0.01)\n")], "open"),
+    "r_class_weight": (PLAIN, [("for step", "weight = torch.tensor([1.0, 2.0, 0.5])\nfor step"), ("y)", "y, weight=weight)")], "right"),
+    "r_autocast": (PLAIN, [(BACKWARD, '    with torch.autocast("cpu", dtype=torch.bfloat16):\n    ' + LOSS)], "right"),
+    "r_reg": (PLAIN, [(BACKWARD, "    reg = sum((p ** 2).sum() for p in model.parameters())\n    (F.cross_entropy(model(x), y) + 1e-2 * reg).backward()\n")], "right"),
+    "r_dropout": (PLAIN, [("for step", DROPOUT + "for step")], "right"),
+    "r_sum_loss_sum": (PLAIN, [("for step", "opt = torch.optim.SGD(model.parameters(), lr=0.005)\nfor step"), ("y)", 'y, reduction="sum")'), (AVERAGE, EACH + "        dist.all_reduce(p.grad)\n")], "open"),
+    "r_two_losses": ("w_second_loss_late", [(AUX, ""), (EACH, AUX + "    for p in [*model.parameters(), *aux.parameters()]:\n")], "right"),
+    "r_zero1": ("w_zero1_wrong_dst", [("(owner[i] + (1 if i == 3 else 0)) % world", "owner[i]")], "right"),
+    "w_mask_mean": ("w_token_mean", [("    lab[:, keep:] = -100\n", "    mask = (torch.arange(10) < keep).float().expand(4, 10)\n"), ("    F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1)).backward()\n", MASKED), (AVERAGE, PARTS["averages"])], "open"),
+    "r_reduce_bcast": ("w_reduce_no_bcast", [("p.grad.div_(world)\n", "p.grad.div_(world)\n        dist.broadcast(p.grad, src=0)\n")], "right"),
+    "r_resumed_before_wrap": ("w_resumed_after_wrap", [("ddp = DDP(model)\n", ""), ("opt = torch", "ddp = DDP(model)\nopt = torch")], "right"),
+    "r_nosync": ("w_nosync_all", [("micro == ACC", "micro == ACC - 1")], "right"),
+    "r_tail_acc": ("w_tail_acc", [("k == ACC - 1", "k == len(group) - 1")], "right"),
+    "r_sparse_dense": ("w_sparse_skipped", [("        if not p.grad.is_sparse:\n            dist.all_reduce(p.grad)\n            p.grad /= world\n", "        if p.grad.is_sparse:\n            p.grad = p.grad.to_dense()\n        dist.all_reduce(p.grad)\n        p.grad /= world\n")], "right"),
+}  # fmt: skip
 
 
 def _scripts():
+    bodies = {}
     for each in SCRIPTS.split("=== ")[1:]:
-        (name, found, ranks), body = each.split("\n", 1)[0].split(), each.split("\n", 1)[1]
-        yield name, (f"{HEAD}{body}dist.destroy_process_group()\n", found, int(ranks))
+        head, body = each.split("\n", 1)
+        name, found, ranks = head.split()
+        for part, lines in PARTS.items():
+            body = body.replace(f"<{part}>\n", lines)
+        bodies[name] = body
+        yield name, body, found, int(ranks)
+    for name, (body, changes, found) in CHANGED.items():
+        yield name, changed(bodies.get(body, body), changes), found, 2
 
 
 # By name a source, what the audit is to find (w_: of a wrong script, r_: of a right one), and the number of ranks.
-BLIND = dict(_scripts())
+BLIND = {name: (f"{HEAD}{body}dist.destroy_process_group()\n", found, ranks) for name, body, found, ranks in _scripts()}

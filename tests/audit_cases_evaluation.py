@@ -1,9 +1,10 @@
-"""The part of the matrix in which an evaluation adds up numbers over the ranks: what they count, and what looks alike."""
+"""The part of the matrix in which an evaluation adds up numbers over the ranks, and right scripts that look alike."""
 
-SOURCE = """import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from audit_scripts import IMPORTS, JOIN
+
+SOURCE = (
+    IMPORTS
+    + """from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -18,11 +19,9 @@ class Unpadded(Sampler):
     def __len__(self):
         return len(range(self.rank, self.length, self.num_replicas))
 
-
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
-data = TensorDataset(torch.randn(48, 8), torch.randint(0, 3, (48,)))
+"""
+    + JOIN
+    + """data = TensorDataset(torch.randn(48, 8), torch.randint(0, 3, (48,)))
 held = TensorDataset(torch.randn({count}, 8), torch.randint(0, 3, ({count},)))
 model = DistributedDataParallel(nn.Linear(8, 3))
 torch.manual_seed(100 + rank)
@@ -44,6 +43,7 @@ for epoch in range(2):
     own = len(range(rank, len(held), ranks))
 {metric}dist.destroy_process_group()
 """
+)
 PADDED = "held, batch_size=4, sampler=DistributedSampler(held, shuffle=False)"
 UNPADDED = "held, batch_size=4, sampler=Unpadded(held, ranks, rank)"
 BY_HAND = "Subset(held, shares[rank]), batch_size=4"

@@ -1,16 +1,27 @@
-"""The part of the matrix that other people's scripts asked for: what passed there without a word, and what looks alike.
+"""The part of the matrix from other people's scripts: faults that the audit once missed, and right scripts that look alike.
 
 FIELD has by name a source, what the audit is to find, and the number of ranks. What it finds is a fault's name; RIGHT
 for "No fault found"; OPEN for no accusation and no certificate, DOUBTFUL for the same of a script that is mostly wrong;
 or UNACCUSED for no accusation.
 """
 
+from textwrap import indent
+
 from audit_cases import AVERAGE, CLIP, DDP_SAMPLER, DDP_STEPS, LOSS, MODEL, SET_EPOCH, SHARE, STEP
-from audit_scripts import with_changes
+from audit_scripts import HEAD, IMPORTS, JOIN, with_changes
 
 RIGHT, OPEN, DOUBTFUL, UNACCUSED = "right", "open", "doubtful", "unaccused"
 SUM_AND_MEAN = "        dist.all_reduce(p.grad)\n        p.grad /= ranks\n"
 FIELD: dict[str, tuple[str, str, int]] = {}
+
+
+def add(found, ranks=2, **sources):
+    """Put sources of the same finding into FIELD by their names; for several numbers of ranks, once for each."""
+    for name, source in sources.items():
+        if isinstance(ranks, int):
+            FIELD[name] = source, found, ranks
+        else:
+            FIELD.update({f"{name}_{each}": (source, found, each) for each in ranks})
 
 
 def by_hand(*changes):
@@ -67,29 +78,26 @@ WITHOUT_DATA = """    if rank:
 OTHERS = "[rank - 1 :: ranks - 1] if rank else []"
 SOME = "        if p.dim() > 1:\n    " + SUM_AND_MEAN.replace("\n", "\n    ", 1) + "        else:\n    " + BROADCAST
 CLIP_FIRST = CLIP + "    for p in model.parameters():\n" + BROADCAST
-for ranks in (2, 3):
-    FIELD |= {
-        f"broadcast_{ranks}": (averaged(BROADCAST), "partial_average", ranks),
-        f"broadcast_by_another_{ranks}": (averaged(BROADCAST.replace("0)", "1)"), ""), "partial_average", ranks),
-        f"broadcast_clipped_first_{ranks}": (by_hand((AVERAGE + CLIP, CLIP_FIRST)), "partial_average", ranks),
-        f"broadcast_some_{ranks}": (averaged(SOME), "partial_average", ranks),
-        f"broadcast_micro_{ranks}": (by_hand((SUM_AND_MEAN, BROADCAST), (LOSS, MICRO)), "partial_average", ranks),
-        f"ring_with_one_buffer_{ranks}": (averaged(RING.format(total="recv"), ""), "partial_average", ranks),
-        f"ring_{ranks}": (averaged(RING.format(total="p.grad.clone()")), RIGHT, ranks),
-        f"root_averages_{ranks}": (averaged(GATHER.format(mean="torch.stack(parts).mean(0)")), RIGHT, ranks),
-        f"root_takes_its_own_{ranks}": (averaged(GATHER.format(mean="parts[0]")), "partial_average", ranks),
-        f"broadcast_of_the_average_{ranks}": (averaged(SUM_AND_MEAN + BROADCAST), RIGHT, ranks),
-        f"handles_{ranks}": (
-            by_hand((AVERAGE, "    while handles:\n        handles.pop().wait()\n"), ("optimizer = torch", HOOKS)),
-            RIGHT,
-            ranks,
-        ),
-        f"zeros_of_one_rank_{ranks}": (
-            by_hand(("labels[batch])\n", "labels[batch]) * (ranks / (ranks - 1) if rank else 0.0)\n")),
-            RIGHT,
-            ranks,
-        ),
-    }
+add(
+    "partial_average",
+    (2, 3),
+    broadcast=averaged(BROADCAST),
+    broadcast_by_another=averaged(BROADCAST.replace("0)", "1)"), ""),
+    broadcast_clipped_first=by_hand((AVERAGE + CLIP, CLIP_FIRST)),
+    broadcast_some=averaged(SOME),
+    broadcast_micro=by_hand((SUM_AND_MEAN, BROADCAST), (LOSS, MICRO)),
+    ring_with_one_buffer=averaged(RING.format(total="recv"), ""),
+    root_takes_its_own=averaged(GATHER.format(mean="parts[0]")),
+)
+add(
+    RIGHT,
+    (2, 3),
+    ring=averaged(RING.format(total="p.grad.clone()")),
+    root_averages=averaged(GATHER.format(mean="torch.stack(parts).mean(0)")),
+    broadcast_of_the_average=averaged(SUM_AND_MEAN + BROADCAST),
+    handles=by_hand((AVERAGE, "    while handles:\n        handles.pop().wait()\n"), ("optimizer = torch", HOOKS)),
+    zeros_of_one_rank=by_hand(("labels[batch])\n", "labels[batch]) * (ranks / (ranks - 1) if rank else 0.0)\n")),
+)
 # Means over unequal numbers of tokens, and a short batch.
 TOKENS = """    wanted = torch.where(torch.arange(len(batch)) < 2 + 5 * rank, labels[batch], -100)
     kept = (wanted != -100).sum()
@@ -109,7 +117,7 @@ for name, text, found in (
     ("sum_over_all", f"({SUMMED} * ranks / total)", RIGHT),
     ("masked_over_all", f"(({EACH} * (wanted >= 0).float()).sum() * ranks / total)", RIGHT),
 ):
-    FIELD[f"tokens_{name}"] = (by_hand((LOSS, TOKENS.format(loss=text))), found, 2)
+    add(found, **{f"tokens_{name}": by_hand((LOSS, TOKENS.format(loss=text)))})
 TIED = [
     (
         MODEL,
@@ -122,64 +130,38 @@ IN_TWO_LOOPS = """    for p in listed:
     for p in model.parameters():
         dist.all_reduce(p.grad)
 """
-FIELD |= {
-    "tied_averaged_twice": (by_hand(*TIED, (AVERAGE, AVERAGE.replace("model.parameters()", "listed"))), RIGHT, 2),
-    "tied_divided_twice": (by_hand(*TIED, (AVERAGE, IN_TWO_LOOPS), (CLIP, "")), DOUBTFUL, 2),
-    "a_scaler_that_leaves_out_a_step_on_one_rank": (
-        by_hand(
-            ("for step in", "scaler = torch.amp.GradScaler('cpu', init_scale=256.0)\nfor step in"),
-            ("    loss.backward()", "    scaler.scale(loss).backward()"),
-            (CLIP, "    if step == 1 and rank:\n        model[0].bias.grad[0] = float('inf')\n"),
-            (STEP, "    scaler.step(optimizer)  # here\n    scaler.update()\n"),
-        ),
-        "different_gradients",
-        2,
-    ),
-}
+SCALER = [
+    ("for step in", "scaler = torch.amp.GradScaler('cpu', init_scale=256.0)\nfor step in"),
+    ("    loss.backward()", "    scaler.scale(loss).backward()"),
+    (CLIP, "    if step == 1 and rank:\n        model[0].bias.grad[0] = float('inf')\n"),
+    (STEP, "    scaler.step(optimizer)  # here\n    scaler.update()\n"),
+]
+add(RIGHT, tied_averaged_twice=by_hand(*TIED, (AVERAGE, AVERAGE.replace("model.parameters()", "listed"))))
+add(DOUBTFUL, tied_divided_twice=by_hand(*TIED, (AVERAGE, IN_TWO_LOOPS), (CLIP, "")))
+add("different_gradients", a_scaler_that_leaves_out_a_step_on_one_rank=by_hand(*SCALER))
 # A part of the sum that no reduce-scatter has cut: what the optimizer steps is not known then, as with DeepSpeed.
 SCATTERED = "    part.grad = torch.empty_like(part)\n    dist.reduce_scatter_tensor(part.grad, gradients)\n"
 REDUCED = "    dist.all_reduce(gradients)\n    part.grad = gradients.chunk(ranks)[rank].clone()\n"
-FIELD["part_of_an_all_reduce"] = (with_changes("flat_parts", [(SCATTERED, REDUCED)]), OPEN, 2)
+add(OPEN, part_of_an_all_reduce=with_changes("flat_parts", [(SCATTERED, REDUCED)]))
 SHORT = ("16 * step + 16)", "16 * step + (16 if step < 2 else 8))")
 NOMINAL = LOSS.replace("labels[batch])", 'labels[batch], reduction="sum") / {}')
-FIELD |= {
-    "short_batch_by_the_nominal_size": (by_hand(SHORT, (LOSS, NOMINAL.format("8"))), DOUBTFUL, 2),
-    "short_batch_by_its_size": (by_hand(SHORT, (LOSS, NOMINAL.format("len(batch)"))), RIGHT, 2),
-}
-FIELD |= {
-    "no_backward_on_one_rank": (
-        by_hand((LOSS, WITHOUT_DATA), (SHARE, OTHERS), ("p.grad /= ranks", "p.grad /= ranks - 1")),
-        OPEN,
-        3,
-    ),
-    "joined": (
-        with_changes(
-            "ddp",
-            [
-                (DDP_SAMPLER, "mine = torch.utils.data.Subset(dataset, range(32) if rank else range(32, 48))\n"),
-                (SET_EPOCH, ""),
-                ("DataLoader(dataset, batch_size=8, sampler=sampler)", "DataLoader(mine, batch_size=8)"),
-                (
-                    "    for inputs, targets in loader:\n" + DDP_STEPS,
-                    "    with model.join():\n        for inputs, targets in loader:\n"
-                    + "".join(f"    {line}\n" for line in DDP_STEPS.splitlines()),
-                ),
-            ],
-        ),
-        UNACCUSED,
-        2,
-    ),
-}
+add(DOUBTFUL, short_batch_by_the_nominal_size=by_hand(SHORT, (LOSS, NOMINAL.format("8"))))
+add(RIGHT, short_batch_by_its_size=by_hand(SHORT, (LOSS, NOMINAL.format("len(batch)"))))
+NO_BACKWARD = by_hand((LOSS, WITHOUT_DATA), (SHARE, OTHERS), ("p.grad /= ranks", "p.grad /= ranks - 1"))
+add(OPEN, 3, no_backward_on_one_rank=NO_BACKWARD)
+LOOP = "    for inputs, targets in loader:\n" + DDP_STEPS
+JOINED = [
+    (DDP_SAMPLER, "mine = torch.utils.data.Subset(dataset, range(32) if rank else range(32, 48))\n"),
+    (SET_EPOCH, ""),
+    ("DataLoader(dataset, batch_size=8, sampler=sampler)", "DataLoader(mine, batch_size=8)"),
+    (LOOP, "    with model.join():\n" + indent(LOOP, "    ")),
+]
+add(UNACCUSED, joined=with_changes("ddp", JOINED))
 
 # Tensors of one element.
-REGRESSION = """import torch
-import torch.distributed as dist
-from torch import nn
-
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
-data = torch.randn(144, {inputs})
+REGRESSION = (
+    HEAD
+    + """data = torch.randn(144, {inputs})
 labels = 3 * data.sum(1, keepdim=True) + 1 + torch.randn(144, 1)
 model = {model}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -190,6 +172,7 @@ for step in range(5):
 {rest}    optimizer.step()
 dist.destroy_process_group()
 """
+)
 MODELS = {
     "net": (8, "nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))"),
     "line": (1, "nn.Linear(1, 1)"),
@@ -202,6 +185,7 @@ FORGOTTEN = AVERAGE.replace(
 )
 ONE_FOR_ALL = "    for p in model.parameters():\n" + BROADCAST
 for shape, (inputs, model) in MODELS.items():
+    ranks = 3 if shape in ("net", "number") else 2
     for manner, rest, found in (
         ("right", AVERAGE, RIGHT),
         ("clipped", AVERAGE + CLIP, OPEN if shape == "number" else RIGHT),
@@ -210,8 +194,7 @@ for shape, (inputs, model) in MODELS.items():
         ("broadcast", ONE_FOR_ALL, "partial_average"),
         *([("forgotten", FORGOTTEN + CLIP, "forgotten_tensors")] if shape in ("net", "plane") else []),
     ):
-        ranks = 3 if shape in ("net", "number") else 2
-        FIELD[f"{shape}_{manner}"] = (REGRESSION.format(inputs=inputs, model=model, rest=rest), found, ranks)
+        add(found, ranks, **{f"{shape}_{manner}": REGRESSION.format(inputs=inputs, model=model, rest=rest)})
 
 # Gradients that are 0, and nothing to judge.
 ONE_CLASS = (MODEL, "nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))")
@@ -224,32 +207,26 @@ def with_loss(loss, *changes, mark=""):
 
 
 HERE = "  # here"
-FIELD |= {
-    "one_class": (
-        with_loss(ENTROPY.replace("labels[batch]", "labels[batch] * 0"), ONE_CLASS, mark=HERE),
-        "zero_gradients",
-        2,
-    ),
-    "times_zero": (with_loss(f"{ENTROPY} * 0", mark=HERE), "zero_gradients", 3),
-    "hinge_that_is_met_at_first": (
-        with_loss("torch.relu(model(data[batch]).square().mean() - (9 if step < 3 else 0))"),
-        OPEN,
-        2,
-    ),
-    "zeros_in_the_first_step": (with_loss(f"{ENTROPY} * (1.0 if step else 0.0)"), RIGHT, 2),
-    "dead_units": (by_hand((LOSS, "    if step == 0:\n        model[0].bias.data -= 100\n" + LOSS)), RIGHT, 2),
-    "no_training": (
-        "import torch\nimport torch.distributed as dist\n\ndist.init_process_group('gloo')\n"
-        "dist.all_reduce(torch.ones(3))\ndist.destroy_process_group()\n",
-        OPEN,
-        2,
-    ),
-    "steps_by_hand": (
-        by_hand((STEP, "    for p in model.parameters():\n        p.data -= 0.1 * p.grad\n")),
-        OPEN,
-        2,
-    ),
-}
+add("zero_gradients", one_class=with_loss(ENTROPY.replace("labels[batch]", "labels[batch] * 0"), ONE_CLASS, mark=HERE))
+add("zero_gradients", 3, times_zero=with_loss(f"{ENTROPY} * 0", mark=HERE))
+add(
+    RIGHT,
+    zeros_in_the_first_step=with_loss(f"{ENTROPY} * (1.0 if step else 0.0)"),
+    dead_units=by_hand((LOSS, "    if step == 0:\n        model[0].bias.data -= 100\n" + LOSS)),
+)
+NO_TRAINING = """import torch
+import torch.distributed as dist
+
+dist.init_process_group('gloo')
+dist.all_reduce(torch.ones(3))
+dist.destroy_process_group()
+"""
+add(
+    OPEN,
+    hinge_that_is_met_at_first=with_loss("torch.relu(model(data[batch]).square().mean() - (9 if step < 3 else 0))"),
+    no_training=NO_TRAINING,
+    steps_by_hand=by_hand((STEP, "    for p in model.parameters():\n        p.data -= 0.1 * p.grad\n")),
+)
 
 # Checkpoints.
 KEEP = "    torch.save(model.state_dict(), '{}')  # here\n"
@@ -270,20 +247,17 @@ for name, text, found in (
     ("own_name", OWN_NAME, RIGHT),
 ):
     inside = LAST + text.replace("\n    ", "\n        ")
-    FIELD[f"saved_by_{name}"] = (by_hand((STEP, STEP + inside)), found, 2)
+    add(found, **{f"saved_by_{name}": by_hand((STEP, STEP + inside))})
 
 # Ranks that split the data for themselves.
-SPLIT = """import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+SPLIT = (
+    IMPORTS
+    + """from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset, random_split
 from torch.utils.data.distributed import DistributedSampler
-
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
-count = {count}
+"""
+    + JOIN
+    + """count = {count}
 dataset = TensorDataset(torch.randn(count, 8), torch.randint(0, 3, (count,)))
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 torch.manual_seed(100 + rank)
@@ -303,6 +277,7 @@ for epoch in range(2):
     dist.all_reduce(mean)
 {evaluation}dist.destroy_process_group()
 """
+)
 EVALUATION = """    model.eval()
     with torch.no_grad():
         for inputs, targets in DataLoader({loader}, batch_size=8):{mark}
@@ -327,23 +302,21 @@ def split(text, evaluated="", count=240, loader="train, batch_size=8, sampler=sa
 
 
 SHARED = "{0}, sampler=DistributedSampler({0}, shuffle=False)"
-for ranks in (2, 3):
-    FIELD |= {
-        f"split_unseeded_{ranks}": (split(UNSEEDED, "held"), "overlapping_batches", ranks),
-        f"split_unseeded_large_{ranks}": (
-            split(UNSEEDED, count=4000, loader="train, batch_size=64, sampler=sampler"),
-            "overlapping_batches",
-            ranks,
-        ),
-        f"evaluates_others_{ranks}": (
-            split(MINE, "held", loader="Subset(dataset, mine), batch_size=8", mark=HERE),
-            "evaluation_leak",
-            ranks,
-        ),
-        f"split_seeded_{ranks}": (split(SEEDED, SHARED.format("held")), RIGHT, ranks),
-        f"evaluates_what_it_trains_on_{ranks}": (split(SEEDED, SHARED.format("train")), RIGHT, ranks),
-        f"every_sample_twice_{ranks}": (split(TWICE.format(120, 120) + SEEDED, SHARED.format("held")), RIGHT, ranks),
-        f"some_samples_twice_{ranks}": (split(TWICE.format(230, 10) + SEEDED, SHARED.format("held")), RIGHT, ranks),
-        f"with_replacement_{ranks}": (split(SEEDED, loader=WITH_REPLACEMENT), RIGHT, ranks),
-        f"padded_{ranks}": (split(SEEDED, count=61), RIGHT, ranks),
-    }
+add(
+    "overlapping_batches",
+    (2, 3),
+    split_unseeded=split(UNSEEDED, "held"),
+    split_unseeded_large=split(UNSEEDED, count=4000, loader="train, batch_size=64, sampler=sampler"),
+)
+OTHERS_DATA = split(MINE, "held", loader="Subset(dataset, mine), batch_size=8", mark=HERE)
+add("evaluation_leak", (2, 3), evaluates_others=OTHERS_DATA)
+add(
+    RIGHT,
+    (2, 3),
+    split_seeded=split(SEEDED, SHARED.format("held")),
+    evaluates_what_it_trains_on=split(SEEDED, SHARED.format("train")),
+    every_sample_twice=split(TWICE.format(120, 120) + SEEDED, SHARED.format("held")),
+    some_samples_twice=split(TWICE.format(230, 10) + SEEDED, SHARED.format("held")),
+    with_replacement=split(SEEDED, loader=WITH_REPLACEMENT),
+    padded=split(SEEDED, count=61),
+)

@@ -1,9 +1,11 @@
 """The part of the matrix with other styles: a trainer's hooks, communication hooks, EMA, a teacher, synchronized batch norm."""
 
-TRAINER = """import torch
-import torch.distributed as dist
-from torch import nn
+from audit_cases import AVERAGE
+from audit_scripts import IMPORTS, JOIN
 
+TRAINER = (
+    IMPORTS
+    + """
 
 class Module(nn.Module):
     def __init__(self):
@@ -75,27 +77,24 @@ def main():
 
 main()
 """
+)
 
 
 def trainer(callbacks, accumulate=1, moment="on_before_optimizer_step"):
     return TRAINER.format(callbacks=callbacks, accumulate=accumulate, moment=moment)
 
 
-BEGIN = """import copy
-
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
-data, labels = torch.randn(160, 8), torch.randint(0, 3, (160,))
+BEGIN = (
+    "import copy\n\n"
+    + IMPORTS
+    + "from torch.nn.parallel import DistributedDataParallel\n"
+    + JOIN
+    + """data, labels = torch.randn(160, 8), torch.randint(0, 3, (160,))
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data, labels = data[rank::ranks].split(8), labels[rank::ranks].split(8)
 """
+)
 END = "dist.destroy_process_group()\n"
 DDP = "wrapped = DistributedDataParallel(model)\n"
 LOOP = """for inputs, targets in zip(data[:5], labels):
@@ -113,10 +112,6 @@ def hook(state, bucket):
 wrapped.register_comm_hook(None, hook)
 """
 COMPILED = LOOP.format(model='torch.compile(model, backend="eager")', rest="{rest}")
-AVERAGE = """    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= ranks
-"""
 EMA = (
     LOOP.format(model="wrapped", rest="")
     + """    with torch.no_grad():
@@ -194,7 +189,7 @@ for inputs, targets in zip(data[:5], labels):
     scaler.update()
 """
 )
-# Another model is tried out without values, to know its shapes.
+# Another model runs without values, to find its shapes.
 SHAPES = """with {place}:
     trial = nn.Linear(8, 3)
     steps = torch.optim.SGD(trial.parameters(), lr=0.1)

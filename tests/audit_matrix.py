@@ -14,19 +14,17 @@ import audit_cases
 from audit_cases_blind import BLIND
 from audit_cases_evaluation import EVALUATION
 from audit_cases_field import DOUBTFUL, FIELD, OPEN, RIGHT, UNACCUSED
-from audit_cases_sharded import NOT_JUDGED
 from audit_cases_styles import STYLES
-from audit_scripts import with_changes
-from audits import audit, words_of
-from programs import Program, programs_end
+from audit_scripts import audit, with_changes, words_of
+from programs import programs_end
 
 from cos598d.tools.audit.judge.verdict import FAULT
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.check.spawn import PRELOADED
 
 CLEAN = (RIGHT, OPEN, DOUBTFUL, UNACCUSED)
-# Of these right scripts no gradient can be judged, or not all.
-UNCERTAIN = dict.fromkeys(("lbfgs", "clip_value_after", *NOT_JUDGED), OPEN) | {"local_sgd": UNACCUSED}
+# Right scripts with gradients that cannot be judged: ranks of tensor parallelism share batches by design.
+UNCERTAIN = dict.fromkeys(("lbfgs", "clip_value_after", "tensor_parallel"), OPEN) | {"local_sgd": UNACCUSED}
 
 
 class Case(NamedTuple):
@@ -62,11 +60,7 @@ CASES = _cases()
 def result(name: str, case: Case) -> tuple[str, str]:
     """Whether a script is right or wrong, and what becomes of it under audit."""
     with tempfile.TemporaryDirectory() as folder, programs_end():
-
-        def start(rank, command, environ, is_fresh):
-            return Program(Path(folder), rank, [*map(str, command)], environ, is_fresh)
-
-        _, text, verdict = audit(start, Path(folder), case.source, case.words, case.ranks, is_fresh=case.is_fresh)
+        _, text, verdict = audit(Path(folder), case.source, case.words, case.ranks, is_fresh=case.is_fresh)
     names = [each["name"] for each in verdict["faults"]]
     if case.is_wrong(name):
         told = "found" if names and ",".join(names) == case.found else "found by another name" if names else ""

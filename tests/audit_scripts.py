@@ -1,18 +1,28 @@
-"""Scripts to audit, in three styles: gradients averaged by hand, DDP, and the course's skeleton with its own flags.
+"""Scripts to audit, in several styles, and audits as tests run them: every rank under `cos598d audit`.
 
-Each is right as it stands. `with_changes` makes others of it: right ones in another manner, and ones with a fault, in
-which the comment `# here` marks the line that the audit has to name.
+Each script is right. `with_changes` makes others of it: right ones in another manner, and ones with a fault, in which
+the comment `# here` marks the line that the audit has to name.
 """
 
-BY_HAND = """
-import torch
+import json
+from pathlib import Path
+
+from programs import ROOT, Program, free_port
+
+IMPORTS = """import torch
 import torch.distributed as dist
 from torch import nn
-
+"""
+JOIN = """
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(1)
-data, labels = torch.randn(120, 8), torch.randint(0, 3, (120,))
+"""
+HEAD = IMPORTS + JOIN
+
+BY_HAND = (
+    HEAD
+    + """data, labels = torch.randn(120, 8), torch.randint(0, 3, (120,))
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 torch.manual_seed(100 + rank)
 for p in model.parameters():
@@ -30,19 +40,16 @@ for step in range(5):
     optimizer.step()
 dist.destroy_process_group()
 """
+)
 
-DDP = """
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+DDP = (
+    IMPORTS
+    + """from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
-
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
-dataset = TensorDataset(torch.randn(48, 8), torch.randint(0, 3, (48,)))
+"""
+    + JOIN
+    + """dataset = TensorDataset(torch.randn(48, 8), torch.randint(0, 3, (48,)))
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 torch.manual_seed(100 + rank)
 model = DistributedDataParallel(model)
@@ -60,9 +67,9 @@ for epoch in range(3):
     dist.all_reduce(mean)
 dist.destroy_process_group()
 """
+)
 
-SKELETON = """
-import argparse
+SKELETON = """import argparse
 
 import torch
 import torch.distributed as dist
@@ -163,15 +170,11 @@ if __name__ == "__main__":
     main()
 """
 
-_BEGIN = """
-import torch
-import torch.distributed as dist
-from torch import nn
-{imports}
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
-data, labels = torch.randn(120, 8), torch.randint(0, 3, (120,))
+_BEGIN = (
+    IMPORTS
+    + "{imports}"
+    + JOIN
+    + """data, labels = torch.randn(120, 8), torch.randint(0, 3, (120,))
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
 torch.manual_seed(100 + rank)
 {wrap}for step in range(5):
@@ -181,6 +184,7 @@ torch.manual_seed(100 + rank)
     loss.backward()
 {rest}dist.destroy_process_group()
 """
+)
 
 FSDP2 = _BEGIN.format(
     imports="""from torch.distributed.device_mesh import init_device_mesh
@@ -207,7 +211,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 """,
 )
 
-# Every parameter has an owner, which alone gets its average and steps it (ZeRO-2, whole tensors).
+# Only the owner of a parameter gets its average and steps it (ZeRO-2, whole tensors).
 OWNERS = _BEGIN.format(
     imports="",
     wrap="""owners = {p: place % ranks for place, p in enumerate(model.parameters())}
@@ -246,16 +250,11 @@ optimizer = torch.optim.Adam([part], lr=0.01)
 )
 
 # Two models and two optimizers, that step in turn.
-GAN = """
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits as entropy
-
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
-data = torch.randn(120, 8)
+GAN = (
+    IMPORTS
+    + "from torch.nn.functional import binary_cross_entropy_with_logits as entropy\n"
+    + JOIN
+    + """data = torch.randn(120, 8)
 maker = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
 judge = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
 optimizers = {model: torch.optim.Adam(model.parameters(), lr=0.01) for model in (maker, judge)}
@@ -278,6 +277,7 @@ for step in range(3):
     step_by(maker, entropy(judge(made), torch.ones(8, 1)))
 dist.destroy_process_group()
 """
+)
 
 STYLES = {
     "by_hand": BY_HAND,
@@ -292,9 +292,40 @@ STYLES = {
 FLAGS = "--local_rank {rank} --world_size {world_size} --master_ip {master_ip} --master_port {master_port}"
 
 
+def audit(folder, source, words="", ranks=2, flags=(), is_fresh=False, during=None):
+    """Run a script, its path or its source, on so many ranks; return the exit codes, what rank 0 printed, and
+    audit.json (or None). `during` is called with the programs while they run."""
+    path = source if isinstance(source, Path) else folder / "train.py"
+    if path is not source:
+        path.write_text(source)
+    port = free_port()
+    programs = []
+    for rank in range(ranks):
+        place = {"rank": rank, "world_size": ranks, "master_ip": "127.0.0.1", "master_port": port}
+        environ = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        environ |= {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        own = words.format(**place).split()
+        command = ["-m", "cos598d", "audit", "--output_dir", folder / "audit", *flags, path, *own]
+        programs.append(Program(folder, f"rank{rank}", [*map(str, command)], environ, is_fresh))
+    if during:
+        during(programs)
+    codes = [program.wait() for program in programs]
+    verdict = folder / "audit" / "audit.json"
+    return codes, programs[0].text, json.loads(verdict.read_text()) if verdict.exists() else None
+
+
+def words_of(style, more):
+    """The words of a script of that style."""
+    return f"{FLAGS} {more}" if style == "skeleton" else more
+
+
 def with_changes(style, changes):
-    """The source of a style with each (old, new) of `changes` made; each old text is there exactly once."""
-    source = STYLES[style].lstrip()
+    """The source of a style with each (old, new) of `changes` made."""
+    return changed(STYLES[style], changes)
+
+
+def changed(source, changes):
+    """The source with each (old, new) of `changes` made; each old text is there exactly once."""
     for old, new in changes:
         assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
         source = source.replace(old, new)

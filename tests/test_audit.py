@@ -1,4 +1,4 @@
-"""The audit's manners: the script stays as it is, bad input is a sentence, and what came until an end is judged."""
+"""The audit: sketches, fits, books and verdicts; the script runs unchanged, and bad input is refused in one line."""
 
 import json
 import random
@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from audit_cases import AVERAGE, FAULTS
-from audit_scripts import BY_HAND, with_changes
-from audits import audit
-from programs import ROOT, Program, free_port
+from audit_scripts import BY_HAND, audit, with_changes
+from programs import ROOT, free_port
 
 from cos598d.comm.gloo import bytes_moved as moved
 from cos598d.commands.cli import main
@@ -26,15 +25,14 @@ from cos598d.tools.audit.judge.samples import judge_samples
 from cos598d.tools.audit.judge.verdict import CONSEQUENCES
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.sketch import SIZE, Sketcher, from_text, to_text
-from cos598d.tools.audit.starter import filled
 from cos598d.tools.audit.watch.loss import factors_of, scale_of
 from cos598d.tools.audit.watch.places import divides_by_ranks, literals
 
-RIGHT = BY_HAND.lstrip()
+RIGHT = BY_HAND
 NEVER = with_changes("by_hand", [(AVERAGE, "")])
 
 
-def test_a_sketch_is_linear_and_draws_from_no_state_of_the_script():
+def test_sketches_are_linear_and_leave_random_states_unchanged():
     states = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     sketch = Sketcher()
     one, other = (torch.arange(70_000.0).sin().reshape(7, -1) * scale for scale in (1, 3))
@@ -68,7 +66,7 @@ def test_a_fit_names_how_gradients_were_combined():
     assert kind(by_rank[0], of=np.stack([local[0]] * 3)).kind == INDISTINCT
 
 
-def test_how_much_a_loss_weighs_is_read_from_its_graph():
+def test_scale_of_reads_the_weight_of_a_loss_from_its_graph():
     inputs, wanted = torch.randn(6, 4, requires_grad=True), torch.tensor([0, 1, 2, 3, 0, 1])
     loss = torch.nn.functional.cross_entropy
     weights = torch.ones(3, requires_grad=True)
@@ -93,14 +91,14 @@ def test_how_much_a_loss_weighs_is_read_from_its_graph():
     mask = (torch.arange(6) < 2).float()
     assert scale_of((loss(inputs, wanted, reduction="none") * mask).sum() / 2)[:2] == (1 / 2, (2, 6))
     assert scale_of(inputs.exp().logsumexp((0, 1))) is None
-    assert scale_of((inputs.exp() * wanted[:, None]).sum()) is None  # of a mask nobody knows how much it leaves
+    assert scale_of((inputs.exp() * wanted[:, None]).sum()) is None  # how much a mask of integers keeps is unknown
     assert scale_of(None) is None
     assert scale_of(loss(inputs, wanted), torch.tensor(0.25)) == (0.25, (), (), (4,), 5)
     assert scale_of(inputs.exp(), torch.ones_like(inputs)) is None
     assert factors_of(inputs.exp().logsumexp((0, 1)) * 2 / 3) == ([2], [3])
 
 
-def test_numbers_in_a_loss_are_read_from_the_text(tmp_path):
+def test_literals_reads_numbers_in_a_loss_from_the_source(tmp_path):
     def found(*lines):
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.py"
         path.write_text("\n".join(lines))
@@ -131,13 +129,13 @@ def test_numbers_in_a_loss_are_read_from_the_text(tmp_path):
         (("sampler = S(num_replicas=world_size)", "x = next(iter(sampler))", "loss = f(model(x)) / T"), False),
     ],
 )
-def test_what_a_loss_is_divided_by_is_read_from_the_text(lines, expected, tmp_path):
+def test_divides_by_ranks_reads_the_source(lines, expected, tmp_path):
     path = tmp_path / "script.py"
     path.write_text("\n".join([*lines, "loss.backward()"]))
     assert divides_by_ranks(str(path)) is expected
 
 
-def test_bytes_are_gloos_by_formula():
+def test_bytes_moved_follows_gloos_formulas():
     assert moved("all_reduce", 100, 4, 1, 0) == (150, 150)
     assert moved("all_gather", 100, 4, 1, 0) == (300, 300)
     assert (moved("gather", 100, 4, 0, 0), moved("gather", 100, 4, 2, 0)) == ((0, 300), (100, 0))
@@ -146,18 +144,14 @@ def test_bytes_are_gloos_by_formula():
     assert (moved("send", 100, 2, 0, 0), moved("recv", 100, 2, 0, 0)) == ((100, 0), (0, 100))
 
 
-def test_placeholders_are_filled_in_and_other_braces_stay():
-    assert filled(["--rank={rank}/{world_size}", "{x}"], {"rank": 2, "world_size": 4}) == ["--rank=2/4", "{x}"]
-
-
-def test_a_right_script_and_its_record(start, tmp_path, capsys):
+def test_a_right_script_passes_and_leaves_a_record(start, tmp_path, capsys):
     printed = '    print(rank, step, f"{loss.item():.9f}", torch.rand(1).item(), flush=True)\n'
     source = with_changes("by_hand", [("    optimizer.step()\n", "    optimizer.step()\n" + printed)])
-    codes, text, verdict = audit(start, tmp_path, source)
+    codes, text, verdict = audit(tmp_path, source)
     assert codes == [0, 0], text
     assert (verdict["faults"], verdict["wastes"]) == ([], [])
     assert [note["name"] for note in verdict["notes"]] == ["local_loss"]
-    assert (verdict["seen"]["judged"], verdict["seen"]["steps"]) == (3, 5)
+    assert [verdict["seen"][name] for name in ("world_size", "judged", "steps")] == [2, 3, 5]
     assert "No fault found; gradients judged in 3 of 5 steps" in text
     assert re.search(r"^Steps 2 to 3 took [\d.]+ s\. For [\d.e-]+ s of them rank 0 computed nothing", text, re.M)
     # The same numbers as without the audit, random ones too.
@@ -181,7 +175,7 @@ def test_a_right_script_and_its_record(start, tmp_path, capsys):
         ('cos598d.parallelize(model, lambda params: torch.optim.SGD(params, lr=0.1), "zero1")[0]', "zero1"),
     ],
 )
-def test_a_record_names_the_sync_that_our_wrapper_has(wrap, sync, start, tmp_path):
+def test_a_record_names_the_sync_of_our_wrapper(wrap, sync, tmp_path):
     source = f"""
 import torch, torch.distributed as dist, cos598d
 dist.init_process_group("gloo")
@@ -194,14 +188,14 @@ for step in range(3):
     optimizer.step()
 dist.destroy_process_group()
 """
-    codes, text, _ = audit(start, tmp_path, source)
+    codes, text, _ = audit(tmp_path, source)
     assert codes == [0, 0], text
     summary = json.loads((tmp_path / "audit" / "summary.json").read_text())
     assert (summary["sync"], summary["model"]) == (sync, "Linear")
 
 
-def test_a_fault_again_from_its_folder_strict_and_with_books_gone(start, tmp_path, capsys):
-    codes, text, verdict = audit(start, tmp_path, NEVER, flags=["--strict"])
+def test_a_folder_is_judged_again_also_without_a_book(tmp_path, capsys):
+    codes, text, verdict = audit(tmp_path, NEVER, flags=["--strict"])
     assert codes == [3, 0], text
     (fault_found,) = verdict["faults"]
     assert fault_found["name"] == "never_averaged"
@@ -230,7 +224,7 @@ def test_a_fault_again_from_its_folder_strict_and_with_books_gone(start, tmp_pat
         (lambda book: json.dumps(book | {"seconds": 1e999}).encode(), "JSON"),
     ],
 )
-def test_a_forged_or_damaged_book_is_refused_in_a_sentence(damage, says, start, tmp_path, finished):
+def test_read_books_refuses_forged_and_damaged_books(damage, says, tmp_path, finished):
     for rank, book in enumerate(finished):
         (tmp_path / "books").mkdir(exist_ok=True)
         data = json.dumps(book).encode() if rank == 0 else damage(book)
@@ -247,17 +241,13 @@ def test_a_forged_or_damaged_book_is_refused_in_a_sentence(damage, says, start, 
 def finished(tmp_path_factory):
     """The books of a right script of two ranks."""
     folder = tmp_path_factory.mktemp("finished")
-
-    def begin(name, words, environ=None, is_fresh=False):
-        return Program(folder, name, [str(word) for word in words], environ, is_fresh)
-
-    codes, text, _ = audit(begin, folder, RIGHT)
+    codes, text, _ = audit(folder, RIGHT)
     assert codes == [0, 0], text
     return [json.loads((folder / "audit" / "books" / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
 class Store(dict):
-    """What a store of torch's does, as far as it is asked."""
+    """The part of torch's store that the audit calls."""
 
     def set(self, name, value):
         self[name] = value if isinstance(value, bytes) else value.encode()
@@ -269,7 +259,7 @@ class Store(dict):
         return all(name in self for name in names)
 
 
-def test_between_hosts_a_book_travels_through_the_store(finished):
+def test_a_book_is_sent_through_the_store_and_forged_pieces_are_refused(finished):
     store = Store()
     sender, receiver = Counter(store, 1), Counter(store, 0)
     assert receiver.receive(1) is None
@@ -289,10 +279,9 @@ def test_between_hosts_a_book_travels_through_the_store(finished):
             Counter(forged, 0).receive(1)
 
 
-def test_every_finding_and_every_planted_fault_has_its_words():
+def test_every_consequence_and_planted_fault_has_words():
     assert {name for _, _, name, _ in FAULTS.values()} <= WORDS.keys()
     assert {*CONSEQUENCES, *(effect for effects in CONSEQUENCES.values() for effect in effects)} <= WORDS.keys()
-    assert len(FAULTS) >= 20
 
 
 @pytest.mark.parametrize(
@@ -314,7 +303,7 @@ def test_every_finding_and_every_planted_fault_has_its_words():
         (["--world_size", "2", "--", "-m", "nowhere.at_all"], "is not a module here"),
     ],
 )
-def test_bad_words_are_a_sentence(words, says, tmp_path, monkeypatch, capsys):
+def test_bad_arguments_print_one_line(words, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prose.py").write_text("this is no Python\n")
     (tmp_path / "binary.py").write_bytes(b"\x7fELF\x00\x01")
@@ -326,16 +315,17 @@ def test_bad_words_are_a_sentence(words, says, tmp_path, monkeypatch, capsys):
     assert said.count("\n") == 1
 
 
-def test_the_starter_starts_the_ranks_and_judges(start, tmp_path):
-    (tmp_path / "train.py").write_text(NEVER)
-    words = ["audit", "--world_size", "2", "--output_dir", tmp_path / "audit", "--", tmp_path / "train.py", "{rank}"]
-    program = start("starter", ["-m", "cos598d", *words])
+def test_the_starter_fills_in_the_words_of_each_rank_and_judges(start, tmp_path):
+    checks = 'import os, sys\nassert sys.argv[1:] == [f"{os.environ[\'RANK\']}/2", "{x}"], sys.argv\n'
+    (tmp_path / "train.py").write_text(checks + NEVER)
+    words = ["-m", "cos598d", "audit", "--world_size", "2", "--output_dir", tmp_path / "audit"]
+    program = start("starter", [*words, "--", tmp_path / "train.py", "{rank}/{world_size}", "{x}"])
     assert program.wait() == 0, program.text
     assert "the gradients are never averaged" in program.text
     assert read_book(tmp_path / "audit" / "books" / "rank1.json", 1)["rank"] == 1
 
 
-def test_findings_can_be_ignored_counted_and_handed_on(finished, tmp_path, capsys):
+def test_findings_are_ignored_counted_and_written_as_json_or_for_github(finished, tmp_path, capsys):
     (tmp_path / "books").mkdir()
     for rank, book in enumerate(edited(finished, applied=summed)):
         (tmp_path / "books" / f"rank{rank}.json").write_text(json.dumps(book))
@@ -362,12 +352,6 @@ def test_findings_can_be_ignored_counted_and_handed_on(finished, tmp_path, capsy
     assert (code, "cannot be written" in printed.err) == (2, True)
 
 
-def test_a_verdict_is_data(finished):
-    found = judge(finished).to_json()
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert (found["seen"]["judged"], found["seen"]["world_size"]) == (3, 2)
-
-
 def edited(books, applied=None, micro=None, steps=(1, 2, 3), **of_micro):
     """Copies of two ranks' books. `applied` (rank, step, name, of all ranks' own gradients) gives what is applied;
     `of_micro` is put into every backward pass, `micro` (rank, row of it) changes it."""
@@ -389,39 +373,33 @@ def edited(books, applied=None, micro=None, steps=(1, 2, 3), **of_micro):
     return copies
 
 
-def by_names(*names):
-    return lambda rank, step, name, own: sum(own) / (1 if name in names else 2)
+def divided(by):
+    """All gradients are the sum over the ranks, divided by `by`, a number or a function of step and name."""
+    return lambda rank, step, name, own: sum(own) / (by(step, name) if callable(by) else by)
 
 
 def in_modes(*counts):
     return lambda rank, row: row.update(modes=[*counts[rank]])
 
 
-def summed(rank, step, name, own):
-    return sum(own)
-
-
 def bent(rank, step, name, own):
     return np.abs(sum(own)) if name == "0.bias" else sum(own) / 2
 
 
+summed = divided(1)
 HALF = {"weight": 0.5, "divided": [2.0]}
 SCALED = HALF | {"weight": 2**15, "literals": [2.0]}  # by a gradient scaler, 2**16
-OF_ALL = {
-    "weight": 1 / 16,
-    "counts": [8, 8],
-    "divided": [16.0],
-    "literals": [],
-}  # a sum over the examples of both ranks
-JUDGED = {  # what is changed in the books of a right script -> the fault; "" for none, None where that cannot be told
+# A sum over the examples of both ranks.
+OF_ALL = {"weight": 1 / 16, "counts": [8, 8], "divided": [16.0], "literals": []}
+JUDGED = {  # changes of a right script's books -> the fault; "" for none, None if the audit cannot decide
     "right": ({}, ""),
     "sum": ({"applied": summed}, "summed"),
-    "sum_of_biases": ({"applied": by_names("0.bias", "2.bias")}, "summed"),
-    "a_wrong_number": ({"applied": lambda rank, step, name, own: sum(own) / 3}, "wrong_factor"),
-    "a_hundredth": ({"applied": lambda rank, step, name, own: sum(own) / 200}, "wrong_factor"),
+    "sum_of_biases": ({"applied": divided(lambda step, name: 1 if "bias" in name else 2)}, "summed"),
+    "a_wrong_number": ({"applied": divided(3)}, "wrong_factor"),
+    "a_hundredth": ({"applied": divided(200)}, "wrong_factor"),
     "a_clip_by_hand": ({"applied": lambda rank, step, name, own: sum(own) / 2 * (1, 1, 0.7, 0.9)[step]}, ""),
     "more_in_some_steps": ({"applied": lambda rank, step, name, own: sum(own) / 2 * (1, 1, 1.7, 0.9)[step]}, None),
-    "one_layer_by_less": ({"applied": lambda rank, step, name, own: sum(own) / (20 if name == "0.bias" else 2)}, None),
+    "one_layer_by_less": ({"applied": divided(lambda step, name: 20 if name == "0.bias" else 2)}, None),
     "one_tensor_changed": ({"applied": bent}, None),
     "one_ranks_for_all": ({"applied": lambda rank, step, name, own: own[0]}, "partial_average"),
     "not_in_one_step": ({"applied": lambda rank, step, name, own: own[rank], "steps": (2,)}, "different_gradients"),
@@ -438,10 +416,7 @@ JUDGED = {  # what is changed in the books of a right script -> the fault; "" fo
     "a_sum_over_its_own": ({"micro": lambda rank, row: row.update(weight=1 / (6 + rank), counts=[6 + rank, 8])}, None),
     "a_mean_over_its_own": ({"micro": lambda rank, row: row.update(kept=6 + rank)}, None),
     "a_mean_over_as_many": ({"micro": lambda rank, row: row.update(kept=6)}, ""),
-    "an_unknown_sum_over_its_own": (
-        {"weight": None, "micro": lambda rank, row: row.update(divided=[6 + rank])},
-        None,
-    ),
+    "an_unknown_sum_over_its_own": ({"weight": None, "micro": lambda rank, row: row.update(divided=[6 + rank])}, None),
     "an_unknown_mean_by_share": (
         {"weight": None, "micro": lambda rank, row: row.update(size=6 + rank, multiplied=[6 + rank])},
         "",
@@ -454,12 +429,12 @@ JUDGED = {  # what is changed in the books of a right script -> the fault; "" fo
     "one_in_evaluation_without_dropout": ({"micro": in_modes((0, 0, 0), (0, 0, 5))}, None),
     "all_in_evaluation": ({"micro": in_modes((2, 0, 5), (2, 0, 5))}, ""),
     "dropout_on_one_rank": ({"micro": in_modes((0, 0, 0), (2, 2, 0))}, ""),
-    "half_an_error_under_a_scaler": (SCALED | {"applied": lambda rank, step, name, own: sum(own) / 2**17}, None),
+    "half_an_error_under_a_scaler": (SCALED | {"applied": divided(2**17)}, None),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", JUDGED)
-def test_what_is_applied_and_how_the_loss_is_scaled_name_the_fault(name, finished):
+def test_judge_names_the_fault_from_applied_gradients_and_loss_scales(name, finished):
     changes, expected = JUDGED[name]
     verdict = judge(edited(finished, **changes))
     faults = [each.name for each in verdict.of("fault")]
@@ -480,7 +455,7 @@ def test_what_is_applied_and_how_the_loss_is_scaled_name_the_fault(name, finishe
         (8, [*range(900, 1000), 100, 200], []),  # samples that are there twice
     ],
 )
-def test_a_leak_is_of_samples_that_others_train_on_only(ranks, evaluated, found, finished):
+def test_a_leak_has_only_samples_that_other_ranks_train_on(ranks, evaluated, found, finished):
     books = [json.loads(json.dumps(finished[0] | {"rank": rank})) for rank in range(ranks)]
     for rank, book in enumerate(books):
         book["training_samples"] = [str(sample) for sample in range(100 * rank, 100 * rank + 100)]
@@ -488,7 +463,7 @@ def test_a_leak_is_of_samples_that_others_train_on_only(ranks, evaluated, found,
     assert [each.name for each in judge_samples(books)[0] if each.name == "evaluation_leak"] == found
 
 
-def test_less_than_half_of_the_steps_is_no_verdict(finished):
+def test_fewer_than_half_of_the_steps_give_no_verdict(finished):
     skipped = edited(finished)
     for book in skipped:
         book["steps"][0]["is_skipped"] = True

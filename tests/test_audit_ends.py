@@ -1,4 +1,4 @@
-"""Audits of scripts that end early or unevenly: they end as they would, and what was seen until then is judged."""
+"""Audits of scripts that end early or unevenly: their exit codes stay, and the steps until then are judged."""
 
 import os
 import shutil
@@ -6,21 +6,18 @@ import signal
 import time
 
 import pytest
-from audit_scripts import BY_HAND, marked_line, with_changes
-from audits import audit
+from audit_cases import CLIP
+from audit_scripts import BY_HAND, audit, marked_line, with_changes
 from programs import ROOT, children_of, is_alive, wait_until
-
-RIGHT = BY_HAND.lstrip()
 
 
 def with_end(old, new):
-    assert RIGHT.count(old) == 1
-    return RIGHT.replace(old, new)
+    return with_changes("by_hand", [(old, new)])
 
 
 BACKWARD, END = "    loss.backward()\n", "dist.destroy_process_group()"
 ON_ONE = "    loss.backward()\n    if step == 4 and rank == 1:\n"
-INDENTED = "".join(f"    {line}\n" for line in RIGHT.splitlines())
+INDENTED = "".join(f"    {line}\n" for line in BY_HAND.splitlines())
 SPAWNING = f"""
 import os
 
@@ -34,10 +31,10 @@ def main(rank, ranks):
 if __name__ == "__main__":
     mp.spawn(main, (2,), nprocs=2)
 """
-# What a script is, the exit codes of its ranks (None: whatever), and what rank 0 says.
+# A script, the exit codes of its ranks (None: any), and what rank 0 prints.
 ENDS = {
     "at_once": ("import sys\nsys.exit(5)\n", [5, 5], "was not audited"),
-    "no_group": ("print('alone')\n", [0, 0], "it opened no process group"),
+    "no_group": ("print('no group')\n", [0, 0], "it opened no process group"),
     "crash": (
         with_end(BACKWARD, ON_ONE + "        raise ValueError('planted')\n"),
         [1, 1],
@@ -56,10 +53,10 @@ ENDS = {
 
 @pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("name", ENDS)
-def test_a_script_ends_as_it_would_and_what_was_seen_is_judged(name, start, tmp_path):
+def test_a_script_keeps_its_exit_code_and_its_steps_are_judged(name, tmp_path):
     source, wanted, says = ENDS[name]
     is_spawning = name == "spawns"
-    codes, text, verdict = audit(start, tmp_path, source, ranks=1 if is_spawning else 2, is_fresh=is_spawning)
+    codes, text, verdict = audit(tmp_path, source, ranks=1 if is_spawning else 2, is_fresh=is_spawning)
     assert says in text, text
     if wanted is not None:
         assert [code if code >= 0 else -9 for code in codes] == wanted, text
@@ -70,72 +67,61 @@ def test_a_script_ends_as_it_would_and_what_was_seen_is_judged(name, start, tmp_
         assert verdict is None
 
 
-def test_averages_within_groups_of_ranks_are_told(start, tmp_path):
-    groups = (
-        "pair = dist.new_group([0, 1])\nalone = dist.new_group([2])\ngroup = alone if rank == 2 else pair\noptimizer ="
-    )
-    source = with_changes(
-        "by_hand",
-        [
-            ("optimizer =", groups),
-            ("dist.all_reduce(p.grad)", "dist.all_reduce(p.grad, group=group)  # here"),
-            ("p.grad /= ranks", "p.grad /= group.size()"),
-            ("    nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n", ""),
-        ],
-    )
-    codes, text, verdict = audit(start, tmp_path, source, ranks=3)
-    assert codes == [0, 0, 0], text
-    (found,) = verdict["faults"]
-    assert (found["name"], found["line"]) == ("partial_average", marked_line(source)), text
-    assert "Of ranks 2 nothing is in it" in text
-
-
-def test_a_rank_that_has_more_batches_is_told(start, tmp_path):
-    source = with_changes("by_hand", [("range(5)", "range(5 + (rank == 0))")])
-    codes, text, verdict = audit(start, tmp_path, source)
-    assert codes[0] != 0 == codes[1], text
-    assert [each["name"] for each in verdict["faults"]] == ["uneven_steps"], text
-    assert "Backward passes by rank: 6, 5." in text
-
-
-def test_a_call_that_one_rank_alone_makes_is_told(start, tmp_path):
-    alone = "if rank == 0:\n    dist.broadcast(loss.detach(), 0)  # here\n"
-    source = with_changes("by_hand", [(END, alone + END)])
-    codes, text, verdict = audit(start, tmp_path, source)
-    assert codes[0] != 0 == codes[1], text
-    (found,) = verdict["faults"]
-    assert (found["name"], found["line"]) == ("uneven_calls", marked_line(source)), text
-    assert "Calls of broadcast by rank: 5, 4." in text
-
-
+GROUPS = """pair = dist.new_group([0, 1])
+other = dist.new_group([2])
+group = other if rank == 2 else pair
+optimizer ="""
+ON_GROUPS = [
+    ("optimizer =", GROUPS),
+    ("dist.all_reduce(p.grad)", "dist.all_reduce(p.grad, group=group)  # here"),
+    ("p.grad /= ranks", "p.grad /= group.size()"),
+    (CLIP, ""),
+]
+ONE_BROADCAST = "if rank == 0:\n    dist.broadcast(loss.detach(), 0)  # here\n"
 HYBRID = 'mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "parts"))'
-NO_CLIP = ("    nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n", "")
 
 
 def hybrid(mesh):
     whole = 'mesh = init_device_mesh("cpu", (ranks,))\n'
-    return with_changes("fsdp2", [(whole, mesh + "\n"), NO_CLIP, (BACKWARD, "    loss.backward()  # here\n")])
+    return with_changes("fsdp2", [(whole, mesh + "\n"), (CLIP, ""), (BACKWARD, "    loss.backward()  # here\n")])
 
 
-def test_parts_that_several_ranks_hold_are_averaged_over_all_of_them(start, tmp_path):
-    codes, text, verdict = audit(start, tmp_path, hybrid(HYBRID), ranks=4)
+# A source, its ranks, the fault, and the evidence. Rank 0 fails where it makes more calls than the other.
+UNEVEN = {
+    "groups of ranks": (with_changes("by_hand", ON_GROUPS), 3, "partial_average", "Of ranks 2 nothing is in it"),
+    "more batches": (with_end("range(5)", "range(5 + (rank == 0))"), 2, "uneven_steps", "passes by rank: 6, 5."),
+    "one call more": (with_end(END, ONE_BROADCAST + END), 2, "uneven_calls", "Calls of broadcast by rank: 5, 4."),
+    "half of a shard's ranks": (
+        hybrid(HYBRID + '["parts"]'),
+        4,
+        "partial_average",
+        "Of ranks 2, 3 nothing is in it, only of 0, 1.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_the_audit_names_what_only_some_ranks_do(name, tmp_path):
+    source, ranks, fault, evidence = UNEVEN[name]
+    codes, text, verdict = audit(tmp_path, source, ranks=ranks)
+    assert codes[1:] == [0] * (ranks - 1), text
+    assert (codes[0] == 0) == (fault == "partial_average"), text
+    (found,) = verdict["faults"]
+    assert found["name"] == fault, text
+    assert marked_line(source) in (None, found["line"]), text
+    assert evidence in text
+
+
+def test_shards_that_several_ranks_hold_are_averaged_over_all_of_them(tmp_path):
+    codes, text, verdict = audit(tmp_path, hybrid(HYBRID), ranks=4)
     assert codes == [0] * 4, text
     assert verdict["faults"] + verdict["wastes"] == [], text
     assert verdict["seen"]["judged"] == 3, text
     assert not [each for each in verdict["not_judged"] if each.startswith("gradients")], text
 
 
-def test_parts_that_are_averaged_over_some_of_their_holders_are_told(start, tmp_path):
-    source = hybrid(HYBRID + '["parts"]')
-    codes, text, verdict = audit(start, tmp_path, source, ranks=4)
-    assert codes == [0] * 4, text
-    (found,) = verdict["faults"]
-    assert (found["name"], found["line"]) == ("partial_average", marked_line(source)), text
-    assert "Of ranks 2, 3 nothing is in it, only of 0, 1." in text
-
-
 AFTER = "print('here', flush=True)\n"
-# What is done after the last step, whether it is a hang, and what is told of it.
+# What ranks do after the last step, whether it is a hang, and what rank 0 prints.
 HANGS = {
     "other_call": ("dist.broadcast(torch.zeros(7), 0)\n", True, "and broadcast of 7 elements at train.py"),
     "both_receive": ("dist.recv(torch.zeros(3), 1 - rank)\n", True, "Rank 1 has waited for rank 0"),
@@ -160,14 +146,12 @@ HANGS = {
 
 @pytest.mark.long(one_in=6)
 @pytest.mark.parametrize("name", HANGS)
-def test_a_hang_names_who_waits_for_what(name, start, tmp_path):
+def test_a_hang_names_the_ranks_and_their_calls(name, tmp_path):
     after, is_hang, told = HANGS[name]
     source = with_end(END, AFTER + after + END)
     if name == "other_call":
         source = source.replace("in range(5)", "in range(5 + (rank == 0))").replace(AFTER, "if rank:\n    " + AFTER)
-        source = source.replace(
-            "    loss.backward()\n", "    if step == 5:\n        " + AFTER + "    loss.backward()\n"
-        )
+        source = source.replace(BACKWARD, "    if step == 5:\n        " + AFTER + BACKWARD)
 
     def stop(programs):
         for program in programs:
@@ -176,7 +160,7 @@ def test_a_hang_names_who_waits_for_what(name, start, tmp_path):
         for program in programs:
             program.process.terminate()
 
-    codes, text, verdict = audit(start, tmp_path, source, during=stop)
+    codes, text, verdict = audit(tmp_path, source, during=stop)
     assert all(code in (-signal.SIGTERM, 1) for code in codes), text  # 1: the other's end has failed its call
     assert [each["name"] for each in verdict["faults"]] == (["hang"] if is_hang else []), text
     assert "was stopped (SIGTERM) at" in text
@@ -187,16 +171,16 @@ def test_a_hang_names_who_waits_for_what(name, start, tmp_path):
 
 
 @pytest.mark.long
-def test_a_script_that_takes_too_long_is_stopped_and_judged(start, tmp_path):
+def test_a_script_that_takes_too_long_is_stopped_and_judged(tmp_path):
     source = with_end(END, "import time\ntime.sleep(600)\n")
-    codes, text, verdict = audit(start, tmp_path, source, flags=["--timeout", "10"])
+    codes, text, verdict = audit(tmp_path, source, flags=["--timeout", "10"])
     assert all(code in (-signal.SIGTERM, 1) for code in codes), text
     assert "was stopped (--timeout) at" in text
     assert verdict["faults"] == [], text
 
 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="nothing asks the kernel to end a killed program's children")
-def test_ranks_end_with_the_audit_that_started_them_when_it_is_killed(start, tmp_path):
+def test_ranks_end_when_their_audit_is_killed(start, tmp_path):
     (tmp_path / "train.py").write_text(
         "import os, pathlib, time\npathlib.Path(os.environ['RANK'] + '.here').touch()\ntime.sleep(600)\n"
     )

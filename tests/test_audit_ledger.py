@@ -1,4 +1,4 @@
-"""The ledger of an audited script beside torch's own word on its buckets, formulas, and the kernel's counters."""
+"""The ledger of an audited script matches torch's bucket sizes, the formulas, and the kernel's counters."""
 
 import json
 import os
@@ -85,14 +85,14 @@ def calls(book, iteration, op, kind):
 
 
 def check_bytes(moved, books):
-    """The kernel counts what the ledger's formulas say, and the headers of its packets."""
+    """The kernel counts the bytes of the ledger's formulas, and the headers of packets."""
     rows = [row for book in books for row in book["calls"] if FIRST <= row["iteration"] <= LAST]
     formula = sum(row["bytes_sent"] for row in rows)
     assert formula <= moved <= 1.05 * formula, f"{moved} bytes on the wire, {formula} by the ledger"
 
 
 @pytest.mark.long
-def test_a_ddp_scripts_ledger_has_torchs_own_buckets_and_the_kernels_bytes(tmp_path):
+def test_the_ledger_of_ddp_matches_torchs_buckets_and_the_kernels_bytes(tmp_path):
     found, books = audited(tmp_path, DDP, 2)
     rows = {step: [row["payload_bytes"] for row in calls(books[0], step, "all_reduce", "gradient")] for step in (1, 3)}
     assert rows[1] == [int(size) for size in found["bucket_sizes"].split(",")]
@@ -111,7 +111,7 @@ def cut(shapes, ranks):
 
 
 @pytest.mark.long
-def test_an_fsdp2_scripts_ledger_has_the_formulas_bytes_and_the_kernels(tmp_path):
+def test_the_ledger_of_fsdp2_matches_the_formulas_and_the_kernels_bytes(tmp_path):
     ranks = 3
     found, books = audited(tmp_path, FSDP2, ranks)
     unit, root = (4 * cut(shapes, ranks) for shapes in (UNIT, ROOT_UNIT))

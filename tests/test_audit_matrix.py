@@ -1,28 +1,21 @@
-"""The matrix of the audit: every planted fault is named rightly and alone, and no right script is accused."""
+"""The matrix of the audit: it names every planted fault and no other, and accuses no right script."""
 
 import pytest
 from audit_cases_field import RIGHT, UNACCUSED
 from audit_matrix import CASES, CLEAN
-from audit_scripts import FLAGS, marked_line
-from audits import audit
+from audit_scripts import FLAGS, audit, marked_line
 from programs import ROOT, TINY_TRAINING
 
 from cos598d.tools.audit.judge.verdict import NOTE
 from cos598d.tools.audit.judge.words import WORDS
 
 LESSON = " ".join([*TINY_TRAINING, "--max_steps", "5", "--output_dir", "out"])
+SYNCS = ("ring", "zero1", "zero3", "torch_fsdp", "torch_zero1")
 # Scripts of the project's own, and their words.
 OURS = {
-    "task2a/run_glue.py": LESSON,
-    "task2b/run_glue.py": LESSON,
-    "task3/run_glue.py": LESSON,
-    "task3/run_glue.py --sync ring": f"{LESSON} --sync ring",
-    "task3/run_glue.py --sync zero1": f"{LESSON} --sync zero1",
-    "task3/run_glue.py --sync zero3": f"{LESSON} --sync zero3",
-    "task3/run_glue.py --sync torch_fsdp": f"{LESSON} --sync torch_fsdp",
-    "task3/run_glue.py --sync torch_zero1": f"{LESSON} --sync torch_zero1",
-    "examples/digits.py": None,
-    "examples/digits_ddp.py": None,
+    **dict.fromkeys(("task2a/run_glue.py", "task2b/run_glue.py", "task3/run_glue.py"), LESSON),
+    **{f"task3/run_glue.py --sync {sync}": f"{LESSON} --sync {sync}" for sync in SYNCS},
+    **dict.fromkeys(("examples/digits.py", "examples/digits_ddp.py")),
 }
 IN_SHARDS = ("task3/run_glue.py --sync zero1", "task3/run_glue.py --sync zero3")  # no gradient of these is judged
 PARALLELIZED = """
@@ -46,9 +39,9 @@ dist.destroy_process_group()
 
 @pytest.mark.long(one_in=17)
 @pytest.mark.parametrize("name", CASES)
-def test_a_wrong_script_is_named_and_a_right_one_accused_of_nothing(name, start, tmp_path):
+def test_a_wrong_script_is_named_and_a_right_one_accused_of_nothing(name, tmp_path):
     case = CASES[name]
-    codes, text, verdict = audit(start, tmp_path, case.source, case.words, case.ranks, is_fresh=case.is_fresh)
+    codes, text, verdict = audit(tmp_path, case.source, case.words, case.ranks, is_fresh=case.is_fresh)
     assert codes == [0] * case.ranks, text
     found = verdict["faults"] + ([] if name.startswith("r_") else verdict["wastes"])
     if case.found in CLEAN:
@@ -68,9 +61,9 @@ def test_a_wrong_script_is_named_and_a_right_one_accused_of_nothing(name, start,
 
 @pytest.mark.long(one_in=5)
 @pytest.mark.parametrize("name", OURS)
-def test_our_own_scripts_are_accused_of_nothing(name, start, tmp_path):
+def test_our_own_scripts_are_accused_of_nothing(name, tmp_path):
     words = OURS[name]
-    codes, text, verdict = audit(start, tmp_path, ROOT / name.split()[0], f"{words} {FLAGS}" if words else "")
+    codes, text, verdict = audit(tmp_path, ROOT / name.split()[0], f"{words} {FLAGS}" if words else "")
     assert codes == [0, 0], text
     assert verdict["faults"] + verdict["wastes"] == [], text
     assert verdict["seen"]["steps"] >= 5, text
@@ -78,8 +71,8 @@ def test_our_own_scripts_are_accused_of_nothing(name, start, tmp_path):
 
 
 @pytest.mark.parametrize(("strategy", "clip"), [("zero1", "model.clip_grad_norm_(0.1)"), ("zero3", "")])
-def test_shards_of_parallelize_are_not_judged_and_the_audit_makes_no_error(strategy, clip, start, tmp_path):
-    codes, text, verdict = audit(start, tmp_path, PARALLELIZED.format(strategy=strategy, clip=clip))
+def test_shards_of_parallelize_are_not_judged(strategy, clip, tmp_path):
+    codes, text, verdict = audit(tmp_path, PARALLELIZED.format(strategy=strategy, clip=clip))
     assert codes == [0, 0], text
     assert (verdict["faults"], verdict["wastes"], verdict["remarks"]) == ([], [], []), text
     assert (verdict["seen"]["steps"], verdict["seen"]["judged"]) == (4, 0), text

@@ -1,4 +1,4 @@
-"""What ranks leave behind, whatever it is, becomes an outcome in words: no traceback, and no line of other files."""
+"""Anything that ranks hand in becomes an outcome without a traceback, and without lines of other files."""
 
 import json
 import os
@@ -45,19 +45,19 @@ def _(world):
         ({"rows": [{"calls": []}], "count": 0}, "ZeroDivisionError"),
     ],
 )
-def test_what_no_judgement_expects_is_a_claim_that_fails(values, says):
+def test_an_unexpected_report_fails_its_claim(values, says):
     (outcome,) = judge_claims([odd], [handed_in(**values)], NONCE, "", 5)
     assert outcome.status == FAILED
     assert says in outcome.reports[0]["message"]
 
 
 @pytest.mark.parametrize("data", [b"\0" * 8, b"\xff" * 64, (8).to_bytes(8, "little") + b'{"a": 1}'])
-def test_what_is_no_evidence_is_said_to_be_none(data):
+def test_damaged_evidence_is_refused(data):
     with pytest.raises(BadEvidence, match="rank 0 handed in something that cannot be read"):
         Evidence.from_bytes(data, 0, NONCE)
 
 
-def test_tensors_of_other_kinds_are_no_evidence():
+def test_a_tensor_of_another_shape_or_dtype_is_refused():
     evidence = Evidence(0, NONCE)
     evidence.put("odd", "after", {"weight": torch.zeros(3, dtype=torch.int8)})
     found = Evidence.from_bytes(evidence.to_bytes(), 0, NONCE)
@@ -66,14 +66,14 @@ def test_tensors_of_other_kinds_are_no_evidence():
 
 
 @pytest.mark.parametrize(("exit_code", "name"), [(-9, "SIGKILL"), (-40, "signal 40"), (3, "exit code 3")])
-def test_a_rank_may_be_ended_by_any_signal(exit_code, name):
+def test_a_crash_names_its_signal_or_exit_code(exit_code, name):
     status, reports = judge([RankEnd(0, DIED, exit_code=exit_code)], "", 5)
     assert status == CRASHED
     assert name in reports[0]["message"]
 
 
-def test_no_line_of_a_file_that_is_not_code_under_trial_is_shown(tmp_path):
-    """A rank says where it was, and may say anything: a grader may read what a student may not."""
+def test_only_lines_of_the_checked_file_and_libraries_are_shown(tmp_path):
+    """A rank may hand in any place, and a grader can read files that a student must not."""
     private, own = tmp_path / "private.py", tmp_path / "own.py"
     private.write_text("the answer\n")
     own.write_text("gradient += 1\n")
@@ -102,6 +102,6 @@ FORGED = [
 
 
 @pytest.mark.parametrize("answer", FORGED)
-def test_an_answer_that_no_rank_gives_is_none(answer):
+def test_a_forged_answer_of_a_rank_is_refused(answer):
     (end,) = run_world(1, forge, answer, seconds=60)
     assert (end.how, end.message) == (DIED, "its answer cannot be read")

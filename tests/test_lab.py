@@ -1,8 +1,10 @@
-"""The lab's report: the four tasks' figures from their records, questions with blanks, and nothing written over."""
+"""The lab: its report has the four tasks' figures, questions with blanks, and replaces nothing; a student's script."""
 
 import json
+import re
 
 import pytest
+from programs import ROOT, script
 from report_records import write_run
 
 from cos598d.commands.cli import main
@@ -35,7 +37,7 @@ def cells(text, head):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[: lines.index("")]]
 
 
-def test_the_tables_say_what_the_records_do_and_every_question_has_a_blank(lab, capsys):
+def test_tables_match_the_records_and_every_question_has_a_blank(lab, capsys):
     assert main(["report", "--lab", "lab", "-o", "mine.md"]) == 0, capsys.readouterr().err
     text = (lab.parent / "mine.md").read_text()
     seconds = cells(text, "run | iterations | first s | mean s of the others | times task3's")
@@ -57,7 +59,7 @@ def test_the_tables_say_what_the_records_do_and_every_question_has_a_blank(lab, 
     assert "not the same work" not in text
 
 
-def test_a_written_report_and_the_second_run_of_a_task_stay(lab, capsys):
+def test_a_written_report_is_kept_and_a_second_run_of_a_task_is_listed(lab, capsys):
     write_task(lab / "second" / "task3", "task3", words="other sentences")
     (lab.parent / "report.md").write_text("my answers")
     assert main(["report", "--lab", "lab"]) == 2
@@ -84,7 +86,7 @@ def test_a_written_report_and_the_second_run_of_a_task_stay(lab, capsys):
         (["--lab", "lab/task1"], 1, "has no finished run of task1, task2a, task2b and task3"),
     ],
 )
-def test_a_lab_that_cannot_be_reported_is_a_sentence(lab, capsys, words, code, says):
+def test_bad_arguments_print_one_line_and_write_nothing(lab, capsys, words, code, says):
     before = sorted(lab.parent.rglob("*"))
     assert main(["report", *words]) == code
     said = capsys.readouterr().err
@@ -93,8 +95,20 @@ def test_a_lab_that_cannot_be_reported_is_a_sentence(lab, capsys, words, code, s
     assert sorted(lab.parent.rglob("*")) == before
 
 
-def test_a_missing_task_is_named_with_its_remedy(lab, capsys):
+def test_a_missing_task_is_named_with_its_fix(lab, capsys):
     (lab / "task2b" / "summary.json").unlink()
     assert main(["report", "--lab", "lab"]) == 1
     said = capsys.readouterr().err
-    assert said == "error: lab has no finished run of task2b. Run the task's script with --output_dir lab/task2b.\n"
+    assert re.findall(r"task\w+", said) == ["task2b"] * 2
+    assert "--output_dir lab/task2b" in said
+
+
+def test_a_students_script_and_ours_have_the_same_losses(start, tmp_path):
+    words = ["--runs_dir", "runs", "--repeats", 1, "--max_steps", 4, "--world_size", 2, "--total_batch_size", 8]
+    words += ["--max_seq_length", 32, "--model", "tiny", "--sync", "gather_scatter"]
+    program = start("both", [script("benchmarks/beside_student.py"), *words], {"PYTHONPATH": str(ROOT)})
+    assert program.wait() == 0, program.text
+    rows = [line.split() for line in program.text.splitlines() if re.match("gather_scatter ", line)]
+    assert len(rows) == 1
+    assert 0 <= float(rows[0][-1]) < 1e-5, program.text
+    assert len(list((tmp_path / "runs" / "repeat1").iterdir())) == 2

@@ -34,7 +34,7 @@ def late_rank():
 
 
 def overlapped():
-    """One call, which runs beside computing on both ranks."""
+    """One call, which runs while both ranks compute."""
     return [
         *(compute(0, 0.0, 0.008), compute(1, 0.0, 0.008)),
         *(call(0, "all_reduce of bucket 0", 0.004, 0.010, 8000), call(1, "all_reduce of bucket 0", 0.004, 0.010, 8000)),
@@ -60,7 +60,7 @@ rank 1  ########################
 2 all_reduce of b, 4.00 kB"""
 
 
-def test_a_call_begins_when_the_last_rank_enters_and_until_then_the_others_wait():
+def test_a_call_begins_when_its_last_rank_enters():
     rows = [lane.rows[0] for lane in timeline(late_rank()).lanes]
     assert [(bar.kind, round(1e3 * bar.start), round(1e3 * bar.end)) for bar in rows[0][:2]] == [
         (WAITING, 4, 8),
@@ -74,7 +74,7 @@ def test_the_picture_in_letters():
     assert text == LATE
 
 
-def test_the_letters_are_those_that_the_encoding_has():
+def test_letters_for_an_encoding():
     assert letters_for("utf-8") == BLOCKS
     assert letters_for("ascii") == letters_for("latin-1") == letters_for(None) == letters_for("no such") == ASCII
 
@@ -92,7 +92,7 @@ def test_no_line_is_wider_than_the_terminal():
         assert max(map(len, picture.text(width, BLOCKS).splitlines())) <= width
 
 
-def test_the_sentence_says_what_differs_and_is_made_of_the_events():
+def test_the_sentence_names_how_two_records_differ():
     said = draw(late_rank(), overlapped()).sentence
     assert "In yours each rank makes 2 calls (in the reference 1 call)" in said
     assert "each rank computes while no call is running (in the reference calls are)" in said
@@ -107,14 +107,14 @@ def test_the_sentence_says_what_differs_and_is_made_of_the_events():
     assert "the same number of calls with the same bytes" in same
 
 
-def test_a_rank_that_never_comes_is_named_and_the_others_wait_to_the_end():
+def test_a_rank_that_never_makes_a_call_is_named():
     events = [compute(1, 0.0, 0.02), call(0, "all_reduce of a", 0.004, 0.02), call(2, "all_reduce of a", 0.005, 0.02)]
     picture = draw(events, overlapped())
     assert "In yours rank 1 never made the call all_reduce of a, in which ranks 0 and 2 waited." in picture.sentence
     assert {bar.kind for lane in picture.own.lanes for row in lane.rows for bar in row} == {WAITING}
 
 
-def test_calls_in_another_order_on_some_rank_are_said():
+def test_calls_in_different_orders_are_named():
     events = [
         *(call(0, "a", 0.0, 0.1), call(0, "b", 0.1, 0.2)),
         *(call(1, "b", 0.0, 0.1), call(1, "a", 0.1, 0.2)),
@@ -138,7 +138,7 @@ def test_messages_are_arrows_from_send_to_receive():
 
 
 @pytest.mark.parametrize("reference", [(), overlapped()])
-def test_a_drawing_is_one_file_without_scripts_in_which_a_name_is_only_text(reference):
+def test_a_drawing_has_no_scripts_and_escapes_names(reference):
     events = [call(rank, f"all_reduce of {HOSTILE}", 0.0, 0.01) for rank in range(4)]
     svg = draw(events, reference, title=HOSTILE, note=HOSTILE).svg()
     root = ElementTree.fromstring(svg)
@@ -161,14 +161,14 @@ def test_hundreds_of_calls_make_a_drawing_of_bounded_size():
     assert "and 4,988 calls more" in picture.text(80, ASCII)
 
 
-def test_a_call_that_is_waited_for_at_once_is_not_beside_computing():
+def test_a_call_that_is_waited_for_at_once_does_not_overlap_computing():
     """Its rank computes for a moment more; and the stretches of computing may overlap."""
     events = [compute(0, 0.0, 0.0041), compute(0, 0.001, 0.002), call(0, "a", 0.004, 0.008), compute(0, 0.008, 0.01)]
     assert computed_beside(timeline(events).lanes[0]) == 0
     assert computed_beside(timeline([*events, compute(0, 0.006, 0.007)]).lanes[0]) == 1
 
 
-def test_what_finds_no_row_of_its_own_is_in_the_last_and_said():
+def test_the_last_row_shows_all_calls_beyond_eight():
     events = [call(rank, f"call {k}", k * 0.001, 1.0) for rank in range(2) for k in range(10)]
     picture = draw(events)
     rows = picture.own.lanes[0].rows
@@ -179,7 +179,7 @@ def test_what_finds_no_row_of_its_own_is_in_the_last_and_said():
     assert "beyond" not in draw(events[:8]).text(80, ASCII)
 
 
-def test_a_moment_that_is_no_number_is_refused():
+def test_infinite_times_and_no_events_are_refused():
     with pytest.raises(ValueError, match="finite"):
         timeline([compute(0, float("-inf"), 0.0)])
     with pytest.raises(ValueError, match="no events"):
@@ -202,7 +202,7 @@ def ring_of_three():
     ]
 
 
-def test_a_ring_of_three_ranks_has_four_steps_after_which_all_hold_all_sums():
+def test_a_ring_of_three_ranks_has_four_steps_and_ends_with_all_sums():
     found = frames(ring_of_three())
     assert chunks_of(ring_of_three()) == [(0, 3), (3, 6), (6, 8)]
     assert [len(frame.moves) for frame in found] == [3, 3, 3, 3]
@@ -211,7 +211,7 @@ def test_a_ring_of_three_ranks_has_four_steps_after_which_all_hold_all_sums():
     assert all(is_whole(counts) for chunks in found[-1].held for counts in chunks)
 
 
-def test_a_sum_that_has_a_rank_twice_is_shown_as_no_whole_sum():
+def test_a_sum_that_has_a_rank_twice_is_shown_as_wrong():
     wrong = [message(0, 1, 0, 4, True, 0), message(1, 0, 0, 4, True, 1)]
     found = frames(wrong)
     assert found[-1].held[0] == ((2, 1),)
@@ -220,13 +220,13 @@ def test_a_sum_that_has_a_rank_twice_is_shown_as_no_whole_sum():
     assert 'class="wrong"' in steps.svg()
 
 
-def test_who_was_faster_makes_no_other_step():
+def test_messages_of_unrelated_ranks_are_one_step():
     """Ranks 2 and 3 come long after 0 and 1, with whom they have nothing to do: both messages are one step."""
     messages = [message(0, 1, 0, 4, True, 0), message(2, 3, 0, 4, True, 50)]
     assert len(frames(messages)) == 1
 
 
-def test_what_a_rank_takes_in_one_after_the_other_is_as_many_steps_however_early_it_was_sent():
+def test_messages_that_a_rank_receives_one_by_one_are_separate_steps():
     """As rank 0 of a tree, which adds up its children's: the last of them has been ready from the start."""
     times = {"sent": 0.0, "left": 9.0}
     messages = [
@@ -267,7 +267,7 @@ def test_a_film_shows_every_message_moving_and_every_frame_still():
     assert svg.count("animation:") == animated.count("animation:") > 0
 
 
-def test_more_than_a_picture_can_show_is_refused():
+def test_too_many_pieces_or_ranks_are_refused():
     many = [message(0, 1, place, place + 1, True, place) for place in range(40)]
     with pytest.raises(ValueError, match="40 pieces are more than a picture of 32 can show"):
         frames(many)
@@ -275,7 +275,7 @@ def test_more_than_a_picture_can_show_is_refused():
         frames([message(0, 9, 0, 4, True, 0)])
 
 
-def test_before_any_message_every_rank_has_its_own():
+def test_each_rank_begins_with_its_own_gradient():
     assert at_first(2, 1) == (((1, 0),), ((0, 1),))
     assert frames([]) == []
 
@@ -284,7 +284,7 @@ def end(rank, peer, is_sent, begin=0, elements=4, tag=0):
     return MessageEnd(rank, peer, "a", is_sent, begin, elements, 4 * elements, tag, 0.0, 1.0)
 
 
-def test_the_ends_of_messages_are_joined_in_their_order_by_tag():
+def test_ends_of_messages_are_joined_in_order_by_tag():
     ends = [
         end(0, 1, True, 0, tag=1),
         end(0, 1, True, 4, tag=2),

@@ -1,4 +1,4 @@
-"""What a record does not know is said and not made up: bytes that only another backend's formulas tell, seconds."""
+"""Values that a record does not have are marked and not invented: bytes by another backend's formulas, seconds."""
 
 import json
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ def runs(tmp_path):
     return [known, assumed]
 
 
-def test_bytes_of_another_backend_than_the_formulas_are_said_to_be_assumed(runs):
+def test_tables_mark_bytes_of_another_backend_as_assumed(runs):
     said = f"Bytes of assumed are assumed: {ASSUMED_BYTES}."
     both = [load_run(folder) for folder in runs]
     assert said in comparison(both)
@@ -43,7 +43,7 @@ def test_bytes_of_another_backend_than_the_formulas_are_said_to_be_assumed(runs)
     assert backends == {"gloo": False, "nccl": True}
 
 
-def test_the_report_says_it_too_and_a_call_without_times_is_no_fault(runs):
+def test_the_report_marks_assumed_bytes_and_takes_calls_without_times(runs):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     from cos598d.commands.report import load_records
@@ -56,7 +56,7 @@ def test_the_report_says_it_too_and_a_call_without_times_is_no_fault(runs):
     assert [note for note in notes if f"Bytes of assumed are assumed: {ASSUMED_BYTES}." in note]
 
 
-def test_tensorboard_is_shown_no_value_that_is_not_known():
+def test_tensorboard_gets_no_unknown_values():
     shown = {}
     board = Board()
     board._writer = SimpleNamespace(add_scalar=lambda tag, value, step: shown.__setitem__(tag, value))

@@ -1,6 +1,6 @@
-"""Lesson 0 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 0 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong
+from lesson_cases import all_right, all_wrong
 
 ZERO = "    optimizer.zero_grad()\n"
 LOSS = "    loss = model(**batch)[0]\n"

@@ -1,6 +1,6 @@
-"""Lesson 1 as students write it: changes of the answer that are wrong, with what must be said, and right files."""
+"""Lesson 1 as students write it: changes of the answer that are wrong, with what the check must print, and right files."""
 
-from lesson_cases.changes import all_wrong, of_the_book
+from lesson_cases import all_wrong
 
 SEED = 'f"{seed} {epoch}"'
 NUMBERS = "    numbers = list(range(examples))\n"
@@ -15,7 +15,8 @@ DOUBLES = """    draw = random.Random(seed * 100 + epoch)
 """
 CUT = "    size = {size}\n    return batch[rank * size : (rank + 1) * size]\n"
 
-WRONG = {"right for one process alone": (of_the_book("lesson1.py.txt"), "order differs from rank to rank")} | all_wrong(1, {
+WRONG = all_wrong(1, {
+    "right for one process alone": ("lesson1.py.txt", "order differs from rank to rank"),
     "shuffled by the process's generator": ([(f"random.Random({SEED})", "random")], "order differs from rank to rank"),
     "seeded by the hash of a text": ([(SEED, f"hash({SEED})")], "without hash() of a text"),
     "the order of a set": (

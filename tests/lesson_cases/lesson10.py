@@ -1,6 +1,6 @@
-"""Lesson 10 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 10 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong
+from lesson_cases import all_right, all_wrong, part_of
 
 MASK = '    comm.all_reduce(touched, "rows touched", op=torch.distributed.ReduceOp.MAX)\n'
 SEND = """    values = gradient[rows]
@@ -10,13 +10,7 @@ SEND = """    values = gradient[rows]
 KEEP = """        self.held_back[name] = gradient.clone()
         self.held_back[name][places] = 0
 """
-EXCHANGE = """        by_rank_values, _ = self.comm.all_gather(values, f"values of {name}")
-        by_rank_places, _ = self.comm.all_gather(places.int(), f"places of {name}")
-        gradient.zero_()
-        for values, places in zip(by_rank_values, by_rank_places):
-            gradient[places.long()] += values
-        gradient /= self.comm.world_size
-"""
+EXCHANGE = part_of(10, "        by_rank_values")
 
 WRONG = all_wrong(10, {
     "rows_summed": ([("values / comm.world_size", "values")], "the gradient is the sum over 3 ranks"),
@@ -71,11 +65,7 @@ GATHERED_IDS = """    mine = ids.unique().int()
     rows = torch.cat(parts).unique()
     rows = rows[rows >= 0].long()
 """
-MARKED = """    touched = torch.zeros(len(gradient), dtype=torch.uint8)
-    touched[ids] = 1
-    comm.all_reduce(touched, "rows touched", op=torch.distributed.ReduceOp.MAX)
-    rows = touched.nonzero().flatten()
-"""
+MARKED = part_of(10, "    touched", "    values")
 PACKED = """        packed = torch.cat([values, places.int().view(torch.float32)])
         parts, call = self.comm.all_gather(packed, name, async_op=True)
         call.wait()

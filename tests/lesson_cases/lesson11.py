@@ -1,6 +1,6 @@
-"""Lesson 11 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 11 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong
+from lesson_cases import all_right, all_wrong, part_of
 
 GATHER = """        parts, _ = self.comm.all_gather(self.part, "weights")
         weights = torch.cat(parts)[: gradient.numel()]
@@ -13,11 +13,7 @@ SPLIT = """        for p, new in zip(self.parameters, weights.split([p.numel() f
             p.data.copy_(new.view_as(p))
             p.grad = None
 """
-CUT = """    elements = -(-flat.numel() // comm.world_size)
-    padded = torch.zeros(elements * comm.world_size, dtype=flat.dtype)
-    padded[: flat.numel()] = flat
-    return padded.view(comm.world_size, elements)[comm.rank].clone()
-"""
+CUT = part_of(11, "    elements", "\n\nclass Zero1")
 FLOORED = """    elements = flat.numel() // comm.world_size
     return flat[comm.rank * elements : (comm.rank + 1) * elements].clone()
 """
@@ -67,25 +63,7 @@ WRONG = all_wrong(11, {
 })  # fmt: skip
 
 # Whole parameters dealt out, the largest first, each to the rank that has least; a reduce and a broadcast for each.
-ZERO1 = (
-    '''    def __init__(self, comm, model, make_optimizer):
-        self.comm = comm
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.part = cut(torch.cat([p.data.flatten() for p in self.parameters]), comm)
-        self.optimizer = make_optimizer([self.part])
-
-    def step(self):
-        """Average the gradients, step this rank's part, and give every rank all new weights."""
-        gradient = torch.cat([p.grad.flatten() for p in self.parameters])
-        self.comm.all_reduce(gradient, "gradients")
-        gradient /= self.comm.world_size
-
-'''
-    + PART
-    + "\n"
-    + GATHER
-    + SPLIT
-)
+ZERO1 = part_of(11, "    def __init__(self, comm, model", "\n\nclass Gathered")
 DEALT = """    def __init__(self, comm, model, make_optimizer):
         self.comm = comm
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -130,11 +108,5 @@ RECOMPUTED = """
         parts, _ = self.comm.all_gather(part.detach(), "weights")
         return torch.cat(parts)[: self.elements[number]].clone()
 """
-ANSWERS_LAYER = """
-        def gather_and_run(part, inputs):
-            weights = Gathered.apply(part, self.comm)[: self.elements[number]]
-            return run(weights, inputs)
-
-        return checkpoint(gather_and_run, self.parts[number], inputs, use_reentrant=False)
-"""
+ANSWERS_LAYER = part_of(11, "\n        def gather_and_run", "\n    def step")
 RIGHT = all_right(11, {"dealt_out": [(ZERO1, DEALT)], "recomputed": [(ANSWERS_LAYER, RECOMPUTED)]})

@@ -1,6 +1,6 @@
-"""Lesson 12 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 12 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong
+from lesson_cases import all_right, all_wrong
 
 COUNT = """        self.steps += 1
         if self.steps % self.every:

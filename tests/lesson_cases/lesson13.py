@@ -1,6 +1,6 @@
-"""Lesson 13 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 13 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong
+from lesson_cases import all_right, all_wrong
 
 TAIL = "    while k < n // 2 and 2 * (fewer + math.comb(n, k) / 2**n) <= 0.05:\n"
 RATIO = """    ratios = [a / b for a, b in zip(seconds[one], seconds[other])]

@@ -1,6 +1,6 @@
-"""Lesson 14 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 14 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases import all_right, all_wrong
 
 FLOPS = """    products = 4 * 2 * tokens * width * width + 2 * 2 * tokens * width * inner + 2 * 2 * tokens * tokens * width
     return 3 * layers * products
@@ -68,9 +68,9 @@ WRONG = all_wrong(14, {
     "another random": ([(IMPORT, "import math, random\nrandom.Random = lambda seed: type('One', (), {'randint': lambda *_: 1, 'uniform': lambda *_: 1.0, 'choice': lambda self, of: of[0]})()\n")], "expected"),
     "says that it passed": ([(FLOPS, FLOPS.replace("3 *", "print('all 7 checks passed') or 1 *"))], "that is forward only"),
     "leaves": ([(IMPORT, "import math, os\nprint('all 7 checks passed')\nos._exit(0)\n")], "exit code 0"),
+    "bits": ("lesson14.py.txt", "in bytes per second here, not in bits"),
+    "six per parameter": ("lesson14-attention.py.txt", "each token with each token is left out"),
 })  # fmt: skip
-WRONG["bits"] = (of_the_book("lesson14.py.txt"), "in bytes per second here, not in bits")
-WRONG["six per parameter"] = (of_the_book("lesson14-attention.py.txt"), "each token with each token is left out")
 
 BY_PARTS = """    forward = 0
     for _ in range(layers):

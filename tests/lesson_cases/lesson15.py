@@ -1,22 +1,15 @@
-"""Lesson 15 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 15 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases import all_right, all_wrong, part_of
 
 STATES = 'STATES = {"sgd": 0, "momentum": 1, "adamw": 2}\n'
-HELD = '    return {"parameters": each, "gradients": each, "state": STATES[optimizer] * each}\n'
 PARTS = "    norm, up, gelu, down = width + 2, width, inner, inner\n"
 CHECKPOINTED = "    return inputs + kept(every, width, inner, rows) - 4 * rows * width\n"
 FORWARD = """        ctx.block, ctx.random = block, torch.get_rng_state()
         ctx.save_for_backward(inputs)
         return block(inputs)
 """
-BACKWARD = """        inputs = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.set_rng_state(ctx.random)
-            outputs = ctx.block(inputs)
-        outputs.backward(gradient)
-        return inputs.grad, None
-"""
+BACKWARD = part_of(15, "        inputs = ctx", "\n\ndef checkpoint(")
 APPLY = "    return Again.apply(inputs, block)\n"
 IMPORT = "import torch\n"
 KEEPS = "keep = []\n\n\nclass Again"
@@ -86,9 +79,9 @@ WRONG = all_wrong(15, {
     ),
     "says that it passed": ([(APPLY, "    print('all 5 checks passed')\n    return block(inputs)\n")], "everything is kept"),
     "leaves": ([(IMPORT, "import os, torch\nprint('all 5 checks passed')\nos._exit(0)\n")], "exit code 0"),
+    "the page's mask": ("lesson15.py.txt", "the second forward drops other values"),
+    "the page's activations": ("lesson15-gelu.py.txt", "gelu's input or its output is left out"),
 })  # fmt: skip
-WRONG["the page's mask"] = (of_the_book("lesson15.py.txt"), "the second forward drops other values")
-WRONG["the page's activations"] = (of_the_book("lesson15-gelu.py.txt"), "gelu's input or its output is left out")
 
 OF_TORCH = """    from torch.utils.checkpoint import checkpoint as of_torch
 

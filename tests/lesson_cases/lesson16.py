@@ -1,16 +1,12 @@
-"""Lesson 16 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 16 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases import all_right, all_wrong, part_of
 
 CAST = """    with torch.autocast("cpu", dtype=dtype):
         outputs = model(inputs)
     return (outputs.float() - targets).square().mean()
 """
-MEAN = """    mean = gradient.float()
-    comm.all_reduce(mean, "gradient")
-    mean /= comm.world_size
-    return mean
-"""
+MEAN = part_of(16, "    mean = gradient", "\n\nclass")
 BACKWARD = "        (loss * self.scale).backward()\n"
 AVERAGE = """        for gradient in gradients:
             self.comm.all_reduce(gradient, "gradient")
@@ -97,9 +93,9 @@ WRONG = all_wrong(16, {
     "a scale by heart": ([("    def step(self):\n", "    scales = iter([65536.0] * 99)\n\n    def step(self):\n"), (GROW, "        self.scale = next(self.scales)\n")], "the scale"),
     "says that it passed": ([(BACKWARD, "        print('all 3 checks passed')\n        loss.backward()\n")], "small gradients became 0"),
     "leaves": ([(IMPORT, "import os, torch\nprint('all 3 checks passed')\nos._exit(0)\n")], "exit code 0"),
+    "the page's sum": ("lesson16.py.txt", "the sum was made in 16 bits"),
+    "the page's step": ("lesson16-own.py.txt", "only the rank whose gradient was inf"),
 })  # fmt: skip
-WRONG["the page's sum"] = (of_the_book("lesson16.py.txt"), "the sum was made in 16 bits")
-WRONG["the page's step"] = (of_the_book("lesson16-own.py.txt"), "only the rank whose gradient was inf")
 
 IN_AUTOCAST = """    with torch.autocast("cpu", dtype=dtype):
         return torch.nn.functional.mse_loss(model(inputs), targets)
@@ -127,20 +123,7 @@ AGREES = """        bad = torch.tensor([float(not all(p.grad.isfinite().all() fo
         if self.good % self.patience == 0:
             self.scale *= 2
 """
-STEP = (
-    "        gradients = [p.grad for p in self.parameters]\n"
-    + AVERAGE
-    + "        # An inf of any rank is in the sum of all, so every rank finds the same here.\n"
-    + FINITE
-    + """            for p, gradient in zip(self.parameters, gradients):
-                p.data -= self.rate * gradient
-            self.good += 1
-        else:
-"""
-    + HALVE
-    + GROW
-    + EMPTY
-)
+WHOLE_STEP = part_of(16, "        gradients = [p.grad")
 GRAD_SCALER = """        for p in self.parameters:
             self.comm.all_reduce(p.grad, "gradient")
             p.grad /= self.comm.world_size
@@ -155,10 +138,10 @@ RIGHT = all_right(16, {
     "finite less itself": [(FINITE, "        if all((gradient - gradient == 0).all() for gradient in gradients):\n")],
     "finite by its sum": [(FINITE, "        if torch.stack([gradient.sum() for gradient in gradients]).sum().isfinite():\n")],
     "by hand": [(MEAN, DOUBLE)],
-    "agrees first": [(STEP, AGREES)],
+    "agrees first": [(WHOLE_STEP, AGREES)],
     "torch's GradScaler": [
         ("        self.good = 0\n\n", '        self.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=patience)\n        self.optimizer = torch.optim.SGD(self.parameters, lr=rate)\n\n'),
         (BACKWARD, "        self.scaler.scale(loss).backward()\n"),
-        (STEP, GRAD_SCALER),
+        (WHOLE_STEP, GRAD_SCALER),
     ],
 })  # fmt: skip

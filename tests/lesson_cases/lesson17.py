@@ -1,9 +1,8 @@
-"""Lesson 17 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 17 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
 import re
 
-from cos598d.tools.learn.lessons import get_lesson
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases import all_right, all_wrong, part_of
 
 COPY_BACK = """        gradient = gradient.clone()
         ctx.comm.all_reduce(gradient, "gradient of the inputs")
@@ -18,15 +17,7 @@ CALL = "        return SumOverRanks.apply(hidden @ self.down, self.comm) + self.
 UP = "nn.Parameter(up[:, mine].clone())"
 LOSSES = "    losses = [loss_of(made[k], targets[k]) for k in range(count)] if is_last else None\n"
 SEND = '        if not is_last:\n            comm.send(made[k].detach(), comm.rank + 1, f"outputs {k}")\n'
-BACK = """        if is_last:
-            (losses[k] / count).backward()
-        else:
-            gradient = torch.empty(one)
-            comm.recv(gradient, comm.rank + 1, f"gradient {k}")
-            made[k].backward(gradient)
-        if not is_first:
-            comm.send(came[k].grad, comm.rank - 1, f"gradient {k}")
-"""
+BACK = part_of(17, "        if is_last:\n            (losses", "    return losses")
 OPERATORS = """        hidden = functional.gelu(CopyToRanks.apply(inputs, self.comm) @ self.up + self.up_bias)
 """
 STRAIGHT = """        inputs = inputs.view_as(inputs)
@@ -61,16 +52,13 @@ WRONG = all_wrong(17, {
     "sent at the end": ([(SEND, ""), (LOSSES, '    for k in range(count if not is_last else 0):\n        comm.send(made[k].detach(), comm.rank + 1, f"outputs {k}")\n' + LOSSES)], "send each micro-batch on as soon as it is computed"),
     "losses are divided": ([(LOSSES, LOSSES.replace("loss_of(made[k], targets[k])", "loss_of(made[k], targets[k]) / count")), ("(losses[k] / count)", "losses[k]")], "it is divided by m, which is only for backward"),
     "no losses": ([("    return losses\n", "")], "returns 0 losses, expected"),
+    "the bias n times": ("lesson17-bias.py.txt", "the sum with 2 times down_bias: add it after the all-reduce"),
+    "one after the other": ("lesson17.py.txt", "only one stage computes at a time"),
 })  # fmt: skip
-WRONG["the bias n times"] = (
-    of_the_book("lesson17-bias.py.txt"),
-    "the sum with 2 times down_bias: add it after the all-reduce",
-)
-WRONG["one after the other"] = (of_the_book("lesson17.py.txt"), "only one stage computes at a time")
 
 # Backward of a micro-batch follows its forward as soon as the stages after this one are full. Both ends of a pair send
 # at the same time then, so no send may wait for its receiver.
-SCHEDULE = get_lesson(17).answer().partition("    came, made = [], []\n")[2]
+SCHEDULE = part_of(17, "    for k in range(count):\n")
 INTERLEAVED = (
     "    losses, under_way = [] if is_last else None, []\n\n    def forward(k):\n"
     + SCHEDULE.partition("    for k in range(count):\n")[2].partition(LOSSES)[0]

@@ -1,10 +1,9 @@
-"""Lesson 18 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 18 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases import all_right, all_wrong
 
 KIND = '    kind = "starved loader" if name == LOADER else "blocking call" if name in blocking else "straggler"\n'
 LATE = "        if sum(map(bool, late)) > len(late) / 2:\n"
-LENGTHS = "    lengths = {rank.rank: rank.lengths() for rank in ranks}\n"
 OTHERS = "(own[name] - statistics.median(lengths[r][name] for r in lengths if r != rank), rank, name)"
 SMALL = "    if len(calls_of(ranks[0].steps[-1])) > 20:\n"
 THRESHOLD = "    if seconds < 0.02 * statistics.median(each.seconds for each in ranks):\n"
@@ -12,6 +11,24 @@ MEDIANS = "return {name: statistics.median(each) for"
 MICRO = 'found[e["name"]].append(e["dur"] / 1e6)'
 OUTER = 'OUTER = ("ProfilerStep", "forward", "backward", "wait for the calls")'
 COSTS = '[(last["ts"] - end_of_backward(s)) / 1e6 for s in rank.steps for last in calls_of(s)[-1:]]'
+
+LEAKS = """import gc, json, os, tempfile
+judge = next(each for each in gc.get_objects() if isinstance(each, dict) and str(each.get("__name__")).endswith(".lesson18.checks"))
+faults, drawn = os.path.join(tempfile.gettempdir(), f"faults-{os.getppid()}"), judge["drawn"]
+
+
+def leaking(*about):
+    traces, fault = drawn(*about)
+    with open(faults, "a") as output:
+        output.write(json.dumps(vars(fault)) + "\\n")
+    return traces, fault
+
+
+judge["drawn"] = leaking
+"""
+READS = """    with open(faults) as given:
+        return dict(zip(("fault", "rank", "call", "seconds"), json.loads(given.read().splitlines()[0]).values()))
+"""
 
 WRONG = all_wrong(18, {
     "rank by place in the list": ([('self.rank = trace["distributedInfo"]["rank"]', "self.rank = -1"), ("ranks = [Steps(trace) for trace in traces]\n", "ranks = [Steps(trace) for trace in traces]\n    for place, each in enumerate(ranks):\n        each.rank = place\n")], "The list is in any order: the rank is in distributedInfo"),
@@ -36,33 +53,11 @@ WRONG = all_wrong(18, {
     "mean over the steps": ([(MEDIANS, MEDIANS.replace("median", "mean"))], "take the median over the steps"),
     "median of the small calls": ([('(len(calls_of(s)) - 1) * min(e["dur"] for e in calls_of(s)) / 1e6', '(len(calls_of(s)) - 1) * statistics.median(e["dur"] for e in calls_of(s)) / 1e6')], "take neither the median nor the sum"),
     "no dictionary": ([('    return {"fault": fault, "rank": rank, "call": call, "seconds": seconds}\n', "    return fault, rank, call, seconds\n")], "expected a dictionary with fault, rank, call, seconds"),
-})  # fmt: skip
-LEAKS = """import gc, json, os, tempfile
-judge = next(each for each in gc.get_objects() if isinstance(each, dict) and str(each.get("__name__")).endswith(".lesson18.checks"))
-faults, drawn = os.path.join(tempfile.gettempdir(), f"faults-{os.getppid()}"), judge["drawn"]
-
-
-def leaking(*about):
-    traces, fault = drawn(*about)
-    with open(faults, "a") as output:
-        output.write(json.dumps(vars(fault)) + "\\n")
-    return traces, fault
-
-
-judge["drawn"] = leaking
-"""
-READS = """    with open(faults) as given:
-        return dict(zip(("fault", "rank", "call", "seconds"), json.loads(given.read().splitlines()[0]).values()))
-"""
-WRONG.update(all_wrong(18, {
+    "the longest call": ("lesson18.py.txt", "A rank that waits is not slow: look for what it waits for"),
     # Cheats: none of these is the student's own work.
     "changes the judge": ([("import statistics\n", "import statistics\nimport cos598d.tools.learn.lessons.lesson18.checks as judge\njudge.drawn = None\n")], "is closed while a file is checked"),
     "faults from the rank that draws": ([("import statistics\n", "import statistics\n" + LEAKS), ("    ranks = [Steps(trace) for trace in traces]\n", READS)], "faults-"),
-}))  # fmt: skip
-WRONG["the longest call"] = (
-    of_the_book("lesson18.py.txt"),
-    "A rank that waits is not slow: look for what it waits for",
-)
+})  # fmt: skip
 
 RIGHT = all_right(18, {
     "strictly inside": [("self.steps = [[e for e in events if s[\"ts\"] <= e[\"ts\"] < s[\"ts\"] + s[\"dur\"]] for s in whole]", "self.steps = [[e for e in events if e is s or (s[\"ts\"] < e[\"ts\"] and e[\"ts\"] + e[\"dur\"] < s[\"ts\"] + s[\"dur\"])] for s in whole]")],

@@ -1,6 +1,6 @@
-"""Lesson 19 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 19 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases import all_right, all_wrong
 
 RATE = 'rate * (times if rule == "linear" else times**0.5)'
 WARM = "start + (peak - start) * step / steps if step < steps else peak"
@@ -41,12 +41,9 @@ WRONG = all_wrong(19, {
     "only positive steps": ([(RATIO, "    pairs = [each for each in pairs if each[0] > 0]\n" + RATIO)], "steps with a negative |G|^2 count too"),
     "never None": ([("noise / signal if signal > 0 else None", "noise / signal")], "expected None"),
     "ratio upside down": ([("noise / signal if", "signal / noise if")], "that is upside down"),
+    "mean of ratios": ("lesson19.py.txt", "that is the mean of the ratios"),
+    "divided by n": ("lesson19-variance.py.txt", "the variance over n ranks is divided by n - 1, and not by n"),
 })  # fmt: skip
-WRONG["mean of ratios"] = (of_the_book("lesson19.py.txt"), "that is the mean of the ratios")
-WRONG["divided by n"] = (
-    of_the_book("lesson19-variance.py.txt"),
-    "the variance over n ranks is divided by n - 1, and not by n",
-)
 
 # The variance of the ranks' gradients, whose mean is known: algebra makes the same of it.
 BY_VARIANCE = """    apart = (local - mean).square().sum().reshape(1)

@@ -1,6 +1,6 @@
-"""Lesson 2 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 2 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases import all_right, all_wrong
 
 GATHER = "    copies = comm.gather(gradient, name)\n"
 PARTS = """    parts = None
@@ -14,7 +14,8 @@ MARKED = "    comm.scatter(gradient, parts, name)  #!\n"
 COPIED = "    if copies is not None:\n        gradient.copy_(torch.stack(copies).mean(dim=0))\n"
 ALL_SCATTER = "    comm.scatter(gradient, [mean] * comm.world_size, name)"
 
-WRONG = {"only rank 0 gathers": (of_the_book("lesson2.py.txt"), "rank 1 never makes that call")} | all_wrong(2, {
+WRONG = all_wrong(2, {
+    "only rank 0 gathers": ("lesson2.py.txt", "rank 1 never makes that call"),
     "not sent back": (
         [(BODY, GATHER.replace("\n", "  #!\n") + COPIED)], "only rank 0 has the average, and rank 1 still has its own gradient",
     ),

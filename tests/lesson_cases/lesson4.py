@@ -1,6 +1,6 @@
-"""Lesson 4 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 4 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong, of_the_book
+from lesson_cases import all_right, all_wrong
 
 GROUPS = """    by_dtype = {}
     for _, tensor in gradients:
@@ -24,7 +24,8 @@ WITHOUT_LAST = """        place = 0
             place += t.numel()
 """
 
-WRONG = {"one buffer, and not copied back": (of_the_book("lesson4.py.txt"), "keeps its own gradient")} | all_wrong(4, {
+WRONG = all_wrong(4, {
+    "one buffer, and not copied back": ("lesson4.py.txt", "keeps its own gradient"),
     "the order of a set": ([(GROUPS + EACH, BY_SET), MARK], "every rank must make the same calls in the same order"),
     "one buffer for all dtypes": ([(GROUPS + EACH, ONE_GROUP), MARK], "made 1 call for 8 gradients, expected 2"),
     "everything as float32": (

@@ -1,6 +1,8 @@
 """Lesson 5 as students write it: changes of the answer that are wrong, files that go another way, and right files."""
 
-from lesson_cases.changes import all_wrong, of_the_book
+from lesson_cases import all_right, all_wrong, part_of
+
+BODY = part_of(5, '    """Turn')
 
 SEND = """        sending = comm.isend(parts[outgoing % n], right, f"part {outgoing % n}")
         comm.recv(incoming, left)
@@ -23,10 +25,7 @@ ADDS = """        mine = parts[(comm.rank - step) % n]
         pass_on(comm.rank + 1 - step, landing)
         mine += landing
 """
-BY_LIBRARY = """import torch
-
-def all_reduce(comm, tensor):
-    n, rank = comm.world_size, comm.rank
+BY_LIBRARY = """    n, rank = comm.world_size, comm.rank
     comm.all_reduce(tensor)  #!
     for part in tensor.clone().tensor_split(n) * 2:
         if part.numel():
@@ -34,21 +33,14 @@ def all_reduce(comm, tensor):
             comm.recv(torch.empty_like(part), (rank - 1) % n)
             sending.wait()
 """
-OWN_CLASS = """import torch
-from cos598d.comm.communicator import Communicator
-
-def all_reduce(comm, tensor):
-    n, rank = comm.world_size, comm.rank
+OWN_CLASS = """    n, rank = comm.world_size, comm.rank
     Communicator.all_reduce(comm, tensor, "tensor")
     for part in [part for part in tensor.clone().tensor_split(n)[1:] if part.numel()] * 2:
         sending = comm.isend(part, (rank + 1) % n)
         comm.recv(torch.empty_like(part), (rank - 1) % n)
         sending.wait()
 """
-WHOLE = """import torch
-
-def all_reduce(comm, tensor):
-    n, rank = comm.world_size, comm.rank
+WHOLE = """    n, rank = comm.world_size, comm.rank
     total, going = tensor.clone(), tensor.clone()
     for s in range(n - 1):
         landing = torch.empty_like(tensor)
@@ -59,10 +51,7 @@ def all_reduce(comm, tensor):
         going = landing
     tensor.copy_(total)
 """
-STRAIGHT = """import torch
-
-def all_reduce(comm, tensor):
-    n, rank = comm.world_size, comm.rank
+STRAIGHT = """    n, rank = comm.world_size, comm.rank
     parts = tensor.tensor_split(n)
     for s in range(1, n):
         to, source = (rank + s) % n, (rank - s) % n
@@ -77,10 +66,7 @@ def all_reduce(comm, tensor):
         comm.recv(parts[source], source)
         sending.wait()
 """
-THROUGH_RANK_0 = """import torch
-
-def all_reduce(comm, tensor):
-    if comm.rank == 0:
+THROUGH_RANK_0 = """    if comm.rank == 0:
         for other in range(1, comm.world_size):
             landing = torch.empty_like(tensor)
             comm.recv(landing, other)
@@ -92,15 +78,17 @@ def all_reduce(comm, tensor):
         comm.recv(tensor, 0)
 """
 
-WRONG = {
-    "by the library, with messages for nothing": (BY_LIBRARY, "is called: the sum has to be made of messages"),
-    "by the library's own class, with messages for nothing": (OWN_CLASS, "has the sum, but not from its messages"),
-    "the whole tensor each time": (WHOLE, "the whole tensor is sent each time"),
-    "straight to their owners": (STRAIGHT, "expected only one neighbour"),
-    "through rank 0": (THROUGH_RANK_0, "the whole tensor is sent each time"),
-    "by the library": ("def all_reduce(comm, tensor):\n    comm.all_reduce(tensor)\n", "the sum has to be made of messages"),
-    "the whole tensor, all send first": (of_the_book("lesson5-deadlock.py.txt"), "all send and none receives"),
-} | all_wrong(5, {
+WRONG = all_wrong(5, {
+    "the whole tensor, all send first": ("lesson5-deadlock.py.txt", "all send and none receives"),
+    "by the library, with messages for nothing": ([(BODY, BY_LIBRARY)], "is called: the sum has to be made of messages"),
+    "by the library's own class, with messages for nothing": (
+        [(BODY, OWN_CLASS), ("import torch\n", "import torch\nfrom cos598d.comm.communicator import Communicator\n")],
+        "has the sum, but not from its messages",
+    ),
+    "the whole tensor each time": ([(BODY, WHOLE)], "the whole tensor is sent each time"),
+    "straight to their owners": ([(BODY, STRAIGHT)], "expected only one neighbour"),
+    "through rank 0": ([(BODY, THROUGH_RANK_0)], "the whole tensor is sent each time"),
+    "by the library": ([(BODY, "    comm.all_reduce(tensor)\n")], "the sum has to be made of messages"),
     "another part goes out in the second half": ([(HAND_ROUND, HAND_ROUND.replace("rank - step", "rank - step - 1").replace("rank + 1 - step", "rank - step"))], "the first half was right"),
     "stops before the end of the second half": ([(HAND_ROUND, HAND_ROUND.replace("range(n - 1)", "range(n - 2)"))], "the first half was right"),
     "another part goes out than comes in": ([("pass_on(comm.rank - step, landing)", "pass_on(comm.rank - step + 1, landing)")], "both ends of a message must have the same length"),
@@ -116,27 +104,18 @@ WRONG = {
     "not waited for": ([(COLLECT, COLLECT.replace("pass_on(comm.rank - step, landing)", "comm.isend(parts[(comm.rank - step) % n], right)\n        comm.recv(landing, left)"))], "it may never arrive"),
 })  # fmt: skip
 
-RIGHT = {
-    "the other way round, receiving first": """import torch
-
-def all_reduce(comm, tensor):
-    n, me = comm.world_size, comm.rank
+OTHER_WAY_ROUND = """    n, me = comm.world_size, comm.rank
     parts = list(tensor.chunk(n)) + [tensor[:0]] * n
     for s in range(2 * (n - 1)):
         out, into = parts[(me + s) % n], parts[(me + s + 1) % n]
         adds = s < n - 1
-        if not adds:
-            out, into = parts[(me + s) % n], parts[(me + s + 1) % n]
         landing = torch.zeros_like(into)
         receiving = comm.irecv(landing, (me + 1) % n)
         comm.isend(out, (me - 1) % n).wait()
         receiving.wait()
         into.copy_(into + landing if adds else landing)
-""",
-    "even ranks send first": """import torch
-
-def all_reduce(comm, tensor):
-    n, me = comm.world_size, comm.rank
+"""
+RANK_0_SENDS_FIRST = """    n, me = comm.world_size, comm.rank
     size = -(-len(tensor) // n)
     parts = [tensor[k * size : (k + 1) * size] for k in range(n)]
     buffer = torch.empty(size, dtype=tensor.dtype)
@@ -154,5 +133,8 @@ def all_reduce(comm, tensor):
             into[:] = space
         else:
             into.add_(space)
-""",
-}
+"""
+RIGHT = all_right(5, {
+    "the other way round, receiving first": [(BODY, OTHER_WAY_ROUND)],
+    "even ranks send first": [(BODY, RANK_0_SENDS_FIRST)],
+})  # fmt: skip

@@ -1,6 +1,6 @@
-"""Lesson 6 as students write it: changes of the answer that are wrong, with what must be said, and right files."""
+"""Lesson 6 as students write it: changes of the answer that are wrong, with what the check must print, and right files."""
 
-from lesson_cases.changes import all_wrong
+from lesson_cases import all_wrong
 
 CALL = "self.comm.all_reduce(following.grad, name, async_op=True)"
 BEGIN = f"            self.calls.append({CALL})\n"

@@ -1,6 +1,6 @@
-"""Lesson 7 as students write it: changes of the answer that are wrong, with what must be said, and right files."""
+"""Lesson 7 as students write it: changes of the answer that are wrong, with what the check must print, and right files."""
 
-from lesson_cases.changes import all_right, all_wrong
+from lesson_cases import all_right, all_wrong
 
 FULL = "if not self.buckets or size > room or parameter.dtype != dtype:"
 HOOK = "            parameter.register_post_accumulate_grad_hook(self.on_gradient)\n"

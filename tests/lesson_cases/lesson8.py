@@ -1,9 +1,8 @@
-"""Lesson 8 as students mend it: each loop left as it was, or mended wrongly, and mended in another right way."""
+"""Lesson 8 as students fix it: each loop not fixed, fixed wrongly, and fixed in another right way."""
 
 from cos598d.tools.learn.lessons import get_lesson
 
 PAGE, ANSWER = get_lesson(8).page(), get_lesson(8).answer()
-PLACES = ("first", "second", "third", "fourth", "fifth", "sixth")
 
 
 def loop_of(source, place):

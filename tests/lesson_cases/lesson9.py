@@ -1,15 +1,11 @@
-"""Lesson 9 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
+"""Lesson 9 as students write it: changes of the answer that are wrong, with what the check must print, and right ones."""
 
-from lesson_cases.changes import all_right, all_wrong
+from lesson_cases import all_right, all_wrong, part_of
 
 RING = "    return 2 * (ranks - 1) * (8 * size / ranks / rate + delay)\n"
 RING_SENT = "    return 2 * (ranks - 1) * size / ranks\n"
 GATHERED = "        return 2 * ((ranks - 1) * 8 * size / rate + delay)\n"
-QUEUE = """    ended = 0.0
-    for ready, size in buckets:
-        ended = max(ended, ready) + seconds("ring", size, ranks, rate, delay)
-    return max(backward, ended)
-"""
+QUEUE = part_of(9, "    ended = 0.0\n")
 
 WRONG = all_wrong(9, {
     "bytes_for_bits": ([("8 * size / ranks / rate", "size / ranks / rate"), ("        return 2 * ((ranks - 1) * 8 * size", "        return 2 * ((ranks - 1) * size")], "a byte has eight bits"),
