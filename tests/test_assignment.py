@@ -23,34 +23,13 @@ from cos598d.tools.grade.scored import Judged, Scored, exit_code
 from cos598d.tools.learn.lessons import NUMBERS, get_lesson
 
 # https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format: field -> type
-NUMBER, TEXT = (int, float), (str,)
-TOP = {
-    "score": NUMBER,
-    "execution_time": NUMBER,
-    "output": TEXT,
-    "output_format": TEXT,
-    "test_output_format": TEXT,
-    "test_name_format": TEXT,
-    "visibility": TEXT,
-    "stdout_visibility": TEXT,
-    "extra_data": (dict,),
-    "tests": (list,),
-    "leaderboard": (list,),
-}
-TEST = {
-    "score": NUMBER,
-    "max_score": NUMBER,
-    "status": TEXT,
-    "name": TEXT,
-    "name_format": TEXT,
-    "number": TEXT,
-    "output": TEXT,
-    "output_format": TEXT,
-    "tags": (list,),
-    "visibility": TEXT,
-    "extra_data": (dict,),
-}
-LEADERBOARD = {"name": TEXT, "value": (int, float, str), "order": TEXT}
+NUMBER = (int, float)
+TOP = {"extra_data": dict, "tests": list, "leaderboard": list, **dict.fromkeys(("score", "execution_time"), NUMBER)}
+TOP |= dict.fromkeys(("output", "output_format", "test_output_format", "test_name_format"), str)
+TOP |= dict.fromkeys(("visibility", "stdout_visibility"), str)
+TEST = {"extra_data": dict, "tags": list, **dict.fromkeys(("score", "max_score"), NUMBER)}
+TEST |= dict.fromkeys(("status", "name", "name_format", "number", "output", "output_format", "visibility"), str)
+LEADERBOARD = {"name": str, "value": (int, float, str), "order": str}
 FORMATS = ("text", "html", "simple_format", "md", "ansi")
 # schemas/result-v1.schema.json of foundation50/classroom50: what it requires, and patterns.
 UTC = r"\d{4}-\d{2}-\d{2}T([01]\d|2[0-3]):[0-5]\d:[0-5]\dZ"
