@@ -71,7 +71,7 @@ def test_sync_keeps_every_claim(name, world_size):
 
 @pytest.mark.long(one_in=6)
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_is_caught_by_its_claim_and_its_cause_is_named(name):
+def test_mutant_fails_its_claim_and_the_cause_is_named(name):
     mutant = MUTANTS[name]
     found = [outcomes(size, try_mutant, name, [mutant.claim])[mutant.claim] for size in mutant.world_sizes]
     assert PASSED not in [each.status for each in found]
@@ -89,7 +89,7 @@ def test_mutant_is_caught_by_its_claim_and_its_cause_is_named(name):
         ("never averaged", "never averaged", ["averages_gradients", "averages_gradients_that_share_memory"]),
     ],
 )
-def test_what_follows_from_a_fault_is_not_told_as_another(name, says, claims):
+def test_consequences_of_a_fault_have_one_cause(name, says, claims):
     tried = ["starts_from_rank_0", "averages_gradients", "averages_gradients_that_share_memory"]
     (cause,) = causes_of([(claim, [each]) for claim, each in outcomes(3, try_mutant, name, tried).items()], "")
     assert says in cause["cause"]
@@ -98,7 +98,7 @@ def test_what_follows_from_a_fault_is_not_told_as_another(name, says, claims):
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [2, 3])
-def test_a_forgotten_division_is_the_one_reason_for_all_that_it_breaks(number, tmp_path):
+def test_forgotten_division_is_the_only_cause_of_all_that_it_breaks(number, tmp_path):
     file = tmp_path / "summed.py"
     file.write_text(
         "from cos598d.sync.base import GradientSync\n\n\nclass Summed(GradientSync):\n"
@@ -124,7 +124,7 @@ def try_drawn(comm, claim, nonce):
 
 @pytest.mark.long(one_in=8)
 @pytest.mark.parametrize("claim", dict.fromkeys(mutant.claim for mutant in DRAWN.values()))
-def test_what_is_drawn_catches_its_mutants_and_names_their_causes(claim):
+def test_drawn_mutant_fails_its_claim_and_the_cause_is_named(claim):
     ends = run_world(3, try_drawn, claim, NONCE, seconds=240)
     for name in [name for name, mutant in DRAWN.items() if mutant.claim == claim]:
         renamed = copy.copy(_claim(claim))
@@ -143,24 +143,24 @@ def _claim(name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", RIGHT)
-def test_an_unusual_but_right_sync_from_a_file_keeps_every_claim(name):
+def test_unusual_right_sync_from_a_file_keeps_every_claim(name):
     claims = [claim.name for claim in conformance.CLAIMS]
     found = outcomes(RIGHT[name], ranks.observe_by_name, f"{RIGHT_FILE}:{name}", claims)
     assert {claim: list(each.reports) for claim, each in found.items() if each.status != PASSED} == {}
 
 
-def test_on_one_rank_the_order_of_clipping_does_not_matter():
+def test_order_of_clipping_does_not_matter_on_one_rank():
     """So the mutant above is caught for its order, and for nothing else."""
     found = outcomes(1, try_mutant, "clip before sync, in the loop", ["trains_like_one_process"])
     assert [each.status for each in found.values()] == [PASSED], found
 
 
-def test_no_sync_on_two_ranks_is_caught():
+def test_sync_none_fails_on_two_ranks():
     found = outcomes(2, ranks.observe_by_name, "none", ["averages_gradients"])["averages_gradients"]
     assert found.status == FAILED
     assert "off the mean over ranks" in found.reports[0]["message"]
 
 
-def test_a_claim_without_its_judgement_is_never_kept():
+def test_claim_without_a_judgement_cannot_pass():
     with pytest.raises(AttributeError):
         Claim(lambda on: None).judge(World("", NONCE, []))

@@ -61,12 +61,8 @@ class Model(nn.Module):
         self.calls += 1
         state = self.frozen(self.embedding(ids).mean(dim=1))
         for layer in self.layers:
-            call = (
-                layer
-                if self.checkpoints is None
-                else functools.partial(checkpoint, layer, use_reentrant=self.checkpoints)
-            )
-            state = torch.tanh(call(state))
+            call = functools.partial(checkpoint, layer, use_reentrant=self.checkpoints)
+            state = torch.tanh(layer(state) if self.checkpoints is None else call(state))
         return {"logits": self.head(state, use)}
 
 
@@ -98,6 +94,15 @@ class Alone:
             if p.grad is not None:
                 p.grad *= factor / len(self.ranks)
 
+    def step(self, optimizer, *losses, factor=1.0, max_norm=None):
+        self.backward(*losses)
+        self.average(factor)
+        if max_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+            assert norm > max_norm, "nothing was clipped"
+        optimizer.step()
+        optimizer.zero_grad()
+
 
 def plainly(module, optimizer, rank, step):
     loss_of(module, rank, step).backward()
@@ -106,10 +111,7 @@ def plainly(module, optimizer, rank, step):
 
 
 def plainly_alone(alone, optimizer, step):
-    alone.backward(lambda m, r: loss_of(m, r, step))
-    alone.average()
-    optimizer.step()
-    optimizer.zero_grad()
+    alone.step(optimizer, lambda m, r: loss_of(m, r, step))
 
 
 def accumulating(module, optimizer, rank, step):
@@ -156,11 +158,7 @@ def clipping_by_torch(module, optimizer, rank, step):
 
 
 def clipping_alone(alone, optimizer, step):
-    alone.backward(lambda m, r: loss_of(m, r, step))
-    alone.average()
-    assert torch.nn.utils.clip_grad_norm_(alone.module.parameters(), 0.1) > 0.1, "nothing was clipped"
-    optimizer.step()
-    optimizer.zero_grad()
+    alone.step(optimizer, lambda m, r: loss_of(m, r, step), max_norm=0.1)
 
 
 def by_closure(module, optimizer, rank, step):
@@ -191,6 +189,13 @@ def assert_as(state, model, what, within=0.0):
     for name, expected in model.named_parameters():
         worst = (state[name] - expected).abs().max().item()
         assert worst <= within, f"{what}: {name} is off by {worst:.1e}"
+
+
+def assert_state_as(state, expected, what, **within):
+    """An optimizer's groups and values, to the last bit if no tolerances are given."""
+    assert state["param_groups"] == expected["param_groups"], what
+    within = within or {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(state["state"], expected["state"], msg=lambda text: f"{what}: {text}", **within)
 
 
 def trains_as_one(comm, strategies, cases, optimizers=tuple(OPTIMIZERS), steps=3):
@@ -281,12 +286,12 @@ def two_models(comm, strategy, name, make):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("world_size", "optimizer"), [(2, "adamw"), (3, "momentum"), (4, "sgd")])
-def test_a_script_in_shards_ends_with_the_weights_of_one_process(world_size, optimizer):
+def test_script_in_shards_ends_with_the_weights_of_one_process(world_size, optimizer):
     cases = [*CASES, "two models"]
     assert set(run_ranks(world_size, trains_as_one, SHARDS, cases, [optimizer], seconds=500)) == {50}
 
 
 @pytest.mark.long
-def test_a_script_that_averages_ends_with_the_weights_of_one_process():
+def test_script_that_averages_ends_with_the_weights_of_one_process():
     cases = ["accumulated", "clipped", "two models"]
     assert set(run_ranks(3, trains_as_one, AVERAGES, cases, ["momentum"], seconds=500)) == {3 * len(AVERAGES)}

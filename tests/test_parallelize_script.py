@@ -1,4 +1,4 @@
-"""What a script may ask of `cos598d.parallelize` beside steps: states, schedules, scalers, exceptions, bad input."""
+"""What a script may ask of `cos598d.parallelize` next to steps: states, schedules, scalers, exceptions, bad input."""
 
 import contextlib
 import copy
@@ -10,7 +10,18 @@ from datetime import timedelta
 import pytest
 import torch
 from test_parallel import Trip
-from test_parallelize import SHARDS, Alone, Linear, Model, assert_as, loss_of, plainly, plainly_alone, rounded
+from test_parallelize import (
+    SHARDS,
+    Alone,
+    Linear,
+    Model,
+    assert_as,
+    assert_state_as,
+    loss_of,
+    plainly,
+    plainly_alone,
+    rounded,
+)
 from torch import nn
 from worlds import run_ranks
 
@@ -55,12 +66,7 @@ def goes_on_from_a_state(comm, strategy, other):
         state, saved, saved_schedule = module.full_state_dict(), optimizer.state_dict(), rates.state_dict()
         assert_as(state, expected, f"{strategy} to {other}")
         assert list(state) == list(expected.state_dict())
-        theirs = single.state_dict()
-        assert saved["param_groups"] == theirs["param_groups"]
-        assert saved["state"].keys() == theirs["state"].keys()
-        for place, values in theirs["state"].items():
-            for kind, value in values.items():
-                assert torch.equal(saved["state"][place][kind], value), f"{word}: {kind} of {place}"
+        assert_state_as(saved, single.state_dict(), word)
         plain = Model(5)
         plain.load_state_dict(state)
         in_groups(list(plain.parameters())).load_state_dict(saved)
@@ -83,10 +89,7 @@ def leaves_out_what_overflows(comm, strategy):
         scaler.update()
         optimizer.zero_grad()
         if step != 1:
-            alone.backward(lambda m, r, step=step, scale=scale: scale * loss_of(m, r, step))
-            alone.average(1 / scale)
-            single.step()
-            single.zero_grad()
+            alone.step(single, lambda m, r, step=step, scale=scale: scale * loss_of(m, r, step), factor=1 / scale)
     assert scaler.get_scale() == 4.0
     assert_as(module.full_state_dict(), expected, strategy)
     module.detach()
@@ -190,11 +193,7 @@ def trains_more_later(comm, strategy):
                     p.register_hook(rounded)
                 one.add_param_group({"params": added, "lr": 0.03})
     assert_as(module.full_state_dict(), models[1], f"{strategy}, more parameters")
-    saved, theirs = optimizer.state_dict(), single.state_dict()
-    assert saved["param_groups"] == theirs["param_groups"]
-    for place, values in theirs["state"].items():
-        for kind, value in values.items():
-            assert torch.equal(saved["state"][place][kind], value), f"{strategy}: {kind} of {place}"
+    assert_state_as(optimizer.state_dict(), single.state_dict(), strategy)
     loss_of(module, comm.rank, 0).backward()
     with pytest.raises(UsageError, match=r"Call it after optimizer.step\(\) or zero_grad\(\)"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
@@ -275,7 +274,7 @@ def goes_round(comm, strategies):
 
 @pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_script_may_ask_all_of_it_of_every_strategy(world_size):
+def test_every_strategy_does_what_a_script_may_ask(world_size):
     """Each strategy in one of the worlds."""
     run_ranks(world_size, goes_round, EVERY[world_size - 2 :: 2], seconds=500)
 
@@ -313,7 +312,7 @@ def averages_weights(comm):
     module.detach()
 
 
-def test_strategies_that_average_weights_do_so_after_the_scripts_steps():
+def test_local_sgd_and_diloco_average_weights_after_the_scripts_steps():
     run_ranks(2, averages_weights)
 
 
@@ -383,7 +382,7 @@ def refuses(comm):
     module.detach()
 
 
-def test_what_cannot_be_is_one_sentence_on_every_rank():
+def test_wrong_use_raises_the_same_error_on_every_rank():
     run_ranks(2, refuses)
 
 
@@ -410,13 +409,8 @@ def chooses(comm):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_auto_is_one_exact_strategy_on_all_ranks(world_size):
+def test_auto_chooses_the_same_exact_strategy_on_all_ranks(world_size):
     run_ranks(world_size, chooses)
-
-
-def test_without_a_process_group_a_sentence_says_what_to_call():
-    with pytest.raises(UsageError, match=r"parallelize needs an open process group\. Call .*init_process_group"):
-        cos598d.parallelize(nn.Linear(2, 2), adamw, "zero3")
 
 
 def has_more_batches(comm, strategy):
@@ -437,7 +431,7 @@ def has_more_batches(comm, strategy):
 
 @pytest.mark.long(one_in=5)
 @pytest.mark.parametrize("strategy", SHARDS)
-def test_a_rank_with_more_batches_than_another_ends_with_a_sentence(strategy):
+def test_rank_with_more_batches_than_another_gets_an_error(strategy):
     assert run_ranks(2, has_more_batches, strategy)[0]
 
 
@@ -463,5 +457,5 @@ def saves_as_with_ddp(comm):
         assert all(torch.equal(found[name], value) for name, value in module.module.state_dict().items()), strategy
 
 
-def test_the_model_itself_is_never_saved_half_way():
+def test_state_dict_of_the_model_has_the_weights_after_the_step():
     run_ranks(2, saves_as_with_ddp)
