@@ -2,6 +2,7 @@
 
 import csv
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -105,15 +106,20 @@ def grade_one(start, folder, scratch, files, assignment, submission="mine"):
     return start_grade(start, scratch, *words)
 
 
-def run_autograder(root, python=sys.executable):
+def run_autograder(root, files, python=sys.executable):
     """A stand-in for Gradescope, which calls what lies above the zip's content in source/, on what is in submission/.
 
-    Returns its program, which has ended.
+    Returns the value of results.json for a submission of these `files`.
     """
     with zipfile.ZipFile("autograder.zip") as archive:
         archive.extractall(root / "source")
+    for name, source in files.items():
+        (root / "submission" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "submission" / name).write_text(source)
     script = (root / "source" / "run_autograder").read_text()
     program = root / "run_autograder"
     program.write_text(script.replace("cos598d grade ", "cos598d grade --as_root "))  # Python may be below /root here
     environ = {"PATH": os.environ["PATH"], "AUTOGRADER_ROOT": str(root), "AUTOGRADER_PYTHON": python}
-    return subprocess.run(["bash", str(program)], env=environ, capture_output=True, text=True, check=False)
+    ended = subprocess.run(["bash", str(program)], env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads((root / "results" / "results.json").read_text())

@@ -135,8 +135,8 @@ def test_card_counts_refusals_and_says_a_shared_one_once():
     def card_of(*cases):
         return card.engine_card({"engine": "x", "world_sizes": [1, 2, 4], "cases": list(cases)})
 
-    one = card_of(case("bf16", (1, KEPT, ""), (2, REFUSED, "no."), (4, KEPT, "")))
-    assert "refused on 2 ranks: bf16 (what bf16 is)\n  no." in one
+    one = card_of(case("bf16", (1, KEPT, ""), (2, KEPT, ""), (4, REFUSED, "no.")))
+    assert "refused on 4 ranks: bf16 (what bf16 is)\n  no." in one
     assert "x: 0 of 1 tests passed; refused: bf16." in one
     alone = [(1, KEPT, ""), (2, REFUSED, "one process."), (4, REFUSED, "one process.")]
     everywhere = card_of(*(case(name, *alone) for name in "abc"))

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import test_parallelize
 import torch
 import torch.distributed as dist
 from test_parallel import ddp
@@ -22,26 +23,16 @@ KINDS = {
 }
 
 
-class Model(nn.Module):
-    """A table larger than a bucket, a tied weight, a frozen layer, numbers of two dtypes, and a buffer."""
+class Model(test_parallelize.Model):
+    """With numbers of two dtypes, and a scalar."""
 
     def __init__(self, seed=0):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.table = nn.Embedding(9001, 31)
-        self.layers = nn.ModuleList([nn.Linear(31, 31) for _ in range(3)])
-        self.layers[2].weight = self.layers[0].weight
-        self.frozen = nn.Linear(31, 31).requires_grad_(False)
-        self.output = nn.Linear(31, 3).double()
+        super().__init__(seed)
+        self.head.output.double()
         self.scale = nn.Parameter(torch.tensor(1.5))
-        self.register_buffer("calls", torch.full((), float(seed)))
 
     def forward(self, ids):
-        self.calls += 1
-        state = self.frozen(self.table(ids).mean(dim=1))
-        for layer in self.layers:
-            state = torch.tanh(layer(state))
-        return self.output(state.double() * self.scale)
+        return super().forward(ids, use=True)["logits"] * self.scale
 
 
 def loss_of(model, rank, step):
@@ -201,7 +192,7 @@ def takes_what_torch_takes(comm):
         for one, m, scaler in ((ours, model, scalers[0]), (theirs, expected, scalers[1])):
             if step == 2:
                 m.load_state_dict(copy.deepcopy(m.state_dict()))
-                m.output.weight.data = m.output.weight.data.clone()
+                m.head.output.weight.data = m.head.output.weight.data.clone()
             loss = loss_of(m, 0, step) * (torch.inf if step == 1 else 1)
             scaler.scale(loss).backward()
             scaler.unscale_(one)
@@ -212,7 +203,7 @@ def takes_what_torch_takes(comm):
             one.step()
         assert_same(model, expected, step)
     assert scalers[0].get_scale() == 4.0
-    model.output.float()
+    model.head.output.float()
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     with pytest.raises(UsageError, match=r"has another shape, dtype or device than when ShardedOptimizer was made"):
