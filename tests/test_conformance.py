@@ -25,7 +25,7 @@ RIGHT_FILE = Path(__file__).with_name("right_syncs.py")
 RIGHT = dict.fromkeys(("FlatViews", "InDouble", "RunningMean"), 3)
 RIGHT |= dict.fromkeys(("RandomRoot", "GathersInNumpy", "OwnEverything", "FromHooks"), 2)
 ALL = MUTANTS | DRAWN
-NONCE = 598  # in a check it is drawn anew each time
+NONCE = 598  # each check draws another one
 
 
 def try_mutant(comm, name, claims, nonce):

@@ -26,7 +26,7 @@ class MySync(AllReduce):
     def finish(self):
 """
 RIGHT = "        super().finish()\n"
-# What each of a class hands in: the body of `finish`. None of them goes on for ever if nobody stops it.
+# What each of a class hands in: the body of `finish`. All of them end, even if nobody stops them.
 CLASS = {
     "right": RIGHT,
     "sums": "        super().finish()\n        for _, g in self.gradients(): g *= self.comm.world_size\n",
@@ -218,7 +218,7 @@ def test_a_class_of_lessons(start, tmp_path, scratch):
 
 def test_results_file_grows_after_each_claim(start, tmp_path, scratch):
     """The second claim never ends, and the grader is stopped: the file has the first claim's points."""
-    # starts_from_rank_0 never calls finish. Tried with the other claim it fails at once, and that one alone waits.
+    # starts_from_rank_0 never calls finish. Tried with the other claim it fails at once, so only that one waits.
     once = "        here = Path(__file__).with_name('seen')\n        if not here.exists(): here.touch(); os._exit(3)\n"
     (tmp_path / "lab.toml").write_text(ASSIGNMENT.replace("seconds = 5", "seconds = 250"))
     files = {"my_sync.py": OPENING + once + "        time.sleep(200)\n"}

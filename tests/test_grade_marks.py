@@ -221,7 +221,7 @@ def test_shown_hint_costs_its_points_and_an_edited_line_costs_all(shown, held, t
     if shown in (None, "edited"):
         assert "keep the line that `learn 9` writes" in judged["without_hint_1"].words
     assert all(asked.kind.expected(name) for name in asked.points)
-    # A file that passes has passed, whatever its hints cost; one that does not is told of them in one line.
+    # The cost of hints does not change whether a file passes. One line says what they cost.
     mine = graded_as(judged.values(), asked)
     assert mine.status == ("wrong" if shown == "wrong" else "passed")
     assert mine.points == (0 if shown == "wrong" else 3 + 0.5 * len(held))

@@ -74,7 +74,7 @@ def test_grade_refuses_to_start_where_it_would_import_from_a_submission(tmp_path
 
 
 def test_classroom_50_recipe_imports_nothing_of_the_checkout(tmp_path):
-    """As it stands on the page, started in a checkout that has modules of the names that it imports."""
+    """The page's recipe starts in a checkout that has modules of the names that it imports."""
     page = (ROOT / "docs" / "teaching.md").read_text()
     recipe = re.search(r"```python\n(.*?)```", page.partition("## Classroom 50")[2], flags=re.DOTALL)[1]
     (tmp_path / "teacher").mkdir()
@@ -97,7 +97,7 @@ def test_classroom_50_recipe_imports_nothing_of_the_checkout(tmp_path):
     [(f"exit {code}", code <= 2) for code in (0, 1, 2, 3, 143)] + [("kill -9 $$", False)],
 )
 def test_results_of_a_killed_grader_do_not_count(tmp_path, end, is_taken):
-    """A stand-in for the grader, whose results somebody else has written when it ends."""
+    """In place of the grader runs a script, whose results somebody else has written when it ends."""
     results = tmp_path / "results" / "results.json"
     grader = tmp_path / "python"
     grader.write_text(f"#!/bin/bash\necho '{json.dumps(FORGED)}' > {results}\n{end}\n")
