@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from test_parallelize import Alone, assert_state_as
+from test_parallelize import OneProcess, assert_state_as
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from worlds import run_ranks
@@ -144,16 +144,16 @@ def trains(comm, strategy, name):
         optimizer = make(module.parameters())
     else:
         module, optimizer = cos598d.parallelize(model, make, strategy)
-    alone, single = Alone(expected, comm.world_size), make(expected.parameters())
+    reference, single = OneProcess(expected, comm.world_size), make(expected.parameters())
     for step in range(4):
         if step == 3:
             with module.no_sync():
                 loss(module, comm.rank, 8).backward()
-            alone.backward(lambda m, r: loss(m, r, 8))
+            reference.backward(lambda m, r: loss(m, r, 8))
         loss(module, comm.rank, step).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=step % 2 == 0)
-        alone.step(single, lambda m, r, step=step: loss(m, r, step))
+        reference.step(single, lambda m, r, step=step: loss(m, r, step))
     assert_weights(module, expected, f"{strategy}, {name}")
     module.detach()
 
@@ -229,7 +229,7 @@ def keeps_torchs_order(comm):
         model.layers[1].requires_grad_(False)
         expected = copy.deepcopy(model)
         module = cos598d.fully_shard(model)
-        alone = Alone(expected, comm.world_size)
+        reference = OneProcess(expected, comm.world_size)
         ours, single = (
             torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], 0.01) for m in (module, expected)
         )
@@ -239,7 +239,7 @@ def keeps_torchs_order(comm):
             single.load_state_dict(saved)
         for step in range(4):
             assert ours.step(lambda module=module, step=step: clipped(module, comm.rank, step)) > 0
-            alone.step(single, lambda m, r, step=step: on_ids(m, r, step), max_norm=0.1)
+            reference.step(single, lambda m, r, step=step: on_ids(m, r, step), max_norm=0.1)
             ours.zero_grad()
             for schedule in schedules:
                 schedule.step()
@@ -285,7 +285,7 @@ def keeps_hooks(comm):
             torch.manual_seed(5)
             model = Tied().double()
             expected = copy.deepcopy(model)
-            module, alone = cos598d.fully_shard(model), Alone(expected, comm.world_size)
+            module, reference = cos598d.fully_shard(model), OneProcess(expected, comm.world_size)
             ours, single = (kind(m.parameters(), 0.1) for m in (module, expected))
             if has_schedule:  # it binds the step of the class that the optimizer has now
                 torch.optim.lr_scheduler.StepLR(ours, 100)
@@ -297,7 +297,7 @@ def keeps_hooks(comm):
                     ours.register_step_post_hook(lambda *_, calls=calls, step=step: calls.append(step + 10))
                 on_ids(module, comm.rank, step).backward()
                 ours.step()
-                alone.step(single, lambda m, r, step=step: on_ids(m, r, step), max_norm=0.1)
+                reference.step(single, lambda m, r, step=step: on_ids(m, r, step), max_norm=0.1)
             assert calls == [0, 10, 0, 1, 10, 11, 0, 1, 10, 11]
             assert_weights(module, expected, kind.__name__)
             module.detach()

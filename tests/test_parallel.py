@@ -57,7 +57,7 @@ def optimizer_of(module):
 
 
 def train(module, rank, steps=4):
-    """A plain loop, with a step in two parts and a layer that rank 0 alone uses now and then."""
+    """A plain loop, with a step in two parts and a layer that only rank 0 uses now and then."""
     optimizer = optimizer_of(module)
     for step in range(steps):
         optimizer.zero_grad()

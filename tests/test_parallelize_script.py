@@ -12,14 +12,14 @@ import torch
 from test_parallel import Trip
 from test_parallelize import (
     SHARDS,
-    Alone,
     Linear,
     Model,
+    OneProcess,
     assert_as,
     assert_state_as,
     loss_of,
     plainly,
-    plainly_alone,
+    plainly_in_one,
     rounded,
 )
 from torch import nn
@@ -48,7 +48,7 @@ def scheduled(optimizer):
 def goes_on_from_a_state(comm, strategy, other):
     """Two steps, a state, and two steps of another strategy from it: weights and states are one process's."""
     expected = Model(0)
-    alone, single = Alone(expected, comm.world_size), in_groups(list(expected.parameters()))
+    reference, single = OneProcess(expected, comm.world_size), in_groups(list(expected.parameters()))
     schedule = scheduled(single)
     state, saved, saved_schedule = None, None, None
     for word in (strategy, other):
@@ -60,7 +60,7 @@ def goes_on_from_a_state(comm, strategy, other):
             rates.load_state_dict(saved_schedule)
         for step in range(2):
             plainly(module, optimizer, comm.rank, step)
-            plainly_alone(alone, single, step)
+            plainly_in_one(reference, single, step)
             rates.step()
             schedule.step()
         state, saved, saved_schedule = module.full_state_dict(), optimizer.state_dict(), rates.state_dict()
@@ -76,7 +76,7 @@ def goes_on_from_a_state(comm, strategy, other):
 def leaves_out_what_overflows(comm, strategy):
     """A GradScaler on each rank: one rank's loss is too large in step 1, and all leave that step out."""
     expected = Model(0)
-    alone, single = Alone(expected, comm.world_size), adamw(expected.parameters())
+    reference, single = OneProcess(expected, comm.world_size), adamw(expected.parameters())
     module, optimizer = cos598d.parallelize(Model(comm.rank), adamw, strategy)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for step in range(3):
@@ -89,7 +89,7 @@ def leaves_out_what_overflows(comm, strategy):
         scaler.update()
         optimizer.zero_grad()
         if step != 1:
-            alone.step(single, lambda m, r, step=step, scale=scale: scale * loss_of(m, r, step), factor=1 / scale)
+            reference.step(single, lambda m, r, step=step, scale=scale: scale * loss_of(m, r, step), factor=1 / scale)
     assert scaler.get_scale() == 4.0
     assert_as(module.full_state_dict(), expected, strategy)
     module.detach()
@@ -105,7 +105,7 @@ def tripping(rank):
 def leaves_out_what_raises(comm, strategy):
     """An exception in one rank's backward, which it catches: no rank makes that step, and all go on."""
     expected = Model(0)
-    alone, single = Alone(expected, comm.world_size), adamw(expected.parameters())
+    reference, single = OneProcess(expected, comm.world_size), adamw(expected.parameters())
     module, optimizer = cos598d.parallelize(tripping(comm.rank), adamw, strategy)
     for step in range(4):
         module.module.trips = step == 1 and comm.rank == 1
@@ -118,7 +118,7 @@ def leaves_out_what_raises(comm, strategy):
         optimizer.step()
         optimizer.zero_grad()
         if step != 1:
-            plainly_alone(alone, single, step)
+            plainly_in_one(reference, single, step)
     assert_as(module.full_state_dict(), expected, strategy)
     module.detach()
 
@@ -126,7 +126,7 @@ def leaves_out_what_raises(comm, strategy):
 def keeps_what_only_some_steps_read(comm, strategy):
     """Evaluation in between, torch.autograd.grad, gradients that are dropped, a step without any; buffers; bytes."""
     expected = Model(0)
-    alone, single = Alone(expected, comm.world_size), adamw(expected.parameters())
+    reference, single = OneProcess(expected, comm.world_size), adamw(expected.parameters())
     module, optimizer = cos598d.parallelize(Model(comm.rank), adamw, strategy)
     optimizer.step()
     for step in range(3):
@@ -143,9 +143,9 @@ def keeps_what_only_some_steps_read(comm, strategy):
         torch.autograd.grad(loss_of(module, comm.rank, 60), module.module.head.output.weight)
         module.module.layers[1].bias.grad = None
         optimizer.step()
-        alone.backward(lambda m, r, step=step: loss_of(m, r, step))
+        reference.backward(lambda m, r, step=step: loss_of(m, r, step))
         expected.layers[1].bias.grad = None
-        alone.average()
+        reference.average()
         single.step()
         single.zero_grad()
     state = module.full_state_dict()
@@ -169,11 +169,11 @@ def trains_more_later(comm, strategy):
         return adamw([p for p in params if p.requires_grad or p.shape == (31,)])
 
     module, optimizer = cos598d.parallelize(models[0], make, strategy)
-    alone, single = Alone(models[1], comm.world_size), make(models[1].parameters())
+    reference, single = OneProcess(models[1], comm.world_size), make(models[1].parameters())
     schedules = [torch.optim.lr_scheduler.StepLR(one, 1, gamma=0.5) for one in (optimizer, single)]
     for step in range(5):
         plainly(module, optimizer, comm.rank, step)
-        plainly_alone(alone, single, step)
+        plainly_in_one(reference, single, step)
         for schedule in schedules:
             schedule.step()
         for model in models:
@@ -202,7 +202,7 @@ def trains_more_later(comm, strategy):
 
 
 def goes_on_from_its_shard(comm, strategy):
-    """Each rank saves what it alone remembers, and another optimizer goes on from it to the same weights."""
+    """Each rank saves its own shard of the state, and another optimizer continues from it to the same weights."""
     ends, saved = [], {}
     for _ in range(2):
         module, optimizer = cos598d.parallelize(Model(comm.rank), in_groups, strategy)
@@ -283,11 +283,11 @@ def averages_weights(comm):
     """local_sgd with an average after each step is averaged gradients, under plain SGD; both end alike on all ranks."""
     expected = Model(0)
     make = lambda params: torch.optim.SGD(params, lr=0.05)  # noqa: E731 - as scripts write it
-    alone, single = Alone(expected, comm.world_size), make(expected.parameters())
+    reference, single = OneProcess(expected, comm.world_size), make(expected.parameters())
     module, optimizer = cos598d.parallelize(Model(comm.rank), make, "local_sgd", sync_every=1)
     for step in (0, 2, 3):  # in which all ranks use the same parameters
         plainly(module, optimizer, comm.rank, step)
-        plainly_alone(alone, single, step)
+        plainly_in_one(reference, single, step)
     assert_as(module.full_state_dict(), expected, "local_sgd", within=1e-6)
     module.detach()
     for name, options in (("local_sgd", {"sync_every": 2}), ("diloco", {"sync_every": 1, "fragments": 3})):
@@ -390,7 +390,7 @@ def chooses(comm):
     """An exact strategy, the same on every rank: of shards too, where the optimizer can step them."""
     for make in (adamw, lambda params: Rotated(params, lr=0.05)):
         expected = Model(0)
-        alone, single = Alone(expected, comm.world_size), make(list(expected.parameters()))
+        reference, single = OneProcess(expected, comm.world_size), make(list(expected.parameters()))
         module, optimizer = cos598d.parallelize(Model(comm.rank), make, "auto")
         choice = module.choice
         assert comm.exchange(choice.sync) == [choice.sync] * comm.world_size
@@ -400,7 +400,7 @@ def chooses(comm):
         assert (choice.left_out.get("zero1") == "the optimizer cannot step shards") == (make is not adamw)
         for step in (0, 2, 3):
             plainly(module, optimizer, comm.rank, step)
-            plainly_alone(alone, single, step)
+            plainly_in_one(reference, single, step)
         assert_as(module.full_state_dict(), expected, choice.sync, within=0.0 if make is adamw else 1e-6)
         module.detach()
     module, _ = cos598d.parallelize(Model(0), adamw, "zero1")

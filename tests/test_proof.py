@@ -138,13 +138,13 @@ def test_card_counts_refusals_and_says_a_shared_one_once():
     one = card_of(case("bf16", (1, KEPT, ""), (2, KEPT, ""), (4, REFUSED, "no.")))
     assert "refused on 4 ranks: bf16 (what bf16 is)\n  no." in one
     assert "x: 0 of 1 tests passed; refused: bf16." in one
-    alone = [(1, KEPT, ""), (2, REFUSED, "one process."), (4, REFUSED, "one process.")]
-    everywhere = card_of(*(case(name, *alone) for name in "abc"))
+    refused = [(1, KEPT, ""), (2, REFUSED, "one process."), (4, REFUSED, "one process.")]
+    everywhere = card_of(*(case(name, *refused) for name in "abc"))
     assert everywhere.count("one process.") == 1
     assert everywhere.endswith("refused on 2 and 4 ranks: all 3 cases\n  one process.")
     assert "x: 0 of 3 tests passed; refused: all 3 cases." in everywhere
     some = card_of(
-        case("a", *alone), case("b", *alone), case("c", (1, KEPT, ""), (2, REFUSED, "another."), (4, KEPT, ""))
+        case("a", *refused), case("b", *refused), case("c", (1, KEPT, ""), (2, REFUSED, "another."), (4, KEPT, ""))
     )
     assert "refused on 2 and 4 ranks: a, b\n  one process.\nrefused on 2 ranks: c (what c is)\n  another." in some
 

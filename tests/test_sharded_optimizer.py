@@ -65,7 +65,7 @@ def keeps_parity(comm):
     wrap = "sparse_rows" if comm.world_size == 3 else "ddp"
     for name, (kind, options) in KINDS.items():
         model, expected = Model(comm.rank), Model(comm.rank)
-        wrapped, alone = (ddp(m) if wrap == "ddp" else cos598d.data_parallel(m, wrap) for m in (model, expected))
+        wrapped, unsharded = (ddp(m) if wrap == "ddp" else cos598d.data_parallel(m, wrap) for m in (model, expected))
         groups, later = in_groups(model), wrap == "ddp" and name != "adagrad"  # torch's has no state for later ones
         ours = cos598d.ShardedOptimizer(groups[: 1 if later else 2], kind, **options)
         for group in groups[1:] if later else ():
@@ -73,7 +73,7 @@ def keeps_parity(comm):
         theirs = kind(in_groups(expected), **options)
         schedules = [torch.optim.lr_scheduler.StepLR(one, 2) for one in (ours, theirs)]
         for step in range(4):
-            for one, module in ((ours, wrapped), (theirs, alone)):
+            for one, module in ((ours, wrapped), (theirs, unsharded)):
                 one.zero_grad()
                 loss = one.step(lambda module=module, step=step: backward(loss_of(module, comm.rank, step)))
                 assert loss > 0
@@ -86,7 +86,7 @@ def keeps_parity(comm):
         assert_state_as(saved, reference, (name, wrap))
         ours.load_state_dict(reference)
         theirs.load_state_dict(saved)
-        for one, module in ((ours, wrapped), (theirs, alone)):
+        for one, module in ((ours, wrapped), (theirs, unsharded)):
             one.zero_grad()
             one.step(lambda module=module: backward(loss_of(module, comm.rank, 9)))
         assert_same(model, expected, (name, wrap, "after loading"))
@@ -99,7 +99,7 @@ def keeps_parity(comm):
             ours.load_shard_state_dict(shard | {"ranks": 7})
         if wrap != "ddp":
             wrapped.detach()
-            alone.detach()
+            unsharded.detach()
 
 
 def backward(loss):
