@@ -36,11 +36,11 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {}
 
 
-def mutant(name: str, claim: str, says: str, cause: str, world_sizes: tuple[int, ...] = (2,)) -> Callable[[type], type]:
+def mutant(name, claim, says, cause, world_sizes=(2,), into=MUTANTS):
     """Enters the class that it decorates."""
 
     def enter(kind: type) -> type:
-        MUTANTS[name] = Mutant(lambda: kind, claim, says, cause, world_sizes)
+        into[name] = Mutant(lambda: kind, claim, says, cause, world_sizes)
         return kind
 
     return enter
@@ -268,44 +268,35 @@ def _clip_in_the_loop_before_sync() -> type[GradientSync]:
     return Early
 
 
-MUTANTS |= {
-    "sum not mean": Mutant(lambda: syncs.SumNotMean, MEAN, OFF, "summed and not averaged: off by exactly n"),
-    "divided by two": Mutant(lambda: syncs.DividedByTwo, MEAN, OFF, "divided by the wrong number: by 2", (3, 4)),
-    "clip before sync": Mutant(lambda: syncs.ClipBeforeSync, MEAN, OFF, "clipped to a norm of 0.3 before the average"),
-    "clip before sync, in the loop": Mutant(
-        _clip_in_the_loop_before_sync, "trains_like_one_process", "differ", "differ from one process's"
-    ),
-    "gather without scatter": Mutant(lambda: syncs.GatherWithoutScatter, MEAN, OFF, "but not sent back"),
-    "never averaged": Mutant(lambda: syncs.NeverAveraged, MEAN, OFF, "never averaged: every rank keeps its own"),
-    "same data on all ranks": Mutant(
-        _same_data_on_all_ranks, "trains_like_one_process", "losses differ", "losses differ from one process's"
-    ),
-    "weights instead of gradients": Mutant(lambda: syncs.WeightsInsteadOfGradients, MEAN, OFF, "never averaged"),
-    "weights touched too": Mutant(lambda: syncs.WeightsScaled, MEAN, "changed the weight", "finish changed weights"),
-    "no initial broadcast": Mutant(
-        lambda: syncs.NoInitialBroadcast,
-        "starts_from_rank_0",
-        "differs from rank 0's",
-        "differs from rank 0's after attach",
-    ),
-    "zeros for unused parameters": Mutant(
-        lambda: syncs.ZerosForUnused,
-        "handles_unused_parameters",
-        "should have no gradient",
-        "a parameter that no rank used gets a gradient",
-    ),
-    "chunks without remainder": Mutant(
-        lambda: syncs.ChunksWithoutRemainder, MEAN, OFF, "the remainder of 600011 divided by 2"
-    ),
-    "copies back a part": Mutant(lambda: syncs.CopiesBackAPart, MEAN, OFF, "only the first 1000 of 600011 elements"),
-    "stale gradients": Mutant(lambda: syncs.StaleGradients, MEAN, OFF, "stale: each step has the average"),
-    "without the last rank": Mutant(
-        lambda: syncs.WithoutLastRank, MEAN, OFF, "rank 2's gradient is not in the average", (3,)
-    ),
-    "without the last tensor": Mutant(lambda: syncs.WithoutLastTensor, MEAN, OFF, "wrong on last.bias, right on"),
-    "only the last pass": Mutant(
-        lambda: syncs.OnlyLastPass, "accumulates", OFF, "the first backward's gradient stays each rank's own"
-    ),
-    "half precision in between": Mutant(lambda: syncs.HalfInBetween, MEAN, OFF, "half precision (fp16) on the way"),
-    "only weights": Mutant(lambda: syncs.OnlyWeights, MEAN, OFF, "wrong on biases"),
-}
+mutant("sum not mean", MEAN, OFF, "summed and not averaged: off by exactly n")(syncs.SumNotMean)
+mutant("divided by two", MEAN, OFF, "divided by the wrong number: by 2", (3, 4))(syncs.DividedByTwo)
+mutant("clip before sync", MEAN, OFF, "clipped to a norm of 0.3 before the average")(syncs.ClipBeforeSync)
+MUTANTS["clip before sync, in the loop"] = Mutant(
+    _clip_in_the_loop_before_sync, "trains_like_one_process", "differ", "differ from one process's"
+)
+mutant("gather without scatter", MEAN, OFF, "but not sent back")(syncs.GatherWithoutScatter)
+mutant("never averaged", MEAN, OFF, "never averaged: every rank keeps its own")(syncs.NeverAveraged)
+MUTANTS["same data on all ranks"] = Mutant(
+    _same_data_on_all_ranks, "trains_like_one_process", "losses differ", "losses differ from one process's"
+)
+mutant("weights instead of gradients", MEAN, OFF, "never averaged")(syncs.WeightsInsteadOfGradients)
+mutant("weights touched too", MEAN, "changed the weight", "finish changed weights")(syncs.WeightsScaled)
+mutant("no initial broadcast", "starts_from_rank_0", "differs from rank 0's", "differs from rank 0's after attach")(
+    syncs.NoInitialBroadcast
+)
+mutant(
+    "zeros for unused parameters",
+    "handles_unused_parameters",
+    "should have no gradient",
+    "a parameter that no rank used gets a gradient",
+)(syncs.ZerosForUnused)
+mutant("chunks without remainder", MEAN, OFF, "the remainder of 600011 divided by 2")(syncs.ChunksWithoutRemainder)
+mutant("copies back a part", MEAN, OFF, "only the first 1000 of 600011 elements")(syncs.CopiesBackAPart)
+mutant("stale gradients", MEAN, OFF, "stale: each step has the average")(syncs.StaleGradients)
+mutant("without the last rank", MEAN, OFF, "rank 2's gradient is not in the average", (3,))(syncs.WithoutLastRank)
+mutant("without the last tensor", MEAN, OFF, "wrong on last.bias, right on")(syncs.WithoutLastTensor)
+mutant("only the last pass", "accumulates", OFF, "the first backward's gradient stays each rank's own")(
+    syncs.OnlyLastPass
+)
+mutant("half precision in between", MEAN, OFF, "half precision (fp16) on the way")(syncs.HalfInBetween)
+mutant("only weights", MEAN, OFF, "wrong on biases")(syncs.OnlyWeights)

@@ -1,9 +1,10 @@
 """Gradient syncs, each with one silent mistake that only what is drawn shows: sizes, dtypes, steps, faults, memory."""
 
 import contextlib
+import functools
 
 import torch
-from mutants import Mutant
+from mutants import Mutant, mutant
 
 from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import GradientSync
@@ -11,16 +12,7 @@ from cos598d.sync.base import GradientSync
 ANY, MANY, OVERFLOW = "averages_any_tensors", "averages_many_steps", "passes_overflow_on"
 STATE, APART, SETTLES, MEMORY = "goes_on_from_its_state", "keeps_models_apart", "settles_buffers", "frees_memory"
 DRAWN: dict[str, Mutant] = {}
-
-
-def drawn(name, claim, says, cause):
-    """Enters the class that it decorates."""
-
-    def enter(kind):
-        DRAWN[name] = Mutant(lambda: kind, claim, says, cause, world_sizes=(3,))
-        return kind
-
-    return enter
+drawn = functools.partial(mutant, world_sizes=(3,), into=DRAWN)
 
 
 def changing(name, claim, says, cause, after=True):

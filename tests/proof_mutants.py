@@ -185,7 +185,7 @@ class ForgetsSmallOnes(Zero1):
 
 @mutant("only the last part counts", ("accumulation", "all at once", "bf16"), "the gradient")
 class KeepsTheLastPart(Averaging):
-    """Of an accumulated step the gradient of the last micro-batch alone."""
+    """Of an accumulated step only the gradient of the last micro-batch."""
 
     def backward(self, loss):
         for parameter in self._parameters:
@@ -217,7 +217,7 @@ class KeepsItsOwnBuffers(Averaging):
 
 @mutant("large tensors averaged in part", ("large tensors",), "the gradient")
 class AveragesTheFirstMiB(Averaging):
-    """Of a tensor; what lies behind it stays a sum."""
+    """Of a tensor; what comes after it stays a sum."""
 
     def finish(self):
         super().finish()

@@ -9,49 +9,27 @@ import sys
 import zipfile
 
 import pytest
-from grading import run_autograder
+from grading import assignment, run_autograder
 from programs import ROOT
 
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError
 from cos598d.tools.audit.judge.verdict import AuditFinding, AuditVerdict, Coverage
 from cos598d.tools.check.claims import CLAIMS
-from cos598d.tools.grade.assignment import VISIBILITIES, Limits, assignment_of, read_assignment
+from cos598d.tools.grade.assignment import VISIBILITIES, Limits, assignment_of
 from cos598d.tools.grade.kinds.script import ScriptKind, score
 from cos598d.tools.grade.result_files import ResultFiles, gradescope
 from cos598d.tools.grade.scored import Judged, Scored, exit_code
-from cos598d.tools.grade.table import TomlTable
 from cos598d.tools.learn.lessons import NUMBERS, get_lesson
 
 # https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format: field -> type
-NUMBER, TEXT = (int, float), (str,)
-TOP = {
-    "score": NUMBER,
-    "execution_time": NUMBER,
-    "output": TEXT,
-    "output_format": TEXT,
-    "test_output_format": TEXT,
-    "test_name_format": TEXT,
-    "visibility": TEXT,
-    "stdout_visibility": TEXT,
-    "extra_data": (dict,),
-    "tests": (list,),
-    "leaderboard": (list,),
-}
-TEST = {
-    "score": NUMBER,
-    "max_score": NUMBER,
-    "status": TEXT,
-    "name": TEXT,
-    "name_format": TEXT,
-    "number": TEXT,
-    "output": TEXT,
-    "output_format": TEXT,
-    "tags": (list,),
-    "visibility": TEXT,
-    "extra_data": (dict,),
-}
-LEADERBOARD = {"name": TEXT, "value": (int, float, str), "order": TEXT}
+NUMBER = (int, float)
+TOP = {"extra_data": dict, "tests": list, "leaderboard": list, **dict.fromkeys(("score", "execution_time"), NUMBER)}
+TOP |= dict.fromkeys(("output", "output_format", "test_output_format", "test_name_format"), str)
+TOP |= dict.fromkeys(("visibility", "stdout_visibility"), str)
+TEST = {"extra_data": dict, "tags": list, **dict.fromkeys(("score", "max_score"), NUMBER)}
+TEST |= dict.fromkeys(("status", "name", "name_format", "number", "output", "output_format", "visibility"), str)
+LEADERBOARD = {"name": str, "value": (int, float, str), "order": str}
 FORMATS = ("text", "html", "simple_format", "md", "ansi")
 # schemas/result-v1.schema.json of foundation50/classroom50: what it requires, and patterns.
 UTC = r"\d{4}-\d{2}-\d{2}T([01]\d|2[0-3]):[0-5]\d:[0-5]\dZ"
@@ -76,10 +54,7 @@ RUNNER = {
     "RELEASE_URL": "https://github.com/x/releases/tag/y",
 }
 ONE = 'kind = "sync"\n[points]\ndefault = 0\naverages_gradients = 4\nlets_go = 1\n'
-
-
-def assignment(source):
-    return read_assignment(TomlTable.of_text("lab.toml", source))
+LESSON_5 = 'kind = "lesson"\nlesson = 5\n'
 
 
 def is_gradescopes(results):
@@ -118,7 +93,7 @@ def is_classroom50s(result):
         assert type(test["passed"]) is bool
 
 
-def test_an_assignment_says_the_points_of_each_claim():
+def test_assignment_gives_points_to_each_test():
     plain = assignment_of("sync")
     assert plain.points == {claim.name: 1.0 for claim in CLAIMS}
     assert (plain.kind.file, plain.kind.class_name, plain.kind.world_sizes) == ("my_sync.py", "MySync", (1, 2, 3, 4))
@@ -161,9 +136,22 @@ def test_an_assignment_says_the_points_of_each_claim():
         ('kind = "script"\nworld_size = 1', "lab.toml line 2: world_size: it is 1, where a whole number from 2 to 64"),
         ('kind = "script"\nparameters_least = -1', "lab.toml line 2: parameters_least: it is -1, where a whole number"),
         ('kind = "script"\n[points]\nlets_go = 1', "lab.toml line 3: unknown key lets_go. Use one of default, ends"),
+        (f'{LESSON_5}[groups.a]\ntests = ["x"]', "lab.toml line 4: tests: x is not a test"),
+        (f"{LESSON_5}[groups.a]\npoints = 1", "lab.toml: the group groups.a has no tests"),
+        (f'{LESSON_5}[groups.a]\ntests = ["sums"]\n[points]\nsums = 1', "lab.toml line 4: tests: sums has points"),
+        (f"{LESSON_5}[late]\npoints_per_day = 1", "lab.toml: [late] needs deadline and points_per_day"),
+        (f"{LESSON_5}[late]\ndeadline = 2026-10-01T12:00:00\npoints_per_day = 1", "lab.toml line 4: deadline is 2026"),
+        ("[parts.a]\nlesson = 1", "lab.toml [parts.a] has no kind"),
+        ('[parts."../a"]\nkind = "sync"', "lab.toml: the part ../a has an odd name"),
+        ("[parts]\na = 1", "lab.toml line 2: a is not a table. Write [parts.a]"),
+        ('kind = "sync"\nhint_cost = 1', "lab.toml line 2: unknown key hint_cost"),
+        *(
+            (f"{LESSON_5}hint_cost = {bad}", "lab.toml line 3: hint_cost: it is")
+            for bad in ("-1", '"x"', "true", "nan")
+        ),
     ],
 )
-def test_what_is_wrong_in_an_assignment_is_a_sentence_with_its_line(source, says):
+def test_wrong_assignment_is_refused_with_its_line(source, says):
     with pytest.raises(UsageError) as refusal:
         assignment(source)
     assert str(refusal.value).startswith(says)
@@ -171,7 +159,7 @@ def test_what_is_wrong_in_an_assignment_is_a_sentence_with_its_line(source, says
     assert "\n" not in str(refusal.value)
 
 
-def test_every_claim_stands_by_its_name_on_the_page_for_teachers():
+def test_teaching_page_lists_every_test_by_name():
     page = (ROOT / "docs" / "teaching.md").read_text().partition("### Tests by name")[2].partition("\n## ")[0]
     rows = [re.fullmatch(r"\| `?([\w ]+?)`? \| (.*) \|", line) for line in page.splitlines()]
     said = {row[1]: re.findall(r"`(\w+)`", row[2]) for row in rows if row and row[1] != "of"}
@@ -180,14 +168,14 @@ def test_every_claim_stands_by_its_name_on_the_page_for_teachers():
     assert said == {of: [name for name, is_scored in claims.items() if is_scored] for of, claims in found.items()}
 
 
-def test_an_assignment_that_cannot_be_read_is_a_sentence(tmp_path):
+def test_unreadable_assignment_is_refused(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b'title = "\xff"')
     for path, says in ((tmp_path / "nosuch.toml", "No such file"), (tmp_path / "latin.toml", "is not UTF-8")):
         with pytest.raises(UsageError, match=says):
             assignment_of(str(path))
 
 
-def test_results_have_gradescopes_fields_and_what_was_not_judged_gives_nothing():
+def test_gradescope_results_have_its_fields_and_no_points_for_unjudged_tests():
     scored = [
         Scored("right", True, "it holds", 2.5, 2.5),
         Scored("wrong", False, "it does\nnot \x1b[31m", 0, 1),
@@ -202,7 +190,7 @@ def test_results_have_gradescopes_fields_and_what_was_not_judged_gives_nothing()
     assert [exit_code(scored[:number]) for number in (1, 2, 3)] == [0, 1, 2]
 
 
-def test_files_grow_claim_by_claim(tmp_path, monkeypatch):
+def test_result_files_grow_test_by_test(tmp_path, monkeypatch):
     for name, value in RUNNER.items():
         monkeypatch.setenv(name, value)
     paths = tmp_path / "results.json", tmp_path / "result.json"
@@ -223,7 +211,7 @@ def test_files_grow_claim_by_claim(tmp_path, monkeypatch):
     assert scores() == (4, ["passed", "wrong"])
 
 
-def test_classroom_50_wants_its_runner_and_whole_points(monkeypatch, tmp_path):
+def test_classroom_50_needs_its_variables_and_whole_points(monkeypatch, tmp_path):
     for name in RUNNER:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="CLASSROOM, ASSIGNMENT, OWNER, .* are not set"):
@@ -237,7 +225,7 @@ def test_classroom_50_wants_its_runner_and_whole_points(monkeypatch, tmp_path):
         ResultFiles(assignment(ONE), None, tmp_path / "result.json")
 
 
-def test_an_audits_verdict_as_points():
+def test_audit_verdict_becomes_points():
     claims = ["ends_well", "trains", "no_fault", "summed", "weights_drift", "stale_gradients"]
 
     def passed(verdict, end="", **asked):
@@ -289,14 +277,25 @@ def test_check_writes_results_and_a_leaderboard(tmp_path, monkeypatch, capsys):
         assert says in capsys.readouterr().err
 
 
-def test_words_of_grade_and_audit_that_cannot_work(tmp_path, monkeypatch, capsys):
+def test_flags_that_cannot_work_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
+    (tmp_path / "class" / "ann").mkdir(parents=True)
+    (tmp_path / "parts.toml").write_text(SEVERAL)
+    (tmp_path / "lab9.toml").write_text('kind = "lesson"\nlesson = 9\n')
+    of_class = ["grade", "class", "--as_root", "--csv", "g.csv", "--assignment"]
+    of_one = ["grade", "class", "--assignment", "sync", "--gradescope", "r.json"]
     for words, says in (
         (["grade", "."], "--assignment"),
         (["grade", ".", "--assignment", "sync"], "Give --csv FILE for a class"),
         (["grade", ".", "--assignment", "sync", "--csv", "a", "--gradescope", "b"], "Give --csv FILE"),
         (["grade", "nosuch", "--assignment", "sync", "--csv", "a"], "nosuch does not exist"),
+        ([*of_class, "sync", "--regrade", "nobody"], "--regrade nobody is not a submission"),
+        ([*of_class, "lesson", "--board", "b"], "lesson 0 has no board. Lessons 5, 6, 7, 9 and 11 have one"),
+        ([*of_class, "parts.toml", "--board", "b"], "--board needs an assignment of one lesson"),
+        ([*of_class, "lab9.toml", "--board", "g.csv"], "is the table's file"),
+        ([*of_one, "--board", "b"], "--board is for a class"),
+        ([*of_one, "--parallel", "2"], "--parallel is for a class"),
         (["audit", "--gradescope", "r.json", "train.py"], "--gradescope and --classroom50 need --world_size"),
         (["autograder", "--assignment", "nosuch.toml"], "nosuch.toml cannot be read"),
     ):
@@ -322,17 +321,12 @@ sums = 3
 
 
 @pytest.mark.long
-def test_several_lessons_in_one_zip_and_for_classroom_50(tmp_path, monkeypatch):
+def test_autograder_grades_several_lessons_and_for_classroom_50(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lab.toml").write_text(SEVERAL)
     assert main(["autograder", "--assignment", "lab.toml"]) == 0
     root = tmp_path / "autograder"
-    (root / "submission" / "theirs").mkdir(parents=True)
-    (root / "submission" / "lesson3.py").write_text(get_lesson(3).page())
-    (root / "submission" / "theirs" / "lesson5.py").write_text("def f(:\n")
-    ended = run_autograder(root)
-    assert ended.returncode == 0, ended.stderr
-    results = json.loads((root / "results" / "results.json").read_text())
+    results = run_autograder(root, {"lesson3.py": get_lesson(3).page(), "theirs/lesson5.py": "def f(:\n"})
     is_gradescopes(results)
     said = {test["name"]: test["output"] for test in results["tests"]}
     assert list(said) == ["mean.averages", "mean.one_ring_each", "ring.sums", "ring.neighbours_only"]
@@ -349,7 +343,7 @@ def test_several_lessons_in_one_zip_and_for_classroom_50(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_the_autograder_in_gradescopes_layout(tmp_path, monkeypatch, capsys):
+def test_autograder_runs_in_gradescopes_layout(tmp_path, monkeypatch, capsys):
     """A stand-in for Gradescope: the zip's content in source/, run_autograder above it, one submission."""
     monkeypatch.chdir(tmp_path)
     text = ONE.replace('"sync"', '"sync"\nworld_sizes = [2]\nseconds = 60')
@@ -362,26 +356,19 @@ def test_the_autograder_in_gradescopes_layout(tmp_path, monkeypatch, capsys):
         assert {"setup.sh", "run_autograder", "assignment.toml", "requirements.txt"} <= set(archive.namelist())
         assert all(archive.getinfo(name).external_attr >> 16 & stat.S_IXUSR for name in ("setup.sh", "run_autograder"))
         assert not [name for name in archive.namelist() if "/answer/" in name]
-    (root / "submission").mkdir(parents=True)
     source = (
         "from cos598d.sync.all_reduce import AllReduce\nclass MySync(AllReduce):\n"
         "    def average(self, name, gradient):\n        self.comm.all_reduce(gradient, name)\n"
     )
-    (root / "submission" / "my_sync.py").write_text(source)
-    ended = run_autograder(root)
-    assert ended.returncode == 0, ended.stderr
+    results = run_autograder(root, {"my_sync.py": source})
     needed = (root / "source" / "requirements.txt").read_text()
     assert "torch>=" in needed
     assert "pytest" not in needed
     assert subprocess.run(["bash", "-n", str(root / "source" / "setup.sh")], check=False).returncode == 0
-    results = json.loads((root / "results" / "results.json").read_text())
     is_gradescopes(results)
-    assert {test["name"]: test["status"] for test in results["tests"]} == {
-        "averages_gradients": "failed",
-        "lets_go": "passed",
-    }
+    statuses = {test["name"]: test["status"] for test in results["tests"]}
+    assert statuses == {"averages_gradients": "failed", "lets_go": "passed"}
     assert "summed and not averaged" in results["tests"][0]["output"]
     assert "1 of 5 points" in results["output"]
     # Where the grader cannot even start, there is a result that says so.
-    run_autograder(root, "/no/such/python")
-    assert "could not be started" in json.loads((root / "results" / "results.json").read_text())["output"]
+    assert "could not be started" in run_autograder(root, {}, python="/no/such/python")["output"]

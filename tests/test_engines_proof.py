@@ -1,4 +1,4 @@
-"""The proof's cards of other people's engines: what they keep, and by name what they do not."""
+"""The proof's cards of other libraries' engines: the cases that they keep, and by name those that they do not."""
 
 from importlib.metadata import PackageNotFoundError, version
 

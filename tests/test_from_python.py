@@ -1,5 +1,4 @@
-"""Training from Python: what a run and a comparison have, what is refused before a process starts, what an interrupt
-leaves, and the tour notebook."""
+"""Training from Python: runs, comparisons, errors before a process starts, Ctrl-C, and the tour notebook."""
 
 import json
 import os
@@ -27,7 +26,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_a_run_has_its_losses_seconds_and_the_bytes_of_each_tensor(runs):
+def test_run_has_losses_seconds_and_bytes_of_each_tensor(runs):
     one, gathered, ring = runs
     for run in runs:
         rows = [json.loads(row) for row in (run.folder / "iterations.rank0.jsonl").read_text().splitlines()]
@@ -45,7 +44,7 @@ def test_a_run_has_its_losses_seconds_and_the_bytes_of_each_tensor(runs):
 
 
 @pytest.mark.long
-def test_a_comparison_names_runs_and_escapes_what_it_shows(runs):
+def test_comparison_names_runs_and_escapes_html(runs):
     one, gathered, ring = runs
     shown = cos598d.compare(one, str(gathered.folder), ring)
     for name in ("none-n1", "gather_scatter-n2", "ring-n2"):
@@ -78,7 +77,7 @@ def test_a_comparison_names_runs_and_escapes_what_it_shows(runs):
         ({"task": "rtf"}, ["rtf", "rte"]),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_starts(given, words, tmp_path):
+def test_wrong_arguments_are_refused_before_anything_starts(given, words, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(UsageError) as error:
         cos598d.train(**{"output_dir": folder, **given})
@@ -87,7 +86,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(given, words, tmp_pa
 
 
 @pytest.mark.long
-def test_a_run_that_fails_raises_what_its_ranks_said_and_no_run_is_no_comparison(runs, tmp_path):
+def test_failed_run_raises_its_ranks_error_and_compare_needs_a_run(runs, tmp_path):
     with pytest.raises(UserError, match=f"{re.escape(str(runs[0].folder))} is not empty"):
         cos598d.train(world_size=2, quiet=True, output_dir=runs[0].folder, **TINY)
     with pytest.raises(UserError, match="nowhere"):
@@ -97,7 +96,7 @@ def test_a_run_that_fails_raises_what_its_ranks_said_and_no_run_is_no_comparison
 
 
 @pytest.mark.long
-def test_an_interrupt_ends_the_ranks(start, tmp_path):
+def test_ctrl_c_ends_the_ranks(start, tmp_path):
     setting = TINY | {"max_steps": 100000, "world_size": 2, "output_dir": str(tmp_path / "run")}
     (tmp_path / "long.py").write_text(f"import cos598d\ncos598d.train(**{setting})\n")
     program = start("long", [tmp_path / "long.py"], {"PYTHONPATH": str(ROOT)}, is_fresh=True)
@@ -111,7 +110,7 @@ def test_an_interrupt_ends_the_ranks(start, tmp_path):
 
 
 @pytest.mark.long
-def test_the_tour_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch):
+def test_tour_notebook_runs_from_first_cell_to_last(tmp_path, monkeypatch):
     for package in ("nbclient", "ipykernel", "matplotlib"):
         pytest.importorskip(package, reason="needs the notebook and report extras")
     import nbformat

@@ -45,9 +45,8 @@ def weights_for(names, bert):
             ours = f"bert.encoder.layer.{number}"
             if inner.startswith("self_attn.in_proj_"):
                 kind = inner.removeprefix("self_attn.in_proj_")
-                found[name] = torch.cat(
-                    [bert[f"{ours}.attention.self.{one}.{kind}"] for one in ("query", "key", "value")]
-                )
+                matrices = [bert[f"{ours}.attention.self.{one}.{kind}"] for one in ("query", "key", "value")]
+                found[name] = torch.cat(matrices)
             else:
                 found[name] = bert[f"{ours}.{PARTS[inner.rsplit('.', 1)[0]]}.{kind}"]
         else:
@@ -88,7 +87,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("sync", ["gather_scatter", "all_reduce", "bucketed"])
-def test_its_losses_are_those_of_task_2b(trained, sync):
+def test_losses_are_those_of_task_2b(trained, sync):
     expected, file = trained
     for ranks in (1, 3):  # 10 examples over 3 ranks: shares of 4, 3 and 3
         for losses in run_ranks(ranks, losses_from_scratch, sync, str(file)):
@@ -97,7 +96,7 @@ def test_its_losses_are_those_of_task_2b(trained, sync):
 
 
 @pytest.mark.long
-def test_torchrun_starts_it_and_it_imports_nothing_of_ours(start):
+def test_script_starts_under_torchrun_and_imports_nothing_of_ours(start):
     assert "cos598d" not in SCRIPT.read_text(encoding="utf-8")
     assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) <= 150
     run = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(SCRIPT), "--steps", "2"]

@@ -1,11 +1,12 @@
 """torch's tests of `fully_shard`'s training parity, redone on our shards: each case against one process, in float64."""
 
+import contextlib
 import copy
 import functools
 
 import pytest
 import torch
-from test_parallelize import Alone
+from test_parallelize import OneProcess, assert_state_as
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from worlds import run_ranks
@@ -132,7 +133,7 @@ CASES = {
 
 
 def trains(comm, strategy, name):
-    """Three steps, and one with a micro-batch before it; at most so far from one process is the worst weight."""
+    """Three steps, and one with a micro-batch before it, against one process."""
     make_model, loss = CASES[name]
     torch.manual_seed(5)
     model = make_model().double()
@@ -143,30 +144,31 @@ def trains(comm, strategy, name):
         optimizer = make(module.parameters())
     else:
         module, optimizer = cos598d.parallelize(model, make, strategy)
-    alone, single = Alone(expected, comm.world_size), make(expected.parameters())
+    reference, single = OneProcess(expected, comm.world_size), make(expected.parameters())
     for step in range(4):
         if step == 3:
             with module.no_sync():
                 loss(module, comm.rank, 8).backward()
-            alone.backward(lambda m, r: loss(m, r, 8))
+            reference.backward(lambda m, r: loss(m, r, 8))
         loss(module, comm.rank, step).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=step % 2 == 0)
-        alone.backward(lambda m, r, step=step: loss(m, r, step))
-        alone.average()
-        single.step()
-        single.zero_grad()
-    state = module.full_state_dict()
-    worst = max(float((state[key] - value).abs().max()) for key, value in expected.state_dict().items())
+        reference.step(single, lambda m, r, step=step: loss(m, r, step))
+    assert_weights(module, expected, f"{strategy}, {name}")
     module.detach()
-    return worst
+
+
+def assert_weights(module, expected, what):
+    state = module.full_state_dict()
+    for name, value in expected.state_dict().items():
+        worst = (state[name] - value).abs().max()
+        assert worst < 1e-12, f"{what}: {name} is off by {worst:.1e}"
 
 
 def goes_round(comm, strategies):
     for strategy in strategies:
         for name in CASES:
-            worst = trains(comm, strategy, name)
-            assert worst < 1e-12, f"{strategy}, {name}: off by {worst:.1e}"
+            trains(comm, strategy, name)
 
 
 @pytest.mark.long(one_in=3)
@@ -178,11 +180,11 @@ def goes_round(comm, strategies):
         (4, ["sparse_zero1", "zero3"]),
     ],
 )
-def test_what_torch_trains_in_shards_trains_in_ours(world_size, strategies):
+def test_torchs_parity_cases_hold_for_our_shards(world_size, strategies):
     run_ranks(world_size, goes_round, strategies, seconds=300)
 
 
-def says(comm):
+def refuses_casts(comm):
     """What torch's does and ours does not, and what both do in half precision."""
     for strategy in ("zero1", "zero3"):
         module, optimizer = cos598d.parallelize(Tied(), lambda p: torch.optim.Adam(p, 1e-2), strategy, bucket_mb=None)
@@ -195,22 +197,27 @@ def says(comm):
         with pytest.raises(UserError, match=r"every backward of this step was inside no_sync\(\)"):
             optimizer.step()
         optimizer.zero_grad()
-        losses = []
-        for _ in range(3):  # computed in bf16, gradients summed in float32
-            with torch.autocast("cpu", torch.bfloat16):
-                output = module(ids_of(comm.rank, 0))
-            assert output.dtype == torch.bfloat16
-            loss = output.float().square().mean()
-            loss.backward()
-            assert module.module.table.weight.grad.dtype == torch.float32
-            optimizer.step()
-            losses.append(loss.item())
-        assert losses[-1] < losses[0]
+        trains_in_half(module, optimizer, comm.rank, torch.autocast("cpu", torch.bfloat16))
         module.detach()
 
 
-def test_what_ours_does_not_take_is_a_sentence():
-    run_ranks(2, says)
+def trains_in_half(module, optimizer, rank, context):
+    """Three steps on one batch: the output is bf16, gradients are float32, and the loss falls."""
+    losses = []
+    for _ in range(3):
+        with context:
+            output = module(ids_of(rank, 0))
+        assert output.dtype == torch.bfloat16
+        loss = output.float().square().mean()
+        loss.backward()
+        assert module.module.table.weight.grad.dtype == torch.float32
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_casts_are_refused_and_autocast_trains():
+    run_ranks(2, refuses_casts)
 
 
 def keeps_torchs_order(comm):
@@ -222,7 +229,7 @@ def keeps_torchs_order(comm):
         model.layers[1].requires_grad_(False)
         expected = copy.deepcopy(model)
         module = cos598d.fully_shard(model)
-        alone = Alone(expected, comm.world_size)
+        reference = OneProcess(expected, comm.world_size)
         ours, single = (
             torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], 0.01) for m in (module, expected)
         )
@@ -232,26 +239,18 @@ def keeps_torchs_order(comm):
             single.load_state_dict(saved)
         for step in range(4):
             assert ours.step(lambda module=module, step=step: clipped(module, comm.rank, step)) > 0
-            alone.backward(lambda m, r, step=step: on_ids(m, r, step))
-            alone.average()
-            torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.1)
-            single.step()
-            for one, schedule in zip((ours, single), schedules, strict=True):
-                one.zero_grad()
+            reference.step(single, lambda m, r, step=step: on_ids(m, r, step), max_norm=0.1)
+            ours.zero_grad()
+            for schedule in schedules:
                 schedule.step()
             if step == 1:
                 for m, one in ((model, ours), (expected, single)):
                     m.layers[1].requires_grad_(True)
                     one.add_param_group({"params": list(m.layers[1].parameters()), "lr": 0.02})
         assert isinstance(ours, torch.optim.AdamW)
-        state, theirs = ours.state_dict(), single.state_dict()
-        assert state["param_groups"] == theirs["param_groups"]
-        for place, values in theirs["state"].items():
-            for kind, value in values.items():
-                assert torch.allclose(state["state"][place][kind], value, rtol=1e-12, atol=1e-15), (kind, place)
-        whole = module.full_state_dict()
-        for name, value in expected.state_dict().items():
-            assert torch.allclose(whole[name], value, rtol=0, atol=1e-12), name
+        state = ours.state_dict()
+        assert_state_as(state, single.state_dict(), "fully_shard", rtol=1e-12, atol=1e-15)
+        assert_weights(module, expected, "fully_shard")
         shards = copy.deepcopy(ours.shard_state_dict())
         ours.load_shard_state_dict(shards)
         first = state["param_groups"][0]["params"]
@@ -286,7 +285,7 @@ def keeps_hooks(comm):
             torch.manual_seed(5)
             model = Tied().double()
             expected = copy.deepcopy(model)
-            module, alone = cos598d.fully_shard(model), Alone(expected, comm.world_size)
+            module, reference = cos598d.fully_shard(model), OneProcess(expected, comm.world_size)
             ours, single = (kind(m.parameters(), 0.1) for m in (module, expected))
             if has_schedule:  # it binds the step of the class that the optimizer has now
                 torch.optim.lr_scheduler.StepLR(ours, 100)
@@ -298,15 +297,9 @@ def keeps_hooks(comm):
                     ours.register_step_post_hook(lambda *_, calls=calls, step=step: calls.append(step + 10))
                 on_ids(module, comm.rank, step).backward()
                 ours.step()
-                alone.backward(lambda m, r, step=step: on_ids(m, r, step))
-                alone.average()
-                torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.1)
-                single.step()
-                single.zero_grad()
+                reference.step(single, lambda m, r, step=step: on_ids(m, r, step), max_norm=0.1)
             assert calls == [0, 10, 0, 1, 10, 11, 0, 1, 10, 11]
-            whole = module.full_state_dict()
-            for name, value in expected.state_dict().items():
-                assert torch.allclose(whole[name], value, rtol=0, atol=1e-12), (kind, name)
+            assert_weights(module, expected, kind.__name__)
             module.detach()
 
 
@@ -321,20 +314,10 @@ def computes_in_half(comm):
     """bf16 in each forward, gradients in float32; and what it refuses."""
     module = cos598d.fully_shard(Tied(), compute_dtype=torch.bfloat16)
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(3):
-        output = module(ids_of(comm.rank, 0))
-        assert output.dtype == torch.bfloat16
-        loss = output.float().square().mean()
-        loss.backward()
-        assert module.module.table.weight.grad.dtype == torch.float32
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    with pytest.raises(UsageError, match=r"is sharded already\. Call fully_shard once, for the whole model"):
-        cos598d.fully_shard(nn.Sequential(module.module, nn.Linear(3, 3)))
-    with pytest.raises(UsageError, match=r"is sharded already\. Call fully_shard once, for the whole model"):
-        cos598d.fully_shard(module.module.layers[0])
+    trains_in_half(module, optimizer, comm.rank, contextlib.nullcontext())
+    for model in (nn.Sequential(module.module, nn.Linear(3, 3)), module.module.layers[0]):
+        with pytest.raises(UsageError, match=r"is sharded already\. Call fully_shard once, for the whole model"):
+            cos598d.fully_shard(model)
     on_ids(module, comm.rank, 3).backward()
     second = torch.optim.SGD(module.module.output.parameters(), 0.1)
     with pytest.raises(UsageError, match="another optimizer steps this model's shards already. Make one optimizer"):
@@ -363,13 +346,13 @@ def computes_in_half(comm):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_fully_shard_takes_an_optimizer_that_is_made_after_it(world_size):
+def test_optimizer_is_made_after_fully_shard(world_size):
     run_ranks(world_size, keeps_torchs_order)
 
 
-def test_fully_shard_calls_the_hooks_of_a_script_once():
+def test_hooks_of_a_script_are_called_once_per_step():
     run_ranks(2, keeps_hooks)
 
 
-def test_fully_shard_computes_in_half_precision_and_refuses_in_sentences():
+def test_fully_shard_computes_in_bf16_and_refuses_wrong_use():
     run_ranks(2, computes_in_half)

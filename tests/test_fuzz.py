@@ -7,12 +7,12 @@ pytest.importorskip("matplotlib", reason="pages are an extra: pip install -e '.[
 import fuzz  # noqa: E402 - it makes records with the packages above
 
 
-def test_a_damaged_file_is_taken_or_told_in_one_sentence_by_every_command():
+def test_every_command_takes_a_damaged_file_or_gives_one_error():
     found, summary = fuzz.play(200, seed=3)
     assert not found, f"{summary}\npython scripts/fuzz.py --seed 3 --only N: {found}"
 
 
-def test_the_rounds_notice_what_is_no_sentence(monkeypatch):
+def test_fuzzing_reports_an_exception_that_is_no_error_message(monkeypatch):
     monkeypatch.setattr(fuzz, "make_cases", lambda folder: [("broken", _folder(folder), _breaks)])
     found, _ = fuzz.play(5, seed=1)
     assert list(found.values()) == [[0, 1, 2, 3, 4]]

@@ -1,4 +1,4 @@
-"""`grade`: of a class of right, wrong and hostile submissions each gets what it deserves, and the next one runs."""
+"""`grade` on right, wrong and hostile submissions: each gets the points that it deserves, and the next one runs."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import psutil
 import pytest
 from audit_cases import AVERAGE
 from audit_scripts import BY_HAND, with_changes
-from grading import grade_one, graded, start_grade
+from grading import grade_one, graded, skip_unless_hidden, start_grade
 from programs import ROOT, wait_until
 
 from cos598d.commands.cli import main
@@ -15,7 +15,7 @@ from cos598d.tools.check.spawn import patience
 from cos598d.tools.grade.assignment import assignment_of
 from cos598d.tools.grade.grades import _cell
 from cos598d.tools.grade.processes import megabytes_in, scratch_folder
-from cos598d.tools.grade.rights import hide, what_stops
+from cos598d.tools.learn.lessons import get_lesson
 
 OPENING = """
 import json, os, signal, sys, tempfile, time
@@ -26,7 +26,7 @@ class MySync(AllReduce):
     def finish(self):
 """
 RIGHT = "        super().finish()\n"
-# What each of a class hands in: the body of `finish`. None of them goes on for ever if nobody stops it.
+# What each of a class hands in: the body of `finish`. All of them end, even if nobody stops them.
 CLASS = {
     "right": RIGHT,
     "sums": "        super().finish()\n        for _, g in self.gradients(): g *= self.comm.world_size\n",
@@ -112,6 +112,8 @@ loss_below = 1e6
 trains = 2
 never_averaged = 3
 """
+# As a script it takes longer than it may, however quickly Python starts.
+SLOW = {"my_sync.py": OPENING + RIGHT + "\nif __name__ == '__main__':\n    time.sleep(100)\n"}
 
 
 @pytest.fixture
@@ -149,8 +151,9 @@ def test_a_class_with_hostile_submissions(start, tmp_path, scratch):
     for name, words in says.items():
         assert words in rows[name]["words"], (name, rows[name])
     assert all(float(row["seconds"]) > 0 for row in rows.values())
-    assert [name for name in (line.partition(" ")[0] for line in text.splitlines()) if name in CLASS] == sorted(CLASS)
-    assert text.splitlines()[-1].startswith("8 submissions in ")
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines if line.partition(" ")[0] in CLASS] == sorted(CLASS)
+    assert lines[-1].startswith("8 submissions in ")
     # Nothing is left: no process, no file but the table and the results, and what was handed in is as it was.
     ours = [p for p in psutil.process_iter(["cwd"]) if p.pid not in before and str(tmp_path) in str(p.info["cwd"])]
     assert ours == []
@@ -175,7 +178,7 @@ def test_a_class_of_scripts(start, tmp_path, scratch):
     assert "opened no process group" in rows["leaves_at_once"]["words"]
 
 
-def test_an_audits_points_at_once_and_from_its_folder(start, tmp_path, monkeypatch):
+def test_audit_gives_points_at_once_and_later_from_its_folder(start, tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(SCRIPTS["never_averages"])
     (tmp_path / "lab.toml").write_text(SCRIPT_ASSIGNMENT)
     flags = ["--assignment", "lab.toml", "--gradescope", "results.json"]
@@ -187,22 +190,20 @@ def test_an_audits_points_at_once_and_from_its_folder(start, tmp_path, monkeypat
     def points():
         return {test["name"]: test["score"] for test in json.loads((tmp_path / "results.json").read_text())["tests"]}
 
-    assert points() == {"ends_well": 1, "trains": 2, "no_fault": 0, "never_averaged": 0}
+    expected = {"ends_well": 1, "trains": 2, "no_fault": 0, "never_averaged": 0}
+    assert points() == expected
     (tmp_path / "results.json").unlink()
     monkeypatch.chdir(tmp_path)
     assert main(["audit", *flags, "audit"]) == 1
-    assert points() == {"ends_well": 1, "trains": 2, "no_fault": 0, "never_averaged": 0}
+    assert points() == expected
 
 
-def test_a_class_that_hands_in_a_lesson(start, tmp_path, scratch):
-    from cos598d.tools.learn.lessons import get_lesson
-
+def test_a_class_of_lessons(start, tmp_path, scratch):
     lesson = get_lesson(3)
     assignment = 'kind = "lesson"\nlesson = 3\nseconds = 60\ntitle = "a\\u001b[31mred lab"\n'
     hidden = assignment_of("lesson").kind.hides
     assert hidden[0].parts[-2:] == ("lesson0", "answer")
-    if what_stops(lambda empty: hide(hidden, empty)):
-        pytest.skip("no mount namespaces here, so lessons are not graded beside their answers")
+    skip_unless_hidden(hidden)
     submissions = {"page": lesson.page(), "answer": lesson.answer(), "reads": READS_ANSWER}
     code, text, rows = graded(start, tmp_path, scratch, submissions, assignment, "in a folder of theirs/lesson3.py")
     assert code == 0, text
@@ -215,9 +216,9 @@ def test_a_class_that_hands_in_a_lesson(start, tmp_path, scratch):
     assert "nothing is filled in yet" in rows["page"]["words"]
 
 
-def test_results_are_there_after_each_claim(start, tmp_path, scratch):
-    """The second claim never ends, and the grader is stopped: what the first gave is in the file."""
-    # starts_from_rank_0 never calls finish. Tried with the other claim it fails at once, and that one alone waits.
+def test_results_file_grows_after_each_claim(start, tmp_path, scratch):
+    """The second claim never ends, and the grader is stopped: the file has the first claim's points."""
+    # starts_from_rank_0 never calls finish. Tried with the other claim it fails at once, so only that one waits.
     once = "        here = Path(__file__).with_name('seen')\n        if not here.exists(): here.touch(); os._exit(3)\n"
     (tmp_path / "lab.toml").write_text(ASSIGNMENT.replace("seconds = 5", "seconds = 250"))
     files = {"my_sync.py": OPENING + once + "        time.sleep(200)\n"}
@@ -236,43 +237,29 @@ def test_results_are_there_after_each_claim(start, tmp_path, scratch):
 
 
 @pytest.mark.parametrize(
-    ("assignment", "says"),
+    ("assignment", "files", "says"),
     [
-        ('kind = "sync"\n[limits]\nseconds_in_all = 0.5\n', "It took more than 0.5 s"),
-        ('kind = "script"\nfile = "my_sync.py"\nseconds = 0.2\n', "it was still running after 0.2 s"),
+        ('kind = "sync"\n[limits]\nseconds_in_all = 0.5\n', SLOW, "It took more than 0.5 s"),
+        ('kind = "script"\nfile = "my_sync.py"\nseconds = 0.2\n', SLOW, "it was still running after 0.2 s"),
+        ('kind = "sync"\n', {"other.py": "x = 1"}, "the submission has no my_sync.py, but other.py"),
+        ('kind = "sync"\n', {}, "has no my_sync.py and no other .py file. Hand in my_sync.py"),
+        ('kind = "sync"\n', {"a/my_sync.py": "x", "b/my_sync.py": "x"}, "has my_sync.py in several folders (a, b)"),
+        ('kind = "sync"\n', {"my_sync.py": "def f(:\n"}, "my_sync.py is not Python (invalid syntax, line 1"),
     ],
 )
-def test_what_takes_too_much_gets_nothing(start, tmp_path, scratch, assignment, says):
+def test_submission_that_is_late_or_cannot_be_loaded_gets_nothing(start, tmp_path, scratch, assignment, files, says):
     (tmp_path / "lab.toml").write_text(assignment)
-    # As a script it takes longer than it may, however quickly Python starts.
-    late = "\nif __name__ == '__main__':\n    __import__('time').sleep(100)\n"
-    files = {"my_sync.py": OPENING + RIGHT + late}
-    program = grade_one(start, tmp_path, scratch, files, "lab.toml", submission="mine/my_sync.py")
-    assert program.wait() == 1, program.text
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["score"] == 0
-    assert says in results["tests"][0]["output"]
-
-
-@pytest.mark.parametrize(
-    ("files", "says"),
-    [
-        ({"other.py": "x = 1"}, "the submission has no my_sync.py, but other.py"),
-        ({}, "has no my_sync.py and no other .py file. Hand in my_sync.py"),
-        ({"a/my_sync.py": "x", "b/my_sync.py": "x"}, "has my_sync.py in several folders (a, b)"),
-        ({"my_sync.py": "def f(:\n"}, "my_sync.py is not Python (invalid syntax, line 1"),
-    ],
-)
-def test_a_submission_that_cannot_be_loaded_is_wrong_and_says_why(start, tmp_path, scratch, files, says):
-    program = grade_one(start, tmp_path, scratch, files, "sync")
+    submission = "mine/my_sync.py" if files == SLOW else "mine"
+    program = grade_one(start, tmp_path, scratch, files, "lab.toml", submission)
     assert program.wait() == 1, program.text
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["score"] == 0
     assert {test["status"] for test in results["tests"]} == {"failed"}
-    assert all(says in test["output"] for test in results["tests"]), results["tests"][0]
+    same = results["tests"][:1] if "script" in assignment else results["tests"]  # a script's other tests never began
+    assert all(says in test["output"] for test in same), same
 
 
-def test_a_class_that_is_stopped_leaves_nothing_behind(start, tmp_path, scratch):
+def test_class_that_is_stopped_leaves_no_process_and_no_folder(start, tmp_path, scratch):
     source = OPENING + "        (Path(__file__).parent / 'here').touch()\n        time.sleep(60)\n"
     (tmp_path / "class").mkdir()
     (tmp_path / "class" / "alice.py").write_text(source)
@@ -287,7 +274,7 @@ def test_a_class_that_is_stopped_leaves_nothing_behind(start, tmp_path, scratch)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["class", "grade.txt", "lab.toml"]
 
 
-def test_a_folder_that_is_hard_to_remove_is_removed():
+def test_scratch_folder_is_removed_even_if_locked_or_deep():
     with scratch_folder() as folder:
         (folder / "locked").mkdir()
         (folder / "locked" / "file").write_bytes(bytes(3 << 20))
@@ -307,10 +294,5 @@ def test_a_folder_that_is_hard_to_remove_is_removed():
 
 
 def test_no_cell_of_the_table_is_a_formula():
-    assert [_cell(text) for text in ("=1+1", "-2", "@x", "alice", "a\nb")] == [
-        "'=1+1",
-        "'-2",
-        "'@x",
-        "alice",
-        "a\\x0ab",
-    ]
+    cells = {"=1+1": "'=1+1", "-2": "'-2", "@x": "'@x", "alice": "alice", "a\nb": "a\\x0ab"}
+    assert {text: _cell(text) for text in cells} == cells

@@ -1,6 +1,5 @@
 """`grade` keeps its process, its results and its next submission out of a submission's reach."""
 
-import csv
 import ctypes
 import json
 import os
@@ -9,11 +8,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
+from grading import GET_DUMPABLE, assignment_by, rows_of, show_grader
 from programs import ROOT
 from test_assignment import RUNNER
 
@@ -22,55 +21,22 @@ from cos598d.errors import UsageError, UserError
 from cos598d.tools.check import supervisor
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.grade import processes, submission
-from cos598d.tools.grade.assignment import Assignment, Limits
 from cos598d.tools.grade.folder import SubmittedClass, submissions_in
-from cos598d.tools.grade.kinds import AssignmentKind
 from cos598d.tools.grade.rights import User, user_for
-from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.submission import grading
 from cos598d.tools.learn import lessons, session
 from cos598d.tools.learn.lessons import get_lesson
 from cos598d.tools.learn.picture.probe import Recorded
 
-GET_DUMPABLE, SET_DUMPABLE = 3, 4  # prctl(2)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another user's rights")
 FORGED = {"score": 100, "output": "full points", "tests": []}
-
-
-class Judging(AssignmentKind):
-    """A kind whose `judge` is `function(folder)`, which returns words."""
-
-    file = "mine.py"
-
-    def __init__(self, function):
-        self.function = function
-
-    @classmethod
-    def read(cls, table) -> "Judging":
-        raise NotImplementedError
-
-    def claims(self) -> Mapping[str, bool]:
-        return {"holds": True}
-
-    def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
-        yield Judged("holds", True, str(self.function(folder)))
-
-
-def assignment_by(function) -> Assignment:
-    return Assignment("Lab", "sync", Judging(function), {"holds": 1.0}, "visible", (), Limits(memory_mb=1 << 20))
+_shown = pytest.fixture(autouse=True)(show_grader)
 
 
 @pytest.fixture
 def mine(tmp_path):
     (tmp_path / "mine.py").write_text("x = 1\n")
     return tmp_path / "mine.py"
-
-
-@pytest.fixture(autouse=True)
-def seen_again():
-    """Grading hides the process that grades, which here goes on with other tests."""
-    yield
-    ctypes.CDLL(None).prctl(SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def write_traps(folder):
@@ -81,7 +47,7 @@ def write_traps(folder):
         (folder / name).write_text(trap)
 
 
-def test_grade_does_not_start_where_it_would_import_from_a_submission(tmp_path, monkeypatch, capsys):
+def test_grade_refuses_to_start_where_it_would_import_from_a_submission(tmp_path, monkeypatch, capsys):
     (tmp_path / "ann" / "lib").mkdir(parents=True)
     (tmp_path / "bob.py").write_text("x = 1\n")
     places = {
@@ -107,8 +73,8 @@ def test_grade_does_not_start_where_it_would_import_from_a_submission(tmp_path, 
     assert "in another folder" in capsys.readouterr().err
 
 
-def test_classroom_50s_recipe_imports_nothing_of_the_checkout(tmp_path):
-    """As it stands on the page, started in a checkout that has modules of the names that it imports."""
+def test_classroom_50_recipe_imports_nothing_of_the_checkout(tmp_path):
+    """The page's recipe starts in a checkout that has modules of the names that it imports."""
     page = (ROOT / "docs" / "teaching.md").read_text()
     recipe = re.search(r"```python\n(.*?)```", page.partition("## Classroom 50")[2], flags=re.DOTALL)[1]
     (tmp_path / "teacher").mkdir()
@@ -130,8 +96,8 @@ def test_classroom_50s_recipe_imports_nothing_of_the_checkout(tmp_path):
     ("end", "is_taken"),
     [(f"exit {code}", code <= 2) for code in (0, 1, 2, 3, 143)] + [("kill -9 $$", False)],
 )
-def test_results_of_a_grader_that_was_ended_do_not_count(tmp_path, end, is_taken):
-    """A stand-in for the grader, whose results somebody else has written when it ends."""
+def test_results_of_a_killed_grader_do_not_count(tmp_path, end, is_taken):
+    """In place of the grader runs a script, whose results somebody else has written when it ends."""
     results = tmp_path / "results" / "results.json"
     grader = tmp_path / "python"
     grader.write_text(f"#!/bin/bash\necho '{json.dumps(FORGED)}' > {results}\n{end}\n")
@@ -173,7 +139,7 @@ def what_it_may(folder):
 
 
 @as_root
-def test_submissions_of_a_grader_that_is_root_are_run_as_nobody(mine, monkeypatch):
+def test_root_grader_runs_submissions_as_nobody(mine, monkeypatch):
     monkeypatch.setattr(submission, "needed_by", lambda _: [tempfile.gettempdir()])
     judged = []
     with grading(assignment_by(what_it_may)) as grader:
@@ -189,7 +155,7 @@ def test_submissions_of_a_grader_that_is_root_are_run_as_nobody(mine, monkeypatc
 
 
 @as_root
-def test_where_nobody_cannot_read_what_is_needed_the_grader_says_so():
+def test_grader_names_a_needed_file_that_nobody_cannot_read():
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         hidden, open_to_all = Path(folder, "hidden"), Path(folder, "open")
         Path(folder).chmod(0o755)
@@ -211,7 +177,7 @@ def test_where_nobody_cannot_read_what_is_needed_the_grader_says_so():
 
 
 @as_root
-def test_where_nobody_cannot_read_what_is_needed_nothing_runs_unless_the_teacher_allows_it(mine, monkeypatch):
+def test_grading_as_root_needs_the_teachers_flag(mine, monkeypatch):
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o700)
         monkeypatch.setattr(submission, "needed_by", lambda _: [folder])
@@ -222,16 +188,22 @@ def test_where_nobody_cannot_read_what_is_needed_nothing_runs_unless_the_teacher
             assert grader.remark.startswith("The user nobody cannot read")
 
 
-def test_answers_that_cannot_be_hidden_are_not_graded_beside(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("hides", "is_parallel", "words"),
+    [
+        ((Path("answers"),), False, "could read the answers in .*, since unshare is refused. Delete these folders"),
+        ((), True, "cannot keep submissions apart here: unshare is refused"),
+    ],
+)
+def test_grading_is_refused_without_the_namespaces_it_needs(monkeypatch, hides, is_parallel, words):
     monkeypatch.setattr(submission, "what_stops", lambda _: "unshare is refused")
-    assignment = assignment_by(lambda _: "")
-    assignment.kind.hides = (tmp_path,)
-    words = "could read the answers in .*, since unshare is refused. Delete these folders"
-    with pytest.raises(UsageError, match=words), grading(assignment, as_root=True):
+    assignment = assignment_by(str)
+    assignment.kind.hides = hides
+    with pytest.raises(UsageError, match=words), grading(assignment, as_root=True, is_parallel=is_parallel):
         pass
 
 
-def test_a_user_takes_a_folder_and_follows_no_link(tmp_path, monkeypatch):
+def test_user_takes_a_folder_and_follows_no_link(tmp_path, monkeypatch):
     taken = []
     monkeypatch.setattr(os, "chown", lambda path, *ids, follow_symlinks: taken.append((path, ids, follow_symlinks)))
     (tmp_path / "own" / "deep").mkdir(parents=True)
@@ -247,7 +219,7 @@ def leave_one_behind(_):
     return subprocess.Popen(["sleep", "100"], start_new_session=True).pid
 
 
-def test_what_could_not_be_ended_is_ended_with_a_later_submission(mine, monkeypatch):
+def test_process_that_survives_its_submission_is_ended_with_the_next(mine, monkeypatch):
     monkeypatch.setattr(supervisor, "END_SECONDS", 0.3)
     judged = []
     with grading(assignment_by(leave_one_behind), as_root=True) as grader:
@@ -262,7 +234,7 @@ def test_what_could_not_be_ended_is_ended_with_a_later_submission(mine, monkeypa
         assert not psutil.pid_exists(int(judged[1].words))
 
 
-def test_what_an_earlier_submission_left_is_not_counted_as_the_next_ones(monkeypatch):
+def test_process_of_an_earlier_submission_is_not_counted_for_the_next(monkeypatch):
     monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
     tree = supervisor.ProcessTree()
     sleeper = subprocess.Popen(["sleep", "100"])
@@ -278,7 +250,7 @@ def test_what_an_earlier_submission_left_is_not_counted_as_the_next_ones(monkeyp
         sleeper.wait()
 
 
-def test_the_next_grader_removes_the_folders_of_one_that_was_killed(tmp_path, scratch, monkeypatch):
+def test_next_grader_removes_folders_of_a_killed_one(tmp_path, scratch, monkeypatch):
     monkeypatch.setattr(processes, "scratch_base", lambda: str(scratch))
     (scratch / "cos598d-grade-old" / "tmp").mkdir(parents=True)
     (scratch / "cos598d-grade-file").write_text("")
@@ -290,7 +262,7 @@ def test_the_next_grader_removes_the_folders_of_one_that_was_killed(tmp_path, sc
     assert not own.exists()
 
 
-def test_each_submission_has_its_full_name_and_what_is_passed_over_is_said(tmp_path, monkeypatch, capsys):
+def test_submissions_keep_their_full_names_and_skipped_files_are_listed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("ann", "_dan", "carl"):
         (tmp_path / "class" / name).mkdir(parents=True)
@@ -304,9 +276,8 @@ def test_each_submission_has_its_full_name_and_what_is_passed_over_is_said(tmp_p
     with grading(assignment, as_root=True) as grader:
         names = {path.name for path in found}
         SubmittedClass(found, assignment, tmp_path / "g.csv").grade(names, grader, 1, lambda _: None)
-    with (tmp_path / "g.csv").open() as table:
-        rows = {row["submission"]: row["status"] for row in csv.DictReader(table)}
-    assert rows == {"ann": "wrong", "ann.py": "passed", "carl": "wrong"}
+    statuses = {name: row["status"] for name, row in rows_of(tmp_path / "g.csv").items()}
+    assert statuses == {"ann": "wrong", "ann.py": "passed", "carl": "wrong"}
     (tmp_path / "lab.toml").write_text('kind = "sync"\n')
     (tmp_path / "class" / "ann.py").unlink()
     assert main(["grade", "class", "--assignment", "lab.toml", "--csv", "h.csv", "--as_root"]) == 0
@@ -317,7 +288,7 @@ def test_each_submission_has_its_full_name_and_what_is_passed_over_is_said(tmp_p
     assert "a Python file for each; it only has bob.zip." in capsys.readouterr().err
 
 
-def test_where_the_answers_are_left_out_a_sentence_says_so(tmp_path, monkeypatch, capsys):
+def test_missing_answers_are_named_in_the_error(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     copy = tmp_path / "lessons"
     shutil.copytree(Path(lessons.__file__).parent, copy, ignore=shutil.ignore_patterns("answer"))

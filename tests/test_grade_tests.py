@@ -1,4 +1,4 @@
-"""`grade` on students' tests: right syncs must pass and wrong ones fail, and nothing else gives points."""
+"""`grade` on students' tests: they must accept right syncs and reject wrong ones; nothing else gives points."""
 
 import importlib
 import os
@@ -160,17 +160,15 @@ def kind_of(**keys):
 
 @pytest.mark.long
 def test_good_tests_accept_every_right_sync_and_reject_every_wrong_one(start, tmp_path, scratch):
-    code, text, rows = graded(
-        start, tmp_path, scratch, {"good": GOOD}, 'kind = "tests"\nseconds = 60\n', "test_sync.py"
-    )
+    assignment = 'kind = "tests"\nseconds = 60\n'
+    code, text, rows = graded(start, tmp_path, scratch, {"good": GOOD}, assignment, "test_sync.py")
     assert code == 0, text
-    assert {name: rows["good"][name] for name in ("accepts_right_syncs", *WRONG)} == dict.fromkeys(
-        ("accepts_right_syncs", *WRONG), "1"
-    ), rows["good"]["words"]
+    lost = [name for name in ("accepts_right_syncs", *WRONG) if rows["good"][name] != "1"]
+    assert lost == [], rows["good"]["words"]
 
 
 @pytest.mark.long
-def test_tests_that_tell_nothing_apart_get_nothing(start, tmp_path, scratch):
+def test_tests_that_cannot_tell_right_from_wrong_get_nothing(start, tmp_path, scratch):
     page = (ROOT / "docs" / "teaching.md").read_text()
     example = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def test_" in block)
     code, text, rows = graded(start, tmp_path, scratch, BAD | {"example": example}, FEW, "test_sync.py")
@@ -193,14 +191,14 @@ def test_tests_that_tell_nothing_apart_get_nothing(start, tmp_path, scratch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, subject in RIGHT.items() if subject.own])
-def test_the_unusual_right_syncs_keep_every_claim(name):
+def test_unusual_right_syncs_keep_every_claim(name):
     names = [claim.name for claim in CLAIMS]
     ends = run_world(3, observe_subject, name, names, seconds=120)
     assert [outcome.status for outcome in judge_claims(CLAIMS, ends, NONCE, "", 120)] == [PASSED] * len(CLAIMS)
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mended_sync_has_a_wrong_ones_name_and_a_right_ones_methods(name):
+def test_repaired_sync_has_a_wrong_syncs_name_and_a_right_syncs_methods(name):
     wrong, found = WRONG[name].sync, MENDED[f"mended_{name}"].sync
     right = wrong.__mro__[1]
     changed = [each for each, value in vars(wrong).items() if callable(value)]
@@ -231,7 +229,7 @@ def judged(kind, monkeypatch, folder, end_of):
 
 @pytest.mark.parametrize(("load", "times"), [(0.3, 1), (6.0, 3), (90.0, 4)])
 @pytest.mark.parametrize("name", ["lesson", "tests"])
-def test_a_submission_has_more_time_on_a_busy_machine(monkeypatch, tmp_path, name, load, times):
+def test_submission_gets_more_time_on_a_busy_machine(monkeypatch, tmp_path, name, load, times):
     given = []
 
     def world(size, *_, seconds, **__):
@@ -252,7 +250,7 @@ def test_a_submission_has_more_time_on_a_busy_machine(monkeypatch, tmp_path, nam
     assert set(given) == {5.0 * times}
 
 
-def test_right_and_wrong_syncs_come_in_a_secret_order(monkeypatch, tmp_path):
+def test_right_and_wrong_syncs_come_in_a_random_order(monkeypatch, tmp_path):
     kind = kind_of()
 
     def perfect(subject):
@@ -273,14 +271,14 @@ def test_only_an_exception_rejects(monkeypatch, tmp_path):
     assert [name for name, holds in passed.items() if holds] == ["accepts_right_syncs", "sums"]
     assert found["stale"].words.endswith("on 2 ranks, words; a test fails by raising an exception")
     for end in (FAILED, DID_NOT_END, CRASHED):
-        one = judged(kind, monkeypatch, tmp_path, lambda subject, end=end: end if subject.name != "ring" else PASSED)
-        assert not any(one[0].values())
-    nothing = judged(kind, monkeypatch, tmp_path, lambda subject: PASSED)
-    assert not any(nothing[0].values())
-    assert "tests that reject nothing accept nothing" in nothing[1]["accepts_right_syncs"].words
+        passed, *_ = judged(kind, monkeypatch, tmp_path, lambda one, end=end: PASSED if one.name == "ring" else end)
+        assert not any(passed.values())
+    passed, found, _ = judged(kind, monkeypatch, tmp_path, lambda subject: PASSED)
+    assert not any(passed.values())
+    assert "tests that reject nothing accept nothing" in found["accepts_right_syncs"].words
 
 
-def test_what_is_only_wrong_on_more_ranks_is_no_claim_on_few():
+def test_few_ranks_leave_out_syncs_that_only_fail_on_more():
     assert set(kind_of().claims()) - set(kind_of(world_sizes=[2]).claims()) == {"divides_by_2"}
     with pytest.raises(UsageError, match="its .0. is 1, where a number of ranks from 2 to 16"):
         kind_of(world_sizes=[1])
@@ -309,7 +307,7 @@ def test_what_is_only_wrong_on_more_ranks_is_no_claim_on_few():
         ("x = '\0'\n", "test_sync.py is not valid Python"),
     ],
 )
-def test_a_file_that_cannot_be_run_as_tests_is_a_sentence(tmp_path, source, says):
+def test_file_that_cannot_run_as_tests_is_refused(tmp_path, source, says):
     (tmp_path / "test_sync.py").write_text(source)
     with pytest.raises(UsageError) as refusal:
         read_tests(tmp_path / "test_sync.py")
@@ -318,14 +316,14 @@ def test_a_file_that_cannot_be_run_as_tests_is_a_sentence(tmp_path, source, says
 
 
 @pytest.mark.parametrize("name", ["unittest.SkipTest", "pytest.skip.Exception"])
-def test_a_test_that_skips_has_passed(tmp_path, name):
+def test_skipped_test_counts_as_passed(tmp_path, name):
     package = name.partition(".")[0]
     (tmp_path / "test_sync.py").write_text(f"import {package}\ndef test_a(sync):\n    raise {name}('not here')\n")
     ends = run_world(2, run_tests, str(tmp_path / "test_sync.py"), [("test_a", ["sync"])], "sums", seconds=60)
     assert [end.how for end in ends] == [RETURNED] * 2, ends
 
 
-def test_a_test_asks_by_name_for_what_it_is_given(tmp_path):
+def test_arguments_of_a_test_are_read_from_its_names(tmp_path):
     source = "def test_a(): pass\ndef test_b(world_size, sync, tolerance=1e-6): pass\ndef test_c(*, rank): pass\n"
     (tmp_path / "test_sync.py").write_text(source)
     found = [(test.name, test.arguments, test.line) for test in read_tests(tmp_path / "test_sync.py")]

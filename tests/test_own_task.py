@@ -1,4 +1,4 @@
-"""A task of your own from a file: trained, resumed, predicted with, and every mistake in it one sentence."""
+"""A task of your own from a file: you train it, resume it and predict with it, and each mistake in it gets an error."""
 
 import json
 
@@ -66,7 +66,7 @@ def words_of(place, *more):
 
 
 @pytest.mark.long
-def test_it_trains_and_predicts_with_the_accuracy_that_the_run_found(place, capsys):
+def test_predictions_have_the_accuracy_that_the_run_found(place, capsys):
     summary = json.loads((place / "run" / "summary.json").read_text())
     assert (summary["task"], summary["classes"]) == ("Reviews", ["bad", "good"])
     assert main(words_of(place)) == 0
@@ -80,7 +80,7 @@ def test_it_trains_and_predicts_with_the_accuracy_that_the_run_found(place, caps
 
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", ["2", "3"])
-def test_any_number_of_ranks_predicts_each_example_once_and_in_order(ranks, place, tmp_path):
+def test_any_number_of_ranks_predicts_each_example_once_in_order(ranks, place, tmp_path):
     words = words_of(place, "--world_size", ranks, "--batch", "2", "-o", str(tmp_path / "found.tsv"))
     program = Program(tmp_path, "predict", ["-m", "cos598d", *words])
     assert program.wait() == 0, program.text
@@ -93,18 +93,17 @@ def test_any_number_of_ranks_predicts_each_example_once_and_in_order(ranks, plac
 
 
 @pytest.mark.long
-def test_a_rank_that_fails_ends_the_others_with_one_sentence(place, tmp_path):
-    program = Program(tmp_path, "predict", ["-m", "cos598d", *words_of(place, "--world_size", "2", "--image", "a.png")])
-    assert program.wait() == 2
-    assert program.text.count("error:") == 1
-    missing = [word if word != str(place) else str(tmp_path) for word in words_of(place, "--world_size", "2")]
-    program = Program(tmp_path, "predict", ["-m", "cos598d", *missing])
-    assert program.wait() == 1
-    assert program.text.count("error:") == 1, program.text
+def test_failing_rank_gives_one_error(place, tmp_path):
+    words = words_of(place, "--world_size", "2")
+    no_data = [str(tmp_path) if word == str(place) else word for word in words]
+    for given, code in (([*words, "--image", "a.png"], 2), (no_data, 1)):
+        program = Program(tmp_path, "predict", ["-m", "cos598d", *given])
+        assert program.wait() == code
+        assert program.text.count("error:") == 1, program.text
 
 
 @pytest.mark.long
-def test_a_run_goes_on_with_the_same_data_and_not_with_others(place, tmp_path, capsys):
+def test_run_resumes_only_with_the_same_data(place, tmp_path):
     known = {"output_dir": tmp_path / "again", "resume": str(place / "run"), "max_steps": 4, "learning_rate": 1e-3}
     cos598d.train(f"{place}/my_task.py:Reviews", data_dir=place, **known, **SETTING)
     again, first = (json.loads((run / "summary.json").read_text()) for run in (tmp_path / "again", place / "run"))
@@ -117,13 +116,13 @@ def test_a_run_goes_on_with_the_same_data_and_not_with_others(place, tmp_path, c
 
 
 @pytest.mark.long
-def test_pairs_with_numbers_are_scored_as_the_class_does(place, tmp_path):
+def test_class_scores_pairs_with_numbers(place, tmp_path):
     run = cos598d.train(f"{place}/my_task.py:Stars", output_dir=tmp_path / "run", max_steps=2, **SETTING)
     assert run.summary["epochs"][-1]["error"] < 0
 
 
 @pytest.mark.long
-def test_a_folder_of_a_run_makes_no_code_run(place, capsys):
+def test_run_folder_loads_no_code_by_itself(place, capsys):
     words = words_of(place)
     assert main([*words[: words.index("--task_name")]]) == 2
     assert f"Add --task_name {place}/my_task.py:Reviews" in capsys.readouterr().err
@@ -169,7 +168,7 @@ BODY = "class T:\n    classes = ('a', 'b')\n    def examples(self, part, data_di
         (BODY + "yield 'text', 'a'\n    metrics = ('f1',)\n    def score(self, p, l): return p.no", ["line 6"]),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_sentence_that_names_its_place(text, words, tmp_path):
+def test_mistake_in_a_task_file_is_named_with_its_line(text, words, tmp_path):
     if text is not None:
         (tmp_path / "mine.py").write_text(text)
     with pytest.raises(UserError) as error:
@@ -179,7 +178,7 @@ def test_a_mistake_is_one_sentence_that_names_its_place(text, words, tmp_path):
     assert str(error.value).endswith(".")
 
 
-def test_what_has_no_test_set_is_refused_before_training(tmp_path, monkeypatch, capsys):
+def test_prediction_without_a_test_set_is_refused_before_training(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("GLUE_DIR", raising=False)
     for task in ("rte", "digits"):
         with pytest.raises(UserError, match="has no test set"):

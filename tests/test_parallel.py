@@ -1,4 +1,4 @@
-"""`cos598d.data_parallel` stands where torch's DDP stood in somebody's script, and does what DDP does there."""
+"""`cos598d.data_parallel` replaces torch's DDP in a script, and does what DDP does there."""
 
 import gc
 import re
@@ -57,7 +57,7 @@ def optimizer_of(module):
 
 
 def train(module, rank, steps=4):
-    """A plain loop, with a step in two parts and a layer that rank 0 alone uses now and then."""
+    """A plain loop, with a step in two parts and a layer that only rank 0 uses now and then."""
     optimizer = optimizer_of(module)
     for step in range(steps):
         optimizer.zero_grad()
@@ -101,19 +101,14 @@ def trains_as_ddp(comm):
 
 @pytest.mark.long(one_in=2)
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_every_exact_sync_trains_as_torchs_ddp_does(world_size):
+def test_exact_sync_trains_as_torchs_ddp(world_size):
     run_ranks(world_size, trains_as_ddp)
 
 
 def on_one_rank(comm):
-    mine, alone = cos598d.data_parallel(Model(0)), Model(0)
-    loss_of(mine, 0, 1).backward()
-    loss_of(alone, 0, 1).backward()
-    assert_gradients(mine, alone, "one rank")
-
-
-def test_on_one_rank_it_is_the_model():
-    run_ranks(1, on_one_rank)
+    module = cos598d.data_parallel(Model(0))
+    loss_of(module, 0, 1).backward()
+    assert_gradients(module, mean_gradients(comm, lambda m, r: loss_of(m, r, 1)), "one rank")
 
 
 def two_models(comm):
@@ -230,29 +225,24 @@ def takes_codecs_and_classes(comm):
         cos598d.data_parallel(nn.Tanh())
 
 
+ON_TWO = (two_models, called_twice, evaluated_in_between, thawed, checkpointed, counts_what_travels)
+
+
 @pytest.mark.parametrize(
-    "function",
+    ("function", "ranks"),
     [
-        two_models,
-        called_twice,
-        evaluated_in_between,
-        thawed,
-        checkpointed,
-        counts_what_travels,
-        takes_codecs_and_classes,
+        (on_one_rank, 1),
+        *((function, 2) for function in (*ON_TWO, takes_codecs_and_classes)),
+        (in_a_group_of_its_own, 3),
     ],
-    ids=lambda function: function.__name__,
+    ids=lambda given: getattr(given, "__name__", given),
 )
-def test_it_does_what_a_script_may_ask_of_ddp(function):
-    run_ranks(2, function)
-
-
-def test_it_averages_over_a_group_of_the_scripts_own():
-    run_ranks(3, in_a_group_of_its_own)
+def test_data_parallel_does_what_a_script_may_ask_of_ddp(function, ranks):
+    run_ranks(ranks, function)
 
 
 @pytest.mark.parametrize("sync", ["all_reduce", "bucketed", "ddp"])
-def test_a_model_that_a_script_drops_without_detach_is_freed(sync):
+def test_model_dropped_without_detach_is_freed(sync):
     assert run_ranks(1, drop_a_model, sync) == [True]
 
 
@@ -266,33 +256,32 @@ def drop_a_model(comm, sync):
     return all(reference() is None for reference in left)
 
 
-def test_without_a_process_group_a_sentence_says_what_to_call():
-    with pytest.raises(UsageError, match="init_process_group"):
-        cos598d.data_parallel(nn.Linear(2, 2))
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("data_parallel", cos598d.data_parallel),
+        ("parallelize", lambda model: cos598d.parallelize(model, optimizer_of, "zero3")),
+        ("fully_shard", cos598d.fully_shard),
+        ("ShardedOptimizer", lambda model: cos598d.ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)),
+    ],
+)
+def test_call_without_a_process_group_names_init_process_group(name, call):
+    with pytest.raises(UsageError, match=rf"{name} needs an open process group\. Call .*init_process_group"):
+        call(nn.Linear(2, 2))
 
 
-def test_importing_the_package_costs_no_torch():
+def test_importing_the_package_loads_no_torch():
     code = "import sys, cos598d; before = 'torch' in sys.modules; cos598d.data_parallel; assert not before"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_the_examples_with_and_without_ddp_and_in_shards_end_with_the_same_loss(start):
+def test_examples_with_and_without_ddp_and_in_shards_end_with_the_same_loss(start):
     said = []
-    for name, *words in (
-        ("digits.py",),
-        ("digits_ddp.py",),
-        ("digits_shards.py", "zero3"),
-        ("digits_shards.py", "ddp"),
-    ):
-        place = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "WORLD_SIZE": "2",
-            "PYTHONPATH": str(ROOT),
-        }
-        place |= {"GLOO_SOCKET_IFNAME": "lo"}
-        command = [ROOT / "examples" / name, *words]
-        ranks = [start("-".join([name, *words, str(rank)]), command, place | {"RANK": str(rank)}) for rank in range(2)]
+    shared = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    for words in (["digits.py"], ["digits_ddp.py"], ["digits_shards.py", "zero3"], ["digits_shards.py", "ddp"]):
+        command, port = [ROOT / "examples" / words[0], *words[1:]], str(free_port())
+        environs = [shared | {"MASTER_PORT": port, "RANK": str(rank)} for rank in range(2)]
+        ranks = [start("-".join([*words, place["RANK"]]), command, place) for place in environs]
         for rank in ranks:
             assert rank.wait() == 0, rank.text
         said.append(re.search(r"loss after 100 steps: (\S+)", ranks[0].text)[1])

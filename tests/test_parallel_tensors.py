@@ -1,10 +1,11 @@
-"""`data_parallel` ends with DDP's weights for any gradients, tensors and buffers, or in one sentence on every rank."""
+"""`data_parallel` ends with DDP's weights for any gradients, tensors and buffers, or with one error on every rank."""
 
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+from test_parallel import EXACT, TOLERANCE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from worlds import run_ranks
@@ -12,13 +13,11 @@ from worlds import run_ranks
 import cos598d
 from cos598d.comm import group as groups
 from cos598d.errors import UsageError, UserError
-from cos598d.sync import SYNCS, get_sync
+from cos598d.sync import get_sync
 
-EXACT = [name for name in SYNCS if get_sync(name).exact and name != "none"]
 OURS = [name for name in EXACT if name != "ddp"]  # whose errors are torch's
 WITH_BUCKETS = [name for name in EXACT if "copies_gradients" in get_sync(name).uses]
 TAKE_SPARSE = ["all_reduce", "overlap", "ddp"]
-TOLERANCE = 1e-6
 
 
 def inputs_of(rank, step, *shape):
@@ -175,7 +174,7 @@ def trains_as_ddp(comm, names):
 
 @pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_it_trains_as_torchs_ddp_does(world_size):
+def test_odd_tensors_and_buffers_train_as_with_torchs_ddp(world_size):
     run_ranks(world_size, trains_as_ddp, EXACT)
 
 
@@ -304,7 +303,7 @@ def has_ddps_words(comm):
     [trains_sparse_gradients, tells_all_of_other_rows, refuses_what_it_cannot_send, has_ddps_words],
     ids=lambda function: function.__name__,
 )
-def test_it_trains_or_ends_in_a_sentence_on_every_rank(function):
+def test_every_rank_trains_or_gets_the_same_error(function):
     run_ranks(2, function)
 
 
@@ -348,5 +347,5 @@ def leave_early(comm):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("function", [end_early, leave_early], ids=lambda function: function.__name__)
-def test_a_rank_with_fewer_batches_ends_the_others_in_a_sentence(function, world_size):
+def test_rank_with_fewer_batches_gives_the_others_an_error(function, world_size):
     run_ranks(world_size, function)

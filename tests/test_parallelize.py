@@ -61,12 +61,8 @@ class Model(nn.Module):
         self.calls += 1
         state = self.frozen(self.embedding(ids).mean(dim=1))
         for layer in self.layers:
-            call = (
-                layer
-                if self.checkpoints is None
-                else functools.partial(checkpoint, layer, use_reentrant=self.checkpoints)
-            )
-            state = torch.tanh(call(state))
+            call = functools.partial(checkpoint, layer, use_reentrant=self.checkpoints)
+            state = torch.tanh(layer(state) if self.checkpoints is None else call(state))
         return {"logits": self.head(state, use)}
 
 
@@ -82,7 +78,7 @@ def loss_of(module, rank, step):
     return 3 * module(ids, use=rank == 0 and step % 3 == 1)["logits"].square().mean()
 
 
-class Alone:
+class OneProcess:
     """One process in place of `ranks`: what each of them would add to the gradients, in turn, and then the average."""
 
     def __init__(self, model, ranks):
@@ -98,6 +94,15 @@ class Alone:
             if p.grad is not None:
                 p.grad *= factor / len(self.ranks)
 
+    def step(self, optimizer, *losses, factor=1.0, max_norm=None):
+        self.backward(*losses)
+        self.average(factor)
+        if max_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+            assert norm > max_norm, "nothing was clipped"
+        optimizer.step()
+        optimizer.zero_grad()
+
 
 def plainly(module, optimizer, rank, step):
     loss_of(module, rank, step).backward()
@@ -105,11 +110,8 @@ def plainly(module, optimizer, rank, step):
     optimizer.zero_grad()
 
 
-def plainly_alone(alone, optimizer, step):
-    alone.backward(lambda m, r: loss_of(m, r, step))
-    alone.average()
-    optimizer.step()
-    optimizer.zero_grad()
+def plainly_in_one(reference, optimizer, step):
+    reference.step(optimizer, lambda m, r: loss_of(m, r, step))
 
 
 def accumulating(module, optimizer, rank, step):
@@ -126,9 +128,9 @@ def adding(module, optimizer, rank, step):
     plainly(module, optimizer, rank, step)
 
 
-def three_parts_alone(alone, optimizer, step):
-    alone.backward(*(lambda m, r, part=part: loss_of(m, r, part + step) for part in (50, 60)))
-    plainly_alone(alone, optimizer, step)
+def three_parts_in_one(reference, optimizer, step):
+    reference.backward(*(lambda m, r, part=part: loss_of(m, r, part + step) for part in (50, 60)))
+    plainly_in_one(reference, optimizer, step)
 
 
 def reading(module, optimizer, rank, step):
@@ -155,12 +157,8 @@ def clipping_by_torch(module, optimizer, rank, step):
     optimizer.step()
 
 
-def clipping_alone(alone, optimizer, step):
-    alone.backward(lambda m, r: loss_of(m, r, step))
-    alone.average()
-    assert torch.nn.utils.clip_grad_norm_(alone.module.parameters(), 0.1) > 0.1, "nothing was clipped"
-    optimizer.step()
-    optimizer.zero_grad()
+def clipping_in_one(reference, optimizer, step):
+    reference.step(optimizer, lambda m, r: loss_of(m, r, step), max_norm=0.1)
 
 
 def by_closure(module, optimizer, rank, step):
@@ -175,15 +173,15 @@ def by_closure(module, optimizer, rank, step):
 
 # By name: what a rank does in a step, what one process does, whether the bits are the same, and how models are set.
 CASES = {
-    "plain": (plainly, plainly_alone, True, None),
-    "accumulated": (accumulating, three_parts_alone, True, None),
-    "added": (adding, three_parts_alone, True, None),
-    "read": (reading, plainly_alone, True, None),
-    "closure": (by_closure, plainly_alone, True, None),
-    "clipped": (clipping, clipping_alone, False, None),
-    "clipped by torch": (clipping_by_torch, clipping_alone, False, None),
-    "checkpointed": (plainly, plainly_alone, True, False),
-    "checkpointed, reentrant": (plainly, plainly_alone, True, True),
+    "plain": (plainly, plainly_in_one, True, None),
+    "accumulated": (accumulating, three_parts_in_one, True, None),
+    "added": (adding, three_parts_in_one, True, None),
+    "read": (reading, plainly_in_one, True, None),
+    "closure": (by_closure, plainly_in_one, True, None),
+    "clipped": (clipping, clipping_in_one, False, None),
+    "clipped by torch": (clipping_by_torch, clipping_in_one, False, None),
+    "checkpointed": (plainly, plainly_in_one, True, False),
+    "checkpointed, reentrant": (plainly, plainly_in_one, True, True),
 }
 
 
@@ -191,6 +189,13 @@ def assert_as(state, model, what, within=0.0):
     for name, expected in model.named_parameters():
         worst = (state[name] - expected).abs().max().item()
         assert worst <= within, f"{what}: {name} is off by {worst:.1e}"
+
+
+def assert_state_as(state, expected, what, **within):
+    """An optimizer's groups and values, to the last bit if no tolerances are given."""
+    assert state["param_groups"] == expected["param_groups"], what
+    within = within or {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(state["state"], expected["state"], msg=lambda text: f"{what}: {text}", **within)
 
 
 def trains_as_one(comm, strategies, cases, optimizers=tuple(OPTIMIZERS), steps=3):
@@ -205,10 +210,10 @@ def trains_as_one(comm, strategies, cases, optimizers=tuple(OPTIMIZERS), steps=3
         model.checkpoints = expected.checkpoints = checkpoints
         module, optimizer = cos598d.parallelize(model, make, strategy)
         assert isinstance(optimizer, torch.optim.Optimizer)
-        alone, single = Alone(expected, comm.world_size), make(expected.parameters())
+        reference, single = OneProcess(expected, comm.world_size), make(expected.parameters())
         for step in range(steps):
             ours(module, optimizer, comm.rank, step)
-            theirs(alone, single, step)
+            theirs(reference, single, step)
         # Where norms differ in the last bits, a gradient may be rounded to another multiple in the next step.
         within = 0.0 if exactly else 2e-4 if name == "adamw" else 2e-6
         assert_as(module.full_state_dict(), expected, f"{strategy}, {case}, {name}", within)
@@ -255,7 +260,7 @@ def two_models(comm, strategy, name, make):
     (generator, step_generator), (judge, step_judge) = ours
     models = Generator(0), discriminator(0)
     optimizers = [make(model.parameters()) for model in models]
-    alone = [Alone(model, comm.world_size) for model in models]
+    references = [OneProcess(model, comm.world_size) for model in models]
     for step in range(3):
         (real_loss(judge, comm.rank, step) + fake_loss(generator, judge, comm.rank, step, 0)).backward()
         step_judge.step()
@@ -266,11 +271,11 @@ def two_models(comm, strategy, name, make):
         step_judge.zero_grad()
         step_generator.zero_grad()
 
-        alone[1].backward(lambda m, r, s=step: real_loss(m, r, s) + fake_loss(models[0], m, r, s, 0))
-        alone[1].average()
+        references[1].backward(lambda m, r, s=step: real_loss(m, r, s) + fake_loss(models[0], m, r, s, 0))
+        references[1].average()
         optimizers[1].step()
-        alone[0].backward(lambda m, r, s=step: fake_loss(m, models[1], r, s, 1))
-        alone[0].average()
+        references[0].backward(lambda m, r, s=step: fake_loss(m, models[1], r, s, 1))
+        references[0].average()
         optimizers[0].step()
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -281,12 +286,12 @@ def two_models(comm, strategy, name, make):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("world_size", "optimizer"), [(2, "adamw"), (3, "momentum"), (4, "sgd")])
-def test_a_script_in_shards_ends_with_the_weights_of_one_process(world_size, optimizer):
+def test_script_in_shards_ends_with_the_weights_of_one_process(world_size, optimizer):
     cases = [*CASES, "two models"]
     assert set(run_ranks(world_size, trains_as_one, SHARDS, cases, [optimizer], seconds=500)) == {50}
 
 
 @pytest.mark.long
-def test_a_script_that_averages_ends_with_the_weights_of_one_process():
+def test_script_that_averages_ends_with_the_weights_of_one_process():
     cases = ["accumulated", "clipped", "two models"]
     assert set(run_ranks(3, trains_as_one, AVERAGES, cases, ["momentum"], seconds=500)) == {3 * len(AVERAGES)}

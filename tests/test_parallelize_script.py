@@ -1,4 +1,4 @@
-"""What a script may ask of `cos598d.parallelize` beside steps: states, schedules, scalers, exceptions, bad input."""
+"""What a script may ask of `cos598d.parallelize` next to steps: states, schedules, scalers, exceptions, bad input."""
 
 import contextlib
 import copy
@@ -10,7 +10,18 @@ from datetime import timedelta
 import pytest
 import torch
 from test_parallel import Trip
-from test_parallelize import SHARDS, Alone, Linear, Model, assert_as, loss_of, plainly, plainly_alone, rounded
+from test_parallelize import (
+    SHARDS,
+    Linear,
+    Model,
+    OneProcess,
+    assert_as,
+    assert_state_as,
+    loss_of,
+    plainly,
+    plainly_in_one,
+    rounded,
+)
 from torch import nn
 from worlds import run_ranks
 
@@ -37,7 +48,7 @@ def scheduled(optimizer):
 def goes_on_from_a_state(comm, strategy, other):
     """Two steps, a state, and two steps of another strategy from it: weights and states are one process's."""
     expected = Model(0)
-    alone, single = Alone(expected, comm.world_size), in_groups(list(expected.parameters()))
+    reference, single = OneProcess(expected, comm.world_size), in_groups(list(expected.parameters()))
     schedule = scheduled(single)
     state, saved, saved_schedule = None, None, None
     for word in (strategy, other):
@@ -49,18 +60,13 @@ def goes_on_from_a_state(comm, strategy, other):
             rates.load_state_dict(saved_schedule)
         for step in range(2):
             plainly(module, optimizer, comm.rank, step)
-            plainly_alone(alone, single, step)
+            plainly_in_one(reference, single, step)
             rates.step()
             schedule.step()
         state, saved, saved_schedule = module.full_state_dict(), optimizer.state_dict(), rates.state_dict()
         assert_as(state, expected, f"{strategy} to {other}")
         assert list(state) == list(expected.state_dict())
-        theirs = single.state_dict()
-        assert saved["param_groups"] == theirs["param_groups"]
-        assert saved["state"].keys() == theirs["state"].keys()
-        for place, values in theirs["state"].items():
-            for kind, value in values.items():
-                assert torch.equal(saved["state"][place][kind], value), f"{word}: {kind} of {place}"
+        assert_state_as(saved, single.state_dict(), word)
         plain = Model(5)
         plain.load_state_dict(state)
         in_groups(list(plain.parameters())).load_state_dict(saved)
@@ -70,7 +76,7 @@ def goes_on_from_a_state(comm, strategy, other):
 def leaves_out_what_overflows(comm, strategy):
     """A GradScaler on each rank: one rank's loss is too large in step 1, and all leave that step out."""
     expected = Model(0)
-    alone, single = Alone(expected, comm.world_size), adamw(expected.parameters())
+    reference, single = OneProcess(expected, comm.world_size), adamw(expected.parameters())
     module, optimizer = cos598d.parallelize(Model(comm.rank), adamw, strategy)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for step in range(3):
@@ -83,10 +89,7 @@ def leaves_out_what_overflows(comm, strategy):
         scaler.update()
         optimizer.zero_grad()
         if step != 1:
-            alone.backward(lambda m, r, step=step, scale=scale: scale * loss_of(m, r, step))
-            alone.average(1 / scale)
-            single.step()
-            single.zero_grad()
+            reference.step(single, lambda m, r, step=step, scale=scale: scale * loss_of(m, r, step), factor=1 / scale)
     assert scaler.get_scale() == 4.0
     assert_as(module.full_state_dict(), expected, strategy)
     module.detach()
@@ -102,7 +105,7 @@ def tripping(rank):
 def leaves_out_what_raises(comm, strategy):
     """An exception in one rank's backward, which it catches: no rank makes that step, and all go on."""
     expected = Model(0)
-    alone, single = Alone(expected, comm.world_size), adamw(expected.parameters())
+    reference, single = OneProcess(expected, comm.world_size), adamw(expected.parameters())
     module, optimizer = cos598d.parallelize(tripping(comm.rank), adamw, strategy)
     for step in range(4):
         module.module.trips = step == 1 and comm.rank == 1
@@ -115,7 +118,7 @@ def leaves_out_what_raises(comm, strategy):
         optimizer.step()
         optimizer.zero_grad()
         if step != 1:
-            plainly_alone(alone, single, step)
+            plainly_in_one(reference, single, step)
     assert_as(module.full_state_dict(), expected, strategy)
     module.detach()
 
@@ -123,7 +126,7 @@ def leaves_out_what_raises(comm, strategy):
 def keeps_what_only_some_steps_read(comm, strategy):
     """Evaluation in between, torch.autograd.grad, gradients that are dropped, a step without any; buffers; bytes."""
     expected = Model(0)
-    alone, single = Alone(expected, comm.world_size), adamw(expected.parameters())
+    reference, single = OneProcess(expected, comm.world_size), adamw(expected.parameters())
     module, optimizer = cos598d.parallelize(Model(comm.rank), adamw, strategy)
     optimizer.step()
     for step in range(3):
@@ -140,9 +143,9 @@ def keeps_what_only_some_steps_read(comm, strategy):
         torch.autograd.grad(loss_of(module, comm.rank, 60), module.module.head.output.weight)
         module.module.layers[1].bias.grad = None
         optimizer.step()
-        alone.backward(lambda m, r, step=step: loss_of(m, r, step))
+        reference.backward(lambda m, r, step=step: loss_of(m, r, step))
         expected.layers[1].bias.grad = None
-        alone.average()
+        reference.average()
         single.step()
         single.zero_grad()
     state = module.full_state_dict()
@@ -166,11 +169,11 @@ def trains_more_later(comm, strategy):
         return adamw([p for p in params if p.requires_grad or p.shape == (31,)])
 
     module, optimizer = cos598d.parallelize(models[0], make, strategy)
-    alone, single = Alone(models[1], comm.world_size), make(models[1].parameters())
+    reference, single = OneProcess(models[1], comm.world_size), make(models[1].parameters())
     schedules = [torch.optim.lr_scheduler.StepLR(one, 1, gamma=0.5) for one in (optimizer, single)]
     for step in range(5):
         plainly(module, optimizer, comm.rank, step)
-        plainly_alone(alone, single, step)
+        plainly_in_one(reference, single, step)
         for schedule in schedules:
             schedule.step()
         for model in models:
@@ -190,11 +193,7 @@ def trains_more_later(comm, strategy):
                     p.register_hook(rounded)
                 one.add_param_group({"params": added, "lr": 0.03})
     assert_as(module.full_state_dict(), models[1], f"{strategy}, more parameters")
-    saved, theirs = optimizer.state_dict(), single.state_dict()
-    assert saved["param_groups"] == theirs["param_groups"]
-    for place, values in theirs["state"].items():
-        for kind, value in values.items():
-            assert torch.equal(saved["state"][place][kind], value), f"{strategy}: {kind} of {place}"
+    assert_state_as(optimizer.state_dict(), single.state_dict(), strategy)
     loss_of(module, comm.rank, 0).backward()
     with pytest.raises(UsageError, match=r"Call it after optimizer.step\(\) or zero_grad\(\)"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
@@ -203,7 +202,7 @@ def trains_more_later(comm, strategy):
 
 
 def goes_on_from_its_shard(comm, strategy):
-    """Each rank saves what it alone remembers, and another optimizer goes on from it to the same weights."""
+    """Each rank saves its own shard of the state, and another optimizer continues from it to the same weights."""
     ends, saved = [], {}
     for _ in range(2):
         module, optimizer = cos598d.parallelize(Model(comm.rank), in_groups, strategy)
@@ -275,7 +274,7 @@ def goes_round(comm, strategies):
 
 @pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_script_may_ask_all_of_it_of_every_strategy(world_size):
+def test_every_strategy_does_what_a_script_may_ask(world_size):
     """Each strategy in one of the worlds."""
     run_ranks(world_size, goes_round, EVERY[world_size - 2 :: 2], seconds=500)
 
@@ -284,11 +283,11 @@ def averages_weights(comm):
     """local_sgd with an average after each step is averaged gradients, under plain SGD; both end alike on all ranks."""
     expected = Model(0)
     make = lambda params: torch.optim.SGD(params, lr=0.05)  # noqa: E731 - as scripts write it
-    alone, single = Alone(expected, comm.world_size), make(expected.parameters())
+    reference, single = OneProcess(expected, comm.world_size), make(expected.parameters())
     module, optimizer = cos598d.parallelize(Model(comm.rank), make, "local_sgd", sync_every=1)
     for step in (0, 2, 3):  # in which all ranks use the same parameters
         plainly(module, optimizer, comm.rank, step)
-        plainly_alone(alone, single, step)
+        plainly_in_one(reference, single, step)
     assert_as(module.full_state_dict(), expected, "local_sgd", within=1e-6)
     module.detach()
     for name, options in (("local_sgd", {"sync_every": 2}), ("diloco", {"sync_every": 1, "fragments": 3})):
@@ -313,7 +312,7 @@ def averages_weights(comm):
     module.detach()
 
 
-def test_strategies_that_average_weights_do_so_after_the_scripts_steps():
+def test_local_sgd_and_diloco_average_weights_after_the_scripts_steps():
     run_ranks(2, averages_weights)
 
 
@@ -383,7 +382,7 @@ def refuses(comm):
     module.detach()
 
 
-def test_what_cannot_be_is_one_sentence_on_every_rank():
+def test_wrong_use_raises_the_same_error_on_every_rank():
     run_ranks(2, refuses)
 
 
@@ -391,7 +390,7 @@ def chooses(comm):
     """An exact strategy, the same on every rank: of shards too, where the optimizer can step them."""
     for make in (adamw, lambda params: Rotated(params, lr=0.05)):
         expected = Model(0)
-        alone, single = Alone(expected, comm.world_size), make(list(expected.parameters()))
+        reference, single = OneProcess(expected, comm.world_size), make(list(expected.parameters()))
         module, optimizer = cos598d.parallelize(Model(comm.rank), make, "auto")
         choice = module.choice
         assert comm.exchange(choice.sync) == [choice.sync] * comm.world_size
@@ -401,7 +400,7 @@ def chooses(comm):
         assert (choice.left_out.get("zero1") == "the optimizer cannot step shards") == (make is not adamw)
         for step in (0, 2, 3):
             plainly(module, optimizer, comm.rank, step)
-            plainly_alone(alone, single, step)
+            plainly_in_one(reference, single, step)
         assert_as(module.full_state_dict(), expected, choice.sync, within=0.0 if make is adamw else 1e-6)
         module.detach()
     module, _ = cos598d.parallelize(Model(0), adamw, "zero1")
@@ -410,13 +409,8 @@ def chooses(comm):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_auto_is_one_exact_strategy_on_all_ranks(world_size):
+def test_auto_chooses_the_same_exact_strategy_on_all_ranks(world_size):
     run_ranks(world_size, chooses)
-
-
-def test_without_a_process_group_a_sentence_says_what_to_call():
-    with pytest.raises(UsageError, match=r"parallelize needs an open process group\. Call .*init_process_group"):
-        cos598d.parallelize(nn.Linear(2, 2), adamw, "zero3")
 
 
 def has_more_batches(comm, strategy):
@@ -437,7 +431,7 @@ def has_more_batches(comm, strategy):
 
 @pytest.mark.long(one_in=5)
 @pytest.mark.parametrize("strategy", SHARDS)
-def test_a_rank_with_more_batches_than_another_ends_with_a_sentence(strategy):
+def test_rank_with_more_batches_than_another_gets_an_error(strategy):
     assert run_ranks(2, has_more_batches, strategy)[0]
 
 
@@ -463,5 +457,5 @@ def saves_as_with_ddp(comm):
         assert all(torch.equal(found[name], value) for name, value in module.module.state_dict().items()), strategy
 
 
-def test_the_model_itself_is_never_saved_half_way():
+def test_state_dict_of_the_model_has_the_weights_after_the_step():
     run_ranks(2, saves_as_with_ddp)

@@ -1,4 +1,4 @@
-"""The proof: our engines train as one process does; each known mistake fails its own claims, and the card names it."""
+"""The proof: our engines train as one process does; each known mistake fails its own cases, and the card names it."""
 
 import json
 
@@ -51,7 +51,7 @@ def test_engine_trains_as_one_process_does(name, world_size):
 
 @pytest.mark.long(one_in=12)
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_fails_its_own_claims_alone_and_is_named(name):
+def test_mutant_fails_only_its_own_cases_and_the_card_names_it(name):
     mutant = MUTANTS[name]
     found = prove(2, CASES, NONCE, SECONDS, observe_mutant, mutant.kind)
     wrong = [case for case, verdict in found.items() if verdict.status not in (KEPT, NOT_CLAIMED)]
@@ -59,42 +59,29 @@ def test_mutant_fails_its_own_claims_alone_and_is_named(name):
     assert mutant.says in found[mutant.fails[0]].says, found[mutant.fails[0]]
 
 
-def test_on_one_rank_a_mutant_that_takes_several_is_no_mistake():
+def test_mutant_that_needs_several_ranks_passes_on_one():
     found = prove(1, cases("gradients", "clipping"), NONCE, SECONDS, observe_mutant, MUTANTS["forgot to divide"].kind)
     assert [verdict.status for verdict in found.values()] == [KEPT, KEPT], found
 
 
-def test_a_refusal_is_named_and_the_cases_after_it_are_tried():
-    found = prove(2, cases("gradients", "clipping", "tied weights"), NONCE, SECONDS, observe_mutant, RefusesClipping)
-    assert [verdict.status for verdict in found.values()] == [KEPT, REFUSED, KEPT], found
-    assert found["clipping"].says == "this engine cannot clip: leave --max_grad_norm out."
+@pytest.mark.parametrize(
+    ("kind", "names", "statuses", "says"),
+    [
+        (RefusesClipping, ("gradients", "clipping", "tied weights"), [KEPT, REFUSED, KEPT], "this engine cannot clip"),
+        (WrongBeforeItRefuses, ("same start", "steps"), [KEPT, WRONG], "SGD: the weight"),
+        (RefusesLate, ("same start", "gradients", "steps"), [KEPT, KEPT, FAILED], "after its first step it refuses"),
+        (BreaksOnOneRank, ("gradients", "clipping", "tied weights"), [KEPT, FAILED, KEPT], "a clip too far"),
+        pytest.param(WaitsForEver, ("clipping", "tied weights"), [DID_NOT_END, KEPT], "", marks=pytest.mark.long),
+    ],
+)
+def test_refusal_failure_or_hang_ends_only_its_case(kind, names, statuses, says):
+    found = prove(2, cases(*names), NONCE, 8 if kind is WaitsForEver else SECONDS, observe_mutant, kind)
+    assert [verdict.status for verdict in found.values()] == statuses, found
+    (wrong,) = (verdict for verdict in found.values() if verdict.status != KEPT)
+    assert says in wrong.says
 
 
-def test_a_refusal_of_one_training_hides_no_mistake_in_another():
-    found = prove(2, cases("same start", "steps"), NONCE, SECONDS, observe_mutant, WrongBeforeItRefuses)
-    assert [verdict.status for verdict in found.values()] == [KEPT, WRONG], found
-    assert found["steps"].says.startswith("SGD: the weight")
-
-
-def test_a_refusal_in_the_middle_of_a_training_is_a_failure():
-    found = prove(2, cases("same start", "gradients", "steps"), NONCE, SECONDS, observe_mutant, RefusesLate)
-    assert [verdict.status for verdict in found.values()] == [KEPT, KEPT, FAILED], found
-    assert "after its first step it refuses: this engine is tired" in found["steps"].says
-
-
-def test_a_case_that_ends_the_world_is_named_and_the_cases_after_it_are_tried():
-    found = prove(2, cases("gradients", "clipping", "tied weights"), NONCE, SECONDS, observe_mutant, BreaksOnOneRank)
-    assert [verdict.status for verdict in found.values()] == [KEPT, FAILED, KEPT], found
-    assert "a clip too far" in found["clipping"].says
-
-
-@pytest.mark.long
-def test_a_case_that_does_not_end_is_ended_and_the_cases_after_it_are_tried():
-    found = prove(2, cases("clipping", "tied weights"), NONCE, 8, observe_mutant, WaitsForEver)
-    assert [verdict.status for verdict in found.values()] == [DID_NOT_END, KEPT], found
-
-
-def test_clipping_bites_and_overflow_overflows():
+def test_norms_of_the_cases_clip_and_overflow_as_meant():
     for case in CASES:
         for training in case.trainings:
             norms = reference(case, training, NONCE).norms
@@ -116,7 +103,7 @@ def test_check_proves_a_strategy(capsys):
     assert "--no_speed is only for gradient syncs, and zero1 is a strategy. Remove it." in capsys.readouterr().err
 
 
-def test_card_and_exit_code(tmp_path, capsys):
+def test_prove_prints_a_card_and_exits_with_1_for_a_wrong_engine(tmp_path, capsys):
     file = tmp_path / "proof.json"
     words = ["prove", "none", "--world_sizes", "1,2", "--cases", "gradients,memory", "--json", str(file)]
     assert main(words) == 1
@@ -131,7 +118,7 @@ def test_card_and_exit_code(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("other", [NOT_CLAIMED, REFUSED, WRONG, FAILED])
-def test_a_claim_is_kept_where_it_is_kept_on_every_number_of_ranks(other, monkeypatch, capsys):
+def test_case_passes_only_if_kept_on_every_number_of_ranks(other, monkeypatch, capsys):
     def on(size, tried, *_):
         return {case.name: CaseVerdict(KEPT if size == 1 else other, "so it is") for case in tried}
 
@@ -140,15 +127,7 @@ def test_a_claim_is_kept_where_it_is_kept_on_every_number_of_ranks(other, monkey
     assert f"ddp: 0 of {int(other != NOT_CLAIMED)} tests passed" in capsys.readouterr().out
 
 
-def test_a_refused_claim_is_not_a_kept_one():
-    outcomes = [{"world_size": 2, "status": REFUSED, "largest": 0.0, "says": "no."}]
-    result = {"engine": "x", "world_sizes": [2]}
-    result["cases"] = [{"case": "bf16", "says": "under bf16", "status": REFUSED, "outcomes": outcomes}]
-    assert "refused on 2 ranks: bf16 (under bf16)\n  no." in card.engine_card(result)
-    assert "x: 0 of 1 tests passed; refused: bf16." in card.engine_card(result)
-
-
-def test_a_refusal_that_cases_have_in_common_is_said_once():
+def test_card_counts_refusals_and_says_a_shared_one_once():
     def case(name, *outcomes):
         found = [{"world_size": n, "status": s, "largest": 0.0, "says": w} for n, s, w in outcomes]
         return {"case": name, "says": f"what {name} is", "status": found[-1]["status"], "outcomes": found}
@@ -156,13 +135,16 @@ def test_a_refusal_that_cases_have_in_common_is_said_once():
     def card_of(*cases):
         return card.engine_card({"engine": "x", "world_sizes": [1, 2, 4], "cases": list(cases)})
 
-    alone = [(1, KEPT, ""), (2, REFUSED, "one process."), (4, REFUSED, "one process.")]
-    everywhere = card_of(*(case(name, *alone) for name in "abc"))
+    one = card_of(case("bf16", (1, KEPT, ""), (2, KEPT, ""), (4, REFUSED, "no.")))
+    assert "refused on 4 ranks: bf16 (what bf16 is)\n  no." in one
+    assert "x: 0 of 1 tests passed; refused: bf16." in one
+    refused = [(1, KEPT, ""), (2, REFUSED, "one process."), (4, REFUSED, "one process.")]
+    everywhere = card_of(*(case(name, *refused) for name in "abc"))
     assert everywhere.count("one process.") == 1
     assert everywhere.endswith("refused on 2 and 4 ranks: all 3 cases\n  one process.")
     assert "x: 0 of 3 tests passed; refused: all 3 cases." in everywhere
     some = card_of(
-        case("a", *alone), case("b", *alone), case("c", (1, KEPT, ""), (2, REFUSED, "another."), (4, KEPT, ""))
+        case("a", *refused), case("b", *refused), case("c", (1, KEPT, ""), (2, REFUSED, "another."), (4, KEPT, ""))
     )
     assert "refused on 2 and 4 ranks: a, b\n  one process.\nrefused on 2 ranks: c (what c is)\n  another." in some
 
@@ -177,6 +159,6 @@ def test_a_refusal_that_cases_have_in_common_is_said_once():
         (["zero1", "--world_sizes", "0"], "--world_sizes 0"),
     ],
 )
-def test_words_that_cannot_work_are_refused_at_once(words, sentence, capsys):
+def test_flags_that_cannot_work_are_refused(words, sentence, capsys):
     assert main(["prove", *words]) == 2
     assert sentence in capsys.readouterr().err

@@ -93,5 +93,5 @@ def _off(mine, expected):
 
 @pytest.mark.long(one_in=5)
 @pytest.mark.parametrize("name", ["bucketed", "overlap", "shared_memory", "hierarchical", "sparse_rows"])
-def test_a_step_of_several_backward_passes_without_no_sync(name):
+def test_step_of_several_backward_passes_leaves_the_mean_of_all(name):
     assert run_ranks(3, several_backwards, name) == [[], [], []]

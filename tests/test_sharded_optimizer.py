@@ -3,10 +3,12 @@
 import copy
 
 import pytest
+import test_parallelize
 import torch
 import torch.distributed as dist
+from test_parallel import ddp
+from test_parallelize import assert_state_as
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from worlds import run_ranks
 
 import cos598d
@@ -21,26 +23,16 @@ KINDS = {
 }
 
 
-class Model(nn.Module):
-    """A table larger than a bucket, a tied weight, a frozen layer, numbers of two dtypes, and a buffer."""
+class Model(test_parallelize.Model):
+    """With numbers of two dtypes, and a scalar."""
 
     def __init__(self, seed=0):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.table = nn.Embedding(9001, 31)
-        self.layers = nn.ModuleList([nn.Linear(31, 31) for _ in range(3)])
-        self.layers[2].weight = self.layers[0].weight
-        self.frozen = nn.Linear(31, 31).requires_grad_(False)
-        self.output = nn.Linear(31, 3).double()
+        super().__init__(seed)
+        self.head.output.double()
         self.scale = nn.Parameter(torch.tensor(1.5))
-        self.register_buffer("calls", torch.full((), float(seed)))
 
     def forward(self, ids):
-        self.calls += 1
-        state = self.frozen(self.table(ids).mean(dim=1))
-        for layer in self.layers:
-            state = torch.tanh(layer(state))
-        return self.output(state.double() * self.scale)
+        return super().forward(ids, use=True)["logits"] * self.scale
 
 
 def loss_of(model, rank, step):
@@ -58,14 +50,6 @@ def assert_same(ours, theirs, what):
         assert torch.equal(p, expected), f"{what}: {name} is off by {(p - expected).abs().max():.1e}"
 
 
-def assert_same_state(ours, theirs, what):
-    assert ours["param_groups"] == theirs["param_groups"], what
-    assert ours["state"].keys() == theirs["state"].keys(), what
-    for place, values in theirs["state"].items():
-        for kind, value in values.items():
-            assert value is None or torch.equal(ours["state"][place][kind], torch.as_tensor(value)), (what, kind, place)
-
-
 def in_groups(model):
     """Whole parameters tell which decay."""
     parameters = list(dict.fromkeys(model.parameters()))
@@ -81,10 +65,7 @@ def keeps_parity(comm):
     wrap = "sparse_rows" if comm.world_size == 3 else "ddp"
     for name, (kind, options) in KINDS.items():
         model, expected = Model(comm.rank), Model(comm.rank)
-        if wrap == "ddp":
-            wrapped, alone = (DistributedDataParallel(m, find_unused_parameters=True) for m in (model, expected))
-        else:
-            wrapped, alone = (cos598d.data_parallel(m, wrap) for m in (model, expected))
+        wrapped, unsharded = (ddp(m) if wrap == "ddp" else cos598d.data_parallel(m, wrap) for m in (model, expected))
         groups, later = in_groups(model), wrap == "ddp" and name != "adagrad"  # torch's has no state for later ones
         ours = cos598d.ShardedOptimizer(groups[: 1 if later else 2], kind, **options)
         for group in groups[1:] if later else ():
@@ -92,7 +73,7 @@ def keeps_parity(comm):
         theirs = kind(in_groups(expected), **options)
         schedules = [torch.optim.lr_scheduler.StepLR(one, 2) for one in (ours, theirs)]
         for step in range(4):
-            for one, module in ((ours, wrapped), (theirs, alone)):
+            for one, module in ((ours, wrapped), (theirs, unsharded)):
                 one.zero_grad()
                 loss = one.step(lambda module=module, step=step: backward(loss_of(module, comm.rank, step)))
                 assert loss > 0
@@ -102,10 +83,10 @@ def keeps_parity(comm):
                 schedule.step()
             assert_same(model, expected, (name, wrap, step))
         saved, reference = ours.state_dict(), copy.deepcopy(theirs.state_dict())
-        assert_same_state(saved, reference, (name, wrap))
+        assert_state_as(saved, reference, (name, wrap))
         ours.load_state_dict(reference)
         theirs.load_state_dict(saved)
-        for one, module in ((ours, wrapped), (theirs, alone)):
+        for one, module in ((ours, wrapped), (theirs, unsharded)):
             one.zero_grad()
             one.step(lambda module=module: backward(loss_of(module, comm.rank, 9)))
         assert_same(model, expected, (name, wrap, "after loading"))
@@ -113,12 +94,12 @@ def keeps_parity(comm):
         before = copy.deepcopy(ours.state_dict())
         ours.step()
         ours.load_shard_state_dict(shard)
-        assert_same_state(ours.state_dict(), before, (name, wrap, "after loading a shard"))
+        assert_state_as(ours.state_dict(), before, (name, wrap, "after loading a shard"))
         with pytest.raises(UserError, match="is of 7 ranks"):
             ours.load_shard_state_dict(shard | {"ranks": 7})
         if wrap != "ddp":
             wrapped.detach()
-            alone.detach()
+            unsharded.detach()
 
 
 def backward(loss):
@@ -158,7 +139,7 @@ def saves_for_one_rank(comm):
         one.step()
     ours.consolidate_state_dict(to=1)
     if comm.rank == 1:
-        assert_same_state(ours.state_dict(), theirs.state_dict(), "consolidated")
+        assert_state_as(ours.state_dict(), theirs.state_dict(), "consolidated")
     else:
         with pytest.raises(UserError, match=r"for rank 1, and this is rank 0\. Call state_dict\(\) on rank 1"):
             ours.state_dict()
@@ -166,7 +147,7 @@ def saves_for_one_rank(comm):
         one.step()
         one.zero_grad()
         assert all(p.grad is None for p in m.parameters())
-    assert_same_state(ours.state_dict(), theirs.state_dict(), "after another step")
+    assert_state_as(ours.state_dict(), theirs.state_dict(), "after another step")
     other = cos598d.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.5, process_group=groups[1])
     other.load_state_dict(ours.state_dict())
     assert other.param_groups[0]["lr"] == 0.01
@@ -211,7 +192,7 @@ def takes_what_torch_takes(comm):
         for one, m, scaler in ((ours, model, scalers[0]), (theirs, expected, scalers[1])):
             if step == 2:
                 m.load_state_dict(copy.deepcopy(m.state_dict()))
-                m.output.weight.data = m.output.weight.data.clone()
+                m.head.output.weight.data = m.head.output.weight.data.clone()
             loss = loss_of(m, 0, step) * (torch.inf if step == 1 else 1)
             scaler.scale(loss).backward()
             scaler.unscale_(one)
@@ -222,15 +203,11 @@ def takes_what_torch_takes(comm):
             one.step()
         assert_same(model, expected, step)
     assert scalers[0].get_scale() == 4.0
-    model.output.float()
-    same_gradients_of_float(model)
-    with pytest.raises(UsageError, match=r"has another shape, dtype or device than when ShardedOptimizer was made"):
-        ours.step()
-
-
-def same_gradients_of_float(model):
+    model.head.output.float()
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
+    with pytest.raises(UsageError, match=r"has another shape, dtype or device than when ShardedOptimizer was made"):
+        ours.step()
 
 
 def refuses(comm):
@@ -264,10 +241,5 @@ def goes_round(comm, functions):
 
 @pytest.mark.long(one_in=3)
 @pytest.mark.parametrize(("world_size", "functions"), [(2, ALL), (3, ALL[:3]), (4, ALL[:2]), (1, ALL[1:2])])
-def test_what_torch_tests_of_its_own_holds_of_ours(world_size, functions):
+def test_torchs_own_tests_hold_for_ours(world_size, functions):
     run_ranks(world_size, goes_round, functions, seconds=300)
-
-
-def test_without_a_process_group_a_sentence_says_what_to_call():
-    with pytest.raises(UsageError, match=r"ShardedOptimizer needs an open process group\. Call .*init_process_group"):
-        cos598d.ShardedOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)

@@ -1,4 +1,4 @@
-"""A check's ranks are supervised, with all that they start: output and files are bounded, and nothing outlives it."""
+"""A check supervises its ranks: their output and files are limited, and all that they start ends with them."""
 
 import gc
 import os
@@ -92,7 +92,7 @@ def start_daemons(comm, path):
         time.sleep(0.02)
 
 
-def test_of_what_a_rank_prints_the_end_is_kept():
+def test_output_of_a_rank_is_cut_to_its_end():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     (end,) = run_world(1, print_for_ever, seconds=2)
     assert end.how == LATE
@@ -100,13 +100,13 @@ def test_of_what_a_rank_prints_the_end_is_kept():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
-def test_a_file_of_a_rank_has_a_largest_size(tmp_path, monkeypatch):
+def test_file_of_a_rank_has_a_size_limit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (end,) = run_world(1, fill_the_disk, seconds=PATIENCE)
     assert (end.how, end.value) == (RETURNED, "File too large")
 
 
-def test_what_ranks_have_started_is_gone_with_them(tmp_path):
+def test_processes_started_by_ranks_end_with_them(tmp_path):
     ends = run_world(2, start_daemons, str(tmp_path / "pids"), seconds=PATIENCE)
     assert [end.how for end in ends] == [RETURNED, RETURNED]
     pids = [int(line) for line in (tmp_path / "pids").read_text().splitlines()]
@@ -114,33 +114,40 @@ def test_what_ranks_have_started_is_gone_with_them(tmp_path):
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
-def test_a_lock_that_a_rank_leaves_is_no_leak(start, tmp_path):
+def test_lock_left_by_a_rank_gives_no_leak_warning(start, tmp_path):
     (tmp_path / "script.py").write_text(LEAVES_A_LOCK)
     program = start("script", [tmp_path / "script.py"], {"PYTHONPATH": str(ROOT)}, is_fresh=True)
     assert program.wait() == 0, program.text
     assert program.text == f"{DIED}\n"
 
 
-def test_a_check_that_is_killed_leaves_no_process_and_no_folder(start, tmp_path):
+def folders_in(place):
+    return [path.name for path in place.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_check_that_is_ended_leaves_no_process_and_no_folder(start, tmp_path, number):
     write_sync(tmp_path, '(HERE / f"pid{self.comm.rank}").write_text(str(os.getpid())); time.sleep(600)')
     program = start("check", WORDS, {"PYTHONPATH": str(ROOT)})
     pids = [tmp_path / f"pid{rank}" for rank in (0, 1)]
     wait_until(lambda: all(path.exists() and path.read_text() for path in pids))
-    program.process.kill()
+    program.process.send_signal(number)
+    assert program.wait() == (128 + number if number == signal.SIGTERM else -number)
+    assert number == signal.SIGKILL or not folders_in(tmp_path)
     wait_until(lambda: not any(psutil.pid_exists(int(path.read_text())) for path in pids))
-    wait_until(lambda: not [path.name for path in tmp_path.iterdir() if path.is_dir()])
+    wait_until(lambda: not folders_in(tmp_path))
 
 
 @pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("seconds", [0.6, 1.5, 4])
-def test_ctrl_c_is_one_sentence_at_any_time(start, tmp_path, seconds):
+def test_ctrl_c_gives_one_line_at_any_time(start, tmp_path, seconds):
     write_sync(tmp_path, "time.sleep(600)")
     program = start("check", ["-c", INTERRUPTED, seconds, *WORDS[2:]], {"PYTHONPATH": str(ROOT)})
     assert program.wait() == 128 + signal.SIGINT, program.text
     said = [line for line in program.text.splitlines() if line]
     assert said[-1] == "interrupted (Ctrl-C)."
     assert said[:-1] in ([], ["mine.py:Mine on 2 ranks"])
-    wait_until(lambda: not [path.name for path in tmp_path.iterdir() if path.is_dir()])
+    wait_until(lambda: not folders_in(tmp_path))
 
 
 def collects(comm):
