@@ -1,4 +1,4 @@
-"""A model that leaves padding out computes what the library's does, of whatever batch, and draws dropout as it does."""
+"""Our layers, which leave padding out and multiply by the faster library, compute what the library's compute."""
 
 import copy
 
@@ -26,21 +26,19 @@ MASKS = {
 }
 
 
-def library_s_own(model_type: str, head: str) -> torch.nn.Module:
-    """The same model, whose attention is to be returned too: that only the library's layers can do."""
-    source = small_source(model_type)
-    source.config.output_attentions = True
-    return build_model(source, head, 2, 0.0, seed=1)
+def small_model(model_type: str, head: str, **changes) -> torch.nn.Module:
+    return build_model(small_source(model_type, **changes), head, 2, 0.0, seed=1)
 
 
 @pytest.mark.parametrize("padded", MASKS)
 @pytest.mark.parametrize(("model_type", "head"), PACKED)
-def test_losses_and_gradients_are_the_librarys(model_type, head, padded, monkeypatch):
+def test_losses_and_gradients_equal_the_library_s(model_type, head, padded, monkeypatch):
     mask, is_left_out = MASKS[padded]
     inputs = batch(model_type, head) | {"attention_mask": torch.tensor(mask)}
     if head == ANSWER:  # the begins and ends of answers are tokens
         inputs |= {"start_positions": torch.tensor([3, 3, 6]), "end_positions": torch.tensor([4, 4, 6])}
-    packed, library = build_model(small_source(model_type), head, 2, 0.0, seed=1), library_s_own(model_type, head)
+    # Only the library's layers can return their attention.
+    packed, library = small_model(model_type, head), small_model(model_type, head, output_attentions=True)
     pack, calls = Packing.pack, []
     monkeypatch.setattr(Packing, "pack", lambda *both: calls.append(both) or pack(*both))
     found = []
@@ -58,10 +56,10 @@ def test_losses_and_gradients_are_the_librarys(model_type, head, padded, monkeyp
         assert (gradient - of_library[name]).abs().max() <= 1e-12, name
 
 
-def test_only_tokens_are_computed_and_of_the_last_layer_the_first_of_each_example():
+def test_only_tokens_are_computed_and_in_a_classifier_s_last_layer_only_the_first():
     rows: dict[str, list[int]] = {CLASSIFY: [], ANSWER: []}
     for head, seen in rows.items():
-        model = build_model(small_source("bert"), head, 2, 0.0, seed=1)
+        model = small_model("bert", head)
         for layer in model.bert.encoder.layer:
             layer.output.dense.register_forward_hook(lambda _, inputs, __, seen=seen: seen.append(len(inputs[0])))
         inputs = batch("bert", head, rows=8)
@@ -71,12 +69,12 @@ def test_only_tokens_are_computed_and_of_the_last_layer_the_first_of_each_exampl
     assert rows == {CLASSIFY: [32, 8], ANSWER: [32, 32]}, "up to a multiple of 32, which oneDNN has seen before"
 
 
-def test_what_packing_does_not_know_is_the_librarys(monkeypatch):
+def test_inputs_that_cannot_be_packed_go_to_the_library(monkeypatch):
     def refuse(*_):
         raise AssertionError("packed")
 
     monkeypatch.setattr(Packing, "pack", refuse)
-    model, inputs = build_model(small_source("bert"), CLASSIFY, 2, 0.0, seed=1), batch("bert", CLASSIFY)
+    model, inputs = small_model("bert", CLASSIFY), batch("bert", CLASSIFY)
     empty = inputs | {"attention_mask": inputs["attention_mask"].index_fill(0, torch.tensor([1]), 0)}
     assert torch.isfinite(model(**empty)[0]), "an example without a token"
     assert torch.isfinite(model(**inputs, head_mask=torch.tensor([0.0, 1.0]))[0]), "masked heads"
@@ -85,13 +83,13 @@ def test_what_packing_does_not_know_is_the_librarys(monkeypatch):
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor that says that it is on a GPU."""
+    """A tensor whose device is a GPU."""
 
     device = torch.device("cuda")
 
 
 @pytest.mark.long
-def test_attention_drops_weights_and_scales_what_is_left():
+def test_attention_drops_weights_and_scales_the_others():
     packing = Packing(torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], dtype=torch.bool))
     torch.manual_seed(1)
     values = packing.pack(torch.ones(2, 5, 8))
@@ -102,8 +100,8 @@ def test_attention_drops_weights_and_scales_what_is_left():
     assert drawn[:, 4:6].var().item() == pytest.approx(0.25 / 0.75 / 2, rel=0.05)
 
 
-def test_the_models_dropout_is_drawn_in_training_alone():
-    model, inputs = build_model(small_source("bert"), CLASSIFY, 2, 0.0, seed=1), batch("bert", CLASSIFY)
+def test_dropout_is_drawn_only_in_training():
+    model, inputs = small_model("bert", CLASSIFY), batch("bert", CLASSIFY)
     for layer in model.bert.encoder.layer:
         layer.attention.self.dropout.p = 0.5
     assert len({model(**inputs)[0].item() for _ in range(3)}) == 3
@@ -111,8 +109,8 @@ def test_the_models_dropout_is_drawn_in_training_alone():
     assert len({model(**inputs)[0].item() for _ in range(3)}) == 1
 
 
-def test_a_copy_computes_with_weights_of_its_own():
-    model, inputs = build_model(small_source("bert"), CLASSIFY, 2, 0.0, seed=1), batch("bert", CLASSIFY)
+def test_a_copy_computes_with_its_own_weights():
+    model, inputs = small_model("bert", CLASSIFY), batch("bert", CLASSIFY)
     other = copy.deepcopy(model)
     before = model(**inputs)[0].item()
     assert other(**inputs)[0].item() == before
@@ -129,12 +127,11 @@ class Lengths(Examples):
 
 
 @pytest.mark.parametrize(("model_type", "passes", "cost"), [("bert", 1, 1128), ("distilbert", 2, 1256)])
-def test_a_share_is_cut_by_length_only_where_padding_costs(model_type, passes, cost):
-    model = build_model(small_source(model_type), CLASSIFY, 2, 0.0, seed=1)
+def test_a_share_is_cut_by_length_only_if_padding_costs(model_type, passes, cost):
+    model = small_model(model_type, CLASSIFY)
     assert leaves_out_padding(model) == (model_type == "bert")
     config = RunConfig(do_train=True, total_train_batch_size=8, no_cuda=True)
     steps = PlannedSteps(config, Lengths([10, 490] * 4), 2, equal_passes=False, model=model)
-    (batch,) = steps.first(1)
     # Sorted, so that each rank has two short ones and two long ones.
     batch = np.array([0, 2, 1, 3, 4, 6, 5, 7])
     assert len(steps.share(batch, 0)) == passes
@@ -147,7 +144,7 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 @needs_onednn
 @pytest.mark.parametrize("shape", [(7, 48), (3, 5, 48), (48,), (1, 48)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_outputs_and_gradients_are_those_of_float64(shape, bias, monkeypatch):
+def test_a_linear_layer_s_outputs_and_gradients_are_those_of_float64(shape, bias, monkeypatch):
     calls = []
     multiply = linear.multiply
     monkeypatch.setattr(linear, "multiply", lambda *all_: calls.append(all_) or multiply(*all_))
@@ -171,7 +168,7 @@ def test_outputs_and_gradients_are_those_of_float64(shape, bias, monkeypatch):
 
 
 @needs_onednn
-def test_what_needs_no_gradient_gets_none():
+def test_a_frozen_weight_gets_no_gradient():
     layer = Linear(8, 4)
     layer.weight.requires_grad_(requires_grad=False)
     inputs = torch.randn(5, 8)
@@ -182,7 +179,7 @@ def test_what_needs_no_gradient_gets_none():
         assert torch.allclose(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias), atol=1e-5)
 
 
-def test_everything_else_is_torchs_own(monkeypatch):
+def test_empty_inputs_autocast_and_float64_go_to_torch(monkeypatch):
     def refuse(*_):
         raise AssertionError("by oneDNN")
 
@@ -198,7 +195,7 @@ def test_everything_else_is_torchs_own(monkeypatch):
     ("vendor", "capability", "is_slow"),
     [("AuthenticAMD", "AVX512", True), ("AuthenticAMD", "AVX2", False), ("GenuineIntel", "AVX512", False)],
 )
-def test_mkl_is_slow_on_processors_with_avx512_that_are_not_intels(vendor, capability, is_slow, monkeypatch, tmp_path):
+def test_mkl_is_slow_on_avx512_processors_of_other_makers(vendor, capability, is_slow, monkeypatch, tmp_path):
     facts = tmp_path / "cpuinfo"
     facts.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
     monkeypatch.setattr(linear, "_CPU_FACTS", facts)
@@ -210,7 +207,7 @@ def test_mkl_is_slow_on_processors_with_avx512_that_are_not_intels(vendor, capab
     assert not mkl_is_slow.__wrapped__(), "who makes the processor is not known"
 
 
-def test_layers_change_their_class_and_nothing_else(monkeypatch):
+def test_multiply_by_the_faster_changes_only_the_class_of_linear_layers(monkeypatch):
     for is_slow in (False, True):
         monkeypatch.setattr(linear, "mkl_is_slow", lambda is_slow=is_slow: is_slow)
         model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Bilinear(4, 4, 2))

@@ -1,4 +1,4 @@
-"""With --activation_checkpointing a step has the same gradients, bit for bit, and forward keeps less."""
+"""Activations: their bytes are predicted and measured, and --activation_checkpointing keeps fewer, with equal bits."""
 
 import copy
 import functools
@@ -59,7 +59,7 @@ def one_pass(model, inputs, precision):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize(("model_type", "head"), [("bert", TEXT), ("bert", ANSWER), ("vit", IMAGE)])
-def test_the_gradients_have_the_same_bits(model_type, head, dropout, precision):
+def test_recomputed_gradients_have_the_same_bits(model_type, head, dropout, precision):
     model, inputs = model_and_inputs(model_type, head, dropout)
     again = copy.deepcopy(model)
     recompute_activations(again)
@@ -78,7 +78,7 @@ def test_the_gradients_have_the_same_bits(model_type, head, dropout, precision):
 
 @pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("sync", ["ddp", "zero3", "shared_weights", "torch_fsdp"])
-def test_a_run_has_the_same_losses(sync, start, tmp_path):
+def test_a_run_that_recomputes_has_the_same_losses(sync, start, tmp_path):
     found = {}
     for name, more in (("plain", []), ("again", ["--activation_checkpointing"])):
         words = ["-m", "cos598d", "train", "--task_name", "digits", "--max_train_examples", 60, "--do_train"]
@@ -90,7 +90,7 @@ def test_a_run_has_the_same_losses(sync, start, tmp_path):
     assert found["plain"] == found["again"]
 
 
-def test_a_model_without_such_layers_is_refused():
+def test_activation_checkpointing_is_refused_for_other_model_types():
     with pytest.raises(UsageError, match="--activation_checkpointing is for bert, roberta, vit, and --model_type is"):
         config_from({"model_type": "distilbert", "activation_checkpointing": True}).check(1)
 
@@ -152,7 +152,7 @@ def measured(model, inputs, precision):
 @pytest.mark.parametrize("recomputes", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("model_type", ["bert", "vit"])
-def test_a_pass_s_memory_is_predicted_within_a_tenth(model_type, precision, recomputes):
+def test_the_predicted_memory_of_a_pass_is_within_a_tenth(model_type, precision, recomputes):
     source, inputs = found(model_type)
     head = ARCHITECTURES[model_type].head
     model, shapes = build_model(source, head, 2, None, seed=1), bare_model(source, head, 2)
@@ -169,7 +169,7 @@ def test_a_pass_s_memory_is_predicted_within_a_tenth(model_type, precision, reco
     assert expected.between_steps == between
 
 
-def test_recomputing_layers_saves_what_they_would_keep():
+def test_recomputing_halves_the_predicted_activations():
     source, inputs = found("vit")
     most = []
     for recomputes in (False, True):
@@ -181,7 +181,7 @@ def test_recomputing_layers_saves_what_they_would_keep():
 
 
 @pytest.mark.parametrize("model_type", ["roberta", "distilbert"])
-def test_a_pass_moves_no_generator_and_leaves_no_gradient(model_type):
+def test_a_prediction_draws_no_number_and_leaves_no_gradient(model_type):
     from cos598d.models.build import ModelSource
     from cos598d.models.find import random_shape
 
@@ -207,7 +207,7 @@ class AsksForValues(nn.Module):
         return (self.weight.sum() * (2 if self.weight[0] > 0 else 1),)
 
 
-def test_where_forward_asks_for_values_nothing_is_predicted_and_the_estimate_stays():
+def test_nothing_is_predicted_if_forward_asks_for_values():
     assert activations_of_pass(AsksForValues(), {"x": torch.ones(1)}, "fp32", CPU) == []
     estimate = MemoryEstimate({"gradients": 0}, {"gradients": 8})
     assert estimate.with_activations([], 1) == estimate
@@ -215,7 +215,7 @@ def test_where_forward_asks_for_values_nothing_is_predicted_and_the_estimate_sta
     assert unsaid.with_activations([Moment(1.0, 5)], 1) == unsaid
 
 
-def test_gradients_grow_while_activations_shrink_and_later_passes_begin_with_all_gradients():
+def test_a_peak_has_the_gradients_of_its_moment_and_of_earlier_passes():
     estimate = MemoryEstimate({"parameters": 10, "gradients": 0}, {"parameters": 10, "gradients": 100})
     moments = [Moment(0.1, 50), Moment(0.5, 30), Moment(1.0, 1)]
     assert estimate.with_activations(moments, 1).peak == {"parameters": 10, "gradients": 100, "activations": 1}
