@@ -3,13 +3,16 @@
 import contextlib
 import http.server
 import io
+import os
 import random
 import textwrap
 import threading
 import zipfile
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import pytest
+from programs import ROOT
 
 from cos598d.data.fetch.catalogue import Dataset, DatasetFile, Download
 from cos598d.data.fetch.download import obtain
@@ -34,7 +37,7 @@ class Mirror:
 
 @contextlib.contextmanager
 def serving():
-    """A Mirror that a server on a free port of this machine offers as long as the block runs."""
+    """A Mirror that a server on a free port of this machine offers as long as the block runs, past any proxy."""
     offered = Mirror()
     released = threading.Event()
 
@@ -78,7 +81,8 @@ def serving():
     offered.url = f"http://127.0.0.1:{server.server_address[1]}"
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        yield offered
+        with patch.dict(os.environ, NO_PROXY="127.0.0.1"):
+            yield offered
     finally:
         released.set()
         server.shutdown()
@@ -153,7 +157,7 @@ def driver(before_install):
         import sys, time
         from dataclasses import replace
         from pathlib import Path
-        sys.path[:0] = [".", "tests"]
+        sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
         from download_mirror import TINY_SET, obtain
         from cos598d.data.fetch.unpack import unpack_zip
         def unpack(files, into):

@@ -15,7 +15,8 @@ from cos598d.data import get_task
 from cos598d.data.encoder import ImageForm
 from cos598d.errors import UsageError
 from cos598d.models.architectures import ARCHITECTURES
-from cos598d.models.build import bare_model, build_model, find_model
+from cos598d.models.build import ModelSource, bare_model, build_model, find_model
+from cos598d.models.find import random_shape
 from cos598d.models.recompute import recompute_activations
 from cos598d.records.run import read_summary
 from cos598d.strategies.activations import Moment, activations_of_pass
@@ -182,9 +183,6 @@ def test_recomputing_halves_the_predicted_activations():
 
 @pytest.mark.parametrize("model_type", ["roberta", "distilbert"])
 def test_a_prediction_draws_no_number_and_leaves_no_gradient(model_type):
-    from cos598d.models.build import ModelSource
-    from cos598d.models.find import random_shape
-
     source = ModelSource(model_type, random_shape("tiny", model_type, 100), None, [], True, "")
     model = bare_model(source, "sequence_classification", 2)
     ids = torch.full((2, 8), 5)
