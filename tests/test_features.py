@@ -92,15 +92,10 @@ def assert_equal_to_course(features, course, width):
     layout, longest = features.layout, batch["input_ids"].shape[1]
     inner = slice(width - longest, width) if layout.pad_on_left else slice(0, longest)
     outer = slice(0, width - longest) if layout.pad_on_left else slice(longest, width)
-    expected = {
-        ours: torch.tensor([getattr(feature, theirs) for feature in course])
-        for ours, theirs in (
-            ("input_ids", "input_ids"),
-            ("attention_mask", "input_mask"),
-            ("token_type_ids", "segment_ids"),
-        )
-        if ours != "token_type_ids" or layout.uses_segments
-    }
+    names = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_ids": "segment_ids"}
+    expected = {ours: torch.tensor([getattr(feature, theirs) for feature in course]) for ours, theirs in names.items()}
+    if not layout.uses_segments:
+        del expected["token_type_ids"]
     assert not expected["attention_mask"][:, outer].any(), "only padding was left out"
     assert {*batch} == {*expected, "labels"}
     for name, values in expected.items():
