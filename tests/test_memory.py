@@ -161,8 +161,7 @@ def with_memory(folder, **changes):
     memory |= {"between_steps": [held, held], "peak": [held, peak]}
     memory |= {"expected_between_steps": [held, held], "expected_peak": [held, held | {"gradients": 4_830_000}]}
     memory |= {"expected_unsaid": ["", ""]}
-    edit(folder / "summary.json", lambda record: record.update(memory=memory | changes))
-    return folder
+    return edit(folder / "summary.json", lambda record: record.update(memory=memory | changes))
 
 
 def test_the_table_has_formula_and_count_of_the_rank_with_the_most_memory(tmp_path):
