@@ -8,7 +8,7 @@ MNLI_TRAIN = (
 MNLI_DEV = MNLI_TRAIN.replace("label1", "label1 label2 label3 label4 label5")
 MNLI_ROW = "0 9 9n fiction (b) (b) (p) (p) one two"
 
-# Each task's files as GLUE distributes them: here a space stands for a tab and ~ for a space.
+# Each task's files as GLUE distributes them: a space means a tab here, and ~ a space.
 FILES = {
     "cola": {"train": ["gj04 1 ? one~two", "bc01 0 * two"], "dev": ["gj04 1 ? one"]},
     "sst-2": {"train": ["sentence label", "one~two 0", "two 1"], "dev": ["sentence label", "one 1"]},

@@ -184,7 +184,7 @@ def test_a_damaged_cache_file_is_built_again(damage, folder, encoder, tmp_path):
     wanted = task.load("train", folder, encoder, 16).collate(range(len(ROWS)))
     (file,) = cache_files(tmp_path)
     content = file.read_bytes()
-    file.unlink()  # so that what the first load has mapped stays as it is
+    file.unlink()  # so that the pages that the first load has mapped do not change
     if damage == "foreign":
         save_file({"tokens": np.zeros(3)}, file)
     else:

@@ -54,7 +54,7 @@ def no_waiting(monkeypatch):
 
 
 def test_work_on_another_stream_counts_as_sync_where_the_stream_waits(no_waiting):
-    cycles, beside = 5_000_000, torch.cuda.Stream()
+    cycles, other = 5_000_000, torch.cuda.Stream()
     for _ in range(100):  # an idle device's cycles are longer
         torch.cuda._sleep(cycles)
     torch.cuda.synchronize()
@@ -64,12 +64,12 @@ def test_work_on_another_stream_counts_as_sync_where_the_stream_waits(no_waiting
     with clock.phase("forward"):
         torch.cuda._sleep(cycles)
     with clock.phase("backward"):
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
             torch.cuda._sleep(16 * cycles)
         torch.cuda._sleep(4 * cycles)
     with clock.phase("sync"):
-        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().wait_stream(other)
     seconds = clock.stop()
     keep("clock.json", {"seconds": seconds, "phases": clock.phases, "spans": clock.spans})
     # One, four, and what is left of sixteen: only the order of lengths on the device's own clock is asked.
@@ -94,7 +94,7 @@ def test_nccl_calls_record_their_seconds_and_the_host_never_waits(nccl, no_waiti
     no_waiting()
     nccl.ledger.begin(1, nccl.time.now())
     product = blocking_calls()
-    call = nccl.all_reduce(ones, "beside", async_op=True)
+    call = nccl.all_reduce(ones, "other", async_op=True)
     for _ in range(20):
         product = large @ product
         product /= product.norm()
@@ -108,7 +108,7 @@ def test_nccl_calls_record_their_seconds_and_the_host_never_waits(nccl, no_waiti
     starts = [started for started, _ in rows.values()]
     assert starts == sorted(starts)
     # The last one was waited for after the products, which the others had not to wait for.
-    assert rows["beside"][1] == max(seconds for _, seconds in rows.values())
+    assert rows["other"][1] == max(seconds for _, seconds in rows.values())
     assert torch.equal(ones, torch.ones_like(ones))
 
 

@@ -61,7 +61,7 @@ def test_pixels_are_those_of_the_file():
 def test_other_modes_are_converted_by_rule():
     assert near(decode(picture((0, 255, 255, 0), mode="CMYK", kind="JPEG", quality=95)), (255, 0, 0), 6)
     assert decode(picture(0x8FFF, mode="I;16")).tolist() == np.full((4, 6, 1), 0x8F).tolist()
-    assert near(decode(picture((*RED, 0), mode="RGBA")), (255, 255, 255), 0)  # transparent: the white behind it
+    assert near(decode(picture((*RED, 0), mode="RGBA")), (255, 255, 255), 0)  # transparent: white shows through
     assert near(decode(picture((*RED, 255), mode="RGBA")), RED, 0)
     assert near(decode(picture((90, 255), mode="LA")), (90, 90, 90), 0)
     assert decode(picture(1, mode="1")).tolist() == np.full((4, 6, 1), 255).tolist()

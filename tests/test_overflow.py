@@ -48,10 +48,10 @@ class Times(torch.autograd.Function):
         return gradient * context.factor, None
 
 
-def good_averages(comm, name, word, factors, scales, tells=True):
+def good_averages(comm, name, word, factors, scales, forgets=True):
     """On a rank: the unscaled averages of the steps that are taken, (steps, some elements).
 
-    Rank 1's gradient of a step is multiplied by its factor; a step that is not finite then is forgotten, if `tells`.
+    Rank 1's gradient of a step is multiplied by its factor; a step that is not finite then is forgotten, if `forgets`.
     """
     model = plain_model()
     sync = get_sync(name)(comm, find_unused_parameters=False, options=SyncOptions(compress=word, bucket_mb=0.5))
@@ -68,7 +68,7 @@ def good_averages(comm, name, word, factors, scales, tells=True):
         if finite[0]:
             taken.append(average[::97])
             sync.after_step()
-        elif tells:
+        elif forgets:
             sync.forget_step()
         model.zero_grad(set_to_none=True)
     sync.detach()
@@ -77,13 +77,13 @@ def good_averages(comm, name, word, factors, scales, tells=True):
 
 def compare_averages(comm, name, word):
     """On a rank: how far three steps' averages are off when losses are scaled; when steps overflow in between; and when
-    nobody tells the sync of these, as in a script of one's own with torch's GradScaler."""
+    the sync is not told, as in your own script with torch's GradScaler."""
     hosts.host_groups = lambda comm: [[rank] for rank in range(comm.world_size)]
     plain = good_averages(comm, name, word, [1.0] * 3, [1.0] * 3)
     scaled = good_averages(comm, name, word, [1.0] * 3, [2.0**16, 2.0**3, 2.0**20])
     factors = [math.inf, 1.0, math.inf, math.nan, 1.0, 1.0]
     overflowing = good_averages(comm, name, word, factors, [2.0**16 / 2**step for step in range(6)])
-    untold = good_averages(comm, name, word, factors, [1.0] * 6, tells=False)
+    untold = good_averages(comm, name, word, factors, [1.0] * 6, forgets=False)
     return [((found - plain).abs().max() / plain.abs().max()).item() for found in (scaled, overflowing, untold)]
 
 
@@ -150,16 +150,17 @@ def train_toy(comm, model, name, steps, **values):
         return record.rates
 
 
-def rates_of_ranks(comm, name):
-    return train_toy(comm, overflowing_toy([7, 8] if comm.rank == 1 else []), name, 10)
+def rates_under_each(comm, names):
+    return [train_toy(comm, overflowing_toy([7, 8] if comm.rank == 1 else []), name, 10) for name in names]
 
 
-@pytest.mark.parametrize("name", ["local_sgd", "diloco", "bucketed"])
-def test_learning_rates_stay_equal_after_an_overflow_on_one_rank(name):
-    rates, others = run_ranks(RANKS, rates_of_ranks, name)
-    assert rates == others
-    # The first scale is too large for the toy, but by the 7th step that is over.
-    assert rates[5] > rates[6] == rates[7] == rates[8] > rates[9], "two steps were left out, and no other"
+def test_learning_rates_stay_equal_after_an_overflow_on_one_rank():
+    names = ["local_sgd", "diloco", "bucketed"]
+    found, others = run_ranks(RANKS, rates_under_each, names)
+    assert found == others
+    for name, rates in zip(names, found, strict=True):
+        # The first scale is too large for the toy, but by the 7th step that is over.
+        assert rates[5] > rates[6] == rates[7] == rates[8] > rates[9], f"{name}: two steps are skipped, and no other"
 
 
 def overflow_in_every_step(comm, kinds):

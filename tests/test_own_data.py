@@ -23,7 +23,7 @@ SETTING = {"model": "tiny", "max_seq_length": 32, "total_train_batch_size": 16, 
 
 @pytest.fixture(autouse=True)
 def bundled(monkeypatch):
-    """Runs train on the bundled samples, whatever data this machine has."""
+    """Runs train on the bundled samples, not on data of this machine."""
     for name in ("GLUE_DIR", "SQUAD_DIR"):
         monkeypatch.delenv(name, raising=False)
 

@@ -25,7 +25,7 @@ SLOW = {"ONEDNN_MAX_CPU_ISA": "AVX2"}  # oneDNN then has no instructions for 16 
 
 
 @pytest.mark.parametrize(
-    ("asked", "ratio", "chosen", "says", "warns"),
+    ("asked", "ratio", "chosen", "remark", "warns"),
     [
         ("auto", 0.4, "bf16", "--precision auto: bf16, since bf16 takes 0.4 times fp32's seconds", ""),
         ("auto", 0.99, "fp32", "--precision auto: fp32, since bf16 takes 0.99 times", ""),
@@ -36,10 +36,10 @@ SLOW = {"ONEDNN_MAX_CPU_ISA": "AVX2"}  # oneDNN then has no instructions for 16 
         ("fp16", 1.0, "fp16", "", ""),
     ],
 )
-def test_the_decision_follows_the_probe(asked, ratio, chosen, says, warns):
+def test_the_decision_follows_the_probe(asked, ratio, chosen, remark, warns):
     found = decide(asked, ratio, "here")
     assert found.precision == chosen
-    for text, beginning in ((found.remark, says), (found.warning, warns)):
+    for text, beginning in ((found.remark, remark), (found.warning, warns)):
         assert text.startswith(beginning)
         assert bool(text) is bool(beginning)
 
@@ -95,9 +95,9 @@ def chosen_where_one_is_slow(comm, half_seconds):
 def test_all_ranks_choose_by_the_slowest():
     first, second = run_ranks(2, chosen_where_one_is_slow, [0.3, 4.0])
     assert first == second
-    (auto, says, _), (_, _, warns) = first
+    (auto, remark, _), (_, _, warns) = first
     assert auto == "fp32"
-    assert "bf16 takes 4 times fp32's seconds in a product of a shape on the slowest rank" in says
+    assert "bf16 takes 4 times fp32's seconds in a product of a shape on the slowest rank" in remark
     assert warns.startswith("bf16 takes 4 times")
 
 
@@ -144,7 +144,7 @@ def test_a_run_without_bf16_instructions_prints_what_its_probe_finds(start, tmp_
     share = operations["per_example"] * speed / operations["peak_per_second"]
     assert operations["share_of_peak"] == pytest.approx(share)
 
-    # Resumed, a run keeps the precision in which it was saved, whatever the probe finds now.
+    # Resumed, a run keeps the precision in which it was saved. The probe does not count.
     text = run("half", "bf16", "--save_steps", 1)
     ratios = re.findall(r"warning: bf16 takes (\S+) times fp32's seconds", text)
     assert len(ratios) <= 1

@@ -97,7 +97,7 @@ def test_activation_checkpointing_is_refused_for_other_model_types():
 
 
 CPU = torch.device("cpu")
-tells = pytest.mark.skipif(allocated_bytes(CPU) is None, reason="this C library does not tell what malloc has given")
+counts_malloc = pytest.mark.skipif(allocated_bytes(CPU) is None, reason="this C library does not count malloc's bytes")
 
 
 def found(model_type):
@@ -112,7 +112,7 @@ def found(model_type):
 
 
 class Most(TorchDispatchMode):
-    """The most that malloc has given, as it is after each operation."""
+    """The most bytes that malloc has given after an operation."""
 
     def __init__(self):
         super().__init__()
@@ -149,7 +149,7 @@ def measured(model, inputs, precision):
 
 
 @pytest.mark.long
-@tells
+@counts_malloc
 @pytest.mark.parametrize("recomputes", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("model_type", ["bert", "vit"])

@@ -48,7 +48,7 @@ def off_the_mean(model, world_size, step):
 
 
 class LateCopy(SharedMemory):
-    """Rank 1 copies long after the others have what they need to go on."""
+    """Rank 1 copies long after the others can continue."""
 
     def wait_for_result(self, unit, call):
         super().wait_for_result(unit, call)
@@ -101,7 +101,7 @@ def test_an_error_names_the_rank_that_does_not_come():
 
 
 def raiser(*error):
-    """A function that raises this OSError whatever it is called with."""
+    """A function that raises this OSError on every call."""
     return lambda *_: (_ for _ in ()).throw(OSError(*error))
 
 

@@ -38,7 +38,7 @@ def built(encoder, paragraph, training=False, **options):
 
 
 def text_of_labels(features, window, context):
-    """The part of the context that a window's labels stand for, or None where they point to [CLS]."""
+    """The part of the context that a window's labels mark, or None if they point to [CLS]."""
     start, end = (int(features.targets[f"{name}_positions"][window]) for name in ("start", "end"))
     if start == 0 and end == 0:
         return None
