@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from data_files import question, squad_value
 from download_mirror import ARCHIVE, TINY, TINY_SET, assert_is_tiny, driver, get, left_in, refused, serving, zipped
 from programs import script, wait_until
 
@@ -34,9 +35,8 @@ def fetch_tiny(mirror, folder, timeout=5.0):
     return fetch(mirror.url + "/Tiny-clean.zip", folder, timeout, pause=0, report=lambda _: None)
 
 
-def squad(questions):
-    paragraph = {"context": "c", "qas": [{"id": str(n), "question": "q", "answers": []} for n in range(questions)]}
-    return json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": [paragraph]}]}).encode()
+def squad(count):
+    return json.dumps(squad_value(("c", [question(str(number), "q") for number in range(count)]))).encode()
 
 
 # What arrives

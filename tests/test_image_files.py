@@ -11,6 +11,7 @@ import zlib
 
 import numpy as np
 import pytest
+from data_files import refusal
 
 from cos598d.data import get_task
 from cos598d.data.images import decode as decoding
@@ -131,11 +132,8 @@ def loaded(path, part="train", task="image_folder", encoder=None):
 
 
 def refused(path, *words, task="image_folder"):
-    with pytest.raises(UserError) as caught:
+    with refusal(*words):
         loaded(path, task=task)
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def zipped(folder):
@@ -386,10 +384,8 @@ class Attack:
 )
 def test_a_pickle_that_is_no_batch_is_refused_without_running_it(tmp_path, content, words):
     (tmp_path / "test_batch").write_bytes(content)
-    with pytest.raises(UserError) as caught:
+    with refusal(words, f"{tmp_path / 'test_batch'} cannot be read as a batch of CIFAR-10 ("):
         get_task("cifar10").check(tmp_path, ["dev"])
-    assert words in str(caught.value)
-    assert f"{tmp_path / 'test_batch'} cannot be read as a batch of CIFAR-10 (" in str(caught.value)
 
 
 def test_cifar_as_image_files_is_read_from_a_folder_or_an_archive(tmp_path):

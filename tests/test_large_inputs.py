@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from squad_files import found_in, question, squad_of
+from data_files import found_in, question, refusal, squad_of
 
 from cos598d.data.glue import read as glue
 from cos598d.data.squad import windows
@@ -138,11 +138,9 @@ def test_questions_that_repeat_a_long_context_too_often_are_refused(encoder, mon
     asked = [question(f"q{number}\x1b", "who?", [("fox", 4)]) for number in range(10)]
     squad = squad_of((context, asked))
     options = WindowOptions(64, 8, 16)
-    with pytest.raises(UserError) as raised:
+    too_many = "whose context has 2,000 tokens, the windows hold more than 10,000 tokens"
+    with refusal("a test's file: up to question 'q1", too_many):
         build_windows(squad, range(10), encoder, options, True)
-    assert "a test's file: up to question 'q1" in str(raised.value)
-    assert "whose context has 2,000 tokens, the windows hold more than 10,000 tokens" in str(raised.value)
-    assert "\x1b" not in str(raised.value)
     assert len(build_windows(squad, [0], encoder, options, True))
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from squad_files import found_in, question, squad_value, write_squad
+from data_files import found_in, question, squad_value, write_squad
 
 from cos598d.data.squad.read import GoldAnswer, Question, parse_squad, read_squad
 from cos598d.data.squad.score import (

@@ -6,7 +6,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from squad_files import found_in, question, squad_of
+from data_files import found_in, question, squad_of
 from test_features import ToyEncoder
 
 from cos598d.data.examples import spread

@@ -8,11 +8,11 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from data_files import refusal
 from tokenizers import ByteLevelBPETokenizer
 
 from cos598d.data.text.characters import bert_words
 from cos598d.data.text.tokenization import load_encoder
-from cos598d.errors import UserError
 
 pytorch_transformers = pytest.importorskip("pytorch_transformers")
 logging.getLogger("pytorch_transformers").setLevel(logging.CRITICAL)
@@ -236,7 +236,5 @@ def test_an_error_names_why_a_vocabulary_is_unusable(tmp_path):
         ("xlm", folder_of(tmp_path / "list", vocab__json="[]", merges__txt=""), "has no readable xlm vocabulary"),
     ]
     for model_type, source, sentence in cases:
-        with pytest.raises(UserError) as caught:
+        with refusal(sentence):
             load_encoder(model_type, source, True)
-        assert sentence in str(caught.value)
-        assert "\n" not in str(caught.value)

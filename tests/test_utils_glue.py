@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from glue_files import MNLI_DEV
+from data_files import MNLI_DEV
 from programs import ROOT
 
 sys.path.insert(0, str(ROOT))  # where the course's scripts find it: next to them
