@@ -25,13 +25,14 @@ from cos598d.models.build import (
     uses_every_parameter,
 )
 
-CLASSIFY, ANSWER, _ = HEADS
+CLASSIFY, ANSWER, IMAGES = HEADS
 PAIRS = [
     (model_type, head)
     for model_type in TEXT_TYPES
     for head in (CLASSIFY, ANSWER)
     if (model_type, head) != ("roberta", ANSWER)
 ]
+ALL_PAIRS = [*PAIRS, ("vit", IMAGES)]
 WORDS = 40  # of the models made here without a vocabulary
 
 needs_minilm = pytest.mark.skipif(
@@ -40,13 +41,17 @@ needs_minilm = pytest.mark.skipif(
 
 
 def small_source(model_type: str, **changes) -> ModelSource:
-    """A random model with WORDS ids; XLM gets two languages, as its multilingual models have."""
-    sizes = {**ARCHITECTURES[model_type].tiny, **({"n_langs": 2} if model_type == "xlm" else {}), **changes}
+    """A random model with WORDS ids or for 8 x 8 grey images; XLM gets two languages, as in its multilingual models."""
+    own = {"xlm": {"n_langs": 2}, "vit": {"image_size": 8, "patch_size": 2, "num_channels": 1}}
+    sizes = {**ARCHITECTURES[model_type].tiny, **own.get(model_type, {}), **changes}
     return ModelSource(model_type, new_config(model_type, WORDS, sizes), None, [], True, "small")
 
 
 def batch(model_type: str, head: str, rows: int = 3, length: int = 9) -> dict[str, torch.Tensor]:
     """Inputs as the features give them, with padding in the first row, and the head's labels."""
+    if head == IMAGES:
+        pixels = torch.randn(rows, 1, 8, 8, generator=torch.Generator().manual_seed(3))
+        return {"pixel_values": pixels, "labels": torch.arange(rows) % 2}
     ids = torch.arange(rows * length).reshape(rows, length) % (WORDS - 7) + 7
     ids[:, 0] = 0
     mask = torch.ones_like(ids)
@@ -127,7 +132,7 @@ def test_each_model_trains_and_names_its_unused_parameters(model_type, head):
     assert uses_every_parameter(model_type, head) == (not unused), unused
 
 
-@pytest.mark.parametrize(("model_type", "head"), PAIRS)
+@pytest.mark.parametrize(("model_type", "head"), ALL_PAIRS)
 def test_every_weight_is_initialized(model_type, head):
     # In this mode torch fills what is not initialized with NaN; the legacy constructors XLNet uses do not.
     torch.use_deterministic_algorithms(True)
@@ -142,20 +147,20 @@ def test_every_weight_is_initialized(model_type, head):
             assert 0.005 < parameter.std() < 0.05, name
 
 
-@pytest.mark.parametrize("model_type", TEXT_TYPES)
-def test_new_weights_depend_only_on_the_seed(model_type):
+@pytest.mark.parametrize(("model_type", "head"), [(name, one.head) for name, one in ARCHITECTURES.items()])
+def test_new_weights_depend_only_on_the_seed(model_type, head):
     source = small_source(model_type)
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    first = build_model(source, CLASSIFY, 2, None, seed=1).state_dict()
+    first = build_model(source, head, 2, None, seed=1).state_dict()
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(8)
-    again, other = (build_model(source, CLASSIFY, 2, None, seed=seed).state_dict() for seed in (1, 2))
+    again, other = (build_model(source, head, 2, None, seed=seed).state_dict() for seed in (1, 2))
     assert all(torch.equal(first[name], again[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
+    assert [name for name, weight in first.items() if weight.dim() > 1 and torch.equal(weight, other[name])] == []
 
 
-@pytest.mark.parametrize(("model_type", "head"), PAIRS)
+@pytest.mark.parametrize(("model_type", "head"), ALL_PAIRS)
 def test_dropout_reaches_every_layer(model_type, head):
     inputs = batch(model_type, head)
 
@@ -167,7 +172,7 @@ def test_dropout_reaches_every_layer(model_type, head):
 
     first, second, evaluated = losses(0.0)
     assert first == second == pytest.approx(evaluated, abs=1e-6)
-    for dropout in (None, 0.5):
+    for dropout in (0.5,) if model_type == "vit" else (None, 0.5):
         first, second, evaluated = losses(dropout)
         assert len({first, second, evaluated}) == 3
 

@@ -96,21 +96,13 @@ def test_patches_at_other_places_give_other_scores():
         assert torch.allclose(model(pixels)[0], model(moved)[0], atol=1e-5)
 
 
-def test_dropout_reaches_every_layer():
-    source = find_model("vit-tiny", "vit", form=DIGITS)
-    inputs = {"pixel_values": torch.randn(2, 1, 8, 8), "labels": torch.tensor([0, 1])}
-    off = build_model(source, HEAD, 2, 0.0, seed=1)
-    assert off(**inputs)[0].item() == off(**inputs)[0].item() == pytest.approx(off.eval()(**inputs)[0].item(), abs=1e-6)
-    on = build_model(source, HEAD, 2, 0.5, seed=1)
-    assert all(module.p == 0.5 for module in on.modules() if isinstance(module, torch.nn.Dropout))
-    only_attention = build_model(source, HEAD, 2, 0.5, seed=1)
-    for block in only_attention.vit.encoder.layer:
-        block.dropout.p = 0.0
-    only_attention.vit.embeddings.dropout.p = 0.0
-    for model in (on, only_attention):
-        trained = {model.train()(**inputs)[0].item() for _ in range(3)}
-        assert len(trained) == 3
-        assert model.eval()(**inputs)[0].item() == model(**inputs)[0].item()
+def test_dropout_reaches_the_attention():
+    model = build_model(find_model("vit-tiny", "vit", form=DIGITS), HEAD, 2, 0.5, seed=1)
+    for part in (model.vit.embeddings, *model.vit.encoder.layer):
+        part.dropout.p = 0.0
+    pixels = torch.randn(2, 1, 8, 8)
+    first, second = (model(pixels)[0] for _ in range(2))
+    assert not torch.equal(first, second)
 
 
 def test_shapes_have_the_published_sizes_and_fit_the_task_s_images():
@@ -125,21 +117,6 @@ def test_shapes_have_the_published_sizes_and_fit_the_task_s_images():
     assert find_model("vit-base", "vit", form=ImageForm(32, 3)).config.patch_size == 16
     refused("vit-base", "and 8 pixels are not", "patches of 16", form=DIGITS)
     refused("vit-tiny", "and 37 pixels are not", form=ImageForm(37, 3))
-
-
-def test_new_weights_are_all_initialized_from_the_seed():
-    source = find_model("vit-tiny", "vit", form=DIGITS)
-    torch.use_deterministic_algorithms(True)  # torch then fills what nobody initializes with NaN
-    try:
-        first, again, other = (build_model(source, HEAD, 10, None, seed).state_dict() for seed in (1, 1, 2))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for name, tensor in first.items():
-        assert torch.equal(tensor, again[name]), name
-        assert tensor.abs().max() <= 1, name
-        if tensor.dim() > 1 and tensor.numel() > 200:
-            assert 0.015 < tensor.std() < 0.025, name
-            assert not torch.equal(tensor, other[name]), name
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
