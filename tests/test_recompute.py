@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cos598d.config import config_from
-from cos598d.data import get_task
 from cos598d.data.encoder import ImageForm
 from cos598d.errors import UsageError
 from cos598d.models.architectures import ARCHITECTURES
@@ -27,9 +26,12 @@ from cos598d.strategies.precision import computing_in
 TEXT, IMAGE, ANSWER = "sequence_classification", "image_classification", "question_answering"
 
 
+def source_of(model_type):
+    return find_model({"vit": "vit-tiny"}.get(model_type, "tiny"), model_type, form=ImageForm(8, 1))
+
+
 def model_and_inputs(model_type, head, dropout):
-    source = find_model({"vit": "vit-tiny"}.get(model_type, "tiny"), model_type, form=ImageForm(8, 1))
-    model = build_model(source, head, 2, dropout, seed=1)
+    model = build_model(source_of(model_type), head, 2, dropout, seed=1)
     generator = torch.Generator().manual_seed(2)
     labels = torch.tensor([0, 1, 1])
     if model_type == "vit":
@@ -100,15 +102,12 @@ CPU = torch.device("cpu")
 counts_malloc = pytest.mark.skipif(allocated_bytes(CPU) is None, reason="this C library does not count malloc's bytes")
 
 
-def found(model_type):
-    """A small model's source, and inputs whose activations are far larger than its weights."""
+def large_inputs(model_type):
+    """Inputs whose activations are far larger than the weights of a small model."""
     if model_type == "vit":
-        source = find_model("vit-tiny", "vit", form=get_task("digits").image_form)
-        side, channels = source.config.image_size, source.config.num_channels
-        return source, {"pixel_values": torch.rand(128, channels, side, side), "labels": torch.arange(128) % 2}
-    lengths = torch.arange(64)[:, None] + 65
-    mask = (torch.arange(128) < lengths).long()
-    return find_model("tiny"), {"input_ids": 5 * mask, "attention_mask": mask, "labels": torch.arange(64) % 2}
+        return {"pixel_values": torch.rand(128, 1, 8, 8), "labels": torch.arange(128) % 2}
+    mask = (torch.arange(128) < torch.arange(64)[:, None] + 65).long()
+    return {"input_ids": 5 * mask, "attention_mask": mask, "labels": torch.arange(64) % 2}
 
 
 class Most(TorchDispatchMode):
@@ -154,7 +153,7 @@ def measured(model, inputs, precision):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("model_type", ["bert", "vit"])
 def test_the_predicted_memory_of_a_pass_is_within_a_tenth(model_type, precision, recomputes):
-    source, inputs = found(model_type)
+    source, inputs = source_of(model_type), large_inputs(model_type)
     head = ARCHITECTURES[model_type].head
     model, shapes = build_model(source, head, 2, None, seed=1), bare_model(source, head, 2)
     if recomputes:
@@ -171,25 +170,23 @@ def test_the_predicted_memory_of_a_pass_is_within_a_tenth(model_type, precision,
 
 
 def test_recomputing_halves_the_predicted_activations():
-    source, inputs = found("vit")
     most = []
     for recomputes in (False, True):
-        shapes = bare_model(source, "image_classification", 2)
+        shapes = bare_model(source_of("vit"), IMAGE, 2)
         if recomputes:
             recompute_activations(shapes)
-        most.append(max(moment.activations for moment in activations_of_pass(shapes, inputs, "fp32", CPU)))
+        most.append(max(moment.activations for moment in activations_of_pass(shapes, large_inputs("vit"), "fp32", CPU)))
     assert most[1] < 0.5 * most[0]
 
 
 @pytest.mark.parametrize("model_type", ["roberta", "distilbert"])
 def test_a_prediction_draws_no_number_and_leaves_no_gradient(model_type):
     source = ModelSource(model_type, random_shape("tiny", model_type, 100), None, [], True, "")
-    model = bare_model(source, "sequence_classification", 2)
+    model = bare_model(source, TEXT, 2)
     ids = torch.full((2, 8), 5)
     before = torch.get_rng_state()
-    moments = activations_of_pass(
-        model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 0] % 2}, "fp32", CPU
-    )
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 0] % 2}
+    moments = activations_of_pass(model, inputs, "fp32", CPU)
     assert moments[-1].share <= 1.0
     assert all(moment.activations > 0 for moment in moments)
     assert torch.equal(torch.get_rng_state(), before)
