@@ -1,4 +1,4 @@
-"""download_glue_data.py against a small server on this machine: whole and checked files, or one sentence in time."""
+"""download_glue_data.py against a small server here: complete, checked files, or one error in time."""
 
 import errno
 import hashlib
@@ -6,30 +6,26 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from data_files import question, squad_value
 from download_mirror import ARCHIVE, TINY, TINY_SET, assert_is_tiny, driver, get, left_in, refused, serving, zipped
-from programs import PATIENCE, wait_until
+from programs import script, wait_until
 
 from cos598d.data.fetch.catalogue import CATALOGUE, Dataset, DatasetFile, Download, choose
 from cos598d.data.fetch.check import count_rows, look_at
-from cos598d.data.fetch.download import main, obtain
+from cos598d.data.fetch.download import main
 from cos598d.data.fetch.transfer import fetch
 from cos598d.data.fetch.unpack import copy_files
 from cos598d.errors import UsageError, UserError
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 @pytest.fixture
-def mirror(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+def mirror():
     with serving() as offered:
         offered.files["Tiny-clean.zip"] = ARCHIVE
         yield offered
@@ -39,15 +35,14 @@ def fetch_tiny(mirror, folder, timeout=5.0):
     return fetch(mirror.url + "/Tiny-clean.zip", folder, timeout, pause=0, report=lambda _: None)
 
 
-def squad(questions):
-    paragraph = {"context": "c", "qas": [{"id": str(n), "question": "q", "answers": []} for n in range(questions)]}
-    return json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": [paragraph]}]}).encode()
+def squad(count):
+    return json.dumps(squad_value(("c", [question(str(number), "q") for number in range(count)]))).encode()
 
 
 # What arrives
 
 
-def test_the_files_land_in_the_tasks_folder_whatever_the_archive_calls_its_own_and_once(mirror, tmp_path):
+def test_files_are_fetched_once_into_the_task_s_folder(mirror, tmp_path):
     mirror.files["Tiny-clean.zip"] = zipped({**TINY, ".DS_Store": b"x", "__MACOSX/._train.tsv": b"x"}, "Other/")
     said = get(mirror, tmp_path / "data")
     assert_is_tiny(tmp_path / "data")
@@ -58,7 +53,7 @@ def test_the_files_land_in_the_tasks_folder_whatever_the_archive_calls_its_own_a
     assert mirror.asked == []
 
 
-def test_files_copied_by_hand_count_as_there_even_without_the_test_set(mirror, tmp_path):
+def test_files_copied_by_hand_count_without_the_test_set(mirror, tmp_path):
     (tmp_path / "Tiny").mkdir()
     for name in ("train.tsv", "dev.tsv"):
         (tmp_path / "Tiny" / name).write_bytes(TINY[name])
@@ -68,7 +63,7 @@ def test_files_copied_by_hand_count_as_there_even_without_the_test_set(mirror, t
     assert mirror.asked == []
 
 
-def test_a_broken_connection_is_taken_up_where_it_broke(mirror, tmp_path):
+def test_a_broken_connection_resumes_where_it_broke(mirror, tmp_path):
     mirror.break_after = [len(ARCHIVE) // 2]
     get(mirror, tmp_path)
     assert_is_tiny(tmp_path)
@@ -77,7 +72,7 @@ def test_a_broken_connection_is_taken_up_where_it_broke(mirror, tmp_path):
     assert len(ARCHIVE) // 2 - 40_000 < int(second.removeprefix("bytes=").removesuffix("-")) < len(ARCHIVE) // 2
 
 
-def test_the_next_run_resumes_what_the_last_one_left_and_a_complete_part_costs_one_byte(mirror, tmp_path):
+def test_the_next_run_resumes_a_part_and_asks_for_one_byte_of_a_complete_one(mirror, tmp_path):
     mirror.break_after = [50_000] + [0] * 3
     with pytest.raises(UserError, match="did not deliver all"):
         fetch_tiny(mirror, tmp_path)
@@ -94,7 +89,7 @@ def test_the_next_run_resumes_what_the_last_one_left_and_a_complete_part_costs_o
 @pytest.mark.parametrize(
     "how", [{"ranges": False, "break_after": [60_000]}, {"lengths": False}, {"statuses": [503]}], ids=str
 )
-def test_a_server_without_ranges_without_lengths_or_that_is_busy_will_do(mirror, tmp_path, how):
+def test_a_server_may_be_busy_or_lack_ranges_or_lengths(mirror, tmp_path, how):
     for name, value in how.items():
         setattr(mirror, name, value)
     get(mirror, tmp_path)
@@ -113,18 +108,13 @@ def test_the_rest_of_a_changed_file_is_not_appended_to_the_old_start(mirror, tmp
     assert len(left_in(tmp_path)) == 1
 
 
-def test_several_processes_on_one_folder_fetch_once(mirror, tmp_path):
-    said = []
-    threads = [
-        threading.Thread(target=obtain, args=(TINY_SET, tmp_path, mirror.url, 5.0, said.append)) for _ in range(3)
-    ]
-    child = subprocess.Popen([sys.executable, "-c", driver("pass"), str(tmp_path), mirror.url], cwd=ROOT)
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert child.wait(PATIENCE) == 0
-    assert_is_tiny(tmp_path)
+def test_several_processes_on_one_folder_fetch_once(mirror, tmp_path, start):
+    data = tmp_path / "data"
+    child = start("child", ["-c", driver("pass"), data, mirror.url])
+    with ThreadPoolExecutor(3) as threads:
+        said = [line for lines in threads.map(get, [mirror] * 3, [data] * 3) for line in lines]
+    assert child.wait() == 0, child.text
+    assert_is_tiny(data)
     assert len(mirror.asked) == 1
     assert sum("already there" in line for line in said) >= 2
 
@@ -142,7 +132,7 @@ def test_mrpc_is_split_by_the_list_of_dev_pairs(mirror, tmp_path):
     assert (tmp_path / "MRPC/test.tsv").read_text().splitlines()[1] == '0\t0\t100\tHe said "no 0.\tHe did not agree 0.'
 
 
-def test_of_squad_only_the_missing_file_is_fetched_and_the_other_left_alone(mirror, tmp_path):
+def test_only_the_missing_squad_file_is_fetched(mirror, tmp_path):
     parts = (DatasetFile("train-v1.1.json", (30,)), DatasetFile("dev-v1.1.json", (20,)))
     (tmp_path / "SQuAD").mkdir()
     by_hand = squad(20) + b"\n"
@@ -154,7 +144,7 @@ def test_of_squad_only_the_missing_file_is_fetched_and_the_other_left_alone(mirr
     assert sorted(path.name for path in (tmp_path / "SQuAD").iterdir()) == ["dev-v1.1.json", "train-v1.1.json"]
 
 
-def test_a_file_that_does_not_check_is_replaced_but_kept_aside(mirror, tmp_path):
+def test_a_file_that_does_not_check_is_replaced_and_kept(mirror, tmp_path):
     (tmp_path / "Tiny").mkdir()
     (tmp_path / "Tiny/train.tsv").write_bytes(TINY["train.tsv"][:5000])
     (tmp_path / "Tiny/dev.tsv").write_bytes(TINY["dev.tsv"])
@@ -202,7 +192,7 @@ def test_a_wrong_hash_is_refused_unless_the_archive_is_the_published_one(mirror,
         (None, "answered 404 Not Found for "),
     ],
 )
-def test_a_squad_file_that_is_not_whole_or_not_there_is_refused(mirror, tmp_path, content, words):
+def test_an_incomplete_or_missing_squad_file_is_refused(mirror, tmp_path, content, words):
     if content is not None:
         mirror.files["dev.json"] = content
     source = Download("http://nowhere.invalid/dev.json")
@@ -210,13 +200,13 @@ def test_a_squad_file_that_is_not_whole_or_not_there_is_refused(mirror, tmp_path
     refused(mirror, tmp_path, words, dataset)
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(mirror, tmp_path):
+def test_an_error_names_a_folder_that_cannot_be_made(mirror, tmp_path):
     (tmp_path / "data").write_text("a file")
     with pytest.raises(UserError, match=r"cannot be put into .*--data_dir"):
         get(mirror, tmp_path / "data")
 
 
-def test_a_disk_that_refuses_a_member_keeps_the_part_for_the_next_try(mirror, tmp_path, monkeypatch):
+def test_a_full_disk_keeps_the_part_for_the_next_try(mirror, tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as patched:
         patched.setattr("shutil.copyfileobj", lambda *words: (_ for _ in ()).throw(full))
@@ -229,7 +219,7 @@ def test_a_disk_that_refuses_a_member_keeps_the_part_for_the_next_try(mirror, tm
 
 
 @pytest.mark.parametrize("stuck", ["refused", "silent", "name"])
-def test_without_a_network_the_sentence_comes_in_time_and_names_the_ways_out(monkeypatch, tmp_path, capsys, stuck):
+def test_without_a_network_an_error_in_time_names_the_alternatives(monkeypatch, tmp_path, capsys, stuck):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     if stuck == "name":  # a look-up that hangs, as where the name server is out of reach
         monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: time.sleep(3))
@@ -251,7 +241,7 @@ def test_without_a_network_the_sentence_comes_in_time_and_names_the_ways_out(mon
 
 
 @pytest.mark.parametrize("trickles", [False, True])
-def test_a_stalled_download_does_not_hang_and_keeps_its_part(mirror, tmp_path, trickles):
+def test_a_stalled_download_ends_and_keeps_its_part(mirror, tmp_path, trickles):
     mirror.stall_after, mirror.trickles = 40_000, trickles
     with pytest.raises(UserError, match="did not deliver"):
         fetch_tiny(mirror, tmp_path, timeout=0.2)
@@ -261,14 +251,12 @@ def test_a_stalled_download_does_not_hang_and_keeps_its_part(mirror, tmp_path, t
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_process_ended_in_mid_extraction_leaves_nothing_half_written(mirror, tmp_path, how):
-    data, marker = tmp_path / "data", tmp_path / "unpacked"
-    code = driver(f"Path({str(marker)!r}).touch(); time.sleep(60)")
-    command = [sys.executable, "-c", code, str(data), mirror.url]
-    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(marker.exists)
-    child.send_signal(how)
-    assert child.wait(PATIENCE) != 0
+def test_a_process_killed_while_it_unpacks_leaves_no_incomplete_file(mirror, tmp_path, start, how):
+    data = tmp_path / "data"
+    child = start("child", ["-c", driver("print('unpacked', flush=True); time.sleep(60)"), data, mirror.url])
+    child.wait_for("unpacked")
+    child.process.send_signal(how)
+    assert child.wait() != 0
     assert not (data / "Tiny").exists()
     left = left_in(data)
     assert [name for name in left if not name.startswith(".")] == [name for name in left if name.endswith(".part")]
@@ -281,24 +269,25 @@ def test_a_process_ended_in_mid_extraction_leaves_nothing_half_written(mirror, t
 
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_is_one_line_and_keeps_only_the_part(mirror, tmp_path, how, code):
+def test_a_signal_keeps_only_the_part_and_ctrl_c_prints_one_line(mirror, tmp_path, start, how, code):
+    data = tmp_path / "data"
     mirror.files["RTE.zip"] = ARCHIVE
     mirror.stall_after = 80_000
-    command = [sys.executable, str(ROOT / "download_glue_data.py"), "--data_dir", str(tmp_path), "--tasks", "RTE"]
-    child = subprocess.Popen([*command, "--base_url", mirror.url], stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: any(path.suffix == ".part" and path.stat().st_size for path in tmp_path.iterdir()))
-    child.send_signal(how)
-    _, printed = child.communicate(timeout=PATIENCE)
-    assert child.returncode == code
-    assert printed.count("\n") == (1 if how == signal.SIGINT else 0)
-    (part,) = left_in(tmp_path)
+    words = ["--data_dir", data, "--tasks", "RTE", "--base_url", mirror.url]
+    child = start("child", [script("download_glue_data.py"), *words], is_fresh=True)
+    wait_until(lambda: any(path.stat().st_size for path in data.glob("*.part")))
+    child.process.send_signal(how)
+    assert child.wait() == code
+    _, *after = child.text.splitlines()  # the first is what it fetches
+    assert len(after) == (1 if how == signal.SIGINT else 0)
+    (part,) = left_in(data)
     assert part.endswith(".part")
 
 
 # The command
 
 
-def test_the_list_of_tasks_takes_names_in_any_case_and_all_means_texts():
+def test_task_names_may_be_in_any_case_and_all_means_texts():
     assert [dataset.name for dataset in choose("rte, SQuAD1.1,sst,RTE")] == ["RTE", "SQuAD1.1", "SST-2"]
     assert [dataset.name for dataset in choose("mnist,CIFAR-10")] == ["MNIST", "CIFAR10"]
     assert len(choose("all")) == 11
@@ -309,26 +298,23 @@ def test_the_list_of_tasks_takes_names_in_any_case_and_all_means_texts():
 
 
 @pytest.mark.parametrize("words", [["--tasks", "Klingon"], ["--base_url", "ftp://x"], ["--base_url", "http://[x"]])
-def test_wrong_words_are_one_sentence_and_exit_2(words, tmp_path, capsys):
+def test_wrong_flags_are_one_error_and_exit_2(words, tmp_path, capsys):
     assert main(["--data_dir", str(tmp_path / "data"), *words]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "data").exists()
 
 
-def test_the_script_runs_from_anywhere_without_the_package_installed(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, str(ROOT / "download_glue_data.py"), "--tasks", "Klingon"]
-    ran = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert ran.returncode == 2
-    assert ran.stderr.startswith('error: --tasks has the unknown name "Klingon"')
+def test_the_script_runs_from_anywhere_without_the_package_installed(start, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    program = start("download", [script("download_glue_data.py"), "--tasks", "Klingon"], is_fresh=True)
+    assert program.wait() == 2
+    assert program.text.startswith('error: --tasks has the unknown name "Klingon"')
 
 
 # The real data
 
 
-def test_the_real_rte_passes_its_row_counts_and_hashes_and_one_changed_letter_does_not(mirror, tmp_path, capsys):
+def test_the_real_rte_checks_and_with_one_changed_letter_does_not(mirror, tmp_path, capsys):
     folder = Path(os.environ.get("GLUE_DIR", "")) / "RTE"
     if not os.environ.get("GLUE_DIR") or not all((folder / name).is_file() for name in TINY):
         pytest.skip("GLUE_DIR is not set to a folder with RTE/train.tsv, dev.tsv and test.tsv")

@@ -1,4 +1,4 @@
-"""Archives that are damaged, that lead elsewhere or that unpack without end are refused; MNIST and CIFAR-10 arrive."""
+"""Damaged archives, paths that lead outside and endless members are refused; MNIST and CIFAR-10 arrive."""
 
 import gzip
 import hashlib
@@ -34,8 +34,7 @@ CIFAR = replace(
 
 
 @pytest.fixture
-def mirror(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+def mirror():
     with serving() as offered:
         yield offered
 
@@ -71,12 +70,12 @@ def with_link() -> bytes:
 
 
 def changed(content: bytes, place: int, *values: int) -> bytes:
-    """The content with other bytes at a place; without values with the byte there turned round."""
+    """The content with other bytes at a place, or without values with the bits of its byte inverted."""
     return content[:place] + bytes(values or [content[place] ^ 255]) + content[place + (len(values) or 1) :]
 
 
 def misplaced() -> bytes:
-    """Tiny, but its list of members says that the first one lies before the archive's begin."""
+    """Tiny, but its list of members puts the first one before the start of the archive."""
     place = ARCHIVE.rindex(b"PK\5\6") + 16
     return changed(ARCHIVE, place, *(int.from_bytes(ARCHIVE[place : place + 4], "little") + 100).to_bytes(4, "little"))
 
@@ -97,7 +96,7 @@ ZIPS = {
     "flipped": (changed(ARCHIVE, len(ARCHIVE) // 2), NOT_WHOLE),
     "web page": (b"<!DOCTYPE html><title>Log in</title>", "it is a web page, perhaps the login page"),
     "empty": (b"", NOT_WHOLE),
-    "a member before the begin": (misplaced(), NOT_WHOLE),
+    "a member before the start": (misplaced(), NOT_WHOLE),
     "a name in no encoding": (zipped({**TINY, "ééé.tsv": b"x"}).replace("ééé".encode(), b"\xff" * 6), NOT_WHOLE),
     "a broken bz2 stream": (changed(zipped(TINY, method=zipfile.ZIP_BZIP2), 2000, *range(9)), NOT_WHOLE),
     "a broken lzma stream": (changed(zipped(TINY, method=zipfile.ZIP_LZMA), 2000, *range(9)), NOT_WHOLE),
@@ -110,7 +109,7 @@ ZIPS = {
 
 
 @pytest.mark.parametrize("kind", ZIPS)
-def test_a_zip_archive_that_harms_or_is_damaged_is_refused_and_the_next_try_starts_afresh(mirror, tmp_path, kind):
+def test_a_harmful_or_damaged_zip_archive_is_refused_and_the_next_try_succeeds(mirror, tmp_path, kind):
     mirror.files["Tiny-clean.zip"], words = ZIPS[kind]
     refused(mirror, tmp_path / "data", words)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
@@ -119,7 +118,7 @@ def test_a_zip_archive_that_harms_or_is_damaged_is_refused_and_the_next_try_star
     assert_is_tiny(tmp_path / "data")
 
 
-def test_an_archive_with_more_members_than_any_should_have_is_refused(mirror, tmp_path, monkeypatch):
+def test_an_archive_with_too_many_members_is_refused(mirror, tmp_path, monkeypatch):
     monkeypatch.setattr("cos598d.data.fetch.unpack.MOST_MEMBERS", 5)
     mirror.files["Tiny-clean.zip"] = zipped({**TINY, "a": b"", "b": b"", "c": b""})
     refused(mirror, tmp_path, "holds more than the 5 members")
@@ -157,14 +156,14 @@ TARS = {
 
 
 @pytest.mark.parametrize("kind", TARS)
-def test_a_tar_archive_that_harms_or_is_damaged_is_refused(mirror, tmp_path, kind):
+def test_a_harmful_or_damaged_tar_archive_is_refused(mirror, tmp_path, kind):
     mirror.files["cifar-10-python.tar.gz"], words = TARS[kind]
     refused(mirror, tmp_path / "data", words, CIFAR)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_a_tar_archive_that_unpacks_without_end_is_read_no_further_than_is_allowed(tmp_path):
-    # Behind the end of the tar archive: its members say nothing of it.
+def test_an_endless_tar_archive_is_read_only_up_to_the_limit(tmp_path):
+    # After the end of the tar archive: no member announces it.
     (tmp_path / "bomb").write_bytes(tar_of({}) + gzip.compress(bytes(32 * 1024**2)))
     (tmp_path / "into").mkdir()
     with pytest.raises(UserError, match="bomb unpacks to more than is allowed"):
@@ -175,7 +174,7 @@ def test_a_tar_archive_that_unpacks_without_end_is_read_no_further_than_is_allow
 # Images
 
 
-def test_mnist_lands_where_its_task_looks_and_only_what_is_missing_is_fetched(mirror, monkeypatch, tmp_path, capsys):
+def test_mnist_is_fetched_where_its_task_looks_and_only_missing_files(mirror, monkeypatch, tmp_path, capsys):
     parts = []
     for part in CATALOGUE["MNIST"].parts:
         values = (
@@ -207,7 +206,7 @@ def test_mnist_lands_where_its_task_looks_and_only_what_is_missing_is_fetched(mi
     assert [name for name, _ in mirror.asked] == ["t10k-labels-idx1-ubyte.gz"]
 
 
-def test_cifar_lands_where_its_task_looks_and_a_damaged_copy_is_fetched_anew(mirror, tmp_path):
+def test_cifar_is_fetched_where_its_task_looks_and_replaces_a_damaged_copy(mirror, tmp_path):
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     (folder / "test_batch").write_bytes(BATCHES["test_batch"][:-9])

@@ -1,11 +1,10 @@
-"""What other people's engines hold is what their formulas say, on 2 ranks; test_formulas has the textbook's."""
+"""Other people's engines hold what their formulas give, on 2 ranks; test_formulas has our strategies."""
 
 import pytest
-from held import Case, all_held
+from held import SMALL, Case, all_held
 from test_engines import skip_unless_installed
 from worlds import run_ranks
 
-SMALL = {"bucket_mb": 0.01}  # of the toy's 45 kB several buckets, and some parameters larger than one
 # The engine, the package that it needs, its options, and the categories whose peak its formula states.
 STATES = ("parameters", "gradients", "optimizer")
 ENGINES = {
@@ -23,7 +22,7 @@ ENGINES = {
 
 @pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_counted_is_what_the_formula_says(engine):
+def test_memory_is_what_the_formula_gives(engine):
     name, package, options, stated = ENGINES[engine]
     skip_unless_installed(package)
     cases = [Case(name, options, model, passes) for model, passes in (("toy", 1), ("toy", 2), ("tiny", 1))]

@@ -1,4 +1,4 @@
-"""Features: arranged as the course arranges them, padded to the batch's longest, kept in a file that is built once."""
+"""Features have the course's layout, are padded to the batch's longest example and kept in a file built once."""
 
 import os
 import time
@@ -92,24 +92,20 @@ def assert_equal_to_course(features, course, width):
     layout, longest = features.layout, batch["input_ids"].shape[1]
     inner = slice(width - longest, width) if layout.pad_on_left else slice(0, longest)
     outer = slice(0, width - longest) if layout.pad_on_left else slice(longest, width)
-    for ours, theirs in [
-        ("input_ids", "input_ids"),
-        ("attention_mask", "input_mask"),
-        ("token_type_ids", "segment_ids"),
-    ]:
-        expected = torch.tensor([getattr(feature, theirs) for feature in course])
-        if ours in batch:
-            assert batch[ours].equal(expected[:, inner]), ours
-        else:
-            assert not layout.uses_segments
-        if theirs == "input_mask":
-            assert not expected[:, outer].any()  # nothing but padding was left out
+    names = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_ids": "segment_ids"}
+    expected = {ours: torch.tensor([getattr(feature, theirs) for feature in course]) for ours, theirs in names.items()}
+    if not layout.uses_segments:
+        del expected["token_type_ids"]
+    assert not expected["attention_mask"][:, outer].any(), "only padding was left out"
+    assert {*batch} == {*expected, "labels"}
+    for name, values in expected.items():
+        assert batch[name].equal(values[:, inner]), name
     assert batch["labels"].tolist() == [feature.label_id for feature in course]
 
 
 @pytest.mark.parametrize("width", [6, 9, 16, 40])
 @pytest.mark.parametrize("model_type", sorted(LAYOUTS))
-def test_features_equal_the_courses_for_each_model_type(model_type, width, folder):
+def test_features_equal_the_course_s_for_each_model_type(model_type, width, folder):
     course = convert_examples_to_features(
         processors["rte"]().get_train_examples(str(folder)),
         ["entailment", "not_entailment"],
@@ -123,7 +119,7 @@ def test_features_equal_the_courses_for_each_model_type(model_type, width, folde
     assert_equal_to_course(ours, course, width)
 
 
-def test_pairs_lose_the_last_token_of_the_longer_and_of_the_second_when_equal():
+def test_pairs_lose_tokens_of_the_longer_text_first():
     for first in range(12):
         for second in range(12):
             for room in range(1, 24):
@@ -134,13 +130,12 @@ def test_pairs_lose_the_last_token_of_the_longer_and_of_the_second_when_equal():
 
 
 def test_a_length_without_room_for_text_is_refused(folder, encoder):
-    with pytest.raises(
-        UserError, match=r"A sequence length of 3 leaves no room for text .* at least 4 \(--max_seq_length\)"
-    ):
+    words = r"A sequence length of 3 leaves no room for text .* at least 4 \(--max_seq_length\)"
+    with pytest.raises(UserError, match=words):
         get_task("rte").load("train", folder, encoder, 3)
 
 
-def test_batches_are_padded_to_their_longest_example_and_keep_the_order_asked_for(folder, encoder):
+def test_batches_are_padded_to_their_longest_example_in_the_given_order(folder, encoder):
     features = get_task("rte").load("train", folder, encoder, 128)
     assert features.lengths.dtype == np.int32
     assert features.lengths.tolist() == [8, 17, 18, 17, 5, 15, 5]
@@ -150,11 +145,9 @@ def test_batches_are_padded_to_their_longest_example_and_keep_the_order_asked_fo
     assert batch["labels"].tolist() == features.labels[[4, 0]].tolist()
     assert {value.dtype for value in batch.values()} == {torch.int64}
     assert features.collate(np.array([1]))["input_ids"].shape == (1, 17)
-    distilled = get_task("rte").load("train", folder, load_encoder("distilbert", PIECES, True), 128)
-    assert sorted(distilled.collate([0])) == ["attention_mask", "input_ids", "labels"]
 
 
-def test_the_cache_is_keyed_by_data_vocabulary_case_and_length(folder, encoder, tmp_path):
+def test_the_cache_has_a_file_per_data_vocabulary_case_and_length(folder, encoder, tmp_path):
     task = get_task("rte")
     for _ in range(2):
         task.load("train", folder, encoder, 16)
@@ -184,14 +177,14 @@ def test_the_cache_is_a_safetensors_file_and_stays_mapped(folder, encoder, tmp_p
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "garbage", "empty", "foreign"])
-def test_a_damaged_cache_file_is_built_anew(damage, folder, encoder, tmp_path):
+def test_a_damaged_cache_file_is_built_again(damage, folder, encoder, tmp_path):
     from safetensors.numpy import save_file
 
     task = get_task("rte")
     wanted = task.load("train", folder, encoder, 16).collate(range(len(ROWS)))
     (file,) = cache_files(tmp_path)
     content = file.read_bytes()
-    file.unlink()  # so that what the first load has mapped stays as it is
+    file.unlink()  # so that the pages that the first load has mapped do not change
     if damage == "foreign":
         save_file({"tokens": np.zeros(3)}, file)
     else:
@@ -202,7 +195,7 @@ def test_a_damaged_cache_file_is_built_anew(damage, folder, encoder, tmp_path):
     assert file.read_bytes() == content
 
 
-def test_a_cache_that_others_may_write_has_nothing_else_changed_and_keeps_nobody_waiting(folder, encoder, tmp_path):
+def test_links_and_pipes_in_the_cache_are_refused(folder, encoder, tmp_path):
     task, mine = get_task("rte"), tmp_path / "mine.txt"
     mine.write_text("precious")
     task.load("train", folder, encoder, 16)
@@ -220,7 +213,7 @@ def test_a_cache_that_others_may_write_has_nothing_else_changed_and_keeps_nobody
     assert mine.read_text() == "precious"
 
 
-def test_overwrite_builds_anew_and_a_failed_build_leaves_the_old_file(folder, encoder, tmp_path, monkeypatch):
+def test_overwrite_builds_again_and_a_failed_build_keeps_the_old_file(folder, encoder, tmp_path, monkeypatch):
     task = get_task("rte")
     task.load("train", folder, encoder, 16)
     (file,) = cache_files(tmp_path)
@@ -241,14 +234,14 @@ def test_overwrite_builds_anew_and_a_failed_build_leaves_the_old_file(folder, en
     assert len(list(file.parent.iterdir())) == 2  # the file and its lock
 
 
-def test_a_cache_folder_that_cannot_be_written_is_one_sentence(folder, encoder, tmp_path, monkeypatch):
+def test_an_error_names_a_cache_folder_that_cannot_be_written(folder, encoder, tmp_path, monkeypatch):
     monkeypatch.setenv("COS598D_CACHE", str(folder / "train.tsv"))
     with pytest.raises(UserError, match=r"Features cannot be kept in .*COS598D_CACHE"):
         get_task("rte").load("train", folder, encoder, 16)
 
 
 def load_thrice(comm, folder, log, cache):
-    """On a rank: load the rows at once with the others, twice and then anew; each time their number and all builds."""
+    """On a rank: load the rows with the others, twice and then overwriting; each time their number and all builds."""
     os.environ["COS598D_CACHE"] = cache
     build, encoder, found = features_module.build_features, load_encoder("bert", PIECES, True), []
 
@@ -267,7 +260,7 @@ def load_thrice(comm, folder, log, cache):
     return found
 
 
-def test_four_processes_that_start_at_once_build_once_and_overwrite_once(folder, tmp_path):
+def test_four_processes_build_once_and_overwrite_once(folder, tmp_path):
     cache = os.environ["COS598D_CACHE"]
     found, *others = run_ranks(4, load_thrice, str(folder), str(tmp_path / "builds"), cache)
     assert others == [found] * 3

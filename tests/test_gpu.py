@@ -53,8 +53,8 @@ def no_waiting(monkeypatch):
     return lambda: monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
 
 
-def test_what_runs_beside_backward_is_in_sync_where_the_stream_waits_for_it(no_waiting):
-    cycles, beside = 5_000_000, torch.cuda.Stream()
+def test_work_on_another_stream_counts_as_sync_where_the_stream_waits(no_waiting):
+    cycles, other = 5_000_000, torch.cuda.Stream()
     for _ in range(100):  # an idle device's cycles are longer
         torch.cuda._sleep(cycles)
     torch.cuda.synchronize()
@@ -64,12 +64,12 @@ def test_what_runs_beside_backward_is_in_sync_where_the_stream_waits_for_it(no_w
     with clock.phase("forward"):
         torch.cuda._sleep(cycles)
     with clock.phase("backward"):
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
             torch.cuda._sleep(16 * cycles)
         torch.cuda._sleep(4 * cycles)
     with clock.phase("sync"):
-        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().wait_stream(other)
     seconds = clock.stop()
     keep("clock.json", {"seconds": seconds, "phases": clock.phases, "spans": clock.spans})
     # One, four, and what is left of sixteen: only the order of lengths on the device's own clock is asked.
@@ -77,7 +77,7 @@ def test_what_runs_beside_backward_is_in_sync_where_the_stream_waits_for_it(no_w
     assert sum(clock.phases.values()) == pytest.approx(seconds, rel=0.05)
 
 
-def test_nccl_s_calls_leave_results_and_their_seconds_and_the_host_never_waits(nccl, no_waiting):
+def test_nccl_calls_record_their_seconds_and_the_host_never_waits(nccl, no_waiting):
     large = torch.randn(4096, 4096, device=CUDA)
     ones = torch.ones(1 << 20, device=CUDA)
 
@@ -94,7 +94,7 @@ def test_nccl_s_calls_leave_results_and_their_seconds_and_the_host_never_waits(n
     no_waiting()
     nccl.ledger.begin(1, nccl.time.now())
     product = blocking_calls()
-    call = nccl.all_reduce(ones, "beside", async_op=True)
+    call = nccl.all_reduce(ones, "other", async_op=True)
     for _ in range(20):
         product = large @ product
         product /= product.norm()
@@ -108,11 +108,11 @@ def test_nccl_s_calls_leave_results_and_their_seconds_and_the_host_never_waits(n
     starts = [started for started, _ in rows.values()]
     assert starts == sorted(starts)
     # The last one was waited for after the products, which the others had not to wait for.
-    assert rows["beside"][1] == max(seconds for _, seconds in rows.values())
+    assert rows["other"][1] == max(seconds for _, seconds in rows.values())
     assert torch.equal(ones, torch.ones_like(ones))
 
 
-def test_data_parallel_averages_over_nccl_by_its_hooks(nccl):
+def test_data_parallel_averages_over_nccl(nccl):
     plain = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).to(CUDA)
     replica = copy.deepcopy(plain)
     model = data_parallel(replica, "bucketed")
@@ -145,7 +145,7 @@ def kernels_by_phase(trace):
     return found
 
 
-def test_phases_are_as_long_as_the_profiler_says_their_kernels_are(tmp_path):
+def test_phases_are_as_long_as_their_kernels_in_the_profile(tmp_path):
     comm = Communicator(None, "gloo", CUDA)
     # Enough that the device is the slower of the two, never without work in forward and backward.
     batch = 32 if torch.cuda.get_device_properties(CUDA).total_memory > 60e9 else 8
@@ -168,7 +168,7 @@ def test_phases_are_as_long_as_the_profiler_says_their_kernels_are(tmp_path):
         assert seconds <= 1.05 * phases[phase] + 1e-4, (phase, kernels, phases)
 
 
-def test_a_save_s_copy_waits_its_turn_on_the_device_and_the_host_does_not(tmp_path):
+def test_a_save_copies_in_stream_order_without_waiting(tmp_path):
     comm = Communicator(None, "gloo", CUDA)
     strategy = Stateful(comm, 5, scale=50)
     strategy.wholes = {name: tensor.to(CUDA) for name, tensor in strategy.wholes.items()}

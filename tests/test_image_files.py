@@ -1,14 +1,17 @@
-"""Image files are taken by rule or refused by name: broken ones, odd ones, huge ones, and paths that lead elsewhere."""
+"""Image files are converted by rule; broken, huge or misplaced ones and paths that lead outside are refused by name."""
 
 import gzip
 import io
+import itertools
 import pickle
+import shutil
 import struct
 import zipfile
 import zlib
 
 import numpy as np
 import pytest
+from data_files import refusal
 
 from cos598d.data import get_task
 from cos598d.data.images import decode as decoding
@@ -22,31 +25,23 @@ Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (the ex
 RED, BLUE = (200, 10, 20), (10, 20, 200)
 
 
-def without_bytes(value):
-    """A file's content is no name for a test."""
-    return "content" if isinstance(value, bytes) else None
-
-
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("IMAGE_DIR", raising=False)
 
 
-def picture(colour=RED, size=(6, 4), mode="RGB", kind="PNG", **says) -> bytes:
+def picture(colour=RED, size=(6, 4), mode="RGB", kind="PNG", **options) -> bytes:
     file = io.BytesIO()
-    Image.new(mode, size, colour).save(file, kind, **says)
+    Image.new(mode, size, colour).save(file, kind, **options)
     return file.getvalue()
 
 
 def png_of(width: int, height: int) -> bytes:
-    """A PNG whose head promises this size, and which holds next to nothing."""
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(bytes(100))), (b"IEND", b""))
-    blocks = (
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in parts
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(blocks)
+    """A PNG of 1 x 1 pixels whose header gives this size."""
+    content = picture(size=(1, 1))
+    head = b"IHDR" + struct.pack(">II", width, height) + content[24:29]
+    return content[:12] + head + struct.pack(">I", zlib.crc32(head)) + content[33:]
 
 
 def near(pixels: np.ndarray, colour, within: int = 3) -> bool:
@@ -57,37 +52,30 @@ def near(pixels: np.ndarray, colour, within: int = 3) -> bool:
 
 
 def test_pixels_are_those_of_the_file():
-    for kind in ("PNG", "BMP", "PPM", "GIF"):
-        pixels = decode(picture(kind=kind))
+    for kind in ("PNG", "BMP", "PPM", "GIF", "WEBP", "JPEG"):
+        pixels = decode(picture(kind=kind, quality=95, **{"lossless": True} if kind == "WEBP" else {}))
         assert pixels.shape == (4, 6, 3)
-        assert near(pixels, RED, 0)
-    assert near(decode(picture(kind="JPEG", quality=95)), RED)
-    assert near(decode(picture(kind="WEBP", lossless=True)), RED, 0)
+        assert near(pixels, RED, 3 if kind == "JPEG" else 0)
     assert decode(picture(70, mode="L")).shape == (4, 6, 1)
 
 
-def test_odd_kinds_are_converted_by_rule():
+def test_other_modes_are_converted_by_rule():
     assert near(decode(picture((0, 255, 255, 0), mode="CMYK", kind="JPEG", quality=95)), (255, 0, 0), 6)
-    sixteen = Image.fromarray(np.full((4, 6), 0x8FFF, dtype=np.uint16))
-    file = io.BytesIO()
-    sixteen.save(file, "PNG")
-    assert decode(file.getvalue()).tolist() == np.full((4, 6, 1), 0x8F).tolist()
-    assert near(decode(picture((*RED, 0), mode="RGBA")), (255, 255, 255), 0)  # transparent: the white behind it
+    assert decode(picture(0x8FFF, mode="I;16")).tolist() == np.full((4, 6, 1), 0x8F).tolist()
+    assert near(decode(picture((*RED, 0), mode="RGBA")), (255, 255, 255), 0)  # transparent: white shows through
     assert near(decode(picture((*RED, 255), mode="RGBA")), RED, 0)
     assert near(decode(picture((90, 255), mode="LA")), (90, 90, 90), 0)
     assert decode(picture(1, mode="1")).tolist() == np.full((4, 6, 1), 255).tolist()
     assert decode(picture(size=(1, 1))).shape == (1, 1, 3)
 
 
-def test_of_an_animation_the_first_picture_is_taken():
-    file = io.BytesIO()
-    first, second = (Image.new("RGB", (6, 4), colour) for colour in (RED, BLUE))
-    first.save(file, "GIF", save_all=True, append_images=[second], duration=100)
-    assert Image.open(io.BytesIO(file.getvalue())).n_frames == 2
-    assert near(decode(file.getvalue()), RED, 0)
+def test_an_animation_gives_its_first_image():
+    content = picture(kind="GIF", save_all=True, append_images=[Image.new("RGB", (6, 4), BLUE)], duration=100)
+    assert Image.open(io.BytesIO(content)).n_frames == 2
+    assert near(decode(content), RED, 0)
 
 
-def test_a_picture_that_was_held_on_its_side_is_turned():
+def test_an_image_is_turned_as_its_exif_orientation_asks():
     exif = Image.Exif()
     exif[0x0112] = 6  # orientation: turn it by a quarter
     assert decode(picture(kind="JPEG", exif=exif.tobytes())).shape == (6, 4, 3)
@@ -110,17 +98,17 @@ def test_a_picture_that_was_held_on_its_side_is_turned():
         (png_of(2**31 - 1, 2**31 - 1), "pixels"),
         (picture(size=(300, 300))[:60], "is not an image"),
     ],
-    ids=without_bytes,
+    ids=itertools.count(),  # a file's content is no name for a test
 )
-def test_broken_and_huge_images_are_refused_and_why(content, why):
+def test_an_error_names_why_an_image_is_refused(content, why):
     with pytest.raises(Refused) as caught:
         decode(content)
     assert why in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert " object at " not in str(caught.value), "an address of memory says nothing to a user"
+    assert " object at " not in str(caught.value), "an address in memory tells a user nothing"
 
 
-def test_a_file_that_is_too_large_is_not_even_opened(monkeypatch):
+def test_a_file_that_is_too_large_is_not_opened(monkeypatch):
     monkeypatch.setattr(decoding, "MOST_BYTES", 10)
     with pytest.raises(Refused, match="is a file of more than"):
         decode(picture())
@@ -129,43 +117,36 @@ def test_a_file_that_is_too_large_is_not_even_opened(monkeypatch):
 # --- folders and archives
 
 
-def write_images(folder, names, colour=RED):
+def write_images(folder, names, colour=RED, size=(6, 4)):
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture(colour))
+        path.write_bytes(picture(colour, size))
 
 
-def loaded(path, part="train", task="image_folder", **options):
+def loaded(path, part="train", task="image_folder", encoder=None):
     one = get_task(task)
     location, _ = one.locate(str(path))
     one.check(location)
-    return one, one.load(part, location, ImageEncoder(4, 3), **options)
+    return one, one.load(part, location, encoder or ImageEncoder(4, 3))
 
 
 def refused(path, *words, task="image_folder"):
-    with pytest.raises(UserError) as caught:
+    with refusal(*words):
         loaded(path, task=task)
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
-def zipped(folder, path):
-    with zipfile.ZipFile(path, "w") as archive:
-        for file in sorted(folder.rglob("*")):
-            if file.is_file():
-                archive.write(file, file.relative_to(folder.parent))
-    return path
+def zipped(folder):
+    return shutil.make_archive(str(folder), "zip", folder.parent, folder.name)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("evaluation", ["dev", "val", "test", "Validation"])
-def test_classes_and_parts_are_what_folders_say(tmp_path, packed, evaluation):
+def test_folders_name_classes_and_parts(tmp_path, packed, evaluation):
     folder = tmp_path / "data" / "deeper"
     write_images(folder, ["train/cat/1.png", "train/cat/sub/2.PNG", "train/ant/1.jpg", f"{evaluation}/cat/9.gif"])
     write_images(folder, ["train/dog/1.jpeg", "train/.hidden/1.png", "train/cat/.1.png", "train/cat/notes.txt"], BLUE)
-    path = zipped(folder, tmp_path / "data.zip") if packed else tmp_path / "data"
+    path = zipped(tmp_path / "data") if packed else tmp_path / "data"
     task, train = loaded(path)
     assert task.classes == ("ant", "cat", "dog")
     assert task.num_labels == 3
@@ -175,7 +156,7 @@ def test_classes_and_parts_are_what_folders_say(tmp_path, packed, evaluation):
     assert loaded(path, "dev")[1].labels.tolist() == [1]
 
 
-def test_without_parts_a_fixed_fifth_is_evaluated_on(tmp_path):
+def test_without_parts_a_fixed_fifth_is_for_evaluation(tmp_path):
     names = [f"{name}/{number:02}.png" for name in ("a", "b") for number in range(10)]
     write_images(tmp_path / "images", names)
     task = get_task("image_folder")
@@ -186,7 +167,7 @@ def test_without_parts_a_fixed_fifth_is_evaluated_on(tmp_path):
     assert not set(train.files) & set(dev.files)
 
 
-def test_a_changed_image_is_read_anew_and_an_unchanged_one_from_the_cache(tmp_path, monkeypatch):
+def test_only_changed_images_are_decoded_again(tmp_path, monkeypatch):
     write_images(tmp_path / "images", ["train/a/1.png", "train/b/1.png", "val/a/1.png"])
     first = loaded(tmp_path / "images")[1]
     reads = []
@@ -199,7 +180,7 @@ def test_a_changed_image_is_read_anew_and_an_unchanged_one_from_the_cache(tmp_pa
     assert len(reads) == 2
 
 
-def test_every_broken_file_is_named_up_to_three(tmp_path):
+def test_an_error_names_up_to_three_broken_files(tmp_path):
     write_images(tmp_path / "images", ["train/a/1.png", "train/b/1.png", "val/a/1.png"])
     (tmp_path / "images/train/a/0\x1b.png").write_bytes(b"broken")
     refused(tmp_path / "images", "train/a/0\\x1b.png is damaged, or none of JPEG", "Fix or remove it")
@@ -208,7 +189,7 @@ def test_every_broken_file_is_named_up_to_three(tmp_path):
     refused(tmp_path / "images", "z0.png has more pixels than", "and 2 more", "Fix or remove them")
 
 
-def test_folders_that_say_no_classes_are_refused(tmp_path):
+def test_folders_without_classes_are_refused(tmp_path):
     for name, files, words in (
         ("empty", [], ["images of no classes"]),
         ("one", ["train/a/1.png", "val/a/1.png"], ["images of one class (a)"]),
@@ -225,7 +206,7 @@ def test_folders_that_say_no_classes_are_refused(tmp_path):
         get_task("image_folder").locate(None, {})
 
 
-def test_links_that_lead_out_are_refused(tmp_path):
+def test_links_that_lead_outside_are_refused(tmp_path):
     write_images(tmp_path / "images", ["train/a/1.png", "train/b/1.png", "val/a/1.png"])
     (tmp_path / "secret.png").write_bytes(picture())
     link = tmp_path / "images/train/a/2.png"
@@ -238,7 +219,7 @@ def test_links_that_lead_out_are_refused(tmp_path):
     refused(tmp_path / "images", "is a link to a folder, which is not followed")
 
 
-def test_archives_whose_paths_escape_or_that_unpack_to_too_much_are_refused(tmp_path, monkeypatch):
+def test_harmful_or_damaged_archives_are_refused(tmp_path, monkeypatch):
     for name in ("../a/1.png", "/a/1.png", "a/../../1.png", "a\\..\\1.png"):
         with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
             archive.writestr(zipfile.ZipInfo(name), picture())
@@ -249,32 +230,25 @@ def test_archives_whose_paths_escape_or_that_unpack_to_too_much_are_refused(tmp_
         archive.writestr("b/1.png", picture())
     monkeypatch.setattr("cos598d.data.images.files.MOST_BYTES", 1 << 19)
     refused(tmp_path / "bomb.zip", "a/1.png is a file of more than 0 MB")
-    # One that lies about its size is cut off where it says that it ends, or does not fit its checksum.
+    # A file of another size than its header gives is cut off at that size, or does not match its checksum.
     content = (tmp_path / "bomb.zip").read_bytes().replace(struct.pack("<I", 1 << 20), struct.pack("<I", 100))
     (tmp_path / "liar.zip").write_bytes(content)
     refused(tmp_path / "liar.zip", "a/1.png")
-    damaged = bytearray(zipped_one(tmp_path))
-    damaged[60] ^= 255
-    (tmp_path / "damaged.zip").write_bytes(bytes(damaged))
+    with zipfile.ZipFile(tmp_path / "damaged.zip", "w") as archive:
+        for name in ("a/1.png", "b/1.png"):
+            archive.writestr(name, picture())
+    (tmp_path / "damaged.zip").write_bytes((tmp_path / "damaged.zip").read_bytes().replace(b"IDAT", b"IDAX", 1))
     refused(tmp_path / "damaged.zip", "a/1.png")
 
 
-def zipped_one(tmp_path):
-    write_images(tmp_path / "pair", ["a/1.png", "b/1.png"])
-    return zipped(tmp_path / "pair", tmp_path / "pair.zip").read_bytes()
-
-
-def test_images_of_many_sizes_come_in_order_however_many_threads_decode(tmp_path):
-    generator = np.random.default_rng(0)
-    for number in range(60):
-        side = tuple(int(one) for one in generator.integers(1, 90, 2))
-        path = tmp_path / f"images/train/{number % 2}/{number:03}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture((number, 2 * number, 3 * number), side))
+def test_images_of_many_sizes_keep_their_order(tmp_path):
+    sides = np.random.default_rng(0).integers(1, 90, (60, 2)).tolist()
+    for number, side in enumerate(sides):
+        colour = (number, 2 * number, 3 * number)
+        write_images(tmp_path / "images", [f"train/{number % 2}/{number:03}.png"], colour, tuple(side))
     write_images(tmp_path / "images", ["val/0/1.png"])
     train = loaded(tmp_path / "images")[1]
-    order = [*range(0, 60, 2), *range(1, 60, 2)]
-    assert [int(one[0, 0, 0]) for one in train.pixels] == order
+    assert train.pixels[:, 0, 0, 0].tolist() == [*range(0, 60, 2), *range(1, 60, 2)]
     assert train.labels.tolist() == [0] * 30 + [1] * 30
 
 
@@ -291,20 +265,17 @@ def mnist(folder, stems=("train", "t10k"), packed=True, count=50):
     folder.mkdir(parents=True, exist_ok=True)
     for seed, stem in enumerate(stems):
         images = np.random.default_rng(seed).integers(0, 256, (count, 28, 28))
-        for name, array in (
-            (f"{stem}-images-idx3-ubyte", images),
-            (f"{stem}-labels-idx1-ubyte", np.arange(count) % 10),
-        ):
-            (folder / (name + ".gz" * packed)).write_bytes(gzip.compress(idx(array)) if packed else idx(array))
+        for name, array in (("images-idx3", images), ("labels-idx1", np.arange(count) % 10)):
+            content = gzip.compress(idx(array)) if packed else idx(array)
+            (folder / (f"{stem}-{name}-ubyte" + ".gz" * packed)).write_bytes(content)
     return folder
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_mnist_is_read_gzipped_or_not(tmp_path, packed):
+    mnist(tmp_path / "MNIST" / "raw", packed=packed)
     task = get_task("mnist")
-    location, words = task.locate(
-        None, {"IMAGE_DIR": str(mnist(tmp_path / "MNIST" / "raw", packed=packed).parent.parent)}
-    )
+    location, words = task.locate(None, {"IMAGE_DIR": str(tmp_path)})
     assert words == "IMAGE_DIR/MNIST/raw"
     parts = [task.load(part, location, ImageEncoder(28, 1)) for part in ("train", "dev")]
     for seed, part in enumerate(parts):
@@ -313,10 +284,9 @@ def test_mnist_is_read_gzipped_or_not(tmp_path, packed):
         assert part.labels.tolist() == [number % 10 for number in range(50)]
 
 
-def test_of_mnists_second_part_alone_a_fifth_is_evaluated_on(tmp_path):
-    task = get_task("mnist")
-    location, _ = task.locate(str(mnist(tmp_path, ("t10k",))))
-    assert [len(task.load(part, location, ImageEncoder(28, 1))) for part in ("train", "dev")] == [40, 10]
+def test_a_fifth_of_mnist_s_second_part_is_for_evaluation_without_the_first(tmp_path):
+    mnist(tmp_path, ("t10k",))
+    assert [len(loaded(tmp_path, part, "mnist")[1]) for part in ("train", "dev")] == [40, 10]
 
 
 @pytest.mark.parametrize(
@@ -332,7 +302,7 @@ def test_of_mnists_second_part_alone_a_fifth_is_evaluated_on(tmp_path):
         (gzip.compress(idx(np.zeros((400, 4, 4))) + bytes(1 << 22)), "continues after its end"),
         (b"\x1f\x8b" + b"\xff" * 50, "cannot be read as an IDX file"),
     ],
-    ids=without_bytes,
+    ids=itertools.count(),
 )
 def test_a_file_that_is_no_idx_file_is_refused(tmp_path, content, words):
     file = mnist(tmp_path, packed=False) / "t10k-images-idx3-ubyte"
@@ -363,9 +333,7 @@ def test_cifars_batches_are_read(tmp_path):
     for number in range(1, 6):
         (tmp_path / f"data_batch_{number}").write_bytes(batch_of(20, number))
     (tmp_path / "test_batch").write_bytes(batch_of(10, 9))
-    task = get_task("cifar10")
-    location, _ = task.locate(str(tmp_path))
-    train, dev = (task.load(part, location, ImageEncoder(32, 3)) for part in ("train", "dev"))
+    train, dev = (loaded(tmp_path, part, "cifar10", ImageEncoder(32, 3))[1] for part in ("train", "dev"))
     assert (len(train), len(dev)) == (100, 10)
     values = np.random.default_rng(9).integers(0, 256, (10, 3072)).astype(np.uint8)
     assert np.array_equal(dev.pixels[3, 5, 7], values[3].reshape(3, 32, 32)[:, 5, 7])
@@ -384,7 +352,7 @@ def of_python_2(values: np.ndarray, labels: list[int]) -> bytes:
     return b"\x80\x02}(U\x04data" + array + b"U\x06labels" + numbers + b"u."
 
 
-def test_what_python_2_wrote_is_read(tmp_path):
+def test_a_batch_pickled_by_python_2_is_read(tmp_path):
     values = np.random.default_rng(4).integers(0, 256, (2, 3072)).astype(np.uint8)
     (tmp_path / "batch").write_bytes(of_python_2(values, [3, 4]))
     images, labels = parse_batch(tmp_path / "batch")
@@ -412,20 +380,18 @@ class Attack:
         (batch_of(3)[:-50], "cannot be read as a batch"),
         (b"", "cannot be read as a batch"),
     ],
-    ids=without_bytes,
+    ids=itertools.count(),
 )
-def test_a_pickle_that_is_no_batch_is_refused_and_nothing_of_it_runs(tmp_path, content, words):
+def test_a_pickle_that_is_no_batch_is_refused_without_running_it(tmp_path, content, words):
     (tmp_path / "test_batch").write_bytes(content)
-    with pytest.raises(UserError) as caught:
+    with refusal(words, f"{tmp_path / 'test_batch'} cannot be read as a batch of CIFAR-10 ("):
         get_task("cifar10").check(tmp_path, ["dev"])
-    assert words in str(caught.value)
-    assert f"{tmp_path / 'test_batch'} cannot be read as a batch of CIFAR-10 (" in str(caught.value)
 
 
-def test_cifar_as_images_by_class_is_read_from_a_folder_or_an_archive(tmp_path):
+def test_cifar_as_image_files_is_read_from_a_folder_or_an_archive(tmp_path):
     write_images(tmp_path / "all" / "cifar10", ["train/cat/1.png", "train/ship/1.png", "test/cat/1.png"])
-    zipped(tmp_path / "all" / "cifar10", tmp_path / "all" / "cifar10-part.zip")
-    for path in (tmp_path / "all", tmp_path / "all" / "cifar10", tmp_path / "all" / "cifar10-part.zip"):
+    zipped(tmp_path / "all" / "cifar10")
+    for path in (tmp_path / "all", tmp_path / "all" / "cifar10", tmp_path / "all" / "cifar10.zip"):
         task, train = loaded(path, task="cifar10")
         assert task.num_labels == 10
         assert train.labels.tolist() == [3, 8]

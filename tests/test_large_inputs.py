@@ -1,16 +1,15 @@
-"""Texts without measure: memory grows with the input and no faster; what is beyond all measure is refused by its place.
+"""Very long texts: memory grows with the input and no faster, and an error names the place beyond a limit.
 
-Most of it is asked of one process of its own, which says how much memory each case has added.
+One process of its own prints how much memory each case adds.
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from squad_files import found_in, question, squad_of
+from data_files import found_in, question, refusal, squad_of
 
 from cos598d.data.glue import read as glue
 from cos598d.data.squad import windows
@@ -61,15 +60,12 @@ def encoder():
     return load_encoder("bert", PIECES, True)
 
 
-def test_long_texts_take_memory_in_proportion():
+def test_long_texts_take_memory_in_proportion(start):
     """Each is of 1 to 4 MB. A table of windows by tokens would be gigabytes, and a row tokenized whole half of one."""
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n{CASES}"
-    done = subprocess.run(
-        [sys.executable, "-c", limited], capture_output=True, text=True, timeout=300, env=environ, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    took = {name: int(megabytes) for megabytes, name in (line.split(" ", 1) for line in done.stdout.splitlines())}
+    program = start("cases", ["-c", limited], {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])})
+    assert program.wait() == 0, program.text[-2000:]
+    took = {name: int(megabytes) for megabytes, name in (line.split(" ", 1) for line in program.text.splitlines())}
     assert len(took) == 7
     for name, megabytes in took.items():
         assert megabytes < 220, f"{name}: {megabytes} MB"
@@ -89,9 +85,7 @@ HARD = [
 
 @pytest.mark.parametrize("lower_case", [False, True])
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_a_text_in_stretches_and_with_few_remembered_words_has_the_ids_and_places_of_the_whole(
-    size, lower_case, monkeypatch
-):
+def test_ids_and_offsets_do_not_depend_on_stretches_and_remembered_words(size, lower_case, monkeypatch):
     whole = load_encoder("bert", PIECES, lower_case)
     ids, places = whole.encode_many(HARD), whole.encode_with_offsets(HARD)
     monkeypatch.setattr(encoders, "_MOST_WORDS", size)
@@ -99,16 +93,16 @@ def test_a_text_in_stretches_and_with_few_remembered_words_has_the_ids_and_place
     encoder = load_encoder("bert", PIECES, lower_case)
     assert encoder.encode_many(HARD) == ids
     for ours, theirs in zip(encoder.encode_with_offsets(HARD), places, strict=True):
-        assert all(
-            np.array_equal(*columns) and columns[0].dtype == np.int32 for columns in zip(ours, theirs, strict=True)
-        )
+        for column, expected in zip(ours, theirs, strict=True):
+            assert np.array_equal(column, expected)
+            assert column.dtype == np.int32
     for most in (0, 1, 5, 1000):
         for start, every in zip(encoder.encode_starts(HARD, most), ids, strict=True):
             assert start == every[: len(start)]
             assert len(start) >= min(most, len(every))
 
 
-def test_features_are_the_same_however_texts_are_cut(encoder, monkeypatch):
+def test_features_do_not_depend_on_the_size_of_batches(encoder, monkeypatch):
     rows = [(first, second, {"labels": 0}) for first in HARD for second in (None, *HARD)]
     squad = squad_of(*[(text, [question(str(n), text * 9)]) for n, text in enumerate(HARD) if text.strip()])
 
@@ -118,53 +112,46 @@ def test_features_are_the_same_however_texts_are_cut(encoder, monkeypatch):
         return [found.tokens, found.offsets, found.splits, asked.tokens, asked.offsets, *asked.extra.values()]
 
     whole = built()
-    for module, name, value in (
-        (features_module, "_BATCH_CHARACTERS", 50), (windows, "_QUESTIONS", 1),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(features_module, "_BATCH_CHARACTERS", 50)
+    monkeypatch.setattr(windows, "_QUESTIONS", 1)
     for ours, theirs in zip(built(), whole, strict=True):
         assert np.array_equal(ours, theirs)
 
 
-def test_a_long_run_of_combining_marks_is_cut_soon():
+def test_a_long_run_of_combining_marks_is_split_in_seconds():
     """Python sorts such a run in the square of its length: of this one for hours."""
     assert characters.bert_words("a" + "\u0316\u0300" * 250_000 + "b", True) == "ab"
 
 
-def test_a_line_longer_than_any_example_is_refused_by_its_number(tmp_path, monkeypatch):
+def test_an_error_names_a_line_longer_than_any_example(tmp_path, monkeypatch):
     monkeypatch.setattr(glue, "MOST_LINE_BYTES", 200)
     file = tmp_path / "train.tsv"
-    file.write_text("index\tsentence1\tsentence2\tlabel\n0\tone\ttwo\tentailment\n1\t" + "x" * 500)
-    with pytest.raises(UserError, match=r"train\.tsv, line 3: more than 200 bytes without a line end"):
-        list(glue.read_rows(file, glue.FORMATS["rte"]))
-    file.write_text("x" * 500)
-    with pytest.raises(UserError, match=r"train\.tsv, line 1: more than 200 bytes"):
-        list(glue.read_rows(file, glue.FORMATS["rte"]))
+    for line, before in ((3, "index\tsentence1\tsentence2\tlabel\n0\tone\ttwo\tentailment\n1\t"), (1, "")):
+        file.write_text(before + "x" * 500)
+        with pytest.raises(UserError, match=rf"train\.tsv, line {line}: more than 200 bytes without a line end"):
+            list(glue.read_rows(file, glue.FORMATS["rte"]))
 
 
-def test_questions_that_would_repeat_a_context_without_end_are_refused_before_it_is_done(encoder, monkeypatch):
+def test_questions_that_repeat_a_long_context_too_often_are_refused(encoder, monkeypatch):
     monkeypatch.setattr(windows, "MOST_TOKENS", 10_000)
     context = "the fox " * 1000
     asked = [question(f"q{number}\x1b", "who?", [("fox", 4)]) for number in range(10)]
     squad = squad_of((context, asked))
     options = WindowOptions(64, 8, 16)
-    with pytest.raises(UserError) as raised:
+    too_many = "whose context has 2,000 tokens, the windows hold more than 10,000 tokens"
+    with refusal("a test's file: up to question 'q1", too_many):
         build_windows(squad, range(10), encoder, options, True)
-    assert "a test's file: up to question 'q1" in str(raised.value)
-    assert "whose context has 2,000 tokens, the windows hold more than 10,000 tokens" in str(raised.value)
-    assert "\x1b" not in str(raised.value)
     assert len(build_windows(squad, [0], encoder, options, True))
 
 
-def test_an_answer_inside_words_is_not_looked_for_without_end(encoder, monkeypatch):
+def test_the_search_for_an_answer_inside_words_has_a_limit(encoder, monkeypatch):
     looked = []
     tokens_of = windows._tokens_of
     monkeypatch.setattr(windows, "_tokens_of", lambda *words: looked.append(words[1]) or tokens_of(*words))
     context = "xa" * 2000 + " a"
-    squad = squad_of(
-        (context, [question("q", "who?", [("a", 1)]), question("r", "who?", [found_in(context, "a", 1990)])])
-    )
+    asked = [question("q", "who?", [("a", 1)]), question("r", "who?", [found_in(context, "a", 1990)])]
+    squad = squad_of((context, asked))
     features = build_windows(squad, [0, 1], encoder, WindowOptions(), False)
-    # The one at the end stands whole, and only from near enough it is found.
+    # The answer at the end is a token, and is found only from a place near it.
     assert features.extra["finding"].tolist() == [AnswerStatus.INSIDE_TOKEN, AnswerStatus.MOVED]
     assert len(looked) <= 2 * (windows._PLACES + 1)

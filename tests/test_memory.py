@@ -1,12 +1,12 @@
-"""What a rank holds is counted by category, between steps and at a step's peak, recorded, and shown by its formula."""
+"""A rank's memory is counted by category, between steps and at a step's peak, and recorded next to its formula."""
 
-import json
+import contextlib
 import tempfile
 from pathlib import Path
 
 import pytest
 import torch
-from report_records import write_run
+from report_records import edit, write_run
 from torch import nn
 from worlds import run_ranks
 
@@ -69,10 +69,6 @@ def memories():
     return run_ranks(2, all_memories)
 
 
-def categories(held):
-    return [held[name] for name in ("parameters", "gradients", "optimizer")]
-
-
 # Parameters, gradients and state between two steps.
 TEXTBOOK = {
     "all_reduce": [WEIGHTS + FROZEN, 0, 2 * WEIGHTS],
@@ -83,32 +79,28 @@ TEXTBOOK = {
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_rank_holds_what_the_textbook_says_and_the_record_has_its_formula_beside_it(memories, name):
+def test_a_rank_s_memory_is_the_textbook_s_and_the_formula_s(memories, name):
     for rank in memories:
         found = rank[name]
         slack = 200  # the optimizer counts its steps, and what is freed leaves placeholders
-        for held, expected in zip(categories(found["between_steps"]), TEXTBOOK[name], strict=True):
-            assert expected <= held <= expected + slack
+        for category, expected in zip(("parameters", "gradients", "optimizer"), TEXTBOOK[name], strict=True):
+            assert expected <= found["between_steps"][category] <= expected + slack
         assert found["expected_between_steps"] == found["between_steps"]
         assert sum(found["expected_peak"].values()) == pytest.approx(sum(found["peak"].values()), rel=1e-3)
         most = found["peak_with_activations"]
         assert not most or sum(most.values()) >= sum(found["peak"].values()) < sum(most.values()) + most["activations"]
         assert found["expected_unsaid"] == ""
+        assert found["process_peak_bytes"] > 50_000_000
+        assert found["gpu_peak_bytes"] is None
 
 
-def test_the_peak_has_the_gradients_and_the_layers_that_are_gathered_for_a_moment(memories):
+def test_the_peak_has_the_gradients_and_the_gathered_layers(memories):
     for rank in memories:
         assert rank["all_reduce"]["peak"]["gradients"] == WEIGHTS
         layer, between, peak = WEIGHTS // LAYERS, *(rank["zero3"][when] for when in ("between_steps", "peak"))
         assert sum(peak.values()) - sum(between.values()) >= 2 * layer
         for found in rank.values():
             assert sum(found["peak"].values()) >= sum(found["between_steps"].values())
-
-
-def test_the_process_s_own_peak_stands_beside_it(memories):
-    for rank in memories:
-        assert rank["zero3"]["process_peak_bytes"] > 50_000_000
-        assert rank["zero3"]["gpu_peak_bytes"] is None
 
 
 CIRCLE = """
@@ -127,34 +119,29 @@ class Circle(GradientSync):
 """
 
 
-def test_a_sync_of_the_user_s_own_is_counted_though_its_parts_refer_to_each_other(tmp_path):
+def test_your_own_sync_is_counted_if_its_parts_refer_to_each_other(tmp_path):
     (tmp_path / "circle.py").write_text(CIRCLE)
     sync = get_sync(f"{tmp_path / 'circle.py'}:Circle")(comm=None)
     assert sum(tensor.nbytes for tensor in tensors_in(sync)) == 400
 
 
 def test_watching_leaves_no_hook_and_changes_no_gradient():
-    gradients = []
-    for watches in (True, False):
-        torch.manual_seed(0)
-        model, looked = Deep(), []
-        peak = Peak(lambda looked=looked: looked.append(1) or {"parameters": len(looked)})
-        if watches:
-            with peak.watching():
-                model(torch.arange(6).view(2, 3))[0].backward()
-            assert peak.held == {"parameters": len(looked), "gradients": 4 * WIDTH * WIDTH}, "with the last gradient"
-            assert len(looked) == 1 + 3 * LAYERS, "the frozen embedding has no backward"
-        else:
+    model, looked, gradients = Deep(), [], []
+    peak = Peak(lambda: looked.append(1) or {"parameters": len(looked)})
+    for watching in (peak.watching(), contextlib.nullcontext()):
+        model.zero_grad()
+        with watching:
             model(torch.arange(6).view(2, 3))[0].backward()
-            assert not looked
         gradients.append([p.grad for p in model.layers.parameters()])
+        assert len(looked) == 1 + 3 * LAYERS, "the frozen embedding has no backward"
+    assert peak.held == {"parameters": len(looked), "gradients": 4 * WIDTH * WIDTH}, "with the last gradient"
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize(
     "values", [*({"optimizer": name} for name in OPTIMIZERS), {"optimizer": "sgd", "momentum": 0.9}], ids=str
 )
-def test_every_optimizer_declares_the_memory_that_it_keeps(values):
+def test_every_optimizer_declares_its_memory(values):
     config, model = RunConfig(**values), Deep()
     strategy = Replicated(get_sync("all_reduce")(Communicator(None, "gloo", torch.device("cpu"))))
     module = strategy.attach(model, lambda named: make_optimizer(named, config))
@@ -174,12 +161,10 @@ def with_memory(folder, **changes):
     memory |= {"between_steps": [held, held], "peak": [held, peak]}
     memory |= {"expected_between_steps": [held, held], "expected_peak": [held, held | {"gradients": 4_830_000}]}
     memory |= {"expected_unsaid": ["", ""]}
-    path = folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"memory": memory | changes}))
-    return folder
+    return edit(folder / "summary.json", lambda record: record.update(memory=memory | changes))
 
 
-def test_the_table_has_formula_beside_counted_of_the_rank_that_holds_most_and_leaves_older_records_out(tmp_path):
+def test_the_table_has_formula_and_count_of_the_rank_with_the_most_memory(tmp_path):
     old = write_run(tmp_path / "old")
     rows = memory_rows([load_run(with_memory(tmp_path / "new")), load_run(old)])
     assert rows[0][-3:] == ["total", "off formula", "process's peak"], "no GPU, no column"
@@ -196,22 +181,19 @@ def test_the_table_has_formula_beside_counted_of_the_rank_that_holds_most_and_le
     assert [row[-1] for row in gpu] == ["GPU's peak", "-", "2.000", "-"]
 
 
-def test_where_a_formula_is_missing_the_table_says_so_and_why(tmp_path):
+def test_the_table_has_a_dash_for_a_missing_formula(tmp_path):
     run = load_run(with_memory(tmp_path / "new", expected_peak=[None, None], expected_unsaid=["it is its own"] * 2))
     rows = memory_rows([run])
     assert [(row[1], row[-2]) for row in rows[1:]] == [("between steps", "0.0%"), ("at a step's peak", "-")]
     assert memory_note([run]).endswith("A dash for new: it is its own.")
     part = load_run(with_memory(tmp_path / "part", expected_peak=[None, {"parameters": 5_000_000}]))
     assert memory_rows([part])[2][-2] == "-20.0%", "of what is stated"
-    old = load_run(
-        with_memory(tmp_path / "old", **dict.fromkeys(("expected_peak", "expected_between_steps"), [None, None]))
-    )
-    assert [row[-2] for row in memory_rows([old])[1:]] == ["-", "-"]
+    old = with_memory(tmp_path / "old", expected_peak=[None, None], expected_between_steps=[None, None])
+    assert [row[-2] for row in memory_rows([load_run(old)])[1:]] == ["-", "-"]
 
 
-def test_memory_that_is_no_number_or_not_of_all_ranks_is_a_damaged_record(tmp_path):
+def test_memory_without_numbers_or_ranks_is_a_damaged_record(tmp_path):
     damages = ({"process_peak_bytes": [1]}, {"peak": [{"parameters": "much"}] * 2}, {"expected_peak": [None]})
     for number, changes in enumerate((*damages, {"expected_unsaid": [1, 2]})):
-        folder = with_memory(tmp_path / str(number), **changes)
         with pytest.raises(UserError, match="is damaged: its memory"):
-            load_run(folder)
+            load_run(with_memory(tmp_path / str(number), **changes))

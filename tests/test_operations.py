@@ -1,4 +1,4 @@
-"""The formula of a step's operations counts what torch's own counter counts, and the peak is that of all cores once."""
+"""The formula of a step's operations gives what torch's counter counts; the peak counts each core once."""
 
 from types import SimpleNamespace
 
@@ -58,7 +58,7 @@ def test_the_formula_counts_what_torch_counts(name, model_type, head, monkeypatc
     assert found.sum() == expected
 
 
-def test_attention_grows_with_the_square_of_a_length_and_padding_costs_nothing():
+def test_attention_grows_with_the_square_of_the_length():
     config = find_model("tiny").config
     one, two, four = training_operations("bert", config, ANSWERS, 2, np.array([10, 20, 40]))
     square = config.num_hidden_layers * 3 * 4 * config.hidden_size * 10**2
@@ -72,7 +72,7 @@ def on_cpu(*ranks):
     return SimpleNamespace(device=torch.device("cpu"), exchange=lambda mine: [mine, *ranks])
 
 
-def test_a_core_counts_once_and_only_where_a_thread_can_use_it(monkeypatch):
+def test_the_peak_counts_each_core_that_has_a_thread_once(monkeypatch):
     here, there = [("here", 0), ("here", 1)], [("there", 5)]
     monkeypatch.setattr(peak, "own_cores", lambda: here)
     assert peak_of_all(on_cpu(), "fp32", 1, lambda precision: 100.0) == 100
@@ -80,7 +80,7 @@ def test_a_core_counts_once_and_only_where_a_thread_can_use_it(monkeypatch):
     assert peak_of_all(on_cpu([there, 1, 50.0]), "bf16", 2, {"bf16": 100.0}.get) == 3 * 75
 
 
-def test_gpus_are_known_by_name():
+def test_a_gpu_s_peak_is_found_by_its_name():
     assert gpu_peak("NVIDIA H100 80GB HBM3", "bf16", False) == 989.4e12
     assert gpu_peak("NVIDIA H100 PCIe", "fp32", True) == 378e12
     assert gpu_peak("NVIDIA A100-SXM4-40GB", "fp32", False) == 19.5e12

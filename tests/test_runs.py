@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 import torch
-from glue_files import write_task
+from data_files import write_task
 from programs import ROOT, TINY, TINY_TRAINING, Program, free_port, script
 
 from cos598d.commands.script import run_script

@@ -1,4 +1,4 @@
-"""Memory that ranks share: nobody sees another's changes, waits for ever or leaves anything behind; and two levels."""
+"""Memory that ranks share is private after a step, has a time limit and is freed; and averages in two levels."""
 
 import errno
 import gc
@@ -48,7 +48,7 @@ def off_the_mean(model, world_size, step):
 
 
 class LateCopy(SharedMemory):
-    """Rank 1 copies long after the others have what they need to go on."""
+    """Rank 1 copies long after the others can continue."""
 
     def wait_for_result(self, unit, call):
         super().wait_for_result(unit, call)
@@ -73,16 +73,15 @@ def change_gradients_at_once(comm):
     return max(worst)
 
 
-def test_what_a_rank_does_to_its_gradients_no_other_sees():
+def test_no_rank_sees_another_s_changes_of_its_gradients():
     assert max(run_ranks(3, change_gradients_at_once)) < 1e-6
 
 
 def wait_for_rank_1(comm):
-    """On a rank: what it is told when rank 1 does not come, and after how many seconds."""
+    """On a rank: the error if rank 1 does not come, and after how many seconds."""
     Communicator.timeout_seconds = 0.5
-    model = model_of_two_layers()
     sync = SharedMemory(comm, find_unused_parameters=False)
-    module = sync.attach(model)
+    module = sync.attach(model_of_two_layers())
     found = None
     if comm.rank != 1:
         module(inputs(comm.rank, 0)).sum().backward()
@@ -94,49 +93,40 @@ def wait_for_rank_1(comm):
     return found
 
 
-def test_a_rank_that_does_not_come_is_named():
+def test_an_error_names_the_rank_that_does_not_come():
     answers = run_ranks(3, wait_for_rank_1)
     for sentence, seconds in (answers[0], answers[2]):
         assert "rank 1 did not fill bucket 0 within 0.5 s" in sentence
         assert seconds > 0.4
 
 
+def raiser(*error):
+    """A function that raises this OSError on every call."""
+    return lambda *_: (_ for _ in ()).throw(OSError(*error))
+
+
 def refusals(comm):
-    """On a rank: the sentences for what cannot work."""
-    sentences = []
-
-    def refused():
-        with pytest.raises(UserError) as error:
-            SharedMemory(comm).attach(model_of_two_layers())
-        sentences.append(str(error.value))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hosts, "host_groups", lambda comm: [[0, 1], [2]])
-        refused()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delattr(os, "memfd_create")
-        refused()
-    with pytest.MonkeyPatch.context() as patch:
-        if comm.rank == 2:
-            patch.setattr(os, "open", no_permission)
-        refused()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", no_space)
-        refused()
+    """On a rank: the errors of what cannot work."""
+    errors = []
+    for module, name, replacement in (
+        (hosts, "host_groups", lambda comm: [[0, 1], [2]]),
+        (os, "memfd_create", None),
+        (os, "open", raiser(errno.EPERM, "Permission denied") if comm.rank == 2 else os.open),
+        (os, "posix_fallocate", raiser(errno.ENOSPC, "No space left on device")),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, name, replacement) if replacement else patch.delattr(module, name)
+            with pytest.raises(UserError) as error:
+                SharedMemory(comm).attach(model_of_two_layers())
+        errors.append(str(error.value))
     with pytest.raises(UserError) as error:
         Segments(comm, range(comm.world_size), [(2**56, torch.float32)], ["fill"])
-    return [*sentences, str(error.value)]
+    with pytest.raises(UserError, match=r"weight is on meta. Choose --sync ddp"):
+        SharedMemory(comm).attach(nn.Linear(2, 2, device="meta"))
+    return [*errors, str(error.value)]
 
 
-def no_permission(*_):
-    raise PermissionError(1, "Permission denied")
-
-
-def no_space(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_what_cannot_share_memory_is_refused_in_one_sentence_on_every_rank():
+def test_ranks_that_cannot_share_memory_have_the_same_error():
     answers = run_ranks(3, refusals)
     assert answers[0] == answers[1] == answers[2]
     several_hosts, no_memfd, not_opened, no_space_left, too_large = answers[0]
@@ -159,7 +149,7 @@ def test_what_cannot_share_memory_is_refused_in_one_sentence_on_every_rank():
         ),
     ],
 )
-def test_what_a_cgroup_above_leaves_of_its_limit_is_all_that_is_available(line, folder, files, tmp_path):
+def test_available_bytes_are_what_a_parent_cgroup_leaves_of_its_limit(line, folder, files, tmp_path):
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "cgroup").write_text(f"7:pids:/a/b\n{line}\n")
     (tmp_path / folder / "b").mkdir(parents=True)
@@ -172,12 +162,6 @@ def test_what_a_cgroup_above_leaves_of_its_limit_is_all_that_is_available(line, 
     assert available_bytes(tmp_path) == 4700
 
 
-def test_tensors_of_a_device_are_refused():
-    comm = Communicator(None, "gloo", torch.device("cpu"))
-    with pytest.raises(UserError, match=r"weight is on meta. Choose --sync ddp"):
-        SharedMemory(comm).attach(nn.Linear(2, 2, device="meta"))
-
-
 MEMORY = "/memfd:cos598d (deleted)"
 
 
@@ -185,16 +169,17 @@ def let_go(comm):
     """On a rank: whether the memory is mapped and a descriptor of it open, at each stage of a sync's life."""
     model = model_of_two_layers()
     sync = SharedMemory(comm)
-    found = [MEMORY in shared_memory_of("self"), has_descriptor()]
+    unused = is_mapped_and_open()
     module = sync.attach(model)
     module(inputs(comm.rank, 0)).sum().backward()
     sync.finish()
-    found += [MEMORY in shared_memory_of("self"), has_descriptor()]
+    used = is_mapped_and_open()
     sync.detach()
-    found += [MEMORY in shared_memory_of("self"), off_the_mean(model, comm.world_size, 0) < 1e-6]
+    detached = is_mapped_and_open()
+    assert off_the_mean(model, comm.world_size, 0) < 1e-6
     model.zero_grad(set_to_none=True)
     gc.collect()
-    return [*found, MEMORY in shared_memory_of("self"), has_descriptor()]
+    return unused, used, detached, is_mapped_and_open()
 
 
 def shared_memory_of(pid):
@@ -203,19 +188,19 @@ def shared_memory_of(pid):
     return [line.split(maxsplit=5)[5] for line in lines if line.split()[1] == "rw-s"]
 
 
-def has_descriptor():
-    folder = Path("/proc/self/fd")
-    links = [os.readlink(entry) for entry in folder.iterdir() if entry.is_symlink()]
-    return any("memfd:cos598d" in link for link in links)
+def is_mapped_and_open():
+    links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    return [MEMORY in shared_memory_of("self"), any("memfd:cos598d" in link for link in links)]
 
 
-def test_the_memory_goes_when_the_last_gradient_in_it_does():
-    unused, used, detached, forgotten = [False, False], [True, True], [True, True], [False, False]
-    for found in run_ranks(2, let_go):
-        assert found == [*unused, *used, *detached, *forgotten]
+def test_the_memory_is_freed_with_the_last_gradient_in_it():
+    for unused, used, detached, forgotten in run_ranks(2, let_go):
+        assert unused == forgotten == [False, False]
+        assert used == [True, True]
+        assert detached[0]
 
 
-def test_a_killed_rank_is_named_and_its_memory_had_no_name_to_leave_behind(start_ranks):
+def test_an_error_names_a_killed_rank_and_its_memory_has_no_file(start_ranks):
     ranks = start_ranks("task2b/run_glue.py", 3, [*TINY_TRAINING, "--max_steps", 100000, "--sync", "shared_memory"])
     for rank in ranks:
         rank.wait_for("iteration 5:")
@@ -231,7 +216,7 @@ def test_a_killed_rank_is_named_and_its_memory_had_no_name_to_leave_behind(start
 
 
 def average_in_two_levels(comm, groups):
-    """On a rank: how far the averages are off, and what the ledger says against what is expected."""
+    """On a rank: how far the averages are off, and the ledger's calls and bytes next to the expected ones."""
     hosts.host_groups = lambda comm: groups
     model = model_of_two_layers()
     sync = Hierarchical(comm, find_unused_parameters=False, options=SMALL_BUCKETS)
@@ -256,7 +241,7 @@ def average_in_two_levels(comm, groups):
     [[[0, 1], [2, 3]], [[0, 2, 3], [1]], [[0, 1], [2, 3], [4]], [[0], [1], [2]]],
     ids=["2+2", "3+1", "2+2+1", "1+1+1"],
 )
-def test_two_levels_average_and_only_the_hosts_first_ranks_send(groups):
+def test_two_levels_average_and_only_each_host_s_first_rank_sends(groups):
     firsts = [members[0] for members in groups]
     answers = run_ranks(sum(map(len, groups)), average_in_two_levels, groups)
     for rank, (worst, found, expected) in enumerate(answers):
@@ -268,19 +253,10 @@ def test_two_levels_average_and_only_the_hosts_first_ranks_send(groups):
     assert sum(found[1] for _, found, _ in answers) == 2 * 2 * (len(firsts) - 1) * payload
 
 
-class Asked:
-    """A communicator of which only the exchange is used."""
-
-    def __init__(self, *answers):
-        self.answers = answers
-
-    def exchange(self, value):
-        return list(self.answers)
-
-
-def test_hosts_are_told_apart_and_stand_in_the_order_of_their_first_ranks():
-    assert hosts.host_groups(Asked("b", "a", "b", "c", "a")) == [[0, 2], [1, 4], [3]]
+def test_hosts_are_in_the_order_of_their_first_ranks():
+    names = SimpleNamespace(exchange=lambda value: ["b", "a", "b", "c", "a"])
+    assert hosts.host_groups(names) == [[0, 2], [1, 4], [3]]
     seen = []
-    hosts.host_groups(SimpleNamespace(exchange=lambda value: seen.append(value) or [value]))
-    hosts.host_groups(SimpleNamespace(exchange=lambda value: seen.append(value) or [value]))
+    for _ in range(2):
+        hosts.host_groups(SimpleNamespace(exchange=lambda value: seen.append(value) or [value]))
     assert seen[0] == seen[1] != ""

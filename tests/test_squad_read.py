@@ -1,12 +1,20 @@
-"""SQuAD's files: what is none is refused in a sentence that names the place; scores of anybody's predictions."""
+"""SQuAD's files: errors name the place; scores follow the official rules, on cases worked out by hand."""
 
 import json
 
 import pytest
-from squad_files import found_in, question, squad_value, write_squad
+from data_files import found_in, question, squad_value, write_squad
 
-from cos598d.data.squad.read import parse_squad, read_squad
-from cos598d.data.squad.score import score_file
+from cos598d.data.squad.read import GoldAnswer, Question, parse_squad, read_squad
+from cos598d.data.squad.score import (
+    exact_match,
+    f1_score,
+    f1_score_version_2,
+    normalize_answer,
+    score_file,
+    score_version_1,
+    score_version_2,
+)
 from cos598d.errors import UserError
 
 CONTEXT = "Rain fell on Ålesund."
@@ -58,14 +66,14 @@ def test_contexts_and_questions_are_read_in_order(tmp_path):
         (squad_value((CONTEXT, [])), "has no question"),
     ],
 )  # fmt: skip
-def test_what_is_not_squad_is_refused_by_its_place(value, words):
+def test_an_error_names_the_place_where_a_file_is_not_squad(value, words):
     with pytest.raises(UserError, match=words) as raised:
         parse_squad(value, "a.json")
     assert str(raised.value).startswith("a.json")
     assert "\n" not in str(raised.value)
 
 
-def test_files_that_are_missing_or_cut_off_are_named(tmp_path):
+def test_an_error_names_a_missing_or_damaged_file(tmp_path):
     with pytest.raises(UserError, match=r"There is no file .*none\.json"):
         read_squad(tmp_path / "none.json")
     whole = write_squad(tmp_path / "cut.json", (CONTEXT, [GOOD])).read_bytes()
@@ -86,7 +94,7 @@ def written(path, value):
     return path
 
 
-def test_a_predictions_file_is_scored_and_what_does_not_fit_is_said(tmp_path, data):
+def test_predictions_are_scored_and_remarks_name_missing_and_unknown_questions(tmp_path, data):
     predictions = written(tmp_path / "p.json", {"a": "the rain", "z": "other"})
     scores, remarks = score_file(data, predictions)
     assert scores == {"exact_match": 50.0, "f1": 50.0}
@@ -100,7 +108,7 @@ def test_a_predictions_file_is_scored_and_what_does_not_fit_is_said(tmp_path, da
     )
 
 
-def test_predictions_for_a_file_of_version_2_are_scored_by_its_rules(tmp_path):
+def test_version_2_scores_use_null_odds_and_errors_name_wrong_ones(tmp_path):
     asked = [question("a", "x?", [found_in(CONTEXT, "Rain")]), question("b", "y?", is_impossible=True)]
     data = write_squad(tmp_path / "data.json", (CONTEXT, asked))
     predictions = written(tmp_path / "p.json", {"a": "Rain", "b": ""})
@@ -108,12 +116,13 @@ def test_predictions_for_a_file_of_version_2_are_scored_by_its_rules(tmp_path):
     scores, _ = score_file(data, predictions, odds)
     assert (scores["exact"], scores["NoAns_f1"], scores["best_exact"]) == (100.0, 100.0, 100.0)
     assert scores["best_exact_thresh"] == -1.0
-    with pytest.raises(UserError, match=r"o\.json has no number for 1 questions, b\. Complete it"):
-        score_file(data, predictions, written(odds, {"a": 1.0}))
-    with pytest.raises(UserError, match=r"the entry of 'b' is NaN. Map each question id to a number"):
-        score_file(data, predictions, written(odds, {"a": 1.0, "b": float("nan")}))
-    with pytest.raises(UserError, match=r"the entry of 'a' is -1000+. Map each question id to a number"):
-        score_file(data, predictions, written(odds, {"a": -(10**400), "b": 1}))
+    for wrong, words in (
+        ({"a": 1.0}, r"o\.json has no number for 1 questions, b\. Complete it"),
+        ({"a": 1.0, "b": float("nan")}, r"the entry of 'b' is NaN. Map each question id to a number"),
+        ({"a": -(10**400), "b": 1}, r"the entry of 'a' is -1000+. Map each question id to a number"),
+    ):
+        with pytest.raises(UserError, match=words):
+            score_file(data, predictions, written(odds, wrong))
 
 
 @pytest.mark.parametrize(
@@ -124,12 +133,106 @@ def test_predictions_for_a_file_of_version_2_are_scored_by_its_rules(tmp_path):
         ({"a": ["x"]}, r"the entry of 'a' is \[\"x\"\]. Map"),
     ],
 )
-def test_predictions_of_another_form_or_for_other_questions_are_refused(tmp_path, data, value, words):
+def test_predictions_in_another_form_or_for_other_questions_are_refused(tmp_path, data, value, words):
     with pytest.raises(UserError, match=words):
         score_file(data, written(tmp_path / "p.json", value))
 
 
-def test_null_odds_make_no_sense_for_version_1(tmp_path, data):
+def test_null_odds_are_refused_for_version_1(tmp_path, data):
     predictions = written(tmp_path / "p.json", {"a": "x"})
     with pytest.raises(UserError, match="is SQuAD 1.1, which has no null odds"):
         score_file(data, predictions, predictions)
+
+
+def asked(identity, *golds, impossible=False):
+    return Question(identity, 0, "?", tuple(GoldAnswer(text, 0) for text in golds), impossible)
+
+
+@pytest.mark.parametrize(
+    ("text", "normalized"),
+    [
+        ("The  Quick, brown\tFox!", "quick brown fox"),
+        ("a an the", ""),
+        ("Theatre, another, than", "theatre another than"),  # articles only as words of their own
+        ("The-end", "theend"),  # punctuation goes first and leaves no space, so no article is left
+        ("An U.S.A. $5.00", "usa 500"),
+        ("20–18", "20–18"),  # an en dash is no ASCII punctuation: the official scripts keep it
+        ("“quoted”", "“quoted”"),
+        ("ÉCOLE a\u00a0b", "école b"),
+    ],
+)
+def test_normalization_follows_the_official_scripts(text, normalized):
+    assert normalize_answer(text) == normalized
+
+
+def test_f1_counts_repeated_words():
+    assert f1_score("the cat sat", "a cat") == pytest.approx(2 / 3)  # precision 1/2, recall 1
+    assert f1_score("to be or not to be", "to be") == pytest.approx(0.5)  # 2 of 6, 2 of 2
+    assert f1_score("to be", "to to to be") == pytest.approx(2 / 3)  # 2 of 2, 2 of 4
+    assert f1_score("dog", "cat") == 0.0
+
+
+def test_only_version_2_accepts_an_empty_prediction_for_an_empty_answer():
+    assert f1_score("", "") == 0.0
+    assert f1_score_version_2("", "") == 1.0
+    assert f1_score_version_2("the", "") == 1.0  # nothing is left of an article
+    assert f1_score_version_2("", "cat") == f1_score_version_2("cat", "") == 0.0
+    assert exact_match("the", "") == 1.0
+
+
+def test_each_score_uses_its_best_gold_answer():
+    questions = [asked("q", "Denver Broncos of Colorado", "Broncos", "the Denver")]
+    scores = score_version_1(questions, {"q": "Denver Broncos"})
+    assert scores == {"exact_match": 0.0, "f1": pytest.approx(100 * 2 / 3)}
+    assert score_version_1(questions, {"q": "The BRONCOS."}) == {"exact_match": 100.0, "f1": 100.0}
+
+
+def test_missing_predictions_and_golds_count_as_wrong():
+    questions = [asked("right", "yes"), asked("missing", "yes"), asked("no gold")]
+    predictions = {"right": "yes", "no gold": "anything"}
+    assert score_version_1(questions, predictions) == pytest.approx({"exact_match": 100 / 3, "f1": 100 / 3})
+    assert score_version_2(questions, {"right": "yes"})["exact"] == pytest.approx(100 / 3)
+
+
+def test_version_2_scores_answerable_questions_separately():
+    questions = [
+        asked("a", "red apple"),
+        asked("b", "pear"),
+        asked("c", impossible=True),
+        asked("d", impossible=True),
+        asked("e", impossible=True),
+        asked("f", "the"),  # no gold answer that has words: nothing is the right answer
+    ]
+    predictions = {"a": "apple", "b": "", "c": "", "d": "plum", "e": "", "f": ""}
+    assert score_version_2(questions, predictions) == pytest.approx(
+        {
+            "exact": 100 * 3 / 6,
+            "f1": 100 * (2 / 3 + 3) / 6,
+            "HasAns_exact": 0.0,
+            "HasAns_f1": 100 * (2 / 3) / 2,
+            "NoAns_exact": 75.0,
+            "NoAns_f1": 75.0,
+        }
+    )
+    assert set(score_version_2(questions[:2], predictions)) == {"exact", "f1", "HasAns_exact", "HasAns_f1"}
+
+
+def test_best_thresholds_answer_the_surest_questions_first():
+    questions = [asked("a", "x"), asked("b", "x"), asked("c", impossible=True), asked("d", impossible=True)]
+    predictions = {"a": "x", "b": "x", "c": "z", "d": "z"}
+    odds = {"a": -3.0, "b": 1.0, "c": 0.0, "d": 2.5}
+    # All unanswered: 2 right. Answering a: 3; then c: 2; then b: 3, no better; then d: 2.
+    scores = score_version_2(questions, predictions, odds)
+    assert (scores["best_exact"], scores["best_exact_thresh"]) == (75.0, -3.0)
+    assert (scores["best_f1"], scores["best_f1_thresh"]) == (75.0, -3.0)
+    assert scores["exact"] == 50.0
+    odds["c"] = 9.0
+    # Now a, b, d, c: 3, then 4.
+    scores = score_version_2(questions, predictions, odds)
+    assert (scores["best_exact"], scores["best_exact_thresh"]) == (100.0, 1.0)
+
+
+def test_the_threshold_is_zero_if_no_answer_is_best():
+    questions = [asked("a", "x"), asked("b", impossible=True)]
+    scores = score_version_2(questions, {"a": "wrong", "b": "wrong"}, {"a": 1.0, "b": 2.0})
+    assert (scores["best_exact"], scores["best_exact_thresh"]) == (50.0, 0.0)

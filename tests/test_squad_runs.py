@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from data_files import found_in, question, write_squad
 from programs import ROOT, Program, free_port, script
-from squad_files import found_in, question, write_squad
 
 from cos598d.commands.cli import main
 from cos598d.tools.report.load import load_run

@@ -1,42 +1,35 @@
-"""SQuAD's features: windows as the scripts of BERT cut them, and answers found through character offsets."""
+"""SQuAD's features are windows as the scripts of BERT cut them, and scores of their tokens become answers."""
 
+import json
 import random
 import unicodedata
 
 import numpy as np
 import pytest
-from squad_files import found_in, question, squad_of
+from data_files import found_in, question, squad_of
 from test_features import ToyEncoder
 
 from cos598d.data.examples import spread
+from cos598d.data.squad.options import SquadOptions
+from cos598d.data.squad.predict import predict
 from cos598d.data.squad.windows import AnswerStatus, WindowOptions, _spans, build_windows
 from cos598d.data.text.layout import LAYOUTS
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-PIECES = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "café",
-    "cafe",
-    "stands",
-    "16",
-    "##land",
-    "island",
-    "who",
-    "what",
-]
-PIECES += "?.,-'"
-PIECES += [form + letter for letter in LETTERS + "0123456789" for form in ("", "##")]
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "café", "cafe", "stands", "16", "##land", "island", "who"]
+PIECES += ["what", *"?.,-'", *(form + letter for letter in LETTERS + "0123456789" for form in ("", "##"))]
+LOW = -9.0
+
+
+def bert_encoder():
+    return load_encoder("bert", PIECES, True)
 
 
 @pytest.fixture
 def encoder():
-    return load_encoder("bert", PIECES, True)
+    return bert_encoder()
 
 
 def built(encoder, paragraph, training=False, **options):
@@ -45,7 +38,7 @@ def built(encoder, paragraph, training=False, **options):
 
 
 def text_of_labels(features, window, context):
-    """The part of the context that a window's labels stand for, or None where they point to [CLS]."""
+    """The part of the context that a window's labels mark, or None if they point to [CLS]."""
     start, end = (int(features.targets[f"{name}_positions"][window]) for name in ("start", "end"))
     if start == 0 and end == 0:
         return None
@@ -60,8 +53,8 @@ def text_of_labels(features, window, context):
 
 
 @pytest.mark.long
-def test_offsets_of_any_text_cut_out_what_was_read():
-    # Every assigned character beside a letter, also such as grow, shrink, vanish or combine.
+def test_offsets_are_ordered_and_inside_any_text():
+    # Every assigned character next to a letter, including those that grow, shrink, vanish or combine.
     encoder = {lower: load_encoder("bert", [*PIECES, "ß", "Ω"], lower) for lower in (False, True)}
     characters = [chr(code) for code in range(0x30000) if unicodedata.category(chr(code))[0] != "C"]
     dice = random.Random(5)
@@ -90,7 +83,7 @@ def test_a_short_context_is_one_window_of_question_and_context(encoder):
     assert features.extra["finding"].tolist() == [AnswerStatus.EXACT]
 
 
-def test_a_long_context_is_cut_into_windows_and_every_whole_answer_is_labelled(encoder):
+def test_windows_of_a_long_context_label_each_complete_answer(encoder):
     context = " ".join(LETTERS[i % 26] for i in range(50))
     places = [found_in(context, "a b", 1), found_in(context, "g h", 0)]  # tokens 26-27 and 6-7
     asked = [question(str(i), "who", [place]) for i, place in enumerate(places)]
@@ -106,7 +99,7 @@ def test_a_long_context_is_cut_into_windows_and_every_whole_answer_is_labelled(e
 @pytest.mark.parametrize(
     ("tokens", "room", "stride"), [(50, 20, 8), (21, 20, 20), (243, 100, 30), (99, 10, 64), (7, 9, 1)]
 )
-def test_each_token_belongs_to_the_window_of_its_widest_surroundings(tokens, room, stride):  # fmt: skip
+def test_each_token_belongs_to_the_window_with_its_widest_context(tokens, room, stride):  # fmt: skip
     firsts, lengths, best_from, best_to = _spans(tokens, room, stride)
     assert (lengths <= room).all()
     assert int(firsts[-1] + lengths[-1]) == tokens
@@ -119,14 +112,14 @@ def test_each_token_belongs_to_the_window_of_its_widest_surroundings(tokens, roo
         assert owners == [scores.index(max(scores))]
 
 
-def test_a_repeated_answer_is_found_at_its_offset_and_not_at_its_first_place(encoder):
+def test_a_repeated_answer_is_found_at_its_offset(encoder):
     context = "in 18 , 18 and 18"
     asked = [question(str(i), "what", [found_in(context, "18", i)]) for i in range(3)]
     features = built(encoder, (context, asked))
     assert features.targets["start_positions"].tolist() == [5, 8, 13]
 
 
-def test_answers_that_cannot_be_exact_are_counted_by_cause(encoder):
+def test_inexact_answers_are_counted_by_cause(encoder):
     context = "the island stands 6 , 16 lands , 61"
     asked = [
         question("exact", "what", [found_in(context, "16")]),
@@ -148,7 +141,7 @@ def test_answers_that_cannot_be_exact_are_counted_by_cause(encoder):
     assert training.extra["finding"].tolist() == features.extra["finding"].tolist()
 
 
-def test_an_answer_longer_than_every_window_is_said_so(encoder):
+def test_an_answer_longer_than_every_window_has_its_own_status(encoder):
     context = " ".join(LETTERS)
     asked = [question("q", "who", [found_in(context, context)])]
     features = built(encoder, (context, asked), max_seq_length=16, max_query_length=4, doc_stride=4)
@@ -156,7 +149,7 @@ def test_an_answer_longer_than_every_window_is_said_so(encoder):
     assert not features.targets["end_positions"].any()
 
 
-def test_a_long_question_is_cut_and_lengths_without_room_are_refused(encoder):
+def test_a_long_question_is_cut_and_a_length_without_room_is_refused(encoder):
     features = built(encoder, ("a b c", [question("q", LETTERS, [("a", 0)])]), max_query_length=2)
     assert features.splits.tolist() == [3]
     with pytest.raises(UserError, match=r"leave no room for text in 12\. Raise --max_seq_length"):
@@ -176,3 +169,118 @@ def test_model_types_without_offsets_are_refused():
 def test_a_limit_takes_examples_spread_evenly():
     assert spread(10, 4).tolist() == [0, 2, 5, 7]
     assert spread(3, 5).tolist() == spread(3, None).tolist() == [0, 1, 2]
+
+
+class Scored:
+    """A file's features and scores to be set by window and token of the context."""
+
+    def __init__(self, context, count=1, **options):
+        asked = [question(f"q{i}", "x?", [(context.split()[0], 0)]) for i in range(count)]
+        self.squad = squad_of((context, asked))
+        self.chosen = list(range(count))
+        self.features = build_windows(self.squad, self.chosen, bert_encoder(), WindowOptions(**options), False)
+        self.width = int(self.features.lengths.max())
+        self.outputs = np.full((len(self.features), 2 * self.width), LOW, dtype=np.float32)
+
+    def set(self, token, start=None, end=None, window=0):
+        place = int(self.features.splits[window]) + 1 + token - int(self.features.extra["first"][window])
+        self.set_position(place, start, end, window)
+
+    def set_position(self, place, start=None, end=None, window=0):
+        if start is not None:
+            self.outputs[window, place] = start
+        if end is not None:
+            self.outputs[window, self.width + place] = end
+
+    def predict(self, **options):
+        return predict(self.squad, self.chosen, self.features, self.outputs, SquadOptions(**options))
+
+
+def test_an_answer_is_cut_unchanged_from_the_context():
+    scored = Scored("Un  Café\u0301,\n(Élan) x")
+    # Tokens: u ##n cafe , [UNK for the bracket] e ##l ...
+    scored.set(2, start=3.0)
+    scored.set(6, end=2.0)
+    predicted = scored.predict()
+    assert predicted.texts == {"q0": "Café\u0301,\n(Él"}
+    best = predicted.nbest["q0"][0]
+    assert (best["text"], best["start_logit"], best["end_logit"]) == ("Café\u0301,\n(Él", 3.0, 2.0)
+    assert predicted.null_odds == {}
+
+
+def test_spans_are_inside_the_context_ordered_and_short_enough():
+    scored = Scored("a b c d e f")
+    scored.set_position(1, start=9.0, end=9.0)  # the question
+    scored.set_position(0, start=9.0, end=9.0)  # [CLS]
+    scored.set_position(scored.width - 1, start=9.0, end=9.0)  # [SEP]
+    scored.set(3, start=5.0)
+    scored.set(1, end=5.0)  # before the best first token
+    scored.set(5, end=1.0)
+    assert scored.predict().texts == {"q0": "d e f"}
+    scored.set(0, start=4.5)
+    assert scored.predict().texts == {"q0": "a b"}
+    assert scored.predict(max_answer_length=1).texts["q0"] in {"d", "b"}
+    lengths = {len(entry["text"].split()) for entry in scored.predict(max_answer_length=2).nbest["q0"]}
+    assert lengths == {1, 2}
+
+
+def test_an_answer_comes_from_the_window_with_its_widest_context():
+    context = " ".join(LETTERS)
+    scored = Scored(context, max_seq_length=17, max_query_length=2, doc_stride=6)  # 12 tokens of context in a window
+    assert scored.features.extra["first"].tolist() == [0, 6, 12, 18]
+    scored.set(9, start=5.0, end=5.0, window=0)  # "j": wider surroundings in window 1
+    scored.set(10, start=1.0, end=1.0, window=1)
+    assert scored.predict().texts == {"q0": "k"}
+    scored.set(9, start=2.0, end=2.0, window=1)
+    assert scored.predict().texts == {"q0": "j"}
+
+
+def test_the_n_best_differ_in_text_and_their_probabilities_are_a_softmax():
+    scored = Scored("b a b a")
+    scored.set(0, start=2.0, end=2.0)
+    scored.set(2, start=1.5, end=1.5)
+    entries = scored.predict(n_best_size=3).nbest["q0"]
+    assert [entry["text"] for entry in entries] == ["b", "b a b", "b a"]
+    scores = np.array([entry["start_logit"] + entry["end_logit"] for entry in entries])
+    assert scores.tolist() == [4.0, 3.5, 2.0 + LOW]
+    wanted = np.exp(scores) / np.exp(scores).sum()
+    assert [entry["probability"] for entry in entries] == pytest.approx(wanted.tolist())
+
+
+def test_equal_scores_go_to_the_first():
+    scored = Scored("a b c")
+    scored.outputs[:] = 0.0
+    assert scored.predict().texts == {"q0": "a"}
+
+
+def test_version_2_gives_no_answer_above_the_null_threshold():
+    context = " ".join(LETTERS)
+    scored = Scored(context, max_seq_length=17, max_query_length=2, doc_stride=6)
+    for window, score in enumerate((4.0, 1.0, 2.0, 3.0)):
+        scored.set_position(0, start=score, end=score, window=window)
+    scored.set(4, start=0.5, end=1.0)
+    predicted = scored.predict(version_2_with_negative=True)
+    # The lowest null score of the windows, 2, less the best answer's, 1.5.
+    assert predicted.null_odds == {"q0": pytest.approx(0.5)}
+    assert predicted.texts == {"q0": ""}
+    assert scored.predict(version_2_with_negative=True, null_score_diff_threshold=0.5).texts == {"q0": "e"}
+    assert [entry["text"] for entry in predicted.nbest["q0"][:2]] == ["", "e"]
+    assert scored.predict().texts == {"q0": "e"}
+
+
+def test_a_question_gets_an_answer_if_its_context_has_no_token(encoder):
+    squad = squad_of(("\u200b.\u200b", [question("q", "x", [("\u200b", 0)])]), ("\u200b", [question("r", "x")]))
+    features = build_windows(squad, [0, 1], encoder, WindowOptions(), False)
+    outputs = np.zeros((2, 2 * int(features.lengths.max())), dtype=np.float32)
+    predicted = predict(squad, [0, 1], features, outputs, SquadOptions())
+    assert predicted.texts == {"q": ".", "r": ""}
+    predicted = predict(squad, [0, 1], features, outputs, SquadOptions(version_2_with_negative=True))
+    json.dumps(predicted.null_odds, allow_nan=False)
+    assert predicted.texts["r"] == ""
+
+
+def test_answers_belong_to_their_own_question():
+    scored = Scored("a b c", count=3)
+    for window, token in enumerate((2, 0, 1)):
+        scored.set(token, start=1.0, end=1.0, window=window)
+    assert scored.predict().texts == {"q0": "c", "q1": "a", "q2": "b"}

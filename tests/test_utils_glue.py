@@ -2,18 +2,17 @@
 
 import inspect
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from glue_files import MNLI_DEV
+from data_files import MNLI_DEV
+from programs import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # where the course's scripts find it: beside them
+sys.path.insert(0, str(ROOT))  # where the course's scripts find it: next to them
 
 import utils_glue  # noqa: E402
+from cos598d.data import get_task  # noqa: E402
 from cos598d.errors import UserError  # noqa: E402
 
 TASKS = ["cola", "mnli", "mnli-mm", "mrpc", "qnli", "qqp", "rte", "sst-2", "sts-b", "wnli"]
@@ -29,11 +28,9 @@ class Toy:
         return [{"[CLS]": 1, "[SEP]": 2}.get(token) or ord(token) - 87 for token in tokens]
 
 
-def convert(text_a, text_b, length=8, **options):
+def convert(text_a, text_b, **options):
     example = utils_glue.InputExample("x", text_a, text_b, "1")
-    (feature,) = utils_glue.convert_examples_to_features(
-        [example], ["0", "1"], length, Toy(), "classification", **options
-    )
+    (feature,) = utils_glue.convert_examples_to_features([example], ["0", "1"], 8, Toy(), "classification", **options)
     assert feature.label_id == 1
     return feature.input_ids, feature.input_mask, feature.segment_ids
 
@@ -42,7 +39,7 @@ def write(folder, name, *rows):
     (folder / name).write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def test_every_name_of_the_course_is_there_and_nothing_is_worked_out_here():
+def test_utils_glue_has_every_name_of_the_course_and_no_code():
     names = ["Cola", "Sst2", "Mrpc", "Stsb", "Qqp", "Mnli", "MnliMismatched", "Qnli", "Rte", "Wnli"]
     for name in [f"{name}Processor" for name in names] + ["DataProcessor", "InputExample", "InputFeatures"]:
         assert inspect.isclass(getattr(utils_glue, name))
@@ -55,7 +52,7 @@ def test_every_name_of_the_course_is_there_and_nothing_is_worked_out_here():
     assert not [word for word in ("def ", "class ", "for ", "if ", "lambda") if f"\n{word}" in source]
 
 
-def test_labels_stand_in_the_courses_order_and_each_call_gives_a_list_of_its_own():
+def test_labels_have_the_course_s_order_in_a_new_list():
     entailment = ["entailment", "not_entailment"]
     expected = dict.fromkeys(TASKS, ["0", "1"]) | {"rte": entailment, "qnli": entailment, "sts-b": [None]}
     expected |= dict.fromkeys(("mnli", "mnli-mm"), ["contradiction", "entailment", "neutral"])
@@ -66,7 +63,7 @@ def test_labels_stand_in_the_courses_order_and_each_call_gives_a_list_of_its_own
         assert processor().get_labels() == expected[name]
 
 
-def test_bert_layout_with_the_courses_defaults_and_with_its_scripts_segment():
+def test_bert_layout_with_the_course_s_default_and_its_scripts_segment():
     assert convert("a b", "c") == ([1, 10, 11, 2, 12, 2, 0, 0], [1, 1, 1, 1, 1, 1, 0, 0], [1, 0, 0, 0, 1, 1, 0, 0])
     assert convert("a b", "c", cls_token_segment_id=0)[2] == [0, 0, 0, 0, 1, 1, 0, 0]
     assert convert("a b", None) == ([1, 10, 11, 2, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0])
@@ -95,7 +92,7 @@ def test_roberta_layout_mask_and_segment_options():
     assert convert("a", "b", cls_token="x", sep_token="y")[0][:3] == [33, 10, 34]
 
 
-def test_processors_read_with_the_courses_guids(tmp_path):
+def test_processors_give_the_course_s_guids(tmp_path):
     write(tmp_path, "train.tsv", ["index", "sentence1", "sentence2", "label"], ["7", 'a "b', "c", "entailment"])
     (example,) = utils_glue.RteProcessor().get_train_examples(str(tmp_path))
     assert vars(example) == {"guid": "train-7", "text_a": 'a "b', "text_b": "c", "label": "entailment"}
@@ -115,7 +112,7 @@ def test_processors_read_with_the_courses_guids(tmp_path):
         assert (example.text_a, example.text_b, example.label) == ("8", "9", label)
 
 
-def test_a_processor_of_ones_own_uses_read_tsv_and_a_known_one_takes_its_lines(tmp_path):
+def test_your_own_processor_can_use_read_tsv(tmp_path):
     class Own(utils_glue.DataProcessor):
         def get_train_examples(self, data_dir):
             lines = self._read_tsv(os.path.join(data_dir, "own.tsv"), quotechar='"')
@@ -143,11 +140,15 @@ def test_labels_that_cannot_be_converted_are_named():
         utils_glue.convert_examples_to_features(bad, [None], 8, Toy(), "ranking")
 
 
-def test_metrics_carry_the_courses_keys():
+def test_metrics_have_the_course_s_keys():
     keys = dict.fromkeys(TASKS, ["acc"]) | {"cola": ["mcc"], "sts-b": ["pearson", "spearmanr", "corr"]}
     keys |= dict.fromkeys(("mrpc", "qqp"), ["acc", "f1", "acc_and_f1"])
+    first = {"cola": "mcc", "mrpc": "acc_and_f1", "qqp": "acc_and_f1", "sts-b": "corr"}
     for name in TASKS:
         assert list(utils_glue.compute_metrics(name, np.array([0, 1, 1]), np.array([0, 1, 0]))) == keys[name]
+        metrics = get_task(name.removesuffix("-mm")).metrics
+        assert sorted(metrics) == sorted(keys[name])
+        assert metrics[0] == first.get(name, "acc"), "the main one comes first"
     with pytest.raises(KeyError):
         utils_glue.compute_metrics("boolq", np.array([0]), np.array([0]))
     assert utils_glue.simple_accuracy(np.array([0, 1]), np.array([0, 0])) == 0.5
@@ -186,13 +187,12 @@ print(sorted(compute_metrics(task, torch.tensor(preds).numpy(), dataset.tensors[
 """
 
 
-def test_a_students_script_runs_unchanged(tmp_path):
+def test_a_student_s_script_runs_unchanged(tmp_path, start):
     pytest.importorskip("pytorch_transformers")
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
     rows = [[str(n), "A b a", "b", label] for n, label in enumerate(["entailment", "not_entailment", "entailment"])]
     write(tmp_path, "dev.tsv", ["index", "sentence1", "sentence2", "label"], *rows)
-    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path), str(tmp_path / "vocab.txt")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (0, "['acc'] 32\n"), done.stderr
+    program = start("student", ["-c", SCRIPT, tmp_path, tmp_path / "vocab.txt"], {"PYTHONPATH": str(ROOT)})
+    assert program.wait() == 0, program.text
+    assert program.text.endswith("['acc'] 32\n")

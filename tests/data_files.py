@@ -1,4 +1,12 @@
-"""Small files of the nine GLUE tasks, in the columns that GLUE distributes."""
+"""Small files of the nine GLUE tasks, in the columns that GLUE distributes, and of SQuAD; and what is refused."""
+
+import contextlib
+import json
+
+import pytest
+
+from cos598d.data.squad.read import parse_squad
+from cos598d.errors import UserError
 
 STSB = "index genre filename year old_index source1 source2 sentence1 sentence2 score"
 MNLI_TRAIN = (
@@ -8,7 +16,7 @@ MNLI_TRAIN = (
 MNLI_DEV = MNLI_TRAIN.replace("label1", "label1 label2 label3 label4 label5")
 MNLI_ROW = "0 9 9n fiction (b) (b) (p) (p) one two"
 
-# Each task's files as GLUE distributes them: here a space stands for a tab and ~ for a space.
+# Each task's files as GLUE distributes them: a space means a tab here, and ~ a space.
 FILES = {
     "cola": {"train": ["gj04 1 ? one~two", "bc01 0 * two"], "dev": ["gj04 1 ? one"]},
     "sst-2": {"train": ["sentence label", "one~two 0", "two 1"], "dev": ["sentence label", "one 1"]},
@@ -50,3 +58,45 @@ def write_task(folder, name):
         text = "".join(f"{line}\n" for line in lines).replace(" ", "\t").replace("~", " ")
         (folder / f"{part}.tsv").write_text(text, encoding="utf-8")
     return folder
+
+
+def question(identity, text, answers=(), **more):
+    """One entry of "qas"; `answers` are (text, answer_start)."""
+    gold = [{"text": text, "answer_start": start} for text, start in answers]
+    return {"id": identity, "question": text, "answers": gold, **more}
+
+
+def squad_value(*paragraphs):
+    """A file's JSON value; each paragraph is (context, [question, ...])."""
+    return {
+        "version": "1.1",
+        "data": [{"title": "One", "paragraphs": [{"context": context, "qas": asked} for context, asked in paragraphs]}],
+    }
+
+
+def squad_of(*paragraphs):
+    return parse_squad(squad_value(*paragraphs), "a test's file")
+
+
+def write_squad(path, *paragraphs):
+    path.write_text(json.dumps(squad_value(*paragraphs), ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def found_in(context, text, occurrence=0):
+    """(text, the character where its given occurrence begins in the context)."""
+    place = -1
+    for _ in range(occurrence + 1):
+        place = context.index(text, place + 1)
+    return text, place
+
+
+@contextlib.contextmanager
+def refusal(*words):
+    """The block must raise a UserError: one line, without control characters, with all these words."""
+    with pytest.raises(UserError) as caught:
+        yield caught
+    error = str(caught.value)
+    assert [word for word in words if word not in error] == [], error
+    assert error.isprintable()
+    assert error.endswith(".")
