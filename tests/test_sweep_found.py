@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from sweep_records import entry
+from report_records import entry
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
