@@ -1,4 +1,4 @@
-"""What a sweep finds in its folder: finished runs, its own or another's; and what it notes of those that it makes."""
+"""What a sweep finds in its folder, finished runs of its own or of others, and what it writes of its own."""
 
 import json
 
@@ -28,7 +28,7 @@ def sweep_of(path, launch=None):
 
 
 def record(path, one, **changes):
-    """Write the record of a combination's run; `changes` as `entry` takes them, `config` beside what is asked for."""
+    """Write the record of a combination's run. `changes` are `entry`'s; `config` adds to what the sweep asks for."""
     ranks = one.setup.world_size
     config = {**one.values, "label": one.label, "world_size": ranks, **changes.pop("config", {})}
     environment = {"device": "cpu", "cores": 2, **changes.pop("environment", {})}
@@ -39,7 +39,7 @@ def record(path, one, **changes):
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """made(combinations, parallel, **changes): make them with programs that only leave a record; return the folder."""
+    """made(combinations, parallel, **changes): make them with programs that only write a record; return the folder."""
 
     def _made(found, parallel=1, keeps=False, code=0, **changes):
         def run_jobs(jobs, at_a_time, begin, end):
@@ -92,20 +92,20 @@ def test_a_record_of_other_hosts_or_links_is_not_the_run(setup, environment, lau
         assert folder.look(one)[0]
 
 
-def test_a_finished_run_that_the_sweep_has_not_made_is_not_made_anew(tmp_path):
+def test_a_finished_run_of_another_command_is_not_overwritten(tmp_path):
     (one,) = combinations("batch=4")
     folder = sweep_of(tmp_path)
     record(tmp_path, one, config={"learning_rate": 1.0, "per_gpu_train_batch_size": 8})
     with pytest.raises(UserError, match="its per_gpu_train_batch_size is 8 and should be 4. It was not changed"):
         folder.look(one)
-    # One that it has begun, and that has left another's record, is.
+    # A run that it has begun is run again, even if its record is another's.
     folder.begin(one)
     found, why = folder.look(one)
     assert found is None
     assert "is another run" in why
 
 
-def test_a_run_s_folder_that_is_a_link_is_refused(tmp_path):
+def test_a_link_in_place_of_a_run_s_folder_is_refused(tmp_path):
     (one,) = combinations("batch=4")
     (tmp_path / "sweep").mkdir()
     folder = sweep_of(tmp_path / "sweep")
@@ -116,15 +116,15 @@ def test_a_run_s_folder_that_is_a_link_is_refused(tmp_path):
         folder.look(one)
 
 
-def test_runs_made_side_by_side_are_known_as_such_by_a_later_call(made, capsys):
+def test_a_later_call_knows_which_runs_were_made_in_parallel(made, capsys):
     found = combinations("batch=4,16")
     folder = made(found, parallel=3)
-    assert [one.parallel for one in folder.entries(found)] == [2, 2]  # there were no more
+    assert [one.parallel for one in folder.entries(found)] == [2, 2]  # there are only two
     assert [one.parallel for one in made(found).entries(found)] == [2, 2]
     assert capsys.readouterr().out.count("finished before: ") == 2
 
 
-def test_what_was_made_alone_after_a_failure_beside_others_is_not_of_a_run_alone(made):
+def test_a_run_that_failed_in_parallel_stays_marked_after_a_retry(made):
     found = combinations("batch=4,16")
     folder = made(found, parallel=2, code=1)
     assert {one.outcome for one in folder.entries(found)} == {FAILED}
@@ -132,17 +132,17 @@ def test_what_was_made_alone_after_a_failure_beside_others_is_not_of_a_run_alone
 
 
 @pytest.mark.parametrize(("attempts", "seconds", "words"), [(1, 5.0, "5 s in all"), (2, None, "5 s since it went on")])
-def test_seconds_in_all_are_of_runs_that_did_not_stop_in_between(attempts, seconds, words, made, capsys):
+def test_total_seconds_are_of_runs_that_never_stopped(attempts, seconds, words, made, capsys):
     found = combinations("batch=4,16")
     folder = made(found, attempts=attempts)
     assert [folder.seconds(one) for one in found] == [seconds, seconds]
     text = capsys.readouterr().out
     assert words in text
-    assert ("left" in text) == (attempts == 1)  # the others are not told by a part of one
+    assert ("left" in text) == (attempts == 1)  # a part of a run does not estimate the others
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_checkpoints_of_a_run_that_was_finished_before_go_too(keeps, made, tmp_path):
+def test_checkpoints_of_finished_runs_are_removed_unless_kept(keeps, made, tmp_path):
     found = combinations("batch=4")
     made(found, keeps=keeps)
     place = tmp_path / found[0].label / "checkpoints" / "step-00000004"
@@ -153,7 +153,7 @@ def test_checkpoints_of_a_run_that_was_finished_before_go_too(keeps, made, tmp_p
     assert json.loads((tmp_path / "sweep.json").read_text())["combinations"][found[0].label]["outcome"] == FINISHED
 
 
-def test_checkpoints_that_lie_elsewhere_stay(made, tmp_path, tmp_path_factory):
+def test_checkpoints_in_another_folder_stay(made, tmp_path, tmp_path_factory):
     found = combinations("batch=4")
     made(found)
     elsewhere = tmp_path_factory.mktemp("elsewhere")

@@ -1,10 +1,9 @@
-"""Programs that are started one after the other, or some at once: their words in files, their ends, signals."""
+"""Programs that are started one after the other, or some at once: their logs, their exit codes, signals."""
 
 import os
 import signal
 import sys
 import threading
-import time
 
 import pytest
 from programs import wait_until
@@ -21,14 +20,10 @@ def jobs_of(folder, *scripts):
     ]
 
 
-def test_what_they_print_goes_to_their_files_and_how_they_end_is_told(tmp_path):
+def test_each_program_has_its_log_and_its_exit_code(tmp_path):
     told = []
-    scripts = (
-        "print('one')",
-        "import sys; print('two'); sys.exit('it is broken')",
-        "import os; os.kill(os.getpid(), 9)",
-    )
-    jobs = jobs_of(tmp_path, *scripts)
+    broken, killed = "import sys; print('two'); sys.exit('it is broken')", "import os; os.kill(os.getpid(), 9)"
+    jobs = jobs_of(tmp_path, "print('one')", broken, killed)
     run_jobs(jobs, 1, lambda job: told.append(job.place), lambda job, ended: told.append((ended.code, ended.last)))
     assert told == ["job0", (0, "one"), "job1", (1, "it is broken"), "job2", (137, "")]
     assert jobs[0].log.read_text().splitlines()[1:] == ["one"]
@@ -39,7 +34,7 @@ def test_what_they_print_goes_to_their_files_and_how_they_end_is_told(tmp_path):
     assert [line.split()[0] for line in jobs[0].log.read_text().splitlines()] == ["$", "one", "$"]
 
 
-def test_as_many_run_at_a_time_as_are_asked_for(tmp_path):
+def test_as_many_run_at_once_as_are_asked_for(tmp_path):
     running, most = set(), []
 
     def begin(job):
@@ -53,7 +48,7 @@ def test_as_many_run_at_a_time_as_are_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, AskedToEnd), (signal.SIGINT, KeyboardInterrupt)])
-def test_a_signal_reaches_all_that_run_and_no_more_are_started(number, error, tmp_path):
+def test_a_signal_reaches_all_running_programs_and_starts_no_other(number, error, tmp_path):
     script = (
         "import signal, sys, time\n"
         "for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, lambda *_: sys.exit(75))\n"
@@ -76,18 +71,13 @@ def test_a_signal_reaches_all_that_run_and_no_more_are_started(number, error, tm
     assert sorted(ends) == [("job0", 75, True), ("job1", 75, True)]
 
 
-def test_what_is_raised_in_between_ends_them(tmp_path):
-    jobs = jobs_of(tmp_path, "", "import time; time.sleep(60)")
+def test_an_exception_ends_the_running_programs(tmp_path):
     pids = tmp_path / "pid"
-    jobs[1] = Job(
-        "job1",
-        [sys.executable, "-c", f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid())); time.sleep(60)"],
-        jobs[1].log,
-    )
+    sleeps = f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    jobs = jobs_of(tmp_path, "", sleeps)
 
     def end(job, ended):
-        while not pids.exists() or not pids.read_text():
-            time.sleep(0.05)
+        wait_until(lambda: pids.exists() and pids.read_text())
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
@@ -97,7 +87,7 @@ def test_what_is_raised_in_between_ends_them(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a link", "a hard link", "a link to the logs"])
-def test_a_log_that_is_no_file_of_its_own_is_one_sentence(what, tmp_path):
+def test_a_log_that_is_a_link_or_a_pipe_is_one_sentence(what, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "job0.txt").write_text("mine")
@@ -113,7 +103,7 @@ def test_a_log_that_is_no_file_of_its_own_is_one_sentence(what, tmp_path):
     assert (elsewhere / "job0.txt").read_text() == "mine"
 
 
-def test_a_rank_s_words_are_better_than_those_after_them():
+def test_a_rank_s_error_is_preferred_to_later_lines():
     last = LastWords()
     for line in ("iteration 1", "host2 rank3| rank 3: no room", "host1 rank0| [library] aborted", ""):
         last.hear(line + "\n")
