@@ -1,4 +1,4 @@
-"""The table of strategies: one command that resumes, and in which a failed or missing strategy is a row with its reason."""
+"""The table of strategies: one command that resumes. A failed or missing strategy is a row with its reason."""
 
 import re
 import shutil
