@@ -417,7 +417,7 @@ def go_round(comm, cases, names):
 
 @pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_the_ranks_end_with_ddps_weights_or_with_one_sentence(world_size):
+def test_the_ranks_end_with_ddp_s_weights_or_one_sentence(world_size):
     """Each sync in one of the three worlds."""
     names = EXACT[world_size - 2 :: 3]
     for rank, found in enumerate(run_ranks(world_size, go_round, list(CASES), names)):
