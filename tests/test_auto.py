@@ -155,7 +155,7 @@ def _timed_ranks(comm):
 
 
 def _spread_where_each_exchange_takes_longer(comm):
-    """On a rank: the spread, if each exchange takes twice the time of the one before; and the bytes and ranks of all."""
+    """On a rank: the spread, if each exchange takes twice as long as the last; and the bytes and ranks of each."""
     exchanges = []
 
     def swapped(_, size, to, of):
