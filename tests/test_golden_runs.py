@@ -53,20 +53,11 @@ def test_the_report_of_real_runs_compares_their_losses_and_bytes(runs, tmp_path)
 
 
 def test_the_code_still_trains_like_the_golden_run(run_here, tmp_path):
-    words = ["--task_name", "digits", "--max_train_examples", 16, "--max_eval_examples", 24, "--num_train_epochs", 2]
-    words += [
-        "--total_train_batch_size",
-        8,
-        "--seed",
-        1,
-        "--dropout",
-        0,
-        "--no_save_model",
-        "--no_cuda",
-        "--sync",
-        "none",
-    ]
-    code, text = run_here("cos598d/__main__.py", ["train", *words, "--save_epochs", 0, "--output_dir", "again"])
+    words = "--task_name digits --max_train_examples 16 --max_eval_examples 24 --total_train_batch_size 8 --seed 1"
+    words += (
+        " --num_train_epochs 2 --dropout 0 --save_epochs 0 --no_save_model --no_cuda --sync none --output_dir again"
+    )
+    code, text = run_here("cos598d/__main__.py", ["train", *words.split()])
     assert code == 0, text
     assert load_run(tmp_path / "again")["losses"] == pytest.approx(LOSSES, abs=1e-4)
 

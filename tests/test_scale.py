@@ -74,9 +74,8 @@ def refused(capsys):
 
 
 def test_known_costs_are_recovered_from_two_rates(two):
-    costs = fit(
-        load_records(two(syncs="gather_scatter,all_reduce,flat,overlap,bucketed,ring,halving_doubling,tree"))
-    ).costs
+    plain = "gather_scatter,all_reduce,flat,overlap,bucketed,ring,halving_doubling,tree"
+    costs = fit(load_records(two(syncs=plain))).costs
     for name in ("call_seconds", "step_seconds", "processor_seconds_per_byte"):
         assert getattr(costs, name) == pytest.approx(getattr(TRUTH, name), rel=0.1), name
     assert costs.efficiency == pytest.approx(TRUTH.efficiency, rel=0.03)
@@ -205,13 +204,13 @@ def test_one_call_at_a_time_is_the_recursion_of_the_bench():
 
 def test_two_calls_at_once_share_the_link_and_a_third_waits():
     one, none = np.ones(3), np.zeros(3)
-    # The link is all that they need: two take as long together as after one another.
+    # They need only the link: two take as long together as one after the other.
     assert run_together([0.0] * 3, none, one, one) == pytest.approx(3)
     # Waiting needs nothing: two wait at once, then the third.
     assert run_together([0.0] * 3, none, one, none) == pytest.approx(2)
-    # Each needs the link for half of its time: two fill it, and go on at full speed.
+    # Each needs the link for half of its time: two fill it at full speed.
     assert run_together([0.0] * 3, none, one, one / 2) == pytest.approx(2)
-    # Each needs it for three quarters: two take half as long again.
+    # Each needs it for three quarters: two take 1.5 times as long.
     assert run_together([0.0] * 2, none[:2], one[:2], 0.75 * one[:2]) == pytest.approx(1.5)
     # One sends while the other computes.
     assert run_together([0.0] * 2, np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([0.0, 1.0])) == pytest.approx(1)
@@ -221,7 +220,7 @@ def test_two_calls_at_once_share_the_link_and_a_third_waits():
 
 def test_work_during_backward_delays_it_on_a_cpu():
     ready, work, none = np.array([0.2, 0.5]), np.array([0.3, 0.1]), np.zeros(2)
-    # Nothing travels: the first call's work puts off what comes after it, and backward by both calls'.
+    # Nothing is sent: each call's work delays what comes after it, and backward.
     ended, computed = beside_backward(ready, work, none, none, 1.0, steals=True)
     assert computed == pytest.approx(1.4)
     assert ended == pytest.approx(0.5 + 0.3 + 0.1)
@@ -391,22 +390,8 @@ def test_the_numbers_are_written_as_json(made, tmp_path, scaled):
 
 
 def test_a_real_bench_s_record_is_scaled(start, tmp_path, scaled):
-    words = [
-        "-m",
-        "cos598d",
-        "bench",
-        "--model",
-        "tiny",
-        "--world_size",
-        2,
-        "--batch",
-        2,
-        "--tokens",
-        16,
-        "--rounds",
-        2,
-    ]
-    words += ["--sync", "all_reduce,bucketed+int8,sparse_rows", "--output", "out"]
+    words = ["-m", "cos598d", "bench", "--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16]
+    words += ["--rounds", 2, "--sync", "all_reduce,bucketed+int8,sparse_rows", "--output", "out"]
     bench = start("bench", words, {"PYTHONPATH": str(ROOT)})
     assert bench.wait() == 0, bench.text
     record = load_record(tmp_path / "out")
