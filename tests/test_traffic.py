@@ -1,9 +1,8 @@
 """`traffic`: an epoch's bytes from records, and the parts of the difference between predicted and counted."""
 
-import json
-
 import pytest
 from programs import TINY
+from report_records import counted_run, read
 from test_cluster import needs_cluster
 
 from cos598d.commands.cli import main
@@ -12,47 +11,26 @@ from cos598d.errors import UserError
 from cos598d.tools.report.traffic_table import HEADER_BYTES, traffic_table
 
 
-def record(ranks_by_interface=((0,), (1,)), **changes):
-    """A run of 10 iterations on two ranks which sends 2 MB a rank of gradients in each, as its summary has it."""
-    return {
-        "run": "batch8-fp32",
-        "total_train_batch_size": 8,
-        "precision": "fp32",
-        "tensors_per_iteration": 3,
-        "payload_bytes_per_iteration": 2_000_000,
-        "calls_per_iteration": 3,
-        "bytes_sent_per_iteration": [2_000_000, 2_000_000],
-        "epochs": [
-            {
-                "iterations": 10,
-                "predicted_bytes_sent": [20_100_000, 20_100_000],
-                "counted_bytes_sent": [20_500_000, 20_500_000],
-            }
-        ],
-        "wire": {"ranks_by_interface": ranks_by_interface, "packets_sent_per_iteration": [500, 500]},
-    } | changes
-
-
 def row_of(*runs):
     """The cells of the last of these runs' row, all columns, with spaces between them."""
     return traffic_table(runs, markdown=True).splitlines()[1 + len(runs)].strip("| ").replace(" | ", " ")
 
 
 def test_the_difference_is_other_calls_headers_and_a_rest():
-    row = row_of(record())
+    row = row_of(counted_run())
     headers = 10 * 500 * HEADER_BYTES / 1e6
     assert "20.0 x 2 20.5 x 2 +2.50%" in row
     assert row.endswith(f"0.100 x 2 {headers:.3f} x 2 {0.5 - 0.1 - headers:.3f} x 2 log")
 
 
 def test_an_engine_that_reports_no_calls_has_only_the_kernel_s_bytes():
-    row = row_of(record(bytes_from="counters", bytes_sent_per_iteration=[0, 0]))
+    row = row_of(counted_run(bytes_from="counters", bytes_sent_per_iteration=[0, 0]))
     assert row == f"batch8-fp32 8 fp32 - - 10 - - 20.5 x 2 - - {10 * 500 * HEADER_BYTES / 1e6:.3f} x 2 - counters"
 
 
 def test_ranks_of_one_interface_are_compared_with_the_sum_of_their_predictions():
     epoch = {"iterations": 10, "predicted_bytes_sent": [20_000_000] * 2, "counted_bytes_sent": [41_000_000] * 2}
-    one_interface = record(ranks_by_interface=((0, 1),), epochs=[epoch])
+    one_interface = counted_run(ranks_by_interface=((0, 1),), epochs=[epoch])
     assert "40.0 41.0 +2.50%" in row_of(one_interface)
     assert "the busiest rank sends this much per epoch: 20.0 MB" in " ".join(traffic_table([one_interface]).split())
 
@@ -67,7 +45,7 @@ def test_ranks_of_one_interface_are_compared_with_the_sum_of_their_predictions()
 )
 def test_a_record_without_counted_bytes_is_named(changes):
     with pytest.raises(UserError, match="batch8-fp32"):
-        traffic_table([record(**changes)])
+        traffic_table([counted_run(**changes)])
 
 
 def test_every_setting_is_run_and_its_records_give_the_same_table(start, tmp_path, capsys):
@@ -109,7 +87,7 @@ def test_settings_in_parallel_have_their_own_hosts(start, tmp_path):
     assert run.wait() == 0, run.text
     assert "2 runs at a time share this machine" in run.text
     for name in ("batch8-fp32", "batch4-fp32"):
-        network = json.loads((tmp_path / "epochs" / name / "environment.json").read_text())["network"]
+        network = read(tmp_path / "epochs" / name / "environment.json")["network"]
         assert network["hosts"] == 2
         assert (tmp_path / "epochs" / "logs" / f"{name}.txt").read_text().startswith("$ ")
 
