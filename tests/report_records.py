@@ -8,16 +8,29 @@ from pathlib import Path
 from cos598d.commands.report import add_options, run
 from cos598d.records.conventions import ATTEMPTS, EPOCHS, EVALUATIONS, LIVE, PHASES, SETTING, WARM_UP
 from cos598d.records.run import SETTING_FIELDS
+from cos598d.tools.report.load import load_run_as
+from cos598d.tools.report.sweep_entries import SweepEntry
 
 
-def write_run(folder: Path, **changes) -> Path:
-    """A run's record. `changes`: seconds, sync, ranks, batch, network, losses, words, wire_share, shared, host, old."""
-    facts = {"seconds": [2.0, 1.1, 1.0, 1.2, 1.1], "sync": "all_reduce", "ranks": 2, "batch": 16, "words": "a sample"}
-    facts |= {"network": None, "losses": None, "wire_share": None, "shared": 1, "host": False, "old": False} | changes
+def write_run(
+    folder: Path,
+    seconds=(2.0, 1.1, 1.0, 1.2, 1.1),
+    sync: str = "all_reduce",
+    ranks: int = 2,
+    batch: int = 16,
+    words: str = "a sample",
+    network: dict | None = None,
+    losses: list[float] | None = None,
+    wire_share: float | None = None,
+    shared: int = 1,
+    host: bool = False,
+    old: bool = False,
+) -> Path:
+    """A run's record. `words` describe its data. Its interface, which `shared` ranks share, counted `wire_share` times
+    the bytes that the ledger has. `host`: with samples of the host. `old`: its rows have no spans."""
     folder.mkdir(parents=True)
-    ranks, seconds = facts["ranks"], facts["seconds"]
-    losses = facts["losses"] or [0.7 - 0.01 * number for number in range(len(seconds))]
-    travels = ranks > 1 and facts["sync"] != "none"
+    losses = losses or [0.7 - 0.01 * number for number in range(len(seconds))]
+    travels = ranks > 1 and sync != "none"
     sent = 2_000_000 if travels else 0
     epochs = [{"epoch": epoch, "iterations": 5, "loss": 0.69, "acc": 0.5 + epoch / 100} for epoch in (1, 2)]
     counted = seconds[WARM_UP:]
@@ -25,14 +38,14 @@ def write_run(folder: Path, **changes) -> Path:
     summary = {
         "task": "rte",
         "label": "train",
-        "sync": facts["sync"],
+        "sync": sync,
         "world_size": ranks,
         "backend": "gloo",
         "device": "cpu",
         "model": "tiny",
-        "data": facts["words"],
+        "data": words,
         "parameters": 1000,
-        "total_train_batch_size": facts["batch"],
+        "total_train_batch_size": batch,
         "max_seq_length": 32,
         "dropout": 0.0,
         "precision": "fp32",
@@ -55,60 +68,116 @@ def write_run(folder: Path, **changes) -> Path:
         "bytes_sent_per_iteration": [sent] * ranks,
         "bytes_received_per_iteration": [sent] * ranks,
     }
-    if facts["wire_share"] is not None:
-        whole = [5 * sent] * ranks
-        seen = [int(5 * sent * facts["wire_share"] * facts["shared"])] * ranks
+    if wire_share is not None:
+        seen = [sent * wire_share * shared] * ranks
         for epoch in epochs:
-            epoch |= {"predicted_bytes_sent": whole, "counted_bytes_sent": seen}
-        seen = [sent * facts["wire_share"] * facts["shared"] for _ in range(ranks)]
-        summary["wire"] = {"interface": "eth0", "shared_by_ranks": facts["shared"]}
-        together = [list(range(ranks))] if facts["shared"] > 1 else [[rank] for rank in range(ranks)]
-        summary["wire"] |= {"ranks_by_interface": together}
-        summary["wire"] |= {"bytes_sent_per_iteration": seen, "bytes_received_per_iteration": seen}
+            epoch |= {"predicted_bytes_sent": [5 * sent] * ranks, "counted_bytes_sent": [int(5 * n) for n in seen]}
+        summary["wire"] = {
+            "interface": "eth0",
+            "shared_by_ranks": shared,
+            "ranks_by_interface": [list(range(ranks))] if shared > 1 else [[rank] for rank in range(ranks)],
+            "bytes_sent_per_iteration": seen,
+            "bytes_received_per_iteration": seen,
+        }
     environment = {"python": "3.11", "processor": "a processor", "threads_per_rank": 1, "memory_bytes": 8e9}
-    environment |= {"ranks_on_host": ranks, "versions": {"torch": "2.13.0"}}
-    if facts["network"]:
-        environment["network"] = facts["network"]
+    environment |= {"ranks_on_host": ranks, "versions": {"torch": "2.13.0"}} | ({"network": network} if network else {})
     for name, value in (("summary", summary), ("environment", environment), ("config", {"learning_rate": 5e-5})):
         (folder / f"{name}.json").write_text(json.dumps(value))
     write_rows(folder / "epochs.jsonl", epochs)
     for rank in range(ranks):
-        rows = [_iteration(number, *pair, facts["old"]) for number, pair in enumerate(zip(seconds, losses), start=1)]
+        rows = [_iteration(number, *pair, old) for number, pair in enumerate(zip(seconds, losses), start=1)]
         write_rows(folder / f"iterations.rank{rank}.jsonl", rows)
-        calls = [_call(row, place, facts["sync"]) for row in rows for place in range(2)] if travels else []
+        calls = [_call(row, place, sync) for row in rows for place in range(2)] if travels else []
         write_rows(folder / f"communication.rank{rank}.jsonl", calls)
-        if facts["host"]:
+        if host:
             write_rows(folder / f"host.rank{rank}.jsonl", [_host(number) for number in range(len(seconds) + 1)])
-        if facts["wire_share"] is not None:
-            rows = [_wire(number, sent, facts["shared"]) for number in range(len(seconds) + 1)]
-            # A pause of a minute, to evaluate, and a sample that is all too near to the one before.
+        if wire_share is not None:
+            rows = [_wire(number, sent, shared) for number in range(len(seconds) + 1)]
+            # A pause of a minute, to evaluate, and a sample that is too near to the one before.
             end = rows[-1] | {"kind": "interval", "seconds": rows[-1]["seconds"] + 1e-4}
             rows += [end, end | {"kind": "resume", "seconds": end["seconds"] + 60}]
             write_rows(folder / f"wire.rank{rank}.jsonl", rows)
     return folder
 
 
+def counted_run(ranks_by_interface=((0,), (1,)), **changes) -> dict:
+    """The summary of a run of 10 iterations on two ranks, each of which sends 2 MB of gradients per iteration.
+
+    The kernel counted 2.05 MB per rank and iteration."""
+    epoch = {"predicted_bytes_sent": [20_100_000] * 2, "counted_bytes_sent": [20_500_000] * 2, "iterations": 10}
+    return {
+        "run": "batch8-fp32",
+        "total_train_batch_size": 8,
+        "precision": "fp32",
+        "tensors_per_iteration": 3,
+        "payload_bytes_per_iteration": 2_000_000,
+        "calls_per_iteration": 3,
+        "bytes_sent_per_iteration": [2_000_000, 2_000_000],
+        "epochs": [epoch],
+        "wire": {"ranks_by_interface": ranks_by_interface, "packets_sent_per_iteration": [500, 500]},
+    } | changes
+
+
 def write_unfinished(folder: Path, **changes) -> Path:
-    """What a run that was killed has left of such a record: an attempt lost, an evaluation, and a row in part."""
+    """What a killed run leaves of such a record: an attempt that was lost, an evaluation, and a row that is cut off."""
     whole = write_run(folder, **changes)
     live = folder / LIVE
     live.mkdir()
-    summary = json.loads((whole / "summary.json").read_text())
+    summary = read(whole / "summary.json")
     (whole / "summary.json").unlink()
     for path in whole.glob("*.json*"):
         path.rename(live / path.name)
     (live / SETTING).write_text(json.dumps({name: summary[name] for name in (*SETTING_FIELDS, "label")}))
     write_rows(live / EPOCHS, summary["epochs"])
     write_rows(live / EVALUATIONS, [{"iteration": 2, "epoch": 1, "validation_loss": 0.7, "acc": 0.5}])
-    attempt = {"begun": "2025-01-01T00:00:00Z", "ended": None, "from_iteration": 0, "to_iteration": 0, "ranks": 2}
-    attempts = [
-        attempt | {"lost_iterations": 1, "why": "rank 1 was lost"},
-        attempt | {"lost_iterations": 0, "why": None},
-    ]
-    (live / ATTEMPTS).write_text(json.dumps({"attempts": attempts}))
+    lost = attempt(ended=None, to_iteration=0, lost_iterations=1, why="rank 1 was lost")
+    (live / ATTEMPTS).write_text(json.dumps({"attempts": [lost, lost | {"lost_iterations": 0, "why": None}]}))
     with (live / "iterations.rank0.jsonl").open("a") as rows:
         rows.write('{"iteration": 6, ')
     return folder
+
+
+def attempt(**changes) -> dict:
+    """An attempt of a run of 5 iterations on 2 ranks, as the record has it."""
+    begun, ended = ("2025-01-01T00:00:00Z", "2025-01-01T00:01:00Z")
+    facts = {"begun": begun, "ended": ended, "from_iteration": 0, "to_iteration": 5, "lost_iterations": 0}
+    return facts | {"ranks": 2, "why": None} | changes
+
+
+def entry(
+    folder: Path,
+    settings: dict[str, str],
+    seed: int = 42,
+    seconds: float = 10.0,
+    acc: float | None = 0.8,
+    loss: float = 0.5,
+    epochs: int = 2,
+    examples: int = 80,
+    attempts: int = 1,
+    why: str = "finished",
+    config: dict | None = None,
+    environment: dict | None = None,
+    summary: dict | None = None,
+    **changes,
+) -> SweepEntry:
+    """A finished run's entry of a sweep. `seconds`: of an epoch. `config`, `environment` and `summary`: further values
+    of these files. `changes`: what `write_run` takes."""
+    hosts, _, each = settings.get("setup", "1x1").partition("x")
+    words = "-".join(name + word for name, word in {**settings, "seed": str(seed)}.items())
+    path = write_run(folder / words, ranks=int(hosts) * int(each), **changes)
+    metrics = {} if acc is None else {"acc": acc}
+    rows = [
+        {"epoch": number, "iterations": 5, "loss": loss, **metrics, "validation_loss": loss + 0.1}
+        | {"seconds_evaluation": 1.0, "training": {"examples": examples, "wall_seconds": seconds}}
+        for number in range(1, epochs + 1)
+    ]
+    whys = ["stopped by SIGTERM"] * (attempts - 1) + [why]
+    made = [attempt(ranks=int(hosts) * int(each), why=words) for words in whys]
+    update(path / "summary.json", seed=seed, **summary or {}, epochs=rows, attempts=made)
+    write_rows(path / "epochs.jsonl", rows)
+    update(path / "config.json", **config or {})
+    update(path / "environment.json", **environment or {})
+    return SweepEntry(settings, seed, run=load_run_as(path, words))
 
 
 def report(output: Path, *runs: Path) -> Path:
@@ -119,12 +188,23 @@ def report(output: Path, *runs: Path) -> Path:
     return Path(output)
 
 
+def read(path: Path):
+    """The value of a JSON file, or the rows of a file of rows."""
+    text = path.read_text()
+    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+
+
 def edit(path: Path, change: Callable[[dict], object]) -> Path:
     """Change a JSON file in place; return its folder."""
-    found = json.loads(path.read_text())
+    found = read(path)
     change(found)
     path.write_text(json.dumps(found))
     return path.parent
+
+
+def update(path: Path, **values) -> Path:
+    """Set these values of a JSON file in place; return its folder."""
+    return edit(path, lambda found: found.update(values))
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:

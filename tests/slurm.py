@@ -1,4 +1,4 @@
-"""A SLURM of four nodes on this machine, of the real daemons: for tests, in a folder and on ports of its own."""
+"""A SLURM of four nodes on this machine, of the real daemons: for tests, in its own folder and on its own ports."""
 
 import contextlib
 import os
@@ -101,11 +101,10 @@ class Slurm:
             assert time.monotonic() < deadline, f"not in time:\n{self.ask('sinfo', check=False)}"
             time.sleep(0.1)
 
-    def ask(self, *words, check=True):
-        """What a command of SLURM's prints."""
-        done = subprocess.run(
-            list(map(str, words)), env=self.environ, capture_output=True, text=True, timeout=60, check=False
-        )
+    def ask(self, *words, check=True, folder=None):
+        """What a command of SLURM's prints, in this folder."""
+        words, how = list(map(str, words)), {"cwd": folder, "env": self.environ, "timeout": 60}
+        done = subprocess.run(words, **how, capture_output=True, text=True, check=False)
         assert done.returncode == 0 or not check, f"{words} failed: {done.stderr}"
         return done.stdout
 
@@ -131,16 +130,7 @@ class Job:
 
     def __init__(self, slurm: Slurm, script: Path, output: Path):
         self.slurm, self.output = slurm, output
-        done = subprocess.run(
-            ["sbatch", "--parsable", str(script)],
-            env=slurm.environ,
-            cwd=script.parent,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        self.id = done.stdout.strip()
+        self.id = slurm.ask("sbatch", "--parsable", script, folder=script.parent).strip()
 
     @property
     def text(self):

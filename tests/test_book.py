@@ -1,4 +1,4 @@
-"""The book: its pages are the documents, it takes nothing from elsewhere, and no link of it leads nowhere."""
+"""The site: its pages are the documents, it loads nothing from other hosts, and every link has a target."""
 
 import importlib.util
 import json
@@ -48,7 +48,7 @@ def page(site, name):
 
 
 @rendered
-def test_nothing_is_fetched_from_elsewhere_and_no_link_leads_nowhere(site):
+def test_nothing_is_fetched_from_other_hosts_and_every_link_has_a_target(site):
     pages = read_pages(site)
     assert taken_from_elsewhere(site, pages) == []
     assert leading_nowhere(site, pages) == []
@@ -108,7 +108,7 @@ def test_a_students_work_next_to_the_notebooks_is_not_removed(tmp_path, reposito
 
 
 @rendered
-def test_what_is_no_book_is_not_replaced_and_a_failed_build_leaves_the_older_one(tmp_path, repository):
+def test_another_folder_is_not_replaced_and_a_failed_build_keeps_the_older_site(tmp_path, repository):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years")
@@ -130,7 +130,7 @@ def test_without_the_site_generator_a_sentence_says_what_installs_it(tmp_path, m
         make_book.build(tmp_path / "site")
 
 
-def test_links_to_source_files_lead_to_their_listings_and_lessons_stand_by_number(tmp_path, repository):
+def test_links_to_source_files_lead_to_listings_and_lessons_are_sorted(tmp_path, repository):
     pages, listings = assemble(repository, tmp_path / "pages")
     assert pages == ["README.md", "docs/all.md", "docs/lessons/lesson9.md", "docs/lessons/lesson10.md"]
     assert listings == ["code/ring.py.md"]
@@ -148,7 +148,7 @@ def test_links_to_source_files_lead_to_their_listings_and_lessons_stand_by_numbe
         ("../code/blob.bin", r"code/blob.bin, to which a page links, is neither text nor a picture"),
     ],
 )
-def test_a_link_that_no_page_can_be_made_of_is_named(tmp_path, repository, link, words):
+def test_a_link_without_a_possible_page_is_named(tmp_path, repository, link, words):
     (tmp_path / "outside.txt").write_text("not of the repository")
     (repository / "code" / "blob.bin").write_bytes(b"\xff\xfe\x00")
     (repository / "docs" / "all.md").write_text(f"# All\n\n[there]({link})\n")
@@ -164,7 +164,7 @@ def test_all_sections_together_have_every_document_once():
     assert "docs/new.md" in navigation([*pages, "docs/new.md"])[2]["Do"]
 
 
-def test_code_is_left_as_it_is():
+def test_code_is_unchanged():
     text = "a `[x](y)` [z](w)\n- one\n\n```\n[x](y)\n- two\n<!-- book: output learn -->\n```\n"
     assert prepared(text, lambda _: "there") == text.replace("(w)\n", "(there)\n\n")
     assert prepared("<!-- book: output learn 5\n --check -->\n", str) == "\n"
@@ -175,7 +175,7 @@ def test_a_listing_is_highlighted_by_its_real_language():
     assert "``` text linenums" in listing("LICENSE", "MIT\n")
 
 
-def test_what_a_page_takes_from_elsewhere_or_names_in_vain_is_found(tmp_path):
+def test_external_loads_and_dead_links_are_found(tmp_path):
     site = tmp_path / "site"
     (site / "docs").mkdir(parents=True)
     (site / "index.html").write_text(

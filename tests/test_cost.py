@@ -1,4 +1,4 @@
-"""Each sync costs what it says, to the byte, and collectives made of messages sum right however the buffer divides."""
+"""Each sync's cost is exact to the byte, and collectives made of messages sum buffers of every size."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def all_steps(comm, names):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
-def test_a_step_costs_what_the_sync_says_on_every_rank(ranks):
+def test_a_step_costs_what_the_sync_states_on_every_rank(ranks):
     names = [name for name in SYNCS if name not in UNKNOWN_BEFORE] if ranks < 5 else MESSAGES
     for rank, steps in enumerate(run_ranks(ranks, all_steps, names)):
         wrong = {name: step for name, step in steps.items() if step[0] != step[1]}
@@ -63,13 +63,13 @@ def test_a_step_costs_what_the_sync_says_on_every_rank(ranks):
             assert steps["bucketed, small"][0][0] > steps["bucketed"][0][0] > 0, "the small buckets are several"
 
 
-def test_what_is_known_only_after_a_step_is_not_stated_before_it():
+def test_a_cost_that_depends_on_the_step_is_not_stated():
     unknown = [name for name in SYNCS if get_sync(name).expected([(35, 4), (5, 4)], 2, 0) is None]
     assert sorted(unknown) == UNKNOWN_BEFORE
     assert GradientSync.expected([(35, 4)], 2, 0) is None, "a class that states no calls promises nothing"
 
 
-def test_rows_that_a_step_touched_cost_their_share_and_a_byte_a_row_to_agree_on_them():
+def test_rows_that_a_step_uses_cost_their_share_and_a_byte_per_row_of_the_table():
     embedding = Tensor("embeddings.weight", (10_000, 384), "float32", 10_000 * 384 * 4)
     dense = Tensor("layer.weight", (384, 384), "float32", 384 * 384 * 4)
     step = Step([embedding, dense], SyncOptions(), [[0], [1], [2], [3]], [dense, embedding], touched=0.25)
@@ -81,7 +81,7 @@ def test_rows_that_a_step_touched_cost_their_share_and_a_byte_a_row_to_agree_on_
 
 @pytest.mark.parametrize("ranks", range(2, 18))
 @pytest.mark.parametrize("name", MESSAGES)
-def test_what_all_ranks_send_is_what_all_receive(name, ranks):
+def test_all_ranks_together_send_what_they_receive_and_no_more_than_needed(name, ranks):
     for elements in (0, 1, ranks - 1, ranks, 1000, 1001):
         costs = [get_sync(name).expected([(elements, 4)], ranks, rank) for rank in range(ranks)]
         sent, received = sum(cost.bytes_sent for cost in costs), sum(cost.bytes_received for cost in costs)
@@ -91,7 +91,7 @@ def test_what_all_ranks_send_is_what_all_receive(name, ranks):
 
 
 @pytest.mark.parametrize("ranks", range(1, 18))
-def test_the_tree_is_one_tree_and_as_low_as_can_be(ranks):
+def test_the_tree_is_connected_and_of_least_height(ranks):
     parents = {}
     for rank in range(ranks):
         for child in relatives(rank, ranks)[1]:
@@ -135,7 +135,7 @@ def sum_among_some(comm):
     return [buffer.unique().tolist(), call.bytes_sent]
 
 
-def test_a_ring_of_some_ranks_leaves_the_others_alone():
+def test_a_ring_of_some_ranks_does_not_touch_the_others():
     answers = run_ranks(4, sum_among_some)
     assert [values for values, _ in answers] == [[1101.0], [10.0], [1101.0], [1101.0]]
     # Members in the order 3, 0, 2 have parts of 34, 33 and 33 elements: twice 100 less the two next ones' parts.

@@ -1,11 +1,13 @@
-"""What the documents show is there: links and anchors, scripts, modules, make's targets, and every flag of ours."""
+"""Links, commands, files and flags in the documents exist, and the linter of prose finds what breaks its rules."""
 
 import argparse
 import ast
 import functools
 import importlib
+import importlib.util
 import re
 import shlex
+import sys
 from itertools import chain
 from pathlib import Path
 
@@ -18,6 +20,10 @@ from cos598d.commands.run_flags import add_run_options
 from cos598d.tools.learn.lessons import NUMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
+spec = importlib.util.spec_from_file_location("prose", ROOT / "scripts" / "prose.py")
+prose = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(prose)
+
 OUR_CODE = ROOT / "cos598d"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 LESSONS = sorted((ROOT / "docs" / "lessons").glob("*.md"))
@@ -143,32 +149,24 @@ def lost_files(piece):
         return []
     places = (ROOT / piece, OUR_CODE / piece)
     is_there = any(place.exists() for place in places)
-    return (
-        []
-        if is_there or ("/" not in piece and any(chain(OUR_CODE.rglob(piece), ROOT.glob(f"task*/{piece}"))))
-        else [piece]
-    )
+    is_there = is_there or ("/" not in piece and any(chain(OUR_CODE.rglob(piece), ROOT.glob(f"task*/{piece}"))))
+    return [] if is_there else [piece]
 
 
 @pytest.mark.parametrize("page", [*PAGES, *LESSONS], ids=name)
-def test_links_and_anchors_lead_somewhere(page):
+def test_links_commands_flags_and_files_of_a_page_exist_and_its_python_is_python(page):
     assert dead_links(page.read_text(), page.parent, page) == []
-
-
-@pytest.mark.parametrize("page", [*PAGES, *LESSONS], ids=name)
-def test_commands_and_their_flags_are_known_and_files_are_there(page):
     pieces = code(page.read_text())
     assert [(piece, wrong) for piece in pieces if (wrong := wrong_in(piece) + lost_files(piece))] == []
-
-
-@pytest.mark.parametrize("page", [*PAGES, *LESSONS], ids=name)
-def test_what_is_shown_as_python_is_python(page):
     for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE):
         ast.parse(block)
 
 
-def test_the_readme_stays_short():
+def test_the_readme_and_the_nine_files_of_the_reading_path_stay_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 140
+    rows = re.findall(r"^\| \d \| \[`(.+?)`\]", (ROOT / "docs" / "reading.md").read_text(), re.MULTILINE)
+    assert len(rows) == 9
+    assert sum(len((ROOT / name).read_text().splitlines()) for name in rows) <= 1000
 
 
 def measured_ratios(page, heading):
@@ -179,7 +177,7 @@ def measured_ratios(page, heading):
     return {re.search(r"`(\w+)`", row[1])[1]: re.match(r"[\d.]+", row[3])[0] for row in cells}
 
 
-def test_the_figure_and_the_readme_have_the_ratios_that_were_measured():
+def test_the_figure_and_the_readme_have_the_measured_ratios():
     tables = [
         measured_ratios("measured-one-host.md", "The ladder on one host"),
         measured_ratios("measured-hosts.md", "What a link costs"),
@@ -193,14 +191,10 @@ def test_the_figure_and_the_readme_have_the_ratios_that_were_measured():
     assert readme == [(sync, *(table.get(sync, "-") for table in tables)) for sync, *_ in readme]
 
 
-def test_every_page_is_reached_from_the_readme():
-    """In one step, or in two."""
+def test_every_page_is_at_most_two_links_from_the_readme_and_every_lesson_is_in_the_course():
     linked = {page for page in PAGES[1:] if f"]({name(page)}" in PAGES[0].read_text()}
     text = "".join(page.read_text() for page in linked)
     assert [name(page) for page in PAGES[1:] if page not in linked and f"]({page.name}" not in text] == []
-
-
-def test_every_lesson_has_a_page_that_is_reached_from_the_course():
     text = (ROOT / "docs" / "course.md").read_text()
     assert {page.name for page in LESSONS} == {f"lesson{number}.md" for number in NUMBERS}
     assert [page.name for page in LESSONS if f"](lessons/{page.name})" not in text] == []
@@ -228,7 +222,7 @@ def test_the_page_of_syncs_has_every_gradient_sync():
         ("--no_such_flag", ["--no_such_flag"]),
     ],
 )
-def test_what_is_not_there_is_found(piece, wrong):
+def test_a_wrong_command_flag_or_target_is_found(piece, wrong):
     assert wrong_in(piece) == wrong
 
 
@@ -239,7 +233,55 @@ def test_a_dead_link_and_a_lost_file_are_found():
     assert lost_files("train.py") == []
 
 
-def test_the_nine_files_of_the_reading_path_have_at_most_1000_lines():
-    rows = re.findall(r"^\| \d \| \[`(.+?)`\]", (ROOT / "docs" / "reading.md").read_text(), re.MULTILINE)
-    assert len(rows) == 9
-    assert sum(len((ROOT / name).read_text().splitlines()) for name in rows) <= 1000
+LONG = "The " + "very " * 40 + "end."
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("The rank stands in the table.", "page:1: 'stands in'"),
+        ("One line.\n\nIt takes 2 s an iteration beside a bench.", "page:3: 'beside'"),
+        ("It takes 2 s an iteration.", "'s an iteration'"),
+        ("The report says it.", "'report says'"),
+        (LONG, "page:1: 42 words in a sentence"),
+    ],
+)
+def test_prose_that_breaks_a_rule_is_named_with_its_line(text, named):
+    assert any(named in fault for fault in prose.faults("page", text)), prose.faults("page", text)
+
+
+@pytest.mark.parametrize("text", ["```\nbeside\n```", "| beside |", "# Beside", "`beside` is code."])
+def test_code_tables_and_headings_are_not_prose(text):
+    assert prose.faults("page", text) == []
+
+
+def test_a_few_long_sentences_are_allowed():
+    assert prose.faults("page", "A short one. " * 20 + LONG) == []
+
+
+def test_only_a_long_line_of_prose_is_named():
+    long = "word " * 80
+    assert [*prose.long_lines("page", f"short\n{long}")] == ["page:2: 400 characters in a line, which may have 360"]
+    assert [*prose.long_lines("page", f"```\n{long}\n```\n| {long} |\n[a]({long})")] == []
+
+
+def test_help_of_subcommands_is_read_too():
+    parser = argparse.ArgumentParser(description="what it does")
+    parser.add_subparsers().add_parser("one").add_argument("--flag", help="a flag beside others")
+    assert "a flag beside others" in list(prose.helps_of(parser))
+
+
+def test_a_fault_fails_the_linter(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("It is beside it.\n")
+    monkeypatch.setattr(sys, "argv", ["prose.py", "--check", str(page)])
+    assert prose.main() == 1
+    assert "page.md:1: 'beside'" in capsys.readouterr().out
+    page.write_text("It is next to it.\n")
+    assert prose.main() == 0
+
+
+def test_help_of_commands_is_checked():
+    label, text = next(prose.help_texts())
+    assert label.endswith(" --help")
+    assert "run folder" in text or "--" in text or len(text) > 500

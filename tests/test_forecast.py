@@ -1,12 +1,12 @@
-"""A forecast says beforehand what the run's record says afterwards, and starts nothing."""
+"""A forecast has the numbers of the run's later record, and starts nothing."""
 
-import json
 import re
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from report_records import read
 from scale_records import write_bench
 
 from cos598d.commands import cli, train
@@ -25,13 +25,13 @@ DIGITS = {"task_name": "digits", "max_train_examples": 150, "max_eval_examples":
 DIGITS |= {"num_train_epochs": 2.0, "no_cuda": True}
 RUNS = {"ddp": 2, "zero3": 2, "all_reduce": 1}
 TIMED = Timed(Compute(0.1, 0.2, 0.05, {}), 7, 100.0, 1, 1.0)
-ENGINES = ("deepspeed", "horovod")  # which tell nobody what they send
+ENGINES = ("deepspeed", "horovod")  # libraries that do not report what they send
 PACKAGES = {"deepspeed": "deepspeed", "horovod": "horovod", "fabric": "lightning"}
 
 
 @pytest.fixture
 def timed(monkeypatch):
-    """What would be timed takes no time; the list has what was asked for."""
+    """Timings take no time; the list has what was to be timed."""
     asked = []
 
     def _time(config, strategy, ranks):
@@ -59,8 +59,7 @@ def test_the_record_of_the_run_has_what_was_forecast(sync, start, tmp_path):
     run, found = load_run(tmp_path / "out"), forecast(digits(sync=sync), ranks, timings=Known(times=False))
     assert (found.parameters, found.iterations) == (run["parameters"], run["iterations"])
     assert [row["iterations"] for row in run["epochs"]] == [found.iterations_per_epoch] * 2
-    rows = [json.loads(line) for line in (tmp_path / "out" / "iterations.rank0.jsonl").read_text().splitlines()]
-    assert rows[2]["bytes_sent"] == found.bytes_sent_per_iteration[0]
+    assert read(tmp_path / "out" / "iterations.rank0.jsonl")[2]["bytes_sent"] == found.bytes_sent_per_iteration[0]
     for row in run["epochs"]:
         assert row["predicted_bytes_sent"] == pytest.approx(found.bytes_sent_per_epoch, rel=1e-3)
     counted = max(run["memory"]["peak_with_activations"], key=lambda held: sum(held.values()))
@@ -68,16 +67,15 @@ def test_the_record_of_the_run_has_what_was_forecast(sync, start, tmp_path):
     between = [sum(held.values()) for held in run["memory"]["between_steps"]]
     assert sum(found.memory.values()) == pytest.approx(max(between), rel=0.02)
     for path, size in found.writes:
-        place = tmp_path / "out" / path.name if path.name in ("model", "checkpoints") else tmp_path / "out"
-        files = [file for file in place.rglob("*") if file.is_file()]
-        if place.name == "out":
-            files = [file for file in files if file.parent == place]
+        is_below = path.name in ("model", "checkpoints")
+        files = (tmp_path / "out" / path.name).rglob("*") if is_below else (tmp_path / "out").glob("*")
+        files = [file for file in files if file.is_file()]
         assert sum(file.stat().st_size for file in files) == pytest.approx(size, rel=0.5), path
 
 
 @pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("sync", known_names())
-def test_every_strategy_has_a_forecast_or_says_what_it_cannot_know(sync, timed):
+def test_every_strategy_has_a_forecast_or_the_reason_why_not(sync, timed):
     if sync in PACKAGES and find_spec(PACKAGES[sync]) is None:
         pytest.skip(f"{PACKAGES[sync]} is not installed: make engines")
     found = forecast(digits(sync=sync, do_train=True), 1 if sync == "dp" else 2)
@@ -88,30 +86,27 @@ def test_every_strategy_has_a_forecast_or_says_what_it_cannot_know(sync, timed):
     assert found.seconds_from
 
 
-def test_the_bytes_of_sparse_zero1_are_the_least_that_a_step_sends(tmp_path, start):
+def test_a_step_of_sparse_zero1_sends_more_than_its_forecast(tmp_path, start):
     flags = {"sync": "sparse_zero1", "learning_rate": 0.01, "max_steps": 3, "max_eval_examples": 10}
-    words = ["--task_name", "digits", "--no_cuda", "--world_size", 2, "--output_dir", "out"]
+    words = ["--do_train", "--task_name", "digits", "--no_cuda", "--world_size", 2, "--output_dir", "out"]
     words += [word for name, value in flags.items() for word in (f"--{name}", value)]
-    assert start("run", ["-m", "cos598d", "train", "--do_train", *words]).wait() == 0
+    assert start("run", ["-m", "cos598d", "train", *words]).wait() == 0
     found = forecast(digits(do_train=True, **flags), 2, timings=Known(times=False))
-    rows = (tmp_path / "out" / "iterations.rank0.jsonl").read_text().splitlines()
-    sent = [json.loads(row)["bytes_sent"] for row in rows]
+    sent = [row["bytes_sent"] for row in read(tmp_path / "out" / "iterations.rank0.jsonl")]
     assert sum(sent) > 3 * found.bytes_sent_per_iteration[0]
 
 
 def test_rows_of_an_embedding_bound_the_bytes_of_sparse_rows(timed):
     flags = {"task_name": "rte", "model_name_or_path": "minilm", "max_train_examples": 64, "do_train": True}
-    rows, every = (
-        forecast(config_from({**flags, "sync": name, "no_cuda": True}), 4) for name in ("sparse_rows", "flat")
-    )
-    least, most = (
-        int(number.replace(",", "")) for number in re.findall(r"\b\d[\d,]+(?= bytes|\b for all)", rows.bytes_unsaid)
-    )
+    flags["no_cuda"] = True
+    rows, every = (forecast(config_from(flags | {"sync": name}), 4) for name in ("sparse_rows", "flat"))
+    numbers = re.findall(r"\b\d[\d,]+(?= bytes|\b for all)", rows.bytes_unsaid)
+    least, most = (int(number.replace(",", "")) for number in numbers)
     assert most == every.bytes_sent_per_iteration[0]
     assert most - least == 30522 * 384 * 4 * 2 * 3 // 4
 
 
-def test_a_sweep_s_forecasts_time_each_batch_once(timed):
+def test_forecasts_of_a_sweep_time_each_batch_once(timed):
     known = Known()
     for rate in (1e-4, 1e-5):
         for batch in (4, 16):
@@ -121,7 +116,7 @@ def test_a_sweep_s_forecasts_time_each_batch_once(timed):
     assert [batch for batch, *_ in timed] == [4, 16]
 
 
-def test_calls_cost_seconds_beside_compute_and_a_slow_link_more(timed):
+def test_calls_cost_seconds_and_a_slow_link_costs_more(timed):
     known = Known()
     alone = forecast(digits(sync="none", do_train=True), 2, timings=known).seconds_per_iteration
     two = forecast(digits(sync="all_reduce"), 2, timings=known).seconds_per_iteration
@@ -143,7 +138,7 @@ def test_costs_are_fitted_to_benches_that_are_named(timed, tmp_path):
 
 
 @pytest.mark.long
-def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):
+def test_ranks_that_only_compute_are_timed_at_once(monkeypatch):
     monkeypatch.setattr(seconds, "TIMED_SECONDS", 0.05)
     known = Known()
     config = digits(sync="zero1")
@@ -159,7 +154,7 @@ def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):
 
 
 @pytest.mark.parametrize(("share", "is_busy"), [(1.0, False), (0.3, True)])
-def test_a_timing_beside_other_programs_says_so(timed, monkeypatch, share, is_busy):
+def test_a_timing_on_a_busy_machine_is_a_remark(timed, monkeypatch, share, is_busy):
     monkeypatch.setattr(seconds, "_time", lambda *_: replace(TIMED, share=share))
     monkeypatch.setattr(seconds, "count_cores", lambda: 2)
     assert ("Other programs were using the CPU" in forecast(digits(), 2).seconds_from) == is_busy
@@ -190,7 +185,7 @@ def test_the_command_starts_nothing_and_makes_no_folder(timed, monkeypatch, tmp_
     assert "warning: the run would be refused, because --output_dir full is not empty" in capsys.readouterr().out
 
 
-def test_a_lesson_s_script_forecasts_itself(timed, run_here, tmp_path):
+def test_a_task_s_script_forecasts_itself(timed, run_here, tmp_path):
     words = ["--dry_run", "--world_size", 2, "--model_name_or_path", "tiny", "--max_seq_length", 32, "--no_cuda"]
     code, said = run_here("task2b/run_glue.py", words)
     assert code == 0
@@ -207,7 +202,7 @@ def test_a_lesson_s_script_forecasts_itself(timed, run_here, tmp_path):
         (["--dry_run", "--learning_rate", "-1"], "--learning_rate -1 is not valid. Give a number of at least 0."),
     ],
 )
-def test_bad_words_are_a_sentence(words, sentence, timed, capsys, monkeypatch, tmp_path):
+def test_a_wrong_argument_is_a_sentence(words, sentence, timed, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "--task_name", "digits", "--no_cuda", "--world_size", "2", *words]) in (1, 2)
     said = capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""What ranks hold and send in real steps is what each strategy's formulas say beforehand, on 2 and 4 ranks.
+"""Each strategy's formulas have what ranks hold and send in real steps, on 2 and 4 ranks.
 
-To the byte, but at the peak, where gradients may come in another order than their parameters."""
+They are exact to the byte, except at the peak, where gradients may come in another order than their parameters."""
 
 import pytest
 import torch
@@ -23,9 +23,9 @@ HELD = {
     "ddp, views": ({"bucket_view": True}, {"bucket_view": True, **SMALL}),
     "torch_fsdp, gathered once": ({"reshard": "no"},),
 }
-# What travels only a step tells, or differs from step to step.
+# Their bytes are known only after a step, or differ from step to step.
 UNKNOWN_BEFORE = ("sparse_rows", "diloco")
-# Which send nothing where all ranks share a host.
+# These send nothing if all ranks share a host.
 SILENT = ("none", "dp", "shared_memory", "hierarchical", "shared_weights")
 SENT = {
     **{name: ({},) for name in SYNCS if name not in UNKNOWN_BEFORE},
@@ -50,7 +50,7 @@ def strategy_of(name, **options):
 
 @pytest.mark.long
 @pytest.mark.parametrize("world_size", KINDS)
-def test_what_is_held_is_what_the_formula_says(world_size):
+def test_ranks_hold_what_the_formula_states(world_size):
     cases = cases_of(HELD, world_size)
     for rank in run_ranks(world_size, all_held, cases, seconds=240):
         for case, (between, expected, peak, expected_peak, unsaid) in zip(cases, rank, strict=True):
@@ -66,7 +66,7 @@ def test_what_is_held_is_what_the_formula_says(world_size):
 
 @pytest.mark.long
 @pytest.mark.parametrize("world_size", KINDS)
-def test_what_the_ledger_has_is_what_the_formula_says(world_size):
+def test_the_ledger_has_what_the_formula_states(world_size):
     cases = cases_of(SENT, world_size)
     for rank in run_ranks(world_size, all_sent, cases, seconds=240):
         for case, (counted, stated, (calls, calls_stated), unsaid) in zip(cases, rank, strict=True):
@@ -81,7 +81,7 @@ def test_what_the_ledger_has_is_what_the_formula_says(world_size):
 
 
 @pytest.mark.parametrize("name", [*known_names(), "deepspeed:3"])
-def test_every_strategy_states_both_or_says_why_not(name):
+def test_every_strategy_states_memory_and_bytes_or_a_reason(name):
     """From shapes alone, for any number of ranks, before anybody has attached anything; one rank sends nothing."""
     name, _, stage = name.partition(":")
     strategy = strategy_of(name, zero_stage=int(stage or 1))
@@ -111,7 +111,7 @@ TEXTBOOK = {
 
 
 @pytest.mark.parametrize("name", TEXTBOOK)
-def test_the_formulas_are_the_textbook_s(name):
+def test_the_formulas_are_those_of_textbooks(name):
     sync, _, option = name.partition(":")
     words = {"deepspeed": "zero_stage", "fabric": "fabric_strategy"}
     strategy = strategy_of(sync, **({words[sync]: int(option) if option.isdigit() else option} if option else {}))
@@ -147,7 +147,7 @@ def recorded(comm, folder):
 
 
 @pytest.mark.long
-def test_a_record_has_the_same_bytes_in_its_iterations_its_log_and_its_sums(tmp_path):
+def test_iterations_log_and_totals_of_a_record_have_the_same_bytes(tmp_path):
     """With averages under way at a checkpoint, at an evaluation, at the end of an epoch and of the run."""
     for rank in run_ranks(2, recorded, str(tmp_path)):
         assert {case: disagree for case, (disagree, _) in rank.items() if disagree} == {}
@@ -155,6 +155,6 @@ def test_a_record_has_the_same_bytes_in_its_iterations_its_log_and_its_sums(tmp_
 
 
 @pytest.mark.parametrize("hook", ["powersgd", "post_localsgd"])
-def test_a_hook_that_changes_the_algorithm_later_is_not_stated(hook):
+def test_a_hook_that_changes_its_algorithm_has_no_stated_bytes(hook):
     strategy = strategy_of("ddp", ddp_hook=hook)
     assert "known only after a step" in strategy.expected_sent(TrainingSpec(Uneven(), 2, 0, 2)).unsaid

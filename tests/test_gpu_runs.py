@@ -3,7 +3,6 @@
 Nothing is fetched: models have random weights, data are bundled.
 """
 
-import json
 import math
 import os
 import shutil
@@ -12,6 +11,7 @@ import pytest
 import torch
 from gpu import NEEDS_GPU, RECORDS
 from programs import ROOT, TINY_TRAINING, free_port
+from report_records import read
 
 from cos598d.sync import SYNCS
 from cos598d.sync.codecs import CODECS
@@ -75,32 +75,26 @@ def benched(command):
     def run(name, *words):
         shutil.rmtree(RECORDS / name, ignore_errors=True)
         command(name, ["bench", *words, "--output", RECORDS / name])
-        return json.loads((RECORDS / name / "bench.json").read_text())
+        return read(RECORDS / name / "bench.json")
 
     return run
 
 
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def losses_of(folder):
-    return json.loads((folder / "summary.json").read_text())["losses"]
+    return read(folder / "summary.json")["losses"]
 
 
 @pytest.mark.parametrize("sync", ["ddp", "bucketed", "sparse_rows", *SHARDED])
-def test_one_rank_of_nccl_trains_as_the_cpu_does_and_its_bytes_are_assumed(sync, command, trained, on_cpu):
+def test_one_rank_of_nccl_trains_like_the_cpu_and_its_bytes_are_assumed(sync, command, trained, on_cpu):
     folder = trained(f"one-nccl-{sync}", "--backend", "nccl", "--sync", sync, "--world_size", 1)
     assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read(folder / "summary.json")
     assert (summary["backend"], summary["device"], summary["bytes_are_assumed"]) == ("nccl", "cuda", True)
     text = command(f"compare-{sync}", ["compare", "--verbose", folder])
     assert f"one-nccl-{sync} are assumed" in text
 
 
-def test_nccl_refuses_two_ranks_on_one_gpu_in_a_sentence_and_takes_as_many_as_there_are_gpus(
-    command, trained, benched, on_cpu
-):
+def test_nccl_refuses_two_ranks_on_one_gpu_and_takes_one_on_each(command, trained, benched, on_cpu):
     gpus = torch.cuda.device_count()
     words = ["train", *TINY_TRAINING, "--backend", "nccl", "--world_size", gpus + 1]
     text = command("nccl-too-many", words, exit_code=1)
@@ -137,13 +131,13 @@ def test_every_sync_and_codec_averages_cuda_tensors_over_gloo_as_on_the_cpu(benc
 def test_ranks_that_share_a_gpu_over_gloo_train_as_one_process_on_the_cpu(sync, trained, on_cpu):
     folder = trained(f"gloo-{sync}", "--sync", sync, *TWO)
     assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE)
-    calls = [row for row in rows_of(folder / "communication.rank0.jsonl") if row["iteration"] > 0]
+    calls = [row for row in read(folder / "communication.rank0.jsonl") if row["iteration"] > 0]
     assert calls
     for row in calls:
         is_torch_s_own = sync == "ddp" and row["purpose"] != "loss"
         assert (row["seconds"] is None) == is_torch_s_own
         assert is_torch_s_own or (row["seconds"] > 0 and row["started"] >= 0)
-    for row in rows_of(folder / "iterations.rank0.jsonl"):
+    for row in read(folder / "iterations.rank0.jsonl"):
         phases = sum(value for name, value in row.items() if name.startswith("seconds_"))
         assert 0 < phases <= row["seconds"] * 1.001 <= row["wall_seconds"] * 1.05
 
@@ -181,7 +175,7 @@ def test_squad_and_images_train_and_evaluate_on_the_gpu_as_on_the_cpu(task, comm
     for device, more in (("cuda", []), ("cpu", ["--no_cuda"])):
         folder = RECORDS / f"{device}-{task}"
         command(f"{device}-{task}", [*words, *STEPS, *more, "--output_dir", folder])
-        found.append(json.loads((folder / "summary.json").read_text()))
+        found.append(read(folder / "summary.json"))
         assert found[-1]["device"] == device
     assert found[0]["losses"] == pytest.approx(found[1]["losses"], rel=CLOSE)
 
@@ -244,7 +238,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("backend", "ranks"), [("gloo", 2), ("nccl", 1)])
-def test_a_script_of_one_s_own_trains_on_the_gpu_by_every_door(backend, ranks, command, start, tmp_path):
+def test_an_own_script_trains_on_the_gpu_with_every_function(backend, ranks, command, start, tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     found = {}
@@ -270,7 +264,7 @@ def test_half_precision_on_the_gpu_follows_float32(precision, trained, on_cpu):
 
 
 @pytest.mark.parametrize("sync", IN_HOST_MEMORY)
-def test_a_sync_in_the_host_s_memory_says_so_and_names_a_way(sync, command):
+def test_a_sync_in_the_host_s_memory_is_refused(sync, command):
     words = ["train", *TINY_TRAINING, *STEPS, "--sync", sync, *TWO]
     text = command(f"refused-{sync}", words, exit_code=1)
     assert f"--sync {sync} needs tensors in the host's memory" in text

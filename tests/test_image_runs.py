@@ -1,16 +1,16 @@
 """Runs with images: n ranks see exactly what one sees, under every kind of strategy."""
 
-import json
-
 import pytest
 from programs import ROOT, Program
+from report_records import read
 
 from cos598d.data.images.encoder import ImageEncoder
 from cos598d.models.build import build_model, find_model
 from cos598d.tools.report.load import load_run
 
+pytestmark = pytest.mark.long
 STEPS = 6
-# What each run is given beside the common flags, and on how many ranks it runs.
+# The ranks of each run, and its flags in addition to the common ones.
 RUNS = {
     "alone": (1, []),
     "four": (4, ["--sync", "bucketed"]),
@@ -35,7 +35,6 @@ def finished(tmp_path_factory):
     return folder
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["four", "rows", "sharded"])
 def test_n_ranks_see_what_one_sees(finished, name):
     alone, run = (load_run(finished / one) for one in ("alone", name))
@@ -46,13 +45,11 @@ def test_n_ranks_see_what_one_sees(finished, name):
         assert found == pytest.approx(wanted, abs=1e-5), key
 
 
-@pytest.mark.long
 def test_augmenting_changes_what_is_trained_on(finished):
     augmented, plain = (load_run(finished / name)["losses"] for name in ("alone", "unaugmented"))
     assert all(abs(one - other) > 1e-4 for one, other in zip(augmented, plain))
 
 
-@pytest.mark.long
 def test_the_first_lines_say_which_model_and_data(finished):
     text = (finished / "four.txt").read_text()
     assert "digits, sync bucketed, 4 ranks" in text
@@ -60,13 +57,9 @@ def test_the_first_lines_say_which_model_and_data(finished):
     assert "30 examples per step" in text
 
 
-@pytest.mark.long
 def test_without_a_word_embedding_sparse_rows_sends_what_bucketed_does(finished):
     rows, buckets = (load_run(finished / name) for name in ("rows", "four"))
-    calls = [
-        [json.loads(line) for line in (finished / name / "communication.rank0.jsonl").read_text().splitlines()]
-        for name in ("rows", "four")
-    ]
+    calls = [read(finished / name / "communication.rank0.jsonl") for name in ("rows", "four")]
     gradients = [{call["tensor"] for call in of if call["purpose"] == "gradients"} for of in calls]
     assert gradients[0] == gradients[1]
     assert rows["parameters"] == buckets["parameters"]
@@ -74,7 +67,6 @@ def test_without_a_word_embedding_sparse_rows_sends_what_bucketed_does(finished)
     assert said == [1, 0]
 
 
-@pytest.mark.long
 def test_the_saved_model_is_loaded_by_its_folder(finished):
     source = find_model(str(finished / "alone" / "model"), "vit")
     assert isinstance(source.images, ImageEncoder)

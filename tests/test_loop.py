@@ -1,4 +1,4 @@
-"""The loop calls a strategy as its contract says, times it from outside, and takes any that keeps the contract."""
+"""The loop calls a strategy by its contract, times it from outside, and accepts any that keeps the contract."""
 
 import contextlib
 import math
@@ -54,7 +54,7 @@ class Diary(Strategy):
         return "its word"
 
 
-def test_a_step_sums_weighted_losses_finishes_after_the_last_and_clips_what_is_finished():
+def test_a_step_weights_losses_finishes_after_the_last_and_then_clips():
     features, diary = ToyFeatures(8), Diary()
     parts = micro_batches(torch.arange(8).numpy(), features.lengths, 0, 1, 2, group_by_length=False)
     losses = {0: (3.0,), 4: (5.0, "logits")}
@@ -99,7 +99,7 @@ def alone():
 
 
 @pytest.mark.parametrize(("precision", "agreement"), [("fp32", []), ("fp16", ["sync"])])
-def test_an_iteration_is_made_of_its_phases_in_their_order(precision, agreement):
+def test_an_iteration_has_its_phases_in_order(precision, agreement):
     comm = alone()
     strategy = Replicated(get_sync("all_reduce")(comm), precision)
     record = trained(comm, strategy, precision=precision, gradient_accumulation_steps=2)
@@ -123,7 +123,7 @@ def when_the_loss_travels(comm):
     return [found, record.losses]
 
 
-def test_the_loss_is_under_way_before_the_last_backward_and_waited_for_after_it():
+def test_the_loss_s_all_reduce_overlaps_the_last_backward():
     (on_time, losses), (_, others) = run_ranks(2, when_the_loss_travels)
     assert on_time == [True] * STEPS
     assert losses == others
@@ -149,7 +149,7 @@ def norms_of(comm, name):
     return found
 
 
-def test_clip_tells_the_average_gradients_norm_before_it_clips_and_0_is_no_limit():
+def test_clip_returns_the_norm_before_clipping_and_0_is_no_limit():
     first, second = run_ranks(2, norms_of, "bucketed")
     assert first == second
     (before, norm, after), unlimited = first
@@ -220,13 +220,13 @@ def test_a_strategy_that_divides_the_optimizer_trains_as_replicas_do():
         ("cosine", [0.0, 0.25, 0.5, 0.25 + 0.25 * math.sqrt(0.5), 0.25, 0.25 - 0.25 * math.sqrt(0.5), 0.0]),
     ],
 )
-def test_the_learning_rate_rises_over_the_warm_up_and_falls_as_its_schedule_says(kind, rates):
+def test_the_learning_rate_warms_up_and_follows_its_schedule(kind, rates):
     assert [schedule(kind, 0.5, 2, 6)(done) for done in range(7)] == pytest.approx(rates)
     assert schedule(kind, 0.5, 0, 1)(0) == 0.5
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)
-def test_a_run_steps_by_the_schedule_that_it_was_given_and_says_so(kind):
+def test_a_run_records_the_learning_rates_of_its_schedule(kind):
     comm = alone()
     record = trained(comm, Replicated(get_sync("none")(comm)), lr_scheduler=kind, warmup_steps=1)
     rate = schedule(kind, 0.01, 1, STEPS)
@@ -250,7 +250,7 @@ def votes_of(comm):
     return found
 
 
-def test_votes_travel_with_the_loss_and_leave_it_alone():
+def test_votes_are_summed_with_the_loss_and_do_not_change_it():
     first, second = run_ranks(2, votes_of)
     assert first == second
     assert [votes for _, votes in first] == [[1, 0], [1, 2], [1, 4]]

@@ -1,4 +1,4 @@
-"""What is measured on a CUDA device, shown on one whose streams are simulated; tests/test_gpu.py has a real one."""
+"""Times on a CUDA device, here one whose streams are simulated. tests/test_gpu.py has a real one."""
 
 import io
 import json
@@ -29,7 +29,7 @@ def two_ranks(ledger=None):
     return comm
 
 
-def test_what_travels_beside_backward_is_in_sync_where_it_is_waited_for(device, monkeypatch):
+def test_calls_during_backward_count_as_sync_only_while_they_are_waited_for(device, monkeypatch):
     comm, clock = two_ranks(), IterationClock(CUDA)
     device.all_reduces_take(monkeypatch, 2.0)
     clock.start()
@@ -55,7 +55,7 @@ def test_what_travels_beside_backward_is_in_sync_where_it_is_waited_for(device, 
     assert device.waits == 1
 
 
-def test_blocking_calls_have_their_seconds_without_a_wait_of_the_host_for_each(device, monkeypatch):
+def test_blocking_calls_are_timed_with_one_wait_of_the_host(device, monkeypatch):
     output = io.StringIO()
     ledger = Ledger(output)
     comm, clock = two_ranks(ledger), IterationClock(CUDA)
@@ -76,7 +76,7 @@ def test_blocking_calls_have_their_seconds_without_a_wait_of_the_host_for_each(d
     assert [row["started"] for row in rows] == [1 + 0.25 * place for place in range(105)]
 
 
-def test_a_phase_between_two_iterations_belongs_to_the_next_one_s_seconds_and_not_to_its_spans(device):
+def test_a_phase_between_iterations_counts_in_the_next_one_s_seconds_not_spans(device):
     clock = IterationClock(CUDA)
     for _ in range(2):
         clock.start()
@@ -97,7 +97,7 @@ def test_a_phase_between_two_iterations_belongs_to_the_next_one_s_seconds_and_no
     assert clock.spans == [("forward", 0.0, 1.0), ("checkpoint", 1.0, 0.5)]
 
 
-def test_an_asynchronous_call_has_the_devices_seconds_not_those_of_putting_it_in_a_queue(device, monkeypatch):
+def test_an_asynchronous_call_has_the_device_s_seconds(device, monkeypatch):
     comm = two_ranks()
     device.all_reduces_take(monkeypatch, 2.0)
     device.launch(1.0)  # what the call sends
@@ -136,7 +136,7 @@ class Layers(nn.Module):
         return inputs
 
 
-def test_a_gradient_arrives_when_the_device_has_computed_it_not_when_its_hook_is_called(device):
+def test_a_gradient_arrives_when_the_device_has_computed_it(device):
     model = Layers(device)
     workload = SimpleNamespace(
         replica=lambda: model,
@@ -149,13 +149,13 @@ def test_a_gradient_arrives_when_the_device_has_computed_it_not_when_its_hook_is
     assert [tensor["seconds"] for tensor in arrivals["tensors"]] == [3, 2, 1]
 
 
-def test_a_sweeps_messages_have_the_devices_seconds(device, monkeypatch):
+def test_messages_of_a_sweep_have_the_device_s_seconds(device, monkeypatch):
     device.all_reduces_take(monkeypatch, 0.5)
     found = sweep_message_size(two_ranks(), 2**-8, rounds=2, seed=0, progress=lambda: None)
     assert [size["seconds"] for size in found["sizes"]] == [[0.5, 0.5], [0.5, 0.5]]
 
 
-def test_on_the_host_a_moment_is_known_at_once():
+def test_on_the_cpu_the_clock_needs_no_wait():
     clock = IterationClock(torch.device("cpu"))
     clock.start()
     with clock.phase("forward"):

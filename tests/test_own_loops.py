@@ -49,16 +49,35 @@ def stepped(module, *, rate=0.5):
     module.zero_grad()
 
 
-def assert_as(mine, theirs, what):
+def pair(comm, name, make=model_of, **options):
+    """A model of this rank under the sync, and one under DDP."""
+    return cos598d.data_parallel(make(comm.rank), name, **options), ddp(make(comm.rank))
+
+
+def assert_alike(comm, mine, theirs, what):
+    """The weights are those of the other model, and of the other ranks; and `mine` is detached."""
     theirs = theirs.module if hasattr(theirs, "module") else theirs
     for (name, p), other in zip(mine.module.named_parameters(), theirs.parameters(), strict=True):
         worst = (p - other).abs().max().item()
         assert worst < TOLERANCE, f"{what}: {name} is off by {worst:.1e}"
-
-
-def assert_equal_replicas(comm, module, what):
-    digests = comm.exchange([p.double().abs().sum().item() for p in module.parameters()])
+    digests = comm.exchange([p.double().abs().sum().item() for p in mine.parameters()])
     assert all(each == digests[0] for each in digests), f"{what}: weights differ between ranks"
+    mine.detach()
+
+
+def sentences(comm, module, steps, loss_of_step):
+    """The error of each step, or None. Every rank has the same, and no gradients after one."""
+    said = []
+    for step in range(steps):
+        try:
+            loss_of_step(step).backward()
+            said.append(None)
+        except UserError as error:
+            said.append(str(error))
+            assert all(p.grad is None for p in module.parameters())
+        module.zero_grad()
+    assert all(each == said for each in comm.exchange(said))
+    return said
 
 
 def left_out(comm, name, **options):
@@ -70,7 +89,7 @@ def left_out(comm, name, **options):
         5: {0: "last", 1: "last", 2: "last", 3: "last"},
         7: {1: "first"},
     }
-    mine, theirs = cos598d.data_parallel(model_of(comm.rank), name, **options), ddp(model_of(comm.rank))
+    mine, theirs = pair(comm, name, **options)
     if "compress" in options:
         theirs = cos598d.data_parallel(model_of(comm.rank), name, **options)
     for step in range(8):
@@ -105,14 +124,12 @@ def left_out(comm, name, **options):
         plain_step(theirs, comm, step)
         for module in (mine, theirs):
             stepped(module)
-    assert_as(mine, theirs, f"{name} {options}")
-    assert_equal_replicas(comm, mine, name)
-    mine.detach()
+    assert_alike(comm, mine, theirs, f"{name} {options}")
 
 
 def forward_raises(comm, name):
-    """An exception in one rank's forward, once the others have gone on: its next batch takes the place of that one."""
-    modules = cos598d.data_parallel(model_of(comm.rank), name), ddp(model_of(comm.rank))
+    """An exception in one rank's forward, while the others continue: its next batch takes the place of that one."""
+    modules = pair(comm, name)
     for module in modules:
         for step in range(5):
             if step == 1 and comm.rank == 1:
@@ -121,8 +138,7 @@ def forward_raises(comm, name):
             elif step < 4 or comm.rank == 1:
                 plain_step(module, comm, step)
                 stepped(module)
-    assert_as(*modules, f"{name} forward raises")
-    modules[0].detach()
+    assert_alike(comm, *modules, f"{name} forward raises")
 
 
 class Tied(nn.Module):
@@ -175,9 +191,9 @@ CHANGES = [new_head, normed_head, no_head, untied, tied_more, frozen]
 
 
 def changed(comm, name, **options):
-    """The model is changed between two steps, to other values on each rank; a new DDP around rank 0's goes on alike."""
+    """The model is changed between two steps, to other values on each rank. A new DDP takes rank 0's values."""
     for change in CHANGES:
-        mine, theirs = cos598d.data_parallel(Tied(comm.rank), name, **options), ddp(Tied(comm.rank))
+        mine, theirs = pair(comm, name, Tied, **options)
         for step in range(STEPS):
             if step == 2:
                 seed = 5 + comm.rank
@@ -188,12 +204,10 @@ def changed(comm, name, **options):
             for module in (mine, theirs):
                 tied_loss(module, comm.rank, step).backward()
                 stepped(module)
-        assert_as(mine, theirs, f"{name} {change.__name__}")
         assert [len(b) for b in mine.module.buffers()] == [len(b) for b in theirs.module.buffers()]
         if change is normed_head:
             assert mine.module.head.of_its_own.tolist() == [5.0, 5.0]
-        assert_equal_replicas(comm, mine, name)
-        mine.detach()
+        assert_alike(comm, mine, theirs, f"{name} {change.__name__}")
 
 
 def whole_model_replaced(comm, name):
@@ -208,52 +222,39 @@ def whole_model_replaced(comm, name):
                 tied_loss(module, comm.rank, 9).backward()
             tied_loss(module, comm.rank, step).backward()
             stepped(module)
-    assert_as(mine, theirs, f"{name} model.module")
-    mine.detach()
+    assert_alike(comm, mine, theirs, f"{name} model.module")
 
 
 def changed_on_one_rank(comm, name, **options):
-    """Every rank gets the same sentence, at the same step, again and again, until the others have changed too."""
+    """Every rank gets the same sentence at each step until the others have changed too."""
     mine = cos598d.data_parallel(Tied(comm.rank), name, **options)
-    said = []
-    for step in range(5):
+
+    def loss_of_step(step):
         if (step == 1 and comm.rank == 1) or (step == 3 and comm.rank != 1):
             new_head(mine.module, 8)
-        try:
-            tied_loss(mine, comm.rank, step).backward()
-            said.append(None)
-        except UserError as error:
-            said.append(str(error))
-            assert all(p.grad is None for p in mine.parameters())
-        mine.zero_grad()
+        return tied_loss(mine, comm.rank, step)
+
+    said = sentences(comm, mine, 5, loss_of_step)
     assert [each is None for each in said] == [True, False, False, True, True], said
     assert "rank 1 changed its model" in said[1]
-    assert all(each == said for each in comm.exchange(said))
     mine.module.head = nn.Linear(6, 3 + comm.rank)
     with pytest.raises(UserError, match=r"rank 1 has head.weight \(4, 6\) float32 where rank 0 has head.weight"):
-        tied_loss(mine, comm.rank, step).backward()
+        tied_loss(mine, comm.rank, 4).backward()
     mine.detach()
 
 
 def missing_gradient(comm, name):
     """With find_unused_parameters off, a gradient that one rank lacks is one error on every rank, and no step."""
     mine = cos598d.data_parallel(Tied(0), name, find_unused_parameters=False)
-    said = []
-    for step in range(3):
+
+    def loss_of_step(step):
         loss = tied_loss(mine, comm.rank, step)
-        if step == 1 and comm.rank == 1:
-            loss = mine.module.head.bias.sum()
-        try:
-            loss.backward()
-            said.append(None)
-        except UserError as error:
-            said.append(str(error))
-            assert all(p.grad is None for p in mine.parameters())
-        mine.zero_grad()
+        return mine.module.head.bias.sum() if step == 1 and comm.rank == 1 else loss
+
+    said = sentences(comm, mine, 3, loss_of_step)
     assert "rank 1: " in said[1]
     assert "got no gradient in this step" in said[1]
     assert said == [None, said[1], None]
-    assert all(each == said for each in comm.exchange(said))
     mine.detach()
 
 
@@ -307,8 +308,8 @@ def scaled(comm, name, **options):
 
 
 def crossing(comm, name):
-    """Forward outside `no_sync` and backward inside it, the other way round, and nanoGPT's word for it."""
-    modules = cos598d.data_parallel(model_of(comm.rank), name), ddp(model_of(comm.rank))
+    """Forward outside `no_sync` and backward inside it, the other way round, and nanoGPT's flag for it."""
+    modules = pair(comm, name)
     for module in modules:
         for step in range(3):
             with module.no_sync():
@@ -324,14 +325,12 @@ def crossing(comm, name):
             plain_step(module, comm, micro)
             if micro % 3 == 2:
                 stepped(module)
-    assert_as(*modules, f"{name} crossing")
-    assert_equal_replicas(comm, modules[0], name)
-    modules[0].detach()
+    assert_alike(comm, *modules, f"{name} crossing")
 
 
 def frozen_in_between(comm, name, **options):
     """A layer is frozen between a backward under `no_sync` and the one that averages; later it is trained again."""
-    mine, theirs = cos598d.data_parallel(model_of(comm.rank), name, **options), ddp(model_of(comm.rank))
+    mine, theirs = pair(comm, name, **options)
     for step in range(4):
         for module in (mine, theirs):
             with module.no_sync():
@@ -345,9 +344,7 @@ def frozen_in_between(comm, name, **options):
             if step == 2:
                 module.module.requires_grad_(True)
                 module.module.frozen.requires_grad_(False)
-    assert_as(mine, theirs, f"{name} frozen in between")
-    assert_equal_replicas(comm, mine, name)
-    mine.detach()
+    assert_alike(comm, mine, theirs, f"{name} frozen in between")
 
 
 def loads(comm, name):
@@ -399,8 +396,8 @@ CASES = {
 }
 
 
-def go_round(comm, cases, names):
-    """By case and sync what went wrong, or None."""
+def run_cases(comm, cases, names):
+    """By case and sync: what went wrong, or None."""
     found = {}
     for case in cases:
         function, fitting = CASES[case]
@@ -417,8 +414,8 @@ def go_round(comm, cases, names):
 
 @pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_the_ranks_end_with_ddps_weights_or_with_one_sentence(world_size):
-    """Each sync in one of the three worlds."""
-    names = EXACT[world_size - 2 :: 3]
-    for rank, found in enumerate(run_ranks(world_size, go_round, list(CASES), names)):
+def test_the_ranks_end_with_ddp_s_weights_or_one_sentence(world_size):
+    """Each world has half of the syncs."""
+    names = EXACT[world_size - 2 :: 2]
+    for rank, found in enumerate(run_ranks(world_size, run_cases, list(CASES), names)):
         assert {name: problem for name, problem in found.items() if problem} == {}, f"rank {rank}"

@@ -1,10 +1,9 @@
 """Runs of the same settings are one row, whose intervals are from run to run; the demo interleaves them."""
 
-import json
 from pathlib import Path
 
 import pytest
-from report_records import write_run
+from report_records import edit, update, write_run
 
 from cos598d.commands import cli, demo
 from cos598d.cost.planned import Known
@@ -21,7 +20,7 @@ REPEATS = ((1.0, 0.50), (1.4, 0.54), (1.2, 0.46))
 
 @pytest.fixture
 def folders(tmp_path):
-    """Three repeats of an all-reduce, DDP and the floor: repeats differ much, what is exposed within them little."""
+    """Three repeats of an all-reduce, DDP and the floor: repeats differ much, exposed seconds within them little."""
     found = []
     for number, (floor, more) in enumerate(REPEATS):
         for name, sync, seconds in (
@@ -33,7 +32,7 @@ def folders(tmp_path):
     return found
 
 
-def test_repeats_are_one_row_and_exposed_seconds_have_the_interval_of_the_pairs(folders):
+def test_repeats_are_one_row_and_exposed_seconds_have_an_interval_of_pairs(folders):
     text = comparison([load_run(folder) for folder in folders])
     assert text.count("\ntask2b, 3 runs") == 3  # a row in each table
     mean, spread = 0.5, 0.04
@@ -44,15 +43,15 @@ def test_repeats_are_one_row_and_exposed_seconds_have_the_interval_of_the_pairs(
     assert "one run's iterations" not in text, "all rows are of several runs"
 
 
-def test_a_run_alone_has_no_interval_of_what_is_exposed_and_is_told_whose_its_own_is(folders):
+def test_one_run_has_no_interval_of_exposed_seconds(folders):
     text = comparison([load_run(folder) for folder in folders[:3]])
     assert "0.500 (33%)" in text
     assert "(33%), 95 %" not in text
-    assert "95 %: of that mean, from the spread of one run's iterations. A repeat may be outside it." in text
+    assert "from the spread of one run's iterations" in text
     assert "without the first 2;" in text
 
 
-def test_each_run_can_have_a_row_whose_floor_is_its_own_repeat_s(folders, capsys):
+def test_each_run_can_have_a_row_with_the_floor_of_its_own_repeat(folders, capsys):
     assert cli.main(["compare", "--verbose", "--each", *map(str, folders)]) == 0
     assert " runs" not in capsys.readouterr().out.split("s/it: ")[0]
     runs = [load_run(folder) for folder in folders]
@@ -67,32 +66,25 @@ def test_a_second_run_of_one_rank_does_not_drift(tmp_path):
 
 
 def test_runs_of_other_flags_code_or_machines_are_no_repeats(folders):
-    for folder, name, change in (
-        (folders[0], "config", {"learning_rate": 1e-5}),
-        (folders[3], "environment", {"commit": "0123456789ab"}),
-    ):
-        path = folder / f"{name}.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    update(folders[0] / "config.json", learning_rate=1e-5)
+    update(folders[3] / "environment.json", commit="0123456789ab")
     (folders[6] / "config.json").unlink()
     rows = time_rows(in_groups([load_run(folder) for folder in folders]))
     assert [row[0] for row in rows[1:]] == ["task2b", "task3, 3 runs", "floor, 3 runs", "task2b", "task2b"]
-    config = folders[1] / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"output_dir": "elsewhere"}))
-    environment = folders[4] / "environment.json"
-    job = {"launcher": {"name": "srun"}, "places": [{"node": "n7"}]}
-    environment.write_text(json.dumps(json.loads(environment.read_text()) | job))
-    assert len(in_groups([load_run(folder) for folder in folders])) == 5, "where it ran and lies is no setting"
+    update(folders[1] / "config.json", output_dir="elsewhere")
+    update(folders[4] / "environment.json", launcher={"name": "srun"}, places=[{"node": "n7"}])
+    assert len(in_groups([load_run(folder) for folder in folders])) == 5, "its folder and its nodes are no settings"
 
 
-def test_the_interval_of_a_mean_is_student_s():
+def test_the_interval_of_a_mean_is_student_s_t():
     low, high = mean_interval([1.0, 2.0, 3.0])
     assert (low, high) == pytest.approx((2 - T_OF_2 / 3**0.5, 2 + T_OF_2 / 3**0.5), abs=1e-4)
 
 
 @pytest.fixture
 def demo_of(tmp_path, monkeypatch, capsys):
-    """demo_of(*words, fails=None): the demo in one folder, whose runs only leave a record; its code, what it prints,
-    and the labels of the runs that it made, in their order. The run of the label `fails` leaves none."""
+    """demo_of(*words, fails=None): the demo in one folder, whose runs only write a record; its code, what it prints,
+    and the labels of the runs that it made, in their order. The run of the label `fails` writes none."""
 
     def _demo(*words, fails=None):
         order = []
@@ -100,18 +92,14 @@ def demo_of(tmp_path, monkeypatch, capsys):
         def run_jobs(jobs, parallel, begin, end):
             for job in jobs:
                 begin(job)
-                given = job.command
-                own = {
-                    name: given[given.index(f"--{name}") + 1] for name in ("label", "sync", "world_size", "output_dir")
-                }
-                order.append(own["label"])
-                ranks = int(own["world_size"])
-                if own["label"] == fails:
+                names, given = ("label", "sync", "world_size", "output_dir"), job.command
+                label, sync, ranks, place = (given[given.index(f"--{name}") + 1] for name in names)
+                order.append(label)
+                if label == fails:
                     end(job, Ended(3, "no room.", 1.0, False))
-                seconds, place = [2.0, 1, 1, 1], Path(own["output_dir"])
                 asked = {"max_steps": 4, "model_name_or_path": "tiny", "do_train": True, "save_epochs": 0}
-                config = asked | {"task_name": "rte", "label": own["label"], "sync": own["sync"], "world_size": ranks}
-                entry_in(place, ranks, own["sync"], config, seconds)
+                config = asked | {"task_name": "rte", "label": label, "sync": sync, "world_size": int(ranks)}
+                write_record(Path(place), config)
                 end(job, Ended(0, "", 1.0, False))
 
         monkeypatch.setattr(runner, "run_jobs", run_jobs)
@@ -123,21 +111,23 @@ def demo_of(tmp_path, monkeypatch, capsys):
     return _demo
 
 
-def entry_in(place, ranks, sync, config, seconds):
-    """Write the whole record of a run into the folder `place`."""
-    written = write_run(place, sync=sync, ranks=ranks, seconds=seconds)
-    summary = json.loads((written / "summary.json").read_text()) | {"label": config["label"]}
-    training = {"examples": 80, "wall_seconds": sum(seconds) + 1}
-    for epoch in summary["epochs"]:
-        epoch["training"] = training
-    summary["memory"] = {"process_peak_bytes": [3e8] * ranks, "gpu_peak_bytes": [None] * ranks}
-    (written / "summary.json").write_text(json.dumps(summary))
-    for name, values in (("config", config), ("environment", {"device": "cpu", "cores": 2})):
-        file = written / f"{name}.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+def write_record(place, config):
+    """Write the record of the run with this configuration into the folder `place`."""
+
+    def set_summary(summary):
+        summary["label"] = config["label"]
+        summary["memory"] = {"process_peak_bytes": [3e8] * ranks, "gpu_peak_bytes": [None] * ranks}
+        for epoch in summary["epochs"]:
+            epoch["training"] = {"examples": 80, "wall_seconds": 6.0}
+
+    ranks = config["world_size"]
+    write_run(place, sync=config["sync"], ranks=ranks, seconds=[2.0, 1, 1, 1])
+    edit(place / "summary.json", set_summary)
+    update(place / "config.json", **config)
+    update(place / "environment.json", device="cpu", cores=2)
 
 
-def test_the_demo_runs_its_lessons_again_in_another_order(demo_of):
+def test_the_demo_repeats_its_tasks_in_another_order(demo_of):
     code, text, order = demo_of("--repeats", "3")
     assert code == 0, text
     labels = [label for label, *_ in demo.LESSONS]
@@ -151,7 +141,7 @@ def test_the_demo_runs_its_lessons_again_in_another_order(demo_of):
     assert rows == [f"{label}, 3 runs" for label in labels]
 
 
-def test_a_demo_that_failed_goes_on_with_the_same_words_only(demo_of, tmp_path):
+def test_a_failed_demo_resumes_only_with_the_same_arguments(demo_of, tmp_path):
     code, text, order = demo_of(fails="task2b")
     assert (code, order) == (1, ["task1", "task2a", "task2b"])
     assert "error: task2b failed with exit code 3; see its error above." in text
@@ -174,13 +164,13 @@ def test_a_dry_run_of_the_demo_lists_its_runs_and_makes_nothing(demo_of, tmp_pat
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_demo_refuses_no_repeats_in_a_sentence(tmp_path, capsys):
-    assert cli.main(["demo", "--repeats", "0", "--runs_dir", str(tmp_path / "runs")]) == 2
-    assert capsys.readouterr().err == "error: --repeats 0 is not valid. Give a number of at least 1.\n"
+def test_the_demo_refuses_0_repeats(demo_of, tmp_path):
+    code, text, order = demo_of("--repeats", "0")
+    assert (code, text, order) == (2, "error: --repeats 0 is not valid. Give a number of at least 1.\n", [])
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_report_has_each_run_and_the_repeats_together(folders):
+def test_the_report_has_a_row_per_run_and_a_row_per_group(folders):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     from cos598d.commands.report import load_records

@@ -1,8 +1,7 @@
-"""The report is made from records alone: what it says, and what it must not do."""
+"""The report is made only from records: what it shows, and what it must not do."""
 
 import ast
 import html.parser
-import json
 import math
 import os
 import re
@@ -15,7 +14,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
-from report_records import report, write_rows, write_run
+from report_records import read, report, write_rows, write_run
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -51,7 +50,7 @@ SECTIONS = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """One rank, two syncs on 2 and 4 ranks, the floor, and sweeps; one name and its data's words are no friends."""
+    """One rank, two syncs on 2 and 4 ranks, the floor, and sweeps; one name and one data's words are hostile."""
     root = tmp_path_factory.mktemp("records")
 
     def times(mean):
@@ -106,12 +105,13 @@ class Elements(html.parser.HTMLParser):
         self.words.append(data)
 
 
-def test_every_section_that_the_records_allow_is_there_and_has_something(page):
+def test_every_section_has_something_and_the_lead_names_what_differs(page):
     assert tuple(section.title for section in page.sections) == SECTIONS
     assert all(section.blocks for section in page.sections)
+    assert page.lead.startswith("11 runs that differ in sync, ranks, examples per step, rate, delay, data")
 
 
-def test_names_and_data_words_stay_text_in_html_and_in_its_plots(text):
+def test_hostile_names_stay_text_in_html_and_in_its_plots(text):
     elements = Elements(text)
     tags = {tag for tag, _ in elements.found}
     assert not tags & {"script", "b", "img", "iframe", "link"}
@@ -121,7 +121,7 @@ def test_names_and_data_words_stay_text_in_html_and_in_its_plots(text):
     assert any("&lt;script&gt;" in plot for plot in plots)
 
 
-def test_names_stay_text_in_markdown(page):
+def test_hostile_names_stay_text_in_markdown(page):
     text, _ = as_markdown_page(page, "report_files")
     assert "<script>" not in text
     assert "<b>" not in text
@@ -133,7 +133,7 @@ def test_names_stay_text_in_markdown(page):
     assert all(f"\n## {markdown_text(section)}\n" in text for section in SECTIONS)
 
 
-def test_markdown_links_the_plots_that_stand_beside_it(runs, tmp_path):
+def test_markdown_links_the_plots_next_to_it(runs, tmp_path):
     text = report(tmp_path / "a page.md", runs[1]).read_text()
     names = [unquote(name) for name in re.findall(r"\]\((a%20page_files/[^)]*)\)", text)]
     assert sorted(names) == sorted(f"a page_files/{path.name}" for path in (tmp_path / "a page_files").iterdir())
@@ -153,17 +153,13 @@ def test_the_page_loads_nothing_and_runs_nothing(text):
 def test_ids_are_unique_and_references_meet_them(text):
     found = [attributes["id"] for _, attributes in Elements(text).found if "id" in attributes]
     assert len(found) == len(set(found))
-    assert set(re.findall(r"url\(#([^)]*)\)|href=\"#([^\"]*)\"", text)) - {("", "")} <= {
-        pair for name in found for pair in ((name, ""), ("", name))
-    }
+    assert {place for pair in re.findall(r"url\(#([^)]*)\)|href=\"#([^\"]*)\"", text) for place in pair} <= {"", *found}
 
 
 def test_the_page_is_readable_by_machines_and_on_a_phone(text):
     elements = Elements(text).found
     assert ("html", {"lang": "en"}) in elements
-    assert "width=device-width" in next(
-        a["content"] for t, a in elements if t == "meta" and a.get("name") == "viewport"
-    )
+    assert any("width=device-width" in attributes.get("content", "") for tag, attributes in elements if tag == "meta")
     plots = [attributes for tag, attributes in elements if tag == "svg"]
     assert plots
     for attributes in plots:
@@ -173,9 +169,6 @@ def test_the_page_is_readable_by_machines_and_on_a_phone(text):
         assert not {"width", "height"} & set(attributes)
     assert len(plots) == sum(tag == "figure" for tag, _ in elements) == sum(tag == "figcaption" for tag, _ in elements)
     assert all(attributes.get("scope") in ("col", "row") for tag, attributes in elements if tag == "th")
-
-
-def test_the_text_of_plots_is_text(text):
     words = "".join(re.findall(r"<text[^>]*>([^<]*)</text>", text))
     assert "seconds per iteration" in words
     assert "speed-up over one rank" in words
@@ -205,13 +198,13 @@ def test_a_pdf_has_pages_and_the_same_bytes_again(runs, tmp_path, monkeypatch):
     assert int(re.search(rb"/Count (\d+)", objects)[1]) > 1
 
 
-def test_a_report_needs_no_torch(runs):
+def test_a_report_needs_no_torch():
     imports = {
         name.split(".")[0]
         for path in REPORT.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+        for name in [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
     }
     assert "torch" not in imports
     program = "import sys, cos598d.tools.report.page, cos598d.commands.report; sys.exit('torch' in sys.modules)"
@@ -219,7 +212,7 @@ def test_a_report_needs_no_torch(runs):
     assert done.returncode == 0
 
 
-def test_the_tables_for_the_screen_need_none_of_the_report_s_packages(runs):
+def test_tables_on_the_screen_need_none_of_the_report_s_packages(runs):
     program = (
         "import sys; sys.modules.update(dict.fromkeys(('pandas', 'matplotlib', 'jinja2', 'weasyprint')));"
         "import cos598d.tools.report.bench_table, cos598d.tools.report.lab, cos598d.tools.report.traffic_table;"
@@ -230,32 +223,31 @@ def test_the_tables_for_the_screen_need_none_of_the_report_s_packages(runs):
     assert (done.returncode, "Sent per step" in done.stdout) == (0, True), done.stderr
 
 
-def test_predicted_and_counted_bytes_stand_side_by_side(page):
-    tables = [block.rows for block in blocks(page, "Traffic, predicted and counted", Table)]
-    (rows,) = ([row[:5] for row in rows] for rows in tables if rows[0][1] == "whose")
+def test_predicted_and_counted_bytes_are_compared_by_rank_and_by_epoch(page):
+    tables = {block.rows[0][1]: block.rows for block in blocks(page, "Traffic, predicted and counted", Table)}
+    rows, epochs = [row[:5] for row in tables["whose"]], tables["epoch"]
     assert rows[0] == ["run", "whose", "sent predicted", "sent counted", "off"]
     assert [EVIL, "rank 0 to rank 3, each", "2.000", "2.060", "+3.0%"] in rows
-    # Four ranks read one interface: its bytes are those of all of them, once.
+    # Four ranks read one interface, which counted the bytes of all of them once.
     assert ["ddp", "all 4 ranks", "8.000", "7.840", "-2.0%"] in rows
     assert ["floor", "rank 0 to rank 3, each", "0.000", "0.000", "-"] in rows
+    assert [EVIL, "1", "5", "10.000 x 4", "10.300 x 4", "+3.0%"] in epochs
+    assert ["ddp", "2", "5", "40.000", "39.200", "-2.0%"] in epochs
+    assert ["floor", "1", "5", "0.000 x 4", "0.000 x 4", "-"] in epochs
 
 
-def test_the_tensors_of_a_step_are_listed_by_bytes_and_the_small_ones_are_summed(tmp_path):
+def test_tensors_are_listed_by_bytes_and_small_ones_are_summed(tmp_path):
     folder = write_run(tmp_path / "run")
     path = folder / "communication.rank0.jsonl"
-    calls = [json.loads(line) for line in path.read_text().splitlines()]
     sizes = [40, 700, *range(30, 10, -1)]
     rows = [
         call | {"tensor": f"t{size}", "bytes_sent": size, "bytes_received": 0, "payload_bytes": 2 * size}
-        for call in calls[::2]
+        for call in read(path)[::2]
         for size in (*sizes, 40)  # one of them is sent twice
     ]
     write_rows(path, rows)
-    (table,) = (
-        block
-        for block in blocks(build_page(*load_records([folder])), "Traffic, predicted and counted", Table)
-        if block.rows[0][0] == "tensor"
-    )
+    tables = blocks(build_page(*load_records([folder])), "Traffic, predicted and counted", Table)
+    (table,) = (table for table in tables if table.rows[0][0] == "tensor")
     assert table.rows[1:4] == [
         ["t700", "all_reduce", "gradients", "1", "1,400", "700", "0"],
         ["t40", "all_reduce", "gradients", "2", "160", "80", "0"],
@@ -266,27 +258,20 @@ def test_the_tensors_of_a_step_are_listed_by_bytes_and_the_small_ones_are_summed
     assert sum(int(row[5].replace(",", "")) for row in table.rows[1:]) == sum(sizes) + 40
 
 
-def test_an_epoch_s_bytes_are_predicted_and_counted(page):
-    tables = [block.rows for block in blocks(page, "Traffic, predicted and counted", Table)]
-    (epochs,) = (rows for rows in tables if rows[0][1] == "epoch")
-    assert [EVIL, "1", "5", "10.000 x 4", "10.300 x 4", "+3.0%"] in epochs
-    assert ["ddp", "2", "5", "40.000", "39.200", "-2.0%"] in epochs, "ranks of one interface count together"
-    assert ["floor", "1", "5", "0.000 x 4", "0.000 x 4", "-"] in epochs
-
-
-def test_the_wire_in_time_is_bits_a_second_and_a_share_of_the_link_s_rate(tmp_path):
+def test_traffic_over_time_is_in_bits_per_second_and_shares_of_the_link_s_rate(tmp_path):
     fast = write_run(tmp_path / "fast", ranks=4, wire_share=1, network={"rate": "100mbit", "delay": "0"})
     own = build_page(*load_records([fast]))
     # 2 MB in half a second are 32 Mbit/s.
-    assert "32.0 Mbit/s sent on average (32 % of the link's" in captions(own, "Network traffic over time")
-    assert "16.0 Mbit/s received on average" in captions(own, "Network traffic over time")
+    said = captions(own, "Network traffic over time")
+    assert "32.0 Mbit/s sent on average (32 % of the link's" in said
+    assert "16.0 Mbit/s received" in said
     (figure,) = blocks(own, "Network traffic over time", Figure)
     assert "link's rate" not in figure.svg, "three times as much as was carried: out of the picture"
 
 
-def test_a_pause_and_samples_without_time_between_them_are_no_rates(tmp_path):
+def test_a_pause_and_samples_of_the_same_moment_have_no_rate(tmp_path):
     run = write_run(tmp_path / "run", ranks=4, wire_share=1, network={"rate": "40mbit", "delay": "0"})
-    rows = [json.loads(line) for line in (run / "wire.rank0.jsonl").read_text().splitlines()]
+    rows = read(run / "wire.rank0.jsonl")
     last = rows[-1]
     rows.append(last | {"kind": "interval", "seconds": last["seconds"] + 2, "bytes_sent": last["bytes_sent"] + 1000})
     rows.append(rows[-1] | {"seconds": last["seconds"]})  # a clock that goes back
@@ -301,39 +286,39 @@ def test_a_pause_and_samples_without_time_between_them_are_no_rates(tmp_path):
     assert "link's rate" in figure.svg
 
 
-def test_a_wire_that_carried_nothing_has_a_figure_and_no_warning(tmp_path, recwarn):
+def test_an_interface_that_carried_nothing_has_a_figure_and_no_warning(tmp_path, recwarn):
     floor = write_run(tmp_path / "floor", ranks=4, sync="none", wire_share=1)
     assert "0 Mbit/s sent on average" in captions(build_page(*load_records([floor])), "Network traffic over time")
     assert not [warning for warning in recwarn if "identical" in str(warning.message)]
 
 
-def test_exposed_communication_is_measured_against_the_floor_on_the_same_network(page):
+def test_exposed_communication_needs_a_floor_on_the_same_network(page):
     table = blocks(page, "Seconds per iteration", Table)[0]
     exposed = {row[0]: row[-1] for row in table.rows}
     assert exposed["ddp"] == "0.950 (39%)"
     assert exposed["slow"] == "-", "no floor was run over its links"
 
 
-def test_scaling_is_given_against_the_one_rank_run(page):
+def test_scaling_is_relative_to_the_run_of_one_rank(page):
     (table,) = blocks(page, "Scaling", Table)
     assert ["all_reduce-2", "one", "all_reduce", "2", "3.00", "1.33", "67%"] in table.rows
     assert not [row for row in table.rows if row[0] in ("floor", "large")]
     said = captions(page, "Scaling")
-    assert "Ranks on one machine (emulated hosts too) share its cores" in said
+    assert "share its cores" in said
     assert "Not shown to differ" not in said, "all are apart from one rank's 4 s"
 
 
 @pytest.mark.parametrize(
     ("title", "ticks"), [("rate", {"100", "1000"}), ("delay", {"1", "10"}), ("examples per step", {"16", "32"})]
 )
-def test_sweeps_take_runs_that_differ_in_one_thing_alone(page, title, ticks):
+def test_a_sweep_has_only_runs_that_differ_in_one_setting(page, title, ticks):
     (figure,) = blocks(page, f"Sweep: {title}", Figure)
     words = set(re.findall(r"<text[^>]*>([^<]*)</text>", figure.svg))
     assert {word for word in words if word.isdigit() and int(word) >= min(map(int, ticks))} >= ticks
     assert {word for word in words if word.startswith(("all_reduce", "ddp"))} == {"all_reduce"}, "one series"
 
 
-def test_a_timeline_tells_what_lies_beside_backward_and_what_after(page):
+def test_the_timeline_separates_calls_during_backward_from_those_after_it(page):
     said = captions(page, "Timeline of one iteration")
     # Of 3 s: backward ends at 66 %; calls from 50 to 70 % and from 70 to 90 %.
     assert "3.00 s: backward ends at 1.98 s. 2 gradient calls: for 0.480 s" in said
@@ -341,14 +326,8 @@ def test_a_timeline_tells_what_lies_beside_backward_and_what_after(page):
     assert "2 gradient calls of torch's own, whose times are not recorded." in said
 
 
-def test_the_runs_differences_are_said(page):
-    assert page.lead.startswith("11 runs that differ in sync, ranks, examples per step, rate, delay, data")
-
-
-def test_numbers_are_written_with_three_digits_that_count():
-    assert [seconds_words(value) for value in (2.5649, 0.06131, 0, 12.34, 1234.5)] == [
-        *("2.56 s", "0.0613 s", "0 s", "12.3 s"),
-        "1,234 s",
-    ]
+def test_numbers_have_three_significant_digits():
+    values = {2.5649: "2.56 s", 0.06131: "0.0613 s", 0: "0 s", 12.34: "12.3 s", 1234.5: "1,234 s"}
+    assert {value: seconds_words(value) for value in values} == values
     assert [percent(share) for share in (0, 0.001, 0.54)] == ["0 %", "under 1 %", "54 %"]
     assert [quantity(words) for words in ("1gbit", "10ms", 16, "fast", None)] == [1e9, 0.01, 16.0, None, None]

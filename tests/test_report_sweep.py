@@ -1,4 +1,4 @@
-"""A sweep's table and page: made of its runs' records, true of them, and readable."""
+"""A sweep's table and page: made only from its runs' records, and readable."""
 
 import json
 import re
@@ -7,8 +7,7 @@ from itertools import product
 from xml.etree import ElementTree
 
 import pytest
-from report_records import report
-from sweep_records import entry
+from report_records import entry, report
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -71,7 +70,7 @@ def page(grid):
     return sweep_page(grid, "cos598d sweep: grid")
 
 
-def test_the_table_has_a_row_for_each_combination_with_mean_least_and_most_of_its_seeds(grid):
+def test_each_combination_is_a_row_with_the_mean_and_range_of_its_seeds(grid):
     rows = cells(grid)
     assert [row["setup"] for row in rows] == ["1x1", "1x2", "2x1", "2x1"] * 2
     assert [row["delay"] for row in rows[:4]] == ["-", "-", "0", "10ms"]
@@ -84,16 +83,16 @@ def test_the_table_has_a_row_for_each_combination_with_mean_least_and_most_of_it
     assert "remarks" not in first, "nothing went wrong"
 
 
-def test_speed_up_is_against_one_process_with_the_same_other_settings_seed_by_seed(grid):
+def test_speed_up_is_relative_to_one_process_seed_by_seed(grid):
     rows = cells(grid)
     assert [row["speed-up"] for row in rows[:4]] == ["-", "2.00 (2.00-2.00)", "2.00 (2.00-2.00)", "0.667 (0.667-0.667)"]
     unlike = [one for one in grid if not (one.settings["setup"] == "1x1" and one.seed == 43)]
-    assert cells(unlike)[1]["speed-up"] == "2.00", "seed 43 has no run of one process to stand beside"
+    assert cells(unlike)[1]["speed-up"] == "2.00", "seed 43 has no run of one process"
     without = [one for one in grid if one.settings["setup"] != "1x1"]
     assert "speed-up" not in sweep_rows(without)[0]
 
 
-def test_what_happened_on_the_way_is_told_and_what_is_missing_is_not_counted(tmp_path):
+def test_remarks_name_failed_stopped_and_unfinished_seeds(tmp_path):
     at = {"learning_rate": "2e-5"}
     entries = [
         entry(tmp_path, at, 1, acc=0.5, attempts=3),
@@ -109,27 +108,28 @@ def test_what_happened_on_the_way_is_told_and_what_is_missing_is_not_counted(tmp
     assert (last["acc"], last["s/epoch"], last["seeds"], last["remarks"]) == ("-", "-", "0 of 2", "left out")
     found = sweep_page(entries, "a sweep")
     assert "6 runs, of which 2 finished, 1 failed, 1 not finished and 2 left out" in found.lead
-    assert found.answer.cautions == [
-        "learning_rate 2e-5, seed 3, failed: rank 1 was lost.",
-        "learning_rate 2e-5, seed 4, is not finished: it has not been run yet.",
-    ]
-    assert as_html(found).count("learning_rate 2e-9 is skipped: it is too small.") == 1
+    failed, unfinished = found.answer.cautions
+    assert "learning_rate 2e-5, seed 3" in failed
+    assert "rank 1 was lost" in failed
+    assert "learning_rate 2e-5, seed 4" in unfinished
+    assert "it has not been run yet" in unfinished
+    assert as_html(found).count("it is too small.") == 1
 
 
-def test_a_sweep_without_a_finished_run_has_a_page_that_says_so():
+def test_a_sweep_without_a_finished_run_has_only_a_table():
     found = sweep_page([SweepEntry({"batch": "4"}, 1, FAILED, "no room.")], "a sweep")
-    assert found.answer.sentences == ["No run has finished, so there is nothing to compare."]
+    assert "No run has finished" in found.answer.sentences[0]
     assert [section.title for section in found.sections] == ["All combinations"]
 
 
-def test_only_whole_epochs_count_for_their_seconds(tmp_path):
+def test_seconds_per_epoch_are_of_whole_epochs(tmp_path):
     one = entry(tmp_path, {"batch": "4"}, seconds=10.0)
     last = one.run.summary["epochs"][-1]
     last["training"] = {"examples": last["training"]["examples"] // 2, "wall_seconds": 5.0}
     assert cells([one])[0]["s/epoch"] == "10.0"
 
 
-def test_numbers_stand_in_their_order_and_words_in_the_user_s():
+def test_numbers_are_sorted_and_words_keep_the_user_s_order():
     words = (("10ms", "ddp"), ("0", "ring"), ("500us", "all_reduce"), ("1s", "ddp"))
     entries = [SweepEntry({"delay": delay, "sync": sync, "rate": "1gbit"}, 1, FAILED) for delay, sync in words]
     axes = axes_of(one.settings for one in entries)
@@ -145,7 +145,7 @@ def test_numbers_stand_in_their_order_and_words_in_the_user_s():
         (("0", "1", "10", "40"), EVEN),
     ],
 )
-def test_values_stand_to_scale_where_that_can_be_read(words, scale, tmp_path):
+def test_an_axis_is_to_scale_where_its_values_stay_apart(words, scale, tmp_path):
     entries = [entry(tmp_path, {"max_grad_norm": word}) for word in words]
     axis = chart(entries, "max_grad_norm").axis
     assert list(axis.places) == list(words)
@@ -154,7 +154,7 @@ def test_values_stand_to_scale_where_that_can_be_read(words, scale, tmp_path):
     assert min(after - before for before, after in zip(places, places[1:])) >= 0.08 * (places[-1] - places[0])
 
 
-def test_a_line_is_of_runs_alike_in_all_else_and_one_host_stands_beside_every_link(grid):
+def test_a_line_has_runs_that_are_alike_in_all_other_axes(grid):
     lines = chart(grid, "setup").lines
     assert [dict(line.settings) for line in lines] == [
         {"batch": batch, "delay": delay} for batch in ("4", "16") for delay in ("0", "10ms")
@@ -166,7 +166,7 @@ def test_a_line_is_of_runs_alike_in_all_else_and_one_host_stands_beside_every_li
     assert chart([one for one in grid if one.settings["batch"] == "4"], "batch") is None, "one value is no axis"
 
 
-def test_more_lines_than_can_be_told_apart_are_cut_into_panels_and_what_has_no_room_is_said(tmp_path):
+def test_many_lines_are_split_into_panels_and_the_caption_counts_the_rest(tmp_path):
     def sweep(*counts):
         values = [[str(number) for number in range(count)] for count in counts]
         names = ("seed_of_data", "momentum", "dropout")
@@ -183,7 +183,7 @@ def test_more_lines_than_can_be_told_apart_are_cut_into_panels_and_what_has_no_r
     assert crowded.figure("chart").caption[0].startswith("There is room for 42 of 56 lines here")
 
 
-def test_no_point_lies_outside_its_plot(grid):
+def test_every_point_is_inside_its_plot(grid):
     """The panels share one scale, and the slow ones may come last."""
     root = ElementTree.fromstring(chart(grid, "setup").figure("plot").svg)
     space = "{http://www.w3.org/2000/svg}"
@@ -228,18 +228,15 @@ def test_the_usual_sections_follow_where_the_runs_are_few(grid, page):
     assert titles.index("All combinations") < titles.index("The runs") < titles.index("Timeline of one iteration")
 
 
-def test_the_answer_is_what_the_records_say(grid, page):
+def test_the_answer_names_best_fastest_speed_up_and_delay(grid, page):
     words = " ".join(page.answer.sentences)
-    assert (
-        "acc after the last epoch is highest with 4 combinations alike (batch 4 and setup 1x1, batch 4 and setup 1x2, "
-        "batch 4, setup 2x1 and delay 0, batch 4, setup 2x1 and delay 10ms), 0.8610 (0.8600 to 0.8620 over 2 seeds)"
-        in words
-    )
-    assert (
-        "in seconds, is lowest with 2 combinations alike (batch 16 and setup 1x2, batch 16, setup 2x1 and delay 0), "
-        "2.62 (2.50 to 2.75 over 2 seeds)" in words
-    )
-    assert "2.00 times as fast with 1x2 and 0.667 to 2.00 times as fast with 2x1." in words
+    highest, lowest = words.partition("highest with ")[2], words.partition("in seconds, is lowest with ")[2]
+    alike = ["batch 4 and setup 1x1", "batch 4 and setup 1x2", "batch 4, setup 2x1 and delay 0"]
+    alike = ", ".join([*alike, "batch 4, setup 2x1 and delay 10ms"])
+    assert highest.startswith(f"4 combinations alike ({alike}), 0.8610 (0.8600 to 0.8620 over 2 seeds)")
+    alike = "batch 16 and setup 1x2, batch 16, setup 2x1 and delay 0"
+    assert lowest.startswith(f"2 combinations alike ({alike}), 2.62 (2.50 to 2.75 over 2 seeds)")
+    assert "2.00 times as fast with 1x2 and 0.667 to 2.00 times as fast with 2x1" in words
     assert "From delay 0 to 10ms, an epoch takes 3.00 times as long" in words
     assert page.lead.startswith("A sweep of batch (4, 16), setup (1x1, 1x2, 2x1) and delay (0, 10ms) with 2 seeds: 16 ")
 
@@ -247,31 +244,22 @@ def test_the_answer_is_what_the_records_say(grid, page):
 def test_ranges_that_overlap_show_no_best_and_one_seed_shows_little(tmp_path):
     values = {("2e-5", 1): 0.50, ("2e-5", 2): 0.60, ("2e-4", 1): 0.55, ("2e-4", 2): 0.65}
     entries = [entry(tmp_path, {"learning_rate": word}, seed, acc=acc) for (word, seed), acc in values.items()]
-    assert (
-        "0.5500 (0.5000 to 0.6000 over 2 seeds); the ranges overlap, so these seeds show none to be the best"
-        in said(entries)
-    )
+    assert "(0.5000 to 0.6000 over 2 seeds); the ranges overlap" in said(entries)
     far = [entry(tmp_path / "far", {"learning_rate": word}, 1, acc=float(word)) for word in ("0.1", "0.2", "0.3")]
-    assert "One seed each: small differences may be chance." in said(far)
+    assert "One seed each" in said(far)
     assert "overlap" not in said(far)
     same = [entry(tmp_path / "same", {"learning_rate": word}) for word in ("0.1", "0.2")]
-    assert "acc after the last epoch is 0.8000 everywhere." in said(same)
+    assert "0.8000 everywhere" in said(same)
+    assert "in seconds, is 10.0 everywhere" in said(same)
     twice = [entry(tmp_path / "twice", {"learning_rate": "0.1"}, seed) for seed in (1, 2)]
-    assert "acc after the last epoch is 0.8000 (with each of 2 seeds)." in said(twice)
-    assert "An epoch's training, in seconds, is 10.0 everywhere." in said(same)
+    assert "0.8000 (with each of 2 seeds)" in said(twice)
 
 
-def test_what_the_axes_ask_for_is_no_other_work_and_what_they_do_not_is(tmp_path):
-    entries = [
-        entry(
-            tmp_path,
-            {"batch": batch, "learning_rate": rate},
-            seed,
-            batch=int(batch),
-            config={"learning_rate": float(rate)},
-        )
-        for batch, rate, seed in product(("4", "16"), ("2e-5", "2e-4"), (1, 2))
-    ]
+def test_other_work_is_what_no_axis_asks_for(tmp_path):
+    entries = []
+    for batch, rate, seed in product(("4", "16"), ("2e-5", "2e-4"), (1, 2)):
+        config, settings = {"learning_rate": float(rate)}, {"batch": batch, "learning_rate": rate}
+        entries.append(entry(tmp_path, settings, seed, batch=int(batch), config=config))
     assert warned(entries) == ""
     entries[-1].run.summary["work"]["TF32"] = True
     entries[0].run.summary["work"]["TF32"] = False
@@ -284,21 +272,19 @@ def test_other_code_is_a_caution(tmp_path):
     code = [{"commit": "abc", "versions": {"torch": "2.13.0"}}, {"commit": "def", "versions": {"torch": "2.14.0"}}]
     entries = [entry(tmp_path, {"batch": "4"}, seed, environment=found) for seed, found in enumerate(code)]
     assert warned(entries[:1] * 2) == ""
-    assert warned(entries) == (
-        "not by the same code: commit abc in batch4-seed0 and def in batch4-seed1; torch 2.13.0 in batch4-seed0 and "
-        "2.14.0 in batch4-seed1."
-    )
+    assert "commit abc in batch4-seed0 and def in batch4-seed1" in warned(entries)
+    assert "torch 2.13.0 in batch4-seed0 and 2.14.0 in batch4-seed1" in warned(entries)
 
 
 def test_runs_side_by_side_are_a_caution(tmp_path):
     alone = [entry(tmp_path, {"batch": batch}) for batch in ("4", "16")]
     shared = [replace(one, parallel=3) for one in alone]
-    assert "The runs ran up to 3 at a time. By itself each would be faster." in warned(shared)
+    assert "The runs ran up to 3 at a time" in warned(shared)
     assert "1 of 2 runs ran up to 3 at a time" in warned([alone[0], shared[1]])
     assert sweep_page(shared, "a sweep").answer.cautions == cautions(shared)
 
 
-def test_losses_that_part_on_other_hosts_are_a_caution(tmp_path):
+def test_losses_that_differ_between_set_ups_are_a_caution(tmp_path):
     losses = [0.7, 0.6, 0.5, 0.4, 0.3]
     entries = [entry(tmp_path, {"setup": setup}, losses=losses) for setup in ("1x2", "2x1")]
     assert warned(entries) == ""
@@ -306,12 +292,12 @@ def test_losses_that_part_on_other_hosts_are_a_caution(tmp_path):
     assert "so its gradients differ" in warned(entries)
 
 
-def test_epochs_of_other_lengths_are_a_caution(tmp_path):
+def test_epochs_of_different_lengths_are_a_caution(tmp_path):
     entries = [entry(tmp_path, {"batch": batch}, examples=10 * int(batch)) for batch in ("4", "16")]
-    assert "an epoch has from 40 to 160 examples in these runs, so their seconds do not compare." in warned(entries)
+    assert "from 40 to 160 examples" in warned(entries)
 
 
-def test_values_and_words_from_outside_stay_text(tmp_path):
+def test_hostile_values_stay_text_and_the_page_is_reproducible(tmp_path):
     entries = [entry(tmp_path, {"sync": sync}) for sync in ("ddp", "flat")]
     entries += [SweepEntry({"sync": EVIL}, 42, FAILED, EVIL)]
     found = sweep_page(entries, EVIL)
@@ -321,38 +307,27 @@ def test_values_and_words_from_outside_stay_text(tmp_path):
     assert text == as_html(sweep_page(entries, EVIL)), "the same records give the same bytes"
 
 
-def test_a_task_without_metrics_still_has_its_losses(tmp_path):
+def test_a_task_without_metrics_is_ranked_by_its_losses(tmp_path):
     entries = [entry(tmp_path, {"batch": batch}, acc=None, loss=int(batch) / 10) for batch in ("4", "8")]
     assert [measure.title for measure in metric_measures(long_table(entries))] == ["validation_loss"]
-    assert "validation_loss after the last epoch is lowest with batch 4, 0.5000, and highest with batch 8" in said(
-        entries
-    )
+    assert "lowest with batch 4, 0.5000, and highest with batch 8" in said(entries)
 
 
 def test_a_tie_is_not_called_the_best(tmp_path):
-    entries = [
-        entry(tmp_path, {"batch": batch, "optimizer": word, "learning_rate": rate}, acc=0.5 + float(rate))
-        for batch in ("4", "8")
-        for word in ("sgd", "adamw")
-        for rate in ("0.1", "0.2")
-    ]
+    grid = [dict(zip(("batch", "optimizer", "learning_rate"), one)) for one in product("48", ("sgd", "adamw"), "12")]
+    entries = [entry(tmp_path, one, acc=float(one["learning_rate"]) / 10) for one in grid]
     assert "highest with 4 combinations alike (batch 4, optimizer sgd" in said(entries)
 
 
-def test_a_sweep_s_folder_makes_its_page_in_every_form_and_stands_alone(tmp_path):
+def test_a_sweep_s_folder_makes_its_page_and_refuses_forged_grids(tmp_path):
     label, folder = "learning_rate2e-05-seed42", tmp_path / "sweep"
     config = {"learning_rate": 2e-5, "label": label, "seed": 42, "world_size": 1}
     summary = {"label": label, "memory": {"process_peak_bytes": [1], "gpu_peak_bytes": [None]}}
     ground = {"device": "cpu", "cores": 2}
     done = entry(folder, {"learning_rate": "2e-05"}, config=config, summary=summary, environment=ground)
     row = {"settings": done.settings, "seed": 42, "seconds": None, "outcome": "finished", "said": ""}
-    asked = {
-        "axes": {"learning_rate": ["2e-05", "0.0002"]},
-        "seeds": [42],
-        "flags": {},
-        "rate": "1gbit",
-        "launch": None,
-    }
+    asked = {"axes": {"learning_rate": ["2e-05", "0.0002"]}, "seeds": [42], "flags": {}, "rate": "1gbit"}
+    asked["launch"] = None
 
     def write(**changes):
         (folder / "sweep.json").write_text(json.dumps({**asked, **changes, "combinations": {label: row}}))
@@ -365,9 +340,7 @@ def test_a_sweep_s_folder_makes_its_page_in_every_form_and_stands_alone(tmp_path
     with pytest.raises(UserError, match="Give only this folder"):
         report(tmp_path / "both.html", folder, tmp_path / "other")
     write(axes={f"axis{number}": ["1", "2"] for number in range(40)})
-    with pytest.raises(
-        UserError, match=r"sweep\.json asks for more than 100,000 runs, so it is damaged\. Start the sweep again\.$"
-    ):
+    with pytest.raises(UserError, match=r"sweep\.json asks for more than 100,000 runs.* Start the sweep again\.$"):
         report(tmp_path / "forged.html", folder)
     write(flags={"nonsense": [1]}, axes={"nonsense": ["1"]})
     with pytest.raises(UserError, match=r"sweep\.json"):

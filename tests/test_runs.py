@@ -1,8 +1,5 @@
-"""Whole runs of the scripts: the same losses however they are started, and records that add up."""
+"""Complete runs of the tasks' scripts: the same losses however they are started, and records that add up."""
 
-import json
-import subprocess
-import sys
 from collections import defaultdict
 from statistics import median
 
@@ -10,7 +7,9 @@ import pytest
 import torch
 from data_files import write_task
 from programs import ROOT, TINY, TINY_TRAINING, Program, free_port, script
+from report_records import read
 
+from cos598d.commands import cli
 from cos598d.commands.script import run_script
 from cos598d.data.glue.read import FORMATS
 from cos598d.tools.report.load import load_run
@@ -26,13 +25,9 @@ METRICS = {
 LESSONS = {"task1": 1, "task2a": 3, "task2b": 3, "task3": 3}
 
 
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def lessons(tmp_path_factory):
-    """The four lessons on the bundled sample: 6 iterations, task 1 alone and the others on 3 ranks."""
+    """The four tasks on the bundled sample: 6 iterations, task 1 on one rank and the others on 3."""
     folder = tmp_path_factory.mktemp("lessons")
     environ = {"COS598D_CACHE": str(folder / "cache")}
     for lesson, ranks in LESSONS.items():
@@ -44,7 +39,7 @@ def lessons(tmp_path_factory):
 
 
 @pytest.mark.parametrize("lesson", ["task2a", "task2b", "task3"])
-def test_every_lesson_has_the_losses_and_metrics_of_task_1(lessons, lesson):
+def test_every_task_has_the_losses_and_metrics_of_task_1(lessons, lesson):
     alone, run = (load_run(lessons / name) for name in ("task1", lesson))
     assert run["losses"] == pytest.approx(alone["losses"], abs=1e-5)
     assert [epoch["acc"] for epoch in run["epochs"]] == [epoch["acc"] for epoch in alone["epochs"]]
@@ -66,8 +61,8 @@ def test_first_five_losses_and_the_metric_are_printed_with_model_and_data(lesson
 def test_the_summary_can_be_recomputed_from_the_rows(lessons, lesson):
     folder, ranks = lessons / lesson, LESSONS[lesson]
     summary = load_run(folder)
-    iterations = [rows_of(folder / f"iterations.rank{rank}.jsonl") for rank in range(ranks)]
-    calls = [rows_of(folder / f"communication.rank{rank}.jsonl") for rank in range(ranks)]
+    iterations = [read(folder / f"iterations.rank{rank}.jsonl") for rank in range(ranks)]
+    calls = [read(folder / f"communication.rank{rank}.jsonl") for rank in range(ranks)]
     assert summary["losses"] == [row["loss"] for row in iterations[0]]
     assert all([row["loss"] for row in rows] == summary["losses"] for rows in iterations)
     seconds = [row["seconds"] for row in iterations[0][2:]]
@@ -80,21 +75,21 @@ def test_the_summary_can_be_recomputed_from_the_rows(lessons, lesson):
             if row["purpose"] == "gradients":
                 sent[row["iteration"]] += row["bytes_sent"]
         assert summary["bytes_sent_per_iteration"][rank] == sent[6]
-    assert summary["epochs"] == rows_of(folder / "epochs.jsonl")
+    assert summary["epochs"] == read(folder / "epochs.jsonl")
 
 
 def test_phases_fill_the_iteration(lessons):
     shares = []
-    for row in rows_of(lessons / "task2b" / "iterations.rank0.jsonl"):
+    for row in read(lessons / "task2b" / "iterations.rank0.jsonl"):
         phases = sum(value for name, value in row.items() if name.startswith("seconds_"))
         assert phases <= row["seconds"]
         shares.append(phases / row["seconds"])
     assert median(shares) > 0.5  # not each: a busy machine may stop a rank between two phases
 
 
-def test_rows_say_when_in_its_iteration_each_phase_and_each_call_began(lessons):
-    iterations = rows_of(lessons / "task2b" / "iterations.rank1.jsonl")
-    calls = rows_of(lessons / "task2b" / "communication.rank1.jsonl")
+def test_rows_have_the_start_of_each_phase_and_call(lessons):
+    iterations = read(lessons / "task2b" / "iterations.rank1.jsonl")
+    calls = read(lessons / "task2b" / "communication.rank1.jsonl")
     assert all(call["started"] is None for call in calls if call["iteration"] == 0)
     for row in iterations:
         seconds = defaultdict(float)
@@ -110,9 +105,9 @@ def test_rows_say_when_in_its_iteration_each_phase_and_each_call_began(lessons):
         assert all(a["started"] + a["seconds"] <= b["started"] for a, b in zip(of_it, of_it[1:]))
 
 
-def test_the_ledger_names_every_gradient_with_its_bytes(lessons):
+def test_the_log_names_every_gradient_with_its_bytes(lessons):
     summary = load_run(lessons / "task2b")
-    rows = [row for row in rows_of(lessons / "task2b" / "communication.rank1.jsonl") if row["iteration"] == 4]
+    rows = [row for row in read(lessons / "task2b" / "communication.rank1.jsonl") if row["iteration"] == 4]
     gradients = [row for row in rows if row["purpose"] == "gradients"]
     names = set(torch.load(lessons / "task2b" / "model" / "pytorch_model.bin", weights_only=True))
     assert {row["tensor"] for row in gradients} == names
@@ -133,30 +128,25 @@ def test_rank_0_carries_the_traffic_of_gather_and_scatter(lessons):
     assert summary["bytes_received_per_iteration"] == [2 * size, size, size]
 
 
-def test_ddp_is_entered_by_bucket_with_the_same_payload(lessons):
+def test_ddp_is_logged_by_bucket_with_the_same_payload(lessons):
     summary = load_run(lessons / "task3")
     assert summary["payload_bytes_per_iteration"] == 4 * summary["parameters"]
-    rows = rows_of(lessons / "task3" / "communication.rank0.jsonl")
+    rows = read(lessons / "task3" / "communication.rank0.jsonl")
     assert {row["tensor"] for row in rows if row["iteration"] == 3 and row["purpose"] == "gradients"} == {"bucket 0"}
 
 
-def test_compare_prints_a_table_from_the_records(lessons, monkeypatch):
+def test_compare_prints_a_table_from_the_records(lessons, monkeypatch, capsys):
     monkeypatch.setattr("cos598d.tools.report.disturbed.LEAST_SHARE", 2.0)  # other tests may keep the machine busy
-    words = [sys.executable, "-m", "cos598d", "compare", "--verbose", *LESSONS]
-    done = subprocess.run(
-        words, cwd=lessons, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "ratio to ddp" in done.stdout
-    assert all(lesson in done.stdout for lesson in LESSONS)
+    monkeypatch.chdir(lessons)
+    assert cli.main(["compare", "--verbose", *LESSONS]) == 0
+    text = capsys.readouterr().out
+    assert "ratio to ddp" in text
+    assert all(lesson in text for lesson in LESSONS)
     runs = [load_run(lessons / lesson) for lesson in LESSONS]
     ratio = runs[1]["seconds_per_iteration"]["mean"] / runs[3]["seconds_per_iteration"]["mean"]
     assert f"{ratio:.2f}" in comparison(runs)
-    missing = subprocess.run(
-        [*words, "nowhere"], check=False, cwd=lessons, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
-    assert missing.returncode == 1
-    assert missing.stderr.strip() == "error: nowhere does not exist. Give the folder of a finished run."
+    assert cli.main(["compare", *LESSONS, "nowhere"]) == 1
+    assert capsys.readouterr().err == "error: nowhere does not exist. Give the folder of a finished run.\n"
 
 
 def test_the_model_loads_into_a_bare_bert(lessons):
@@ -166,7 +156,7 @@ def test_the_model_loads_into_a_bare_bert(lessons):
     assert model.classifier.weight.shape[0] == 2
 
 
-def test_shells_torchrun_and_the_self_started_form_give_the_same_losses_to_the_last_digit(start, start_ranks, tmp_path):
+def test_shells_torchrun_and_self_started_ranks_have_the_same_losses_to_the_last_digit(start, start_ranks, tmp_path):
     words = [*TINY_TRAINING, "--max_steps", "4"]
     for rank in start_ranks("task2b/run_glue.py", 2, [*words, "--output_dir", "shells"]):
         assert rank.wait() == 0, rank.text
@@ -194,7 +184,7 @@ def test_the_variables_of_srun_and_mpirun_start_a_world(start, tmp_path, launche
     for program in programs:
         assert program.wait() == 0, program.text
     assert load_run(tmp_path / "out")["world_size"] == 2
-    # Rank 1 prints nothing but that it waits, where rank 0 is late.
+    # Rank 1 prints only that it waits, if rank 0 is late.
     assert [line for line in programs[1].text.splitlines() if "waiting for rank 0 at" not in line] == []
 
 
@@ -215,8 +205,7 @@ def test_a_flag_keeps_the_syncs_alike(start_ranks, tmp_path, words):
             assert rank.wait() == 0, rank.text
         losses.append(load_run(tmp_path / lesson)["losses"])
     assert len(losses[0]) == 4
-    config = json.loads((tmp_path / "task2b" / "config.json").read_text())
-    assert config["dropout"] == (None if "--dropout" in words else 0.0)
+    assert read(tmp_path / "task2b" / "config.json")["dropout"] == (None if "--dropout" in words else 0.0)
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
@@ -231,7 +220,7 @@ def test_every_glue_task_trains_and_is_scored_by_its_metrics(task, tmp_path, mon
     assert set(METRICS.get(task, {"acc"})) <= set(epochs[1]), epochs[1]
 
 
-def test_max_steps_go_on_over_epochs_and_evaluation_follows_each(run_here, tmp_path):
+def test_max_steps_continue_over_epochs_and_each_is_evaluated(run_here, tmp_path):
     words = [*TINY, "--total_train_batch_size", 32, "--max_train_examples", 80, "--max_eval_examples", 16]
     code, text = run_here("task1/run_glue.py", [*words, "--no_save_model", "--max_steps", 4, "--output_dir", "out"])
     assert code == 0, text
@@ -240,7 +229,7 @@ def test_max_steps_go_on_over_epochs_and_evaluation_follows_each(run_here, tmp_p
     assert all("acc" in epoch for epoch in epochs)
 
 
-def test_evaluation_alone_gives_the_trained_model_its_metric_again(lessons, start_ranks, tmp_path):
+def test_evaluation_repeats_the_trained_model_s_metric(lessons, start_ranks, tmp_path):
     words = [*TINY, "--model_name_or_path", lessons / "task3" / "model", "--do_eval", "--output_dir", "out"]
     for rank in start_ranks("task2b/run_glue.py", 2, words):
         assert rank.wait() == 0, rank.text
@@ -248,7 +237,7 @@ def test_evaluation_alone_gives_the_trained_model_its_metric_again(lessons, star
     assert epoch["acc"] == load_run(lessons / "task3")["epochs"][-1]["acc"]
 
 
-def test_the_demo_runs_the_lessons_and_prints_the_table(start, tmp_path):
+def test_the_demo_runs_the_tasks_and_prints_the_table(start, tmp_path):
     words = ["-m", "cos598d", "demo", *TINY, "--max_steps", 3, "--world_size", 2, "--runs_dir", "demo"]
     program = start("program", words, {"PYTHONPATH": str(ROOT)})
     assert program.wait() == 0, program.text

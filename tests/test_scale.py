@@ -1,12 +1,14 @@
-"""The model of cost: known costs are found again, a third rate is predicted, and what was measured is told apart."""
+"""The model of cost: it recovers known costs, predicts a third rate, and marks what was measured."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from programs import ROOT
+from report_records import edit
 from scale_records import GBIT, TRUTH, write_bench
 
 from cos598d.commands.cli import main
@@ -41,50 +43,72 @@ def made(tmp_path):
     return lambda name, **setting: write_bench(tmp_path / name, **setting)
 
 
-def change(folder, edit):
-    path = folder / "bench.json"
-    found = json.loads(path.read_text())
-    edit(found)
-    path.write_text(json.dumps(found))
+@pytest.fixture
+def two(made):
+    """two(**setting) -> the folders of two records that differ in their rate."""
+    return lambda **setting: [made("fast", **setting), made("slow", rate=GBIT / 10, **setting)]
 
 
-def test_known_costs_are_found_again_from_two_rates(made):
+@pytest.fixture
+def scaled(capsys):
+    """scaled(*words) -> what `scale` prints."""
+
+    def _scaled(*words):
+        assert main(["scale", *map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    return _scaled
+
+
+@pytest.fixture
+def refused(capsys):
+    """refused(*words) -> the exit code of `scale`, and its one sentence."""
+
+    def _refused(*words):
+        code, said = main(["scale", *map(str, words)]), capsys.readouterr().err
+        assert said.endswith(".\n")
+        assert said.count("\n") == 1
+        return code, said
+
+    return _refused
+
+
+def test_known_costs_are_recovered_from_two_rates(two):
     plain = "gather_scatter,all_reduce,flat,overlap,bucketed,ring,halving_doubling,tree"
-    costs = fit(load_records([made("fast", syncs=plain), made("slow", rate=GBIT / 10, syncs=plain)])).costs
-    assert costs.call_seconds == pytest.approx(TRUTH.call_seconds, rel=0.1)
-    assert costs.step_seconds == pytest.approx(TRUTH.step_seconds, rel=0.1)
-    assert costs.processor_seconds_per_byte == pytest.approx(TRUTH.processor_seconds_per_byte, rel=0.1)
+    costs = fit(load_records(two(syncs=plain))).costs
+    for name in ("call_seconds", "step_seconds", "processor_seconds_per_byte"):
+        assert getattr(costs, name) == pytest.approx(getattr(TRUTH, name), rel=0.1), name
     assert costs.efficiency == pytest.approx(TRUTH.efficiency, rel=0.03)
 
 
 def test_a_third_rate_is_predicted_within_15_percent_for_every_rung_in_noise(made):
     for seed in range(3):
-        two = [made(f"{seed} {rate}", rate=rate, noise=0.03, seed=seed + rate) for rate in (10**8, 10**9)]
+        noisy = [made(f"{seed} {rate}", rate=rate, noise=0.03, seed=seed + rate) for rate in (10**8, 10**9)]
         third = load_record(made(f"{seed} third", rate=0.3 * GBIT))
-        found = misses(fit(load_records(two)), third)
+        found = misses(fit(load_records(noisy)), third)
         assert [miss.sync for miss in found] == [rung.label for rung in third.rungs]
         assert max(abs(miss.miss) for miss in found) < 0.15, found
 
 
-def test_one_record_fits_fewer_costs_and_says_so(made):
+def test_one_record_fits_fewer_costs_with_a_remark(made):
     fitted = fit(load_records([made("only")]))
     assert fitted.costs.efficiency == EFFICIENCY
     assert any("all benches have the same rate" in remark for remark in fitted.remarks)
     assert any("all benches have 4 hosts" in remark for remark in fitted.remarks)
 
 
-def test_another_delay_and_another_number_of_hosts_are_predicted_from_the_formulas(made):
+def test_another_delay_and_another_number_of_hosts_are_predicted_from_the_formulas(made, two):
     plain = "gather_scatter,all_reduce,flat,bucketed,tree"
-    fitted = fit(load_records([made("fast", syncs=plain), made("slow", rate=GBIT / 10, syncs=plain)]))
+    fitted = fit(load_records(two(syncs=plain)))
     far, many = made("far", syncs=plain, delay=0.01), made("many", syncs=plain, ranks=8)
     # Sixteen tensors and more, each waiting for six steps of 10 ms: the delay is most of it.
     assert max(abs(miss.miss) for miss in misses(fitted, load_record(far))) < 0.02
     assert load_record(many).crowd == 4
-    # More ranks on the same cores: as on hosts of their own, which are what is predicted, but for the busiest rank.
+    # More ranks on the same cores are predicted as on their own hosts, except for the busiest rank.
     assert max(abs(miss.miss) for miss in misses(fitted, load_record(many))) < 0.05
 
 
-def test_a_delay_is_waited_for_by_every_pair_of_a_library_ring_s_segments_and_by_no_others(made):
+def test_only_a_library_ring_s_segments_wait_for_a_delay_in_pairs(made):
     record = load_record(made("any", syncs="all_reduce,flat,bucketed+bf16,ring,reduce_broadcast"))
     planned = {rung.label: plan_calls(rung, record, 4, record.batch) for rung in record.rungs}
     payload = sum(tensor.bytes for tensor in record.tensors)
@@ -159,7 +183,7 @@ def test_a_codec_s_bytes_are_those_of_its_formula_and_topk_s_grow_with_the_hosts
     assert link_bytes("ring+topk", 101) == pytest.approx(2 * size, rel=1e-4)
 
 
-def test_more_hosts_and_larger_batches_use_more_rows_of_the_embedding_but_never_more_than_all(made):
+def test_more_hosts_and_larger_batches_use_more_rows_up_to_all(made):
     record = load_record(made("any"))
     rung = next(rung for rung in record.rungs if rung.sync == "sparse_rows")
     rows = [plan_calls(rung, record, n, batch)[-1] for n, batch in ((4, 4), (8, 4), (4, 8), (256, 4))]
@@ -180,15 +204,15 @@ def test_one_call_at_a_time_is_the_recursion_of_the_bench():
         assert max(0, ended - 1) == pytest.approx(expected, abs=1e-12)
 
 
-def test_two_calls_at_once_share_what_both_need_and_a_third_waits_in_line():
+def test_two_calls_at_once_share_the_link_and_a_third_waits():
     one, none = np.ones(3), np.zeros(3)
-    # The link is all that they need: two take as long together as after one another.
+    # They need only the link: two take as long together as one after the other.
     assert run_together([0.0] * 3, none, one, one) == pytest.approx(3)
     # Waiting needs nothing: two wait at once, then the third.
     assert run_together([0.0] * 3, none, one, none) == pytest.approx(2)
-    # Each needs the link for half of its time: two fill it, and go on at full speed.
+    # Each needs the link for half of its time: two fill it at full speed.
     assert run_together([0.0] * 3, none, one, one / 2) == pytest.approx(2)
-    # Each needs it for three quarters: two take half as long again.
+    # Each needs it for three quarters: two take 1.5 times as long.
     assert run_together([0.0] * 2, none[:2], one[:2], 0.75 * one[:2]) == pytest.approx(1.5)
     # One sends while the other computes.
     assert run_together([0.0] * 2, np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([0.0, 1.0])) == pytest.approx(1)
@@ -196,9 +220,9 @@ def test_two_calls_at_once_share_what_both_need_and_a_third_waits_in_line():
     assert run_together([0.0, 0.5], none[:2], one[:2], one[:2]) == pytest.approx(2)
 
 
-def test_work_beside_backward_delays_it_on_a_processor():
+def test_work_during_backward_delays_it_on_a_cpu():
     ready, work, none = np.array([0.2, 0.5]), np.array([0.3, 0.1]), np.zeros(2)
-    # Nothing travels: the first call's work puts off what comes after it, and backward by both calls'.
+    # Nothing is sent: each call's work delays what comes after it, and backward.
     ended, computed = beside_backward(ready, work, none, none, 1.0, steals=True)
     assert computed == pytest.approx(1.4)
     assert ended == pytest.approx(0.5 + 0.3 + 0.1)
@@ -208,14 +232,14 @@ def test_work_beside_backward_delays_it_on_a_processor():
     assert (ended, computed) == pytest.approx((1 + 0.3 + 0.1 + 2, 1.3))
 
 
-def test_the_busiest_rank_counts_where_it_has_more_to_do_than_its_share_of_the_cores():
+def test_the_busiest_rank_counts_if_it_has_more_than_its_share_of_the_cores():
     loads = [collective.load(100, 16) for collective in (GATHER, SCATTER)]
     compute, calls = Compute(0, 1, 0, {"a": 1.0}), [ModelledCall(**vars(load), tensors=("a",)) for load in loads]
     assert arrange(calls, compute, crowd=1000).moved_bytes == pytest.approx([2 * 15 / 16 * 100] * 2)
     assert arrange(calls, compute, crowd=1).moved_bytes == pytest.approx([15 * 100] * 2)
 
 
-def test_two_batches_tell_the_part_that_does_not_grow():
+def test_two_batches_give_the_part_that_does_not_grow():
     def compute(seconds):
         return Compute(0.25 * seconds, 0.5 * seconds, 0.25 * seconds, {"a": 0.1 * seconds})
 
@@ -226,8 +250,8 @@ def test_two_batches_tell_the_part_that_does_not_grow():
     assert computes_by_batch({4: compute(0.5), 8: compute(0.9)}, 4)[0].seconds == 0.5
 
 
-def test_speed_up_is_the_examples_a_second_of_all_over_those_of_one_and_what_was_measured_is_marked(made):
-    fitted = fit(load_records([made("fast", syncs="flat"), made("slow", rate=GBIT / 10, syncs="flat")]))
+def test_speed_up_is_relative_to_one_host_and_measured_points_are_marked(two):
+    fitted = fit(load_records(two(syncs="flat")))
     points = {(p.sync, p.hosts): p for p in scale_points(fitted, 16, Link(GBIT), 4)}
     alone, four = points["flat", 1], points["flat", 4]
     assert (alone.seconds, alone.speed_up, alone.efficiency) == (0.5, 1, 1)
@@ -240,15 +264,13 @@ def test_speed_up_is_the_examples_a_second_of_all_over_those_of_one_and_what_was
     assert not [p for p in scale_points(fitted, 16, Link(GBIT), 8) if p.measured_seconds is not None]
 
 
-def test_hosts_are_powers_of_two_the_largest_and_what_was_measured():
+def test_hosts_are_powers_of_two_the_largest_and_the_measured_ones():
     assert host_counts(256, [4]) == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert host_counts(12, [3, 20]) == [1, 2, 3, 4, 8, 12]
 
 
-def test_the_command_prints_tables_with_what_was_measured_in_brackets(made, capsys):
-    folders = [str(made("fast")), str(made("slow", rate=GBIT / 10))]
-    assert main(["scale", *folders, "--to", "256"]) == 0
-    text = capsys.readouterr().out
+def test_the_command_prints_tables_with_what_was_measured_in_brackets(two, scaled):
+    text = scaled(*two(), "--to", "256")
     assert "fast: 4 ranks, links of 1gbit, batch 4" in text
     head = next(line for line in text.splitlines() if line.startswith("sync"))
     assert head.split() == ["sync", "1", "2", "4", "8", "16", "32", "64", "128", "256"]
@@ -256,52 +278,44 @@ def test_the_command_prints_tables_with_what_was_measured_in_brackets(made, caps
     # Seconds and speed-up.
     assert [row.count("[") for row in rows] == [1, 1]
     assert "fastest on 256 hosts" in text.splitlines()[0]
-    assert "examples per second of n hosts over those of one" in text
-    assert "Numbers in [brackets] were measured" in text
+    assert "[brackets] were measured" in text
 
 
-def test_the_command_predicts_a_record_from_the_others_and_states_a_large_miss(made, capsys):
-    folders = [str(made("fast")), str(made("slow", rate=GBIT / 10))]
-    third = made("third", rate=0.3 * GBIT)
-    assert main(["scale", *folders, "--predict", str(third)]) == 0
-    assert "every miss is within 15%" in capsys.readouterr().out
-    change(third, lambda found: found["summary"]["flat"].update(seconds_median=100.0))
-    # Named among the records too, it is still not fitted.
-    assert main(["scale", *folders, str(third), "--predict", str(third), "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [record["name"] for record in found["records"]] == folders
+def test_the_command_predicts_a_record_from_the_others_and_names_a_large_miss(made, two, scaled):
+    folders, third = two(), made("third", rate=0.3 * GBIT)
+    assert "every miss is within 15%" in scaled(*folders, "--predict", third)
+    edit(third / "bench.json", lambda found: found["summary"]["flat"].update(seconds_median=100.0))
+    # It is not fitted, even if it is named among the records too.
+    found = json.loads(scaled(*folders, third, "--predict", third, "--json", "-"))
+    assert [record["name"] for record in found["records"]] == list(map(str, folders))
     assert {miss["sync"]: miss["miss"] for miss in found["misses"]}["flat"] < -0.9
-    assert main(["scale", *folders, "--predict", str(third)]) == 0
-    assert "missed by more than 15%: flat (-9" in capsys.readouterr().out
+    assert "missed by more than 15%: flat (-9" in scaled(*folders, "--predict", third)
 
 
-def test_ranks_that_share_the_cores_otherwise_are_predicted_with_their_own_compute(made, capsys):
-    folders = [str(made("fast")), str(made("slow", rate=GBIT / 10))]
+def test_ranks_that_share_the_cores_differently_are_predicted_with_their_own_compute(made, two, scaled):
     # Four times as slow a compute, since twice as many ranks share the cores.
-    many = str(made("many", ranks=8, compute=2.0))
-    assert main(["scale", *folders, "--predict", many, "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    words = [*two(), "--predict", made("many", ranks=8, compute=2.0)]
+    found = json.loads(scaled(*words, "--json", "-"))
     assert found["own_compute"]
     assert "none" not in {miss["sync"] for miss in found["misses"]}
     assert max(abs(miss["miss"]) for miss in found["misses"]) < 0.05
-    assert main(["scale", *folders, "--predict", many]) == 0
-    assert "compute is from its own baseline" in capsys.readouterr().out
+    assert "compute is from its own baseline" in scaled(*words)
 
 
-def test_what_cannot_be_modelled_is_left_out_and_said(made, capsys):
+def test_what_cannot_be_modelled_is_left_out_with_its_reason(made, scaled):
     folder = made("odd", syncs="flat,all_reduce,local_sgd,shared_memory")
-    change(folder, lambda found: found["candidates"][0].update(sync="mine.py:Sum"))
-    assert main(["scale", str(folder), "--to", "4"]) == 0
-    text = capsys.readouterr().out
-    assert "left out: flat, for the calls of this sync are unknown" in text
-    assert "left out: local_sgd, for it does not average gradients in every step" in text
-    assert "left out: shared_memory, for it is for one host only" in text
+    edit(folder / "bench.json", lambda found: found["candidates"][0].update(sync="mine.py:Sum"))
+    text = scaled(folder, "--to", "4")
+    left = dict(re.findall(r"left out: (\w+), for (.*?)[.;\n]", text))
+    assert "unknown" in left["flat"]
+    assert "not average gradients in every step" in left["local_sgd"]
+    assert "one host only" in left["shared_memory"]
     assert "\nall_reduce " in text
     assert "\nflat " not in text
 
 
 @pytest.mark.parametrize(
-    ("edit", "sentence"),
+    ("change", "sentence"),
     [
         (lambda found: found.pop("candidates"), "is not the result of a bench"),
         (lambda found: found.update(candidates=[]), "only a sweep of messages"),
@@ -312,30 +326,26 @@ def test_what_cannot_be_modelled_is_left_out_and_said(made, capsys):
         (lambda found: found["setting"].update(tokens=128), "do not measure the same work (tokens: 128 and 64)"),
     ],
 )
-def test_a_record_that_cannot_be_used_is_refused_in_a_sentence(edit, sentence, made, capsys):
-    good, bad = made("good", syncs="flat"), made("bad", syncs="flat")
-    change(bad, edit)
-    assert main(["scale", str(good), str(bad)]) == 1
-    said = capsys.readouterr().err
+def test_a_record_that_cannot_be_used_is_refused(change, sentence, made, refused):
+    code, said = refused(made("good", syncs="flat"), edit(made("bad", syncs="flat") / "bench.json", change))
+    assert code == 1
     assert sentence in said
-    assert said.endswith(".\n")
-    assert said.count("\n") == 1
 
 
-def test_files_that_are_none_are_refused_in_a_sentence(tmp_path, made, capsys, monkeypatch):
+def test_files_without_a_usable_bench_are_refused(tmp_path, made, refused, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["scale"]) == 2
-    assert "runs/ has no folder with a bench.json" in capsys.readouterr().err
-    assert main(["scale", "nowhere"]) == 1
-    assert "nowhere cannot be read" in capsys.readouterr().err
     (tmp_path / "torn.json").write_text("{")
-    assert main(["scale", "torn.json"]) == 1
-    assert "torn.json is not JSON" in capsys.readouterr().err
+    assert "runs/ has no folder with a bench.json" in refused()[1]
     alone = made("alone", syncs="flat", ranks=1)
-    assert main(["scale", str(alone)]) == 1
-    assert "Measure with 2 ranks or more" in capsys.readouterr().err
-    assert main(["scale", str(alone), "--predict", str(alone)]) == 2
-    assert "no other bench to predict these from" in capsys.readouterr().err
+    for words, exit_code, sentence in (
+        (["nowhere"], 1, "nowhere cannot be read"),
+        (["torn.json"], 1, "torn.json is not JSON"),
+        ([alone], 1, "Measure with 2 ranks or more"),
+        ([alone, "--predict", alone], 2, "no other bench to predict these from"),
+    ):
+        code, said = refused(*words)
+        assert code == exit_code
+        assert sentence in said
 
 
 @pytest.mark.parametrize(
@@ -349,54 +359,48 @@ def test_files_that_are_none_are_refused_in_a_sentence(tmp_path, made, capsys, m
         (["--predict", "other", "--rate", "1gbit"], "Leave --rate out"),
     ],
 )
-def test_a_wrong_word_is_told_before_any_record_is_read(words, sentence, capsys):
-    assert main(["scale", "nowhere", *words]) == 2
-    assert sentence in capsys.readouterr().err
+def test_a_wrong_argument_is_refused_before_any_record_is_read(words, sentence, refused):
+    code, said = refused("nowhere", *words)
+    assert code == 2
+    assert sentence in said
 
 
 @pytest.mark.parametrize("form", ["svg", "png", "pdf"])
-def test_the_drawing_is_written_in_the_form_of_its_name(form, made, tmp_path):
+def test_the_drawing_is_written_in_the_form_of_its_name(form, made, tmp_path, scaled):
     pytest.importorskip("matplotlib", reason="drawing is an extra: pip install -e '.[report]' in the project's folder")
     path = tmp_path / f"scale.{form}"
-    assert main(["scale", str(made("fast")), "--to", "16", "-o", str(path)]) == 0
-    content = path.read_bytes()
-    assert content.startswith({"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}[form])
+    scaled(made("fast"), "--to", "16", "-o", path)
+    assert path.read_bytes().startswith({"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}[form])
 
 
-def test_without_matplotlib_one_sentence_says_how_to_get_it(made, tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_one_sentence_says_how_to_install_it(made, tmp_path, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    assert main(["scale", str(made("fast")), "-o", str(tmp_path / "scale.svg")]) == 1
-    assert (
-        capsys.readouterr().err
-        == "error: drawing needs matplotlib. Run `pip install -e '.[report]'` in the project's folder.\n"
-    )
+    code, said = refused(made("fast"), "-o", tmp_path / "scale.svg")
+    assert code == 1
+    assert "needs matplotlib" in said
+    assert "pip install -e '.[report]'" in said
 
 
-def test_the_numbers_are_written_as_json(made, tmp_path, capsys):
+def test_the_numbers_are_written_as_json(made, tmp_path, scaled):
     path = tmp_path / "scale.json"
-    assert main(["scale", str(made("fast")), "--to", "4", "--batch", "8", "--json", str(path)]) == 0
+    assert "speed-up" in scaled(made("fast"), "--to", "4", "--batch", "8", "--json", path)
     found = json.loads(path.read_text())
-    assert "speed-up" in capsys.readouterr().out
     assert {point["hosts"] for point in found["points"]} == {1, 2, 4}
     assert all(point["extrapolated"] for point in found["points"])  # of this batch nothing was measured
     assert found["costs"]["efficiency"] == EFFICIENCY
 
 
-def test_a_real_bench_s_record_is_taken_from_end_to_end(start, tmp_path, capsys):
-    words = ["--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16, "--rounds", 2]
-    bench = start(
-        "bench",
-        ["-m", "cos598d", "bench", *words, "--sync", "all_reduce,bucketed+int8,sparse_rows", "--output", "out"],
-        {"PYTHONPATH": str(ROOT)},
-    )
+def test_a_real_bench_s_record_is_scaled(start, tmp_path, scaled):
+    words = ["-m", "cos598d", "bench", "--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16]
+    words += ["--rounds", 2, "--sync", "all_reduce,bucketed+int8,sparse_rows", "--output", "out"]
+    bench = start("bench", words, {"PYTHONPATH": str(ROOT)})
     assert bench.wait() == 0, bench.text
     record = load_record(tmp_path / "out")
     assert sum(tensor.bytes for tensor in record.tensors) == record.work["gradient_bytes"]
     moments = [record.compute.arrivals[tensor.name] for tensor in record.tensors]
     assert all(0 < moment <= record.compute.backward for moment in moments)
     assert moments[-1] < moments[0]  # the head's come first, the embeddings' last
-    assert main(["scale", str(tmp_path / "out"), "--to", "8", "--rate", "1gbit", "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(scaled(tmp_path / "out", "--to", "8", "--rate", "1gbit", "--json", "-"))
     assert {point["sync"] for point in found["points"]} == {"all_reduce", "bucketed+int8", "sparse_rows", "none", "ddp"}
     assert all(0 < point["efficiency"] <= 1 for point in found["points"])

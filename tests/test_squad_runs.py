@@ -1,13 +1,10 @@
-"""Whole runs of the SQuAD scripts: the same losses and predictions on any ranks, and faults in one sentence."""
+"""Complete runs of the SQuAD scripts: the same losses and predictions on any ranks, and errors of one sentence."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from data_files import found_in, question, write_squad
-from programs import ROOT, Program, free_port, script
+from programs import Program, free_port, script
 
 from cos598d.commands.cli import main
 from cos598d.tools.report.load import load_run
@@ -18,19 +15,6 @@ SHORT = (*TINY, "--max_train_examples", "40", "--max_eval_examples", "30")
 LESSONS = {"task1": 1, "task2a": 3, "task2b": 2, "task3": 3}
 FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 TASK1 = "task1/run_squad.py"
-
-
-def run(folder, words):
-    environ = {name: value for name, value in os.environ.items() if name not in ("GLUE_DIR", "SQUAD_DIR")}
-    environ |= {"COS598D_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, *map(str, words)]
-    return subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=120)
-
-
-def ran(folder, words):
-    done = run(folder, words)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def run_on(ranks, folder, name, words):
@@ -46,7 +30,7 @@ def run_on(ranks, folder, name, words):
 
 @pytest.fixture(scope="module")
 def lessons(tmp_path_factory):
-    """The four lessons on the bundled sample: 4 iterations, task 1 alone and the others on 2 or 3 ranks."""
+    """The four tasks on the bundled sample: 4 iterations, task 1 on one rank and the others on 2 or 3."""
     folder = tmp_path_factory.mktemp("squad")
     for lesson, ranks in LESSONS.items():
         run_on(ranks, folder, lesson, [script(f"{lesson}/run_squad.py"), *SHORT, "--max_steps", "4"])
@@ -54,14 +38,14 @@ def lessons(tmp_path_factory):
 
 
 @pytest.mark.parametrize("lesson", ["task2a", "task2b", "task3"])
-def test_every_lesson_has_the_losses_of_task_1(lessons, lesson):
+def test_every_task_has_the_losses_of_task_1(lessons, lesson):
     alone, shared = (load_run(lessons / name) for name in ("task1", lesson))
     assert shared["losses"] == pytest.approx(alone["losses"], abs=1e-5)
     assert alone["task"] == "squad"
     assert set(alone["epochs"][-1]) >= {"exact_match", "f1"}
 
 
-def test_the_first_lines_say_what_was_read(lessons):
+def test_the_first_lines_name_the_data(lessons):
     text = (lessons / "task1.0.txt").read_text()
     assert "task1: squad, sync none, 1 rank" in text
     assert "data: the bundled sample of SQuAD 1.1" in text
@@ -70,7 +54,7 @@ def test_the_first_lines_say_what_was_read(lessons):
     assert "train: 40 questions in " in text
 
 
-def test_the_pooler_without_gradients_is_left_as_it_was(lessons):
+def test_the_pooler_without_gradients_is_unchanged(lessons):
     import torch
 
     weights = [torch.load(lessons / name / "model" / "pytorch_model.bin", weights_only=True) for name in LESSONS]
@@ -81,9 +65,10 @@ def test_the_pooler_without_gradients_is_left_as_it_was(lessons):
 
 
 @pytest.mark.long
-def test_predictions_are_the_same_on_any_number_of_ranks_and_score_as_the_record_says(lessons):
+def test_predictions_are_the_same_on_any_number_of_ranks_and_have_the_record_s_scores(lessons, monkeypatch, capsys):
+    monkeypatch.chdir(lessons)
     model = lessons / "task1" / "model"
-    ran(lessons, ["-m", "cos598d", "sample", "files", "--task", "squad"])
+    assert main(["sample", "files", "--task", "squad"]) == 0
     found = []
     for ranks in (1, 3):
         folder = lessons / f"evaluated{ranks}"
@@ -91,8 +76,10 @@ def test_predictions_are_the_same_on_any_number_of_ranks_and_score_as_the_record
         run_on(ranks, lessons, folder.name, [script("task2b/run_squad.py"), *words, "--data_dir", "files"])
         found.append([(folder / name).read_bytes() for name in FILES])
     assert found[0] == found[1]
-    score = ["--data", "files/dev-v2.0.json", "--predictions", folder / FILES[0], "--null_odds", folder / FILES[2]]
-    scores = json.loads(ran(lessons, ["-m", "cos598d", "score", "--task", "squad", *score]))
+    files = {"--data": "files/dev-v2.0.json", "--predictions": folder / FILES[0], "--null_odds": folder / FILES[2]}
+    capsys.readouterr()
+    assert main(["score", "--task", "squad", *(str(word) for pair in files.items() for word in pair)]) == 0
+    scores = json.loads(capsys.readouterr().out)
     epoch = load_run(folder)["epochs"][-1]
     assert scores == {name: epoch[name] for name in scores}
     assert {"exact", "f1", "HasAns_f1", "NoAns_f1", "best_f1"} <= set(scores)
@@ -119,7 +106,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_files_are_found_by_folder_or_flag_and_odd_answers_are_said(folder, run_here):
+def test_files_are_found_by_folder_or_flag_and_wrong_offsets_are_named(folder, run_here):
     words = [*TINY, "--max_steps", 1, "--no_save_model", "--verbose_logging"]
     code, text = run_here(TASK1, [*words, "--data_dir", folder, "--output_dir", "a"])
     assert code == 0, text
@@ -156,14 +143,15 @@ def test_bad_input_is_one_sentence(folder, run_here, words, sentence):
     assert "Traceback" not in text
 
 
-def test_squads_flags_are_refused_for_other_tasks_and_unknown_to_run_glue(run_here, capfd):
+def test_squad_s_flags_are_refused_for_other_tasks(run_here, capfd):
     assert main(["train", "--task_name", "rte", "--doc_stride", "64"]) == 2
-    assert capfd.readouterr().err == "error: --doc_stride is SQuAD's, and the task is rte. Leave it out.\n"
+    said = capfd.readouterr().err
+    assert said.startswith("error: --doc_stride is SQuAD's, and the task is rte.")
     code, text = run_here("task1/run_glue.py", ["--doc_stride", 64])
     assert (code, text.count("\n")) == (2, 1)
 
 
-def test_a_fault_of_the_data_is_told_by_every_rank(folder, start_ranks):
+def test_every_rank_names_a_fault_of_the_data(folder, start_ranks):
     write_squad(folder / "dev-v1.1.json", (CONTEXT, [*GOOD, *GOOD]))
     ranks = start_ranks("task2b/run_squad.py", 2, [*TINY, "--data_dir", folder])
     assert [rank.wait() != 0 for rank in ranks] == [True, True]

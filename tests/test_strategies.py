@@ -1,12 +1,12 @@
-"""The table of strategies: one command, resumable; what failed is a row that says so, what is missing a sentence."""
+"""The table of strategies: one command that resumes. A failed or missing strategy is a row with its reason."""
 
-import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 from programs import TINY, Program
+from report_records import edit, read, update
 
 from cos598d.commands import cli
 from cos598d.cost.planned import Known
@@ -90,12 +90,12 @@ def again(finished, tmp_path, monkeypatch, capsys):
 def say_what_was_asked(folder, words):
     """Let a copied record be of the run that these words ask for."""
     for file in ("config.json", "summary.json"):
-        value = json.loads((folder / file).read_text())
+        value = read(folder / file)
         for name in ("label", "sync", "compress", "bucket_mb", "num_train_epochs"):
             if f"--{name}" in words and name in value:
                 word = words[words.index(f"--{name}") + 1]
                 value[name] = float(word) if isinstance(value[name], float) else word
-        (folder / file).write_text(json.dumps(value))
+        update(folder / file, **value)
 
 
 def rows_of(folder, name):
@@ -104,14 +104,11 @@ def rows_of(folder, name):
     return [line.strip("| ").split(" | ") for line in lines if line.startswith(f"| {name} |")]
 
 
-def test_one_command_makes_the_runs_and_they_train_alike(finished):
-    losses = [
-        json.loads((finished / name / "summary.json").read_text())["losses"] for name in ("baseline-e2", "zero1-e2")
-    ]
+def test_one_command_makes_runs_that_train_alike(finished):
+    losses = [read(finished / name / "summary.json")["losses"] for name in ("baseline-e2", "zero1-e2")]
     assert len(losses[0]) == 6
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    epochs = [json.loads(line) for line in (finished / "zero1-e2" / "epochs.jsonl").read_text().splitlines()]
-    assert all(0 < epoch["validation_loss"] < 2 for epoch in epochs)
+    assert all(0 < epoch["validation_loss"] < 2 for epoch in read(finished / "zero1-e2" / "epochs.jsonl"))
     page = (finished / "report.html").read_text()
     assert "The strategies at equal total batch" in page
     assert "dp is left out: DataParallel needs two GPUs" in page
@@ -138,24 +135,17 @@ def test_what_is_finished_is_not_run_again(again):
     ]
 
 
-def damage_json(name, change):
-    def damage(folder):
-        value = json.loads((folder / name).read_text())
-        change(value)
-        (folder / name).write_text(json.dumps(value))
-
-    return damage
+def in_summary(change):
+    return lambda folder: edit(folder / "summary.json", change)
 
 
 DAMAGES = {
     "half a summary": lambda folder: (folder / "summary.json").write_text('{"losses": '),
-    "no memory": damage_json("summary.json", lambda value: value.pop("memory")),
-    "no epochs": damage_json("summary.json", lambda value: value["epochs"].clear()),
-    "an epoch without seconds": damage_json("summary.json", lambda value: value["epochs"][0].pop("training")),
-    "an epoch in no time": damage_json(
-        "summary.json", lambda value: value["epochs"][0]["training"].update(wall_seconds=1e-3)
-    ),
-    "an epoch without a loss": damage_json("summary.json", lambda value: value["epochs"][-1].update(loss=None)),
+    "no memory": in_summary(lambda value: value.pop("memory")),
+    "no epochs": in_summary(lambda value: value["epochs"].clear()),
+    "an epoch without seconds": in_summary(lambda value: value["epochs"][0].pop("training")),
+    "an epoch in no time": in_summary(lambda value: value["epochs"][0]["training"].update(wall_seconds=1e-3)),
+    "an epoch without a loss": in_summary(lambda value: value["epochs"][-1].update(loss=None)),
     "no environment": lambda folder: (folder / "environment.json").unlink(),
     "rows of another run": lambda folder: (folder / "iterations.rank0.jsonl").write_text(""),
     "no rows of a rank": lambda folder: (folder / "iterations.rank1.jsonl").unlink(),
@@ -163,7 +153,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_record_that_lacks_what_the_table_needs_is_no_finished_run(finished, tmp_path, damage):
+def test_a_damaged_record_is_no_finished_run(finished, tmp_path, damage):
     folder = shutil.copytree(finished / "zero1-e2", tmp_path / "zero1-e2")
     assert load_entry_run(folder, "zero1-e2", {}).summary["world_size"] == 2
     DAMAGES[damage](folder)
@@ -171,7 +161,7 @@ def test_a_record_that_lacks_what_the_table_needs_is_no_finished_run(finished, t
         load_entry_run(folder, "zero1-e2", {})
 
 
-def test_a_folder_that_is_no_table_s_and_a_run_s_that_leads_elsewhere_are_refused(again, tmp_path):
+def test_a_folder_of_something_else_and_a_linked_run_are_refused(again, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("precious")
@@ -187,54 +177,44 @@ def test_a_folder_that_is_no_table_s_and_a_run_s_that_leads_elsewhere_are_refuse
 
 OTHER_RUNS = {
     "another strategy's": (lambda folder: None, "its sync is zero1 and should be zero2"),
-    "nobody's": (
-        lambda folder: (folder / "config.json").unlink(),
-        "is another run: its",
-    ),
-    "one that was named anew": (
-        damage_json("config.json", lambda value: value.update(sync="zero2")),
+    "nobody's": (lambda folder: (folder / "config.json").unlink(), "is another run: its"),
+    "renamed in one file": (
+        lambda folder: update(folder / "config.json", sync="zero2"),
         "has sync zero1 in one file and zero2 in its config.json",
     ),
+    "damaged": (DAMAGES["no memory"], "summary.json is damaged: it has no memory"),
 }
 
 
 @pytest.mark.parametrize("other", OTHER_RUNS)
-def test_another_run_s_folder_is_no_finished_run_of_a_strategy(again, other):
+def test_a_folder_with_another_run_is_run_again(again, other):
     forge, words = OTHER_RUNS[other]
     forge(shutil.copytree(again.folder / "zero1-e2", again.folder / "zero2-e2"))
     text, code, started = again("baseline,zero2")
     assert (code, started) == (0, ["zero2-e2"])
     assert words in text
+    assert "zero2: 2 ranks, 2 epochs: run again, since" in text
     assert again("baseline,zero2")[2] == []
 
 
-def test_a_row_of_an_earlier_call_that_is_of_another_run_than_it_says_has_no_numbers(again):
-    damage_json("strategies.json", lambda value: value["zero1-e2"].update(epochs=5.0))(again.folder)
+def test_a_row_whose_record_is_another_run_s_has_no_numbers(again):
+    edit(again.folder / "strategies.json", lambda value: value["zero1-e2"].update(epochs=5.0))
     text, _, _ = again("baseline")
     assert rows_of(again.folder, "zero1")[0][:4] == ["zero1", "2", "5", "failed"]
     assert "its num_train_epochs is 2.0 and should be 5.0" in text
 
 
-def test_runs_on_different_machines_are_not_set_side_by_side_without_a_word(again):
-    damage_json("environment.json", lambda value: value.update(processor="a faster one"))(again.folder / "zero1-e2")
+def test_runs_on_different_machines_are_a_caution(again):
+    update(again.folder / "zero1-e2" / "environment.json", processor="a faster one")
     assert "not on the same ground: processor" in again("baseline,zero1", has_page=True)[0]
     assert "not on the same ground: processor" in (again.folder / "report.html").read_text()
 
 
-def test_a_damaged_run_is_run_again_and_says_so(again):
-    DAMAGES["no memory"](again.folder / "zero1-e2")
-    text, code, started = again("baseline,zero1")
-    assert (code, started) == (0, ["zero1-e2"])
-    (head,) = [line for line in text.splitlines() if "zero1: 2 ranks, 2 epochs" in line]
-    assert "run again, since" in head
-    assert "summary.json is damaged: it has no memory" in head
-    assert again("baseline,zero1")[2] == []
-
-
-def test_a_strategy_that_fails_is_a_row_that_says_so_and_is_run_again(again):
+def test_a_strategy_that_fails_is_a_row_with_its_reason_and_is_run_again(again):
+    failed = "it failed with exit code 1: rank 1 was lost."
     text, code, started = again("baseline,zero2", code=1, last="rank 1 was lost.", has_page=True)
     assert (code, started) == (1, ["zero2-e2"])
-    assert "zero2, 2 epochs: it failed with exit code 1: rank 1 was lost." in text
+    assert f"zero2, 2 epochs: {failed}" in text
     (row,) = rows_of(again.folder, "zero2")
     assert row[:4] == ["zero2", "2", "2", "failed"]
     assert re.search(r"^zero2 +2 +failed ", text, re.MULTILINE)
@@ -242,31 +222,26 @@ def test_a_strategy_that_fails_is_a_row_that_says_so_and_is_run_again(again):
         assert "zero2, 2 epochs: it failed" in (again.folder / name).read_text()
     text, code, started = again("baseline,zero2")
     assert (code, started) == (0, ["zero2-e2"])
-    assert "zero2: 2 ranks, 2 epochs: run again, since it failed with exit code 1: rank 1 was lost." in text
+    assert f"zero2: 2 ranks, 2 epochs: run again, since {failed}" in text
     assert again("baseline,zero2")[2] == []
 
 
-def test_one_that_fails_loses_no_other_and_what_earlier_calls_made_stays_in_the_table(again):
+def test_rows_of_earlier_calls_stay_in_the_table(again):
     text, code, started = again("zero2,zero3", code=1, last="rank 1 was lost.")
     assert (code, started) == (1, ["zero2-e2", "zero3-e2"])
     text, code, started = again("zero3", "--epochs", "3,2", has_page=True)
     assert (code, started) == (0, ["zero3-e3", "zero3-e2"])
     table = [line.split()[:4] for line in text[text.index("\nstrategy ") :].splitlines()[3:]]
-    assert [row[:3] for row in table[:5]] == [
-        ["baseline", "1", "2"],
-        ["zero1", "2", "2"],
-        ["dp", "1", "2"],
-        ["zero2", "2", "2"],
-        ["zero3", "2", "2"],
-    ]
+    shape = {"baseline": "1", "zero1": "2", "dp": "1", "zero2": "2", "zero3": "2"}
+    assert [row[:3] for row in table[:5]] == [[name, ranks, "2"] for name, ranks in shape.items()]
     assert [row[3] for row in table[2:4]] == ["left", "failed"], "an outcome is in the place of the seconds"
     assert table[5][:3] == ["zero3", "2", "3"]
-    # No baseline of three epochs: nothing that it could be a multiple of.
+    # Without a baseline of three epochs there is no speed-up.
     assert rows_of(again.folder, "zero3")[1][6:8] == ["-", "-"]
     assert "zero2, 2 epochs: it failed" in (again.folder / "report.html").read_text()
 
 
-def test_a_run_that_was_broken_off_is_run_again_and_says_so(again, monkeypatch):
+def test_an_interrupted_run_is_a_row_and_is_run_again(again, monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt
 
@@ -287,17 +262,17 @@ def test_a_dry_run_lists_the_strategies_and_starts_none(again, monkeypatch):
     assert "dp is left out: DataParallel needs two GPUs" in text
 
 
-def test_what_was_made_side_by_side_says_so_for_good(again):
+def test_runs_made_in_parallel_stay_a_caution(again):
     text, code, started = again("zero2,zero3", "--parallel", "2")
     assert (code, started) == (0, ["zero2-e2", "zero3-e2"])
     assert "2 runs at a time share this machine" in text
-    words = "2 of 4 runs ran up to 2 at a time. By itself each would be faster."
+    words = "2 of 4 runs ran up to 2 at a time"
     assert words in text
     assert words in again("baseline", has_page=True)[0]
     assert words in (again.folder / "report.html").read_text()
 
 
-def test_a_damaged_state_is_said_and_forgotten(again):
+def test_a_damaged_state_is_a_warning_and_is_replaced(again):
     (again.folder / "strategies.json").write_text('{"zero1-e2": {"label": 3}}')
     text, code, started = again("baseline,zero1")
     assert (code, started) == (0, [])
@@ -311,11 +286,7 @@ def test_a_damaged_state_is_said_and_forgotten(again):
     [
         ("baseline", ("--seed", "7"), "was made with seed 42, and this command has 7"),
         # Of runs of earlier calls too: the table would show both.
-        (
-            "zero3",
-            ("--precision", "bf16"),
-            "baseline-e2 was made with precision fp32, and this command has bf16",
-        ),
+        ("zero3", ("--precision", "bf16"), "baseline-e2 was made with precision fp32, and this command has bf16"),
         ("zero3", ("--world_size", "3"), "zero1-e2 was made with world_size 2, and this command has 3"),
         ("baseline,nonsense", (), "nonsense"),
         ("zero1:nonsense=1", (), "unknown option 'nonsense'"),
@@ -325,16 +296,17 @@ def test_a_damaged_state_is_said_and_forgotten(again):
         (",", (), "has no name"),
         ("dp", (), "none of these can run here. dp: DataParallel needs two GPUs"),
         ("none", (), "none of these can run here. none: --sync none on 2 ranks lets the replicas drift apart"),
+        *(("baseline", ("--epochs", word), "Give numbers above 0") for word in ("0", "x", "2,", "nan")),
     ],
 )
-def test_what_cannot_be_meant_is_said_before_anything_runs(again, names, words, sentence):
+def test_a_wrong_argument_is_a_sentence_before_anything_runs(again, names, words, sentence):
     text, code, started = again(names, *words)
     assert sentence in text
     assert code in (1, 2)
     assert started == []
 
 
-def test_options_and_codecs_are_named_as_everywhere_and_so_are_syncs_of_one_s_own(again, tmp_path):
+def test_options_codecs_and_own_syncs_have_their_usual_names(again, tmp_path):
     own = tmp_path / "my_sync.py"
     assert cli.main(["new", str(own)]) == 0
     names = f"bucketed+bf16,bucketed:bucket_mb=0.5,{own}:MySync"
@@ -343,14 +315,7 @@ def test_options_and_codecs_are_named_as_everywhere_and_so_are_syncs_of_one_s_ow
     assert started[2].endswith("my_sync.py-MySync-e2")
 
 
-@pytest.mark.parametrize("epochs", ["0", "x", "2,", "nan"])
-def test_epochs_are_numbers_above_0(again, epochs):
-    text, code, _ = again("baseline", "--epochs", epochs)
-    assert code == 2
-    assert "Give numbers above 0" in text
-
-
-def test_an_engine_that_is_not_installed_is_left_out_with_what_to_type(again, monkeypatch):
+def test_an_engine_that_is_not_installed_is_left_out_with_the_way_to_install_it(again, monkeypatch):
     from importlib.metadata import PackageNotFoundError
 
     from cos598d.strategies.engines import engine

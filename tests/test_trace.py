@@ -1,4 +1,4 @@
-"""Calls that go round the communicator are noticed with their line, by whichever of torch's ways they are made."""
+"""Calls that bypass the communicator are found with their line, whichever of torch's functions makes them."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def noticed(comm, path):
     return found
 
 
-def test_every_way_round_the_communicator_is_noticed_with_its_line(tmp_path):
+def test_every_call_that_bypasses_the_communicator_is_found_with_its_line(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(CODE)
     lines = CODE.splitlines()

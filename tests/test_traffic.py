@@ -1,9 +1,8 @@
-"""`traffic`: an epoch's bytes from records, and what the difference between predicted and counted is made of."""
-
-import json
+"""`traffic`: an epoch's bytes from records, and the parts of the difference between predicted and counted."""
 
 import pytest
 from programs import TINY
+from report_records import counted_run, read
 from test_cluster import needs_cluster
 
 from cos598d.commands.cli import main
@@ -12,47 +11,26 @@ from cos598d.errors import UserError
 from cos598d.tools.report.traffic_table import HEADER_BYTES, traffic_table
 
 
-def record(ranks_by_interface=((0,), (1,)), **changes):
-    """A run of 10 iterations on two ranks which sends 2 MB a rank of gradients in each, as its summary has it."""
-    return {
-        "run": "batch8-fp32",
-        "total_train_batch_size": 8,
-        "precision": "fp32",
-        "tensors_per_iteration": 3,
-        "payload_bytes_per_iteration": 2_000_000,
-        "calls_per_iteration": 3,
-        "bytes_sent_per_iteration": [2_000_000, 2_000_000],
-        "epochs": [
-            {
-                "iterations": 10,
-                "predicted_bytes_sent": [20_100_000, 20_100_000],
-                "counted_bytes_sent": [20_500_000, 20_500_000],
-            }
-        ],
-        "wire": {"ranks_by_interface": ranks_by_interface, "packets_sent_per_iteration": [500, 500]},
-    } | changes
-
-
 def row_of(*runs):
     """The cells of the last of these runs' row, all columns, with spaces between them."""
     return traffic_table(runs, markdown=True).splitlines()[1 + len(runs)].strip("| ").replace(" | ", " ")
 
 
-def test_the_difference_is_other_calls_and_headers_and_a_rest():
-    row = row_of(record())
+def test_the_difference_is_other_calls_headers_and_a_rest():
+    row = row_of(counted_run())
     headers = 10 * 500 * HEADER_BYTES / 1e6
     assert "20.0 x 2 20.5 x 2 +2.50%" in row
     assert row.endswith(f"0.100 x 2 {headers:.3f} x 2 {0.5 - 0.1 - headers:.3f} x 2 log")
 
 
-def test_of_an_engine_that_tells_nobody_what_it_sends_only_what_the_kernel_counted_is_there():
-    row = row_of(record(bytes_from="counters", bytes_sent_per_iteration=[0, 0]))
+def test_an_engine_that_reports_no_calls_has_only_the_kernel_s_bytes():
+    row = row_of(counted_run(bytes_from="counters", bytes_sent_per_iteration=[0, 0]))
     assert row == f"batch8-fp32 8 fp32 - - 10 - - 20.5 x 2 - - {10 * 500 * HEADER_BYTES / 1e6:.3f} x 2 - counters"
 
 
-def test_ranks_of_one_interface_are_set_beside_the_sum_of_their_predictions():
+def test_ranks_of_one_interface_are_compared_with_the_sum_of_their_predictions():
     epoch = {"iterations": 10, "predicted_bytes_sent": [20_000_000] * 2, "counted_bytes_sent": [41_000_000] * 2}
-    one_interface = record(ranks_by_interface=((0, 1),), epochs=[epoch])
+    one_interface = counted_run(ranks_by_interface=((0, 1),), epochs=[epoch])
     assert "40.0 41.0 +2.50%" in row_of(one_interface)
     assert "the busiest rank sends this much per epoch: 20.0 MB" in " ".join(traffic_table([one_interface]).split())
 
@@ -65,12 +43,12 @@ def test_ranks_of_one_interface_are_set_beside_the_sum_of_their_predictions():
         {"epochs": [{"iterations": 1, "predicted_bytes_sent": [1, 1], "counted_bytes_sent": [None, None]}]},
     ],
 )
-def test_a_record_that_has_not_counted_is_named(changes):
+def test_a_record_without_counted_bytes_is_named(changes):
     with pytest.raises(UserError, match="batch8-fp32"):
-        traffic_table([record(**changes)])
+        traffic_table([counted_run(**changes)])
 
 
-def test_every_setting_is_run_and_tabulated_and_the_records_give_the_same_table_again(start, tmp_path, capsys):
+def test_every_setting_is_run_and_its_records_give_the_same_table(start, tmp_path, capsys):
     words = ["--loopback", "--hosts", 2, *TINY[:4], "--max_steps", 2, "--batch_sizes", "8,4", "--runs_dir", "epochs"]
     run = start("traffic", ["-m", "cos598d", "traffic", *words])
     assert run.wait() == 0, run.text
@@ -103,13 +81,13 @@ def test_a_dry_run_lists_each_setting_and_makes_nothing(tmp_path, monkeypatch, c
 @pytest.mark.long
 @pytest.mark.root
 @needs_cluster
-def test_settings_side_by_side_are_on_hosts_of_their_own(start, tmp_path):
+def test_settings_in_parallel_have_their_own_hosts(start, tmp_path):
     words = ["--hosts", 2, *TINY[:4], "--max_steps", 2, "--batch_sizes", "8,4", "--runs_dir", "epochs", "--parallel", 2]
     run = start("traffic", ["-m", "cos598d", "traffic", *words])
     assert run.wait() == 0, run.text
     assert "2 runs at a time share this machine" in run.text
     for name in ("batch8-fp32", "batch4-fp32"):
-        network = json.loads((tmp_path / "epochs" / name / "environment.json").read_text())["network"]
+        network = read(tmp_path / "epochs" / name / "environment.json")["network"]
         assert network["hosts"] == 2
         assert (tmp_path / "epochs" / "logs" / f"{name}.txt").read_text().startswith("$ ")
 
@@ -125,7 +103,7 @@ def test_settings_side_by_side_are_on_hosts_of_their_own(start, tmp_path):
         (("--loopback", "--parallel", "2"), "would count the others' bytes"),
     ],
 )
-def test_a_word_that_cannot_work_is_refused_before_anything_runs(words, sentence, tmp_path, monkeypatch, capsys):
+def test_a_wrong_argument_is_refused_before_anything_runs(words, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["traffic", *words]) == 2
     assert sentence in capsys.readouterr().err

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from report_records import write_run
-from test_traffic import record as counted_record
+from report_records import counted_run, write_run
 
 from cos598d.comm.communicator import Communicator
 from cos598d.measure.tensorboard import Board
@@ -35,8 +34,8 @@ def test_tables_mark_bytes_of_another_backend_as_assumed(runs):
     both = [load_run(folder) for folder in runs]
     assert said in comparison(both)
     assert "assumed" not in comparison(both[:1])
-    assert said in traffic_table([counted_record(), counted_record(run="assumed", bytes_are_assumed=True)])
-    assert "assumed" not in traffic_table([counted_record()])
+    assert said in traffic_table([counted_run(), counted_run(run="assumed", bytes_are_assumed=True)])
+    assert "assumed" not in traffic_table([counted_run()])
     assert remarks({"bytes_are_assumed": True}) == [f"bytes are assumed: {ASSUMED_BYTES}"]
     assert remarks({}) == remarks({"bytes_are_assumed": False}) == []
     backends = {name: Communicator(None, name, torch.device("cpu")).bytes_are_assumed for name in ("gloo", "nccl")}
