@@ -126,6 +126,7 @@ def work():
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, ask)
     is_fork = open("/proc/self/comm").read().strip() == f"rank {os.environ['RANK']}"
+    time.sleep(0.3)  # until the starter, which has forked this one, waits
     print(f"rank {os.environ['RANK']}, {'a fork' if is_fork else 'fresh'}, trains")
     while not asked:
         time.sleep(0.01)
