@@ -1,6 +1,5 @@
 """The flags become one checked record, and nothing that was given is lost on the way."""
 
-import argparse
 from dataclasses import dataclass
 
 import pytest
@@ -213,13 +212,6 @@ def test_a_folder_without_a_name_says_what_ran():
     config = RunConfig(label="task2b", sync="all_reduce", task_name="RTE")
     assert str(folder_name(config, 4, "now")) == "runs/task2b-rte-all_reduce-n4-now"
     assert str(folder_name(RunConfig(label="ddp", sync="ddp"), 1, "now")) == "runs/ddp-rte-n1-now"
-
-
-def test_the_help_can_be_printed():
-    parser = Parser()
-    add_run_options(parser)
-    assert isinstance(parser, argparse.ArgumentParser)
-    assert "(default: 5e-05)" in " ".join(parser.format_help().split())
 
 
 def test_a_flag_without_a_group_is_among_the_command_s_own():
