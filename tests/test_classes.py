@@ -3,8 +3,6 @@
 import contextlib
 import json
 import re
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -23,7 +21,6 @@ from cos598d.data.text.layout import Layout
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 from cos598d.evaluate import Evaluation, mean_loss, model_outputs
-from cos598d.measure.tensorboard import Board
 from cos598d.models.build import build_model, find_model
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.page import build_page
@@ -143,42 +140,3 @@ def test_the_page_has_each_epoch_s_seconds_and_speed_in_its_unit(tmp_path):
 def test_a_record_whose_confusions_are_no_counts_is_refused(tmp_path):
     with pytest.raises(UserError, match="confusion"):
         load_run(with_classes(tmp_path / "run", [["many", 1], [0, 2]]))
-
-
-def test_tensorboard_has_each_class_the_seconds_and_the_speed(tmp_path, monkeypatch):
-    shown = {}
-
-    class Writer:
-        def __init__(self, *_, **__):
-            pass
-
-        def add_custom_scalars(self, layout):
-            pass
-
-        def add_scalar(self, tag, value, step):
-            shown[tag] = (value, step)
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
-    by_class = [{"class": "a cat", "examples": 2, "precision": 0.5, "recall": 1.0, "f1": 0.75}]
-    training = {"examples": 8, "tokens": 80, "wall_seconds": 4.0}
-    training |= {"examples_per_second_wall": 2.0, "tokens_per_second_wall": 20.0}
-    facts = {"epoch": 1, "iteration": 3, "last_iteration": 3, "loss": 0.5, "f1_macro": 0.75, "seconds_evaluation": 1.5}
-    board = Board()
-    board.run(tmp_path, {}, 0)
-    board.evaluation(facts | {"training": training, "by_class": by_class, "confusion": [[2]]})
-    assert {tag: value for tag, (value, _) in shown.items()} == {
-        "epoch/loss": 0.5,
-        "epoch/f1_macro": 0.75,
-        "epoch/seconds_evaluation": 1.5,
-        "epoch/seconds_training": 4.0,
-        "epoch/examples_per_second": 2.0,
-        "epoch/tokens_per_second": 20.0,
-        "evaluation/f1_macro": 0.75,
-        "class/precision/a cat": 0.5,
-        "class/recall/a cat": 1.0,
-        "class/f1/a cat": 0.75,
-    }
-    assert {step for _, step in shown.values()} == {3}
-    shown.clear()
-    board.evaluation(facts | {"by_class": by_class})
-    assert not any(tag.startswith("class/") for tag in shown), "of more than 20 classes there are no charts"
