@@ -7,18 +7,16 @@ import shutil
 from dataclasses import asdict
 
 import pytest
-import torch
 from lives import BASE, Lines, checkpoints_in, live
 from recorded import add_iteration
 from report_records import write_run
-from saved_states import save_all
+from saved_states import COMM, save_all
 from worlds import run_ranks
 
 from cos598d.attempt import publish_record
 from cos598d.checkpoints import FOLDER, find, has_checkpoints, remove_all, whole_in
 from cos598d.checkpoints.layout import step_name
 from cos598d.checkpoints.resume import find_checkpoint, how_to_go_on, is_ours, open_record, say_if_finished
-from cos598d.comm.communicator import Communicator
 from cos598d.commands.sbatch import _command
 from cos598d.commands.train import _words_again
 from cos598d.config import RunConfig
@@ -28,7 +26,6 @@ from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import MODEL_FILES
 from cos598d.terminal.files import whole_folder
 
-COMM = Communicator(None, "gloo", torch.device("cpu"))
 TOKEN = "0123456789abcdef"
 
 

@@ -1,4 +1,4 @@
-"""A state is the same whoever holds it: it moves from any strategy to any other, and to other numbers of ranks."""
+"""A state moves from any strategy to any other, and to other numbers of ranks, without a change."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def digests(folder):
 
 
 @pytest.mark.long
-def test_a_state_moves_between_strategies_and_numbers_of_ranks_and_stays_itself(tmp_path):
+def test_a_state_moves_between_strategies_and_numbers_of_ranks_unchanged(tmp_path):
     steps = [tmp_path / name for name in "abcd"]
     steps[0].mkdir()
     run_ranks(4, train_and_save, str(steps[0]), HOLDERS)
@@ -71,7 +71,7 @@ def test_a_state_moves_between_strategies_and_numbers_of_ranks_and_stays_itself(
             assert digests(state) == digests(first / state.name.split("-")[0]), state.name
 
 
-def test_what_a_state_has(tmp_path):
+def test_a_state_has_each_trained_tensor_once(tmp_path):
     (tmp_path / "a").mkdir()
     run_ranks(2, train_and_save, str(tmp_path / "a"), [Case("zero1", BUCKETS), Case("all_reduce")])
     for state in ("0", "1"):
@@ -88,7 +88,7 @@ def test_what_a_state_has(tmp_path):
 
 
 @pytest.mark.long
-def test_what_goes_on_by_another_strategy_is_the_same_training(tmp_path):
+def test_a_training_resumed_by_another_strategy_is_the_same(tmp_path):
     exact = [case for case in HOLDERS if case.sync != "local_sgd"]
     (tmp_path / "a").mkdir()
     run_ranks(2, train_and_save, str(tmp_path / "a"), exact)
