@@ -1,4 +1,4 @@
-"""What an engine cannot do is one sentence before the ranks meet; a lost rank takes the others with it by name."""
+"""What an engine cannot do is refused before the ranks meet, and the others name a lost rank and end."""
 
 import json
 import os
@@ -59,7 +59,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("sync", REFUSED)
-def test_what_an_engine_refuses_is_a_sentence_before_the_ranks_meet(sync):
+def test_an_engine_refuses_flags_before_the_ranks_meet(sync):
     if sync in PACKAGES:
         skip_unless_installed(PACKAGES[sync])
     for options, sentence in REFUSED[sync]:
@@ -81,7 +81,7 @@ def test_a_model_that_fsdp_cannot_cut_is_refused_by_name():
 
 @pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("name", [*ENGINES, "ddp fp16", "ddp powersgd", "ddp post_localsgd"])
-def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, name):
+def test_the_others_name_a_killed_rank_and_end(start_ranks, tmp_path, name):
     sync, options, package = ENGINES.get(name) or ("ddp", {"ddp_hook": name.split()[1]}, "torch")
     skip_unless_installed(package)
     given = [word for option, value in options.items() for word in (f"--{option}", value)]
@@ -119,7 +119,7 @@ def test_horovod_refuses_hosts_that_it_would_not_find_by_name_on_every_rank(addr
 
 
 @pytest.mark.long
-def test_the_summary_says_whether_the_ledger_saw_the_engine_s_calls(tmp_path):
+def test_the_summary_names_the_source_of_the_engine_s_bytes(tmp_path):
     for sync, package, told in (("torch_fsdp", "torch", "ledger"), ("horovod", "horovod", "counters")):
         skip_unless_installed(package)
         words = [*TINY_TRAINING, "--sync", sync, "--max_steps", 2, "--world_size", 2, "--output_dir", tmp_path / sync]

@@ -122,48 +122,31 @@ def test_a_checkpoint_in_an_engine_s_own_form_is_no_model(run_here, tmp_path, fi
     )
 
 
-def test_weights_that_do_not_fit_the_config_name_the_tensor(run_here, tmp_path):
-    assert run_here(TASK2B, [*TINY, "--do_train", "--max_steps", 1, "--output_dir", "out"])[0] == 0
-    path = tmp_path / "out" / "model" / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"intermediate_size": 48}))
-    words = [*TINY_TRAINING, "--model_name_or_path", path.parent]
-    is_in_a_sentence(*run_here(TASK2B, words), "intermediate.dense")
-
-
 def test_ranks_with_other_flags_are_refused_by_rank_and_flag(start_ranks):
     for rank in start_ranks(TASK2B, 2, LONG, {1: ["--seed", 7]}):
         ends_in_a_sentence(rank, "rank 1 was started with --seed 7 and rank 0 with 42")
 
 
-def test_every_rank_names_another_world_size(start, start_ranks):
+OTHERS = [  # how many ranks are started, without which; the place and words of another; what it and they are told
+    (2, 1, 3, 1, (), "rank 1 was started with --world_size 3 and rank 0 with 2"),
+    (3, 2, 5, 4, (), "rank 4 was started with --world_size 5 and rank 0 with 3"),
+    (3, 2, 3, 1, (), "rank 1 was started twice"),
+    (3, 1, 3, 1, ("--data_dir", "nowhere"), "the data folder nowhere"),
+]
+
+
+@pytest.mark.long(one_in=3)  # the first and the last
+@pytest.mark.parametrize(("size", "missing", "other_size", "rank", "more", "sentence"), OTHERS)
+def test_a_rank_that_does_not_fit_or_fails_ends_those_that_wait(
+    start, start_ranks, size, missing, other_size, rank, more, sentence
+):
     port = free_port()
-    ranks = start_ranks(TASK2B, 2, LONG, {1: None}, port=port)
-    words = ["--master_port", port, "--world_size", 3, "--local_rank", 1]
-    ranks.append(start("other", [script(TASK2B), *LONG, *words]))
-    for rank in ranks:
-        ends_in_a_sentence(rank, "rank 1 was started with --world_size 3 and rank 0 with 2")
-
-
-@pytest.mark.long
-def test_a_rank_of_a_larger_world_stops_those_that_wait(start, start_ranks):
-    port = free_port()
-    ranks = start_ranks(TASK2B, 3, LONG, {2: None}, port=port)
-    ranks[0].wait_for("waiting for rank 2 at")
-    words = ["--master_port", port, "--world_size", 5, "--local_rank", 4]
-    ranks.append(start("other", [script(TASK2B), *LONG, *words]))
-    for rank in ranks:
-        ends_in_a_sentence(rank, "rank 4 was started with --world_size 5 and rank 0 with 3")
-
-
-def test_a_rank_that_fails_before_the_meeting_stops_those_that_wait(start, start_ranks):
-    port = free_port()
-    ranks = start_ranks(TASK2B, 3, LONG, {1: None}, port=port)
-    ranks[0].wait_for("waiting for rank")
-    place = ["--master_port", port, "--world_size", 3, "--local_rank", 1]
-    ends_in_a_sentence(start("failing", [script(TASK2B), *LONG, *place, "--data_dir", "nowhere"]), "nowhere")
-    for rank in ranks:
-        ends_in_a_sentence(rank, "rank 1 could not start: the data folder nowhere")
+    ranks = start_ranks(TASK2B, size, LONG, {missing: None}, port=port)
+    ranks[0].wait_for(f"waiting for rank {missing} at")
+    place = ["--master_port", port, "--world_size", other_size, "--local_rank", rank]
+    ends_in_a_sentence(start("other", [script(TASK2B), *LONG, *place, *more]), sentence)
+    for waiting in ranks:
+        ends_in_a_sentence(waiting, f"rank {rank} could not start: {sentence}" if more else sentence)
 
 
 @pytest.mark.long
@@ -210,16 +193,6 @@ def test_another_model_on_one_rank_names_rank_and_parameter(run_here, start_rank
     by_rank = {1: ["--config_name", folder]}
     for rank in start_ranks(TASK2B, 2, LONG, by_rank):
         ends_in_a_sentence(rank, "rank 1 has bert.encoder.layer.0.intermediate.dense.weight (48, 64)")
-
-
-@pytest.mark.long
-def test_every_rank_names_a_rank_that_was_started_twice(start, start_ranks):
-    port = free_port()
-    first = start_ranks(TASK2B, 3, LONG, {2: None}, port=port)
-    first[0].wait_for("waiting for rank 2 at")
-    twin = start("twin", [script(TASK2B), *LONG, "--master_port", port, "--world_size", 3, "--local_rank", 1])
-    for rank in (*first, twin):
-        ends_in_a_sentence(rank, "rank 1 was started twice")
 
 
 def test_a_taken_port_is_named(run_here):

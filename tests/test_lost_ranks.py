@@ -129,16 +129,15 @@ def test_the_advice_after_a_killed_rank_resumes_the_run(start_ranks):
     assert "iteration 1:" not in again[0].text
 
 
-def test_local_workers_stop_with_their_starter(start):
-    for number, expected in ((signal.SIGINT, 75), (signal.SIGKILL, -signal.SIGKILL)):
-        program = start(f"starter{number}", [script(TASK2B), *LONG, "--world_size", 2])
-        program.wait_for("iteration 5:")
-        workers = children_of(program.process.pid)
-        assert len(workers) >= 2
-        program.process.send_signal(number)
-        assert program.wait() == expected, program.text
-        wait_until(lambda workers=workers: not any(is_alive(worker) for worker in workers))
-        assert "Traceback" not in program.text, program.text
+def test_local_workers_end_when_their_starter_is_killed(start):
+    program = start("starter", [script(TASK2B), *LONG, "--world_size", 2])
+    program.wait_for("iteration 5:")
+    workers = children_of(program.process.pid)
+    assert len(workers) >= 2
+    program.process.kill()
+    assert program.wait() == -signal.SIGKILL, program.text
+    wait_until(lambda: not any(is_alive(worker) for worker in workers))
+    assert "Traceback" not in program.text, program.text
 
 
 def test_a_killed_local_worker_is_named_and_the_starter_fails(start):

@@ -1,4 +1,4 @@
-"""Records are read by one typed loader: damage is told by file, field and what was expected, to every command."""
+"""One typed loader reads records: every command names damage by file, field and what was expected."""
 
 import pytest
 from report_records import edit, write_run

@@ -1,10 +1,11 @@
-"""What the report makes of few records, damaged records, missing packages and a wrong name: a page or one sentence."""
+"""Reports of short or damaged records, without a package or with a wrong name: a page or one error."""
 
 import importlib
 import json
 import os
 
 import pytest
+from recorded import rows_of
 from report_records import report, write_rows, write_run
 
 from cos598d.errors import UsageError, UserError
@@ -32,7 +33,7 @@ def test_a_run_of_few_iterations_or_none_makes_a_page(seconds, run, tmp_path):
 def test_a_gpu_s_gauges_are_next_to_the_host_s(tmp_path):
     folder = write_run(tmp_path / "run", host=True)
     path = folder / "host.rank0.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = rows_of(path)
     write_rows(path, [row | {"gpu_memory_bytes": 5e9, "gpu_utilization_percent": 80} for row in rows])
     other = write_run(tmp_path / "other", host=True)
     (section,) = (s for s in build_page(*load_records([folder, other])).sections if s.title.startswith("Where"))
@@ -70,7 +71,7 @@ def other_row(path):
 
 
 def wrong_span(path):
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = rows_of(path)
     write_rows(path, [row | {"spans_seconds": [["lunch", 0, 1]]} for row in rows])
 
 

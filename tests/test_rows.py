@@ -1,4 +1,4 @@
-"""Both strategies whose embeddings have sparse gradients, with rows of them: the same training, left, lost and held."""
+"""The two strategies that send rows of embeddings: the same training, resumed states, memory, and lost ranks."""
 
 import math
 import os
