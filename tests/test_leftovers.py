@@ -41,12 +41,13 @@ def start(words, folder):
         return subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, env=environ), mark
 
 
-def marked(mark):
-    """The processes that have the mark, without those that have ended and wait to be collected."""
+def marked(mark, word=""):
+    """The processes that have the mark, and `word` in their command line, without those that wait to be collected."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            is_ours = process.environ().get(MARK) == mark and word in " ".join(process.cmdline())
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             pass
@@ -115,7 +116,7 @@ def test_the_server_ends_with_its_starter_although_its_pipe_is_held(tmp_path):
     environ = os.environ | {MARK: mark, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environ, check=False, stdout=subprocess.DEVNULL)
     assert done.returncode == -signal.SIGKILL
-    wait_until(lambda: not [each for each in marked(mark) if "forkserver" in " ".join(each.cmdline())])
+    wait_until(lambda: not marked(mark, "forkserver"))
     left = marked(mark)
     assert left  # the one that holds the pipe
     for process in left:

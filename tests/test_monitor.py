@@ -28,6 +28,7 @@ from cos598d.world.network import interface_of, network_identity
 
 ITERATIONS = 4  # two in each epoch
 CPU = torch.device("cpu")
+STOPPED = "sampling of CPU, memory and network stopped, and training continues:"
 
 
 @contextlib.contextmanager
@@ -188,16 +189,14 @@ def test_an_interface_that_vanishes_ends_the_sampling_and_not_the_run(tmp_path, 
         end_iteration(record, 2)
         end_iteration(record, 3)
         record.pause_training()
-        sums, interface = RankSums(record.share()["sums"]), ["eth7", [0, 2]]
+        sums = RankSums(record.share()["sums"])
         record.publish()
-    assert kernel.lines == [
-        "sampling of CPU, memory and network stopped, and training continues: the interface eth7 is gone."
-    ]
+    assert kernel.lines == [f"{STOPPED} the interface eth7 is gone."]
     assert [row["counted_bytes_sent"] for row in rows_of(tmp_path / "iterations.rank0.jsonl")] == [100, None, None]
     assert rows_of(tmp_path / "wire.rank0.jsonl")[-1]["bytes_sent"] == 100
     assert epoch_traffic([sums], 1)["counted_bytes_sent"] == [None]
-    wire = wire_figures([sums], [interface])
-    assert wire["bytes_sent_per_iteration"] == [100], "the mean of those that were counted"
+    figures = wire_figures([sums], [["eth7", [0, 2]]])
+    assert figures["bytes_sent_per_iteration"] == [100], "the mean of those that were counted"
 
 
 def test_counters_that_go_back_are_no_count(tmp_path, kernel):
@@ -205,9 +204,7 @@ def test_counters_that_go_back_are_no_count(tmp_path, kernel):
         record.begin_training()
         kernel.counters = Counters()
         end_iteration(record, 1)
-    assert kernel.lines == [
-        "sampling of CPU, memory and network stopped, and training continues: the counters of eth7 went back."
-    ]
+    assert kernel.lines == [f"{STOPPED} the counters of eth7 went back."]
 
 
 @pytest.mark.parametrize("ends", ["well", "with an error", "with a failed sample"])
@@ -226,21 +223,22 @@ def test_the_thread_ends_with_the_record(tmp_path, kernel, ends):
 
     with pytest.raises(KeyboardInterrupt):
         use(record_with_monitor(tmp_path, kernel, interval=0.01))
-    expected = (
-        ["sampling of CPU, memory and network stopped, and training continues: RuntimeError."]
-        if ends == "with a failed sample"
-        else []
-    )
-    assert kernel.lines == expected
+    assert kernel.lines == ([f"{STOPPED} RuntimeError."] if ends == "with a failed sample" else [])
     assert not [thread for thread in threading.enumerate() if thread.name == "monitor"]
     left = {path.name for path in tmp_path.iterdir()}
     assert left == ({"live"} if ends == "with a failed sample" else set()), "an iteration is something to look at"
 
 
+def opened(kernel, interval, interface=None, wire_rows=None, host_rows=None):
+    """A monitor without a record."""
+    monitor = Monitor(interval, interface, CPU, kernel.lines.append)
+    monitor.open((wire_rows or io.StringIO()).write, (host_rows or io.StringIO()).write, lambda: 1)
+    return monitor
+
+
 def test_the_thread_samples_only_the_host_while_training_pauses(kernel):
     files = [io.StringIO(), io.StringIO()]
-    monitor = Monitor(0.01, Interface("eth7", (0,)), CPU, kernel.lines.append)
-    monitor.open(*(file.write for file in files), lambda: 5)
+    monitor = opened(kernel, 0.01, Interface("eth7", (0,)), *files)
     monitor.begin()
     monitor.pause()
     lengths = [len(file.getvalue()) for file in files]
@@ -252,8 +250,7 @@ def test_the_thread_samples_only_the_host_while_training_pauses(kernel):
 
 def test_bytes_that_arrive_while_training_begins_are_in_rows_and_sums(kernel):
     rows = io.StringIO()
-    monitor = Monitor(1000.0, Interface("eth7", (0,)), CPU, kernel.lines.append)
-    monitor.open(rows.write, io.StringIO().write, lambda: 0)
+    monitor = opened(kernel, 1000.0, Interface("eth7", (0,)), rows)
     read, counter = monitor._counter._now, monitor._counter
 
     def moves():
@@ -287,8 +284,7 @@ def test_a_long_run_samples_less_often(passed, expected, kernel, monkeypatch):
 def test_a_gauge_that_hangs_does_not_hold_up_the_end(kernel, monkeypatch):
     monkeypatch.setattr("cos598d.measure.monitor.JOIN_SECONDS", 0.1)
     hangs, free = threading.Event(), threading.Event()
-    monitor = Monitor(0.01, None, CPU, kernel.lines.append)
-    monitor.open(io.StringIO().write, io.StringIO().write, lambda: 1)
+    monitor = opened(kernel, 0.01)
     monitor.begin()
     monkeypatch.setattr(monitor._gauges, "read", lambda: hangs.set() or free.wait(PATIENCE) or {})
     assert hangs.wait(PATIENCE)

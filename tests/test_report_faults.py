@@ -129,29 +129,26 @@ def test_a_damaged_record_is_named_in_one_sentence(name, damage, tmp_path):
             load_run(folder, unfinished=True)
 
 
-@pytest.mark.parametrize("package", ["pandas", "jinja2", "matplotlib", "weasyprint"])
-def test_a_missing_package_is_one_sentence_that_says_what_to_install(package, run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("package", "error", "words"),
+    [
+        *(
+            (name, ImportError(name), rf"needs {name}, .*pip install -e '\.\[report\]'` in the project's folder\.$")
+            for name in ("pandas", "jinja2", "matplotlib", "weasyprint")
+        ),
+        ("weasyprint", OSError("cannot load library 'libpango-1.0-0'"), "apt-get install libpango"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_to_install(package, error, words, run, tmp_path, monkeypatch):
     really = importlib.import_module
 
     def without(name, *more):
         if name == package:
-            raise ImportError(name)
+            raise error
         return really(name, *more)
 
     monkeypatch.setattr(importlib, "import_module", without)
-    with pytest.raises(
-        UserError, match=rf"needs {package}, .*pip install -e '\.\[report\]'` in the project's folder\.$"
-    ):
-        report(tmp_path / "report.pdf", run)
-
-
-def test_a_missing_pango_is_one_sentence(run, tmp_path, monkeypatch):
-    def without(name, *_):
-        if name == "weasyprint":
-            raise OSError("cannot load library 'libpango-1.0-0'")
-
-    monkeypatch.setattr(importlib, "import_module", without)
-    with pytest.raises(UserError, match="apt-get install libpango"):
+    with pytest.raises(UserError, match=words):
         report(tmp_path / "report.pdf", run)
 
 

@@ -67,7 +67,7 @@ def test_a_starter_saves_resumes_and_ends_when_nothing_is_left_to_train(start, t
 
 
 @pytest.mark.long
-def test_a_second_ctrl_c_leaves_at_once(start, tmp_path):
+def test_a_second_ctrl_c_ends_a_stuck_run_at_once(start, tmp_path):
     """Rank 1 is stopped, so that no step ends: the first request cannot be met."""
     program = start("starter", [script(TASK2B), *LONG, "--world_size", 2, "--output_dir", "out"])
     program.wait_for("iteration 5:")
@@ -168,7 +168,7 @@ def starter(start, tmp_path, request):
         (signal.SIGHUP, "SIGTERM"),
     ],
 )
-def test_a_request_is_passed_on_and_the_workers_have_time_to_save(starter, number, passed_on):
+def test_a_starter_passes_a_request_on_and_waits_until_the_workers_have_saved(starter, number, passed_on):
     program = starter(0.5, 75)
     program.process.send_signal(number)
     for rank in range(2):
@@ -179,17 +179,12 @@ def test_a_request_is_passed_on_and_the_workers_have_time_to_save(starter, numbe
     assert "stopped by" not in program.text
 
 
-def test_workers_that_end_by_it_any_other_way_were_ended_by_the_signal(starter):
-    """Whoever of them is told of the other's end has exit code 1."""
-    program = starter(0, 1)
+@pytest.mark.parametrize(("code", "expected"), [(1, 128 + signal.SIGTERM), (0, 0)])
+def test_workers_that_are_done_end_well_and_others_by_the_signal(starter, code, expected):
+    """A worker that learns of another's end has exit code 1."""
+    program = starter(0, code)
     program.process.send_signal(signal.SIGTERM)
-    assert program.wait() == 128 + signal.SIGTERM, program.text
-
-
-def test_workers_that_were_done_anyway_are_done(starter):
-    program = starter(0, 0)
-    program.process.send_signal(signal.SIGTERM)
-    assert program.wait() == 0, program.text
+    assert program.wait() == expected, program.text
 
 
 def test_the_second_ctrl_c_ends_the_workers_at_once(starter):
@@ -203,7 +198,7 @@ def test_the_second_ctrl_c_ends_the_workers_at_once(starter):
         assert f"rank {rank} leaves at once" in program.text
 
 
-def test_a_host_that_gives_no_more_processes_is_told_in_a_sentence(monkeypatch):
+def test_a_host_without_room_for_more_processes_is_an_error(monkeypatch):
     def refused(*_, **__):
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
