@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import torch
+from recorded import rows_of
 from safetensors.torch import load_file
 
 from cos598d import evaluate
@@ -144,11 +145,6 @@ def disagreements(live_folder, rank, share):
     mean = sum(row["bytes_sent"] for row in rows) / len(rows)
     summed = totals.mean("bytes_sent")
     return found if mean == summed else [*found, ["mean", mean, summed]]
-
-
-def rows_of(file):
-    """The rows of a file of a record."""
-    return list(map(json.loads, file.read_text().splitlines()))
 
 
 def calls_of(folder, rank):

@@ -58,6 +58,12 @@ def iterate(record, first, last, epoch=EPOCH):
             record.evaluation({"iteration": iteration, "epoch": number, "validation_loss": 1 / iteration})
 
 
+def add_iteration(record, iteration, epoch=1, seconds=0.1, counts=None):
+    """One iteration of 8 examples without calls."""
+    facts = {"iteration": iteration, "epoch": epoch, "loss": 0.5, "examples": 8}
+    record.iteration(facts, seconds, dict.fromkeys(PHASES, 0.0), counts)
+
+
 def finish(records, setting=SETTING, others=None):
     """What the end of a run does, for all its ranks."""
     shares = [json.loads(json.dumps(record.share())) for record in records]

@@ -1,14 +1,18 @@
 """A strategy that only has a state, and checkpoints of it, for tests."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import torch
 
 from cos598d.checkpoints import Checkpoints, RankState
+from cos598d.comm.communicator import Communicator
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.state import BUFFERS, STEP, WEIGHTS, ShardSlice
 from cos598d.terminal.files import write_json
 
+COMM = Communicator(None, "gloo", torch.device("cpu"))  # of a run of one rank
 SYNC = {"sync": "fake", "bucket_mb": 25}
 SHAPES = {"embedding.weight": (7, 3), "layer.bias": (5,), "layer.scale": (), "head.weight": (4, 2, 2), "empty": (0, 3)}
 TRAINED = ("embedding.weight", "layer.bias", "layer.scale", "head.weight")
@@ -113,3 +117,16 @@ def save_all(folder, comm, *iterations, keep=2, best=(), resumed=None):
     """Save at several iterations, each whole before the next."""
     with open_checkpoints(folder, comm, keep, resumed) as checkpoints:
         return [sentence for each in iterations for sentence in save(checkpoints, comm, each, each in best)]
+
+
+def vouch(place, name):
+    """Put the size and digest of a checkpoint's file into its manifest, as a forger does."""
+    content, path = (place / name).read_bytes(), place / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    path.write_text(json.dumps(manifest))
+
+
+def found_in(folder):
+    """The names in a folder, in order."""
+    return sorted(path.name for path in Path(folder).iterdir())

@@ -1,7 +1,6 @@
 """Trainings that are left and taken up again, for the tests of strategies' states."""
 
 import contextlib
-import hashlib
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import nn
 
 from cos598d.comm.ledger import Ledger
 from cos598d.strategies import class_of, get_strategy
+from cos598d.strategies.replicas import digest
 from cos598d.strategies.state import FullTensor
 from cos598d.tools.check.toy import local_batch, plain_model, toy_model
 
@@ -175,7 +175,3 @@ def wholes(folder):
         assert ends[-1] == torch.Size(shape).numel(), (kind, name)
         found.append(FullTensor(kind, name, torch.cat([values for _, values in pieces]).view(shape)))
     return found
-
-
-def digest(tensor):
-    return hashlib.sha256(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data).hexdigest()[:16]

@@ -96,7 +96,7 @@ def test_a_variable_audits_every_world_that_a_script_opens(tmp_path):
 
 
 @pytest.mark.long
-def test_of_several_worlds_of_a_launcher_the_last_is_judged_and_that_is_said(tmp_path):
+def test_only_the_last_of_a_launcher_s_worlds_is_judged(tmp_path):
     (tmp_path / "train.py").write_text(SPAWN.format(free_port(), free_port()))
     words = ["-m", "cos598d", "audit", "--strict", "--launch", "--", sys.executable, "train.py"]
     code, text = run(words, tmp_path)
@@ -105,7 +105,7 @@ def test_of_several_worlds_of_a_launcher_the_last_is_judged_and_that_is_said(tmp
 
 
 @pytest.mark.long
-def test_a_project_holds_its_step_to_the_audit(tmp_path):
+def test_a_project_audits_its_step_in_its_own_tests(tmp_path):
     body = INDENTED
     for line in ('    dist.init_process_group("gloo")\n', "    dist.destroy_process_group()\n"):
         body = body.replace(line, "")
@@ -119,7 +119,7 @@ def test_a_project_holds_its_step_to_the_audit(tmp_path):
     assert "the gradients are summed, not averaged" in text
 
 
-def test_what_an_installer_has_put_there_is_a_library(tmp_path, monkeypatch):
+def test_an_installed_package_is_a_library(tmp_path, monkeypatch):
     from cos598d.tools.audit.watch.places import _known, is_library
 
     record = tmp_path / "tools-1.0.dist-info" / "RECORD"

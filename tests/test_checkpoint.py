@@ -1,4 +1,4 @@
-"""Weights of every kind are read, refused with a sentence, and saved so that plain BERT classes load them."""
+"""A model's weights: what is loaded and what is refused, and saved models load in the library's classes."""
 
 import json
 import pickle
@@ -21,6 +21,12 @@ HEAD = "sequence_classification"
 @pytest.fixture(scope="module")
 def tiny() -> torch.nn.Module:
     return build_model(find_model("tiny"), HEAD, 2, None, seed=1)
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    source = find_model("tiny")
+    return load_encoder("bert", source.vocabulary, source.lower_case)
 
 
 def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -65,7 +71,7 @@ def test_safetensors_and_both_forms_of_torch_save_load_alike(tiny, tmp_path):
     assert_equal(build(folder_of(tmp_path / "legacy", weights, safetensors=False, zipped=False)), weights)
 
 
-def test_old_names_bare_encoders_and_foreign_heads_are_understood(tiny, tmp_path):
+def test_old_names_bare_encoders_and_other_heads_load(tiny, tmp_path):
     weights = state(tiny)
     foreign = {
         "cls.predictions.bias": torch.ones(3),
@@ -106,34 +112,26 @@ def refused(folder: Path, *words: str, **options) -> None:
         assert word in sentence, sentence
 
 
-def test_a_tensor_of_another_shape_is_named_with_both_shapes(tiny, tmp_path):
-    weights = state(tiny)
-    folder = folder_of(tmp_path / "labels", weights)
-    refused(folder, "classifier.weight", "(2, 64)", "(3, 64)", "model.safetensors", num_labels=3)
-    weights["bert.encoder.layer.0.output.dense.weight"] = torch.ones(64, 64)
-    folder = folder_of(tmp_path / "wide", weights)
-    refused(folder, "bert.encoder.layer.0.output.dense.weight", "(64, 64)", "(64, 128)")
+DENSE = "bert.encoder.layer.0.output.dense"
+KEY = "bert.encoder.layer.1.attention.self.key.bias"
+OTHER_WEIGHTS = [  # what is changed; None: what is left out
+    ({}, ["classifier.weight", "(2, 64)", "(3, 64)", "model.safetensors"]),
+    ({f"{DENSE}.weight": torch.ones(64, 64)}, [f"{DENSE}.weight", "(64, 64)", "(64, 128)"]),
+    ({f"{DENSE}.bias": torch.full((64,), float("nan"))}, [f"{DENSE}.bias", "not finite"]),
+    ({f"{DENSE}.bias": torch.full((64,), float("inf"))}, [f"{DENSE}.bias", "not finite"]),
+    ({f"{DENSE}.bias": torch.ones(64, dtype=torch.int8)}, [f"{DENSE}.bias", "is of int8", "quantized"]),
+    ({KEY: None}, [f"has no {KEY}"]),
+    ({"classifier.bias": None}, ["has no classifier.bias"]),  # half a head is no new head
+]
 
 
-def test_weights_that_are_quantized_or_not_finite_are_named(tiny, tmp_path):
-    name = "bert.encoder.layer.0.output.dense.bias"
-    for place, bad in enumerate((float("nan"), float("inf"))):
-        weights = state(tiny)
-        weights[name] = torch.full((64,), bad)
-        refused(folder_of(tmp_path / str(place), weights), name, "not finite")
-    weights[name] = torch.ones(64, dtype=torch.int8)
-    refused(folder_of(tmp_path / "int8", weights), name, "is of int8", "quantized")
+@pytest.mark.parametrize(("changes", "words"), OTHER_WEIGHTS)
+def test_a_tensor_that_does_not_fit_is_named(changes, words, tiny, tmp_path):
+    weights = {name: tensor for name, tensor in (state(tiny) | changes).items() if tensor is not None}
+    refused(folder_of(tmp_path / "model", weights), *words, num_labels=2 if changes else 3)
 
 
-def test_a_missing_tensor_is_named(tiny, tmp_path):
-    weights = state(tiny)
-    del weights["bert.encoder.layer.1.attention.self.key.bias"]
-    refused(folder_of(tmp_path / "key", weights), "has no bert.encoder.layer.1.attention.self.key.bias")
-    # Half a head is no new head.
-    weights = state(tiny)
-    del weights["classifier.bias"]
-    refused(folder_of(tmp_path / "head", weights), "has no classifier.bias")
-    # Classification reads the pooler; question answering does not, so a file may lack it there.
+def test_only_question_answering_loads_without_a_pooler(tiny, tmp_path):
     weights = {name: tensor for name, tensor in state(tiny).items() if "pooler" not in name}
     folder = folder_of(tmp_path / "pooler", weights)
     refused(folder, "has no bert.pooler.dense.weight and 1 more")
@@ -237,18 +235,15 @@ def test_a_saved_model_loads_bit_for_bit_in_the_librarys_class_and_in_ours(model
         find_model(str(saved), "distilbert" if model_type == "bert" else "bert", tokenizer_name="tiny")
 
 
-def test_the_librarys_tokenizer_loads_from_a_saved_folder(tiny, tmp_path):
-    source = find_model("tiny")
-    encoder = load_encoder("bert", source.vocabulary, source.lower_case)
+def test_the_librarys_tokenizer_loads_from_a_saved_folder(tiny, encoder, tmp_path):
     save_model(tmp_path, tiny, encoder)
     tokenizer = pytorch_transformers.BertTokenizer.from_pretrained(str(tmp_path))
     text = "The Old dog sleeps, doesn't it?"
     assert tokenizer.convert_tokens_to_ids(tokenizer.tokenize(text)) == encoder.encode_many([text])[0]
 
 
-def test_parameters_that_are_views_of_one_buffer_are_saved_alone(tmp_path):
-    source = find_model("tiny")
-    model = build_model(source, HEAD, 2, None, seed=1)
+def test_parameters_that_are_views_of_one_buffer_are_saved_without_it(encoder, tmp_path):
+    model = build_model(find_model("tiny"), HEAD, 2, None, seed=1)
     wanted = state(model)
     flat = torch.zeros(sum(p.numel() for p in model.parameters()) * 4)
     at = 0
@@ -256,23 +251,19 @@ def test_parameters_that_are_views_of_one_buffer_are_saved_alone(tmp_path):
         view = flat[at : at + parameter.numel()].view_as(parameter)
         parameter.data = view.copy_(parameter.data)
         at += parameter.numel()
-    save_model(tmp_path, model, load_encoder("bert", source.vocabulary, source.lower_case))
+    save_model(tmp_path, model, encoder)
     assert (tmp_path / "pytorch_model.bin").stat().st_size < 1.2 * 4 * at
     assert_equal(build(tmp_path), wanted)
 
 
-def test_saving_into_an_older_models_folder_leaves_no_older_weights(tiny, tmp_path):
-    other = build_model(find_model("tiny"), HEAD, 2, None, seed=9)
-    folder = folder_of(tmp_path / "older", state(other))
-    source = find_model(str(folder))
-    save_model(folder, tiny, load_encoder("bert", source.vocabulary, source.lower_case))
+def test_saving_into_an_older_models_folder_leaves_no_older_weights(tiny, encoder, tmp_path):
+    folder = folder_of(tmp_path / "older", state(build_model(find_model("tiny"), HEAD, 2, None, seed=9)))
+    save_model(folder, tiny, encoder)
     assert_equal(build(folder), state(tiny))
     assert not [file.name for file in folder.iterdir() if file.name.startswith(".")]
 
 
-def test_a_disk_that_refuses_is_a_sentence_and_the_old_model_stays(tiny, tmp_path, monkeypatch):
-    source = find_model("tiny")
-    encoder = load_encoder("bert", source.vocabulary, source.lower_case)
+def test_a_full_disk_is_an_error_and_the_old_model_stays(tiny, encoder, tmp_path, monkeypatch):
     save_model(tmp_path / "model", tiny, encoder)
 
     def full(weights, handle):
@@ -280,7 +271,7 @@ def test_a_disk_that_refuses_is_a_sentence_and_the_old_model_stays(tiny, tmp_pat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    other = build_model(source, HEAD, 2, None, seed=9)
+    other = build_model(find_model("tiny"), HEAD, 2, None, seed=9)
     with pytest.raises(UserError, match="cannot be saved in .*No space left"):
         save_model(tmp_path / "model", other, encoder)
     assert_equal(build(tmp_path / "model"), state(tiny))

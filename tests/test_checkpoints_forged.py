@@ -1,6 +1,5 @@
-"""Values in a checkpoint whose manifest is right, and that no run has written: each is named by its file and field."""
+"""A forged value, whose digest the manifest vouches for, is named with its file and field."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -11,11 +10,10 @@ from lives import live
 from programs import TINY
 from safetensors import safe_open
 from safetensors.torch import save_file
-from saved_states import SYNC, open_checkpoints, own_of
+from saved_states import COMM, SYNC, open_checkpoints, own_of, vouch
 from worlds import run_ranks
 
 from cos598d.checkpoints import Forms, find
-from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError
 from cos598d.measure.record import RunRecord
 from cos598d.records.kinds import fault
@@ -23,7 +21,6 @@ from cos598d.records.saved import facts_after, training_after
 from cos598d.strategies import get_strategy
 from cos598d.sync.options import SyncOptions
 
-COMM = Communicator(None, "gloo", torch.device("cpu"))
 FORMS = Forms(training_after, facts_after)
 NEWEST = "step-00000004"
 TASK2B = "task2b/run_glue.py"
@@ -57,14 +54,7 @@ def forge(folder, name, place, value):
     else:
         inside[int(last) if isinstance(inside, list) else last] = value
     path.write_text(json.dumps(content))
-    vouch(folder, name)
-
-
-def vouch(folder, name):
-    content, manifest = (folder / NEWEST / name).read_bytes(), folder / NEWEST / "manifest.json"
-    facts = json.loads(manifest.read_text())
-    facts["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    manifest.write_text(json.dumps(facts))
+    vouch(folder / NEWEST, name)
 
 
 GONE = "no longer there"
@@ -124,23 +114,12 @@ OF_RANK_0 = [
 ]
 
 
-@pytest.mark.parametrize(("place", "value"), IN_TRAINING, ids=str)
-def test_a_forged_value_that_all_ranks_know_is_named_and_the_checkpoint_before_is_taken(place, value, folder):
-    assert_named(folder, "training.json", place, value)
+FORGED = [("training.json", *one) for one in IN_TRAINING] + [("rank0.json", *one) for one in OF_RANK_0]
+FORGED += [(f"rank{rank}.json", *one) for rank in range(2) for one in IN_RANK]
 
 
-@pytest.mark.parametrize(("place", "value"), IN_RANK, ids=str)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_forged_value_of_one_rank_is_named_and_the_checkpoint_before_is_taken(rank, place, value, folder):
-    assert_named(folder, f"rank{rank}.json", place, value)
-
-
-@pytest.mark.parametrize(("place", "value"), OF_RANK_0, ids=str)
-def test_a_forged_value_that_rank_0_has_of_all_is_named(place, value, folder):
-    assert_named(folder, "rank0.json", place, value)
-
-
-def assert_named(folder, name, place, value):
+@pytest.mark.parametrize(("name", "place", "value"), FORGED, ids=str)
+def test_a_forged_value_is_named_and_the_checkpoint_before_is_taken(name, place, value, folder):
     forge(folder, name, place, value)
     found = find("auto", folder, COMM, FORMS)
     assert found.iteration == 2
@@ -152,18 +131,18 @@ def assert_named(folder, name, place, value):
     assert "\n" not in remark
 
 
-def test_what_was_saved_is_whole_by_the_forms_of_today(saved):
+def test_a_saved_checkpoint_has_the_expected_forms(saved):
     for place in (saved, saved / "step-00000002", saved / NEWEST):
         assert find(str(place), None, COMM, FORMS).remarks == []
 
 
-def test_values_that_are_nested_without_end_are_damaged(folder):
+def test_deeply_nested_values_are_damaged(folder):
     forge(folder, "training.json", "training.facts.data", json.loads("[" * 500 + "]" * 500))
     assert "training.json is nested more than 32 deep" in find("auto", folder, COMM, FORMS).remarks[0]
 
 
-def test_no_name_in_a_checkpoint_leads_out_of_the_run_s_folder(saved, tmp_path):
-    """Files of ranks that are gone have the names that such files have, whatever a checkpoint calls them."""
+def test_no_name_in_a_checkpoint_leads_outside_the_run_s_folder(saved, tmp_path):
+    """Files of departed ranks have the usual names, whatever a checkpoint calls them."""
     shutil.copytree(saved.parent, tmp_path / "run")
     outside = tmp_path / "outside.jsonl"
     outside.write_text("precious\n")
@@ -179,7 +158,7 @@ def test_no_name_in_a_checkpoint_leads_out_of_the_run_s_folder(saved, tmp_path):
     assert not list(tmp_path.rglob("*rank5*"))
 
 
-def test_all_ranks_leave_by_exit_code_2_and_name_the_file_and_the_field(start_ranks, tmp_path):
+def test_all_ranks_end_with_exit_code_2_and_name_the_file_and_field(start_ranks, tmp_path):
     words = [*TINY, "--max_steps", "4", "--save_steps", "2", "--no_save_model", "--output_dir", "out"]
     for program in start_ranks(TASK2B, 2, words):
         assert program.wait() == 0, program.text
@@ -226,7 +205,7 @@ def refusals(comm):
     return said
 
 
-def test_what_a_sync_remembers_is_held_to_its_form():
+def test_a_sync_s_local_state_is_held_to_its_form():
     said, _ = run_ranks(2, refusals)
     assert len(said) == len(OF_SYNCS)
     for sentence, (_, place, _) in zip(said, OF_SYNCS):
@@ -273,7 +252,7 @@ def test_a_tensor_of_another_dtype_or_shape_is_named_by_its_file(name, key, chan
         tensors, metadata = {one: file.get_tensor(one) for one in file.keys()}, file.metadata()  # noqa: SIM118
     find(str(place), None, COMM).restore(trained()[0], COMM, SYNC)
     save_file(tensors | {key: change(tensors[key])}, place / name, metadata)
-    vouch(tmp_path / "checkpoints", name)
+    vouch(place, name)
     found = find(str(place), None, COMM)
     with pytest.raises(UserError) as error:
         found.restore(trained()[0], COMM, SYNC)

@@ -1,4 +1,4 @@
-"""Engines that are left and taken up again go on as if nothing had been, and their states are everybody's."""
+"""A resumed engine is the same to the last bit, and its state moves to and from other strategies."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ ENGINES = [
     Case("fabric", {}, "plain"),
     Case("fabric", {"fabric_strategy": "fsdp2"}, "layers"),
 ]
-# Of each way to hold a state one, which takes up the others'.
+# One of each way to hold a state, which loads the others'.
 HOLDERS = [case for case in ENGINES if (case.optimizer, case.model, case.precision) == ("adamw", "layers", "fp32")]
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 OURS = [Case("all_reduce", {}, "layers"), Case("zero1", BUCKETS, "layers"), Case("zero3", BUCKETS, "layers")]
@@ -39,7 +39,7 @@ def installed(cases):
 
 @pytest.mark.long(one_in=5)
 @pytest.mark.parametrize("sync", sorted({case.sync for case in ENGINES}))
-def test_an_engine_goes_on_to_the_last_bit(tmp_path, sync):
+def test_an_engine_resumes_to_the_last_bit(tmp_path, sync):
     # Horovod's thread adds up what has come together in time: with three ranks in another order each time.
     cases = installed([case for case in ENGINES if case.sync == sync])
     wrong = compare(tmp_path, cases, ranks=2 if sync == "horovod" else 3, seconds=200)
@@ -50,7 +50,7 @@ def test_an_engine_goes_on_to_the_last_bit(tmp_path, sync):
 
 @pytest.mark.long(one_in=5)
 @pytest.mark.parametrize("sync", sorted({case.sync for case in HOLDERS}))
-def test_states_move_from_and_to_an_engine_and_stay_themselves(tmp_path, sync):
+def test_states_move_from_and_to_an_engine_unchanged(tmp_path, sync):
     cases = installed([case for case in HOLDERS if case.sync == sync])
     for name in "abc":
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""A disk that is full at any write of a run: the record is whole or not there, and an older one stays till then."""
+"""A full disk at any write: the record is complete or not there, and an older one stays until then."""
 
 import errno
 import json
@@ -52,7 +52,7 @@ found.append({"left": [name for name in os.listdir("run") if name.startswith("."
 
 @pytest.mark.long
 @needs_small_disks
-def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_whole(tmp_path):
+def test_a_file_that_does_not_fit_is_named_and_one_record_is_complete(tmp_path):
     *small, without_model, with_all, end = on_small_disk(
         tmp_path / "disk",
         "64m",
@@ -91,7 +91,7 @@ def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_who
     assert end["left"] == []
 
 
-def test_a_bench_whose_record_does_not_fit_is_printed_all_the_same(tmp_path, monkeypatch, capsys):
+def test_a_bench_whose_record_does_not_fit_is_printed_instead(tmp_path, monkeypatch, capsys):
     record = json.loads((write_bench(tmp_path / "bench", syncs="flat") / "bench.json").read_text())
     record["setting"] |= {"attach": "once"}
     # As a full disk refuses it.
@@ -173,7 +173,7 @@ found.append([ranged for _, ranged in mirror.asked])
 
 
 @needs_small_disks
-def test_a_download_that_does_not_fit_leaves_no_half_data_and_goes_on_later(tmp_path):
+def test_a_download_that_does_not_fit_leaves_no_half_data_and_resumes_later(tmp_path):
     # The archive has some 80 KB, what is in it 290.
     *short, whole, asked = on_small_disk(tmp_path / "disk", "4m", DOWNLOAD, rooms=[0, 32, 200, 2000])
     for one in short:

@@ -1,16 +1,14 @@
-"""Goldens: losses, weights and traffic of short runs go to a file; two such files are compared to the last digit."""
+"""Goldens: a file of short runs' losses, weights and traffic; two such files are compared to the last digit."""
 
-import copy
 import json
 import math
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from programs import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT / "scripts" / "goldens.py"
 
 
@@ -28,11 +26,14 @@ def recorded(tmp_path_factory):
     return file
 
 
-def changed(recorded, path, change):
-    record = copy.deepcopy(json.loads(recorded.read_text()))
-    change(record)
-    path.write_text(json.dumps(record))
-    return path
+def differences(recorded, folder, change):
+    """What `compare` prints of a file and a changed copy of it."""
+    record = json.loads(recorded.read_text())
+    change(record["runs"])
+    (folder / "other.json").write_text(json.dumps(record))
+    done = goldens("compare", recorded, folder / "other.json")
+    assert done.returncode == 1
+    return done.stdout
 
 
 def test_a_run_has_its_losses_and_every_ranks_traffic(recorded):
@@ -51,25 +52,21 @@ def test_a_file_is_the_same_as_itself(recorded):
     assert (done.returncode, done.stdout) == (0, "the same to the last digit: 1 run of 6 iterations\n")
 
 
-def test_the_last_digit_of_a_loss_is_a_difference_and_is_named(recorded, tmp_path):
-    def nudge(record):
-        losses = record["runs"]["task2b on 2"]["losses"]
+def test_the_last_digit_of_a_loss_is_a_difference(recorded, tmp_path):
+    def nudge(runs):
+        losses = runs["task2b on 2"]["losses"]
         losses[3] = math.nextafter(losses[3], 1)
 
-    done = goldens("compare", recorded, changed(recorded, tmp_path / "other.json", nudge))
-    assert done.returncode == 1
-    assert done.stdout.startswith("runs / task2b on 2 / losses 4: 0.")
+    assert differences(recorded, tmp_path, nudge).startswith("runs / task2b on 2 / losses 4: 0.")
 
 
 def test_other_weights_are_a_difference_where_losses_are_the_same(recorded, tmp_path):
-    def swap(record):
-        run = record["runs"]["task2b on 2"]
+    def swap(runs):
+        run = runs["task2b on 2"]
         assert len(run["weights"]) == 64
         run["weights"] = run["weights"][::-1]
 
-    done = goldens("compare", recorded, changed(recorded, tmp_path / "weights.json", swap))
-    assert done.returncode == 1
-    assert done.stdout.startswith("runs / task2b on 2 / weights: ")
+    assert differences(recorded, tmp_path, swap).startswith("runs / task2b on 2 / weights: ")
 
 
 @pytest.mark.long
@@ -91,18 +88,13 @@ def test_the_weights_are_those_of_the_tree_that_was_run(recorded, tmp_path):
 
 
 def test_a_byte_of_traffic_and_a_missing_run_are_differences(recorded, tmp_path):
-    def one_more(record):
-        record["runs"]["task2b on 2"]["ledger"]["1"]["gradients, all_reduce"]["bytes_sent"] += 1
+    def one_more(runs):
+        runs["task2b on 2"]["ledger"]["1"]["gradients, all_reduce"]["bytes_sent"] += 1
 
-    done = goldens("compare", recorded, changed(recorded, tmp_path / "byte.json", one_more))
-    assert done.returncode == 1
-    assert "ledger / 1 / gradients, all_reduce / bytes_sent" in done.stdout
-    done = goldens(
-        "compare", recorded, changed(recorded, tmp_path / "less.json", lambda record: record["runs"].clear())
-    )
-    assert done.returncode == 1
-    assert "runs / task2b on 2: {" in done.stdout
-    assert ", nothing in " in done.stdout
+    assert "ledger / 1 / gradients, all_reduce / bytes_sent" in differences(recorded, tmp_path, one_more)
+    said = differences(recorded, tmp_path, dict.clear)
+    assert "runs / task2b on 2: {" in said
+    assert ", nothing in " in said
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What a run counts beside what its ledger predicts: the wire's rows, the host's, and TensorBoard's events."""
+"""What a run counts in addition to its ledger: the bytes on the wire, and the host's processor and memory."""
 
 import contextlib
 import io
@@ -13,22 +13,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 from programs import PATIENCE, TINY, TINY_TRAINING, script, wait_until
-from recorded import rows_of
+from recorded import add_iteration, rows_of
 
 from cos598d.commands.script import run_script
 from cos598d.config import RunConfig
 from cos598d.measure import wire
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
-from cos598d.measure.tensorboard import LOSSES, Board
 from cos598d.measure.wire import Counters, Interface, find_interface
-from cos598d.records.conventions import OWN_SOCKETS, PHASES
+from cos598d.records.conventions import OWN_SOCKETS
 from cos598d.records.figures import RankSums, epoch_traffic, wire_figures
 from cos598d.tools.report.load import load_run
 from cos598d.world.network import interface_of, network_identity
 
 ITERATIONS = 4  # two in each epoch
 CPU = torch.device("cpu")
+STOPPED = "sampling of CPU, memory and network stopped, and training continues:"
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def counted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_every_iteration_has_its_counted_bytes_beside_the_predicted(counted, rank):
+def test_every_iteration_has_its_counted_and_predicted_bytes(counted, rank):
     rows = rows_of(counted / f"iterations.rank{rank}.jsonl")
     assert len(rows) == ITERATIONS
     for way in ("sent", "received"):
@@ -103,7 +103,7 @@ def test_the_summary_s_wire_can_be_recomputed_from_the_rows(counted):
             assert found[f"{name}_per_iteration"][rank] == pytest.approx(mean)
 
 
-def test_without_an_interface_or_an_interval_there_is_no_file_and_old_ones_vanish(tmp_path, monkeypatch, capfd):
+def test_without_an_interface_or_an_interval_no_file_is_left(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "out"
 
@@ -151,8 +151,7 @@ def record_with_monitor(folder, kernel, interval=60.0):
 
 def end_iteration(record, iteration, epoch=1):
     record.ledger.iteration = iteration
-    facts = {"iteration": iteration, "epoch": epoch, "loss": 0.5, "examples": 8}
-    record.iteration(facts, 1.0, dict.fromkeys(PHASES, 0.1))
+    add_iteration(record, iteration, epoch)
 
 
 def travel(kernel, size):
@@ -181,7 +180,7 @@ def test_what_travels_between_the_epochs_is_not_counted(tmp_path, kernel):
     assert wire_figures([sums], [share["interface"]])["bytes_sent_per_iteration"] == [(100 + 207 + 300 + 407) / 4]
 
 
-def test_an_interface_that_vanishes_ends_the_sampling_once_and_not_the_run(tmp_path, kernel):
+def test_an_interface_that_vanishes_ends_the_sampling_and_not_the_run(tmp_path, kernel):
     with record_with_monitor(tmp_path, kernel, interval=0.01) as record:
         record.begin_training()
         travel(kernel, 100)
@@ -190,16 +189,14 @@ def test_an_interface_that_vanishes_ends_the_sampling_once_and_not_the_run(tmp_p
         end_iteration(record, 2)
         end_iteration(record, 3)
         record.pause_training()
-        sums, interface = RankSums(record.share()["sums"]), ["eth7", [0, 2]]
+        sums = RankSums(record.share()["sums"])
         record.publish()
-    assert kernel.lines == [
-        "sampling of CPU, memory and network stopped, and training continues: the interface eth7 is gone."
-    ]
+    assert kernel.lines == [f"{STOPPED} the interface eth7 is gone."]
     assert [row["counted_bytes_sent"] for row in rows_of(tmp_path / "iterations.rank0.jsonl")] == [100, None, None]
     assert rows_of(tmp_path / "wire.rank0.jsonl")[-1]["bytes_sent"] == 100
     assert epoch_traffic([sums], 1)["counted_bytes_sent"] == [None]
-    wire = wire_figures([sums], [interface])
-    assert wire["bytes_sent_per_iteration"] == [100], "the mean of those that were counted"
+    figures = wire_figures([sums], [["eth7", [0, 2]]])
+    assert figures["bytes_sent_per_iteration"] == [100], "the mean of those that were counted"
 
 
 def test_counters_that_go_back_are_no_count(tmp_path, kernel):
@@ -207,13 +204,11 @@ def test_counters_that_go_back_are_no_count(tmp_path, kernel):
         record.begin_training()
         kernel.counters = Counters()
         end_iteration(record, 1)
-    assert kernel.lines == [
-        "sampling of CPU, memory and network stopped, and training continues: the counters of eth7 went back."
-    ]
+    assert kernel.lines == [f"{STOPPED} the counters of eth7 went back."]
 
 
 @pytest.mark.parametrize("ends", ["well", "with an error", "with a failed sample"])
-def test_the_thread_is_gone_when_the_record_is_closed(tmp_path, kernel, ends):
+def test_the_thread_ends_with_the_record(tmp_path, kernel, ends):
     def use(record):
         with record:
             record.begin_training()
@@ -228,21 +223,22 @@ def test_the_thread_is_gone_when_the_record_is_closed(tmp_path, kernel, ends):
 
     with pytest.raises(KeyboardInterrupt):
         use(record_with_monitor(tmp_path, kernel, interval=0.01))
-    expected = (
-        ["sampling of CPU, memory and network stopped, and training continues: RuntimeError."]
-        if ends == "with a failed sample"
-        else []
-    )
-    assert kernel.lines == expected
+    assert kernel.lines == ([f"{STOPPED} RuntimeError."] if ends == "with a failed sample" else [])
     assert not [thread for thread in threading.enumerate() if thread.name == "monitor"]
     left = {path.name for path in tmp_path.iterdir()}
     assert left == ({"live"} if ends == "with a failed sample" else set()), "an iteration is something to look at"
 
 
-def test_the_thread_samples_the_host_alone_while_training_pauses(kernel):
+def opened(kernel, interval, interface=None, wire_rows=None, host_rows=None):
+    """A monitor without a record."""
+    monitor = Monitor(interval, interface, CPU, kernel.lines.append)
+    monitor.open((wire_rows or io.StringIO()).write, (host_rows or io.StringIO()).write, lambda: 1)
+    return monitor
+
+
+def test_the_thread_samples_only_the_host_while_training_pauses(kernel):
     files = [io.StringIO(), io.StringIO()]
-    monitor = Monitor(0.01, Interface("eth7", (0,)), CPU, kernel.lines.append)
-    monitor.open(*(file.write for file in files), lambda: 5)
+    monitor = opened(kernel, 0.01, Interface("eth7", (0,)), *files)
     monitor.begin()
     monitor.pause()
     lengths = [len(file.getvalue()) for file in files]
@@ -252,10 +248,9 @@ def test_the_thread_samples_the_host_alone_while_training_pauses(kernel):
     assert kernel.lines == []
 
 
-def test_what_arrives_while_training_begins_is_in_the_rows_as_in_the_sums(kernel):
+def test_bytes_that_arrive_while_training_begins_are_in_rows_and_sums(kernel):
     rows = io.StringIO()
-    monitor = Monitor(1000.0, Interface("eth7", (0,)), CPU, kernel.lines.append)
-    monitor.open(rows.write, io.StringIO().write, lambda: 0)
+    monitor = opened(kernel, 1000.0, Interface("eth7", (0,)), rows)
     read, counter = monitor._counter._now, monitor._counter
 
     def moves():
@@ -271,7 +266,7 @@ def test_what_arrives_while_training_begins_is_in_the_rows_as_in_the_sums(kernel
 
 
 @pytest.mark.parametrize(("passed", "expected"), [(100, 1.0), (20_000, 10.0)])
-def test_rows_in_time_become_rarer_in_a_long_run(passed, expected, kernel, monkeypatch):
+def test_a_long_run_samples_less_often(passed, expected, kernel, monkeypatch):
     now = [50.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monitor = Monitor(1.0, None, CPU, kernel.lines.append)
@@ -289,8 +284,7 @@ def test_rows_in_time_become_rarer_in_a_long_run(passed, expected, kernel, monke
 def test_a_gauge_that_hangs_does_not_hold_up_the_end(kernel, monkeypatch):
     monkeypatch.setattr("cos598d.measure.monitor.JOIN_SECONDS", 0.1)
     hangs, free = threading.Event(), threading.Event()
-    monitor = Monitor(0.01, None, CPU, kernel.lines.append)
-    monitor.open(io.StringIO().write, io.StringIO().write, lambda: 1)
+    monitor = opened(kernel, 0.01)
     monitor.begin()
     monkeypatch.setattr(monitor._gauges, "read", lambda: hangs.set() or free.wait(PATIENCE) or {})
     assert hangs.wait(PATIENCE)
@@ -367,71 +361,3 @@ def test_own_sockets_are_those_of_this_process_and_of_connections_that_have_ende
                     taken += len(other.recv(1 << 16))
                 total = counter.read()
             assert total[:2] == (50_000 * (1 + ended), 50_000 * (1 + ended))
-
-
-# --- TensorBoard
-
-
-def test_tensorboard_shows_what_the_record_has(tmp_path, monkeypatch, capfd):
-    reason = "the extra `tensorboard` is not installed"
-    pytest.importorskip("tensorboard", reason=reason)
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.chdir(tmp_path)
-    stale = tmp_path / "out" / "tensorboard" / "events.out.tfevents.1.old"
-    stale.parent.mkdir(parents=True)
-    stale.write_bytes(b"")
-    words = [*TINY, "--max_steps", "2", "--no_save_model", "--output_dir", "out", "--overwrite_output_dir"]
-    assert run_script("task1", "none", [*words, "--tensorboard"]) == 0, capfd.readouterr().err
-    assert not stale.exists()
-    events = EventAccumulator(str(tmp_path / "out" / "tensorboard"))
-    events.Reload()
-    summary, rows = load_run(tmp_path / "out"), rows_of(tmp_path / "out" / "iterations.rank0.jsonl")
-    for tag, name in (
-        ("loss", "loss"),
-        ("learning_rate", "learning_rate"),
-        ("seconds/iteration", "seconds"),
-        *((f"seconds/{phase}", f"seconds_{phase}") for phase in PHASES),
-        ("bytes/predicted_sent", "predicted_bytes_sent"),
-    ):
-        shown = events.Scalars(tag)
-        assert [event.step for event in shown] == [1, 2], tag
-        assert [event.value for event in shown] == pytest.approx([row[name] for row in rows]), tag
-    assert "bytes/counted_sent" not in events.Tags()["scalars"], "a single rank has no wire"
-    assert events.Scalars("epoch/acc")[0].value == pytest.approx(summary["epochs"][0]["acc"])
-    (validated,) = events.Scalars("evaluation/validation_loss")
-    assert (validated.step, validated.value) == (2, pytest.approx(summary["epochs"][0]["validation_loss"]))
-    training = summary["epochs"][0]["training"]
-    assert events.Scalars("epoch/seconds_training")[0].value == pytest.approx(training["wall_seconds"])
-    assert events.Scalars("epoch/tokens_per_second")[0].value == pytest.approx(training["tokens_per_second_wall"])
-    assert set(LOSSES) <= set(events.Tags()["scalars"]), "the chart of both losses has both"
-
-
-def test_tensorboard_goes_on_after_an_iteration_and_forgets_what_came_later(tmp_path):
-    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for first, last, loss in ((1, 5, 0.5), (4, 6, 0.25)):
-        board = Board()
-        board.run(tmp_path, {}, first - 1)
-        for iteration in range(first, last + 1):
-            board.step({"iteration": iteration, "loss": loss})
-            if iteration == 5:
-                board.evaluation({"epoch": 1, "iteration": 5, "last_iteration": 5, "loss": loss, "acc": loss})
-        board.end({"iteration": last, "why": None})
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    shown = [(event.step, event.value) for event in events.Scalars("loss")]
-    assert shown == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.25), (5, 0.25), (6, 0.25)]
-    for tag in ("epoch/loss", "epoch/acc", "evaluation/acc"):
-        assert [(event.step, event.value) for event in events.Scalars(tag)] == [(5, 0.25)], tag
-
-
-def test_without_the_package_tensorboard_is_refused_before_anything_is_done(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert run_script("task1", "none", [*TINY_TRAINING, "--output_dir", "out", "--tensorboard"]) == 2
-    said = capfd.readouterr().err.strip()
-    assert said.startswith("error: --tensorboard needs the package tensorboard (")
-    assert "\n" not in said
-    assert not (tmp_path / "out").exists()

@@ -1,10 +1,11 @@
-"""The page sets training against validation loss, and names where the second turns."""
+"""The page compares training and validation loss, and names the epoch where the second turns."""
 
 import json
 import re
 
 import pytest
-from report_records import edit, report, write_run
+from recorded import rows_of
+from report_records import edit, report, write_rows, write_run
 
 from cos598d.tools.report.load import load_run_as
 from cos598d.tools.report.overfitting import courses
@@ -16,20 +17,17 @@ def with_validation(folder, validation, losses=None, within=()):
     """A run of 12 iterations in as many epochs as there are validation losses; `within`: evaluations by iteration."""
     losses = losses or [1.0 - 0.05 * place for place in range(12)]
     folder = write_run(folder, ranks=1, sync="none", seconds=SECONDS, losses=losses)
-    path = folder / "summary.json"
-    summary = json.loads(path.read_text())
     each = 12 // len(validation)
-    summary["epochs"] = [
+    epochs = [
         {"epoch": place + 1, "iterations": each, "last_iteration": each * (place + 1), "loss": 0.5}
         | ({} if loss is None else {"validation_loss": loss})
         for place, loss in enumerate(validation)
     ]
-    summary["evaluations"] = [
+    evaluations = [
         {"iteration": iteration, "epoch": (iteration - 1) // each + 1, "validation_loss": loss}
         for iteration, loss in within
     ]
-    path.write_text(json.dumps(summary))
-    return folder
+    return edit(folder / "summary.json", lambda summary: summary.update(epochs=epochs, evaluations=evaluations))
 
 
 def cut_short(summary, is_old):
@@ -37,12 +35,8 @@ def cut_short(summary, is_old):
     for place, epoch in enumerate(summary["epochs"], start=1):
         epoch["training"] = {"examples": 64, "wall_seconds": 2.0}
         if place == len(summary["epochs"]):
-            epoch |= {
-                "iterations": 1,
-                "last_iteration": 9,
-                "loss": 0.1,
-                "training": {"examples": 1, "wall_seconds": 0.01},
-            }
+            epoch |= {"iterations": 1, "last_iteration": 9, "loss": 0.1}
+            epoch["training"] = {"examples": 1, "wall_seconds": 0.01}
             epoch |= {} if is_old else {"is_cut": True}
 
 
@@ -94,9 +88,9 @@ def test_an_evaluation_within_an_epoch_may_be_where_it_turns(tmp_path):
 def test_the_training_loss_is_the_mean_over_examples_and_not_over_iterations(tmp_path):
     folder = with_validation(tmp_path / "run", [0.7, 0.6])
     path = folder / "iterations.rank0.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = rows_of(path)
     sizes = [2 if row["iteration"] % 6 == 0 else 8 for row in rows]
-    path.write_text("".join(json.dumps(row | {"examples": size}) + "\n" for row, size in zip(rows, sizes)))
+    write_rows(path, [row | {"examples": size} for row, size in zip(rows, sizes)])
     (course,) = courses([load_run_as(folder, "run")])
     mean = sum(row["loss"] * size for row, size in zip(rows[:6], sizes)) / sum(sizes[:6])
     assert course.points[0].training == pytest.approx(mean)
@@ -133,18 +127,18 @@ def test_an_evaluation_by_steps_counts_where_early_stopping_cut_the_epoch(tmp_pa
 
 
 @pytest.mark.parametrize("validation", [[None, None], [0.7, None], [0.7]])
-def test_a_run_that_was_not_validated_twice_has_no_such_plot(validation, tmp_path):
+def test_a_run_with_fewer_than_two_validations_has_no_plot(validation, tmp_path):
     assert courses([load_run_as(with_validation(tmp_path / "run", validation), "run")]) == []
 
 
-def test_a_record_that_does_not_say_where_its_epochs_end_is_read_by_their_lengths(tmp_path):
+def test_epochs_without_a_last_iteration_end_by_their_lengths(tmp_path):
     folder = with_validation(tmp_path / "run", [0.7, 0.6, 0.8])
     edit(folder / "summary.json", lambda summary: [epoch.pop("last_iteration") for epoch in summary["epochs"]])
     (course,) = courses([load_run_as(folder, "run")])
     assert [point.iteration for point in course.points] == [4, 8, 12]
 
 
-def test_the_page_has_both_losses_in_one_plot_and_the_learning_rate_beside_the_loss(tmp_path):
+def test_the_page_has_both_losses_in_one_plot_and_the_learning_rate(tmp_path):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     folder = with_validation(tmp_path / "run", [0.7, 0.6, 0.8])
@@ -155,10 +149,10 @@ def test_the_page_has_both_losses_in_one_plot_and_the_learning_rate_beside_the_l
     assert "the validation loss turns after epoch 2" in section
     assert "learning rate against iteration" in text
     old = write_run(tmp_path / "old", ranks=1, sync="none")
-    rows = [json.loads(line) for line in (old / "iterations.rank0.jsonl").read_text().splitlines()]
+    rows = rows_of(old / "iterations.rank0.jsonl")
     for row in rows:
         del row["learning_rate"]
-    (old / "iterations.rank0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(old / "iterations.rank0.jsonl", rows)
     text = report(tmp_path / "old.html", old).read_text()
     assert "learning rate against iteration" not in text
     assert "Training and validation loss" not in text

@@ -1,8 +1,7 @@
-"""`cos598d picture`: of a run's record, and what it says of words and records that cannot be drawn."""
-
-import json
+"""`cos598d picture` draws a run's record, and refuses flags and records that it cannot draw."""
 
 import pytest
+from recorded import rows_of
 from report_records import write_rows, write_run
 
 from cos598d.records.conventions import PHASES
@@ -12,13 +11,13 @@ from cos598d.tools.learn.picture.record import events_of_run
 COMMAND = "cos598d/__main__.py"
 
 
-def test_a_record_is_drawn_with_every_rank_s_phases_and_calls(tmp_path, run_here):
+def test_a_picture_has_every_rank_s_phases_and_calls(tmp_path, run_here):
     run = write_run(tmp_path / "all", ranks=3)
     events, note = events_of_run(run)
     assert note.startswith("This is iteration 5.")
     for rank in range(3):
         mine = [event for event in events if event.rank == rank]
-        # What is left of `sync` beside its calls is waiting for them.
+        # The rest of `sync`, next to its calls, is waiting for them.
         assert [event.name for event in mine if event.kind == COMPUTE] == [each for each in PHASES if each != "sync"]
         assert [event.tensors for event in mine if event.kind == CALL] == [("bucket 0",), ("bucket 1",)]
     code, said = run_here(COMMAND, ["picture", run, "-o", "run.svg"])
@@ -34,21 +33,20 @@ def test_calls_without_times_are_counted_not_drawn(tmp_path):
     assert "On each rank a library made 2 calls whose times are not known." in note
 
 
-def test_a_record_of_one_rank_and_one_of_many(tmp_path):
+def test_a_picture_has_at_most_16_ranks(tmp_path):
     assert {event.rank for event in events_of_run(write_run(tmp_path / "alone", ranks=1, sync="none"))[0]} == {0}
     events, note = events_of_run(write_run(tmp_path / "many", ranks=20))
     assert {event.rank for event in events} == set(range(16))
     assert "4 more ranks not drawn." in note
 
 
-def test_a_record_without_times_or_of_two_runs_is_refused_in_a_sentence(tmp_path, run_here):
+def test_a_record_without_times_or_of_two_runs_is_refused(tmp_path, run_here):
     code, said = run_here(COMMAND, ["picture", write_run(tmp_path / "old", old=True)])
     assert (code, said.count("\n")) == (1, 1)
     assert "does not have the times at which phases began" in said
     mixed = write_run(tmp_path / "mixed")
     path = mixed / "iterations.rank1.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    write_rows(path, rows[:2])
+    write_rows(path, rows_of(path)[:2])
     code, said = run_here(COMMAND, ["picture", mixed])
     assert (code, said.count("\n")) == (1, 1)
     assert "iterations.rank1.jsonl has no iteration 5, which rank 0 has" in said
@@ -69,7 +67,7 @@ def test_a_record_without_times_or_of_two_runs_is_refused_in_a_sentence(tmp_path
         (["--sync", "none.py:Mine"], "none.py"),
     ],
 )
-def test_words_that_cannot_work_are_refused_in_a_sentence(words, sentence, run_here):
+def test_flags_that_cannot_work_are_refused(words, sentence, run_here):
     code, said = run_here(COMMAND, ["picture", *words])
     assert code == 2
     assert sentence in said

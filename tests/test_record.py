@@ -1,15 +1,22 @@
-"""A run's record while it grows: visible, flat in memory, not copied, whole or not there, and one run's alone."""
+"""A run's record as it grows: its figures, rows, disk errors, folder and wall time."""
 
 import errno
 import gc
 import json
 import os
 import statistics
+import time
 import tracemalloc
 
+import numpy as np
 import pytest
-from recorded import SETTING, begin, finish, iterate, rows_of, summary_of
+from recorded import SETTING, add_iteration, begin, finish, iterate, rows_of, summary_of
+from report_records import write_run
 
+from cos598d.data.images.encoder import Images
+from cos598d.data.samples import vocabulary
+from cos598d.data.text.features import build_features
+from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.record import RunRecord
@@ -24,6 +31,8 @@ from cos598d.records.figures import (
 )
 from cos598d.terminal import files
 from cos598d.terminal.files import remove_unfinished, whole_file, whole_folder, write_whole
+from cos598d.tools.report.load import load_run
+from cos598d.tools.report.table import comparison, speed_rows
 
 
 def test_the_summary_s_figures_are_those_of_the_rows(tmp_path):
@@ -56,7 +65,7 @@ def test_a_run_of_few_iterations_has_figures_too(count, tmp_path):
     assert sums.mean_seconds("seconds_data") == (None if count == 0 else pytest.approx(mean))
 
 
-def test_sums_that_a_forged_checkpoint_has_are_numbers_and_no_traceback():
+def test_forged_sums_are_numbers_and_no_traceback():
     sums = RankSums({"1": [{}, {"counted": 2}], "2": [{}, {}]})
     assert epoch_traffic([sums, RankSums()], 1)["predicted_bytes_sent"] == [0, 0]
     assert epoch_traffic([sums], 2) == {}
@@ -79,7 +88,7 @@ def test_an_iteration_leaves_nothing_in_memory(tmp_path):
     assert grown < 5000, "3 bytes of an iteration"
 
 
-def test_rows_can_be_read_while_the_run_goes_on_and_take_their_name_without_being_copied(tmp_path):
+def test_rows_can_be_read_during_the_run_and_are_renamed_not_copied(tmp_path):
     names = ("iterations.rank0.jsonl", "communication.rank0.jsonl")
     (record,) = begin(tmp_path)
     for last in range(1, 4):
@@ -93,7 +102,7 @@ def test_rows_can_be_read_while_the_run_goes_on_and_take_their_name_without_bein
 
 
 @pytest.mark.parametrize(("umask", "file_mode", "folder_mode"), [(0o077, 0o600, 0o700), (0o022, 0o644, 0o755)])
-def test_files_have_the_rights_that_the_user_s_umask_leaves(umask, file_mode, folder_mode, tmp_path):
+def test_files_have_the_rights_of_the_user_s_umask(umask, file_mode, folder_mode, tmp_path):
     before = os.umask(umask)
     try:
         write_whole(tmp_path / "file", "")
@@ -105,22 +114,22 @@ def test_files_have_the_rights_that_the_user_s_umask_leaves(umask, file_mode, fo
     assert modes == {"file": file_mode, "folder": folder_mode}
 
 
-def test_an_old_folder_stands_until_the_new_one_is_whole(tmp_path):
+def test_an_old_folder_stays_until_the_new_one_is_complete(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "old").write_text("")
-    with pytest.raises(FileNotFoundError), whole_folder(folder) as beside:
-        (beside / "a folder that is not there" / "new").write_text("")
+    with pytest.raises(FileNotFoundError), whole_folder(folder) as new:
+        (new / "a folder that is not there" / "new").write_text("")
     assert [path.name for path in folder.iterdir()] == ["old"]
-    with whole_folder(folder) as beside:
-        (beside / "new").write_text("")
+    with whole_folder(folder) as new:
+        (new / "new").write_text("")
         assert (folder / "old").exists()
     assert [path.name for path in folder.iterdir()] == ["new"]
     assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_an_error_of_the_disk_names_the_file_that_the_user_knows(tmp_path, monkeypatch):
+def test_an_error_of_the_disk_names_the_final_file(tmp_path, monkeypatch):
     monkeypatch.setattr("cos598d.terminal.files._create", lambda name: os.open("/dev/full", os.O_WRONLY))
     with pytest.raises(OSError, match="No space left") as error, whole_file(tmp_path / "summary.json") as handle:
         handle.write("x")
@@ -142,7 +151,7 @@ class Full:
         return self._write(descriptor, data[:taken])
 
 
-def test_rows_wait_while_the_disk_is_full_and_are_all_there_when_it_is_not(tmp_path, monkeypatch):
+def test_rows_wait_while_the_disk_is_full_and_none_is_lost(tmp_path, monkeypatch):
     disk = Full(monkeypatch, 1000)
     path = tmp_path / "live" / "iterations.rank0.jsonl"
     with RunRecord(tmp_path, 0) as record:
@@ -154,7 +163,7 @@ def test_rows_wait_while_the_disk_is_full_and_are_all_there_when_it_is_not(tmp_p
 
 
 @pytest.mark.parametrize("most", [10**9, 2000])
-def test_rows_that_do_not_fit_are_named_and_what_stood_there_stands(most, tmp_path, monkeypatch):
+def test_rows_that_do_not_fit_are_named_and_an_earlier_summary_stays(most, tmp_path, monkeypatch):
     """At the run's end, or as soon as too many wait."""
     (tmp_path / "summary.json").write_text("old")
     Full(monkeypatch, 10)
@@ -173,7 +182,7 @@ def test_rows_that_do_not_fit_are_named_and_what_stood_there_stands(most, tmp_pa
 
 
 @pytest.mark.parametrize("refused", ["fsync", "replace"])
-def test_an_earlier_record_goes_only_when_the_new_one_has_all_but_its_names(refused, tmp_path, monkeypatch):
+def test_an_earlier_record_is_removed_only_when_the_new_one_is_on_the_disk(refused, tmp_path, monkeypatch):
     """What a network's disk or a quota refuses is refused late: at fsync, or where a name is given."""
     (tmp_path / "summary.json").write_text("old")
 
@@ -195,7 +204,7 @@ def test_an_earlier_record_goes_only_when_the_new_one_has_all_but_its_names(refu
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_folder_is_one_run_s_until_it_ends(tmp_path):
+def test_a_folder_belongs_to_one_run_until_it_ends(tmp_path):
     folder = tmp_path / "run"
     with claim_folder(folder, overwrite=False):
         for overwrite in (False, True):
@@ -212,13 +221,13 @@ def test_a_folder_is_one_run_s_until_it_ends(tmp_path):
 
 
 def end_meanwhile(folder):
-    with whole_folder(folder) as beside:
+    with whole_folder(folder) as new:
         for name in ("manifest", "weights"):
-            (beside / name).write_text("whole")
+            (new / name).write_text("whole")
         remove_unfinished()
 
 
-def test_a_folder_that_is_being_removed_can_no_longer_take_its_name(tmp_path, monkeypatch):
+def test_a_folder_that_is_being_removed_is_not_renamed(tmp_path, monkeypatch):
     """The watchdog's thread ends the process while another is about to rename what it has written."""
     monkeypatch.setattr(files.shutil, "rmtree", lambda place, **_: (place / "manifest").unlink(missing_ok=True))
     with pytest.raises(FileNotFoundError):
@@ -226,7 +235,103 @@ def test_a_folder_that_is_being_removed_can_no_longer_take_its_name(tmp_path, mo
     assert not (tmp_path / "model").exists()
 
 
-def test_what_is_unfinished_is_gone_at_the_end(tmp_path):
+def test_unfinished_files_are_removed_at_the_end(tmp_path):
     with pytest.raises(FileNotFoundError):
         end_meanwhile(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+# Wall time next to the clock's: recording between two iterations is part of it, an evaluation is not.
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """The host's clock, moved by hand."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_recording_is_off_the_clock_and_on_the_wall(tmp_path, host):
+    """Two epochs of 4 iterations of 8 examples, each 0.05 s, and 0.002 s to record each; 5 s of evaluation."""
+    record = RunRecord(tmp_path, 0).__enter__()
+    for epoch in (1, 2):
+        for number in range(1, 5):
+            record.begin_training()
+            host[0] += 0.05
+            add_iteration(record, 4 * (epoch - 1) + number, epoch, 0.05)
+            host[0] += 0.002
+        record.pause_training()
+        host[0] += 5.0
+        record.epoch({"epoch": epoch, "iterations": 4, "loss": 0.5})
+    finish([record])
+    rows = rows_of(tmp_path / "iterations.rank0.jsonl")
+    assert [round(row["wall_seconds"], 6) for row in rows] == [0.05, 0.052, 0.052, 0.052] * 2
+    for row in rows_of(tmp_path / "epochs.jsonl"):
+        training = row["training"]
+        assert training["clock_seconds"] == pytest.approx(4 * 0.05)
+        assert training["wall_seconds"] == pytest.approx(4 * 0.052)
+        assert training["examples_per_second_wall"] == pytest.approx(8 / 0.052)
+    wall = summary_of(tmp_path)["wall"]
+    # Iterations 3 to 8: all but the first of an epoch have recorded the one before.
+    assert wall["examples_per_second_clock"] == pytest.approx(160)
+    assert wall["examples_per_second_wall"] == pytest.approx(6 * 8 / (6 * 0.05 + 5 * 0.002))
+    assert wall["share_off_the_clock"] == pytest.approx(5 * 0.002 / (6 * 0.05 + 5 * 0.002))
+
+
+def test_a_copy_after_an_evaluation_is_in_the_next_iteration_s_wall_time(tmp_path, run_here):
+    words = ["--model_name_or_path", "vit-tiny", "--task_name", "digits", "--do_train", "--max_train_examples", 32]
+    words += ["--total_train_batch_size", 32, "--num_train_epochs", 3, "--save_steps", 1, "--no_cuda"]
+    code, said = run_here("task1/run_glue.py", [*words, "--output_dir", tmp_path / "run"])
+    assert code in (0, None), said
+    rows = rows_of(tmp_path / "run" / "iterations.rank0.jsonl")
+    assert [row["seconds_checkpoint"] > 0 for row in rows] == [False, True, True]
+    assert all(row["wall_seconds"] >= row["seconds"] for row in rows)
+
+
+def test_an_epoch_counts_its_tokens_over_a_resume(tmp_path, host):
+    """Three iterations of 8 examples and 100 tokens, a second each; the second goes on from where the first was."""
+
+    def second(record, iteration):
+        record.begin_training()
+        host[0] += 1.0
+        add_iteration(record, iteration, 1, 1.0, {"tokens": 100})
+
+    with RunRecord(tmp_path, 0) as record:
+        second(record, 1)
+        position = record.position()
+    with RunRecord(tmp_path, 0, resume=[position]) as record:
+        for iteration in (2, 3):
+            second(record, iteration)
+        record.pause_training()
+        record.epoch({"epoch": 1, "iterations": 3, "loss": 0.5})
+        training = record.epochs[0]["training"]
+    assert (training["examples"], training["tokens"]) == (24, 300)
+    assert training["tokens_per_second_wall"] == pytest.approx(100)
+
+
+def test_both_speeds_are_next_to_each_other_and_an_older_record_has_none(tmp_path):
+    new, old = (load_run(write_run(tmp_path / name)) for name in ("new", "old"))
+    new["wall"] = {"examples_per_second_clock": 160.0, "examples_per_second_wall": 154.9, "share_off_the_clock": 0.032}
+    assert speed_rows([old]) == []
+    head, row = speed_rows([new, old])
+    assert dict(zip(head, row, strict=True)) == {
+        "run": "new", "examples/s": "160", "examples/s (wall clock)": "154.9", "share not timed": "3.2%",
+    }  # fmt: skip
+    new["operations"] = {"per_example": 2e9, "peak_per_second": 1e12, "share_of_peak": 0.32}
+    assert speed_rows([new, old])[0][-1] == "of the peak"
+    assert speed_rows([new, old])[1][-1] == "32%"
+    new["repeat_of"] = None
+    assert "examples/s (wall clock)" in comparison([new, old], each=True)
+    assert "examples/s (wall clock)" not in comparison([old])
+
+
+def test_texts_count_tokens_and_images_count_images():
+    encoder = load_encoder("bert", vocabulary(), True)
+    texts = build_features(
+        [("a", "", {"labels": 0}), ("a sentence", "another", {"labels": 1})], encoder, 16, {"labels": np.int64}
+    )
+    tokens = int(texts.collate([0, 1])["attention_mask"].sum())
+    assert texts.counts(np.array([0, 1])) == {"tokens": tokens}, "padding is none"
+    images = Images(np.zeros((3, 8, 8, 1), np.uint8), np.zeros(3, np.int64), None)
+    assert images.counts(np.array([0, 2])) == {"images": 2}

@@ -1,9 +1,7 @@
-"""Records are read by one typed loader: damage is told by file, field and what was expected, to every command."""
-
-import json
+"""One typed loader reads records: every command names damage by file, field and what was expected."""
 
 import pytest
-from report_records import write_run
+from report_records import edit, write_run
 from scale_records import write_bench
 
 from cos598d.commands.cli import main
@@ -23,12 +21,6 @@ def said(capsys, *words):
     return code, lines[0].removeprefix("error: ")
 
 
-def change(path, edit):
-    value = json.loads(path.read_text())
-    edit(value)
-    path.write_text(json.dumps(value))
-
-
 DAMAGES = [
     (lambda s: s.update(world_size=2.0), "its world_size is 2.0, where a number of ranks from 1 to 65536 is expected"),
     (lambda s: s.update(world_size=True), "its world_size is true"),
@@ -41,15 +33,20 @@ DAMAGES = [
     (lambda s: s["phases"].pop("seconds_clip"), "it has no phases.seconds_clip, where a number or null is expected"),
     (lambda s: s.update(bytes_sent_per_iteration=[1]), "its bytes_sent_per_iteration is [1], where a list of 2 is"),
     (lambda s: s["wire"].update(ranks_by_interface=[[2]]), "its wire.ranks_by_interface[0][0] is 2, where a rank of 2"),
+    (
+        lambda s: s["wire"].update(bytes_sent_per_iteration=[1]),
+        "its wire.bytes_sent_per_iteration is [1], where",
+    ),
     (lambda s: s["epochs"][0].update(counted_bytes_sent=["x", 1]), "its epochs[0].counted_bytes_sent[0]"),
+    (lambda s: s["epochs"][0].update(predicted_bytes_sent=[1, None]), "its epochs[0].predicted_bytes_sent"),
     (lambda s: s.update(sync=["\x1b"]), 'its sync is ["\\x1b"], where text is expected'),
 ]
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGES)
-def test_a_damaged_summary_is_told_alike_by_every_command_that_reads_it(damage, words, tmp_path, capsys):
+def test_every_command_names_a_damaged_summary_and_its_field(damage, words, tmp_path, capsys):
     folder = write_run(tmp_path / "run", wire_share=1.0)
-    change(folder / "summary.json", damage)
+    edit(folder / "summary.json", damage)
     for command in (["compare", folder], ["compare", "--markdown", folder], ["traffic", folder], ["report", folder]):
         more = ["-o", tmp_path / "page.md"] if command[0] == "report" else []
         code, line = said(capsys, *command, *more)
@@ -62,6 +59,8 @@ def test_a_damaged_summary_is_told_alike_by_every_command_that_reads_it(damage, 
 TEXTS = [
     ('{"losses": [1e999]}', "1e999 is too large for a number"),
     ('{"losses": [NaN]}', "NaN is not a JSON number"),
+    ('{"losses": [Infinity]}', "Infinity is not a JSON number"),
+    ("{", "is not JSON"),
     (DEEP, "nested too deep"),
     ("[" * 100 + "]" * 100, "nested more than 32 deep"),
     ("[]", "it is [], where an object is expected"),
@@ -73,7 +72,7 @@ TEXTS = [
 
 @pytest.mark.parametrize(("text", "words"), TEXTS)
 @pytest.mark.parametrize("name", ["summary.json", "environment.json", "config.json", "bench.json"])
-def test_what_is_no_whole_json_is_told_by_its_file(name, text, words, tmp_path, capsys):
+def test_a_file_that_is_not_json_is_named(name, text, words, tmp_path, capsys):
     if name == "bench.json":
         folder = write_bench(tmp_path / "bench", syncs="flat")
         command = ["scale", folder]
@@ -88,9 +87,9 @@ def test_what_is_no_whole_json_is_told_by_its_file(name, text, words, tmp_path, 
     assert len(line) < 500
 
 
-def test_text_of_a_record_is_printable_wherever_it_goes(tmp_path, capsys):
+def test_a_record_s_text_is_printable(tmp_path, capsys):
     folder = write_run(tmp_path / "run", sync="\x1b[2J", words="lone \ud800 surrogate")
-    change(folder / "environment.json", lambda found: found.update({"\x1bname": "\u202evalue"}))
+    edit(folder / "environment.json", lambda found: found.update({"\x1bname": "\u202evalue"}))
     page = tmp_path / "page.html"
     assert main(["report", str(folder), "-o", str(page)]) == 0
     text = page.read_text()
@@ -111,9 +110,9 @@ def test_text_of_a_record_is_printable_wherever_it_goes(tmp_path, capsys):
         (lambda b: b["samples"].append(None), "where an object is expected"),
     ],
 )
-def test_a_damaged_bench_is_told_by_its_field(damage, words, tmp_path, capsys):
+def test_a_damaged_bench_is_named_with_its_field(damage, words, tmp_path, capsys):
     folder = write_bench(tmp_path / "bench", syncs="flat")
-    change(folder / "bench.json", damage)
+    edit(folder / "bench.json", damage)
     for command in (["scale", folder], ["report", folder, "-o", tmp_path / "page.md"]):
         code, line = said(capsys, *command)
         assert code == 1
@@ -131,18 +130,18 @@ def test_a_damaged_bench_is_told_by_its_field(damage, words, tmp_path, capsys):
         lambda s: s["wire"].update(packets_sent_per_iteration=[None, None]),
     ],
 )
-def test_a_record_that_has_not_all_that_traffic_shows_is_told(damage, tmp_path, capsys):
+def test_traffic_refuses_a_record_without_its_counts(damage, tmp_path, capsys):
     folder = write_run(tmp_path / "run", wire_share=1.0)
-    change(folder / "summary.json", lambda s: s["wire"].update(packets_sent_per_iteration=[9, 9]))
+    edit(folder / "summary.json", lambda s: s["wire"].update(packets_sent_per_iteration=[9, 9]))
     assert main(["traffic", str(folder)]) == 0
     capsys.readouterr()
-    change(folder / "summary.json", damage)
+    edit(folder / "summary.json", damage)
     code, line = said(capsys, "traffic", folder)
     assert code == 1
     assert line.startswith("run did not count its traffic") or "no count of packets" in line
 
 
-def test_rows_are_read_one_by_one_and_told_by_their_line(tmp_path):
+def test_rows_are_read_one_by_one_and_a_damaged_one_is_named_by_its_line(tmp_path):
     folder = write_run(tmp_path / "run")
     path = folder / "iterations.rank0.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -153,14 +152,14 @@ def test_rows_are_read_one_by_one_and_told_by_their_line(tmp_path):
         next(rows)
 
 
-def test_fields_that_nobody_reads_may_say_anything(tmp_path):
+def test_unknown_fields_may_have_any_value(tmp_path):
     path = tmp_path / "some.json"
     path.write_text('{"new": [1, {"x": null}]}')
     assert read(path, Fields(), "run again") == {"new": [1, {"x": None}]}
 
 
 @pytest.mark.parametrize("name", ["iterations.rank0.jsonl", "iterations.rank1.jsonl", "communication.rank1.jsonl"])
-def test_a_file_of_rows_that_was_cut_is_noticed_by_compare_too(name, tmp_path, capsys):
+def test_compare_names_a_file_of_rows_that_was_cut(name, tmp_path, capsys):
     folder = write_run(tmp_path / "run")
     path = folder / name
     whole = path.read_bytes()

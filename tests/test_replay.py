@@ -1,4 +1,4 @@
-"""`--config` repeats a run to the last bit, and takes nothing from the file that is no flag's value."""
+"""`--config` repeats a run to the last bit, and accepts only values of flags from the file."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_a_run_of_two_ranks_is_repeated_to_the_last_bit(start, tmp_path):
     assert not compare_equal([tmp_path / "first", tmp_path / "third"]).is_equal
 
 
-def test_a_lesson_repeats_its_own_run_into_a_folder_of_its_own(run_here, tmp_path):
+def test_a_task_script_repeats_its_own_run_in_a_new_folder(run_here, tmp_path):
     words = [*TINY_TRAINING, *STEPS, "--output_dir", "first", "--monitor_interval", 0]
     assert run_here("task1/run_glue.py", words)[0] == 0
     code, said = run_here("task1/run_glue.py", ["--config", "first/config.json"])
@@ -66,7 +66,7 @@ def values(options):
     return EarlierRun.of(found.config).values(found.lesson, run_values(found))
 
 
-def test_places_are_not_repeated_and_flags_win(recorded):
+def test_folders_are_not_repeated_and_flags_override_the_file(recorded):
     found = values(["--config", recorded, "--learning_rate", 1e-3, "--per_gpu_train_batch_size", 4])
     assert not {"output_dir", "resume", "total_train_batch_size"} & set(found)
     assert (found["seed"], found["learning_rate"], found["per_gpu_train_batch_size"]) == (7, 1e-3, 4)
@@ -105,7 +105,7 @@ def changed(file, folder, **values):
         ({"world_size": True}, "has world_size True, where a number of ranks"),
     ],
 )
-def test_what_is_no_flag_s_value_is_a_sentence(recorded, tmp_path, monkeypatch, capsys, change, sentence):
+def test_a_value_that_is_no_flag_s_is_refused(recorded, tmp_path, monkeypatch, capsys, change, sentence):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "--config", str(changed(recorded, tmp_path, **change))]) == 2
     said = capsys.readouterr().err
@@ -114,7 +114,7 @@ def test_what_is_no_flag_s_value_is_a_sentence(recorded, tmp_path, monkeypatch, 
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"], "nothing was begun"
 
 
-def test_code_that_a_config_names_runs_only_where_the_user_names_it(recorded, tmp_path, monkeypatch, capsys):
+def test_code_that_a_config_names_runs_only_when_the_user_names_it(recorded, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text('open("ran", "w")\n')
     file = changed(recorded, tmp_path, sync="evil.py:Mine")
@@ -146,7 +146,7 @@ def test_a_file_s_name_is_printed_as_text(recorded, tmp_path):
         (b" " * (2 << 20), "cannot be read (it has more than 1 MiB). Give the config.json"),
     ],
 )
-def test_a_file_that_is_no_config_is_a_sentence(tmp_path, capsys, text, sentence):
+def test_a_file_that_is_no_config_is_refused(tmp_path, capsys, text, sentence):
     file = tmp_path / "config.json"
     file.write_bytes(text)
     assert cli.main(["train", "--config", str(file)]) == 2

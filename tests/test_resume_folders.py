@@ -1,4 +1,4 @@
-"""Whose folder it is in which a run goes on or begins anew: nothing of anybody else's goes, nor of the run's."""
+"""Which folder a run may resume or start over in: it removes nothing of the user's, and nothing that it still needs."""
 
 import itertools
 import json
@@ -7,27 +7,25 @@ import shutil
 from dataclasses import asdict
 
 import pytest
-import torch
 from lives import BASE, Lines, checkpoints_in, live
-from saved_states import save_all
-from test_unfinished import SETTING
+from recorded import add_iteration
+from report_records import write_run
+from saved_states import COMM, save_all
 from worlds import run_ranks
 
 from cos598d.attempt import publish_record
 from cos598d.checkpoints import FOLDER, find, has_checkpoints, remove_all, whole_in
 from cos598d.checkpoints.layout import step_name
 from cos598d.checkpoints.resume import find_checkpoint, how_to_go_on, is_ours, open_record, say_if_finished
-from cos598d.comm.communicator import Communicator
 from cos598d.commands.sbatch import _command
 from cos598d.commands.train import _words_again
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError
 from cos598d.measure.claim import claim_folder, told
 from cos598d.measure.record import RunRecord
-from cos598d.records.conventions import MODEL_FILES, PHASES
+from cos598d.records.conventions import MODEL_FILES
 from cos598d.terminal.files import whole_folder
 
-COMM = Communicator(None, "gloo", torch.device("cpu"))
 TOKEN = "0123456789abcdef"
 
 
@@ -43,7 +41,7 @@ def finished(tmp_path_factory):
     return folder
 
 
-def test_a_folder_that_holds_somebody_else_s_checkpoints_is_not_ours(tmp_path):
+def test_a_folder_with_somebody_else_s_checkpoints_is_not_ours(tmp_path):
     theirs = tmp_path / FOLDER / "checkpoint-500"
     theirs.mkdir(parents=True)
     (theirs / "weights").write_text("precious")
@@ -57,7 +55,7 @@ def test_a_folder_that_holds_somebody_else_s_checkpoints_is_not_ours(tmp_path):
 
 
 @pytest.mark.parametrize("name", [f"{FOLDER}/{step_name(4)}", f"{FOLDER}/.{step_name(4)}.{TOKEN}.partial", "live"])
-def test_a_folder_that_a_run_of_ours_has_left_is_ours_and_one_that_goes_on_from_elsewhere_s_is_not(name, tmp_path):
+def test_a_folder_is_ours_when_this_run_has_left_it(name, tmp_path):
     (tmp_path / name).mkdir(parents=True)
     assert is_ours(tmp_path, config())
     assert is_ours(tmp_path, config(resume=str(tmp_path / ".." / tmp_path.name))) == name.startswith(FOLDER)
@@ -65,7 +63,7 @@ def test_a_folder_that_a_run_of_ours_has_left_is_ours_and_one_that_goes_on_from_
     assert not is_ours(tmp_path, config(resume=None))
 
 
-def test_a_run_that_begins_anew_takes_away_ours_alone(tmp_path):
+def test_a_run_that_starts_over_removes_only_our_files(tmp_path):
     checkpoints = tmp_path / "run" / FOLDER
     save_all(checkpoints, COMM, 3, 5)
     kept = ["notes.txt", f"{step_name(5)}/mine.txt", f"{step_name(5)}/model/mine.txt", f"{step_name(99)}/weights"]
@@ -99,7 +97,7 @@ def whole_run(folder):
     """All that a run does in a folder which it overwrites, but for the claim and the training."""
     with open_record(folder, config(resume=None, overwrite_output_dir=True), COMM, None) as record:
         record.describe({"config.json": {}}, {})
-        iterate(record, 1)
+        add_iteration(record, 1)
         save_all(folder / FOLDER, COMM, 4, keep=1)
         publish_record(record, COMM, {}, {"config.json": {}}, keeps_model=False)
     with told(folder), whole_folder(folder / "model", MODEL_FILES) as model:
@@ -109,17 +107,12 @@ def whole_run(folder):
 def going_on(folder):
     """A run that goes on after its first row, whose files somebody else has sent."""
     with RunRecord(folder / "first", 0) as record:
-        iterate(record, 1)
+        add_iteration(record, 1)
         position = record.position()
     position["departed"] = {"5": dict(position)}
     with RunRecord(folder, 0, resume=[position]) as record:  # to whose rows those in the folder do not fit
-        iterate(record, 2)
+        add_iteration(record, 2)
         publish_record(record, COMM, {}, {}, keeps_model=False)
-
-
-def iterate(record, number):
-    facts = {"iteration": number, "epoch": 1, "loss": 0.5, "examples": 4}
-    record.iteration(facts, 0.1, dict.fromkeys(PHASES, 0.0))
 
 
 ROWS = "iterations.rank0.jsonl"
@@ -141,7 +134,7 @@ LINKS = [
 
 
 @pytest.mark.parametrize(("name", "kind"), LINKS)
-def test_nothing_that_is_not_the_run_s_is_changed(name, kind, tmp_path):
+def test_a_run_changes_no_file_of_the_user_s(name, kind, tmp_path):
     """Whatever is linked into a run's folder, or has a name there that no run gives: those who have not claimed it."""
     outcomes = []
     works, links = (whole_run, going_on), (os.symlink, os.link) if kind == "file" else (os.symlink,)
@@ -171,7 +164,7 @@ def test_nothing_that_is_not_the_run_s_is_changed(name, kind, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["live", FOLDER, "model", "tensorboard"])
-def test_a_run_s_folder_that_leads_elsewhere_is_refused_before_anything_is_done(name, tmp_path):
+def test_a_link_in_place_of_a_run_s_folder_is_refused_first(name, tmp_path):
     """The run's own folder may be a link."""
     (tmp_path / "real").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "real")
@@ -186,7 +179,7 @@ def test_a_run_s_folder_that_leads_elsewhere_is_refused_before_anything_is_done(
         claim_folder(tmp_path / "run", overwrite=True).__enter__()
 
 
-def test_an_earlier_run_s_checkpoint_that_cannot_be_removed_is_told(tmp_path, monkeypatch):
+def test_an_earlier_checkpoint_that_cannot_be_removed_is_an_error(tmp_path, monkeypatch):
     save_all(tmp_path / FOLDER, COMM, 3)
 
     def refuse(path, *_, **__):
@@ -197,7 +190,7 @@ def test_an_earlier_run_s_checkpoint_that_cannot_be_removed_is_told(tmp_path, mo
         open_record(tmp_path, config(resume=None, overwrite_output_dir=True), COMM, None)
 
 
-def test_a_checkpoint_that_was_about_to_be_replaced_when_its_run_was_killed_is_found(tmp_path):
+def test_a_checkpoint_whose_replacement_was_killed_is_found(tmp_path):
     save_all(tmp_path / FOLDER, COMM, 3)
     place = tmp_path / FOLDER / step_name(3)
     place.rename(place.with_name(f".{step_name(3)}.{TOKEN}.old"))
@@ -210,7 +203,7 @@ def test_a_checkpoint_that_was_about_to_be_replaced_when_its_run_was_killed_is_f
     assert whole_in(tmp_path / FOLDER) == {(found.run, 3)}
 
 
-def test_ranks_that_are_started_again_begin_anew_go_on_or_go_on_from_elsewhere(tmp_path):
+def test_restarted_ranks_start_over_or_resume_from_their_own_checkpoint(tmp_path):
     elsewhere = ["--overwrite_output_dir"]
     here = ["--resume", "auto", "--output_dir", str(tmp_path)]
     anew = config(resume=None, overwrite_output_dir=True)
@@ -228,7 +221,7 @@ def test_ranks_that_are_started_again_begin_anew_go_on_or_go_on_from_elsewhere(t
         assert _words_again(one, tmp_path, before) == here
 
 
-def test_what_a_stop_says_is_what_works(tmp_path):
+def test_a_stop_advises_the_flags_that_resume(tmp_path):
     named = config(resume="old", output_dir=str(tmp_path))
     assert "--overwrite_output_dir" in how_to_go_on(tmp_path, named)
     save_all(tmp_path / FOLDER, COMM, 3)
@@ -236,7 +229,7 @@ def test_what_a_stop_says_is_what_works(tmp_path):
     assert "run the same command again." in how_to_go_on(tmp_path, config())
 
 
-def test_a_job_that_comes_back_does_not_begin_anew():
+def test_a_requeued_job_may_not_start_over():
     with pytest.raises(UsageError, match=r"^--overwrite_output_dir would make a requeued job"):
         _command(["train", "--do_train", "--overwrite_output_dir", "--output_dir", "out"], 2)
 
@@ -245,8 +238,9 @@ def test_only_the_same_run_is_finished(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     folder, same = tmp_path / "run", config_of(finished)
     shutil.rmtree(folder / "live")
-    for name in ("config.json", "summary.json"):
-        (folder / name).write_text(json.dumps(record_of(same)[name]))
+    (folder / "config.json").write_text(json.dumps(asdict(same)))
+    record = write_run(tmp_path / "record", ranks=1, sync="none", batch=8, seconds=[1.0] * 4)
+    (record / "summary.json").rename(folder / "summary.json")
     (folder / "model").mkdir()
     console = Lines(True)
     assert say_if_finished(folder, same, COMM, console)
@@ -262,7 +256,7 @@ def test_only_the_same_run_is_finished(finished, tmp_path):
         assert not say_if_finished(folder, config_of(finished, resume_anyway=True, **change), COMM, console)
 
 
-def test_a_finished_record_without_a_checkpoint_is_not_begun_again(finished, tmp_path):
+def test_a_finished_record_without_a_checkpoint_is_not_overwritten(finished, tmp_path):
     """Made without a model, and asked for with one: there is nothing to go on from."""
     (tmp_path / "summary.json").write_text("{}")
     (tmp_path / "iterations.rank0.jsonl").write_text("")
@@ -278,18 +272,7 @@ def config_of(folder, **changes):
     return RunConfig(**{**values, **changes})
 
 
-def record_of(its):
-    seconds = dict.fromkeys(("first", "mean", "median", "p90", "interval_95"))
-    summary = SETTING | {"world_size": 1, "total_train_batch_size": its.total_train_batch_size, "iterations": 4}
-    summary |= {"losses": [], "seconds_per_iteration": seconds}
-    phases = ("data", "forward", "backward", "sync", "clip", "step")
-    summary |= {"phases": {f"seconds_{phase}": None for phase in phases}}
-    summary |= dict.fromkeys(("calls_per_iteration", "tensors_per_iteration", "payload_bytes_per_iteration"), 0)
-    summary |= dict.fromkeys(("bytes_sent_per_iteration", "bytes_received_per_iteration"), [0])
-    return {"config.json": asdict(its), "summary.json": summary}
-
-
-def test_evaluation_data_must_be_the_same_where_a_run_ends_by_them(finished, tmp_path):
+def test_evaluation_data_must_be_the_same_with_early_stopping(finished, tmp_path):
     go_on = {"sync": "none", "max_steps": 4, "resume": str(finished)}
     assert checkpoints_in(finished) == [2, 4]
     for place, values in enumerate(({"max_eval_examples": 8}, {"early_stopping": "3"})):
@@ -300,7 +283,7 @@ def test_evaluation_data_must_be_the_same_where_a_run_ends_by_them(finished, tmp
         run_ranks(1, live, str(tmp_path / "refused"), go_on)
 
 
-def test_a_dead_run_s_folder_says_what_to_do(tmp_path):
+def test_a_folder_of_an_unfinished_run_is_refused_with_what_to_do(tmp_path):
     (tmp_path / "live").mkdir()
     (tmp_path / "live" / "attempts.json").write_text("{}")
     with pytest.raises(UserError, match="has an unfinished run. Resume it with --resume auto, start over with"):

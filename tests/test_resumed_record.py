@@ -1,4 +1,4 @@
-"""A record that goes on after its run was killed is one record: each iteration once, and every sum as without it."""
+"""The record of a resumed run is one record: each iteration once, and every sum as without the kill."""
 
 import json
 import os
@@ -37,27 +37,35 @@ def positions_of(records):
     return [json.loads(json.dumps(record.position())) for record in records]
 
 
+def killed(folder, ranks, saved, lost=0, positions=None, **more):
+    """Ranks that are killed `lost` iterations after they saved at iteration `saved`; the positions that they saved."""
+    records = begin(folder, ranks, positions, **more)
+    iterate_all(records, records[0].iterations + 1, saved)
+    found = positions_of(records)
+    iterate_all(records, saved + 1, saved + lost)
+    left_alone(records)
+    return found
+
+
+def run_to_end(folder, ranks, last, positions=None, **more):
+    """The records of ranks that end after iteration `last`."""
+    records = begin(folder, ranks, positions, **more)
+    iterate_all(records, records[0].iterations + 1, last)
+    finish(records)
+    return records
+
+
 TIMES = ("attempts", "memory")  # which differ from run to run
 
 
 @pytest.mark.parametrize("saved", [1, 2, 3, EPOCH, EPOCH + 2])
 @pytest.mark.parametrize("lost", [0, 3])
 def test_a_resumed_record_is_that_of_the_run_that_nothing_stopped(saved, lost, tmp_path):
-    whole = begin(tmp_path / "whole", 2)
-    iterate_all(whole, 1, 15)
-    finish(whole)
-
-    records = begin(tmp_path / "cut", 2)
-    iterate_all(records, 1, saved)
-    positions = positions_of(records)
-    iterate_all(records, saved + 1, saved + lost)
-    left_alone(records)
+    run_to_end(tmp_path / "whole", 2, 15)
+    positions = killed(tmp_path / "cut", 2, saved, lost)
     with (tmp_path / "cut" / "live" / "iterations.rank1.jsonl").open("a") as rows:
         rows.write('{"iteration": 9')  # killed while it wrote
-    records = begin(tmp_path / "cut", 2, positions)
-    assert [record.remark for record in records] == [None, None]
-    iterate_all(records, saved + 1, 15)
-    finish(records)
+    assert [record.remark for record in run_to_end(tmp_path / "cut", 2, 15, positions)] == [None, None]
 
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == sorted(
         path.name for path in (tmp_path / "whole").iterdir()
@@ -73,20 +81,13 @@ def test_a_resumed_record_is_that_of_the_run_that_nothing_stopped(saved, lost, t
     assert (second["from_iteration"], second["to_iteration"], second["lost_iterations"]) == (saved, 15, 0)
 
 
-def test_what_rows_that_are_left_out_add_up_to_survives_a_kill(tmp_path, monkeypatch):
+def test_sums_of_rows_that_are_not_kept_survive_a_kill(tmp_path, monkeypatch):
     """Of rank 1 five rows are written, and of the ledger none; the summary is that of a run that keeps all."""
     monkeypatch.setattr(thinning, "MOST_ROWS", 10)
-    whole = begin(tmp_path / "whole", 2, kept="all")
-    iterate_all(whole, 1, 15)
-    finish(whole)
-    records, folder = begin(tmp_path / "cut", 2, kept="totals"), tmp_path / "cut"
-    iterate_all(records, 1, 8)
-    positions = positions_of(records)
-    iterate_all(records, 9, 10)
-    left_alone(records)
-    records = begin(folder, 2, positions, kept="totals")
-    iterate_all(records, 9, 15)
-    finish(records)
+    run_to_end(tmp_path / "whole", 2, 15, kept="all")
+    folder = tmp_path / "cut"
+    positions = killed(folder, 2, 8, 2, kept="totals")
+    run_to_end(folder, 2, 15, positions, kept="totals")
     assert [len(rows_of(folder / f"iterations.rank{rank}.jsonl")) for rank in range(2)] == [15, 5]
     expected, found = (summary_of(tmp_path / name) for name in ("whole", "cut"))
     assert found["ledger"].pop("kept") != expected["ledger"].pop("kept")
@@ -96,24 +97,11 @@ def test_what_rows_that_are_left_out_add_up_to_survives_a_kill(tmp_path, monkeyp
 
 def test_ranks_may_come_and_go_between_attempts(tmp_path):
     """4 ranks, then 2, then 3: every iteration once in rank 0's rows, and in others' while they were there."""
-    positions, begun = None, 1
-    for ranks, saved, killed in ((4, 4, 5), (2, 8, 10), (3, 12, 12)):
-        records = begin(tmp_path, ranks, positions)
-        iterate_all(records, begun, saved)
-        positions, begun = positions_of(records), saved + 1
-        if killed > saved:
-            iterate_all(records, begun, killed)
-            left_alone(records)
-    finish(records)
-    there = {
-        rank: [row["iteration"] for row in rows_of(tmp_path / f"iterations.rank{rank}.jsonl")] for rank in range(4)
-    }
-    assert there == {
-        0: list(range(1, 13)),
-        1: list(range(1, 13)),
-        2: [1, 2, 3, 4, 9, 10, 11, 12],
-        3: [1, 2, 3, 4],
-    }
+    positions = killed(tmp_path, 4, 4, 1)
+    positions = killed(tmp_path, 2, 8, 2, positions)
+    run_to_end(tmp_path, 3, 12, positions)
+    there = [[row["iteration"] for row in rows_of(tmp_path / f"iterations.rank{rank}.jsonl")] for rank in range(4)]
+    assert there == [[*range(1, 13)], [*range(1, 13)], [1, 2, 3, 4, 9, 10, 11, 12], [1, 2, 3, 4]]
     summary = summary_of(tmp_path)
     for epoch in summary["epochs"]:
         own = range(EPOCH * (epoch["epoch"] - 1) + 1, EPOCH * epoch["epoch"] + 1)
@@ -125,57 +113,39 @@ def test_ranks_may_come_and_go_between_attempts(tmp_path):
     assert not (tmp_path / "live").exists()
 
 
-def test_a_rank_that_was_lost_before_a_checkpoint_knew_it_has_no_rows(tmp_path):
-    records = begin(tmp_path, 2)
-    iterate_all(records, 1, 3)
-    positions = positions_of(records)
-    left_alone(records)
-    records = begin(tmp_path, 4, positions)
-    iterate_all(records, 4, 5)
-    left_alone(records)
-    records = begin(tmp_path, 2, positions)
-    iterate_all(records, 4, 4)
-    finish(records)
+def test_a_rank_that_was_lost_before_its_first_checkpoint_has_no_rows(tmp_path):
+    positions = killed(tmp_path, 2, 3)
+    killed(tmp_path, 4, 5, positions=positions)
+    run_to_end(tmp_path, 2, 4, positions)
     assert not list(tmp_path.glob("*.rank[23].jsonl"))
 
 
-def test_a_run_goes_on_in_another_folder_with_the_rows_of_the_first(tmp_path):
-    (old, new) = tmp_path / "old", tmp_path / "new"
-    records = begin(old, 2)
-    iterate_all(records, 1, 4)
-    positions = positions_of(records)
-    iterate_all(records, 5, 5)
-    left_alone(records)
+def test_a_run_resumed_in_another_folder_has_the_rows_of_the_first(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    positions = killed(old, 2, 4, 1)
     before = {path.name: path.read_bytes() for path in (old / "live").iterdir()}
-    records = begin(new, 2, positions, resumed_from=old)
-    iterate_all(records, 5, 6)
-    finish(records)
+    run_to_end(new, 2, 6, positions, resumed_from=old)
     assert [row["iteration"] for row in rows_of(new / "iterations.rank1.jsonl")] == [1, 2, 3, 4, 5, 6]
     assert [one["lost_iterations"] for one in summary_of(new)["attempts"]] == [1, 0]
     assert {path.name: path.read_bytes() for path in (old / "live").iterdir()} == before
 
 
-def test_a_record_that_was_published_can_still_go_on(tmp_path):
+def test_a_published_record_can_be_resumed(tmp_path):
     """Killed between its rows' taking their names and the summary's, or asked for more epochs."""
     records = begin(tmp_path, 1)
-    iterate(records[0], 1, 6)
+    iterate_all(records, 1, 6)
     positions = positions_of(records)
     finish(records)
-    records = begin(tmp_path, 1, positions)
-    assert records[0].remark is None
-    iterate(records[0], 7, 12)
-    finish(records)
+    (record,) = run_to_end(tmp_path, 1, 12, positions)
+    assert record.remark is None
     assert summary_of(tmp_path)["iterations"] == 12
     assert len(summary_of(tmp_path)["epochs"]) == 2
     assert [one["why"] for one in summary_of(tmp_path)["attempts"]] == ["finished", "finished"]
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "another run's"])
-def test_rows_that_are_gone_are_told_and_those_that_are_there_are_kept(damage, tmp_path):
-    records = begin(tmp_path, 1)
-    iterate(records[0], 1, 5)
-    positions = positions_of(records)
-    left_alone(records)
+def test_missing_rows_are_remarked_and_the_others_are_kept(damage, tmp_path):
+    positions = killed(tmp_path, 1, 5)
     path = tmp_path / "live" / "iterations.rank0.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     if damage == "gone":
@@ -205,7 +175,7 @@ with RunRecord(Path({folder!r}), 0) as record:
 """
 
 
-def test_what_was_done_before_kill_9_is_there_to_the_last_row(tmp_path):
+def test_kill_9_loses_no_row(tmp_path):
     code = KILLED.format(root=str(Path(__file__).parents[1]), tests=str(Path(__file__).parent), folder=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -216,9 +186,7 @@ def test_what_was_done_before_kill_9_is_there_to_the_last_row(tmp_path):
     assert (attempt["ended"], attempt["why"]) == (None, None)
 
 
-def test_what_ended_a_run_is_written_down(tmp_path):
-    from cos598d.errors import UserError
-
+def test_an_attempt_has_the_reason_of_its_end(tmp_path):
     with pytest.raises(UserError), RunRecord(tmp_path / "a", 0) as record:  # noqa: PT012
         iterate(record, 1, 2)
         raise UserError("rank 1 was lost.")
@@ -230,7 +198,7 @@ def test_what_ended_a_run_is_written_down(tmp_path):
     assert all(one["ended"] >= one["begun"] for one in found)
 
 
-def test_what_a_process_says_when_it_leaves_is_why_its_attempt_ended(tmp_path, monkeypatch):
+def test_the_last_message_of_a_process_is_why_its_attempt_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(leaving, "_listeners", [])
     monkeypatch.setattr(os, "_exit", lambda code: None)
     for name, steps in (("some", 2), ("none", 0)):
@@ -243,7 +211,7 @@ def test_what_a_process_says_when_it_leaves_is_why_its_attempt_ended(tmp_path, m
     assert not list((tmp_path / "none").iterdir())  # nothing was done there
 
 
-def test_what_a_process_says_counts_also_while_another_thread_writes_down_an_error(tmp_path, monkeypatch):
+def test_the_last_message_counts_while_another_thread_records_an_error(tmp_path, monkeypatch):
     """The watchdog's thread ends the process while the main thread closes the record for a broken collective."""
     monkeypatch.setattr(leaving, "_listeners", [])
     monkeypatch.setattr(os, "_exit", lambda code: None)
@@ -273,7 +241,7 @@ def test_a_run_that_did_nothing_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_rows_are_on_the_disk_before_a_checkpoint_that_speaks_of_them_is_whole(tmp_path, monkeypatch):
+def test_rows_are_on_the_disk_before_their_checkpoint_is_complete(tmp_path, monkeypatch):
     """By descriptors of their own, so that the training may write meanwhile."""
     synced = []
     path_of = "/proc/self/fd/{}".format
@@ -302,16 +270,13 @@ def test_rows_are_on_the_disk_before_a_checkpoint_that_speaks_of_them_is_whole(t
         ),
     ],
 )
-def test_why_an_attempt_ended_is_a_line_of_what_was_said(error, words):
+def test_why_is_one_line_of_an_error(error, words):
     assert why(error) == words
 
 
-def test_what_travels_after_a_checkpoint_is_in_the_last_row_once_however_often_the_run_goes_on(tmp_path):
+def test_bytes_after_a_checkpoint_are_in_the_last_row_once_over_many_resumes(tmp_path):
     """A run stops before the average that settles its epoch, goes on twice from there, and once with fewer ranks."""
-    records = begin(tmp_path, 2)
-    iterate_all(records, 1, 5)
-    positions = positions_of(records)
-    left_alone(records)
+    positions = killed(tmp_path, 2, 5)
     rows = {rank: tmp_path / "live" / f"iterations.rank{rank}.jsonl" for rank in range(2)}
     before = {rank: rows_of(rows[rank]) for rank in rows}
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Both strategies whose embeddings have sparse gradients, with rows of them: the same training, left, lost and held."""
+"""The two strategies that send rows of embeddings: the same training, resumed states, memory, and lost ranks."""
 
 import math
 import os
@@ -7,7 +7,7 @@ import pytest
 from beside import SMALL_BUCKETS, adamw, layered, sgd, train_sharded
 from states import Case
 from test_shard import SHARDED, compare, odd_steps, toy_steps
-from test_state import differences, take_up, train_and_leave
+from test_state import compare as compare_states
 from worlds import run_ranks
 
 from cos598d.strategies.formula import TrainingSpec
@@ -53,21 +53,11 @@ def test_with_rows_it_is_the_same_training(name, ranks):
             assert odd["going on"] < 1e-5
 
 
-def state_with_rows(comm, folder, cases, again):
-    with_rows()
-    return (take_up if again else train_and_leave)(comm, folder, cases)
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_with_rows_a_training_is_taken_up_to_the_last_bit(tmp_path, name):
+def test_with_rows_a_training_resumes_to_the_last_bit(tmp_path, name):
     kinds = [("adamw", "fp32"), ("momentum", "fp32"), ("adamw", "fp16")]
     cases = [Case(name, {"bucket_mb": 0.3}, "bert", optimizer=kind, precision=word) for kind, word in kinds]
-    begun = run_ranks(3, state_with_rows, str(tmp_path), cases, False)
-    gone_on = run_ranks(3, state_with_rows, str(tmp_path), cases, True)
-    for before, after in zip(begun, gone_on, strict=True):
-        for (alone, asked), found in zip(before, after, strict=True):
-            assert differences(alone | {"rows": asked["rows"]}, asked) == []
-            assert differences(asked | {"losses": asked["losses"][-len(found["losses"]) :]}, found) == []
+    assert compare_states(tmp_path, cases, prepare=with_rows) == {}
 
 
 def held_with_rows(comm, name):
@@ -86,7 +76,7 @@ def held_with_rows(comm, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_held_is_what_the_formula_says(name):
+def test_memory_is_that_of_the_formula(name):
     for held, between, peak, never, replicas in run_ranks(2, held_with_rows, name):
         assert held == between | {"optimizer": between["optimizer"] - never}, "what is never used has no state"
         assert peak >= sum(between.values())
@@ -125,7 +115,7 @@ def die_at(comm, point):
 
 @pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("point", POINTS)
-def test_a_rank_that_is_gone_at_any_point_of_a_step_ends_the_others(point):
+def test_a_rank_lost_at_any_point_of_a_step_ends_the_others(point):
     ends = run_world(2, die_at, point, seconds=90)
     assert ends[1].how == DIED
     assert ends[0].how not in (RETURNED, LATE), ends[0]

@@ -75,13 +75,13 @@ def test_rows_are_averaged_exactly_and_no_other_row_is_sent(ranks):
             assert sent[step] == pytest.approx(wanted, abs=4)
 
 
-def test_an_embedding_that_is_also_an_output_layer_travels_whole():
+def test_an_embedding_that_is_also_an_output_layer_is_sent_dense():
     for error, sent, _ in run_ranks(2, average_words, "module"):
         assert error < 1e-7
         assert min(sent) > 4 * WORDS * WIDTH
 
 
-def test_an_embedding_used_behind_the_modules_back_is_found_out():
+def test_an_embedding_used_outside_its_module_is_an_error():
     with pytest.raises(RankFailure, match="outside the rows that its embedding looked up"):
         run_ranks(2, average_words, "function")
 
@@ -105,7 +105,7 @@ class NoWords(nn.Module):
     ],
     ids=["large", "none", "small", "tied"],
 )
-def test_a_model_that_it_saves_nothing_on_is_told_so_and_why(model, words):
+def test_a_remark_says_why_a_model_saves_nothing(model, words):
     said = SparseRows.remark(model)
     assert (said is None) == (words is None)
     if words:
@@ -138,15 +138,10 @@ def step_locally(comm, every):
     return [difference, equal, settled]
 
 
-def test_averaging_weights_after_every_sgd_step_is_averaging_gradients():
-    for difference, equal, settled in run_ranks(2, step_locally, 1):
-        assert difference < 1e-6
-        assert equal == [True] * 4
-        assert settled
-
-
-def test_averaging_weights_less_often_is_not_and_settling_makes_the_replicas_equal():
-    for difference, equal, settled in run_ranks(2, step_locally, 3):
-        assert difference > 1e-6
-        assert equal == [False, False, True, False]
+@pytest.mark.parametrize(("every", "equal_after"), [(1, [True] * 4), (3, [False, False, True, False])])
+def test_averaging_weights_after_every_sgd_step_is_averaging_gradients(every, equal_after):
+    """Averaging less often is not; settling makes the replicas equal."""
+    for difference, equal, settled in run_ranks(2, step_locally, every):
+        assert (difference < 1e-6) == (every == 1)
+        assert equal == equal_after
         assert settled

@@ -1,13 +1,16 @@
-"""A rank's start imports what it uses: what it does not use costs every rank of every run."""
+"""The start of a program imports only what it uses, and the flags of a command: examples, typos, output files."""
 
 import importlib
 import inspect
+import re
 import shlex
 import subprocess
 import sys
 
 import pytest
 from programs import ROOT
+from report_records import write_run
+from scale_records import write_bench
 
 from cos598d.commands.cli import COMMANDS, DOCS, main
 from cos598d.commands.flags import Parser
@@ -26,7 +29,7 @@ def test_a_run_imports_no_statistics_no_storage_and_no_other_tokenizers():
     assert not loaded & {"scipy.stats", "sklearn", "boto3.session", "sacremoses.tokenize", "matplotlib", "tensorboard"}
 
 
-def test_the_list_of_commands_and_what_only_reads_records_load_no_torch():
+def test_help_and_commands_that_only_read_records_load_no_torch():
     """Nor does any command load another: only the one that is asked for, with the flags that it shares."""
     code = (
         "import contextlib, io, sys; from cos598d.commands.cli import COMMANDS, main\n"
@@ -50,7 +53,7 @@ def test_every_command_is_a_file_of_the_same_shape():
 
 
 @pytest.mark.long
-def test_what_is_imported_later_is_there_when_it_is_used():
+def test_modules_that_are_imported_late_work():
     code = (
         "import cos598d.data.library, sys, sacremoses, boto3\n"
         "from pytorch_transformers import tokenization_xlm as xlm\n"
@@ -64,7 +67,7 @@ EXAMPLES = [(name, words) for name, about in COMMANDS.items() for words in about
 
 
 @pytest.mark.parametrize(("name", "words"), EXAMPLES)
-def test_the_examples_of_help_can_be_typed(name, words):
+def test_the_examples_of_help_are_valid(name, words):
     parser = Parser(prog=name)
     importlib.import_module(f"cos598d.commands.{name}").add_options(parser)
     parser.parse_args(shlex.split(words.partition(" > ")[0]))
@@ -75,7 +78,7 @@ def test_the_examples_of_help_can_be_typed(name, words):
     [(["traini"], "train"), (["train", "--synk", "ring"], "--sync"), (["train", "--sync", "rnig"], "ring")]
     + [(["train", "--lr_scheduler", "cosin"], "cosine")],
 )
-def test_a_typo_is_answered_with_the_word_that_was_meant(words, near, capsys):
+def test_a_typo_is_answered_with_the_nearest_word(words, near, capsys):
     with pytest.raises(SystemExit) as left:
         raise SystemExit(main(words))
     said = capsys.readouterr().err
@@ -89,3 +92,36 @@ def test_no_command_prints_the_help_with_every_command(capsys):
     printed = capsys.readouterr()
     assert all(f"  {name} " in printed.out for name in COMMANDS)
     assert not printed.err
+
+
+NO_FOLDER = {
+    "report -o": ["report", "RUN", "-o", "nosuch/report.html"],
+    "scale -o": ["scale", "BENCH", "-o", "nosuch/scale.svg"],
+    "scale --json": ["scale", "BENCH", "--json", "nosuch/scale.json"],
+    "bench --json": ["bench", "--sync", "flat", "--rounds", "1", "--json", "nosuch/bench.json"],
+    "check --json": ["check", "flat", "--json", "nosuch/card.json"],
+    "new": ["new", "nosuch/mine.py"],
+}
+
+
+@pytest.mark.parametrize("name", NO_FOLDER)
+def test_a_missing_output_folder_is_named_and_not_made(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    places = {"RUN": str(write_run(tmp_path / "run")), "BENCH": str(write_bench(tmp_path / "bench"))}
+    words = [places.get(word, word) for word in NO_FOLDER[name]]
+    file = next(word for word in words if word.startswith("nosuch/"))
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert f"{file} cannot be written" in printed.err
+    reason = r": there is no folder nosuch\. Make it first\.|\(No such file or directory\)\. Give another path\."
+    assert re.search(reason, printed.err)
+    assert not (tmp_path / "nosuch").exists()
+    assert printed.out == ""
+
+
+def test_a_folder_as_output_file_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.html").mkdir()
+    assert main(["report", str(write_run(tmp_path / "run")), "-o", "x.html"]) == 2
+    assert capsys.readouterr().err == "error: -o x.html is a folder. Give a file's name.\n"

@@ -1,4 +1,4 @@
-"""A state is the same whoever holds it: it moves from any strategy to any other, and to other numbers of ranks."""
+"""A state moves from any strategy to any other, and to other numbers of ranks, without a change."""
 
 from pathlib import Path
 
@@ -39,25 +39,12 @@ def pass_on(comm, source, target, cases):
             Training(comm, case, seed=1).load(state, with_own=False).save(into)
 
 
-def go_on(comm, source, cases):
-    """Two more steps from every state, by every training; the weights that each ends with, as lists."""
-    found = {}
-    for place, case in enumerate(cases):
-        for state in sorted(Path(source).iterdir()):
-            training = Training(comm, case, seed=1).load(state, with_own=False).steps(STEPS, STEPS + 2)
-            training.strategy.settle()
-            weights = [p.flatten().double() for p in training.model.parameters()]
-            found[f"{state.name}-{place}"] = torch.cat(weights).tolist()
-            training.strategy.detach()
-    return found
-
-
 def digests(folder):
     return {(whole.kind, whole.name): digest(whole.tensor) for whole in wholes(folder)}
 
 
 @pytest.mark.long
-def test_a_state_moves_between_strategies_and_numbers_of_ranks_and_stays_itself(tmp_path):
+def test_a_state_moves_between_strategies_and_numbers_of_ranks_unchanged(tmp_path):
     steps = [tmp_path / name for name in "abcd"]
     steps[0].mkdir()
     run_ranks(4, train_and_save, str(steps[0]), HOLDERS)
@@ -71,7 +58,7 @@ def test_a_state_moves_between_strategies_and_numbers_of_ranks_and_stays_itself(
             assert digests(state) == digests(first / state.name.split("-")[0]), state.name
 
 
-def test_what_a_state_has(tmp_path):
+def test_a_state_has_each_trained_tensor_once(tmp_path):
     (tmp_path / "a").mkdir()
     run_ranks(2, train_and_save, str(tmp_path / "a"), [Case("zero1", BUCKETS), Case("all_reduce")])
     for state in ("0", "1"):
@@ -85,15 +72,3 @@ def test_what_a_state_has(tmp_path):
         assert ("buffers", "scale") in found
         names = {name for kind, name in found if kind == "exp_avg"}
         assert not names & {"never.weight", "frozen.weight"}
-
-
-@pytest.mark.long
-def test_what_goes_on_by_another_strategy_is_the_same_training(tmp_path):
-    exact = [case for case in HOLDERS if case.sync != "local_sgd"]
-    (tmp_path / "a").mkdir()
-    run_ranks(2, train_and_save, str(tmp_path / "a"), exact)
-    by_rank = run_ranks(2, go_on, str(tmp_path / "a"), exact)
-    for found in by_rank:
-        right = torch.tensor(by_rank[0]["0-0"])
-        for who, weights in found.items():
-            assert (torch.tensor(weights) - right).abs().max() < 2e-6, who

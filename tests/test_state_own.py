@@ -1,12 +1,19 @@
-"""What a rank remembers by itself, and what a state leaves as it was."""
+"""The local state of a rank, how a state is collected, and which states are refused."""
+
+import json
 
 import pytest
 import torch
+from saved_states import COMM
 from states import BUCKETS, Case, Training, digest, wholes
 from test_state import compare
 from worlds import run_ranks
 
+from cos598d.errors import UserError
 from cos598d.strategies import class_of, get_strategy
+from cos598d.strategies.precision import LossScale
+from cos598d.strategies.state import FullTensor
+from cos598d.sync.options import SyncOptions
 
 MINE = """
 import torch
@@ -43,7 +50,7 @@ def file(tmp_path):
     return tmp_path / "mine.py"
 
 
-def test_a_sync_of_one_s_own_goes_on_with_what_it_keeps_and_begins_afresh_without(tmp_path, file):
+def test_a_sync_of_one_s_own_resumes_only_with_own_state(tmp_path, file):
     (tmp_path / "states").mkdir()
     cases = [Case(f"{file}:Kept"), Case(f"{file}:Slow")]
     wrong = compare(tmp_path / "states", cases, ranks=2)
@@ -60,7 +67,7 @@ def words(comm, cases):
     return said
 
 
-def test_what_is_lost_is_said_in_words(file):
+def test_a_strategy_names_what_is_lost_on_other_ranks(file):
     cases = [
         *(Case("bucketed", {"compress": word}) for word in ("topk", "powersgd", "int8", "bf16")),
         *(Case(f"{file}:{name}") for name in ("Slow", "Kept")),
@@ -92,7 +99,7 @@ def part_and_average(comm, folder):
     return before["hidden.weight"].tolist()
 
 
-def test_local_sgd_s_state_is_the_average_of_replicas_that_stay_apart(tmp_path):
+def test_local_sgd_s_state_is_the_average_of_its_replicas(tmp_path):
     by_rank = torch.tensor(run_ranks(3, part_and_average, str(tmp_path)))
     assert not torch.equal(by_rank[0], by_rank[1])
     found = {whole.name: whole.tensor for whole in wholes(tmp_path) if whole.kind == "weights"}
@@ -114,7 +121,7 @@ def stream(comm):
     return [list(places.values()), max(4 * unit.elements for unit in units), len(units)]
 
 
-def test_zero3_gathers_a_layer_at_a_time_and_at_rank_0_alone():
+def test_zero3_gathers_one_layer_at_a_time_on_rank_0_only():
     (places, largest, units), *others = run_ranks(3, stream)
     assert places == [largest]
     assert units > 3
@@ -133,3 +140,99 @@ def ask_while_on_its_way(comm):
 
 def test_zero1_waits_for_weights_on_their_way():
     assert run_ranks(3, ask_while_on_its_way) == [[]] * 3
+
+
+# States that do not belong to a training are refused in one sentence.
+
+
+def alone(optimizer="adamw", **changes):
+    return Training(COMM, Case("none", optimizer=optimizer, **changes))
+
+
+@pytest.fixture(scope="module")
+def state():
+    """The state of a training of one rank after a step."""
+    training = alone().steps(0, 1)
+    return [FullTensor(kind, name, values.view(shape)) for kind, name, shape, _, values in training.pieces()]
+
+
+def without(state, kind, name):
+    return [whole for whole in state if (whole.kind, whole.name) != (kind, name)]
+
+
+def refusal(training, wholes):
+    with pytest.raises(UserError) as error:
+        training.strategy.load_state(wholes)
+    said = str(error.value)
+    assert said.endswith(".")
+    assert "\n" not in said
+    return said
+
+
+def test_missing_tensors_are_named(state):
+    for kind, name in (("weights", "hidden.bias"), ("buffers", "scale"), ("step", "large")):
+        assert f"lacks the {kind} of {name}. Resume" in refusal(alone(), without(state, kind, name))
+    assert "(and 1 more)" in refusal(alone(), without(without(state, "weights", "large"), "buffers", "scale"))
+
+
+def test_surplus_tensors_are_named(state):
+    assert "has the weights of other, which this model does not have" in refusal(
+        alone(), [*state, FullTensor("weights", "other", torch.zeros(2))]
+    )
+    assert "has the weights of large twice" in refusal(alone(), [*state, *state])
+    assert "has the exp_avg of frozen.weight, which" in refusal(
+        alone(), [*state, FullTensor("exp_avg", "frozen.weight", torch.zeros(7, 7))]
+    )
+
+
+def test_another_model_and_another_optimizer_are_refused(state):
+    longer = [FullTensor(w.kind, w.name, torch.zeros(9)) if w.name == "large" else w for w in state]
+    assert "in the shape (9,), and this model has (1009,)" in refusal(alone(), longer)
+    assert "this run's optimizer keeps momentum_buffer. Resume with the same --optimizer" in refusal(
+        alone("momentum"), state
+    )
+    assert "keeps nothing" in refusal(alone("sgd"), state)
+
+
+@pytest.mark.parametrize("kind", ["weights", "buffers", "exp_avg", "step"])
+def test_another_dtype_or_shape_of_any_kind_is_refused(state, kind):
+    name = "scale" if kind == "buffers" else "large"
+    others = (torch.int64, torch.bool, torch.complex64, torch.float16, torch.float64)
+    for dtype in others if kind != "step" else (torch.bool, torch.complex64):
+        changed = [FullTensor(w.kind, w.name, w.tensor.to(dtype), "a/file") if w.kind == kind else w for w in state]
+        said = refusal(alone(), changed)
+        assert said.startswith(f"a/file has the {kind} of "), said
+        assert f" as {str(dtype).removeprefix('torch.')}, and this model has " in said
+    for shape in ((), (1,), (2, 2)):
+        wrong = torch.zeros(shape)
+        changed = [FullTensor(w.kind, w.name, wrong) if (w.kind, w.name) == (kind, name) else w for w in state]
+        if (kind, shape) not in (("step", ()), ("buffers", next(w for w in state if w.name == "scale").tensor.shape)):
+            assert f"has the {kind} of {name} in the shape {shape}, and this model has" in refusal(alone(), changed)
+
+
+def test_a_parameter_that_was_never_used_needs_no_state(state):
+    names = {whole.name for whole in state if whole.kind == "exp_avg"}
+    assert "never.weight" not in names
+    for kind in ("exp_avg", "exp_avg_sq", "step"):
+        state = without(state, kind, "hidden.weight")
+    training = alone()
+    training.strategy.load_state(state)
+    assert not training.strategy.optimizer.state.get(training.model.hidden.weight)
+
+
+def test_a_damaged_loss_scale_is_refused():
+    for wrong in ({"loss_scale": 0.5, "good_steps": 1}, {"loss_scale": "x"}, {"loss_scale": float("inf")}):
+        with pytest.raises(UserError, match="Resume from another checkpoint"):
+            LossScale(is_on=True).load(wrong)
+    scale = LossScale(is_on=True)
+    scale.load(json.loads(json.dumps({"loss_scale": 1024.0, "good_steps": 7})))
+    assert scale.state() == {"loss_scale": 1024.0, "good_steps": 7}
+    plain = LossScale(is_on=False)
+    plain.load({"loss_scale": 1024.0, "good_steps": 7})
+    assert plain.value == 1.0
+
+
+def test_a_local_state_that_does_not_fit_is_refused():
+    for facts in ({}, {"sync": 3}, {"sync": {}, "scalars": []}):
+        with pytest.raises(UserError, match="the local state of rank 0 does not fit this run"):
+            alone().strategy.load_own_state(facts, {"weights/none": torch.zeros(1)})

@@ -1,4 +1,4 @@
-"""A long run's rows are thinned by rule, so that it does not fill the disk; what they add up to stays exact."""
+"""A rule thins a long run's rows, so that they do not fill the disk. Their sums stay exact."""
 
 import json
 
@@ -37,7 +37,7 @@ def kept_of(folder):
         ("auto", list(range(13))),
     ],
 )
-def test_a_rule_says_of_which_iterations_the_rows_are_kept_and_totals_know_all(rule, kept, tmp_path):
+def test_a_rule_keeps_rows_of_its_iterations_and_totals_count_all(rule, kept, tmp_path):
     whole, thinned = (write(tmp_path / name, 12, name_of) for name, name_of in (("whole", "all"), ("run", rule)))
     assert kept_of(thinned) == kept
     rows = rows_of(thinned / "iterations.rank0.jsonl")
@@ -60,7 +60,7 @@ def test_a_rule_says_of_which_iterations_the_rows_are_kept_and_totals_know_all(r
 
 
 @pytest.mark.parametrize("rows", [1, 7, 400])
-def test_auto_keeps_all_of_a_short_run_ever_fewer_of_a_long_one_and_never_more_than_it_may(rows):
+def test_auto_keeps_all_rows_of_a_short_run_and_a_share_of_a_long_one(rows):
     most = 4000
     thinning = Thinning(LedgerRule(AUTO), most)
     kept = []
@@ -93,7 +93,7 @@ def test_an_interrupted_run_keeps_the_same_iterations(stop):
     assert found + decide(after, stop + 1, 9000) == whole
 
 
-def test_ranks_share_what_a_run_may_keep_and_rank_0_keeps_every_iteration():
+def test_rank_0_keeps_every_iteration_and_the_others_their_share():
     kept = [
         sum(detail.of_row({"iteration": iteration}, is_new=True) is not None for iteration in range(1, 200_001))
         for detail in (Detail(AUTO, rank, 4) for rank in range(2))
@@ -106,7 +106,7 @@ def test_ranks_share_what_a_run_may_keep_and_rank_0_keeps_every_iteration():
 @pytest.mark.parametrize(
     "rule", ["", "some", "first", "first:", "first:0", "every:-1", "every:1.5", "totals:1", "every:٣"]
 )
-def test_another_rule_is_refused_in_one_sentence(rule, tmp_path, capfd, monkeypatch):
+def test_an_invalid_rule_is_refused(rule, tmp_path, capfd, monkeypatch):
     with pytest.raises(
         UsageError, match=r"^--ledger .*is not valid. Give all, first:N, every:N, totals or auto, with a whole"
     ):
@@ -116,7 +116,7 @@ def test_another_rule_is_refused_in_one_sentence(rule, tmp_path, capfd, monkeypa
     assert capfd.readouterr().err.count("\n") == 1
 
 
-def test_a_report_of_a_thinned_record_shows_a_typical_iteration_that_it_has_and_says_what_it_lacks(tmp_path):
+def test_a_report_shows_a_typical_iteration_whose_rows_were_kept(tmp_path):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     from cos598d.commands.report import load_records
