@@ -1,4 +1,4 @@
-"""A training by a strategy, and one process on all ranks' examples beside it: models, and steps of both."""
+"""A training by a strategy, and the same by one process on all ranks' examples: models, and steps of both."""
 
 import contextlib
 import copy
@@ -79,13 +79,22 @@ def _groups(named):
     return [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
 
 
-def step_by(strategy, module, comm, step, loss_of=layered_loss, micros=1, max_norm=0.0):
-    """One step by a strategy: its norm, and whether it counts."""
+def sum_by(strategy, module, comm, step, loss_of=layered_loss, micros=1, max_norm=0.0, unsynced=None):
+    """A step's gradients, summed and clipped by a strategy: their norm.
+
+    `unsynced` is the number of micro-batches under no_sync: by default all but the last.
+    """
+    unsynced = micros - 1 if unsynced is None else unsynced
     for micro in range(micros):
-        with strategy.no_sync() if micro < micros - 1 else contextlib.nullcontext():
+        with strategy.no_sync() if micro < unsynced else contextlib.nullcontext():
             strategy.backward(loss_of(module, comm.rank, step, micro) / (comm.world_size * micros))
     strategy.finish()
-    norm = strategy.clip(max_norm)
+    return strategy.clip(max_norm)
+
+
+def step_by(strategy, *arguments, **options):
+    """One step by a strategy, with the arguments of `sum_by`: its norm, and whether it counts."""
+    norm = sum_by(strategy, *arguments, **options)
     return norm, strategy.step()
 
 

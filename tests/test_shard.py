@@ -4,18 +4,16 @@ import contextlib
 import functools
 import json
 import os
-from dataclasses import replace
 
 import pytest
 import torch
-from beside import ONE_EACH, SMALL_BUCKETS, Beside, adamw, batch, layered, sgd, train_sharded
+from beside import ONE_EACH, SMALL_BUCKETS, Beside, adamw, batch, layered, layered_loss, sgd, step_by, train_sharded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from worlds import run_ranks
 
 from cos598d.comm.exchange import IN_FLIGHT
-from cos598d.comm.ledger import Ledger, Row
-from cos598d.records.conventions import GRADIENTS, PARAMETERS
+from cos598d.records.conventions import GRADIENTS
 from cos598d.strategies.parts.units import Unit, layers, owners
 from cos598d.strategies.sharded import Sharded
 from cos598d.strategies.shared_weights import SharedWeights
@@ -84,25 +82,6 @@ def test_unused_weights_stay_and_several_dtypes_and_a_layer_of_some_ranks_are_ri
             assert never_stays, f"{name}: weight decay must not touch what no rank uses"
 
 
-class Lines(list):
-    def writelines(self, lines):
-        self.extend(lines)
-
-
-def test_what_is_waited_for_after_its_iterations_rows_were_written_is_added_to_them():
-    """The weights of the last step arrive when the model is to be evaluated."""
-    ledger = Ledger(Lines())
-    ledger.begin(1, 0.0)
-    row = Row(1, GRADIENTS, "reduce_scatter", "bucket 0", (4,), "float32", 16, 12, 12, 0.1, 3)
-    ledger.enter(row)
-    ledger.flush()
-    ledger.enter(replace(row, purpose=PARAMETERS, op="all_gather"))
-    for _ in range(2):
-        assert ledger.totals_by_iteration()[1].bytes_sent == 24
-        assert ledger.totals_by_iteration()[1].calls == 2
-        ledger.flush()
-
-
 def odd_steps(comm, name):
     """On a rank: fp16 that overflows on rank 1, an evaluation of one rank's own, a second backward, and errors."""
     found = {}
@@ -112,11 +91,8 @@ def odd_steps(comm, name):
     module = strategy.attach(model, adamw)
     with strategy.whole():
         before = {key: value.clone() for key, value in model.state_dict().items()}
-    loss = module(**batch(0, 0, comm.rank))[0] / comm.world_size
-    strategy.backward(loss * (float("inf") if comm.rank == 1 else 1.0))
-    strategy.finish()
-    strategy.clip(1.0)
-    counted = strategy.step()
+    factor = float("inf") if comm.rank == 1 else 1.0
+    _, counted = step_by(strategy, module, comm, 0, lambda *where: layered_loss(*where) * factor, max_norm=1.0)
     with strategy.whole():
         same = all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     found["overflow"] = [counted, strategy.loss_scale, same, len(strategy.optimizer.state)]
@@ -143,11 +119,7 @@ def odd_steps(comm, name):
         handle.remove()
         strategy.forget_step()
     # Two backwards without no_sync, the second over what the first has left on its way.
-    for micro in range(2):
-        strategy.backward(module(**batch(1, micro, comm.rank))[0] / (2 * comm.world_size))
-    strategy.finish()
-    strategy.clip(0.3)
-    strategy.step()
+    step_by(strategy, module, comm, 1, micros=2, max_norm=0.3, unsynced=0)
     both.step_alone(1, 2, 0.3)
     found["going on"] = both.end()
     # What is left is a plain model.
@@ -254,14 +226,12 @@ def use_other_halves(comm, name):
     before = {key: p.clone() for key, p in model.named_parameters()}
     strategy = SHARDED[name](comm, True, ONE_EACH)
     module = strategy.attach(model, lambda named: torch.optim.SGD([p for _, p in named], lr=1.0))
-    for _ in range(2):
-        for micro, which in enumerate("ab"):
-            with strategy.no_sync() if micro == 0 else contextlib.nullcontext():
-                loss = module(torch.ones(2), which) + (module(torch.ones(2), "ba"[micro]) if comm.rank == 0 else 0)
-                strategy.backward(loss * 0.1)
-        strategy.finish()
-        strategy.clip(0.0)
-        strategy.step()
+
+    def loss_of(module, rank, step, micro):  # rank 0 uses both halves each time
+        return sum(module(torch.ones(2), which) for which in ("ab" if rank == 0 else "ab"[micro]))
+
+    for step in range(2):
+        step_by(strategy, module, comm, step, loss_of, micros=2)
     strategy.settle()
     moved = {key: (p - before[key]).abs().sum().item() for key, p in model.named_parameters()}
     strategy.detach()

@@ -3,11 +3,9 @@
 In a.view(24) + b.view(24) the sum hands its gradient on, and what a and b get are two views of it.
 """
 
-import contextlib
-
 import pytest
 import torch
-from beside import ONE_EACH, distance
+from beside import ONE_EACH, distance, sgd, step_by
 from torch import nn
 from worlds import run_ranks
 
@@ -46,10 +44,6 @@ def factors(step, part, rank):
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(100 * step + 10 * part + rank))
 
 
-def sgd(named):
-    return torch.optim.SGD([p for _, p in named], lr=0.5, momentum=0.9)
-
-
 def train_alone(ranks):
     """The weights of one process, of which each gradient is added up by itself."""
     model = sharing()
@@ -70,14 +64,12 @@ def train(comm, strategy):
     """How far a strategy's weights are from those of one process, of each tensor's largest."""
     model, right = sharing(), train_alone(comm.world_size)
     module = strategy.attach(model, sgd)
-    for step in range(STEPS):
-        for part in range(PARTS):
-            # The second backward without no_sync, over what the first has left on its way.
-            with strategy.no_sync() if part == 0 else contextlib.nullcontext():
-                strategy.backward(module(factors(step, part, comm.rank)) / (comm.world_size * PARTS))
-        strategy.finish()
-        strategy.clip(CLIP)
-        strategy.step()
+
+    def loss_of(module, rank, step, part):
+        return module(factors(step, part, rank))
+
+    for step in range(STEPS):  # the second backward without no_sync finds what the first is still sending
+        step_by(strategy, module, comm, step, loss_of, PARTS, CLIP, unsynced=1)
     strategy.settle()
     apart = distance(model, right)
     strategy.detach()

@@ -5,7 +5,8 @@ import time
 
 import pytest
 import torch
-from beside import SMALL_BUCKETS, Beside, adamw, batch, layered, sgd, train_sharded
+from beside import SMALL_BUCKETS, Beside, adamw, batch, layered, layered_loss, sgd, step_by, train_sharded
+from held import Uneven
 from test_rows import with_rows
 from test_shared_memory import MEMORY, shared_memory_of
 from torch import nn
@@ -15,8 +16,23 @@ from cos598d.comm import hosts
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
+from cos598d.models.linear import Linear
 from cos598d.records.conventions import GRADIENTS
+from cos598d.strategies.formula import TrainingSpec, without_values
+from cos598d.strategies.memory import Peak
+from cos598d.strategies.parts.cast_weights import linear_layers
 from cos598d.strategies.shared_weights import SharedWeights
+
+
+def noting(found):
+    """The layered model's loss. `found` gets each one, and the dtype of its logits."""
+
+    def loss_of(module, rank, step, micro):
+        loss, logits = module(**batch(step, micro, rank))
+        found.append([loss.item(), str(logits.dtype)])
+        return loss
+
+    return loss_of
 
 
 def rows_of(comm):
@@ -57,11 +73,9 @@ def overflow_then_go_on(comm):
         strategy.scale.value = 4.0
         module = strategy.attach(model, adamw)
         if spoils:
-            loss = module(**batch(7, 0, comm.rank))[0] * float("nan")
-            strategy.backward(loss)
-            strategy.finish()
-            strategy.clip(0.3)
-            assert not strategy.step()
+            no_number = lambda *where: layered_loss(*where) * float("nan")  # noqa: E731
+            _, counts = step_by(strategy, module, comm, 7, no_number, max_norm=0.3)
+            assert not counts
             strategy.scale.value = 4.0
         train_sharded(strategy, module, comm, 2, 1, 0.3)
         strategy.detach()
@@ -136,7 +150,7 @@ class Slow(SharedWeights):
 
 
 def be_late(comm):
-    """On a rank: the losses with ranks that are all in time, and with one that is not; a second backward too."""
+    """On a rank: whether the losses are those without a late rank. Both micro-batches of a step are synchronized."""
     with_rows()
     found = []
     for kind in (SharedWeights, Slow):
@@ -144,13 +158,7 @@ def be_late(comm):
         strategy = kind(comm, True, SMALL_BUCKETS)
         module = strategy.attach(model, adamw)
         for step in range(4):
-            for micro in range(2):
-                loss = module(**batch(step, micro, comm.rank))[0]
-                losses.append(loss.item())
-                strategy.backward(loss / comm.world_size)
-            strategy.finish()
-            strategy.clip(0.3)
-            strategy.step()
+            step_by(strategy, module, comm, step, noting(losses), micros=2, max_norm=0.3, unsynced=0)
         strategy.detach()
         found.append(losses)
     return found[0] == found[1]
@@ -206,3 +214,85 @@ def live_and_let_go(comm):
 
 def test_nothing_travels_and_afterwards_every_rank_has_weights_of_its_own():
     assert run_ranks(2, live_and_let_go) == [[[True, False], 0, [float(rank)]] for rank in range(2)]
+
+
+class UnderAutocast(SharedWeights):
+    """As it is without copies in half precision: autocast casts the weights of every forward."""
+
+    def make_gradients(self):
+        gradients = super().make_gradients()
+        gradients.cast_to = None
+        return gradients
+
+
+def losses_and_weights(comm, kind, make, precision):
+    """On a rank: what three steps of two micro-batches and a second backward without no_sync come to."""
+    model, found = layered(), []
+    strategy = kind(comm, True, SMALL_BUCKETS, precision)
+    module = strategy.attach(model, make)
+    found.append(train_sharded(strategy, module, comm, 3, 2, 0.3))
+    step_by(strategy, module, comm, 9, noting(found), micros=2, max_norm=0.3, unsynced=0)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found.append(model(**batch(10, 0, 0))[1].tolist())  # evaluated as it is
+    wholes = {name: p.tolist() for name, p in model.named_parameters()}
+    layers = [name for name, p in model.named_parameters() if p.dtype != torch.float32]
+    strategy.detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        model.blocks[0].linear(torch.ones(1, 8)).sum().backward()
+    return found, wholes, layers, model.blocks[0].linear.weight.grad is not None
+
+
+def with_and_without_copies(comm):
+    found = []
+    for make, precision in ((sgd, "bf16"), (adamw, "bf16"), (sgd, "fp32")):
+        mine, autocast_s = (losses_and_weights(comm, kind, make, precision) for kind in (SharedWeights, UnderAutocast))
+        found.append([mine[0] == autocast_s[0], mine[1] == autocast_s[1], list(mine[2:]), list(autocast_s[2:])])
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_bit_is_autocast_s_with_accumulation_a_layer_used_twice_and_tied_weights(ranks):
+    for rank in run_ranks(ranks, with_and_without_copies):
+        assert rank == [[True, True, [[], True], [[], True]]] * 3
+
+
+def bytes_cast(comm):
+    """On a rank: what is held between two steps and at a step's peak, and what the formula says."""
+    model = Uneven()
+    job = TrainingSpec(without_values(model), comm.world_size, comm.rank, 2, 4)
+    strategy = SharedWeights(comm, False, SMALL_BUCKETS, "bf16")
+    module, peak = strategy.attach(model, adamw), Peak(strategy.memory)
+    inputs = {"input_ids": torch.arange(12).view(3, 4)}
+    for _ in range(3):
+        with peak.watching():
+            strategy.backward(module(**inputs)[0].float())
+        strategy.finish()
+        strategy.clip(1.0)
+        strategy.step()
+    between, expected = strategy.memory(), strategy.expected_memory(job)
+    grads = {p.grad for p in model.parameters()}
+    strategy.detach()
+    return between, dict(expected.between_steps), peak.held["gradients"], expected.peak["gradients"], grads == {None}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_copies_and_gradients_in_half_precision_count_as_the_formula_says(ranks):
+    for between, expected, peak, expected_peak, has_none in run_ranks(ranks, bytes_cast):
+        assert between == expected
+        assert peak == expected_peak
+        assert has_none
+
+
+def test_only_what_a_plain_linear_layer_has_to_itself_is_cast():
+    model = Uneven()
+    names = {name for name, p in model.named_parameters() if p in linear_layers(model)}
+    assert {"twice.weight", "twice.bias", "output.bias", "layers.0.0.weight"} <= names
+    assert not names & {"words.weight", "frozen.weight", "frozen.bias"}
+    assert linear_layers(model.double()) == {}
+    assert len(linear_layers(Linear(3, 2))) == 2, "torch's own under autocast"
+
+    class Own(nn.Linear):
+        def forward(self, input):
+            return input @ self.weight.t()
+
+    assert linear_layers(Own(3, 2)) == {}
