@@ -1,4 +1,4 @@
-"""Streaming DiLoCo: it makes the steps that it states, sends what it says, and goes on from what it has saved."""
+"""Streaming DiLoCo makes the steps of its formula, sends the bytes of its formula, and resumes from a saved state."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def flat(model):
 
 
 def by_hand(ranks, options, steps):
-    """What each rank holds after so many steps, by a program that has all ranks' weights at hand."""
+    """What each rank holds after so many steps, computed with all ranks' weights in one process."""
     models = [model_of_rank_0() for _ in range(ranks)]
     parameters = list(models[0].parameters())
     fragments = cut_in_rows(parameters, [rows_of(p.shape) for p in parameters], options["fragments"])
@@ -112,26 +112,12 @@ def distances(comm, steps):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_it_makes_the_steps_that_it_states(ranks):
+def test_steps_equal_those_of_one_process(ranks):
     for rank in run_ranks(ranks, distances, 13):
         assert max(rank) < 1e-6
 
 
-def without_an_outer_step(comm):
-    """The last case of CASES: the average of the weights a step before, and the rank's own last step."""
-    models = [train(comm, CASES[2], steps)[2] for steps in (4, 5)]
-    every = torch.tensor(comm.exchange(flat(models[0]).tolist()))
-    return [flat(models[0]).tolist(), flat(models[1]).tolist(), every.std(dim=0).max().item()]
-
-
-def test_ranks_stay_within_a_step_or_two_of_each_other():
-    answers = run_ranks(2, without_an_outer_step)
-    (first, _, apart), (other, _, _) = answers
-    assert first != other, "each has learnt from its own examples since"
-    assert 0 < apart < 0.05
-
-
-def test_rows_are_cut_into_fragments_of_about_one_size_each_row_once():
+def test_fragments_have_each_row_once_and_about_one_size():
     shapes = [(7, 100), (3,), (0, 5), (), (1000, 2), (1, 600)]
     tensors = [torch.zeros(shape) for shape in shapes]
     for count in (1, 2, 5, 9, 4000):
@@ -151,7 +137,7 @@ def test_rows_are_cut_into_fragments_of_about_one_size_each_row_once():
 
 
 def bytes_of_rounds(comm, options):
-    """On a rank: bytes sent in two rounds of all fragments, as counted and as stated, and of settling."""
+    """On a rank: the bytes per step of two rounds of all fragments, counted and stated, and the same of settling."""
     sync, module, model = train(comm, options, 0)
     comm.ledger = Ledger()
     rounds = 2 * options["fragments"] * options.get("sync_every", 1)
@@ -167,18 +153,22 @@ def bytes_of_rounds(comm, options):
     return [sum(row.bytes_sent for row in rows) / rounds, stated.synchronizing, calls, settled, stated.settling]
 
 
-@pytest.mark.parametrize("word", [None, "bf16", "int8", "topk:0.5", "powersgd:1"])
-def test_it_sends_what_its_formula_says_in_the_mean_of_a_round(word):
-    options = {"fragments": 4, "sync_every": 2, "compress": word}
-    for sent, stated, calls, settled, settling in run_ranks(3, bytes_of_rounds, options):
-        assert sent == pytest.approx(stated, abs=1), "rounded to a byte"
-        assert calls >= 4
-        assert settled == settling > 0
+def bytes_by_codec(comm, words):
+    return [bytes_of_rounds(comm, {"fragments": 4, "sync_every": 2, "compress": word}) for word in words]
+
+
+def test_a_round_sends_the_bytes_of_the_formula_on_average():
+    words = [None, "bf16", "int8", "topk:0.5", "powersgd:1"]
+    for found in run_ranks(3, bytes_by_codec, words):
+        for word, (sent, stated, calls, settled, settling) in zip(words, found, strict=True):
+            assert sent == pytest.approx(stated, abs=1), word  # rounded to a byte
+            assert calls >= 4, word
+            assert settled == settling > 0, word
 
 
 def leave_and_go_on(comm, options):
-    """On a rank: the weights of a training that was left with a fragment under way and went on in another sync, and of
-    one that nobody asked."""
+    """On a rank: the weights of a training that another sync resumed while a fragment was being sent, and of one
+    without a break."""
     sync, module, model = train(comm, options, 9)
     facts, tensors = sync.own_state()
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -192,10 +182,14 @@ def leave_and_go_on(comm, options):
     return [digest(flat(model)), digest(flat(train(comm, options, 17)[2]))]
 
 
-@pytest.mark.parametrize("word", [None, "int8", "topk:0.3", "powersgd:1"])
-def test_it_goes_on_to_the_last_bit_with_what_was_under_way(word):
-    for found, alone in run_ranks(2, leave_and_go_on, {"fragments": 3, "sync_every": 2, "compress": word}):
-        assert found == alone
+def resume_by_codec(comm, words):
+    return [leave_and_go_on(comm, {"fragments": 3, "sync_every": 2, "compress": word}) for word in words]
+
+
+def test_a_saved_training_resumes_to_the_last_bit_with_a_fragment_under_way():
+    words = [None, "int8", "topk:0.3", "powersgd:1"]
+    for found in run_ranks(2, resume_by_codec, words):
+        assert [word for word, (resumed, whole) in zip(words, found, strict=True) if resumed != whole] == []
 
 
 def settle(comm):
@@ -215,9 +209,9 @@ def settle(comm):
     ]
 
 
-def test_settled_ranks_hold_their_average_and_agree_on_it():
+def test_settled_ranks_hold_their_average():
     for off, alike, is_equal, apart in run_ranks(2, settle):
         assert off < 1e-6
         assert alike
-        assert not is_equal, "other steps have followed"
+        assert not is_equal, "later steps keep them apart"
         assert abs(apart) < 1e-5

@@ -1,4 +1,4 @@
-"""Weights that travel by their lower bits arrive to the last bit, however far a step has moved them."""
+"""Weights and gradients that are packed into fewer bits arrive bit for bit."""
 
 import pytest
 import torch
@@ -30,13 +30,17 @@ from cos598d.strategies.sparse_zero1 import SparseZero1
 from cos598d.sync.options import SyncOptions
 from cos598d.tools.check.toy import local_batch, toy_model
 
-# How far each step moves the weights, of their own size; NaN is what a training that has diverged makes of them.
+# How far each step moves the weights, relative to their size. NaN is a training that has diverged.
 STEPS = (1e-3, 0.0, 3.0, 3.0, 1e-3, 1e-3, 0.1, 0.1, 1e-3, 1e-3, float("nan"), 1e-3)
 LENGTHS = [6001, 6000, 6000]
 
 
+def drawn(elements, seed=0):
+    return torch.randn(elements, generator=torch.Generator().manual_seed(seed))
+
+
 def gathered(gather, comm, flat, right):
-    """Gather every rank's part of `right` into `flat`, whose own part is stepped now; what was sent."""
+    """Gather every rank's part of `right` into `flat`: the bytes sent."""
     comm.ledger = Ledger()
     gather.look()
     own = [len(part) for part in gather._parts]
@@ -52,29 +56,30 @@ def gathered(gather, comm, flat, right):
 
 
 def gather_steps(comm):
-    """On a rank: what it sent after each step, and in which forms all parts travel next."""
-    flat = torch.randn(sum(LENGTHS), generator=torch.Generator().manual_seed(0))
+    """On a rank, by step: the bytes sent, and the next form of each part."""
+    flat = drawn(sum(LENGTHS))
     right, gather, found = flat.clone(), LowBytes(comm, "weights", flat, LENGTHS, tag=1), []
     for number, size in enumerate(STEPS):
         for rank, part in enumerate(right.split(LENGTHS)):
-            moved = torch.randn(len(part), generator=torch.Generator().manual_seed(10 * number + rank))
-            part *= 1 + (0.0 if size > 0.01 and rank == 2 else size) * moved  # rank 2 takes short steps alone
+            part *= 1 + (0.0 if size > 0.01 and rank == 2 else size) * drawn(
+                len(part), 10 * number + rank
+            )  # only rank 2 takes short steps
         found.append([gathered(gather, comm, flat, right), gather.forms])
     return found
 
 
-def test_weights_arrive_to_the_last_bit_in_the_shortest_form_that_the_last_step_had_room_for():
+def test_weights_arrive_bit_for_bit_in_the_shortest_form_for_the_last_step():
     by_rank = run_ranks(3, gather_steps)
     for rank, found in enumerate(by_rank):
         first, short, middle = (packed_bytes(LENGTHS[rank], form) for form in (20, 320, 324))
         whole = 4 * LENGTHS[rank]
-        # A leap, what follows as it is, and back; a long step, what follows in a longer form, and back; no numbers.
+        # Two leaps, of which the second is sent whole; two long steps, of which the second has a longer form; NaN.
         leaps = [first, short, short + whole, 8 + whole, 8 + whole, short]
         longer = [short + whole, middle, middle, short]
         steady = [first] + [short] * 9
         ends = [short + whole, 8 + whole]
         assert [sent for sent, _ in found] == [2 * each for each in (steady if rank == 2 else leaps + longer) + ends]
-        assert [forms for *_, forms in found] == [forms for *_, forms in by_rank[0]], "all have to know"
+        assert [forms for *_, forms in found] == [forms for *_, forms in by_rank[0]], "all ranks use the same forms"
         assert found[2][1] == [WHOLE, WHOLE, 320]
         assert found[6][1] == [324, 324, 320]
         assert found[4][1] == found[8][1] == [320] * 3
@@ -90,8 +95,8 @@ COUNTS += [(1601, 324), (801, 324), (800, 20)]
 
 
 def fill_the_room(comm):
-    """On a rank: what it sent after each step, and in which form its part follows."""
-    flat = torch.randn(2 * ROOMY, generator=torch.Generator().manual_seed(0)).abs() + 1
+    """On a rank, by step: the bytes sent, and the next form of each part."""
+    flat = drawn(2 * ROOMY).abs() + 1
     right, gather, found = flat.clone(), LowBytes(comm, "weights", flat, [ROOMY, ROOMY], tag=1), []
     for step, (count, _) in enumerate(COUNTS):
         for rank, part in enumerate(right.split(ROOMY)):
@@ -101,7 +106,7 @@ def fill_the_room(comm):
     return found
 
 
-def test_there_is_room_for_twice_as_many_as_had_moved_too_far():
+def test_the_next_form_has_room_for_twice_as_many_outliers():
     forms = [20, *(following for _, following in COUNTS)]
     for found in run_ranks(2, fill_the_room):
         assert [each[1:] for each in found] == [[form, form] for form in forms[1:]]
@@ -112,8 +117,8 @@ def test_there_is_room_for_twice_as_many_as_had_moved_too_far():
 
 
 def move_to_the_edges(comm):
-    """On a rank: integers move as far as a form allows, and by one more."""
-    flat = torch.randn(10_001, generator=torch.Generator().manual_seed(0))
+    """On a rank: gathers after integers move as far as a form allows, and by one more."""
+    flat = drawn(10_001)
     flat[::7], flat[1::7] = 0.0, -0.0
     gather = LowBytes(comm, "weights", flat, [5001, 5000], tag=1)
     for form in (20, 24, 20, 120, 324):
@@ -126,7 +131,7 @@ def move_to_the_edges(comm):
         gathered(gather, comm, flat, right)
 
 
-def test_integers_may_move_as_far_as_half_of_what_the_bits_hold_and_further():
+def test_weights_at_the_limits_of_a_form_arrive_bit_for_bit():
     run_ranks(2, move_to_the_edges)
 
 
@@ -142,7 +147,7 @@ class Renorming(nn.Module):
         return self.layer(self.words(ids).mean(dim=1)).square().mean()
 
 
-def test_small_parts_other_dtypes_and_what_a_forward_changes_travel_as_they_are():
+def test_small_parts_other_dtypes_and_weights_that_forward_changes_are_not_packed():
     model = Renorming()
     changing = changed_in_forward(model)
     assert changing == {model.words.weight}
@@ -161,7 +166,7 @@ class Alone:
     rank, world_size = 0, 2
 
 
-def test_what_was_remembered_of_other_parts_does_not_fit():
+def test_saved_forms_of_other_parts_are_refused():
     packed = LowBytes(Alone(), "weights", torch.zeros(20_000), [10_000, 10_000], tag=1)
     for wrong in ([20], [20, 21], [20, 420], [20, "24"]):
         with pytest.raises(ValueError, match="zip|not in tuple"):
@@ -171,12 +176,8 @@ def test_what_was_remembered_of_other_parts_does_not_fit():
 SIZES = (0, 1, 63, 64, 200, 257, 5000, 135_168)
 
 
-def drawn(elements, seed=0):
-    return torch.randn(elements, generator=torch.Generator().manual_seed(seed))
-
-
 def scattered(numbers, *strange):
-    """Numbers among which strange ones are."""
+    """Numbers with `strange` ones among them."""
     numbers = numbers.clone()
     for place, number in enumerate(strange):
         numbers[place :: 7 * len(strange)] = number
@@ -184,7 +185,7 @@ def scattered(numbers, *strange):
 
 
 def of_bits(elements):
-    """Any bits whatever: numbers that are none, and of all sizes."""
+    """Random bits: NaN, and numbers of all sizes."""
     return (
         torch.randint(-(2**31), 2**31, (elements,), generator=torch.Generator().manual_seed(1))
         .int()
@@ -195,8 +196,8 @@ def of_bits(elements):
 KINDS = {
     "a layer's": lambda n: 1e-4 * drawn(n),
     "of several sizes": lambda n: drawn(n) * 10.0 ** torch.arange(n).div(64).sin(),
-    "zeros, of both signs, and what is hardly more": lambda n: scattered(drawn(n), 0.0, -0.0, 1e-44, -1e-40),
-    "nothing but zeros": torch.zeros,
+    "zeros of both signs and denormal numbers": lambda n: scattered(drawn(n), 0.0, -0.0, 1e-44, -1e-40),
+    "only zeros": torch.zeros,
     "an overflow": lambda n: scattered(drawn(n) * 1e38, float("inf"), float("-inf"), float("nan")),
     "of one size": lambda n: -torch.ones(n),
 }
@@ -204,7 +205,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("elements", SIZES)
-def test_what_is_packed_has_the_same_bits_when_it_is_unpacked(kind, elements):
+def test_unpacking_restores_every_bit(kind, elements):
     numbers = KINDS[kind](elements)
     room = torch.full((row_bytes(elements) + 8,), 255, dtype=torch.uint8)
     packed = pack(numbers, room)
@@ -216,12 +217,8 @@ def test_what_is_packed_has_the_same_bits_when_it_is_unpacked(kind, elements):
     assert bool((room[len(packed) :] == 255).all())
 
 
-def test_an_eighth_of_the_bits_is_left_out():
-    assert travelling_bytes(135_168) / (4 * 135_168) < 0.885
-
-
 @pytest.mark.parametrize("elements", [200, 5000])
-def test_as_many_as_there_is_room_for_may_be_far_below_their_neighbours_and_no_more(elements):
+def test_only_so_many_outliers_fit(elements):
     room = LEAST_ROOM + elements // FAR
     for far in (room, room + 1):
         numbers = drawn(elements).abs() + 1
@@ -234,12 +231,13 @@ def test_as_many_as_there_is_room_for_may_be_far_below_their_neighbours_and_no_m
             assert torch.equal(found, numbers)
 
 
-def test_numbers_of_any_bits_have_no_room():
+def test_packing_saves_an_eighth_and_random_bits_do_not_fit():
+    assert travelling_bytes(135_168) / (4 * 135_168) < 0.885
     assert has_no_room(pack(of_bits(5000), torch.empty(row_bytes(5000), dtype=torch.uint8)), 5000)
 
 
 def tensors_of(rank, lengths):
-    """A rank's tensors: a layer's, one whose part for rank 0 has no room on rank 1, one with none on any, doubles."""
+    """A layer's tensor, one too wide to pack on rank 1 for rank 0, one too wide on all ranks, and doubles."""
     whole = [drawn(sum(lengths), 10 * number + rank) for number in range(4)]
     if rank == 1:
         whole[1][: lengths[0]] = torch.nan_to_num(of_bits(lengths[0]), 0.0, 1.0, 1.0) * 1e-30
@@ -249,7 +247,7 @@ def tensors_of(rank, lengths):
 
 
 def sum_both_ways(comm, lengths):
-    """On a rank: whether both ways give the same bits; of each tensor what it sent as it is, and packed; by formula."""
+    """On a rank: whether both ways give the same bits, each tensor's bytes unpacked and packed, and the formula."""
     exchange.SEGMENT_BYTES = packed_sums.SEGMENT_BYTES = 4096  # several segments
     longest = {torch.float32: lengths[0], torch.float64: lengths[0]}
     found, sent = [], []
@@ -270,7 +268,7 @@ def sum_both_ways(comm, lengths):
 
 
 @pytest.mark.parametrize("lengths", [[3001, 3001, 3000], [1, 1, 0]])
-def test_sums_are_the_same_to_the_last_bit_and_what_has_no_room_follows_as_it_is(lengths):
+def test_packed_sums_are_the_same_bits_and_parts_that_do_not_fit_are_sent_again_unpacked(lengths):
     for rank, (are_alike, whole, packed, short) in enumerate(run_ranks(3, sum_both_ways, lengths)):
         assert are_alike
         others = [each for other, each in enumerate(lengths) if other != rank]
@@ -278,7 +276,7 @@ def test_sums_are_the_same_to_the_last_bit_and_what_has_no_room_follows_as_it_is
         assert whole == [4 * sum(others)] * 3 + [8 * sum(others)]
         assert packed[0] == short
         assert packed[1] == short + late
-        assert packed[3] == whole[3], "doubles travel as they are"
+        assert packed[3] == whole[3], "doubles are not packed"
         if lengths[0] > 1:
             assert short < 0.9 * whole[0]
             assert packed[2] > whole[2]
@@ -289,7 +287,7 @@ def toy_loss(module, rank, step, micro):
 
 
 def train_both_ways(comm, precision):
-    """On a rank: the weights' bits after four steps of two parts each, and the bytes of gradients, both ways."""
+    """On a rank, without and with packing: digests of the weights after four steps, and the bytes of gradients."""
     row_gradients.LEAST_BYTES = 100
     found = []
     for packs in (False, True):
@@ -307,12 +305,12 @@ def train_both_ways(comm, precision):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_training_with_packed_gradients_is_to_the_last_bit_the_one_without(precision):
+def test_training_with_packed_gradients_gives_the_same_bits(precision):
     for (plain, whole), (packed, short) in run_ranks(3, train_both_ways, precision):
         assert packed == plain
         assert short < whole
 
 
-def test_messages_without_tags_are_refused():
+def test_packing_without_tagged_messages_is_refused():
     with pytest.raises(UsageError, match="--pack_gradients needs messages with tags, which the backend nccl"):
         SparseZero1.check_options(SyncOptions(pack_gradients=True), "nccl")

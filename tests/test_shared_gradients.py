@@ -1,6 +1,6 @@
-"""Where autograd keeps several gradients in one memory, every way of training takes each of them for itself.
+"""Gradients that share one memory train as if each had its own.
 
-In a.view(24) + b.view(24) the sum hands its gradient on, and what a and b get are two views of it.
+In a.view(24) + b.view(24) autograd passes the sum's gradient on: a and b get two views of it.
 """
 
 import pytest
@@ -45,7 +45,7 @@ def factors(step, part, rank):
 
 
 def train_alone(ranks):
-    """The weights of one process, of which each gradient is added up by itself."""
+    """The model after training by one process, with a separate sum for each gradient."""
     model = sharing()
     optimizer = sgd(model.named_parameters())
     for step in range(STEPS):
@@ -61,7 +61,7 @@ def train_alone(ranks):
 
 
 def train(comm, strategy):
-    """How far a strategy's weights are from those of one process, of each tensor's largest."""
+    """The distance of a strategy's weights from those of one process."""
     model, right = sharing(), train_alone(comm.world_size)
     module = strategy.attach(model, sgd)
 
@@ -87,6 +87,6 @@ def train_all(comm):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_gradients_in_one_memory_train_as_if_each_had_its_own(ranks):
+def test_gradients_in_one_memory_train_as_separate_ones(ranks):
     for found in run_ranks(ranks, train_all):
         assert {name: apart for name, apart in found.items() if apart > 1e-5} == {}

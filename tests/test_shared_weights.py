@@ -1,4 +1,4 @@
-"""One piece of memory for all ranks' weights: rows that were looked up travel alone, nobody reads what is written."""
+"""The weights of all ranks in one memory, with bf16 copies that are cast once per step."""
 
 import gc
 import time
@@ -36,13 +36,13 @@ def noting(found):
 
 
 def rows_of(comm):
-    """On a rank: of the positions' embedding the rows that its gradient has at each step, here and in all."""
+    """On a rank: whether the positions' gradient has the expected rows at each step, and `sparse` is reset."""
     with_rows()
     model, found = layered(), []
     strategy = SharedWeights(comm, True, SMALL_BUCKETS)
     module = strategy.attach(model, sgd)
     assert model.positions.sparse
-    assert not model.embedding.sparse, "it is the output's weight, too"
+    assert not model.embedding.sparse, "it is also the output's weight"
     (unit,) = strategy._gradients._rows
     for step in range(3):
         own = batch(step, 0, comm.rank)
@@ -59,12 +59,12 @@ def rows_of(comm):
     return [*found, not model.positions.sparse]
 
 
-def test_only_rows_that_were_looked_up_are_computed_added_and_cleared():
+def test_only_looked_up_rows_are_computed_added_and_cleared():
     assert run_ranks(3, rows_of) == [[True] * 4] * 3
 
 
 def overflow_then_go_on(comm):
-    """On a rank: whether a step whose gradients are no numbers, clipped, leaves the next one's as they are."""
+    """On a rank: whether training is the same after a step whose clipped gradients are NaN."""
     with_rows()
     found = []
     for spoils in (False, True):
@@ -83,12 +83,12 @@ def overflow_then_go_on(comm):
     return found[0] == found[1]
 
 
-def test_rows_that_were_multiplied_by_no_number_are_zeros_again():
+def test_rows_clipped_to_nan_are_zeroed_for_the_next_step():
     assert run_ranks(2, overflow_then_go_on) == [True, True]
 
 
 class Dense(nn.Module):
-    """An embedding whose weight is also used as it is, so that its gradient is dense; and another one of its own."""
+    """An embedding whose weight is also used directly, so that its gradient is dense, and a second embedding."""
 
     def __init__(self):
         super().__init__()
@@ -100,7 +100,7 @@ class Dense(nn.Module):
 
 
 def dense_gradients(comm):
-    """On a rank: how far from one process."""
+    """On a rank: the distance from one process."""
 
     def loss_of(module, rank, step, micro):
         return module(torch.tensor([[step, rank, 3, 3]]))
@@ -114,12 +114,12 @@ def dense_gradients(comm):
     return both.end()
 
 
-def test_an_embedding_may_have_a_dense_gradient_too():
+def test_an_embedding_may_have_a_dense_gradient():
     assert max(run_ranks(2, dense_gradients)) < 1e-5
 
 
 class Slow(SharedWeights):
-    """Rank 1 is late wherever it could be: to add, to step, to write weights."""
+    """Rank 1 is late to add, to step and to write weights."""
 
     def hold(self, unit):
         self._late()
@@ -164,12 +164,12 @@ def be_late(comm):
     return found[0] == found[1]
 
 
-def test_no_rank_reads_what_another_is_still_writing():
+def test_no_rank_reads_weights_that_a_late_rank_is_writing():
     assert all(run_ranks(3, be_late))
 
 
 def refusals(comm):
-    """On a rank: the sentences for what cannot work."""
+    """On a rank: the errors for ranks on two hosts, and for an embedding with max_norm."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hosts, "host_groups", lambda comm: [[0], [1]])
         with pytest.raises(UserError) as several:
@@ -179,7 +179,7 @@ def refusals(comm):
     return [str(several.value), str(changing.value)]
 
 
-def test_what_cannot_share_weights_is_refused_in_one_sentence_on_every_rank():
+def test_ranks_on_two_hosts_max_norm_and_other_devices_are_refused_on_every_rank():
     first, second = run_ranks(2, refusals)
     assert first == second
     assert first[0] == (
@@ -193,7 +193,7 @@ def test_what_cannot_share_weights_is_refused_in_one_sentence_on_every_rank():
 
 
 def live_and_let_go(comm):
-    """On a rank: whether the memory is mapped, and what became of the ranks' weights when one changes its own."""
+    """On a rank: whether the memory is mapped during and after training, the bytes, and its weights after a change."""
     model = layered()
     strategy = SharedWeights(comm)
     module = strategy.attach(model, sgd)
@@ -212,12 +212,12 @@ def live_and_let_go(comm):
     return mapped, sent, model.blocks[0].linear.weight.unique().tolist()
 
 
-def test_nothing_travels_and_afterwards_every_rank_has_weights_of_its_own():
+def test_no_gradients_are_sent_and_detach_gives_each_rank_its_own_weights():
     assert run_ranks(2, live_and_let_go) == [[[True, False], 0, [float(rank)]] for rank in range(2)]
 
 
 class UnderAutocast(SharedWeights):
-    """As it is without copies in half precision: autocast casts the weights of every forward."""
+    """Without copies in half precision: autocast casts the weights in every forward."""
 
     def make_gradients(self):
         gradients = super().make_gradients()
@@ -226,14 +226,14 @@ class UnderAutocast(SharedWeights):
 
 
 def losses_and_weights(comm, kind, make, precision):
-    """On a rank: what three steps of two micro-batches and a second backward without no_sync come to."""
+    """On a rank: losses, weights and dtypes of three steps, and of one whose two backwards both synchronize."""
     model, found = layered(), []
     strategy = kind(comm, True, SMALL_BUCKETS, precision)
     module = strategy.attach(model, make)
     found.append(train_sharded(strategy, module, comm, 3, 2, 0.3))
     step_by(strategy, module, comm, 9, noting(found), micros=2, max_norm=0.3, unsynced=0)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        found.append(model(**batch(10, 0, 0))[1].tolist())  # evaluated as it is
+        found.append(model(**batch(10, 0, 0))[1].tolist())
     wholes = {name: p.tolist() for name, p in model.named_parameters()}
     layers = [name for name, p in model.named_parameters() if p.dtype != torch.float32]
     strategy.detach()
@@ -251,13 +251,13 @@ def with_and_without_copies(comm):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_every_bit_is_autocast_s_with_accumulation_a_layer_used_twice_and_tied_weights(ranks):
+def test_cached_casts_give_the_bits_of_autocast(ranks):
     for rank in run_ranks(ranks, with_and_without_copies):
         assert rank == [[True, True, [[], True], [[], True]]] * 3
 
 
 def bytes_cast(comm):
-    """On a rank: what is held between two steps and at a step's peak, and what the formula says."""
+    """On a rank: the bytes held between two steps and at a step's peak, counted and by the formula."""
     model = Uneven()
     job = TrainingSpec(without_values(model), comm.world_size, comm.rank, 2, 4)
     strategy = SharedWeights(comm, False, SMALL_BUCKETS, "bf16")
@@ -276,14 +276,14 @@ def bytes_cast(comm):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_copies_and_gradients_in_half_precision_count_as_the_formula_says(ranks):
+def test_half_precision_memory_equals_the_formula(ranks):
     for between, expected, peak, expected_peak, has_none in run_ranks(ranks, bytes_cast):
         assert between == expected
         assert peak == expected_peak
         assert has_none
 
 
-def test_only_what_a_plain_linear_layer_has_to_itself_is_cast():
+def test_only_unshared_weights_of_plain_linear_layers_are_cast():
     model = Uneven()
     names = {name for name, p in model.named_parameters() if p in linear_layers(model)}
     assert {"twice.weight", "twice.bias", "output.bias", "layers.0.0.weight"} <= names
