@@ -1,10 +1,14 @@
-"""Other people's engines are the same training: losses and weights beside those of one process on the whole batch."""
+"""The engines of other libraries train as one process does on the global batch, and how Horovod is compiled."""
 
+import os
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
 from beside import Beside
+from programs import ROOT
 from torch import nn
 from worlds import run_ranks
 
@@ -14,9 +18,9 @@ from cos598d.strategies import get_strategy
 from cos598d.sync.options import SyncOptions
 
 STEPS, RATE = 4, {"sgd": 0.5, "adamw": 0.01}
-# optimizer, micro-batches of a step, norm to clip to: the second bites
+# optimizer, micro-batches per step, norm to clip to
 CASES = (("sgd", 1, 0.0), ("sgd", 3, 0.05), ("adamw", 3, 0.05))
-# These give a parameter that is unused zeros for a gradient, so that it decays all the same.
+# These give an unused parameter a gradient of zeros, so it decays.
 DECAYS_THE_UNUSED = ("deepspeed", "horovod")
 # --sync, its options, and the package that it needs
 ENGINES = {
@@ -38,7 +42,7 @@ def skip_unless_installed(package):
 
 
 class Model(nn.Module):
-    """A frozen layer, one that nothing uses, one used twice, layers in a list, a tied weight, a buffer."""
+    """A frozen layer, an unused one, one that is used twice, layers in a list, a tied weight, a buffer."""
 
     def __init__(self, seed):
         super().__init__()
@@ -81,8 +85,9 @@ def make_optimizer(named, kind):
 
 
 def train(comm, name, options, kind, parts, clip, precision="fp32"):
-    """On a rank: training by the strategy, from another first state on each rank but 0; what differs from one process
-    on the whole batches, each step's losses of both, the rows, and what is held."""
+    """On a rank: the weights that differ from one process, each step's losses of both, the rows, and the memory.
+
+    Each rank except 0 begins with other weights than one process."""
     losses, right = [0.0] * STEPS, [0.0] * STEPS
     ranks, model, alone = comm.world_size, Model(comm.rank), Model(0)
 
@@ -103,11 +108,11 @@ def train(comm, name, options, kind, parts, clip, precision="fp32"):
     held = strategy.memory()
     strategy.settle()
     assert strategy.replicas_equal
-    with torch.no_grad():  # ranks call it another number of times: nothing may wait for the others
+    with torch.no_grad():  # each rank calls it a different number of times
         for _ in range(comm.rank):
             model(**a_part(0, 0))
     strategy.detach()
-    model(**a_part(0, 0))[0].backward()  # it is the caller's again: nobody averages
+    model(**a_part(0, 0))[0].backward()  # the caller's again, so nothing is averaged
     wrong = {}
     for (tensor, mine), (_, whole) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
         assert (type(mine), mine.shape) == (nn.Parameter, whole.shape), tensor
@@ -124,7 +129,7 @@ def train_all(comm, name, options):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_engine_trains_as_one_process_does(engine):
+def test_an_engine_trains_as_one_process_does(engine):
     name, options, package = ENGINES[engine]
     skip_unless_installed(package)
     for case, by_rank in zip(CASES, zip(*run_ranks(2, train_all, name, options), strict=True), strict=True):
@@ -135,7 +140,7 @@ def test_engine_trains_as_one_process_does(engine):
 
 
 def entered(comm, name):
-    """On a rank: what the ledger has of four steps of `train`, by step: purpose, operation, bytes sent and received."""
+    """On a rank: the ledger's rows of four steps of `train`: step, purpose, operation, bytes sent and received."""
     train(comm, name, {}, *CASES[1])
     rows = [row for row in comm.ledger.rows if 0 < row.iteration <= STEPS]
     return sorted((row.iteration, row.purpose, row.op, row.bytes_sent, row.bytes_received) for row in rows)
@@ -147,8 +152,35 @@ def entered_by_both(comm):
     return mine, entered(comm, "fabric")
 
 
-def test_the_ledger_has_of_the_ddp_inside_fabric_what_it_has_of_ddp():
+def test_the_ledger_has_the_same_rows_for_fabric_as_for_ddp():
     skip_unless_installed("lightning")
     for ddp, fabric in run_ranks(2, entered_by_both):
         assert {row[1] for row in ddp} >= {GRADIENTS, AGREEMENT, BUFFERS}
         assert fabric == ddp
+
+
+def write_program(path, text):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(("missing", "there"), [("g++", "make"), ("make", "g++")])
+def test_installing_horovod_without_a_compiler_names_the_missing_package(tmp_path, missing, there):
+    write_program(tmp_path / "bin" / there, "#!/bin/sh\n")
+    places = {"PATH": str(tmp_path / "bin"), "COS598D_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    tool = [sys.executable, ROOT / "scripts" / "install_horovod.py"]
+    done = subprocess.run(tool, env=os.environ | places, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert f"there is no {missing} here" in done.stderr
+    assert f"apt-get install {missing})" in done.stderr
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_compiler_wrapper_replaces_any_standard_by_c17(tmp_path):
+    write_program(tmp_path / "g++", '#!/bin/sh\nfor word in "$@"; do echo "[$word]"; done\n')
+    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = ["-std=c++11", "-DNAME=a b", "-O3", "-std=gnu++14", "x.cc"]
+    said = subprocess.run([ROOT / "scripts" / "cxx17", *words], env=environ, capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines() == ["[-std=c++17]", "[-DNAME=a b]", "[-O3]", "[-std=c++17]", "[x.cc]"]

@@ -149,8 +149,9 @@ def test_memory_from_malloc_is_counted_from_the_heap_and_from_mmap():
 
 
 def test_the_user_s_malloc_settings_stay():
-    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"):
-        assert not keep_freed_memory({name: "2"}), name
+    settings = {"MALLOC_MMAP_THRESHOLD_": "1", "MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.malloc.top_pad=100"}
+    for name, value in settings.items():
+        assert not keep_freed_memory({name: value}), name
 
 
 GIB = 1 << 30
