@@ -91,10 +91,7 @@ def test_buffers_are_sent_in_one_call_only_when_a_sync_settles(answers):
 def test_ddp_s_broadcasts_of_buffers_are_entered_once_per_step(answers):
     for rank, answer in enumerate(answers):
         sends = {0: 2, 1: 0, 2: 0}[rank]  # of a tree of three
-        step = [
-            ["broadcast", "buffers of int64", 56, sends * 56],
-            ["broadcast", "buffers of float32", 40, sends * 40],
-        ]
+        step = [["broadcast", "buffers of int64", 56, sends * 56], ["broadcast", "buffers of float32", 40, sends * 40]]
         assert answer["ddp"]["rows"] == step * STEPS
 
 
