@@ -110,16 +110,8 @@ def start_ranks(start):
             own = (by_rank or {}).get(rank, ())
             if own is None:
                 continue
-            place = [
-                "--master_ip",
-                "127.0.0.1",
-                "--master_port",
-                port,
-                "--world_size",
-                world_size,
-                "--local_rank",
-                rank,
-            ]
+            place = ["--master_ip", "127.0.0.1", "--master_port", port]
+            place += ["--world_size", world_size, "--local_rank", rank]
             programs.append(start(f"rank{rank}", [script(path), *place, *words, *own], is_fresh=is_fresh))
         return programs
 

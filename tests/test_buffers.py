@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 import cos598d
 from cos598d.comm import dispatcher
@@ -55,44 +55,42 @@ def train_normed(comm, name):
     return {"before": before, "after": after, "rows": rows, "settled": settled, "places": model.places.tolist()}
 
 
-def train_all(comm, names):
-    return {name: train_normed(comm, name) for name in names}
-
-
 @pytest.fixture(scope="module")
 def answers():
-    return run_ranks(3, train_all, list(SYNCS))
+    """By sync, the results of the ranks."""
+    return dict(zip(SYNCS, run_each(3, train_normed, SYNCS), strict=True))
 
 
 @pytest.mark.parametrize("name", [name for name in SYNCS if name != "none"])
 def test_settled_statistics_are_those_of_rank_0(answers, name):
-    assert len({tuple(answer[name]["before"]) for answer in answers}) == 3, "nothing to settle"
-    for answer in answers:
-        assert answer[name]["after"] == answers[0][name]["after"]
-        assert answer[name]["after"][0] == answers[0][name]["before"]
-        assert answer[name]["after"][2] == 2 * STEPS
-        assert answer[name]["places"] == [[0, 3], [1, 4], [2, 5]]
+    of_rank_0 = answers[name][0]
+    assert len({tuple(answer["before"]) for answer in answers[name]}) == 3, "nothing to settle"
+    for answer in answers[name]:
+        assert answer["after"] == of_rank_0["after"]
+        assert answer["after"][0] == of_rank_0["before"]
+        assert answer["after"][2] == 2 * STEPS
+        assert answer["places"] == [[0, 3], [1, 4], [2, 5]]
 
 
 @pytest.mark.parametrize("name", [name for name in SYNCS if name not in ("none", "local_sgd", "diloco", "ddp")])
 def test_settled_statistics_are_those_of_ddp(answers, name):
-    for found, wanted in zip(answers[0][name]["after"], answers[0]["ddp"]["after"], strict=True):
+    for found, wanted in zip(answers[name][0]["after"], answers["ddp"][0]["after"], strict=True):
         assert found == pytest.approx(wanted, abs=1e-6)
 
 
 def test_buffers_are_sent_in_one_call_only_when_a_sync_settles(answers):
     size = 4 * 5 + 4 * 5 + 8 + 8 * 6
-    for answer in answers:
-        for name in SYNCS:
-            assert answer[name]["settled"] == ([] if name == "none" else [size])
-            assert not answer[name]["rows"] or name == "ddp"
+    for name in SYNCS:
+        for answer in answers[name]:
+            assert answer["settled"] == ([] if name == "none" else [size])
+            assert not answer["rows"] or name == "ddp"
 
 
 def test_ddp_s_broadcasts_of_buffers_are_entered_once_per_step(answers):
-    for rank, answer in enumerate(answers):
+    for rank, answer in enumerate(answers["ddp"]):
         sends = {0: 2, 1: 0, 2: 0}[rank]  # of a tree of three
         step = [["broadcast", "buffers of int64", 56, sends * 56], ["broadcast", "buffers of float32", 40, sends * 40]]
-        assert answer["ddp"]["rows"] == step * STEPS
+        assert answer["rows"] == step * STEPS
 
 
 class ManyStatistics(nn.Module):

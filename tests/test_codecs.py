@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError
@@ -108,7 +108,7 @@ def test_the_ledger_counts_the_bytes_of_each_form(answers):
             assert answer[word]["sent"] == [pytest.approx(sent, abs=2), pytest.approx(sent, abs=2)], word
 
 
-def train_steps(comm, sync, word):
+def train_steps(comm, word, sync):
     """On a rank: whether the unused layer keeps None, and how many different sums the ranks have after two steps."""
     model = toy_model(seed=0)
     sync = get_sync(sync)(comm, options=SyncOptions(compress=word, bucket_mb=0.5))
@@ -126,13 +126,10 @@ def train_steps(comm, sync, word):
     return [model.never.weight.grad is None, len(digests)]
 
 
-def train_with_each(comm, sync):
-    return {word: train_steps(comm, sync, word) for word in CODECS}
-
-
 @pytest.mark.parametrize("sync", ["bucketed", "sparse_rows", "ring", "flat", "tree"])
 def test_codecs_work_with_unused_parameters_and_accumulation(sync):
-    assert run_ranks(2, train_with_each, sync) == [dict.fromkeys(CODECS, [True, 1])] * 2
+    found = dict(zip(CODECS, run_each(2, train_steps, CODECS, sync), strict=True))
+    assert found == dict.fromkeys(CODECS, ([True, 1], [True, 1]))
 
 
 def test_int8_errs_by_less_than_a_level_and_keeps_zeros_and_maxima():

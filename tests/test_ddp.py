@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
@@ -83,12 +83,8 @@ def averages_of(comm, options):
     }
 
 
-def all_averages(comm):
-    return [averages_of(comm, options) for options in ({}, {"bucket_view": True}, {"compress": "fp16"})]
-
-
 def test_bucket_views_give_the_same_average_without_a_copy_and_fp16_halves_the_bytes():
-    for plain, view, fp16 in run_ranks(2, all_averages):
+    for plain, view, fp16 in zip(*run_each(2, averages_of, [{}, {"bucket_view": True}, {"compress": "fp16"}])):
         assert view["gradients"] == plain["gradients"]
         assert (plain["storages"], view["storages"]) == (4, 1), "each gradient its own memory, and all in one bucket"
         assert fp16["gradients"] != plain["gradients"]

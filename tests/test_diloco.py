@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import GRADIENTS
@@ -40,10 +40,14 @@ def go_on(comm, sync, module, model, steps):
         model.zero_grad(set_to_none=True)
         loss_of(module, comm.rank, step).backward()
         sync.finish()
-        with torch.no_grad():
-            for p in model.parameters():
-                p -= RATE * p.grad
+        descend(model)
         sync.after_step()
+
+
+def descend(model):
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= RATE * p.grad
 
 
 def flat(model):
@@ -55,27 +59,15 @@ def by_hand(ranks, options, steps):
     models = [model_of_rank_0() for _ in range(ranks)]
     parameters = list(models[0].parameters())
     fragments = cut_in_rows(parameters, [rows_of(p.shape) for p in parameters], options["fragments"])
-    starts = [sum(p.numel() for p in parameters[:place]) for place in range(len(parameters))]
-    places = [
-        torch.cat(
-            [
-                starts[cut.place]
-                + torch.arange(parameters[cut.place].numel())
-                .view(rows_of(parameters[cut.place].shape), -1)[cut.first : cut.end]
-                .flatten()
-                for cut in cuts
-            ]
-        )
-        for cuts in fragments
-    ]
+    numbers = torch.arange(len(flat(models[0]))).split([p.numel() for p in parameters])
+    rows = [each.view(rows_of(p.shape), -1) for each, p in zip(numbers, parameters, strict=True)]
+    places = [torch.cat([rows[cut.place][cut.first : cut.end].flatten() for cut in cuts]) for cuts in fragments]
     agreed, momentum, away = flat(models[0]), torch.zeros(len(flat(models[0]))), None
     for step in range(1, steps + 1):
         for rank, model in enumerate(models):
             model.zero_grad()
             loss_of(model, rank, step - 1).backward()
-            with torch.no_grad():
-                for p in model.parameters():
-                    p -= RATE * p.grad
+            descend(model)
         if step % options["sync_every"]:
             continue
         weights = [flat(model) for model in models]
@@ -102,19 +94,16 @@ CASES = [
 ]
 
 
-def distances(comm, steps):
-    found = []
-    for options in CASES:
-        sync, _, model = train(comm, options, steps)
-        found.append((flat(model) - by_hand(comm.world_size, options, steps)[comm.rank]).abs().max().item())
-        sync.detach()
-    return found
+def distance(comm, options, steps):
+    sync, _, model = train(comm, options, steps)
+    sync.detach()
+    return (flat(model) - by_hand(comm.world_size, options, steps)[comm.rank]).abs().max().item()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_steps_equal_those_of_one_process(ranks):
-    for rank in run_ranks(ranks, distances, 13):
-        assert max(rank) < 1e-6
+    for case, by_rank in zip(CASES, run_each(ranks, distance, CASES, 13), strict=True):
+        assert max(by_rank) < 1e-6, case
 
 
 def test_fragments_have_each_row_once_and_about_one_size():
@@ -124,14 +113,11 @@ def test_fragments_have_each_row_once_and_about_one_size():
         fragments = cut_in_rows(tensors, [rows_of(shape) for shape in shapes], count)
         assert len(fragments) <= count
         for place, tensor in enumerate(tensors):
-            rows = [
-                row for cuts in fragments for cut in cuts if cut.place == place for row in range(cut.first, cut.end)
-            ]
+            own = [cut for cuts in fragments for cut in cuts if cut.place == place]
+            rows = [row for cut in own for row in range(cut.first, cut.end)]
             assert rows == list(range(rows_of(tensor.shape) if tensor.numel() else 0))
-        sizes = [
-            sum(tensors[cut.place].numel() // rows_of(shapes[cut.place]) * cut.rows for cut in cuts)
-            for cuts in fragments
-        ]
+        widths = [tensor.numel() // rows_of(tensor.shape) for tensor in tensors]
+        sizes = [sum(widths[cut.place] * cut.rows for cut in cuts) for cuts in fragments]
         assert sum(sizes) == sum(tensor.numel() for tensor in tensors)
         assert max(sizes) <= sum(sizes) / count + 600  # and a row of the widest
 
@@ -153,17 +139,17 @@ def bytes_of_rounds(comm, options):
     return [sum(row.bytes_sent for row in rows) / rounds, stated.synchronizing, calls, settled, stated.settling]
 
 
-def bytes_by_codec(comm, words):
-    return [bytes_of_rounds(comm, {"fragments": 4, "sync_every": 2, "compress": word}) for word in words]
+def with_codecs(fragments, *words):
+    return [{"fragments": fragments, "sync_every": 2, "compress": word} for word in words]
 
 
 def test_a_round_sends_the_bytes_of_the_formula_on_average():
-    words = [None, "bf16", "int8", "topk:0.5", "powersgd:1"]
-    for found in run_ranks(3, bytes_by_codec, words):
-        for word, (sent, stated, calls, settled, settling) in zip(words, found, strict=True):
-            assert sent == pytest.approx(stated, abs=1), word  # rounded to a byte
-            assert calls >= 4, word
-            assert settled == settling > 0, word
+    cases = with_codecs(4, None, "bf16", "int8", "topk:0.5", "powersgd:1")
+    for case, by_rank in zip(cases, run_each(3, bytes_of_rounds, cases), strict=True):
+        for sent, stated, calls, settled, settling in by_rank:
+            assert sent == pytest.approx(stated, abs=1), case  # rounded to a byte
+            assert calls >= 4, case
+            assert settled == settling > 0, case
 
 
 def leave_and_go_on(comm, options):
@@ -182,14 +168,10 @@ def leave_and_go_on(comm, options):
     return [digest(flat(model)), digest(flat(train(comm, options, 17)[2]))]
 
 
-def resume_by_codec(comm, words):
-    return [leave_and_go_on(comm, {"fragments": 3, "sync_every": 2, "compress": word}) for word in words]
-
-
 def test_a_saved_training_resumes_to_the_last_bit_with_a_fragment_under_way():
-    words = [None, "int8", "topk:0.3", "powersgd:1"]
-    for found in run_ranks(2, resume_by_codec, words):
-        assert [word for word, (resumed, whole) in zip(words, found, strict=True) if resumed != whole] == []
+    cases = with_codecs(3, None, "int8", "topk:0.3", "powersgd:1")
+    for case, by_rank in zip(cases, run_each(2, leave_and_go_on, cases), strict=True):
+        assert all(resumed == whole for resumed, whole in by_rank), case
 
 
 def settle(comm):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from programs import TINY_TRAINING, free_port, script
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
@@ -57,31 +57,25 @@ def train_forgetfully(comm, check_every):
     return ["trained to the end", evaluated]
 
 
-def train_with_each(comm, checks):
-    return [train_forgetfully(comm, check_every) for check_every in checks]
-
-
 def test_a_gradient_that_was_not_averaged_once_ends_the_run_by_name():
     """It is the third step's; an epoch has eight."""
-    answers = run_ranks(3, train_with_each, [0, 2, 1])
-    assert answers[1] == answers[2] == answers[0]
-    for (sentence, evaluated), told_after in zip(answers[0], (8, 4, 3), strict=True):
-        assert f"iteration {told_after}:" in sentence
+    for found, after in zip(run_each(3, train_forgetfully, [0, 2, 1]), (8, 4, 3), strict=True):
+        (sentence, evaluated), *others = found
+        assert others == [[sentence, evaluated]] * 2
+        assert f"iteration {after}:" in sentence
         assert "rank 1's hidden.bias" in sentence
         assert "--check_replicas 1" in sentence
         assert evaluated == []
 
 
-def bits_after_training(comm, kinds):
-    """On a rank: for each sync and codec the digests of the weights after four steps of SGD with clipping."""
-    found, flags = {}, {"max_steps": 4, "learning_rate": 0.1, "max_grad_norm": 0.3, "momentum": 0.9}
-    for name, word in kinds:
-        model = toy_model(comm.rank)
-        options = SyncOptions(compress=word, bucket_mb=0.5)
-        train_toy(comm, model, get_sync(name)(comm, options=options), gradient_accumulation_steps=2, **flags)
-        comm.ledger = Ledger()
-        found[f"{name} {word}"] = [digest(tensor) for tensor in model.state_dict().values()]
-    return found
+def bits_after_training(comm, kind):
+    """On a rank: the digests of the weights after four steps of SGD with clipping by a sync and codec."""
+    (name, word), model = kind, toy_model(comm.rank)
+    flags = {"max_steps": 4, "learning_rate": 0.1, "max_grad_norm": 0.3, "momentum": 0.9}
+    options = SyncOptions(compress=word, bucket_mb=0.5)
+    train_toy(comm, model, get_sync(name)(comm, options=options), gradient_accumulation_steps=2, **flags)
+    comm.ledger = Ledger()
+    return [digest(tensor) for tensor in model.state_dict().values()]
 
 
 EXACT = [(name, None) for name in SYNCS if name != "none"]
@@ -91,10 +85,9 @@ EXACT = [(name, None) for name in SYNCS if name != "none"]
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_every_sync_and_codec_gives_all_ranks_the_same_bits(ranks):
     kinds = [*EXACT, *((sync, word) for sync in ("bucketed", "ring", "halving_doubling") for word in CODECS)]
-    answers = run_ranks(ranks, bits_after_training, kinds)
-    for kind, bits in answers[0].items():
+    for kind, (bits, *others) in zip(kinds, run_each(ranks, bits_after_training, kinds), strict=True):
         assert len(set(bits)) > 3
-        assert all(answer[kind] == bits for answer in answers), kind
+        assert others == [bits] * (ranks - 1), kind
 
 
 def compare_tensors(comm, offsets):

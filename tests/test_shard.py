@@ -3,14 +3,13 @@
 import contextlib
 import functools
 import json
-import os
 
 import pytest
 import torch
-from beside import ONE_EACH, SMALL_BUCKETS, Beside, adamw, batch, layered, layered_loss, sgd, step_by, train_sharded
+from beside import ONE_EACH, SMALL_BUCKETS, Beside, adamw, batch, layered, layered_loss, sgd, step_by
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 from cos598d.comm.exchange import IN_FLIGHT
 from cos598d.records.conventions import GRADIENTS
@@ -21,7 +20,6 @@ from cos598d.strategies.sparse_zero1 import SparseZero1
 from cos598d.strategies.zero1 import Zero1
 from cos598d.strategies.zero2 import Zero2
 from cos598d.strategies.zero3 import Zero3
-from cos598d.tools.check.spawn import DIED, LATE, RETURNED, run_world
 from cos598d.tools.check.toy import local_batch, toy_model
 
 STAGES = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
@@ -71,13 +69,9 @@ def toy_steps(comm, name, steps):
     return apart, not kept and torch.equal(both.model.never.weight, toy_model(0).never.weight)
 
 
-def toy_under_all(comm):
-    return {name: toy_steps(comm, name, 3) for name in SHARDED}
-
-
 def test_unused_weights_stay_and_mixed_dtypes_and_skipped_layers_are_right():
-    for found in run_ranks(2, toy_under_all):
-        for name, (apart, never_stays) in found.items():
+    for name, by_rank in zip(SHARDED, run_each(2, toy_steps, SHARDED, 3), strict=True):
+        for apart, never_stays in by_rank:
             assert apart < 1e-5, name
             assert never_stays, f"{name}: weight decay must not touch what no rank uses"
 
@@ -139,40 +133,18 @@ def fail_in_backward(module):
     return module.register_full_backward_hook(lambda *_: 1 / 0)
 
 
-def odd_steps_under_all(comm):
-    return {name: odd_steps(comm, name) for name in SHARDED}
-
-
 @pytest.fixture(scope="module")
 def odd():
-    return run_ranks(2, odd_steps_under_all)
+    return dict(zip(SHARDED, run_each(2, odd_steps, SHARDED), strict=True))
 
 
 @pytest.mark.parametrize("name", SHARDED)
 def test_training_continues_after_an_overflow_and_errors_and_detach_leaves_a_plain_model(odd, name):
-    assert odd[1][name]["evaluation"], "one rank may evaluate a settled model"
-    for found in odd:
-        assert found[name]["overflow"] == [False, 4.0, True, 0]
-        assert found[name]["going on"] < 1e-5
-        assert all(found[name]["plain"])
-
-
-def die_in_step_2(comm, name):
-    model = layered()
-    strategy = SHARDED[name](comm, True, SMALL_BUCKETS)
-    module = strategy.attach(model, sgd)
-    train_sharded(strategy, module, comm, 1, 1, 0.3)
-    if comm.rank == 1:
-        os._exit(9)
-    train_sharded(strategy, module, comm, 1, 1, 0.3, first=1)
-
-
-@pytest.mark.parametrize("name", ["zero1", "zero3", "shared_weights"])
-def test_a_rank_that_dies_ends_the_others(name):
-    ends = run_world(2, die_in_step_2, name, seconds=90)
-    assert ends[1].how == DIED
-    assert ends[0].how != RETURNED
-    assert ends[0].how != LATE, "it hangs"
+    assert odd[name][1]["evaluation"], "one rank may evaluate a settled model"
+    for found in odd[name]:
+        assert found["overflow"] == [False, 4.0, True, 0]
+        assert found["going on"] < 1e-5
+        assert all(found["plain"])
 
 
 def test_pieces_cover_each_element_once_and_each_weight_has_its_layer():
@@ -237,15 +209,10 @@ def use_other_halves(comm, name):
     return moved
 
 
-def use_other_halves_under_all(comm):
-    return {name: use_other_halves(comm, name) for name in SHARDED if name != "zero3"}
-
-
 def test_ranks_may_use_different_weights_in_each_micro_batch():
-    first, second = run_ranks(2, use_other_halves_under_all)
-    assert first == second
-    for name, moved in first.items():
-        assert [key for key in moved if moved[key] > 0] == [key for key in moved if "steps" in key], name
+    for first, second in run_each(2, use_other_halves, [name for name in SHARDED if name != "zero3"]):
+        assert first == second
+        assert all((moved > 0) == ("steps" in key) for key, moved in first.items()), first
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero3"])

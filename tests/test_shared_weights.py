@@ -10,7 +10,7 @@ from held import Uneven
 from test_rows import with_rows
 from test_shared_memory import MEMORY, shared_memory_of
 from torch import nn
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 from cos598d.comm import hosts
 from cos598d.comm.communicator import Communicator
@@ -242,18 +242,16 @@ def losses_and_weights(comm, kind, make, precision):
     return found, wholes, layers, model.blocks[0].linear.weight.grad is not None
 
 
-def with_and_without_copies(comm):
-    found = []
-    for make, precision in ((sgd, "bf16"), (adamw, "bf16"), (sgd, "fp32")):
-        mine, autocast_s = (losses_and_weights(comm, kind, make, precision) for kind in (SharedWeights, UnderAutocast))
-        found.append([mine[0] == autocast_s[0], mine[1] == autocast_s[1], list(mine[2:]), list(autocast_s[2:])])
-    return found
+def with_and_without_copies(comm, case):
+    mine, autocast_s = (losses_and_weights(comm, kind, *case) for kind in (SharedWeights, UnderAutocast))
+    return [mine[:2] == autocast_s[:2], *mine[2:], *autocast_s[2:]]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_cached_casts_give_the_bits_of_autocast(ranks):
-    for rank in run_ranks(ranks, with_and_without_copies):
-        assert rank == [[True, True, [[], True], [[], True]]] * 3
+    cases = [(sgd, "bf16"), (adamw, "bf16"), (sgd, "fp32")]
+    expected = ([True, [], True, [], True],) * ranks
+    assert run_each(ranks, with_and_without_copies, cases) == [expected] * len(cases)
 
 
 def bytes_cast(comm):

@@ -12,7 +12,7 @@ from test_shard import compare
 from test_sparse_rows import NoWords
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
@@ -339,14 +339,10 @@ def bits_of(comm, name, rate):
     return found
 
 
-def bits_of_each(comm, rate):
-    return [bits_of(comm, name, rate) for name in ("ddp", "zero1", NAME)]
-
-
 @pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("rate", [1.0, 1e-3])
 def test_with_exact_sums_weights_equal_ddp_bit_for_bit(ranks, rate):
     """With rounded sums they differ: AdamW steps by the learning rate even for a gradient of rounding errors."""
-    for ddp, zero1, sparse in run_ranks(ranks, bits_of_each, rate):
-        assert sparse == zero1 == ddp
+    ddp, zero1, sparse = run_each(ranks, bits_of, ("ddp", "zero1", NAME), rate)
+    assert sparse == zero1 == ddp
