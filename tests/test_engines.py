@@ -7,19 +7,19 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
-from beside import Beside
+from beside import Beside, adamw, sgd
 from programs import ROOT
 from torch import nn
-from worlds import run_ranks
+from worlds import run_each
 
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS
 from cos598d.strategies import get_strategy
 from cos598d.sync.options import SyncOptions
 
-STEPS, RATE = 4, {"sgd": 0.5, "adamw": 0.01}
+STEPS = 4
 # optimizer, micro-batches per step, norm to clip to
-CASES = (("sgd", 1, 0.0), ("sgd", 3, 0.05), ("adamw", 3, 0.05))
+CASES = ((sgd, 1, 0.0), (sgd, 3, 0.05), (adamw, 3, 0.05))
 # These give an unused parameter a gradient of zeros, so it decays.
 DECAYS_THE_UNUSED = ("deepspeed", "horovod")
 # --sync, its options, and the package that it needs
@@ -73,22 +73,10 @@ def a_part(step, part):
     }
 
 
-def make_optimizer(named, kind):
-    """The optimizer of a run in small: weights decay, biases do not."""
-    groups = [{"params": [], "weight_decay": 0.01}, {"params": [], "weight_decay": 0.0}]
-    for name, parameter in named:
-        if parameter.requires_grad:
-            groups[name.endswith("bias")]["params"].append(parameter)
-    if kind == "sgd":
-        return torch.optim.SGD(groups, lr=RATE[kind])
-    return torch.optim.AdamW(groups, lr=RATE[kind], fused=True)
-
-
-def train(comm, name, options, kind, parts, clip, precision="fp32"):
-    """On a rank: the weights that differ from one process, each step's losses of both, the rows, and the memory.
-
-    Each rank except 0 begins with other weights than one process."""
-    losses, right = [0.0] * STEPS, [0.0] * STEPS
+def train(comm, case, name, options):
+    """On a rank: the weights that differ from one process, and each step's losses of both. Other ranks than 0 begin
+    with other weights."""
+    (make, parts, clip), losses, right = case, [0.0] * STEPS, [0.0] * STEPS
     ranks, model, alone = comm.world_size, Model(comm.rank), Model(0)
 
     def loss_of(module, rank, step, micro):
@@ -96,16 +84,16 @@ def train(comm, name, options, kind, parts, clip, precision="fp32"):
         (right if module is alone else losses)[step] += loss.item() / (ranks * parts)
         return loss
 
-    strategy = get_strategy(name)(comm, True, SyncOptions(**options), precision)
-    both = Beside(comm, strategy, model, lambda named: make_optimizer(named, kind), loss_of, alone)
+    strategy = get_strategy(name)(comm, True, SyncOptions(**options), "fp32")
+    both = Beside(comm, strategy, model, make, loss_of, alone)
+    rate = both.optimizer.param_groups[0]["lr"]
     for step in range(STEPS):
         comm.ledger.begin(step + 1, 0.0)
         for optimizer in (strategy.optimizer, both.optimizer):
             for group in optimizer.param_groups:
-                group["lr"] = RATE[kind] / (step + 1)
+                group["lr"] = rate / (step + 1)
         _, norm = both.step(step, parts, clip)
         assert not clip or norm > 2 * clip
-    held = strategy.memory()
     strategy.settle()
     assert strategy.replicas_equal
     with torch.no_grad():  # each rank calls it a different number of times
@@ -117,44 +105,33 @@ def train(comm, name, options, kind, parts, clip, precision="fp32"):
     for (tensor, mine), (_, whole) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
         assert (type(mine), mine.shape) == (nn.Parameter, whole.shape), tensor
         off = ((mine - whole).abs().max() / whole.abs().max()).item()
-        if off > (1e-5 if precision == "fp32" else 2e-2):
+        if off > 1e-5:
             wrong[tensor] = off
-    rows = [[row.iteration, row.purpose, row.bytes_sent, row.payload_bytes] for row in comm.ledger.rows]
-    return {"wrong": wrong, "losses": losses, "right": right, "rows": rows, "memory": held}
-
-
-def train_all(comm, name, options):
-    """All cases in one world."""
-    return [train(comm, name, options, *case) for case in CASES]
+    return wrong, losses, right
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_engine_trains_as_one_process_does(engine):
     name, options, package = ENGINES[engine]
     skip_unless_installed(package)
-    for case, by_rank in zip(CASES, zip(*run_ranks(2, train_all, name, options), strict=True), strict=True):
+    for case, by_rank in zip(CASES, run_each(2, train, CASES, name, options), strict=True):
         known = {"never.weight"} if name in DECAYS_THE_UNUSED else set()
-        assert [set(each["wrong"]) for each in by_rank] == [known, known], (case, by_rank[0]["wrong"])
-        together = [sum(losses) for losses in zip(*(each["losses"] for each in by_rank), strict=True)]
-        assert together == pytest.approx(by_rank[0]["right"], rel=1e-5), case
+        (wrong, mine, right), (also_wrong, others, _) = by_rank
+        assert set(wrong) == set(also_wrong) == known, (case, wrong)
+        assert [sum(losses) for losses in zip(mine, others)] == pytest.approx(right, rel=1e-5), case
 
 
-def entered(comm, name):
+def rows_of(comm, name):
     """On a rank: the ledger's rows of four steps of `train`: step, purpose, operation, bytes sent and received."""
-    train(comm, name, {}, *CASES[1])
+    comm.ledger = Ledger()
+    train(comm, CASES[1], name, {})
     rows = [row for row in comm.ledger.rows if 0 < row.iteration <= STEPS]
     return sorted((row.iteration, row.purpose, row.op, row.bytes_sent, row.bytes_received) for row in rows)
 
 
-def entered_by_both(comm):
-    mine = entered(comm, "ddp")
-    comm.ledger = Ledger()
-    return mine, entered(comm, "fabric")
-
-
 def test_the_ledger_has_the_same_rows_for_fabric_as_for_ddp():
     skip_unless_installed("lightning")
-    for ddp, fabric in run_ranks(2, entered_by_both):
+    for ddp, fabric in zip(*run_each(2, rows_of, ["ddp", "fabric"]), strict=True):
         assert {row[1] for row in ddp} >= {GRADIENTS, AGREEMENT, BUFFERS}
         assert fabric == ddp
 
