@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
-from beside import Beside, adamw, sgd
+from compared import Compared, adamw, sgd
 from programs import ROOT
 from torch import nn
 from worlds import run_each
@@ -85,7 +85,7 @@ def train(comm, case, name, options):
         return loss
 
     strategy = get_strategy(name)(comm, True, SyncOptions(**options), "fp32")
-    both = Beside(comm, strategy, model, make, loss_of, alone)
+    both = Compared(comm, strategy, model, make, loss_of, alone)
     rate = both.optimizer.param_groups[0]["lr"]
     for step in range(STEPS):
         comm.ledger.begin(step + 1, 0.0)

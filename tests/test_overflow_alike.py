@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from beside import step_by
+from compared import step_by
 from torch import nn
 from worlds import run_ranks
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from beside import ONE_EACH, SMALL_BUCKETS, Beside, adamw, batch, layered, layered_loss, sgd, step_by
+from compared import ONE_EACH, SMALL_BUCKETS, Compared, adamw, batch, layered, layered_loss, sgd, step_by
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from worlds import run_each, run_ranks
@@ -29,7 +29,7 @@ SHARDED = {**STAGES, "shared_weights": SharedWeights, "sparse_zero1": SparseZero
 def compare(comm, name, make, micros, precision="fp32", max_norm=0.3):
     """Three steps by the strategy and by one process: the distance of the weights and norms, and the least norm."""
     strategy = SHARDED[name](comm, True, SMALL_BUCKETS, precision)
-    both = Beside(comm, strategy, layered(comm.rank), make, alone=layered(0))  # rank 0's counts
+    both = Compared(comm, strategy, layered(comm.rank), make, reference=layered(0))  # rank 0's counts
     norms = [both.step(step, micros, max_norm, precision) for step in range(3)]
     return both.end(), max(abs(a / b - 1).item() for a, b in norms), min(alone.item() for _, alone in norms)
 
@@ -60,7 +60,7 @@ def toy_steps(comm, name, steps):
     def loss_of(module, rank, step, micro):
         return module(**local_batch(rank, step, rank != 0 or step == 1))[0]
 
-    both = Beside(comm, SHARDED[name](comm), toy_model(comm.rank), sgd, loss_of, alone=toy_model(0))
+    both = Compared(comm, SHARDED[name](comm), toy_model(comm.rank), sgd, loss_of, reference=toy_model(0))
     for step in range(steps):
         both.step(step)
     state = both.strategy.optimizer.state
@@ -93,7 +93,7 @@ def odd_steps(comm, name):
     strategy.detach()
 
     model = layered()
-    both = Beside(comm, SHARDED[name](comm, True, SMALL_BUCKETS), model, sgd)
+    both = Compared(comm, SHARDED[name](comm, True, SMALL_BUCKETS), model, sgd)
     strategy, module = both.strategy, both.module
     both.step(0, max_norm=0.3)
     with torch.no_grad():  # on every rank, with weights that are gathered layer by layer
@@ -114,7 +114,7 @@ def odd_steps(comm, name):
         strategy.forget_step()
     # The second backward without no_sync finds what the first is still sending.
     step_by(strategy, module, comm, 1, micros=2, max_norm=0.3, unsynced=0)
-    both.step_alone(1, 2, 0.3)
+    both.step_reference(1, 2, 0.3)
     found["going on"] = both.end()
     found["plain"] = [
         model(**batch(0, 0, 0))[0].isfinite().item(),
@@ -241,7 +241,7 @@ def watch_memory(comm):
 
     torch.manual_seed(0)
     model = CheckpointedEvery(nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(16))), 3)
-    both, most = Beside(comm, Zero3(comm, False), model, sgd, loss_of), {"parameters": 0, "gradients": 0}
+    both, most = Compared(comm, Zero3(comm, False), model, sgd, loss_of), {"parameters": 0, "gradients": 0}
 
     def sample(*_):
         memory = both.strategy.memory()

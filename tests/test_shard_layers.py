@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from beside import ONE_EACH, SMALL_BUCKETS, Beside, sgd, step_by
+from compared import ONE_EACH, SMALL_BUCKETS, Compared, sgd, step_by
 from test_shard import STAGES
 from torch import nn
 from torch.nn import functional
@@ -75,7 +75,7 @@ def train_reading(comm):
         torch.manual_seed(0)
         layer = Reading()
         layer.reads = reads
-        both = Beside(comm, Zero3(comm, True, SMALL_BUCKETS), nn.Sequential(layer), sgd, loss_of)
+        both = Compared(comm, Zero3(comm, True, SMALL_BUCKETS), nn.Sequential(layer), sgd, loss_of)
         ledger = comm.ledger = Ledger()
         for step in range(2):
             both.step(step)
@@ -147,7 +147,7 @@ def train(comm, name, count, calls, options=DEFAULTS):
         return module(state, calls(step, rank))
 
     torch.manual_seed(0)
-    both = Beside(comm, STAGES[name](comm, True, options), Stack(count), sgd, loss_of)
+    both = Compared(comm, STAGES[name](comm, True, options), Stack(count), sgd, loss_of)
     ledger = comm.ledger = Ledger()
     for step in range(STEPS):
         both.step(step)

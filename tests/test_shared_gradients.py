@@ -5,7 +5,7 @@ In a.view(24) + b.view(24) autograd passes the sum's gradient on: a and b get tw
 
 import pytest
 import torch
-from beside import ONE_EACH, distance, sgd, step_by
+from compared import ONE_EACH, distance, sgd, step_by
 from torch import nn
 from worlds import run_ranks
 

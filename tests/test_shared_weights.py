@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from beside import SMALL_BUCKETS, Beside, adamw, batch, layered, layered_loss, sgd, step_by, train_sharded
+from compared import SMALL_BUCKETS, Compared, adamw, batch, layered, layered_loss, sgd, step_by, train_sharded
 from held import Uneven
 from test_rows import with_rows
 from test_shared_memory import MEMORY, shared_memory_of
@@ -106,7 +106,7 @@ def dense_gradients(comm):
         return module(torch.tensor([[step, rank, 3, 3]]))
 
     with_rows()
-    both = Beside(
+    both = Compared(
         comm, SharedWeights(comm), Dense(), lambda named: torch.optim.SGD([p for _, p in named], 1e-3), loss_of
     )
     for step in range(3):

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from beside import SMALL_BUCKETS, Beside, adamw, step_by, sum_by
+from compared import SMALL_BUCKETS, Compared, adamw, step_by, sum_by
 from states import Case, Training, digest
 from test_rows import with_rows
 from test_shard import compare
@@ -117,7 +117,7 @@ def train_words(comm, make, use, steps):
     model = Words(use=use)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        both, sent = Beside(comm, SparseZero1(comm, True, SMALL_BUCKETS), model, make, loss_of), []
+        both, sent = Compared(comm, SparseZero1(comm, True, SMALL_BUCKETS), model, make, loss_of), []
         for step in range(steps):
             comm.ledger = Ledger()
             both.step(step, max_norm=0.5)
@@ -196,7 +196,7 @@ def test_rows_looked_up_in_evaluation_are_not_sent():
 def leave_out_a_step(comm):
     """On a rank: the distance from one process that never makes the steps that the strategy drops."""
     with_rows()
-    both = Beside(comm, SparseZero1(comm, True, SMALL_BUCKETS), Words(rows=4000), make_sgd, loss_of)
+    both = Compared(comm, SparseZero1(comm, True, SMALL_BUCKETS), Words(rows=4000), make_sgd, loss_of)
     for step, counts in enumerate((True, False, True, False)):
         if counts:
             both.step(step, max_norm=0.5)
@@ -216,13 +216,13 @@ def train_side_by_side(comm):
     with_rows()
     options = SyncOptions(bucket_mb=0.05, first_bucket_mb=0.02)
     both = [
-        Beside(comm, kind(comm, True, options), Words(width=150), make_sgd, loss_of) for kind in (SparseZero1, Zero1)
+        Compared(comm, kind(comm, True, options), Words(width=150), make_sgd, loss_of) for kind in (SparseZero1, Zero1)
     ]
     for step in range(3):
         for each in both:
             if step:
                 each.strategy.step()
-                each.step_alone(step - 1, max_norm=0.5)
+                each.step_reference(step - 1, max_norm=0.5)
             sum_by(each.strategy, each.module, comm, step, loss_of, max_norm=0.5)
     for each in both:
         each.strategy.forget_step()

@@ -14,7 +14,7 @@ ONE_EACH = SyncOptions(bucket_mb=16 / 2**20, first_bucket_mb=16 / 2**20)  # a bu
 
 
 class Layered(nn.Module):
-    """Layers in a list, of which one is used twice; tied, frozen, unused and tiny weights."""
+    """Layers in a list, one of them used twice, and tied, frozen, unused and tiny weights."""
 
     def __init__(self):
         super().__init__()
@@ -99,7 +99,7 @@ def step_by(strategy, *arguments, **options):
 
 
 def train_sharded(strategy, module, comm, steps, micros, max_norm, first=0):
-    """Some steps of the layered model, all of which count: the norms."""
+    """Steps of the layered model, all of which count: their norms."""
     norms = []
     for step in range(first, first + steps):
         norm, counts = step_by(strategy, module, comm, step, micros=micros, max_norm=max_norm)
@@ -108,37 +108,37 @@ def train_sharded(strategy, module, comm, steps, micros, max_norm, first=0):
     return norms
 
 
-class Beside:
+class Compared:
     """A model that a strategy trains, and a copy that one process trains on all ranks' examples."""
 
-    def __init__(self, comm, strategy, model, make, loss_of=layered_loss, alone=None):
-        """loss_of(module, rank, step, micro) is a rank's loss. alone: the other one, if not a copy of `model`."""
+    def __init__(self, comm, strategy, model, make, loss_of=layered_loss, reference=None):
+        """loss_of(module, rank, step, micro) is a rank's loss. `reference` is the one process's model, by default a copy."""
         self.comm, self.strategy, self.model, self.loss_of = comm, strategy, model, loss_of
-        self.alone = copy.deepcopy(model) if alone is None else alone
+        self.reference = copy.deepcopy(model) if reference is None else reference
         self.module = strategy.attach(model, make)
-        self.optimizer = make(self.alone.named_parameters())
+        self.optimizer = make(self.reference.named_parameters())
 
     def step(self, step, micros=1, max_norm=0.0, precision="fp32"):
-        """One step of both: the norms, by the strategy and alone."""
+        """One step of both: the norms, by the strategy and by one process."""
         norm, _ = step_by(self.strategy, self.module, self.comm, step, self.loss_of, micros, max_norm)
-        return norm, self.step_alone(step, micros, max_norm, precision)
+        return norm, self.step_reference(step, micros, max_norm, precision)
 
-    def step_alone(self, step, micros=1, max_norm=0.0, precision="fp32"):
+    def step_reference(self, step, micros=1, max_norm=0.0, precision="fp32"):
         """One step of the one process: the norm."""
         for micro in range(micros):
             for rank in range(self.comm.world_size):
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-                    loss = self.loss_of(self.alone, rank, step, micro)
+                    loss = self.loss_of(self.reference, rank, step, micro)
                 (loss / (self.comm.world_size * micros)).backward()
-        norm = nn.utils.clip_grad_norm_(self.alone.parameters(), max_norm) if max_norm else None
+        norm = nn.utils.clip_grad_norm_(self.reference.parameters(), max_norm) if max_norm else None
         self.optimizer.step()
         self.optimizer.zero_grad()
         return norm
 
     def end(self):
-        """Detach the strategy; how far the weights are apart."""
+        """Detach the strategy. Return the distance of the weights."""
         self.strategy.settle()
-        apart = distance(self.model, self.alone)
+        apart = distance(self.model, self.reference)
         self.strategy.detach()
         return apart
 
