@@ -112,7 +112,7 @@ class Compared:
     """A model that a strategy trains, and a copy that one process trains on all ranks' examples."""
 
     def __init__(self, comm, strategy, model, make, loss_of=layered_loss, reference=None):
-        """loss_of(module, rank, step, micro) is a rank's loss. `reference` is the one process's model, by default a copy."""
+        """loss_of(module, rank, step, micro) is a rank's loss. `reference` is the model of the one process (a copy)."""
         self.comm, self.strategy, self.model, self.loss_of = comm, strategy, model, loss_of
         self.reference = copy.deepcopy(model) if reference is None else reference
         self.module = strategy.attach(model, make)

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -135,27 +136,21 @@ def test_without_a_secret_strangers_who_know_the_protocol_are_limited_and_droppe
     assert exchange_works(meetings)
 
 
-def test_an_acceptor_without_free_descriptors_pauses_and_continues(monkeypatch):
-    tries = []
+def test_an_acceptor_without_free_descriptors_pauses_and_continues():
+    errors = [OSError(errno.EMFILE, "Too many open files")] * 3
 
-    class Full:
-        def __init__(self, listener):
-            self.listener = listener
-
-        def __getattr__(self, name):
-            return getattr(self.listener, name)
-
-        def accept(self):
-            tries.append(len(tries))
-            if len(tries) < 4:
-                raise OSError(errno.EMFILE, "Too many open files")
-            return self.listener.accept()
+    def accept():
+        if errors:
+            raise errors.pop()
+        return server.accept()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        acceptor = Acceptor(Full(server), b"key", 100, 1, lambda connection: None)
+        full = Mock(wraps=server, **{"accept.side_effect": accept})
+        acceptor = Acceptor(full, b"key", 100, 1, lambda connection: None)
         with call(server.getsockname()[1]) as line:
             acceptor.start()
             assert line.recv(len(GREETING)) == GREETING
+        assert not errors
         acceptor.close()
         assert not acceptor._thread.is_alive()
 
