@@ -25,7 +25,7 @@ def gradients(rank, step=0):
     return torch.cat([matrix.flatten(), torch.randn(REST, generator=generator)])
 
 
-def bucket_of(comm):
+def make_bucket():
     parameters = [("matrix", torch.nn.Parameter(torch.zeros(ROWS, COLUMNS)))]
     return Bucket("bucket 0", [*parameters, ("vector", torch.nn.Parameter(torch.zeros(REST)))])
 
@@ -41,7 +41,7 @@ def use_codecs(comm):
     answers = {}
     for word in [*CODECS, "topk:1", "powersgd:6"]:
         codec = make_codec(word, comm, lambda tensor, name: comm.all_reduce(tensor, name, async_op=True))
-        bucket = bucket_of(comm)
+        bucket = make_bucket()
         wanted = sum(gradients(rank) for rank in range(RANKS))
         comm.ledger = Ledger()
         found = send(comm, codec, bucket)

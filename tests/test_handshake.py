@@ -110,7 +110,7 @@ def test_a_rank_with_another_secret_or_run_cannot_join_or_end_the_run(other, ser
     assert servers[0].objection == ""
 
 
-def test_without_a_secret_nobody_joins_after_the_meeting(servers):
+def test_without_a_secret_nobody_joins_after_the_meeting():
     them = identities(2, secret=b"")
     meetings, port = met(them), them[0].master_port
     store = StoreClient(("127.0.0.1", port), make_key(b"", "meeting", ""), 1, 5)

@@ -138,7 +138,7 @@ def test_strangers_at_a_rank_s_port_are_not_lost_ranks(world, tmp_path):
     assert not any(said(tmp_path, rank) for rank in range(SIZE))
 
 
-def test_a_defect_in_the_watchdog_ends_the_run_with_its_error(world, tmp_path, monkeypatch):
+def test_a_defect_in_the_watchdog_ends_the_run_with_its_error(world, tmp_path):
     def spoilt(meeting):
         if meeting.identity.rank == 3:
             Watchdog._on_message = lambda self, sender, message: message["nothing"]

@@ -157,7 +157,7 @@ def test_other_people_s_code_starts_in_a_fresh_interpreter(monkeypatch, tmp_path
     assert [be_rank is not None for be_rank in asked] == [forks]
 
 
-def test_the_starter_reports_an_error_once_and_starts_no_rank(start, tmp_path):
+def test_the_starter_reports_an_error_once_and_starts_no_rank(start):
     words = [script("task2b/run_glue.py"), *TINY_TRAINING, "--world_size", 2, "--data_dir", "nowhere"]
     program = start("starter", words)
     assert program.wait() == 1
