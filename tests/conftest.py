@@ -19,8 +19,8 @@ from programs import NOT_INHERITED, Program, assert_nothing_is_left, free_port, 
 from cos598d.tools.check.spawn import PRELOADED
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cores
-# The modules of tests import the first, and so each world of ranks that runs a function of theirs. Runs import the
-# others when they need them: 0.1 s of processor for a summary's intervals, and 0.7 s for the digits.
+# Every module of tests imports pytest, and so does each rank that runs a function of one. Runs import the others when
+# they need them: 0.1 s of processor for a summary's intervals, and 0.7 s for the digits.
 set_forkserver_preload([*PRELOADED, "pytest", "scipy.special", "sklearn.datasets"])
 # Fixtures of a module that take seconds.
 EXPENSIVE = {
@@ -35,8 +35,8 @@ EXPENSIVE = {
     "recorded",
     "uninterrupted",
 }
-# A test run started in the background ignores Ctrl-C, one started by nohup SIGHUP, and so would the programs that it
-# starts; what is handled in any way they do not ignore.
+# A test run in the background ignores Ctrl-C, and one under nohup ignores SIGHUP. The programs that it starts would
+# ignore them, too, except if there is a handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
@@ -44,7 +44,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 
 @pytest.fixture(autouse=True, scope="module")
 def _module_alone():
-    """What a module's fixtures start and set ends with it, and no process is left by its tests."""
+    """End what the fixtures of a module start and set, and fail if its tests leave a process."""
     with patch.dict(os.environ), programs_end():
         yield
     assert_nothing_is_left()
@@ -52,14 +52,14 @@ def _module_alone():
 
 @pytest.fixture(autouse=True)
 def _test_alone():
-    """What a test starts ends with it, and no variable that it has set is left to the next."""
+    """End what a test starts, and reset the variables that it sets."""
     with patch.dict(os.environ), programs_end():
         yield
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory, monkeypatch):
-    """Every test run keeps its caches to itself, so that two runs side by side do not meet."""
+    """Give every test run its own caches, so that two runs at a time do not share them."""
     monkeypatch.setenv("COS598D_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
@@ -76,9 +76,9 @@ def start(tmp_path):
 
 @pytest.fixture
 def run_here(tmp_path, monkeypatch, capfd):
-    """Run a script in this process: run_here(script, words) -> (exit code, all that it printed).
+    """Run a script in this process: run_here(script, words) -> (exit code, output).
 
-    For what is refused before ranks meet, and runs of one rank: torch, which takes seconds to load, is here already.
+    For errors before ranks meet, and runs of one rank. This process has loaded torch, which takes seconds.
     """
     monkeypatch.chdir(tmp_path)
     for name in NOT_INHERITED:
@@ -87,7 +87,7 @@ def run_here(tmp_path, monkeypatch, capfd):
     def _run(path, words):
         ours = {"argv": [script(path), *map(str, words)], "path": [*sys.path]}
         for name, value in (ours | {"stdout": sys.stdout, "stderr": sys.stderr}).items():
-            monkeypatch.setattr(sys, name, value)  # all that a script changes of it goes with the test
+            monkeypatch.setattr(sys, name, value)  # what a script changes is reset after the test
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(script(path), run_name="__main__")
         said = capfd.readouterr()
@@ -100,7 +100,7 @@ def run_here(tmp_path, monkeypatch, capfd):
 def start_ranks(start):
     """Start the ranks of a script in the four-shell form: start_ranks(script, n, words, by_rank, port, is_fresh).
 
-    `by_rank` gives the further words of single ranks; a rank whose words are None is left out. `is_fresh` is `start`'s.
+    `by_rank` gives further words for single ranks. A rank whose words are None is left out. `is_fresh` is `start`'s.
     """
 
     def _start(path, world_size, words=(), by_rank=None, port=None, is_fresh=False):
@@ -110,16 +110,8 @@ def start_ranks(start):
             own = (by_rank or {}).get(rank, ())
             if own is None:
                 continue
-            place = [
-                "--master_ip",
-                "127.0.0.1",
-                "--master_port",
-                port,
-                "--world_size",
-                world_size,
-                "--local_rank",
-                rank,
-            ]
+            place = ["--master_ip", "127.0.0.1", "--master_port", port]
+            place += ["--world_size", world_size, "--local_rank", rank]
             programs.append(start(f"rank{rank}", [script(path), *place, *words, *own], is_fresh=is_fresh))
         return programs
 
@@ -128,7 +120,7 @@ def start_ranks(start):
 
 @pytest.fixture
 def servers(monkeypatch):
-    """Rank 0's servers that are opened in this process; they end with the test, and no interface is chosen for it."""
+    """Rank 0's servers in this process. They end with the test, and use the loopback interface."""
     from cos598d.world import rendezvous
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -151,12 +143,12 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    _share(config.getoption("long"))  # a wrong value ends the call, before there are processes
+    _share(config.getoption("long"))  # a wrong value ends the call before there are processes
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config, items):
-    """Leave out the long tests that were not asked for. Those that share an expensive fixture go to one process."""
+    """Leave out the long tests that were not requested. Tests that share an expensive fixture go to one process."""
     for item in items:
         if EXPENSIVE.intersection(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(item.module.__name__))
@@ -179,7 +171,7 @@ def _is_long(item, seen):
 
 
 def _share(words):
-    """A function of a long test: whether `words`, the value of --long, ask for it."""
+    """A function of a long test: whether `words`, the value of --long, request it."""
     if words in ("all", "none"):
         return lambda item: words == "all"
     found = re.fullmatch(r"([0-9]+)/([0-9]+)", words)
@@ -187,7 +179,7 @@ def _share(words):
     if not 1 <= one <= of:
         raise pytest.UsageError(f"--long {words}: give all, none, or a share, from 1/9 to 9/9.")
 
-    def share(item):  # those that share an expensive fixture are in one share
+    def share(item):  # tests that share an expensive fixture are in one share
         name = item.module.__name__ if EXPENSIVE.intersection(item.fixturenames) else item.nodeid
         return zlib.crc32(name.encode()) % of == one % of
 
@@ -195,14 +187,14 @@ def _share(words):
 
 
 def pytest_collection_finish():
-    """Thousands of tests are collected, and torch is loaded: no collection of garbage visits them again."""
+    """Keep the collector of garbage from thousands of collected tests and from torch."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)  # xdist's
 def pytest_xdist_auto_num_workers(config):
-    """One test process more than cores: tests wait, too, for ranks that meet and for what must take its time."""
+    """Use one test process more than cores, since tests also wait."""
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else 1 + (os.cpu_count() or 1)
 
 

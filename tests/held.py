@@ -1,4 +1,4 @@
-"""What ranks hold and send in real steps, counted, beside what the formulas of their strategies say: for tests."""
+"""Memory and bytes of real steps, counted, next to the formulas of their strategies."""
 
 import contextlib
 import copy
@@ -20,13 +20,13 @@ from cos598d.strategies.parts.low_bytes import SHORTEST
 from cos598d.tools.bench.workload import Workload
 
 STEPS = 3  # the last is watched
-SMALL = {"bucket_mb": 0.01}  # of the toy's 45 kB several buckets, and some parameters larger than one
-# The model and the passes of a step, by ranks: what more ranks change is the toy's uneven sizes.
+SMALL = {"bucket_mb": 0.01}  # several buckets for the toy's 45 kB, and some parameters larger than one
+# By ranks, the models and the passes of a step. More ranks change only the uneven sizes of the toy.
 KINDS = {2: (("toy", 3), ("tiny", 1)), 4: (("toy", 1), ("toy", 2))}
 
 
 class Uneven(nn.Module):
-    """Layers of sizes that no number of ranks divides, a large one, a frozen one, and one that is shared."""
+    """Layers of sizes that no number of ranks divides, a large one, a frozen one, and a shared one."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +49,7 @@ class Uneven(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy with options, the model ("toy" or "tiny"), and a step's passes."""
+    """A strategy with options, the model ("toy" or "tiny"), and the passes of a step."""
 
     sync: str
     options: dict
@@ -58,7 +58,7 @@ class Case:
 
 
 def cases_of(options, world_size):
-    """Each of KINDS for so many ranks under each strategy of {"NAME" or "NAME, words": its options, several times}."""
+    """Each of KINDS for so many ranks, by each strategy of {"NAME" or "NAME, words": a list of its options}."""
     return [
         Case(name.partition(",")[0], own, model, passes)
         for name, several in options.items()
@@ -69,15 +69,15 @@ def cases_of(options, world_size):
 
 @functools.cache
 def workload():
-    """The batches of all cases, and tiny BERT as they all begin with it."""
+    """The batches of all cases, and their first tiny BERT."""
     return Workload(find_model("tiny"), torch.device("cpu"), 2, 16, 1)
 
 
 class Steps:
-    """The steps of a case on a rank, by its strategy; `peak` is watched in the last, if it is to be."""
+    """The steps of a case on a rank, by its strategy. With `has_peak`, `peak` watches the last one."""
 
     def __init__(self, comm, case, may_be_unused=False, has_peak=False):
-        config = RunConfig(learning_rate=0.0)  # so that weights travel in the shortest form
+        config = RunConfig(learning_rate=0.0)  # so that weights are sent in the shortest form
         self.case, self.comm = case, comm
         model = Uneven() if case.model == "toy" else copy.deepcopy(workload().model)
         first_bucket = min(1.0, case.options.get("bucket_mb", 1.0))
@@ -91,7 +91,7 @@ class Steps:
         self.peak = Peak(self.strategy.memory) if has_peak else None
 
     def make(self, step):
-        """One of them."""
+        """Make one step."""
         strategy, case, comm = self.strategy, self.case, self.comm
         is_watched = self.peak is not None and step == STEPS - 1
         with self.peak.watching() if is_watched else contextlib.nullcontext():
@@ -110,7 +110,7 @@ class Steps:
 
 
 def held(comm, case):
-    """On a rank: counted and expected between two steps, and at the peak of one; and why something is not stated."""
+    """On a rank: memory between two steps and at the peak, counted and expected, and what the formula leaves out."""
     steps = Steps(comm, case, has_peak=True)
     for step in range(STEPS):
         steps.make(step)
@@ -121,8 +121,8 @@ def held(comm, case):
 
 
 def sent(comm, case):
-    """On a rank: what the ledger has of all steps and of what settles them, that synchronizes and the rest, beside what
-    is expected of both; and why that is not stated."""
+    """On a rank: bytes of synchronizing, other and settling calls, counted and expected, the number of calls, and what
+    the formula leaves out."""
     steps = Steps(comm, case, may_be_unused=True)
     comm.ledger = Ledger()
     for step in range(STEPS):
@@ -131,7 +131,7 @@ def sent(comm, case):
     rows = len(comm.ledger.rows)
     steps.strategy.settle()
     expected = steps.strategy.expected_sent(steps.job)
-    # Weights that a step has sent may be waited for, and entered, after it.
+    # These wait for the weights of a step, and enter them, after it.
     late = [row for row in comm.ledger.rows[rows:] if case.sync in ("zero1", "sparse_zero1", "zero2")]
     of_steps = [*comm.ledger.rows[:rows], *late]
     settling = [row for row in comm.ledger.rows[rows:] if row not in late]
@@ -142,7 +142,7 @@ def sent(comm, case):
         [row.bytes_sent for row in settling],
     ]
     stated = [STEPS * expected.synchronizing, STEPS * expected.others, expected.settling]
-    # An evaluation needs them, and no step: they are not what a step costs.
+    # Only an evaluation needs them, so they are no cost of a step.
     assert PARAMETERS not in {row.purpose for row in settling}, case
     return [[sum(found) for found in counted], stated, [len(counted[0]), STEPS * expected.calls], expected.unsaid]
 

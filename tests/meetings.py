@@ -1,4 +1,4 @@
-"""Ranks that meet as threads of one process, for tests of what they meet at."""
+"""Ranks that meet as threads of one process."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,7 +20,7 @@ def identities(world_size, port=None, secret=SECRET, **others):
 
 
 def met(them, between=lambda port: None, seconds=60):
-    """Let every one of `them` meet in a thread of its own; `between` is called when rank 0 listens, before the rest."""
+    """Let each of `them` meet in its own thread. `between` is called once rank 0 listens, before the others."""
     with ThreadPoolExecutor(len(them)) as pool:
         first = pool.submit(meet, them[0], seconds, {})
         wait_until(lambda: first.done() or is_open(them[0].master_port))

@@ -1,4 +1,4 @@
-"""The graders' commands as a test runs them: whole programs on a free port, their words collected."""
+"""Programs that tests start: on a free port, with their output in a file."""
 
 import contextlib
 import os
@@ -21,20 +21,19 @@ ROOT = Path(__file__).resolve().parents[1]
 TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "32", "--total_train_batch_size", "16", "--threads", "1")
 TINY_TRAINING = (*TINY, "--do_train", "--no_save_model")
 NOT_INHERITED = ("GLUE_DIR", "SQUAD_DIR", "RANK", "WORLD_SIZE")
-# How long a test waits for what is to come: long enough for a machine that does much else, since it is there to end a
-# hang, and proves nothing about speed.
+# How many seconds a test waits. It only ends a hang, so it is long enough for a busy machine.
 PATIENCE = 180
-# Ports that the kernel gives to nobody who does not ask for one by its number (Linux: from 32768 on).
+# The kernel gives these only to programs that ask for one by number (Linux chooses from 32768 on).
 _PORTS = range(20000, 28000)
-# Sockets that mark the ports which this process has been given; the programs of older ones have ended.
+# Sockets that mark the ports which this process got. The programs of older ones have ended.
 _marks: deque[socket.socket] = deque(maxlen=50)
 _started: list["Program"] = []
 
 
 class Program:
-    """One started program. Signals sent to it hit it alone, and it ends with the test that started it.
+    """One started program. Signals reach only it, and it ends with the test that started it.
 
-    Where it may, it begins in a process that has torch already (`warm`); `is_fresh` says that it may not.
+    If possible it starts in a process that has loaded torch (`warm`), except with `is_fresh`.
     """
 
     def __init__(
@@ -59,28 +58,28 @@ class Program:
 
     @property
     def text(self) -> str:
-        """What it has printed so far."""
+        """Its output so far."""
         return self.path.read_text()
 
     def wait(self, seconds: float = PATIENCE) -> int:
-        """Wait for its end and return the exit code. Fails when it hangs, and says what those beside it have said."""
+        """Wait for its end and return the exit code. If it hangs, fail with its output and that of the others."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(
-                f"still running after {seconds} s, having said:\n{self.text}{self._others()}"
+                f"still running after {seconds} s, with this output:\n{self.text}{self._others()}"
             ) from None
 
     def wait_for(self, words: str, seconds: float = PATIENCE) -> None:
         """Wait until it has printed a match of the regular expression `words`."""
         deadline = time.monotonic() + seconds
         while True:
-            has_ended = self.process.poll() is not None  # asked first: the words may be its last
+            has_ended = self.process.poll() is not None  # checked first: the words may be its last
             if re.search(words, self.text):
                 return
             said = f"but:\n{self.text}{self._others()}"
-            assert not has_ended, f"{words!r} was not said before the end, {said}"
-            assert time.monotonic() < deadline, f"{words!r} was not said in {seconds} s, {said}"
+            assert not has_ended, f"{words!r} was not printed before the end, {said}"
+            assert time.monotonic() < deadline, f"{words!r} was not printed in {seconds} s, {said}"
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -90,14 +89,14 @@ class Program:
             self.process.wait()
 
     def _others(self) -> str:
-        """How the others of its folder are: where one rank hangs, another mostly knows why."""
+        """The output of other programs of its folder: if one rank hangs, another often shows why."""
         others = [other for other in _started if other is not self and other.path.parent == self.path.parent]
         return "".join(f"\n--- {one.path.stem}, exit code {one.process.poll()}:\n{one.text}" for one in others)
 
 
 @contextlib.contextmanager
 def programs_end() -> Iterator[None]:
-    """Programs that are started within it end with it, however a test ends that has not waited for them."""
+    """Stop the programs that were started within it, however it ends."""
     before = len(_started)
     try:
         yield
@@ -108,7 +107,7 @@ def programs_end() -> Iterator[None]:
 
 
 def assert_nothing_is_left() -> None:
-    """No process that was started from here runs, but the servers of multiprocessing: it would hold what they share."""
+    """Fail if a process that was started from here still runs, except the servers of multiprocessing."""
     servers = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)
     ours = [child for child in psutil.Process().children(recursive=True) if child.pid not in servers]
     _, left = psutil.wait_procs([child for child in ours if is_alive(child.pid)], timeout=60)
@@ -123,17 +122,17 @@ def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Wait until `holds()` is true."""
     deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < deadline, f"it did not come to be in {seconds} s"
+        assert time.monotonic() < deadline, f"it is not true after {seconds} s"
         time.sleep(0.02)
 
 
 def _may_be_warm(words: Sequence[str], environ: dict[str, str]) -> bool:
-    """Whether it is one of our programs, or a script of a test's own that asks for our code."""
+    """Whether it is one of our programs, or a script of a test that imports our code."""
     return is_ours(words) or (words[0].endswith(".py") and environ.get("PYTHONPATH") == str(ROOT))
 
 
 def _is_for_python(environ: dict[str, str]) -> bool:
-    """Whether some of these variables count where Python or torch begins."""
+    """Whether Python or torch reads some of these variables at its start."""
     others = environ.keys() - ({"PYTHONPATH"} if environ.get("PYTHONPATH") == str(ROOT) else set())
     return any(name.startswith(COUNT_FOR_PYTHON) for name in others)
 
@@ -151,10 +150,10 @@ def script(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port on which nothing listens, and which nobody takes before the program that is to listen there.
+    """A free port that no other test takes before the program that will listen there.
 
-    Not one of the kernel's choice: it may choose the same for another test's program, or for a connection of one,
-    while ours still starts. Other tests see by the UDP port of that number, which this process holds, that it is given.
+    The kernel does not choose it: it could choose the same one for another program or connection while ours starts.
+    This process holds the UDP port of that number, by which other tests see that the port is taken.
     """
     first = SystemRandom().randrange(len(_PORTS))
     for port in (*_PORTS[first:], *_PORTS[:first]):
@@ -172,15 +171,15 @@ def free_port() -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """The ids of the processes that a process has started, and of those that these have."""
+    """The ids of the processes that a process started, directly or not."""
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
 def worker_of_rank(pid: int, rank: int) -> int:
-    """The id of the local worker of that rank among what a process has started."""
+    """The id of the local worker of that rank among the processes that a process started."""
     for child in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if child.name() == f"rank {rank}" or child.environ().get("RANK") == str(rank):  # a fork says it by its name
+            if child.name() == f"rank {rank}" or child.environ().get("RANK") == str(rank):  # a fork has it in its name
                 return child.pid
     raise AssertionError(f"no worker of rank {rank} under {pid}")
 

@@ -1,4 +1,4 @@
-"""A CUDA device that is not there: a host and two streams whose clocks move only when they are given work."""
+"""A simulated CUDA device: a host and two streams whose clocks move only when they get work."""
 
 import time
 
@@ -7,10 +7,10 @@ import torch.distributed as dist
 
 
 class SimulatedDevice:
-    """One stream that computes and one that communicates, beside a host that runs ahead of both. Times in seconds.
+    """One stream that computes and one that communicates, and a host that runs ahead of both. Times in seconds.
 
-    `waits` counts how often the host has waited for the device. Stands in for torch.cuda's events and
-    synchronize, for time.perf_counter, and for dist.all_reduce as nccl does it. Its tensors lie in the host's memory.
+    `waits` counts how often the host has waited for the device. Replaces torch.cuda's events and synchronize,
+    time.perf_counter, and dist.all_reduce with nccl's behaviour. Its tensors are in the host's memory.
     """
 
     def __init__(self, monkeypatch):
@@ -40,11 +40,11 @@ class SimulatedDevice:
         monkeypatch.setattr(torch, "zeros", lambda *shape, device=None, zeros=torch.zeros: zeros(*shape))
 
     def launch(self, seconds: float) -> None:
-        """Give the computing stream a kernel; the host goes on."""
+        """Give the computing stream a kernel. The host continues."""
         self.computes_until = max(self.computes_until, self.host) + seconds
 
     def all_reduces_take(self, monkeypatch, seconds: float) -> None:
-        """From now on each all-reduce takes so long, one after another, beside what computes."""
+        """From now on each all-reduce takes so many seconds, one after another, while the other stream computes."""
 
         def all_reduce(tensor, op=None, group=None, async_op=False):
             ready = max(self.computes_until, self.host)  # what it sends is computed then

@@ -1,14 +1,14 @@
-"""A model's buffers, such as BatchNorm's running statistics, are rank 0's on every rank when a sync has settled."""
+"""After a sync settles, every rank has rank 0's buffers, such as BatchNorm's running statistics."""
 
 import pytest
 import torch
 from torch import nn
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 import cos598d
 from cos598d.comm import dispatcher
 from cos598d.comm.ledger import Ledger
-from cos598d.records.conventions import BUFFERS
+from cos598d.records.conventions import BUFFERS, GRADIENTS
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.options import SyncOptions
 
@@ -29,7 +29,7 @@ class Normed(nn.Module):
 
 
 def train_normed(comm, name):
-    """On a rank: three SGD steps in two parts each; statistics before and after settling, and calls for buffers."""
+    """On a rank: the statistics and calls for buffers of three SGD steps in two parts, before and after settling."""
     model = Normed()
     sync = get_sync(name)(comm, find_unused_parameters=False, options=SyncOptions(sync_every=2))
     module = sync.attach(model)
@@ -55,51 +55,46 @@ def train_normed(comm, name):
     return {"before": before, "after": after, "rows": rows, "settled": settled, "places": model.places.tolist()}
 
 
-def train_all(comm, names):
-    return {name: train_normed(comm, name) for name in names}
-
-
 @pytest.fixture(scope="module")
 def answers():
-    return run_ranks(3, train_all, list(SYNCS))
+    """By sync, the results of the ranks."""
+    return dict(zip(SYNCS, run_each(3, train_normed, SYNCS), strict=True))
 
 
 @pytest.mark.parametrize("name", [name for name in SYNCS if name != "none"])
-def test_statistics_are_rank_0s_on_every_rank_when_a_sync_has_settled(answers, name):
-    assert len({tuple(answer[name]["before"]) for answer in answers}) == 3, "so there is something to settle"
-    for answer in answers:
-        assert answer[name]["after"] == answers[0][name]["after"]
-        assert answer[name]["after"][0] == answers[0][name]["before"]
-        assert answer[name]["after"][2] == 2 * STEPS
-        assert answer[name]["places"] == [[0, 3], [1, 4], [2, 5]]
+def test_settled_statistics_are_those_of_rank_0(answers, name):
+    of_rank_0 = answers[name][0]
+    assert len({tuple(answer["before"]) for answer in answers[name]}) == 3, "nothing to settle"
+    for answer in answers[name]:
+        assert answer["after"] == of_rank_0["after"]
+        assert answer["after"][0] == of_rank_0["before"]
+        assert answer["after"][2] == 2 * STEPS
+        assert answer["places"] == [[0, 3], [1, 4], [2, 5]]
 
 
 @pytest.mark.parametrize("name", [name for name in SYNCS if name not in ("none", "local_sgd", "diloco", "ddp")])
-def test_settled_statistics_are_those_of_torchs_ddp(answers, name):
-    for found, wanted in zip(answers[0][name]["after"], answers[0]["ddp"]["after"], strict=True):
+def test_settled_statistics_are_those_of_ddp(answers, name):
+    for found, wanted in zip(answers[name][0]["after"], answers["ddp"][0]["after"], strict=True):
         assert found == pytest.approx(wanted, abs=1e-6)
 
 
-def test_buffers_travel_in_one_call_when_a_sync_settles_and_not_before(answers):
+def test_buffers_are_sent_in_one_call_only_when_a_sync_settles(answers):
     size = 4 * 5 + 4 * 5 + 8 + 8 * 6
-    for answer in answers:
-        for name in SYNCS:
-            assert answer[name]["settled"] == ([] if name == "none" else [size])
-            assert not answer[name]["rows"] or name == "ddp"
+    for name in SYNCS:
+        for answer in answers[name]:
+            assert answer["settled"] == ([] if name == "none" else [size])
+            assert not answer["rows"] or name == "ddp"
 
 
-def test_ddps_own_broadcasts_of_buffers_are_in_the_ledger_once_a_step(answers):
-    for rank, answer in enumerate(answers):
+def test_ddp_s_broadcasts_of_buffers_are_entered_once_per_step(answers):
+    for rank, answer in enumerate(answers["ddp"]):
         sends = {0: 2, 1: 0, 2: 0}[rank]  # of a tree of three
-        step = [
-            ["broadcast", "buffers of int64", 56, sends * 56],
-            ["broadcast", "buffers of float32", 40, sends * 40],
-        ]
-        assert answer["ddp"]["rows"] == step * STEPS
+        step = [["broadcast", "buffers of int64", 56, sends * 56], ["broadcast", "buffers of float32", 40, sends * 40]]
+        assert answer["rows"] == step * STEPS
 
 
 class ManyStatistics(nn.Module):
-    """A model with buffers that torch's DDP sends in several calls, once its limit for one is small."""
+    """A model whose buffers torch's DDP sends in several calls, if its limit for one call is small."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +106,7 @@ class ManyStatistics(nn.Module):
         return self.layer(inputs).sum()
 
 
-def train_with_large_buffers(comm):
+def send_large_buffers(comm):
     sync = get_sync("ddp")(comm, find_unused_parameters=False)
     module = sync.attach(ManyStatistics())
     module.broadcast_bucket_size = 80  # in place of 250 MiB
@@ -119,11 +114,8 @@ def train_with_large_buffers(comm):
     for _ in range(2):
         module(torch.ones(2, 3)).backward()
         sync.finish()
-    return [row.payload_bytes for row in comm.ledger.rows if row.purpose == "buffers"]
-
-
-def test_ddps_broadcasts_of_large_buffers_are_in_the_ledger_call_by_call():
-    assert run_ranks(2, train_with_large_buffers) == [[80, 80, 40] * 2] * 2
+    sync.detach()
+    return [row.payload_bytes for row in comm.ledger.rows if row.purpose == BUFFERS]
 
 
 def evaluate_between_steps(comm):
@@ -143,11 +135,8 @@ def evaluate_between_steps(comm):
     loss.backward()
     comm.ledger = Ledger()
     sync.finish()
-    return [listeners, [row.purpose for row in comm.ledger.rows if row.purpose == "gradients"]]
-
-
-def test_an_evaluation_by_ddp_leaves_no_listener_and_takes_none_from_a_step():
-    assert run_ranks(2, evaluate_between_steps) == [[[0, 0], ["gradients"]]] * 2
+    sync.detach()
+    return [listeners, [row.purpose for row in comm.ledger.rows if row.purpose == GRADIENTS]]
 
 
 PLAIN = """
@@ -172,25 +161,15 @@ def attach_and_settle(comm, name):
     return model.norm.running_mean.tolist()
 
 
-def test_a_plain_class_may_settle_while_it_attaches(tmp_path):
-    (tmp_path / "plain.py").write_text(PLAIN)
-    first, second = run_ranks(2, attach_and_settle, f"{tmp_path}/plain.py:Plain")
-    assert first == second == [0.0] * 5
-
-
 def settle_in_a_script(comm):
+    """On a rank: how many statistics the ranks have before they settle, and whether rank 0's are everyone's after."""
     model = Normed()
     module = cos598d.data_parallel(model, sync="bucketed", find_unused_parameters=False)
     module(torch.randn(4, 6, generator=torch.Generator().manual_seed(comm.rank))).backward()
     before = model.norm.running_mean.tolist()
     module.settle()
-    return [before, model.norm.running_mean.tolist()]
-
-
-def test_a_script_of_ones_own_settles_by_itself():
-    (mine, settled), (others, settled_there) = run_ranks(2, settle_in_a_script)
-    assert mine != others
-    assert mine == settled == settled_there
+    of_ranks, settled = comm.exchange(before), model.norm.running_mean.tolist()
+    return [len({tuple(each) for each in of_ranks}), settled == of_ranks[0]]
 
 
 def settle_without_buffers(comm):
@@ -201,5 +180,33 @@ def settle_without_buffers(comm):
     return len(comm.ledger.rows)
 
 
-def test_a_model_without_buffers_sends_nothing_to_settle():
-    assert run_ranks(2, settle_without_buffers) == [0, 0]
+def small_cases(comm, plain):
+    """On a rank: what each of the cases above gives. `plain` names the class of PLAIN."""
+    return {
+        "evaluation": evaluate_between_steps(comm),
+        "large": send_large_buffers(comm),
+        "plain": attach_and_settle(comm, plain),
+        "script": settle_in_a_script(comm),
+        "none": settle_without_buffers(comm),
+    }
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plain") / "plain.py"
+    path.write_text(PLAIN)
+    return run_ranks(2, small_cases, f"{path}:Plain")
+
+
+@pytest.mark.parametrize(
+    ("case", "wanted"),
+    [
+        ("evaluation", [[0, 0], [GRADIENTS]]),  # leaves no listener, and a step keeps its own
+        ("large", [80, 80, 40] * 2),  # each broadcast of DDP's is entered
+        ("plain", [0.0] * 5),  # a class without our base may settle while it attaches
+        ("script", [2, True]),
+        ("none", 0),  # nothing is sent for a model without buffers
+    ],
+)
+def test_small_cases(found, case, wanted):
+    assert [each[case] for each in found] == [wanted] * 2

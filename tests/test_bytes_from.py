@@ -1,4 +1,4 @@
-"""Every table of bytes says whose numbers they are: the ledger's, or the kernel's where a library is silent."""
+"""Every table of bytes names their source: the ledger, or the kernel's counters for a library without a log."""
 
 import json
 
@@ -22,7 +22,7 @@ def change(path, **changes):
 
 
 def write_runs(folder, **changes):
-    """A run that the ledger knows all of, and one that only the kernel counted, on an interface of both ranks."""
+    """A run whose bytes are in the ledger, and one that only the kernel counted, on an interface of both ranks."""
     known = write_run(folder / "ring", sync="ring", wire_share=1.02, shared=2)
     silent = write_run(folder / "horovod", sync="horovod", wire_share=1.02, shared=2)
     nothing = {f"bytes_{way}_per_iteration": [0, 0] for way in ("sent", "received")}
@@ -31,7 +31,7 @@ def write_runs(folder, **changes):
     return known, silent
 
 
-def test_compare_has_the_word_and_no_formula_where_there_is_none(tmp_path):
+def test_compare_shows_the_source_and_no_formula_for_counters(tmp_path):
     head, known, silent = traffic_rows([load_run(folder) for folder in write_runs(tmp_path)])
     assert head[-2:] == ["counted MB/it", "bytes from"]
     assert known[1:] == ["2", "2", "2.000", "2.000 x 2", "2.000 x 2", "4.080 (ranks 0, 1)", "log"]
@@ -39,9 +39,9 @@ def test_compare_has_the_word_and_no_formula_where_there_is_none(tmp_path):
     assert "Bytes from: the communication log (log)" in comparison([load_run(tmp_path / "ring")])
 
 
-def test_predicted_and_counted_are_of_the_same_iterations_unless_an_epoch_had_more_ranks(tmp_path):
+def test_predicted_and_counted_bytes_are_of_the_same_iterations(tmp_path):
     folder = write_run(tmp_path / "zero1", sync="zero1", wire_share=1.5)
-    # What is sent at the end of an epoch weighs more in the mean without the warm-up.
+    # Bytes at the end of an epoch weigh more in a mean without the warm-up.
     sent = {f"{how}_bytes_{way}": [n, n] for how, n in (("predicted", 1000), ("counted", 1020)) for way in WAYS}
     epochs = [epoch | sent for epoch in json.loads((folder / "summary.json").read_text())["epochs"]]
     change(folder / "summary.json", bytes_from="ledger", epochs=epochs)
@@ -51,7 +51,7 @@ def test_predicted_and_counted_are_of_the_same_iterations_unless_an_epoch_had_mo
     assert [one.sent[1] / one.sent[0] for one in counted_traffic([load_run_as(folder, "z")])] == [1.5] * 2
 
 
-def test_what_was_counted_on_a_whole_host_s_loopback_is_in_no_table_of_a_run_s_bytes(tmp_path):
+def test_counters_of_a_host_s_loopback_are_in_no_table(tmp_path):
     _, silent = write_runs(tmp_path)
     wire = json.loads((silent / "summary.json").read_text())["wire"]
     change(silent / "summary.json", wire=wire | {"interface": "lo"})
@@ -67,7 +67,7 @@ def test_what_was_counted_on_a_whole_host_s_loopback_is_in_no_table_of_a_run_s_b
     assert not any(one.has_headers for one in counted_traffic([run]))
 
 
-def test_the_page_has_the_word_and_names_no_formula_for_it(tmp_path):
+def test_the_page_shows_the_source_and_no_formula_for_counters(tmp_path):
     page = build_page([load_run_as(folder, folder.name) for folder in write_runs(tmp_path)])
     (blocks,) = (section.blocks for section in page.sections if section.title == "Traffic, predicted and counted")
     tables = [block for block in blocks if isinstance(block, Table)]
@@ -79,16 +79,15 @@ def test_the_page_has_the_word_and_names_no_formula_for_it(tmp_path):
     assert tables[-1].rows[-1][3:] == ["-", "20.400", "-"], "by epoch"
 
 
-def test_the_table_of_strategies_has_what_a_rank_sends_and_the_word(tmp_path):
+def test_the_table_of_strategies_shows_a_rank_s_bytes_and_the_source(tmp_path):
     training = {"training": {"examples": 80, "wall_seconds": 5.0}}
     memory = {"process_peak_bytes": [3e8, 3e8], "gpu_peak_bytes": [None, None]}
     folders = write_runs(tmp_path)
     for folder in folders:
         summary = json.loads((folder / "summary.json").read_text())
         change(folder / "summary.json", memory=memory, epochs=[epoch | training for epoch in summary["epochs"]])
-    rows = strategies_rows(
-        [StrategyResult(folder.name, 2, 2, run=load_run_as(folder, folder.name)) for folder in folders]
-    )
+    results = [StrategyResult(folder.name, 2, 2, run=load_run_as(folder, folder.name)) for folder in folders]
+    rows = strategies_rows(results)
     places = [rows[0].index(name) for name in ("sent MB/it", "bytes from")]
     assert [[row[place] for place in places] for row in rows[1:]] == [["2.0", "log"], ["2.0", "counters"]]
     change(folders[1] / "summary.json", wire=None)
@@ -96,7 +95,7 @@ def test_the_table_of_strategies_has_what_a_rank_sends_and_the_word(tmp_path):
     assert [rows[1][place] for place in places] == ["-", "counters"]
 
 
-def test_a_bench_names_the_candidates_whose_bytes_nobody_told(tmp_path):
+def test_a_bench_names_the_candidates_with_unknown_bytes(tmp_path):
     path = write_bench(tmp_path / "bench") / "bench.json"
     found = json.loads(path.read_text())
     silent = next(one for one in found["candidates"] if one["label"] == "bucketed")
@@ -111,7 +110,7 @@ def test_a_bench_names_the_candidates_whose_bytes_nobody_told(tmp_path):
     assert bench.candidate("bucketed").bytes_sent is None
 
 
-def test_another_word_is_a_damaged_record(tmp_path):
+def test_an_unknown_source_is_a_damaged_record(tmp_path):
     _, silent = write_runs(tmp_path)
     change(silent / "summary.json", bytes_from="hearsay")
     with pytest.raises(UserError, match="bytes_from"):

@@ -1,8 +1,8 @@
-"""Codecs: how near each comes to the sum over ranks, what it sends, and what error feedback makes good."""
+"""Codecs: the error of their sums over ranks, the bytes that they send, and what error feedback recovers."""
 
 import pytest
 import torch
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError
@@ -25,7 +25,7 @@ def gradients(rank, step=0):
     return torch.cat([matrix.flatten(), torch.randn(REST, generator=generator)])
 
 
-def bucket_of(comm):
+def make_bucket():
     parameters = [("matrix", torch.nn.Parameter(torch.zeros(ROWS, COLUMNS)))]
     return Bucket("bucket 0", [*parameters, ("vector", torch.nn.Parameter(torch.zeros(REST)))])
 
@@ -37,18 +37,18 @@ def send(comm, codec, bucket, step=0):
 
 
 def use_codecs(comm):
-    """On a rank: for each codec its error, the bytes it sent, whether all ranks have the same bits, and its drift."""
+    """On a rank, by codec: the error of a sum and of the mean of many, the bytes, and whether all ranks agree."""
     answers = {}
     for word in [*CODECS, "topk:1", "powersgd:6"]:
         codec = make_codec(word, comm, lambda tensor, name: comm.all_reduce(tensor, name, async_op=True))
-        bucket = bucket_of(comm)
+        bucket = make_bucket()
         wanted = sum(gradients(rank) for rank in range(RANKS))
         comm.ledger = Ledger()
         found = send(comm, codec, bucket)
         sent = sum(row.bytes_sent for row in comm.ledger.rows)
         received = sum(row.bytes_received for row in comm.ledger.rows)
         same = len(set(comm.exchange(found.double().sum().item()))) == 1
-        # The same gradients again and again: what was held back must come in time.
+        # The same gradients each step: what a codec holds back must arrive in later steps.
         total = torch.zeros_like(found)
         codec = make_codec(word, comm, lambda tensor, name: comm.all_reduce(tensor, name, async_op=True))
         for _ in range(STEPS):
@@ -63,7 +63,7 @@ def answers():
     return run_ranks(RANKS, use_codecs)
 
 
-def test_every_rank_ends_with_the_same_bits(answers):
+def test_all_ranks_have_the_same_bits(answers):
     assert all(answer[word]["same"] for answer in answers for word in answer)
 
 
@@ -74,30 +74,26 @@ INT8_BOUND = 0.02 * 2**0.5
 @pytest.mark.parametrize(
     ("word", "bound"), [("bf16", 2**-8 * RANKS), ("fp16", 2**-11 * RANKS), ("int8", INT8_BOUND), ("topk:1", 1e-6)]
 )
-def test_a_codec_errs_by_no_more_than_it_says(answers, word, bound):
+def test_a_codec_s_error_is_within_its_bound(answers, word, bound):
     assert 0 <= answers[0][word]["error"] < bound
-    assert word == "topk:1" or answers[0][word]["error"] > bound / 1000  # it did travel in a smaller form
+    assert word == "topk:1" or answers[0][word]["error"] > bound / 1000  # it was sent in a smaller form
 
 
-def test_powersgd_loses_little_of_matrices_of_its_rank(answers):
+def test_powersgd_keeps_matrices_of_its_rank(answers):
     # Three matrices of rank 2 sum up to rank 6; the first steps, from random columns, lose something.
     assert answers[0]["powersgd:6"]["drift"] < 0.05
     assert answers[0]["powersgd"]["error"] > 0.1
 
 
-@pytest.mark.parametrize("word", ["topk", "powersgd"])
-def test_error_feedback_sends_in_time_what_was_held_back(answers, word):
+# int8 has none: each step is rounded at random, which makes the mean of 30 nearer by sqrt(30).
+@pytest.mark.parametrize(("word", "share"), [("topk", 0.75), ("powersgd", 0.75), ("int8", 0.25)])
+def test_the_mean_of_many_steps_is_nearer_than_one_step(answers, word, share):
     answer = answers[0][word]
-    assert answer["drift"] < 0.75 * answer["error"]
+    assert answer["drift"] < share * answer["error"]
+    assert word != "int8" or answer["drift"] < 0.005
 
 
-def test_the_mean_of_many_steps_under_int8_is_nearer_than_one_step(answers):
-    # By sqrt(30), since each step is rounded anew.
-    assert answers[0]["int8"]["drift"] < answers[0]["int8"]["error"] / 4
-    assert answers[0]["int8"]["drift"] < 0.005
-
-
-def test_the_ledger_counts_what_each_form_takes(answers):
+def test_the_ledger_counts_the_bytes_of_each_form(answers):
     ring = 2 * (RANKS - 1) / RANKS
     part = -(-ELEMENTS // (1024 * RANKS)) * (1024 + 4)
     wanted = {
@@ -112,8 +108,8 @@ def test_the_ledger_counts_what_each_form_takes(answers):
             assert answer[word]["sent"] == [pytest.approx(sent, abs=2), pytest.approx(sent, abs=2)], word
 
 
-def train_steps(comm, sync, word):
-    """On a rank: two steps of the toy under the codec; whether its unused layer kept None and all ranks agree."""
+def train_steps(comm, word, sync):
+    """On a rank: whether the unused layer keeps None, and how many different sums the ranks have after two steps."""
     model = toy_model(seed=0)
     sync = get_sync(sync)(comm, options=SyncOptions(compress=word, bucket_mb=0.5))
     module = sync.attach(model)
@@ -130,16 +126,13 @@ def train_steps(comm, sync, word):
     return [model.never.weight.grad is None, len(digests)]
 
 
-@pytest.mark.long(one_in=4)
 @pytest.mark.parametrize("sync", ["bucketed", "sparse_rows", "ring", "flat", "tree"])
-@pytest.mark.parametrize("word", CODECS)
-def test_every_codec_rides_with_unused_parameters_and_accumulation(sync, word):
-    for none_kept, digests in run_ranks(2, train_steps, sync, word):
-        assert none_kept
-        assert digests == 1
+def test_codecs_work_with_unused_parameters_and_accumulation(sync):
+    found = dict(zip(CODECS, run_each(2, train_steps, CODECS, sync), strict=True))
+    assert found == dict.fromkeys(CODECS, ([True, 1], [True, 1]))
 
 
-def test_int8_blocks_err_by_less_than_a_level_and_keep_zeros_and_largest_values():
+def test_int8_errs_by_less_than_a_level_and_keeps_zeros_and_maxima():
     part = torch.cat([torch.randn(1024) * 1e3, torch.zeros(1024), torch.randn(1024) * 1e-30, torch.ones(1024)])
     back = decode(encode(part, torch.Generator().manual_seed(0)))
     for block, copy in zip(part.view(4, -1), back.view(4, -1), strict=True):
@@ -149,7 +142,7 @@ def test_int8_blocks_err_by_less_than_a_level_and_keep_zeros_and_largest_values(
 
 
 def drift_of_int8(comm, steps):
-    """On a rank: the mean of many sums of small values beside a large one, and whether two codecs give the same."""
+    """On a rank: the mean of many sums of small values next to a large one, and whether two codecs give the same."""
     parameter = torch.nn.Parameter(torch.zeros(40 * 1024))  # several blocks that share random numbers
     bucket = Bucket("bucket 0", [("vector", parameter)])
     value = torch.full((40 * 1024,), 0.003)
@@ -169,8 +162,8 @@ def drift_of_int8(comm, steps):
 
 
 @pytest.mark.long
-def test_what_int8_loses_is_right_in_the_mean_of_many_steps_and_the_same_every_time():
-    """Rounded to the nearest, 0.003 beside a 1 is 0 in every step."""
+def test_int8_rounds_without_bias_and_reproducibly():
+    """Rounded to the nearest, 0.003 next to a 1 is 0 in every step."""
     answers = run_ranks(2, drift_of_int8, 300)
     for (large, smallest, small), spread, same, total in answers:
         assert large == pytest.approx(2, abs=1e-3)
@@ -187,14 +180,8 @@ def test_what_int8_loses_is_right_in_the_mean_of_many_steps_and_the_same_every_t
     [
         ("zip", "--compress zip: unknown compression. Choose from bf16, fp16, int8, topk, powersgd"),
         ("bf16:2", "--compress bf16:2: bf16 takes no number"),
-        (
-            "topk:2",
-            "--compress topk:2: the number of topk is not valid. Give the share of elements",
-        ),
-        (
-            "powersgd:x",
-            "--compress powersgd:x: the number of powersgd is not valid. Give the rank, a whole number from 1",
-        ),
+        ("topk:2", "--compress topk:2: .* Give the share of elements"),
+        ("powersgd:x", "--compress powersgd:x: .* Give the rank, a whole number from 1"),
     ],
 )
 def test_unknown_codecs_and_numbers_are_refused(word, sentence):

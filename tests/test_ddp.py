@@ -1,8 +1,8 @@
-"""What the ledger says of torch's own buckets, and DDP's own ways to be faster."""
+"""The ledger enters torch's own buckets, and DDP takes torch's options to be faster."""
 
 import pytest
 import torch
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
@@ -28,7 +28,7 @@ def buckets_by_step(comm):
     return found
 
 
-def test_the_ledger_has_torchs_buckets_from_the_second_step_on():
+def test_the_ledger_enters_torch_s_buckets_from_the_second_step_on():
     for found in run_ranks(2, buckets_by_step):
         assert [sum(sizes) for sizes in found] == [20 * 100 * 101] * 4
         # 0.1 MiB is three layers' 26,214 elements at most, and torch closes a bucket when it has reached that.
@@ -54,14 +54,14 @@ def buckets_of_two(comm, widths):
 
 
 @pytest.mark.parametrize("widths", [(10, 3), (4, 4)])
-def test_two_models_of_one_group_each_enter_their_own_calls(widths):
+def test_two_models_of_one_group_enter_only_their_own_calls(widths):
     for found in run_ranks(2, buckets_of_two, widths):
         # BatchNorm's buffers of float32 and its counter, then the one bucket.
         assert found == [[[20, 1, 20 + 11 * width] for width in widths]] * 3
 
 
 def averages_of(comm, options):
-    """On a rank: gradients after two steps, the bytes it sent in the second, the formula's, and how many storages."""
+    """On a rank: the gradients of a second step, its bytes, those of the formula, and the number of storages."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(50, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
     sync = DDP(comm, find_unused_parameters=False, options=DDPOptions(**options))
@@ -69,9 +69,8 @@ def averages_of(comm, options):
     for step in range(2):
         comm.ledger = Ledger()
         model.zero_grad(set_to_none=True)
-        module(
-            torch.randn(4, 50, generator=torch.Generator().manual_seed(step * 10 + comm.rank))
-        ).square().mean().backward()
+        inputs = torch.randn(4, 50, generator=torch.Generator().manual_seed(step * 10 + comm.rank))
+        module(inputs).square().mean().backward()
         sync.finish()
     gradients = [p.grad for p in model.parameters()]
     sizes = [(p.numel(), p.element_size()) for p in model.parameters()]
@@ -84,16 +83,8 @@ def averages_of(comm, options):
     }
 
 
-def all_averages(comm):
-    return {
-        name: averages_of(comm, options)
-        for name, options in (("plain", {}), ("view", {"bucket_view": True}), ("fp16", {"compress": "fp16"}))
-    }
-
-
-def test_views_of_buckets_are_the_same_average_without_a_copy_and_fp16_is_half_of_the_bytes():
-    for found in run_ranks(2, all_averages):
-        plain, view, fp16 = (found[name] for name in ("plain", "view", "fp16"))
+def test_bucket_views_give_the_same_average_without_a_copy_and_fp16_halves_the_bytes():
+    for plain, view, fp16 in zip(*run_each(2, averages_of, [{}, {"bucket_view": True}, {"compress": "fp16"}])):
         assert view["gradients"] == plain["gradients"]
         assert (plain["storages"], view["storages"]) == (4, 1), "each gradient its own memory, and all in one bucket"
         assert fp16["gradients"] != plain["gradients"]
@@ -102,25 +93,23 @@ def test_views_of_buckets_are_the_same_average_without_a_copy_and_fp16_is_half_o
         assert plain["bytes"] == view["bytes"] == plain["expected"] == 2 * fp16["bytes"] == 2 * fp16["expected"]
 
 
-def refusal_of(comm, compress):
-    try:
-        DDP(comm, options=SyncOptions(compress=compress))
-    except UsageError as error:
-        return str(error)
-
-
-def test_hooks_that_gloo_has_not_are_refused_in_a_sentence_by_whoever_asks():
-    for sentence in run_ranks(1, refusal_of, "bf16"):
-        assert sentence.startswith("--compress bf16 with --sync ddp: torch's hook is for nccl")
+def test_gloo_refuses_the_bf16_hook():
+    comm = Communicator(None, "gloo", torch.device("cpu"))
+    with pytest.raises(UsageError, match="^--compress bf16 with --sync ddp: torch's hook is for nccl"):
+        DDP(comm, options=SyncOptions(compress="bf16"))
 
 
 def hooked(comm, hook, every, steps):
-    """On a rank: plain SGD under a hook of torch's; the weights' digests after each step, and its gradient bytes."""
+    """On a rank: the gradient bytes of steps of SGD under a hook, and the sum of the weights after each step."""
     options = DDPOptions(ddp_hook=hook, sync_every=every)
     sync = DDP(comm, find_unused_parameters=False, options=options)
     model = plain_model()
     module = sync.attach(model)
     seen, equal = [], []
+
+    def note():
+        equal.append([sync.replicas_equal, sum(p.detach().double().sum().item() for p in model.parameters())])
+
     for step in range(steps):
         comm.ledger = Ledger()
         comm.ledger.begin(step + 1, 0.0)
@@ -131,24 +120,24 @@ def hooked(comm, hook, every, steps):
                 parameter -= 0.1 * parameter.grad
                 parameter.grad = None
         sync.after_step()
-        seen.append(sum(row.bytes_sent for row in comm.ledger.rows if row.purpose == "gradients"))
-        equal.append([sync.replicas_equal, sum(p.detach().double().sum().item() for p in model.parameters())])
+        seen.append(sum(row.bytes_sent for row in comm.ledger.rows if row.purpose == GRADIENTS))
+        note()
     sync.settle()
-    last = [sync.replicas_equal, sum(p.detach().double().sum().item() for p in model.parameters())]
+    note()
     sync.detach()
-    return {"bytes": seen, "equal": [*equal, last]}
+    return seen, equal
 
 
-def test_torch_s_other_hooks_begin_after_plain_steps_and_the_ledger_hears_them():
+@pytest.mark.parametrize(("hook", "every"), [("powersgd", 1), ("post_localsgd", 2)])
+def test_powersgd_and_local_sgd_hooks_start_after_plain_steps_and_the_ledger_enters_them(hook, every):
     size = 4 * sum(p.numel() for p in plain_model().parameters())
-    for hook, every in (("powersgd", 1), ("post_localsgd", 2)):
-        mine, theirs = run_ranks(2, hooked, hook, every, PLAIN_STEPS + 4)
-        plain, later = mine["bytes"][:PLAIN_STEPS], mine["bytes"][PLAIN_STEPS:]
-        assert plain[2:] == [size] * (PLAIN_STEPS - 2), hook  # 2(n-1)/n S
-        for (is_equal, one), (_, other) in zip(mine["equal"], theirs["equal"], strict=True):
-            assert (one == other) is is_equal, (hook, one, other)
-        assert mine["equal"][-1][0]
-        if hook == "powersgd":
-            assert all(0 < sent < size / 10 for sent in later), later
-        else:
-            assert sorted(later) == [0, 0, size, size], later
+    (sent, mine), (_, theirs) = run_ranks(2, hooked, hook, every, PLAIN_STEPS + 4)
+    plain, later = sent[:PLAIN_STEPS], sent[PLAIN_STEPS:]
+    assert plain[2:] == [size] * (PLAIN_STEPS - 2)  # 2(n-1)/n S
+    for (is_equal, one), (_, other) in zip(mine, theirs, strict=True):
+        assert (one == other) is is_equal, (one, other)
+    assert mine[-1][0]
+    if hook == "powersgd":
+        assert all(0 < each < size / 10 for each in later), later
+    else:
+        assert sorted(later) == [0, 0, size, size], later

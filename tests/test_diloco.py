@@ -1,9 +1,9 @@
-"""Streaming DiLoCo: it makes the steps that it states, sends what it says, and goes on from what it has saved."""
+"""Streaming DiLoCo makes the steps of its formula, sends the bytes of its formula, and resumes from a saved state."""
 
 import pytest
 import torch
 from torch import nn
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import GRADIENTS
@@ -39,10 +39,14 @@ def go_on(comm, sync, module, model, steps):
         model.zero_grad(set_to_none=True)
         loss_of(module, comm.rank, step).backward()
         sync.finish()
-        with torch.no_grad():
-            for p in model.parameters():
-                p -= RATE * p.grad
+        descend(model)
         sync.after_step()
+
+
+def descend(model):
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= RATE * p.grad
 
 
 def flat(model):
@@ -50,31 +54,19 @@ def flat(model):
 
 
 def by_hand(ranks, options, steps):
-    """What each rank holds after so many steps, by a program that has all ranks' weights at hand."""
+    """What each rank holds after so many steps, computed with all ranks' weights in one process."""
     models = [model_of_rank_0() for _ in range(ranks)]
     parameters = list(models[0].parameters())
     fragments = cut_in_rows(parameters, [rows_of(p.shape) for p in parameters], options["fragments"])
-    starts = [sum(p.numel() for p in parameters[:place]) for place in range(len(parameters))]
-    places = [
-        torch.cat(
-            [
-                starts[cut.place]
-                + torch.arange(parameters[cut.place].numel())
-                .view(rows_of(parameters[cut.place].shape), -1)[cut.first : cut.end]
-                .flatten()
-                for cut in cuts
-            ]
-        )
-        for cuts in fragments
-    ]
+    numbers = torch.arange(len(flat(models[0]))).split([p.numel() for p in parameters])
+    rows = [each.view(rows_of(p.shape), -1) for each, p in zip(numbers, parameters, strict=True)]
+    places = [torch.cat([rows[cut.place][cut.first : cut.end].flatten() for cut in cuts]) for cuts in fragments]
     agreed, momentum, away = flat(models[0]), torch.zeros(len(flat(models[0]))), None
     for step in range(1, steps + 1):
         for rank, model in enumerate(models):
             model.zero_grad()
             loss_of(model, rank, step - 1).backward()
-            with torch.no_grad():
-                for p in model.parameters():
-                    p -= RATE * p.grad
+            descend(model)
         if step % options["sync_every"]:
             continue
         weights = [flat(model) for model in models]
@@ -101,56 +93,36 @@ CASES = [
 ]
 
 
-def distances(comm, steps):
-    found = []
-    for options in CASES:
-        sync, _, model = train(comm, options, steps)
-        found.append((flat(model) - by_hand(comm.world_size, options, steps)[comm.rank]).abs().max().item())
-        sync.detach()
-    return found
+def distance(comm, options, steps):
+    sync, _, model = train(comm, options, steps)
+    sync.detach()
+    return (flat(model) - by_hand(comm.world_size, options, steps)[comm.rank]).abs().max().item()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_it_makes_the_steps_that_it_states(ranks):
-    for rank in run_ranks(ranks, distances, 13):
-        assert max(rank) < 1e-6
+def test_steps_equal_those_of_one_process(ranks):
+    for case, by_rank in zip(CASES, run_each(ranks, distance, CASES, 13), strict=True):
+        assert max(by_rank) < 1e-6, case
 
 
-def without_an_outer_step(comm):
-    """The last case of CASES: the average of the weights a step before, and the rank's own last step."""
-    models = [train(comm, CASES[2], steps)[2] for steps in (4, 5)]
-    every = torch.tensor(comm.exchange(flat(models[0]).tolist()))
-    return [flat(models[0]).tolist(), flat(models[1]).tolist(), every.std(dim=0).max().item()]
-
-
-def test_ranks_stay_within_a_step_or_two_of_each_other():
-    answers = run_ranks(2, without_an_outer_step)
-    (first, _, apart), (other, _, _) = answers
-    assert first != other, "each has learnt from its own examples since"
-    assert 0 < apart < 0.05
-
-
-def test_rows_are_cut_into_fragments_of_about_one_size_each_row_once():
+def test_fragments_have_each_row_once_and_about_one_size():
     shapes = [(7, 100), (3,), (0, 5), (), (1000, 2), (1, 600)]
     tensors = [torch.zeros(shape) for shape in shapes]
     for count in (1, 2, 5, 9, 4000):
         fragments = cut_in_rows(tensors, [rows_of(shape) for shape in shapes], count)
         assert len(fragments) <= count
         for place, tensor in enumerate(tensors):
-            rows = [
-                row for cuts in fragments for cut in cuts if cut.place == place for row in range(cut.first, cut.end)
-            ]
+            own = [cut for cuts in fragments for cut in cuts if cut.place == place]
+            rows = [row for cut in own for row in range(cut.first, cut.end)]
             assert rows == list(range(rows_of(tensor.shape) if tensor.numel() else 0))
-        sizes = [
-            sum(tensors[cut.place].numel() // rows_of(shapes[cut.place]) * cut.rows for cut in cuts)
-            for cuts in fragments
-        ]
+        widths = [tensor.numel() // max(1, rows_of(tensor.shape)) for tensor in tensors]
+        sizes = [sum(widths[cut.place] * cut.rows for cut in cuts) for cuts in fragments]
         assert sum(sizes) == sum(tensor.numel() for tensor in tensors)
         assert max(sizes) <= sum(sizes) / count + 600  # and a row of the widest
 
 
 def bytes_of_rounds(comm, options):
-    """On a rank: bytes sent in two rounds of all fragments, as counted and as stated, and of settling."""
+    """On a rank: the bytes per step of two rounds of all fragments, counted and stated, and the same of settling."""
     sync, module, model = train(comm, options, 0)
     comm.ledger = Ledger()
     rounds = 2 * options["fragments"] * options.get("sync_every", 1)
@@ -166,18 +138,22 @@ def bytes_of_rounds(comm, options):
     return [sum(row.bytes_sent for row in rows) / rounds, stated.synchronizing, calls, settled, stated.settling]
 
 
-@pytest.mark.parametrize("word", [None, "bf16", "int8", "topk:0.5", "powersgd:1"])
-def test_it_sends_what_its_formula_says_in_the_mean_of_a_round(word):
-    options = {"fragments": 4, "sync_every": 2, "compress": word}
-    for sent, stated, calls, settled, settling in run_ranks(3, bytes_of_rounds, options):
-        assert sent == pytest.approx(stated, abs=1), "rounded to a byte"
-        assert calls >= 4
-        assert settled == settling > 0
+def with_codecs(fragments, *words):
+    return [{"fragments": fragments, "sync_every": 2, "compress": word} for word in words]
+
+
+def test_a_round_sends_the_bytes_of_the_formula_on_average():
+    cases = with_codecs(4, None, "bf16", "int8", "topk:0.5", "powersgd:1")
+    for case, by_rank in zip(cases, run_each(3, bytes_of_rounds, cases), strict=True):
+        for sent, stated, calls, settled, settling in by_rank:
+            assert sent == pytest.approx(stated, abs=1), case  # rounded to a byte
+            assert calls >= 4, case
+            assert settled == settling > 0, case
 
 
 def leave_and_go_on(comm, options):
-    """On a rank: the weights of a training that was left with a fragment under way and went on in another sync, and of
-    one that nobody asked."""
+    """On a rank: the weights of a training that another sync resumed while a fragment was being sent, and of one
+    without a break."""
     sync, module, model = train(comm, options, 9)
     facts, tensors = sync.own_state()
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -191,10 +167,10 @@ def leave_and_go_on(comm, options):
     return [digest(flat(model)), digest(flat(train(comm, options, 17)[2]))]
 
 
-@pytest.mark.parametrize("word", [None, "int8", "topk:0.3", "powersgd:1"])
-def test_it_goes_on_to_the_last_bit_with_what_was_under_way(word):
-    for found, alone in run_ranks(2, leave_and_go_on, {"fragments": 3, "sync_every": 2, "compress": word}):
-        assert found == alone
+def test_a_saved_training_resumes_to_the_last_bit_with_a_fragment_under_way():
+    cases = with_codecs(3, None, "int8", "topk:0.3", "powersgd:1")
+    for case, by_rank in zip(cases, run_each(2, leave_and_go_on, cases), strict=True):
+        assert all(resumed == whole for resumed, whole in by_rank), case
 
 
 def settle(comm):
@@ -214,9 +190,9 @@ def settle(comm):
     ]
 
 
-def test_settled_ranks_hold_their_average_and_agree_on_it():
+def test_settled_ranks_hold_their_average():
     for off, alike, is_equal, apart in run_ranks(2, settle):
         assert off < 1e-6
         assert alike
-        assert not is_equal, "other steps have followed"
+        assert not is_equal, "later steps keep them apart"
         assert abs(apart) < 1e-5

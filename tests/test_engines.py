@@ -1,21 +1,25 @@
-"""Other people's engines are the same training: losses and weights beside those of one process on the whole batch."""
+"""The engines of other libraries train as one process does on the global batch, and how Horovod is compiled."""
 
+import os
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
-from beside import Beside
+from compared import Compared, adamw, sgd
+from programs import ROOT
 from torch import nn
-from worlds import run_ranks
+from worlds import run_each
 
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS
 from cos598d.strategies import class_of, get_strategy
 
-STEPS, RATE = 4, {"sgd": 0.5, "adamw": 0.01}
-# optimizer, micro-batches of a step, norm to clip to: the second bites
-CASES = (("sgd", 1, 0.0), ("sgd", 3, 0.05), ("adamw", 3, 0.05))
-# These give a parameter that is unused zeros for a gradient, so that it decays all the same.
+STEPS = 4
+# optimizer, micro-batches per step, norm to clip to
+CASES = ((sgd, 1, 0.0), (sgd, 3, 0.05), (adamw, 3, 0.05))
+# These give an unused parameter a gradient of zeros, so it decays.
 DECAYS_THE_UNUSED = ("deepspeed", "horovod")
 # --sync, its options, and the package that it needs
 ENGINES = {
@@ -37,7 +41,7 @@ def skip_unless_installed(package):
 
 
 class Model(nn.Module):
-    """A frozen layer, one that nothing uses, one used twice, layers in a list, a tied weight, a buffer."""
+    """A frozen layer, an unused one, one that is used twice, layers in a list, a tied weight, a buffer."""
 
     def __init__(self, seed):
         super().__init__()
@@ -68,21 +72,10 @@ def a_part(step, part):
     }
 
 
-def make_optimizer(named, kind):
-    """The optimizer of a run in small: weights decay, biases do not."""
-    groups = [{"params": [], "weight_decay": 0.01}, {"params": [], "weight_decay": 0.0}]
-    for name, parameter in named:
-        if parameter.requires_grad:
-            groups[name.endswith("bias")]["params"].append(parameter)
-    if kind == "sgd":
-        return torch.optim.SGD(groups, lr=RATE[kind])
-    return torch.optim.AdamW(groups, lr=RATE[kind], fused=True)
-
-
-def train(comm, name, options, kind, parts, clip, precision="fp32"):
-    """On a rank: training by the strategy, from another first state on each rank but 0; what differs from one process
-    on the whole batches, each step's losses of both, the rows, and what is held."""
-    losses, right = [0.0] * STEPS, [0.0] * STEPS
+def train(comm, case, name, options):
+    """On a rank: the weights that differ from one process, and each step's losses of both. Other ranks than 0 begin
+    with other weights."""
+    (make, parts, clip), losses, right = case, [0.0] * STEPS, [0.0] * STEPS
     ranks, model, alone = comm.world_size, Model(comm.rank), Model(0)
 
     def loss_of(module, rank, step, micro):
@@ -90,64 +83,80 @@ def train(comm, name, options, kind, parts, clip, precision="fp32"):
         (right if module is alone else losses)[step] += loss.item() / (ranks * parts)
         return loss
 
-    strategy = get_strategy(name)(comm, True, class_of(name).options_kind(**options), precision)
-    both = Beside(comm, strategy, model, lambda named: make_optimizer(named, kind), loss_of, alone)
+    strategy = get_strategy(name)(comm, True, class_of(name).options_kind(**options), "fp32")
+    both = Compared(comm, strategy, model, make, loss_of, alone)
+    rate = both.optimizer.param_groups[0]["lr"]
     for step in range(STEPS):
         comm.ledger.begin(step + 1, 0.0)
         for optimizer in (strategy.optimizer, both.optimizer):
             for group in optimizer.param_groups:
-                group["lr"] = RATE[kind] / (step + 1)
+                group["lr"] = rate / (step + 1)
         _, norm = both.step(step, parts, clip)
         assert not clip or norm > 2 * clip
-    held = strategy.memory()
     strategy.settle()
     assert strategy.replicas_equal
-    with torch.no_grad():  # ranks call it another number of times: nothing may wait for the others
+    with torch.no_grad():  # each rank calls it a different number of times
         for _ in range(comm.rank):
             model(**a_part(0, 0))
     strategy.detach()
-    model(**a_part(0, 0))[0].backward()  # it is the caller's again: nobody averages
+    model(**a_part(0, 0))[0].backward()  # the caller's again, so nothing is averaged
     wrong = {}
     for (tensor, mine), (_, whole) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
         assert (type(mine), mine.shape) == (nn.Parameter, whole.shape), tensor
         off = ((mine - whole).abs().max() / whole.abs().max()).item()
-        if off > (1e-5 if precision == "fp32" else 2e-2):
+        if off > 1e-5:
             wrong[tensor] = off
-    rows = [[row.iteration, row.purpose, row.bytes_sent, row.payload_bytes] for row in comm.ledger.rows]
-    return {"wrong": wrong, "losses": losses, "right": right, "rows": rows, "memory": held}
-
-
-def train_all(comm, name, options):
-    """All cases in one world."""
-    return [train(comm, name, options, *case) for case in CASES]
+    return wrong, losses, right
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_engine_trains_as_one_process_does(engine):
+def test_an_engine_trains_as_one_process_does(engine):
     name, options, package = ENGINES[engine]
     skip_unless_installed(package)
-    for case, by_rank in zip(CASES, zip(*run_ranks(2, train_all, name, options), strict=True), strict=True):
+    for case, by_rank in zip(CASES, run_each(2, train, CASES, name, options), strict=True):
         known = {"never.weight"} if name in DECAYS_THE_UNUSED else set()
-        assert [set(each["wrong"]) for each in by_rank] == [known, known], (case, by_rank[0]["wrong"])
-        together = [sum(losses) for losses in zip(*(each["losses"] for each in by_rank), strict=True)]
-        assert together == pytest.approx(by_rank[0]["right"], rel=1e-5), case
+        (wrong, mine, right), (also_wrong, others, _) = by_rank
+        assert set(wrong) == set(also_wrong) == known, (case, wrong)
+        assert [sum(losses) for losses in zip(mine, others)] == pytest.approx(right, rel=1e-5), case
 
 
-def entered(comm, name):
-    """On a rank: what the ledger has of four steps of `train`, by step: purpose, operation, bytes sent and received."""
-    train(comm, name, {}, *CASES[1])
+def rows_of(comm, name):
+    """On a rank: the ledger's rows of four steps of `train`: step, purpose, operation, bytes sent and received."""
+    comm.ledger = Ledger()
+    train(comm, CASES[1], name, {})
     rows = [row for row in comm.ledger.rows if 0 < row.iteration <= STEPS]
     return sorted((row.iteration, row.purpose, row.op, row.bytes_sent, row.bytes_received) for row in rows)
 
 
-def entered_by_both(comm):
-    mine = entered(comm, "ddp")
-    comm.ledger = Ledger()
-    return mine, entered(comm, "fabric")
-
-
-def test_the_ledger_has_of_the_ddp_inside_fabric_what_it_has_of_ddp():
+def test_the_ledger_has_the_same_rows_for_fabric_as_for_ddp():
     skip_unless_installed("lightning")
-    for ddp, fabric in run_ranks(2, entered_by_both):
+    for ddp, fabric in zip(*run_each(2, rows_of, ["ddp", "fabric"]), strict=True):
         assert {row[1] for row in ddp} >= {GRADIENTS, AGREEMENT, BUFFERS}
         assert fabric == ddp
+
+
+def write_program(path, text):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(("missing", "there"), [("g++", "make"), ("make", "g++")])
+def test_installing_horovod_without_a_compiler_names_the_missing_package(tmp_path, missing, there):
+    write_program(tmp_path / "bin" / there, "#!/bin/sh\n")
+    places = {"PATH": str(tmp_path / "bin"), "COS598D_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    tool = [sys.executable, ROOT / "scripts" / "install_horovod.py"]
+    done = subprocess.run(tool, env=os.environ | places, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert f"there is no {missing} here" in done.stderr
+    assert f"apt-get install {missing})" in done.stderr
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_compiler_wrapper_replaces_any_standard_by_c17(tmp_path):
+    write_program(tmp_path / "g++", '#!/bin/sh\nfor word in "$@"; do echo "[$word]"; done\n')
+    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = ["-std=c++11", "-DNAME=a b", "-O3", "-std=gnu++14", "x.cc"]
+    said = subprocess.run([ROOT / "scripts" / "cxx17", *words], env=environ, capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines() == ["[-std=c++17]", "[-DNAME=a b]", "[-O3]", "[-std=c++17]", "[x.cc]"]

@@ -1,4 +1,4 @@
-"""The handshake with rank 0: strangers are dropped whatever they send, and the run goes on; nothing is forged."""
+"""The handshake with rank 0: strangers are dropped whatever they send, nothing can be forged, the run continues."""
 
 import ast
 import contextlib
@@ -8,12 +8,13 @@ import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import psutil
 import pytest
 from meetings import SECRET, exchange_works, identities, is_open, met
 from programs import PATIENCE, ROOT, wait_until
-from stranger import rubbish
+from test_stranger import rubbish
 from torch.distributed import DistNetworkError, HashStore
 
 from cos598d.errors import UserError
@@ -45,7 +46,7 @@ def call(port, words=SILENT):
 
 
 def is_dropped(line):
-    """Whether the other end closes `line`, having said no more than the greeting of the protocol."""
+    """Whether the other end closes `line` after no more than the greeting of the protocol."""
     line.settimeout(PATIENCE)
     said = b""
     with contextlib.suppress(ConnectionError):
@@ -55,7 +56,7 @@ def is_dropped(line):
 
 
 def guest(port, rank=1):
-    """A stranger who knows the words of a rendezvous without a secret."""
+    """A stranger who knows the protocol, at a rendezvous without a secret."""
     return connect(("127.0.0.1", port), make_key(b"", "meeting", ""), rank, 5, 100)
 
 
@@ -64,7 +65,7 @@ def held():
     return threading.active_count(), len(psutil.Process().net_connections("tcp"))
 
 
-def test_strangers_before_and_after_the_meeting_are_dropped_in_time_and_the_run_goes_on(servers, monkeypatch):
+def test_strangers_are_dropped_before_and_after_the_meeting(servers, monkeypatch):
     monkeypatch.setattr(connection, "PENDING_SECONDS", 1.0)
     monkeypatch.setattr(connection, "PAUSE_SECONDS", 0.001)
     them, strangers, before = identities(3), [], held()
@@ -84,7 +85,7 @@ def test_strangers_before_and_after_the_meeting_are_dropped_in_time_and_the_run_
     wait_until(lambda: held() <= before)
 
 
-def test_whoever_drips_is_dropped_as_soon_as_whoever_says_nothing(monkeypatch):
+def test_a_slow_sender_is_dropped_as_soon_as_a_silent_one(monkeypatch):
     monkeypatch.setattr(connection, "PENDING_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         acceptor = Acceptor(server, b"key", 100, 1, lambda connection: None)
@@ -93,12 +94,12 @@ def test_whoever_drips_is_dropped_as_soon_as_whoever_says_nothing(monkeypatch):
             for byte in GREETING + bytes(30):
                 line.sendall(bytes([byte]))
                 threading.Event().wait(0.1)
-            pytest.fail("it may go on for ever")
+            pytest.fail("it is never dropped")
         acceptor.close()
 
 
 @pytest.mark.parametrize("other", [{"secret": b"another secret, made up"}, {"run_id": "17.0"}])
-def test_whoever_has_another_secret_or_run_cannot_join_object_or_end_the_run(other, servers):
+def test_a_rank_with_another_secret_or_run_cannot_join_or_end_the_run(other, servers):
     def come(port):
         stranger = identities(2, port, **other)[1]
         with pytest.raises(UserError, match="has another secret or belongs to another run"):
@@ -109,7 +110,7 @@ def test_whoever_has_another_secret_or_run_cannot_join_object_or_end_the_run(oth
     assert servers[0].objection == ""
 
 
-def test_without_a_secret_nobody_gets_in_once_the_ranks_have_met(servers):
+def test_without_a_secret_nobody_joins_after_the_meeting():
     them = identities(2, secret=b"")
     meetings, port = met(them), them[0].master_port
     store = StoreClient(("127.0.0.1", port), make_key(b"", "meeting", ""), 1, 5)
@@ -122,7 +123,7 @@ def test_without_a_secret_nobody_gets_in_once_the_ranks_have_met(servers):
     assert exchange_works(meetings)
 
 
-def test_without_a_secret_strangers_who_know_the_words_of_the_meeting_are_few_and_do_not_stay(servers, monkeypatch):
+def test_without_a_secret_strangers_who_know_the_protocol_are_limited_and_dropped(servers, monkeypatch):
     monkeypatch.setattr(connection, "MOST_PENDING", 8)
     monkeypatch.setattr(connection, "PAUSE_SECONDS", 0)
     monkeypatch.setattr(connection, "PENDING_SECONDS", 3.0)
@@ -135,27 +136,21 @@ def test_without_a_secret_strangers_who_know_the_words_of_the_meeting_are_few_an
     assert exchange_works(meetings)
 
 
-def test_an_acceptor_without_descriptors_left_pauses_and_goes_on(monkeypatch):
-    tries = []
+def test_an_acceptor_without_free_descriptors_pauses_and_continues():
+    errors = [OSError(errno.EMFILE, "Too many open files")] * 3
 
-    class Full:
-        def __init__(self, listener):
-            self.listener = listener
-
-        def __getattr__(self, name):
-            return getattr(self.listener, name)
-
-        def accept(self):
-            tries.append(len(tries))
-            if len(tries) < 4:
-                raise OSError(errno.EMFILE, "Too many open files")
-            return self.listener.accept()
+    def accept():
+        if errors:
+            raise errors.pop()
+        return server.accept()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        acceptor = Acceptor(Full(server), b"key", 100, 1, lambda connection: None)
+        full = Mock(wraps=server, **{"accept.side_effect": accept})
+        acceptor = Acceptor(full, b"key", 100, 1, lambda connection: None)
         with call(server.getsockname()[1]) as line:
             acceptor.start()
             assert line.recv(len(GREETING)) == GREETING
+        assert not errors
         acceptor.close()
         assert not acceptor._thread.is_alive()
 
@@ -163,7 +158,7 @@ def test_an_acceptor_without_descriptors_left_pauses_and_goes_on(monkeypatch):
 @pytest.mark.parametrize(
     "stopped", [KeyboardInterrupt(), UserError("the program that started this worker has ended. Start the run again.")]
 )
-def test_when_rank_0_is_stopped_in_the_meeting_those_who_came_hear_it(stopped, servers, monkeypatch):
+def test_ranks_in_the_meeting_learn_that_rank_0_stopped(stopped, servers, monkeypatch):
     them = identities(3)
 
     def stop():
@@ -179,7 +174,7 @@ def test_when_rank_0_is_stopped_in_the_meeting_those_who_came_hear_it(stopped, s
 
 
 @pytest.mark.parametrize("comes_again", [True, False])
-def test_a_rank_that_dies_in_the_meeting_may_come_again_and_is_lost_where_it_does_not(comes_again, servers):
+def test_a_rank_that_dies_in_the_meeting_may_return_or_is_lost(comes_again, servers):
     them = identities(4, secret=b"")
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(meet, them[0], 20, {})]
@@ -201,7 +196,7 @@ def test_a_rank_that_dies_in_the_meeting_may_come_again_and_is_lost_where_it_doe
                     future.result(PATIENCE)
 
 
-def test_two_runs_at_one_port_are_told_and_the_first_goes_on():
+def test_a_second_run_at_a_port_is_refused_and_the_first_continues():
     them = identities(2)
 
     def come(port):
@@ -211,7 +206,7 @@ def test_two_runs_at_one_port_are_told_and_the_first_goes_on():
     assert exchange_works(met(them, between=come))
 
 
-def test_a_rank_of_other_words_cannot_put_escapes_on_a_terminal():
+def test_a_rank_s_flags_cannot_send_escapes_to_a_terminal():
     them = identities(2)
     with ThreadPoolExecutor(2) as pool:
         zero = pool.submit(meet, them[0], 20, {"sync": "ring"})
@@ -222,14 +217,14 @@ def test_a_rank_of_other_words_cannot_put_escapes_on_a_terminal():
             assert not re.search(r"[\x00-\x1f]", str(caught.value))
 
 
-def test_rank_0_listens_at_the_meeting_point_alone():
+def test_rank_0_listens_only_at_the_meeting_point():
     them = identities(2)
     met(them)
     own = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert [place.ip for place in own if place.port == them[0].master_port] == ["127.0.0.1"]
 
 
-def test_a_message_that_is_not_the_other_end_s_is_refused_whatever_was_changed():
+def test_changed_replayed_and_reflected_messages_are_refused():
     def end(accepted, largest=100):
         return Connection(None, 1, make_key(b"session"), accepted, largest)
 
@@ -237,18 +232,18 @@ def test_a_message_that_is_not_the_other_end_s_is_refused_whatever_was_changed()
     assert end(False).unpack(message) == [(["lost", 3], b"data")]
     for at in range(len(message)):
         forged = message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]
-        with contextlib.suppress(ProtocolError):  # or it waits for the rest of a longer one
+        with contextlib.suppress(ProtocolError):  # or it waits for a longer one
             assert end(False).unpack(forged) == []
     twice, swapped = end(False), end(True)
     twice.unpack(message)
-    for other, sent in ((twice, message), (swapped, message)):  # said again, or back, by somebody who heard it
+    for other, sent in ((twice, message), (swapped, message)):  # a replay, and a reflection
         with pytest.raises(ProtocolError):
             other.unpack(sent)
     with pytest.raises(ProtocolError, match="of at most 100"):
         end(False).unpack(b"\xff" * 8)
 
 
-def test_what_a_rank_has_said_is_refused_when_somebody_says_it_again(servers, monkeypatch):
+def test_a_replay_of_a_rank_s_messages_is_refused(servers, monkeypatch):
     class Recorder(socket.socket):
         def sendall(self, data):
             said.append(data)
@@ -269,8 +264,8 @@ def test_what_a_rank_has_said_is_refused_when_somebody_says_it_again(servers, mo
     assert meetings[0].store.num_keys() == 0
 
 
-def test_a_program_that_answers_in_rank_0_s_place_is_not_believed():
-    """It may repeat everything that it hears; without the secret it proves nothing."""
+def test_a_program_that_answers_in_place_of_rank_0_is_refused():
+    """It may repeat all that it receives. Without the secret it proves nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def pretend():
@@ -288,7 +283,7 @@ def test_a_program_that_answers_in_rank_0_s_place_is_not_believed():
         thread.join()
 
 
-def test_torchrun_s_store_is_believed_only_where_it_proves_the_port():
+def test_a_port_in_torchrun_s_store_needs_a_proof():
     identity = identities(2, run_id="9")[0]
     store = HashStore()
     assert endpoint._published_port(identity, store) is None
@@ -299,8 +294,8 @@ def test_torchrun_s_store_is_believed_only_where_it_proves_the_port():
     assert endpoint._published_port(identity, store) == 7000
 
 
-def test_nothing_that_could_unpickle_what_came_by_a_socket_is_used():
-    """Neither pickle itself nor what torch builds on it: object collectives, and the elastic launcher's rendezvous."""
+def test_no_code_can_unpickle_data_from_a_socket():
+    """Neither pickle nor what torch builds on it: object collectives, and the elastic launcher's rendezvous."""
     modules = ("pickle", "marshal", "shelve", "torch.distributed.elastic", "torch.distributed.launcher")
     calls = ("object_list", "gather_object")
     found = set()
@@ -310,5 +305,5 @@ def test_nothing_that_could_unpickle_what_came_by_a_socket_is_used():
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [node.attr] if isinstance(node, ast.Attribute) else []
             found.update((path.name, name) for name in names if name.startswith(modules) or name.endswith(calls))
-    # The names of errors, of a load of weights and of a start; and a reader of files that knows three names.
+    # Names of errors, a load of weights, a start; and a reader of files that allows three names.
     assert found <= {("checkpoint.py", "pickle"), ("fixture.py", "pickle"), ("cifar10.py", "pickle")}

@@ -1,12 +1,15 @@
-"""Who am I: the flags, and the variables of torchrun, srun and mpirun; where they say that rank 0 is."""
+"""A rank's identity from flags or a launcher's variables, rank 0's address, and the secret of the run."""
 
+import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from cos598d.errors import UsageError
+from cos598d.errors import UsageError, UserError
 from cos598d.world import identity as identities
+from cos598d.world import secret
 from cos598d.world.devices import launcher_facts, place_of, places_in_words
 from cos598d.world.identity import find_identity, first_host
 
@@ -32,17 +35,17 @@ NAMES = ("source", "rank", "world_size", "master_ip", "master_port")
         ((1, -1), {}, ("alone", 0, 1, "127.0.0.1", 6585)),
     ],
 )
-def test_a_flag_wins_then_a_launcher_and_without_either_a_rank_is_alone(words, environ, expected):
+def test_flags_win_over_the_launcher_s_variables_and_neither_means_one_rank(words, environ, expected):
     found = find_identity(*words, environ=environ | SECRET)
     assert tuple(getattr(found, name) for name in NAMES) == expected
     assert found.speaks == (found.rank == 0 or found.source == "flags")
 
 
-def test_a_larger_world_without_a_launcher_is_to_be_started():
+def test_a_world_size_without_a_rank_means_that_we_start_the_ranks():
     assert find_identity(4, environ={}) is None
 
 
-def test_torchrun_on_one_host_stays_on_loopback_whoever_serves_its_store():
+def test_torchrun_on_one_host_listens_on_loopback():
     found = find_identity(environ=TORCHRUN | SECRET | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
     assert found.store_is_served
     assert not find_identity(environ=TORCHRUN | SECRET).store_is_served
@@ -64,7 +67,7 @@ def test_torchrun_on_one_host_stays_on_loopback_whoever_serves_its_store():
         ((), MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "Give rank 0's address .mpirun -x MASTER_ADDR"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_sentence(words, environ, sentence):
+def test_contradictory_ranks_and_sizes_are_errors(words, environ, sentence):
     with pytest.raises(UsageError, match=sentence):
         find_identity(*words, environ=environ)
 
@@ -73,7 +76,7 @@ def test_what_cannot_be_is_said_in_a_sentence(words, environ, sentence):
     ("nodes", "host"),
     [("", ""), ("a", "a"), ("a,b", "a"), ("a[3-7]", "a3"), ("a[03,9]x,b", "a03x"), ("a-1[2]", "a-12")],
 )
-def test_first_host_of_a_slurm_list(nodes, host):
+def test_the_first_host_of_a_slurm_list(nodes, host):
     assert first_host(nodes) == host
 
 
@@ -86,7 +89,7 @@ def test_first_host_of_a_slurm_list(nodes, host):
         (False, False, 3, "10.0.0.9"),
     ],
 )
-def test_a_node_that_has_no_address_is_found_by_that_of_the_launch_where_it_is_rank_0_s(
+def test_an_unknown_node_name_is_replaced_by_the_launch_address_if_rank_0_is_there(
     known, mine, rank, expected, monkeypatch
 ):
     def resolve(name, *_, **__):
@@ -103,7 +106,7 @@ def places_on(*nodes, device="cpu"):
     return [{"node": node, "device": device, "gpu": None} for node in nodes]
 
 
-def test_the_job_the_node_and_the_gpu_of_each_rank_are_facts_and_one_line():
+def test_slurm_facts_and_their_line_have_the_job_and_each_rank_s_node():
     job = STEP | {"SLURM_JOB_NAME": "bert\x1b", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_RESTART_COUNT": "2"}
     facts = launcher_facts(find_identity(environ=job | {"SLURM_NNODES": "1"} | SECRET), job)
     assert facts == {
@@ -119,7 +122,7 @@ def test_the_job_the_node_and_the_gpu_of_each_rank_are_facts_and_one_line():
     assert place == {"node": "n\\u202e3", "device": "cpu", "gpu": None}
 
 
-def test_under_torchrun_the_line_has_its_run_and_its_restarts():
+def test_the_line_under_torchrun_has_its_run_and_restarts():
     environ = TORCHRUN | {"TORCHELASTIC_RUN_ID": "night", "TORCHELASTIC_RESTART_COUNT": "3"}
     facts = launcher_facts(find_identity(environ=environ), environ)
     assert facts == {"name": "torchrun", "run": "night", "restarts": 3, "slurm": None}
@@ -128,3 +131,82 @@ def test_under_torchrun_the_line_has_its_run_and_its_restarts():
     many = places_in_words(facts | {"run": "none", "restarts": 0}, places_on(*map(str, range(20))))
     assert many.startswith("torchrun: rank 0 on 0, ")
     assert many.endswith("rank 7 on 7 and 12 more nodes")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Where this user's secret is kept; the other place is `tmp_path`."""
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(secret.tempfile, "gettempdir", lambda: str(tmp_path))
+    return tmp_path / "cache"
+
+
+def test_this_user_s_secret_is_made_once_and_nobody_else_can_read_it(cache):
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda _: secret.find_secret(None, True, {}), range(8)))
+    assert len(found) == 1
+    assert len(found.pop()) == 64
+    (file,) = cache.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert secret.find_secret(None, False, {}) == b""
+
+
+@pytest.mark.parametrize("spoil", [lambda p: p.chmod(0o644), lambda p: p.write_text("short"), "link", "owner"])
+def test_a_secret_that_others_can_read_or_replace_is_not_used(spoil, cache, tmp_path, monkeypatch):
+    first = secret.find_secret(None, True, {})
+    (file,) = cache.iterdir()
+    if spoil == "link":
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+    elif spoil == "owner":
+        monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1)
+        forged = cache / f"secret-{os.geteuid()}"
+        forged.write_bytes(first)
+        forged.chmod(0o600)
+        neither = "cannot be saved as .*cache/secret-.* nor as .*. Make such a folder writable"
+        with pytest.raises(UserError, match=neither):
+            secret.find_secret(None, True, {})
+        return
+    else:
+        spoil(file)
+    assert secret.find_secret(None, True, {}) not in (first, b"")
+
+
+def test_a_secret_is_read_from_a_private_file_or_a_variable(tmp_path):
+    file = tmp_path / "secret"
+    file.write_text("sixteen letters and more\n")
+    file.chmod(0o600)
+    identity = find_identity(2, 1, "192.0.2.1", 7000, str(file), environ={})
+    assert identity.secret == b"sixteen letters and more"
+    assert "sixteen" not in repr(identity)
+    variable = {"COS598D_SECRET": "another one of the kind"}
+    assert find_identity(2, 1, environ=variable).secret == b"another one of the kind"
+    for words, environ, sentence in (
+        (str(tmp_path / "none"), {}, "cannot be read"),
+        (None, {"COS598D_SECRET": "short"}, "has 5 characters, and a secret needs at least 16"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            find_identity(2, 1, secret=words, environ=environ)
+    file.chmod(0o640)
+    with pytest.raises(UsageError, match="can be read or written by other users. Run `chmod 600"):
+        find_identity(2, 1, secret=str(file), environ={})
+
+
+def test_a_pipe_at_the_secret_s_place_does_not_block(cache):
+    cache.mkdir()
+    pipe = cache / f"secret-{os.geteuid()}"
+    os.mkfifo(pipe, 0o600)
+    assert len(secret.find_secret(None, True, {})) == 64
+    with pytest.raises(UsageError, match="is not a regular file"):
+        secret.find_secret(str(pipe), True, {})
+
+
+def test_a_run_on_this_host_does_not_start_if_no_folder_can_keep_a_secret(cache, monkeypatch):
+    cache.write_text("")  # a file where a folder should be
+    monkeypatch.setattr(secret.tempfile, "gettempdir", lambda: str(cache))
+    for words, environ in (((2, 0), {}), ((2, 1), {}), ((), {"RANK": "1", "WORLD_SIZE": "2"})):
+        with pytest.raises(UserError, match="a folder writable for this user only, or give every rank the same COS"):
+            find_identity(*words, environ=environ)
+        assert find_identity(*words, environ=environ | SECRET).secret == b"s" * 16
+    assert find_identity(1, 0, environ={}).secret == b""
+    assert find_identity(2, 0, "192.0.2.1", environ={}).secret == b""

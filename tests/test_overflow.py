@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from beside import step_by
+from compared import step_by
 from torch import nn
 from worlds import run_ranks
 

@@ -1,4 +1,4 @@
-"""Replicas that come to differ end the run, by rank and parameter; the exact syncs keep them equal to the bit."""
+"""Replicas that differ end the run, named by rank and parameter. The exact syncs keep them equal to the bit."""
 
 import json
 import tempfile
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from programs import TINY_TRAINING, free_port, script
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
@@ -39,54 +39,43 @@ class Forgetful(AllReduce):
             super().average(name, gradient)
 
 
+def train_toy(comm, model, sync, evaluate=dict, **flags):
+    """On a rank: a run of the training loop by SGD."""
+    config = RunConfig(do_train=True, total_train_batch_size=8, optimizer="sgd", **flags)
+    with tempfile.TemporaryDirectory() as folder, RunRecord(Path(folder), comm.rank) as record:
+        console = Console("", speaks=False)
+        train(TrainingSetup(config, comm, model, Replicated(sync), ToyFeatures(64), record, console), evaluate)
+
+
 def train_forgetfully(comm, check_every):
-    config = RunConfig(
-        do_train=True, total_train_batch_size=8, num_train_epochs=1, learning_rate=1e-3, max_grad_norm=0,
-        check_replicas=check_every, optimizer="sgd",
-    )  # fmt: skip
+    flags = {"num_train_epochs": 1, "learning_rate": 1e-3, "max_grad_norm": 0, "check_replicas": check_every}
     evaluated = []
     try:
-        with tempfile.TemporaryDirectory() as folder, RunRecord(Path(folder), comm.rank) as record:
-            strategy, console = Replicated(Forgetful(comm)), Console("", speaks=False)
-            setup = TrainingSetup(config, comm, toy_model(0), strategy, ToyFeatures(64), record, console)
-            train(setup, lambda: evaluated.append(1) or {})
+        train_toy(comm, toy_model(0), Forgetful(comm), lambda: evaluated.append(1) or {}, **flags)
     except UserError as error:
         return [str(error), evaluated]
     return ["trained to the end", evaluated]
 
 
-def train_with_each(comm, checks):
-    return [train_forgetfully(comm, check_every) for check_every in checks]
-
-
-def test_a_gradient_that_was_not_averaged_once_ends_the_run_and_is_named():
+def test_a_gradient_that_was_not_averaged_once_ends_the_run_by_name():
     """It is the third step's; an epoch has eight."""
-    answers = run_ranks(3, train_with_each, [0, 2, 1])
-    assert answers[1] == answers[2] == answers[0]
-    for (sentence, evaluated), told_after in zip(answers[0], (8, 4, 3), strict=True):
-        assert f"iteration {told_after}:" in sentence
+    for found, after in zip(run_each(3, train_forgetfully, [0, 2, 1]), (8, 4, 3), strict=True):
+        (sentence, evaluated), *others = found
+        assert others == [[sentence, evaluated]] * 2
+        assert f"iteration {after}:" in sentence
         assert "rank 1's hidden.bias" in sentence
         assert "--check_replicas 1" in sentence
         assert evaluated == []
 
 
-def bits_after_training(comm, kinds):
-    """On a rank: for each sync and codec the digests of the weights after four steps of SGD with clipping."""
-    found = {}
-    for name, word in kinds:
-        model = toy_model(comm.rank)
-        options = SyncOptions(compress=word, bucket_mb=0.5)
-        config = RunConfig(
-            do_train=True, total_train_batch_size=8, max_steps=4, learning_rate=0.1, max_grad_norm=0.3, optimizer="sgd",
-            momentum=0.9, gradient_accumulation_steps=2,
-        )  # fmt: skip
-        sync = get_sync(name)(comm, options=options)
-        with tempfile.TemporaryDirectory() as folder, RunRecord(Path(folder), comm.rank) as record:
-            console = Console("", speaks=False)
-            train(TrainingSetup(config, comm, model, Replicated(sync), ToyFeatures(64), record, console), dict)
-        comm.ledger = Ledger()
-        found[f"{name} {word}"] = [digest(tensor) for tensor in model.state_dict().values()]
-    return found
+def bits_after_training(comm, kind):
+    """On a rank: the digests of the weights after four steps of SGD with clipping by a sync and codec."""
+    (name, word), model = kind, toy_model(comm.rank)
+    flags = {"max_steps": 4, "learning_rate": 0.1, "max_grad_norm": 0.3, "momentum": 0.9}
+    options = SyncOptions(compress=word, bucket_mb=0.5)
+    train_toy(comm, model, get_sync(name)(comm, options=options), gradient_accumulation_steps=2, **flags)
+    comm.ledger = Ledger()
+    return [digest(tensor) for tensor in model.state_dict().values()]
 
 
 EXACT = [(name, None) for name in SYNCS if name != "none"]
@@ -94,16 +83,15 @@ EXACT = [(name, None) for name in SYNCS if name != "none"]
 
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [3, 4])
-def test_every_sync_and_codec_leaves_the_same_bits_on_all_ranks(ranks):
+def test_every_sync_and_codec_gives_all_ranks_the_same_bits(ranks):
     kinds = [*EXACT, *((sync, word) for sync in ("bucketed", "ring", "halving_doubling") for word in CODECS)]
-    answers = run_ranks(ranks, bits_after_training, kinds)
-    for kind, bits in answers[0].items():
+    for kind, (bits, *others) in zip(kinds, run_each(ranks, bits_after_training, kinds), strict=True):
         assert len(set(bits)) > 3
-        assert all(answer[kind] == bits for answer in answers), kind
+        assert others == [bits] * (ranks - 1), kind
 
 
 def compare_tensors(comm, offsets):
-    """On a rank: what the check says of a model whose second tensor is off by this rank's part of its largest value."""
+    """On a rank: the check's error and the second tensor, after it was off by `offsets[rank]` of its largest value."""
     second = torch.tensor([2.0, -4.0]) * (1 + offsets[comm.rank])
     tensors = [("first", torch.ones(3)), ("second", second), ("third", torch.tensor(7)), ("flag", torch.tensor(True))]
     try:
@@ -113,39 +101,38 @@ def compare_tensors(comm, offsets):
     return ["", second.tolist()]
 
 
-def test_last_bits_become_rank_0s():
-    """Ranks with other numbers of threads clip by a norm that was added up in another order."""
-    for sentence, second in run_ranks(3, compare_tensors, [0.0, 2e-7, -3e-7]):
-        assert sentence == ""
-        assert second == [2.0, -4.0]
+# By how much each rank's second tensor is off, whose tensor the error names, and how far it is off.
+TOO_FAR = [
+    ([0.0, 2e-7, 1e-3], "rank 2's second", "up to 1.0e-03"),
+    ([0.0, float("nan"), 0.0], "rank 1's second", "not finite"),
+    ([float("inf"), 0.0, 0.0], "rank 1's second", "not finite"),
+]
 
 
-@pytest.mark.parametrize(
-    ("offsets", "which", "by"),
-    [
-        ([0.0, 2e-7, 1e-3], "rank 2's second", "up to 1.0e-03"),
-        ([0.0, float("nan"), 0.0], "rank 1's second", "not finite"),
-        ([float("inf"), 0.0, 0.0], "rank 1's second", "not finite"),
-    ],
-    ids=str,
-)
-def test_more_than_last_bits_is_told_on_every_rank(offsets, which, by):
-    answers = run_ranks(3, compare_tensors, offsets)
-    assert {sentence for sentence, _ in answers} == {answers[0][0]}
-    assert "iteration 5:" in answers[0][0]
-    assert which in answers[0][0]
-    assert by in answers[0][0]
+def compare_all(comm):
+    """On a rank: the outcome of last bits, of each of TOO_FAR, and the calls of a check of equal models."""
+    last_bits, *too_far = (compare_tensors(comm, each) for each in ([0.0, 2e-7, -3e-7], *(it[0] for it in TOO_FAR)))
+    comm.ledger = Ledger()
+    check_replicas(comm, toy_model(0).state_dict().items(), 1)
+    return last_bits, [sentence for sentence, _ in too_far], len(comm.ledger.rows)
 
 
-def test_equal_models_send_nothing():
-    assert run_ranks(2, calls_of_a_check) == [0, 0]
+def test_a_check_corrects_last_bits_and_names_a_replica_that_is_further_off():
+    """Ranks with other numbers of threads clip by a norm that was summed in another order."""
+    by_rank = run_ranks(3, compare_all)
+    for last_bits, sentences, calls in by_rank:
+        assert last_bits == ["", [2.0, -4.0]]
+        assert sentences == by_rank[0][1], "all ranks give the same error"
+        assert calls == 0, "equal models send nothing"
+    for sentence, (_, which, by) in zip(by_rank[0][1], TOO_FAR, strict=True):
+        assert all(fact in sentence for fact in ("iteration 5:", which, by)), sentence
 
 
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT",
     reason="this processor has no vector instructions that could be left out",
 )
-def test_a_rank_whose_processor_rounds_otherwise_is_corrected_and_the_run_goes_on(start, tmp_path):
+def test_a_rank_whose_processor_rounds_differently_is_corrected(start, tmp_path):
     port, ranks = free_port(), []
     for rank in range(2):
         place = ["--master_port", port, "--world_size", 2, "--local_rank", rank]
@@ -156,12 +143,6 @@ def test_a_rank_whose_processor_rounds_otherwise_is_corrected_and_the_run_goes_o
         assert program.wait() == 0, program.text
     rows = [json.loads(line) for line in (tmp_path / "out" / "communication.rank0.jsonl").read_text().splitlines()]
     assert any(row["purpose"] == "state" and row["iteration"] > 0 for row in rows), "the ranks have parted in some bits"
-
-
-def calls_of_a_check(comm):
-    comm.ledger = Ledger()
-    check_replicas(comm, toy_model(0).state_dict().items(), 1)
-    return len(comm.ledger.rows)
 
 
 def between_averages(comm):
@@ -175,12 +156,12 @@ def between_averages(comm):
     return [*found, sync.replicas_equal, get_sync("none")(comm).replicas_equal]
 
 
-def test_replicas_that_part_by_design_are_held_to_it_only_when_they_have_met_again():
+def test_local_sgd_replicas_are_equal_only_after_an_average():
     for found in run_ranks(2, between_averages):
         assert found == [True, False, True, False, True, False]
 
 
-def test_a_check_of_replicas_that_drift_by_design_is_refused():
+def test_checking_replicas_without_a_sync_is_refused():
     with pytest.raises(UsageError, match="--check_replicas 5: with --sync none on 2 ranks the replicas drift"):
         RunConfig(sync="none", check_replicas=5, do_train=True).check(world_size=2)
     RunConfig(sync="none", check_replicas=5, do_train=True).check(world_size=1)

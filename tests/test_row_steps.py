@@ -1,4 +1,4 @@
-"""AdamW's step of the rows that ever had a gradient: the same weights and moments to the bit as its step of all."""
+"""AdamW steps only the rows that ever had a gradient: the same weights and moments as a step of all, to the bit."""
 
 import pytest
 import torch
@@ -10,19 +10,19 @@ ROWS, WIDTH = 40, 8
 
 
 class Twin:
-    """A parameter that is stepped by its rows, and one that is stepped whole, with the same gradients."""
+    """A parameter that is stepped by rows and one that is stepped whole, with the same gradients."""
 
     def __init__(self, make):
         start = torch.randn(ROWS * WIDTH, generator=torch.Generator().manual_seed(1))
         self.narrow, self.whole = (nn.Parameter(start.clone()) for _ in range(2))
-        self.other = nn.Parameter(torch.ones(3))  # beside it, without rows
+        self.other = nn.Parameter(torch.ones(3))  # without rows
         self.optimizer, self.reference = make([self.narrow, self.other]), make([self.whole])
         self.row_steps = RowSteps(self.optimizer, self.narrow, WIDTH)
         self.stepped = []
         self.optimizer.register_step_pre_hook(lambda *_: self.stepped.append(self.narrow.numel() // WIDTH))
 
     def step(self, number, rows, known=True):
-        """With gradients in these rows, of which the optimizer is told or not."""
+        """A step with gradients in these rows. `known`: the rows are given to `RowSteps`."""
         gradient = torch.zeros(ROWS, WIDTH)
         gradient[rows] = torch.randn(len(rows), WIDTH, generator=torch.Generator().manual_seed(100 + number))
         marked = torch.zeros(ROWS, dtype=torch.bool)
@@ -57,26 +57,16 @@ MAKERS = {
 
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("known", [True, False])
-def test_every_weight_and_moment_is_that_of_a_step_of_all(kind, known):
+def test_weights_and_moments_equal_those_of_a_step_of_all_rows(kind, known):
     twin = Twin(MAKERS[kind])
-    for number in range(12):
-        twin.step(number, [number, (7 * number) % 13, 3], known)
+    for number in range(12):  # a row moves after its last gradient, also in the step without any
+        twin.step(number, [] if number == 8 else [number, (7 * number) % 13, 3], known)
         twin.is_same()
-    # The first makes the moments. Then as many as had a gradient so far.
+    # The first step makes the moments of all rows. The next take the rows that had a gradient so far.
     assert twin.stepped[:5] == [ROWS, 4, 5, 6, 7]
 
 
-def test_rows_keep_moving_after_their_last_gradient():
-    twin = Twin(MAKERS["fused"])
-    for number, rows in enumerate([[5], [6], [], [], [6]]):
-        before = twin.narrow.detach().clone().view(ROWS, WIDTH)
-        twin.step(number, rows)
-        twin.is_same()
-        moved = (before != twin.narrow.view(ROWS, WIDTH)).any(dim=1)
-        assert moved.nonzero().flatten().tolist() == ([5] if number == 0 else [5, 6])
-
-
-def test_where_more_than_half_have_moved_all_are_stepped():
+def test_all_rows_are_stepped_once_more_than_half_have_moved():
     twin = Twin(MAKERS["fused, decay"])
     for number in range(3):
         twin.step(number, list(range(10 * number, 10 * number + 10)))
@@ -85,7 +75,7 @@ def test_where_more_than_half_have_moved_all_are_stepped():
     assert twin.stepped == [ROWS, 20, ROWS, ROWS]
 
 
-def test_moments_that_were_loaded_are_looked_at():
+def test_rows_with_loaded_moments_are_stepped():
     twin = Twin(MAKERS["fused"])
     twin.step(0, [1])
     twin.step(1, [2])
@@ -97,7 +87,7 @@ def test_moments_that_were_loaded_are_looked_at():
     assert twin.stepped[-1] == 4
 
 
-def test_another_optimizer_steps_all_and_without_a_gradient_nothing_is_touched():
+def test_another_optimizer_steps_all_rows_and_no_gradient_means_no_step():
     twin = Twin(lambda parameters: torch.optim.SGD(parameters, momentum=0.9, weight_decay=0.1))
     for number in range(3):
         twin.step(number, [number])
@@ -112,22 +102,19 @@ def test_another_optimizer_steps_all_and_without_a_gradient_nothing_is_touched()
     assert torch.equal(twin.narrow, before)
 
 
-def test_a_step_that_fails_leaves_everything_in_its_place():
+def test_a_failed_step_restores_shapes_and_weights():
     twin = Twin(MAKERS["fused, decay"])
     twin.step(0, [1])
     before = twin.narrow.detach().clone()
 
-    def fail():
-        raise RuntimeError("no step")
-
-    with pytest.raises(RuntimeError, match="no step"), twin.row_steps.alone(None):
-        fail()
+    with pytest.raises(ZeroDivisionError), twin.row_steps.alone(None):
+        raise ZeroDivisionError
     assert torch.equal(twin.narrow, before)
     assert twin.optimizer.state[twin.narrow]["exp_avg"].shape == (ROWS * WIDTH,)
     assert twin.narrow.grad.shape == (ROWS * WIDTH,)
 
 
-def test_a_gradient_that_is_no_number_stays_in_its_row():
+def test_a_nan_gradient_stays_in_its_row():
     twin = Twin(MAKERS["fused"])
     twin.step(0, [1])
     twin.narrow.grad = torch.zeros(ROWS * WIDTH)

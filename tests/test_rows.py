@@ -4,7 +4,7 @@ import math
 import os
 
 import pytest
-from beside import SMALL_BUCKETS, adamw, layered, sgd, train_sharded
+from compared import SMALL_BUCKETS, adamw, layered, sgd, train_sharded
 from states import Case
 from test_shard import SHARDED, compare, odd_steps, toy_steps
 from test_state import compare as compare_states

@@ -1,21 +1,18 @@
-"""Shards by hand: the same training as one process; ZeRO's at the textbook's bytes, in the memory of the formulas."""
+"""Sharded strategies train as one process does, also after overflows, errors and lost ranks."""
 
 import contextlib
 import functools
 import json
-import os
-from dataclasses import replace
 
 import pytest
 import torch
-from beside import ONE_EACH, SMALL_BUCKETS, Beside, adamw, batch, layered, sgd, train_sharded
+from compared import ONE_EACH, SMALL_BUCKETS, Compared, adamw, batch, layered, layered_loss, sgd, step_by
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 from cos598d.comm.exchange import IN_FLIGHT
-from cos598d.comm.ledger import Ledger, Row
-from cos598d.records.conventions import GRADIENTS, PARAMETERS
+from cos598d.records.conventions import GRADIENTS
 from cos598d.strategies.parts.units import Unit, layers, owners
 from cos598d.strategies.sharded import Sharded
 from cos598d.strategies.shared_weights import SharedWeights
@@ -23,7 +20,6 @@ from cos598d.strategies.sparse_zero1 import SparseZero1
 from cos598d.strategies.zero1 import Zero1
 from cos598d.strategies.zero2 import Zero2
 from cos598d.strategies.zero3 import Zero3
-from cos598d.tools.check.spawn import DIED, LATE, RETURNED, run_world
 from cos598d.tools.check.toy import local_batch, toy_model
 
 STAGES = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
@@ -31,9 +27,9 @@ SHARDED = {**STAGES, "shared_weights": SharedWeights, "sparse_zero1": SparseZero
 
 
 def compare(comm, name, make, micros, precision="fp32", max_norm=0.3):
-    """Three steps under the strategy and alone: how far the weights are apart, and the norms."""
+    """Three steps by the strategy and by one process: the distance of the weights and norms, and the least norm."""
     strategy = SHARDED[name](comm, True, SMALL_BUCKETS, precision)
-    both = Beside(comm, strategy, layered(comm.rank), make, alone=layered(0))  # rank 0's counts
+    both = Compared(comm, strategy, layered(comm.rank), make, reference=layered(0))  # rank 0's counts
     norms = [both.step(step, micros, max_norm, precision) for step in range(3)]
     return both.end(), max(abs(a / b - 1).item() for a, b in norms), min(alone.item() for _, alone in norms)
 
@@ -50,7 +46,7 @@ def compare_all(comm):
 
 @pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("ranks", [2, 1, 4])
-def test_weights_and_norms_are_those_of_one_process_on_the_whole_batch(ranks):
+def test_weights_and_norms_equal_one_process_on_the_global_batch(ranks):
     for found in run_ranks(ranks, compare_all):
         for kind, (apart, norm, least) in found.items():
             assert least > 0.3, "clipping does not bite"
@@ -59,12 +55,12 @@ def test_weights_and_norms_are_those_of_one_process_on_the_whole_batch(ranks):
 
 
 def toy_steps(comm, name, steps):
-    """On a rank: the toy of all corners, where only some ranks use a layer and a parameter is of another dtype."""
+    """On a rank: the distance from one process, and whether the unused weight stays. Some ranks skip a layer."""
 
     def loss_of(module, rank, step, micro):
         return module(**local_batch(rank, step, rank != 0 or step == 1))[0]
 
-    both = Beside(comm, SHARDED[name](comm), toy_model(comm.rank), sgd, loss_of, alone=toy_model(0))
+    both = Compared(comm, SHARDED[name](comm), toy_model(comm.rank), sgd, loss_of, reference=toy_model(0))
     for step in range(steps):
         both.step(step)
     state = both.strategy.optimizer.state
@@ -73,38 +69,15 @@ def toy_steps(comm, name, steps):
     return apart, not kept and torch.equal(both.model.never.weight, toy_model(0).never.weight)
 
 
-def toy_under_all(comm):
-    return {name: toy_steps(comm, name, 3) for name in SHARDED}
-
-
-def test_unused_weights_stay_and_several_dtypes_and_a_layer_of_some_ranks_are_right():
-    for found in run_ranks(2, toy_under_all):
-        for name, (apart, never_stays) in found.items():
+def test_unused_weights_stay_and_mixed_dtypes_and_skipped_layers_are_right():
+    for name, by_rank in zip(SHARDED, run_each(2, toy_steps, SHARDED, 3), strict=True):
+        for apart, never_stays in by_rank:
             assert apart < 1e-5, name
             assert never_stays, f"{name}: weight decay must not touch what no rank uses"
 
 
-class Lines(list):
-    def writelines(self, lines):
-        self.extend(lines)
-
-
-def test_what_is_waited_for_after_its_iterations_rows_were_written_is_added_to_them():
-    """The weights of the last step arrive when the model is to be evaluated."""
-    ledger = Ledger(Lines())
-    ledger.begin(1, 0.0)
-    row = Row(1, GRADIENTS, "reduce_scatter", "bucket 0", (4,), "float32", 16, 12, 12, 0.1, 3)
-    ledger.enter(row)
-    ledger.flush()
-    ledger.enter(replace(row, purpose=PARAMETERS, op="all_gather"))
-    for _ in range(2):
-        assert ledger.totals_by_iteration()[1].bytes_sent == 24
-        assert ledger.totals_by_iteration()[1].calls == 2
-        ledger.flush()
-
-
 def odd_steps(comm, name):
-    """On a rank: fp16 that overflows on rank 1, an evaluation of one rank's own, a second backward, and errors."""
+    """On a rank: an overflow on rank 1, an evaluation on one rank, errors in a step, a step without no_sync."""
     found = {}
     model = layered()
     strategy = SHARDED[name](comm, True, SMALL_BUCKETS, "fp16")
@@ -112,45 +85,37 @@ def odd_steps(comm, name):
     module = strategy.attach(model, adamw)
     with strategy.whole():
         before = {key: value.clone() for key, value in model.state_dict().items()}
-    loss = module(**batch(0, 0, comm.rank))[0] / comm.world_size
-    strategy.backward(loss * (float("inf") if comm.rank == 1 else 1.0))
-    strategy.finish()
-    strategy.clip(1.0)
-    counted = strategy.step()
+    factor = float("inf") if comm.rank == 1 else 1.0
+    _, counted = step_by(strategy, module, comm, 0, lambda *where: layered_loss(*where) * factor, max_norm=1.0)
     with strategy.whole():
         same = all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     found["overflow"] = [counted, strategy.loss_scale, same, len(strategy.optimizer.state)]
     strategy.detach()
 
     model = layered()
-    both = Beside(comm, SHARDED[name](comm, True, SMALL_BUCKETS), model, sgd)
+    both = Compared(comm, SHARDED[name](comm, True, SMALL_BUCKETS), model, sgd)
     strategy, module = both.strategy, both.module
     both.step(0, max_norm=0.3)
-    with torch.no_grad():  # every rank once, with weights that are gathered layer by layer
+    with torch.no_grad():  # on every rank, with weights that are gathered layer by layer
         logits = module(**batch(5, 0, 0))[1]
     strategy.settle()
-    if comm.rank == 1:  # one rank alone, twice
+    if comm.rank == 1:  # on one rank only, twice
         model.eval()
         with torch.no_grad():
             again = [module(**batch(5, 0, 0))[1] for _ in range(2)][1]
         found["evaluation"] = torch.equal(logits, again)
         model.train()
-    # A forward that fails on all ranks, and a backward that does: the step is dropped, and training goes on.
+    # A forward and then a backward that fail on all ranks: the step is dropped.
     for failing in (fail_in_forward, fail_in_backward):
         handle = failing(model.blocks[1])
         with contextlib.suppress(ZeroDivisionError):
             strategy.backward(module(**batch(9, 0, comm.rank))[0])
         handle.remove()
         strategy.forget_step()
-    # Two backwards without no_sync, the second over what the first has left on its way.
-    for micro in range(2):
-        strategy.backward(module(**batch(1, micro, comm.rank))[0] / (2 * comm.world_size))
-    strategy.finish()
-    strategy.clip(0.3)
-    strategy.step()
-    both.step_alone(1, 2, 0.3)
+    # The second backward without no_sync finds what the first is still sending.
+    step_by(strategy, module, comm, 1, micros=2, max_norm=0.3, unsynced=0)
+    both.step_reference(1, 2, 0.3)
     found["going on"] = both.end()
-    # What is left is a plain model.
     found["plain"] = [
         model(**batch(0, 0, 0))[0].isfinite().item(),
         all(p.grad is None for p in model.parameters()),
@@ -168,43 +133,21 @@ def fail_in_backward(module):
     return module.register_full_backward_hook(lambda *_: 1 / 0)
 
 
-def odd_steps_under_all(comm):
-    return {name: odd_steps(comm, name) for name in SHARDED}
-
-
 @pytest.fixture(scope="module")
 def odd():
-    return run_ranks(2, odd_steps_under_all)
+    return dict(zip(SHARDED, run_each(2, odd_steps, SHARDED), strict=True))
 
 
 @pytest.mark.parametrize("name", SHARDED)
-def test_an_overflow_leaves_no_trace_training_goes_on_after_errors_and_a_plain_model_is_left(odd, name):
-    assert odd[1][name]["evaluation"], "a rank may evaluate by itself once the model is settled"
-    for found in odd:
-        assert found[name]["overflow"] == [False, 4.0, True, 0]
-        assert found[name]["going on"] < 1e-5
-        assert all(found[name]["plain"])
+def test_training_continues_after_an_overflow_and_errors_and_detach_leaves_a_plain_model(odd, name):
+    assert odd[name][1]["evaluation"], "one rank may evaluate a settled model"
+    for found in odd[name]:
+        assert found["overflow"] == [False, 4.0, True, 0]
+        assert found["going on"] < 1e-5
+        assert all(found["plain"])
 
 
-def die_in_step_2(comm, name):
-    model = layered()
-    strategy = SHARDED[name](comm, True, SMALL_BUCKETS)
-    module = strategy.attach(model, sgd)
-    train_sharded(strategy, module, comm, 1, 1, 0.3)
-    if comm.rank == 1:
-        os._exit(9)
-    train_sharded(strategy, module, comm, 1, 1, 0.3, first=1)
-
-
-@pytest.mark.parametrize("name", ["zero1", "zero3", "shared_weights"])
-def test_a_rank_that_dies_ends_the_others(name):
-    ends = run_world(2, die_in_step_2, name, seconds=90)
-    assert ends[1].how == DIED
-    assert ends[0].how != RETURNED
-    assert ends[0].how != LATE, "it was left hanging"
-
-
-def test_pieces_of_all_ranks_are_all_elements_once_and_layers_are_what_a_list_holds():
+def test_pieces_cover_each_element_once_and_each_weight_has_its_layer():
     model = layered()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for ranks in (1, 3, 1000):
@@ -215,18 +158,18 @@ def test_pieces_of_all_ranks_are_all_elements_once_and_layers_are_what_a_list_ho
     names = [name for name, _ in layers(model)]
     assert names == ["never", "embedding", "positions", "frozen", "blocks.0", "blocks.1", "blocks.2", "output"]
     owner = owners(model)
-    assert owner[model.embedding.weight] == owner[model.gain] == "", "tied, and of no layer: the model's own"
+    assert owner[model.embedding.weight] == owner[model.gain] == "", "tied, and of no layer: the model owns them"
     assert owner[model.output.bias] == "output"
     assert model.frozen.weight not in owner
 
 
-def test_a_strategy_that_does_not_say_all_of_it_is_no_class():
+def test_a_strategy_class_without_all_methods_is_refused():
     with pytest.raises(TypeError, match=r"^the strategy Half has no hold\. Write it"):
         type("Half", (Sharded,), {"units_of": Zero1.units_of})
 
 
 class Nested(nn.Module):
-    """Modules that are called by their members alone."""
+    """Modules of which only the members are called."""
 
     def __init__(self):
         super().__init__()
@@ -238,7 +181,7 @@ class Nested(nn.Module):
         return self.head(self.steps[0][which](state) * self.scales[0]).sum()
 
 
-def test_what_is_never_called_itself_is_no_layer():
+def test_a_container_is_no_layer():
     model = Nested()
     assert [name for name, _ in layers(model)] == ["steps.0.a", "steps.0.b", "head.0", "head.1"]
     assert owners(model)[model.scales[0]] == ""
@@ -246,7 +189,7 @@ def test_what_is_never_called_itself_is_no_layer():
 
 
 def use_other_halves(comm, name):
-    """On a rank: two micro-batches, of which rank 1 uses one half of the model for the first and the other then."""
+    """On a rank: how far each weight moves in two steps, where rank 1 uses one half of the model per micro-batch."""
     torch.manual_seed(0)
     model = Nested().requires_grad_(False)
     for half in model.steps[0].values():
@@ -254,29 +197,26 @@ def use_other_halves(comm, name):
     before = {key: p.clone() for key, p in model.named_parameters()}
     strategy = SHARDED[name](comm, True, ONE_EACH)
     module = strategy.attach(model, lambda named: torch.optim.SGD([p for _, p in named], lr=1.0))
-    for _ in range(2):
-        for micro, which in enumerate("ab"):
-            with strategy.no_sync() if micro == 0 else contextlib.nullcontext():
-                loss = module(torch.ones(2), which) + (module(torch.ones(2), "ba"[micro]) if comm.rank == 0 else 0)
-                strategy.backward(loss * 0.1)
-        strategy.finish()
-        strategy.clip(0.0)
-        strategy.step()
+
+    def loss_of(module, rank, step, micro):  # rank 0 uses both halves each time
+        return sum(module(torch.ones(2), which) for which in ("ab" if rank == 0 else "ab"[micro]))
+
+    for step in range(2):
+        step_by(strategy, module, comm, step, loss_of, micros=2)
     strategy.settle()
     moved = {key: (p - before[key]).abs().sum().item() for key, p in model.named_parameters()}
     strategy.detach()
     return moved
 
 
-@pytest.mark.parametrize("name", ["zero1", "sparse_zero1", "zero2", "shared_weights"])
-def test_ranks_may_use_other_weights_in_each_micro_batch(name):
-    first, second = run_ranks(2, use_other_halves, name)
-    assert first == second
-    assert all((moved > 0) == ("steps" in key) for key, moved in first.items())
+def test_ranks_may_use_different_weights_in_each_micro_batch():
+    for first, second in run_each(2, use_other_halves, [name for name in SHARDED if name != "zero3"]):
+        assert first == second
+        assert all((moved > 0) == ("steps" in key) for key, moved in first.items()), first
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero3"])
-def test_a_run_from_the_command_line_evaluates_and_saves_a_model_that_a_bare_bert_loads(start, tmp_path, name):
+def test_a_run_evaluates_and_saves_a_model_that_bert_loads(start, tmp_path, name):
     words = ["-m", "cos598d", "train", "--sync", name, "--world_size", 2, "--model_name_or_path", "tiny"]
     words += ["--max_steps", 3, "--total_train_batch_size", 9, "--max_train_examples", 30, "--max_eval_examples", 12]
     words += ["--check_replicas", 2, "--learning_rate", 1e-3, "--output_dir", tmp_path / "run"]
@@ -294,14 +234,14 @@ def test_a_run_from_the_command_line_evaluates_and_saves_a_model_that_a_bare_ber
 
 
 def watch_memory(comm):
-    """On a rank: what zero3 holds of sixteen equal layers, at most while it computes a step; checkpointed ones too."""
+    """On a rank: the most bytes that zero3 holds of 16 equal layers, some of them checkpointed, within a step."""
 
     def loss_of(module, rank, step, micro):
         return module(torch.randn(3, 64, generator=torch.Generator().manual_seed(rank))).square().mean()
 
     torch.manual_seed(0)
     model = CheckpointedEvery(nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(16))), 3)
-    both, most = Beside(comm, Zero3(comm, False), model, sgd, loss_of), {"parameters": 0, "gradients": 0}
+    both, most = Compared(comm, Zero3(comm, False), model, sgd, loss_of), {"parameters": 0, "gradients": 0}
 
     def sample(*_):
         memory = both.strategy.memory()
@@ -316,7 +256,7 @@ def watch_memory(comm):
 
 
 class CheckpointedEvery(nn.Module):
-    """Layers one after the other, of which every so-manieth is computed again in backward."""
+    """Layers in sequence. One in `every` is checkpointed."""
 
     def __init__(self, layers_alone, every):
         super().__init__()
@@ -333,7 +273,7 @@ def _call(layer, state):
     return layer(state)
 
 
-def test_zero3_holds_its_part_and_two_layers_and_takes_layers_that_are_computed_again():
+def test_zero3_holds_its_part_and_two_layers_with_checkpointing():
     layer = 4 * 64 * 64
     for most, apart in run_ranks(2, watch_memory):
         assert most["parameters"] <= 16 * (layer / 2 + 4) + 2 * layer

@@ -1,13 +1,11 @@
-"""Where autograd keeps several gradients in one memory, every way of training takes each of them for itself.
+"""Gradients that share one memory train as if each had its own.
 
-In a.view(24) + b.view(24) the sum hands its gradient on, and what a and b get are two views of it.
+In a.view(24) + b.view(24) autograd passes the sum's gradient on: a and b get two views of it.
 """
-
-import contextlib
 
 import pytest
 import torch
-from beside import ONE_EACH, distance
+from compared import ONE_EACH, distance, sgd, step_by
 from torch import nn
 from worlds import run_ranks
 
@@ -46,12 +44,8 @@ def factors(step, part, rank):
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(100 * step + 10 * part + rank))
 
 
-def sgd(named):
-    return torch.optim.SGD([p for _, p in named], lr=0.5, momentum=0.9)
-
-
 def train_alone(ranks):
-    """The weights of one process, of which each gradient is added up by itself."""
+    """The model after training by one process, with a separate sum for each gradient."""
     model = sharing()
     optimizer = sgd(model.named_parameters())
     for step in range(STEPS):
@@ -67,17 +61,15 @@ def train_alone(ranks):
 
 
 def train(comm, strategy):
-    """How far a strategy's weights are from those of one process, of each tensor's largest."""
+    """The distance of a strategy's weights from those of one process."""
     model, right = sharing(), train_alone(comm.world_size)
     module = strategy.attach(model, sgd)
-    for step in range(STEPS):
-        for part in range(PARTS):
-            # The second backward without no_sync, over what the first has left on its way.
-            with strategy.no_sync() if part == 0 else contextlib.nullcontext():
-                strategy.backward(module(factors(step, part, comm.rank)) / (comm.world_size * PARTS))
-        strategy.finish()
-        strategy.clip(CLIP)
-        strategy.step()
+
+    def loss_of(module, rank, step, part):
+        return module(factors(step, part, rank))
+
+    for step in range(STEPS):  # the second backward without no_sync finds what the first is still sending
+        step_by(strategy, module, comm, step, loss_of, PARTS, CLIP, unsynced=1)
     strategy.settle()
     apart = distance(model, right)
     strategy.detach()
@@ -95,6 +87,6 @@ def train_all(comm):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_gradients_in_one_memory_train_as_if_each_had_its_own(ranks):
+def test_gradients_in_one_memory_train_as_separate_ones(ranks):
     for found in run_ranks(ranks, train_all):
         assert {name: apart for name, apart in found.items() if apart > 1e-5} == {}

@@ -1,32 +1,48 @@
-"""One piece of memory for all ranks' weights: rows that were looked up travel alone, nobody reads what is written."""
+"""The weights of all ranks in one memory, with bf16 copies that are cast once per step."""
 
 import gc
 import time
 
 import pytest
 import torch
-from beside import SMALL_BUCKETS, Beside, adamw, batch, layered, sgd, train_sharded
+from compared import SMALL_BUCKETS, Compared, adamw, batch, layered, layered_loss, sgd, step_by, train_sharded
+from held import Uneven
 from test_rows import with_rows
 from test_shared_memory import MEMORY, shared_memory_of
 from torch import nn
-from worlds import run_ranks
+from worlds import run_each, run_ranks
 
 from cos598d.comm import hosts
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
+from cos598d.models.linear import Linear
 from cos598d.records.conventions import GRADIENTS
+from cos598d.strategies.formula import TrainingSpec, without_values
+from cos598d.strategies.memory import Peak
+from cos598d.strategies.parts.cast_weights import linear_layers
 from cos598d.strategies.shared_weights import SharedWeights
 
 
+def noting(found):
+    """The layered model's loss. `found` gets each one, and the dtype of its logits."""
+
+    def loss_of(module, rank, step, micro):
+        loss, logits = module(**batch(step, micro, rank))
+        found.append([loss.item(), str(logits.dtype)])
+        return loss
+
+    return loss_of
+
+
 def rows_of(comm):
-    """On a rank: of the positions' embedding the rows that its gradient has at each step, here and in all."""
+    """On a rank: whether the positions' gradient has the expected rows at each step, and `sparse` is reset."""
     with_rows()
     model, found = layered(), []
     strategy = SharedWeights(comm, True, SMALL_BUCKETS)
     module = strategy.attach(model, sgd)
     assert model.positions.sparse
-    assert not model.embedding.sparse, "it is the output's weight, too"
+    assert not model.embedding.sparse, "it is also the output's weight"
     (unit,) = strategy._gradients._rows
     for step in range(3):
         own = batch(step, 0, comm.rank)
@@ -43,12 +59,12 @@ def rows_of(comm):
     return [*found, not model.positions.sparse]
 
 
-def test_only_rows_that_were_looked_up_are_computed_added_and_cleared():
+def test_only_looked_up_rows_are_computed_added_and_cleared():
     assert run_ranks(3, rows_of) == [[True] * 4] * 3
 
 
 def overflow_then_go_on(comm):
-    """On a rank: whether a step whose gradients are no numbers, clipped, leaves the next one's as they are."""
+    """On a rank: whether training is the same after a step whose clipped gradients are NaN."""
     with_rows()
     found = []
     for spoils in (False, True):
@@ -57,11 +73,9 @@ def overflow_then_go_on(comm):
         strategy.scale.value = 4.0
         module = strategy.attach(model, adamw)
         if spoils:
-            loss = module(**batch(7, 0, comm.rank))[0] * float("nan")
-            strategy.backward(loss)
-            strategy.finish()
-            strategy.clip(0.3)
-            assert not strategy.step()
+            no_number = lambda *where: layered_loss(*where) * float("nan")  # noqa: E731
+            _, counts = step_by(strategy, module, comm, 7, no_number, max_norm=0.3)
+            assert not counts
             strategy.scale.value = 4.0
         train_sharded(strategy, module, comm, 2, 1, 0.3)
         strategy.detach()
@@ -69,12 +83,12 @@ def overflow_then_go_on(comm):
     return found[0] == found[1]
 
 
-def test_rows_that_were_multiplied_by_no_number_are_zeros_again():
+def test_rows_clipped_to_nan_are_zeroed_for_the_next_step():
     assert run_ranks(2, overflow_then_go_on) == [True, True]
 
 
 class Dense(nn.Module):
-    """An embedding whose weight is also used as it is, so that its gradient is dense; and another one of its own."""
+    """An embedding whose weight is also used directly, so that its gradient is dense, and a second embedding."""
 
     def __init__(self):
         super().__init__()
@@ -86,13 +100,13 @@ class Dense(nn.Module):
 
 
 def dense_gradients(comm):
-    """On a rank: how far from one process."""
+    """On a rank: the distance from one process."""
 
     def loss_of(module, rank, step, micro):
         return module(torch.tensor([[step, rank, 3, 3]]))
 
     with_rows()
-    both = Beside(
+    both = Compared(
         comm, SharedWeights(comm), Dense(), lambda named: torch.optim.SGD([p for _, p in named], 1e-3), loss_of
     )
     for step in range(3):
@@ -100,12 +114,12 @@ def dense_gradients(comm):
     return both.end()
 
 
-def test_an_embedding_may_have_a_dense_gradient_too():
+def test_an_embedding_may_have_a_dense_gradient():
     assert max(run_ranks(2, dense_gradients)) < 1e-5
 
 
 class Slow(SharedWeights):
-    """Rank 1 is late wherever it could be: to add, to step, to write weights."""
+    """Rank 1 is late to add, to step and to write weights."""
 
     def hold(self, unit):
         self._late()
@@ -136,7 +150,7 @@ class Slow(SharedWeights):
 
 
 def be_late(comm):
-    """On a rank: the losses with ranks that are all in time, and with one that is not; a second backward too."""
+    """On a rank: whether the losses are those without a late rank. Both micro-batches of a step are synchronized."""
     with_rows()
     found = []
     for kind in (SharedWeights, Slow):
@@ -144,24 +158,18 @@ def be_late(comm):
         strategy = kind(comm, True, SMALL_BUCKETS)
         module = strategy.attach(model, adamw)
         for step in range(4):
-            for micro in range(2):
-                loss = module(**batch(step, micro, comm.rank))[0]
-                losses.append(loss.item())
-                strategy.backward(loss / comm.world_size)
-            strategy.finish()
-            strategy.clip(0.3)
-            strategy.step()
+            step_by(strategy, module, comm, step, noting(losses), micros=2, max_norm=0.3, unsynced=0)
         strategy.detach()
         found.append(losses)
     return found[0] == found[1]
 
 
-def test_no_rank_reads_what_another_is_still_writing():
+def test_no_rank_reads_weights_that_a_late_rank_is_writing():
     assert all(run_ranks(3, be_late))
 
 
 def refusals(comm):
-    """On a rank: the sentences for what cannot work."""
+    """On a rank: the errors for ranks on two hosts, and for an embedding with max_norm."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hosts, "host_groups", lambda comm: [[0], [1]])
         with pytest.raises(UserError) as several:
@@ -171,7 +179,7 @@ def refusals(comm):
     return [str(several.value), str(changing.value)]
 
 
-def test_what_cannot_share_weights_is_refused_in_one_sentence_on_every_rank():
+def test_ranks_on_two_hosts_max_norm_and_other_devices_are_refused_on_every_rank():
     first, second = run_ranks(2, refusals)
     assert first == second
     assert first[0] == (
@@ -185,7 +193,7 @@ def test_what_cannot_share_weights_is_refused_in_one_sentence_on_every_rank():
 
 
 def live_and_let_go(comm):
-    """On a rank: whether the memory is mapped, and what became of the ranks' weights when one changes its own."""
+    """On a rank: whether the memory is mapped during and after training, the bytes, and its weights after a change."""
     model = layered()
     strategy = SharedWeights(comm)
     module = strategy.attach(model, sgd)
@@ -204,5 +212,85 @@ def live_and_let_go(comm):
     return mapped, sent, model.blocks[0].linear.weight.unique().tolist()
 
 
-def test_nothing_travels_and_afterwards_every_rank_has_weights_of_its_own():
+def test_no_gradients_are_sent_and_detach_gives_each_rank_its_own_weights():
     assert run_ranks(2, live_and_let_go) == [[[True, False], 0, [float(rank)]] for rank in range(2)]
+
+
+class UnderAutocast(SharedWeights):
+    """Without copies in half precision: autocast casts the weights in every forward."""
+
+    def make_gradients(self):
+        gradients = super().make_gradients()
+        gradients.cast_to = None
+        return gradients
+
+
+def losses_and_weights(comm, kind, make, precision):
+    """On a rank: losses, weights and dtypes of three steps, and of one whose two backwards both synchronize."""
+    model, found = layered(), []
+    strategy = kind(comm, True, SMALL_BUCKETS, precision)
+    module = strategy.attach(model, make)
+    found.append(train_sharded(strategy, module, comm, 3, 2, 0.3))
+    step_by(strategy, module, comm, 9, noting(found), micros=2, max_norm=0.3, unsynced=0)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found.append(model(**batch(10, 0, 0))[1].tolist())
+    wholes = {name: p.tolist() for name, p in model.named_parameters()}
+    layers = [name for name, p in model.named_parameters() if p.dtype != torch.float32]
+    strategy.detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        model.blocks[0].linear(torch.ones(1, 8)).sum().backward()
+    return found, wholes, layers, model.blocks[0].linear.weight.grad is not None
+
+
+def with_and_without_copies(comm, case):
+    mine, autocast_s = (losses_and_weights(comm, kind, *case) for kind in (SharedWeights, UnderAutocast))
+    return [mine[:2] == autocast_s[:2], *mine[2:], *autocast_s[2:]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_cached_casts_give_the_bits_of_autocast(ranks):
+    cases = [(sgd, "bf16"), (adamw, "bf16"), (sgd, "fp32")]
+    expected = ([True, [], True, [], True],) * ranks
+    assert run_each(ranks, with_and_without_copies, cases) == [expected] * len(cases)
+
+
+def bytes_cast(comm):
+    """On a rank: the bytes held between two steps and at a step's peak, counted and by the formula."""
+    model = Uneven()
+    job = TrainingSpec(without_values(model), comm.world_size, comm.rank, 2, 4)
+    strategy = SharedWeights(comm, False, SMALL_BUCKETS, "bf16")
+    module, peak = strategy.attach(model, adamw), Peak(strategy.memory)
+    inputs = {"input_ids": torch.arange(12).view(3, 4)}
+    for _ in range(3):
+        with peak.watching():
+            strategy.backward(module(**inputs)[0].float())
+        strategy.finish()
+        strategy.clip(1.0)
+        strategy.step()
+    between, expected = strategy.memory(), strategy.expected_memory(job)
+    grads = {p.grad for p in model.parameters()}
+    strategy.detach()
+    return between, dict(expected.between_steps), peak.held["gradients"], expected.peak["gradients"], grads == {None}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_half_precision_memory_equals_the_formula(ranks):
+    for between, expected, peak, expected_peak, has_none in run_ranks(ranks, bytes_cast):
+        assert between == expected
+        assert peak == expected_peak
+        assert has_none
+
+
+def test_only_unshared_weights_of_plain_linear_layers_are_cast():
+    model = Uneven()
+    names = {name for name, p in model.named_parameters() if p in linear_layers(model)}
+    assert {"twice.weight", "twice.bias", "output.bias", "layers.0.0.weight"} <= names
+    assert not names & {"words.weight", "frozen.weight", "frozen.bias"}
+    assert linear_layers(model.double()) == {}
+    assert len(linear_layers(Linear(3, 2))) == 2, "torch's own under autocast"
+
+    class Own(nn.Linear):
+        def forward(self, input):
+            return input @ self.weight.t()
+
+    assert linear_layers(Own(3, 2)) == {}

@@ -1,15 +1,19 @@
-"""What rank 0 serves: keys, and exchanges through them, whose traffic hardly depends on how many ranks there are."""
+"""Rank 0's store, the exchanges through it, and the cost of many ranks."""
 
+import json
+import subprocess
+import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from meetings import all_at_once, exchange_works, identities, met
-from programs import wait_until
+from programs import script, wait_until
 from torch.distributed import DistError, HashStore
 
 from cos598d.comm import process_group
@@ -26,7 +30,7 @@ from cos598d.world.watchdog import Watchdog
 pytestmark = pytest.mark.usefixtures("servers")
 
 
-def test_a_store_of_ours_keeps_what_torch_expects_of_one():
+def test_our_store_has_the_methods_that_torch_expects():
     first, second = (meeting.store for meeting in met(identities(2)))
     first.set("a", b"\x00\xff")
     assert second.get("a") == b"\x00\xff"
@@ -53,7 +57,7 @@ def test_a_store_of_ours_keeps_what_torch_expects_of_one():
     assert second.get("never") == b"at last"
 
 
-def test_a_rank_may_say_much_but_only_once_it_has_met_the_others():
+def test_a_rank_may_send_long_values_only_after_the_meeting():
     long = "x" * (LARGEST_ARRIVAL + 1)
     assert all_at_once(met(identities(2)), lambda meeting: meeting.exchange(long)) == [[long, long]] * 2
     them = identities(2, secret=b"")
@@ -66,13 +70,13 @@ def test_a_rank_may_say_much_but_only_once_it_has_met_the_others():
 
 
 def meetings_in_memory(size):
-    """As the worlds of `check` meet, through a store of torch's."""
+    """Through a store of torch's, as the worlds of `check` do."""
     kept = HashStore()
     return [Meeting(Identity(rank, size), kept, ["here"] * size, seconds=20) for rank in range(size)]
 
 
 @pytest.mark.parametrize("make", [meetings_in_memory, lambda size: met(identities(size))])
-def test_an_exchange_gives_all_to_all_and_what_only_rank_0_needs_goes_only_there(make):
+def test_exchange_gives_values_to_all_and_collect_only_to_rank_0(make):
     meetings = make(12)
     values = [{"rank": rank // 5, "of": [1.0, None, "x"]} for rank in range(12)]
     for _ in range(3):
@@ -81,11 +85,11 @@ def test_an_exchange_gives_all_to_all_and_what_only_rank_0_needs_goes_only_there
         found = all_at_once(meetings, lambda meeting: meeting.collect(meeting.identity.rank))
         assert found == [list(range(12)), *[None] * 11]
     if isinstance(meetings[0].store, StoreClient):
-        assert meetings[0].store.num_keys() == 0, "what was exchanged is not kept"
+        assert meetings[0].store.num_keys() == 0, "keys of an exchange are deleted"
 
 
 @pytest.mark.parametrize(("come", "words"), [([0, 1], "rank 2"), ([1, 2], "rank 0"), ([1], "ranks 0, 2")])
-def test_ranks_that_give_nothing_are_named(come, words):
+def test_an_exchange_names_the_ranks_that_did_not_answer(come, words):
     meetings = met(identities(3), seconds=20)
     for meeting in meetings:
         meeting.store.seconds = meeting.seconds = 0.5
@@ -95,8 +99,8 @@ def test_ranks_that_give_nothing_are_named(come, words):
                 future.result(30)
 
 
-def test_who_waits_while_the_table_closes_is_not_told_that_time_is_up(servers):
-    """The table ends its waits before the server hangs up."""
+def test_a_rank_that_waits_while_the_store_closes_gets_no_timeout_error(servers):
+    """The table ends its waits before the server closes the connections."""
     meetings = met(identities(3))
     with ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(meetings[rank].exchange, 1) for rank in (0, 2)]
@@ -107,7 +111,7 @@ def test_who_waits_while_the_table_closes_is_not_told_that_time_is_up(servers):
                 one.result(20)
 
 
-def test_when_rank_0_is_gone_the_others_learn_it_also_while_they_wait(servers):
+def test_the_loss_of_rank_0_ends_calls_and_waits(servers):
     meetings = met(identities(3))
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(meetings[2].exchange, 1)
@@ -118,13 +122,13 @@ def test_when_rank_0_is_gone_the_others_learn_it_also_while_they_wait(servers):
                 attempt()
 
 
-def test_of_many_ranks_the_first_are_named():
+def test_an_error_names_the_first_of_many_ranks():
     assert ranks_in_words([3]) == "rank 3"
     assert ranks_in_words([1, 3]) == "ranks 1, 3"
     assert ranks_in_words(list(range(100))).endswith("18, 19 and 80 more")
 
 
-def test_threads_that_use_the_store_at_once_share_what_connections_there_are(servers):
+def test_threads_share_the_connections_of_a_store(servers):
     one = met(identities(2))[1].store
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(one.get, f"late{k}") for k in range(3)]
@@ -139,7 +143,7 @@ def test_threads_that_use_the_store_at_once_share_what_connections_there_are(ser
 
 @pytest.fixture
 def traffic(monkeypatch):
-    """Requests of each rank by kind, and bytes of the answers to it, from now on."""
+    """From now on: the requests of each rank by kind, and the bytes of their answers."""
     asked, heard, lock = Counter(), Counter(), threading.Lock()
     request, send = StoreClient.request, Connection.send
 
@@ -157,10 +161,10 @@ def traffic(monkeypatch):
     return asked, heard
 
 
-SAME = {"digest": "0" * 64, "examples": 2490}  # what ranks tell each other of their data
+SAME = {"digest": "0" * 64, "examples": 2490}  # what ranks exchange about their data
 
 
-def test_what_rank_0_tells_a_rank_grows_by_a_few_bytes_for_each_other_one(traffic):
+def test_rank_0_s_answers_grow_by_a_few_bytes_per_rank(traffic):
     asked, heard = traffic
     told = {}
     for size in (8, 64):
@@ -177,8 +181,8 @@ def test_what_rank_0_tells_a_rank_grows_by_a_few_bytes_for_each_other_one(traffi
         assert told[64, what] - told[8, what] <= 6 * (64 - 8)
 
 
-def test_the_ranks_of_a_group_ask_as_often_however_many_they_are(traffic, monkeypatch):
-    """gloo's own way would be two questions of each rank about each other one."""
+def test_requests_per_rank_do_not_depend_on_the_world_size(traffic, monkeypatch):
+    """gloo itself would ask two questions per pair of ranks."""
     asked, _ = traffic
     made = threading.local()
 
@@ -204,7 +208,7 @@ def test_the_ranks_of_a_group_ask_as_often_however_many_they_are(traffic, monkey
     assert max(questions[12].values()) < 12
 
 
-def test_64_ranks_watch_over_each_other_by_a_connection_each_and_leave_in_order(servers):
+def test_64_ranks_have_one_watchdog_connection_each_and_close_it(servers):
     meetings = met(identities(64))
     watchdogs = all_at_once(meetings, Watchdog)
     assert sum(len(watchdog._neighbours) for watchdog in watchdogs) == 2 * 63
@@ -212,3 +216,75 @@ def test_64_ranks_watch_over_each_other_by_a_connection_each_and_leave_in_order(
     assert len(servers[0]._connections) == 63
     all_at_once(watchdogs, Watchdog.close)
     assert not any(watchdog._thread.is_alive() for watchdog in watchdogs)
+
+
+CLOSED = """
+import os
+from cos598d.comm import process_group
+import torch
+process_group.open_group(None, "gloo")
+torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)  # loads torch.distributed.nn, which may keep the group
+process_group.close_group()
+print(sorted(open(f"/proc/self/task/{thread}/comm").read().strip() for thread in os.listdir("/proc/self/task")))
+"""
+# The group is a script's, and open before anything of ours is imported.
+BY_A_SCRIPT = """
+import gc, os
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+import cos598d
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = cos598d.data_parallel(model, "bucketed")
+model(torch.ones(1)).backward()
+optimizer.step()
+dist.destroy_process_group()
+del model
+gc.collect()
+print(sorted(open(f"/proc/self/task/{thread}/comm").read().strip() for thread in os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("code", [CLOSED, BY_A_SCRIPT], ids=["ours", "a script's"])
+def test_a_closed_group_leaves_no_threads(code):
+    """A thread of gloo that runs at exit may abort the process: "terminate called without an active exception"."""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert "gloo" not in found.stdout
+    assert "python" in found.stdout
+
+
+@pytest.mark.long
+def test_missing_ranks_and_a_rank_with_another_secret_are_named_among_64(servers):
+    them = identities(64)
+    stranger = replace(them[63], secret=b"another secret, made up")
+
+    def come(identity):
+        with pytest.raises(UserError) as caught:
+            meet(identity, 4, {})
+        return str(caught.value)
+
+    with ThreadPoolExecutor(63) as pool:
+        *heard, refused = pool.map(come, [*them[:62], stranger])
+    port = them[0].master_port
+    assert set(heard) == {
+        f"ranks 62, 63 did not come to 127.0.0.1:{port} within 4 s (--timeout); "
+        "1 came with another --secret or from another run. "
+        "Start them again, or check --master_ip, --master_port and the firewall."
+    }
+    assert refused.startswith(f"rank 0 at 127.0.0.1:{port} has another secret or belongs to another run. ")
+
+
+@pytest.mark.long
+def test_the_benchmark_of_ranks_has_seconds_by_phase_and_sockets(start, tmp_path):
+    folder = tmp_path / "runs"
+    words = [script("benchmarks/ranks.py"), "--runs_dir", folder, "--world_sizes", 2, "--steps", 2]
+    program = start("ranks", words, is_fresh=True)
+    assert program.wait() == 0, program.text
+    (found,) = json.loads((folder / "ranks.json").read_text())
+    assert found["ranks"] == 2
+    assert all(seconds > 0 for kind in ("clock_seconds", "processor_seconds") for seconds in found[kind].values())
+    assert found["held"]["sockets"]["rank_0"] > found["held"]["sockets"]["mean"] > 2  # rank 0 serves the other one
+    assert found["requests"]["arrive"] == 1
+    assert "the processor's seconds of all ranks together" in program.text
+    assert "meeting" in (folder / "ranks.svg").read_text()

@@ -1,4 +1,4 @@
-"""Corners that a script of one's own may reach: nested contexts, kept graphs, unused parameters, odd tensors."""
+"""Rare cases in a user's script: nested contexts, retained graphs, unused parameters, odd tensors."""
 
 import traceback
 
@@ -17,7 +17,7 @@ RANKS, WORDS, WIDTH = 2, 5000, 64  # words of 1.2 MiB: sparse_rows sends rows of
 
 
 def attached(comm, name, model, **options):
-    """A sync, attached, and an empty ledger."""
+    """An attached sync and its module, with an empty ledger."""
     sync = get_sync(name)(comm, options=get_sync(name).options_kind(**options))
     module = sync.attach(model)
     comm.ledger = Ledger()
@@ -36,7 +36,7 @@ def nested(comm, name):
         with sync.no_sync():
             module(torch.ones(1, 4)).sum().backward()
         module(torch.ones(1, 4)).sum().backward()
-        calls.append(len(comm.ledger.rows) + len(sync._calls))  # those that have ended, and those under way
+        calls.append(len(comm.ledger.rows) + len(sync._calls))  # finished and pending calls
     module(torch.full((1, 4), 1.0 + 2 * comm.rank)).sum().backward()
     sync.finish()
     found = [calls, model.weight.grad.unique().tolist()]
@@ -66,7 +66,7 @@ class Scans(TorchDispatchMode):
 
 
 def scan(comm):
-    """The scans of six steps in two parts, and of one whose gradients are added to the last step's."""
+    """The scans of six steps in two parts, and of a seventh whose gradients are added to the sixth's."""
     model = Words()
     sync, module = attached(comm, "sparse_rows", model)
     counts = []
@@ -85,7 +85,7 @@ def scan(comm):
 
 
 def look_up(comm, how):
-    """The rows with a gradient, their common size in units of one lookup's, and the payload of one more step."""
+    """The rows with a gradient, their size in units of one lookup's, and the payload of one more step."""
     model = Words()
     sync, module = attached(comm, "sparse_rows", model)
     first, second = torch.arange(1, 4) + 10 * comm.rank, torch.arange(7, 9) + 10 * comm.rank
@@ -105,8 +105,8 @@ def look_up(comm, how):
     rows = gradient.any(dim=1).nonzero().flatten()
     sizes = (gradient[rows] / (model.layer.weight.sum(dim=0) / RANKS)).round(decimals=3).unique().tolist()
     model.zero_grad()
-    module(first)  # whose graph is dropped
-    losses.append(module(second))  # while the old losses, and what is left of their graphs, are still held
+    module(first)  # its graph is dropped
+    losses.append(module(second))  # while the old losses and their graphs are still held
     losses[-1].backward()
     sync.finish()
     model.zero_grad()
@@ -129,7 +129,7 @@ class Sometimes(nn.Module):
 
 
 def hold_back(comm, name, word, factors):
-    """What of `factors` has not come after steps that leave the parameter unused, or are left out, in between."""
+    """What is missing of `factors` after steps, some of which do not use the parameter or are dropped."""
     model = Sometimes(factors.shape)
     sync, module = attached(comm, name, model, compress=word)
     total, nothing = torch.zeros_like(factors), torch.zeros_like(factors)
@@ -164,7 +164,7 @@ def freeze(comm):
 
 
 def leave(comm):
-    """What one rank's backward leaves when the sync is detached, though the module that it gave is still held."""
+    """The gradient of a backward after detach, while the old module is still held."""
     model = nn.Linear(4, 4)
     sync, module = attached(comm, "ddp", model)
     module(torch.ones(1, 4)).sum().backward()
@@ -178,7 +178,7 @@ def leave(comm):
 
 
 def odd(comm, word, dtype):
-    """How far a step is off of a matrix of rank 1 beside tensors without elements, one of a dtype of its own."""
+    """The error of a step with a matrix of rank 1, tensors without elements, and one of another dtype."""
     model = nn.ParameterDict({
         "matrix": torch.zeros(32, 32, dtype=dtype),
         "empty": torch.zeros(0, 3, dtype=dtype),
@@ -213,7 +213,7 @@ CASES = {
 
 
 def go_round(comm):
-    """On a rank: what each case finds, or its traceback (each raises on all ranks or on none)."""
+    """On a rank: the result of each case, or its traceback. Each raises on all ranks or on none."""
     found = {}
     for name, (case, *arguments) in CASES.items():
         try:
@@ -225,42 +225,39 @@ def go_round(comm):
 
 @pytest.fixture(scope="module")
 def found():
-    """By case what each rank found, in order of rank."""
+    """By case, the results of the ranks."""
     ranks = run_ranks(RANKS, go_round)
     return {name: [each[name] for each in ranks] for name in CASES}
 
 
 @pytest.mark.parametrize("name", ["bucketed", "overlap"])
-def test_the_inner_of_two_no_syncs_does_not_end_the_outer(found, name):
+def test_an_inner_no_sync_does_not_end_the_outer_one(found, name):
     assert found[f"nested, {name}"] == [[[0], [4.0]]] * RANKS  # 1 + 1 + (1 + 3) / 2
 
 
-def test_only_a_gradient_that_the_last_step_left_is_scanned_for_its_rows(found):
+def test_only_a_leftover_gradient_is_scanned_for_its_rows(found):
     assert found["scan"] == [[[0] * 6 + [1], [5, 6, 7, 20, 21, 22, 23, 24]]] * RANKS
 
 
 ONE = [1, 2, 3, 11, 12, 13]
-# Two rows a rank of `second`, and the layer.
+# Two rows of `second` per rank, and the layer.
 ROWS_PAYLOAD = 4 * (2 * RANKS * WIDTH + 2 * WIDTH + 2)
 
 
 @pytest.mark.parametrize(
     ("how", "rows"), [("keyword", ONE), ("again", ONE), ("both forwards first", sorted([*ONE, 7, 8, 17, 18]))]
 )
-def test_rows_are_those_of_every_forward_whose_backward_comes_and_of_no_other(found, how, rows):
+def test_sent_rows_are_those_of_forwards_with_a_backward(found, how, rows):
     assert found[how] == [[rows, [1.0], ROWS_PAYLOAD]] * RANKS
 
 
 @pytest.mark.parametrize("name", ["topk, bucketed", "topk, ring", "powersgd, bucketed"])
-def test_what_a_codec_holds_back_outlasts_steps_that_do_not_use_the_parameter(found, name):
+def test_error_feedback_outlasts_steps_without_the_parameter(found, name):
     assert max(found[name]) < 1e-4
 
 
-def test_ddps_ledger_has_the_buckets_of_the_new_attachment(found):
+def test_ddp_has_new_buckets_after_another_attach_and_none_after_detach(found):
     assert found["freeze"] == [[3 * 72] * 3 + [2 * 72] * 3] * RANKS
-
-
-def test_ddp_detached_lets_go_of_the_model(found):
     assert found["leave"] == [[1.0], [2.0]]
 
 
@@ -268,11 +265,8 @@ def test_ddp_detached_lets_go_of_the_model(found):
     ("word", "bound"),
     [("bf16", 2**-7), ("int8", 2 / 127), ("topk:1", 0), ("powersgd:1", 1e-5), ("powersgd:1 of bfloat16", 0.05)],
 )
-def test_codecs_take_tensors_without_elements_and_powersgd_takes_bfloat16(found, word, bound):
-    for error, _ in found[f"odd, {word}"]:
+def test_codecs_accept_empty_tensors_and_powersgd_accepts_bfloat16(found, word, bound):
+    for error, size in found[f"odd, {word}"]:
         assert error <= bound
-
-
-def test_the_ledger_has_of_int8_the_bytes_that_are_encoded(found):
-    # One block a rank of the bucket of 1,024 elements, and one of the bucket of none.
-    assert [size for _, size in found["odd, int8"]] == [2 * RANKS * (BLOCK + SCALE_BYTES)] * RANKS
+        # The ledger has the encoded bytes. Per rank: one block for 1,024 elements, and one for the empty bucket.
+        assert word != "int8" or size == 2 * RANKS * (BLOCK + SCALE_BYTES)

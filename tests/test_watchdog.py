@@ -1,4 +1,4 @@
-"""The watchdog, as a tree: every rank names the one that was lost, whoever sits above or below."""
+"""The watchdog, a tree: every rank names the rank that is lost, failed, stopped or deadlocked."""
 
 import contextlib
 import os
@@ -12,7 +12,8 @@ from programs import PATIENCE, wait_until
 from torch.distributed import FileStore, HashStore
 
 from cos598d.rank import _explain
-from cos598d.world import connection, exit, neighbours, watchdog
+from cos598d.world import connection, deadlock, exit, neighbours, watchdog
+from cos598d.world.deadlock import DeadlockDetector
 from cos598d.world.exit import lost_rank
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
@@ -23,7 +24,7 @@ SIZE = 7  # with two below each: 0 has 1 and 2, 1 has 3 and 4, 2 has 5 and 6
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """Processes that have a watchdog and do nothing but wait: world() -> their ids; what they said is in tmp_path."""
+    """Processes with a watchdog that only wait: world() -> their ids. Their output is in tmp_path."""
     monkeypatch.setattr(neighbours, "FAN_OUT", 2)
     started = {}
 
@@ -76,7 +77,7 @@ def ends(started, but=()):
 
 
 def go(tmp_path, word):
-    """Let all go on: to the end, or the rank in `word` fail."""
+    """Let all end, or the rank in `word` fail."""
     (tmp_path / "fail").write_text(word)
     (tmp_path / "go").touch()
 
@@ -86,7 +87,7 @@ def said(tmp_path, rank):
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2, 3, 6])
-def test_a_rank_that_dies_anywhere_in_the_tree_is_named_by_all_and_nobody_else_is(world, tmp_path, lost):
+def test_all_ranks_name_a_dead_rank_anywhere_in_the_tree(world, tmp_path, lost):
     started = world()
     os.kill(started[lost], signal.SIGKILL)
     codes = ends(started)
@@ -96,18 +97,16 @@ def test_a_rank_that_dies_anywhere_in_the_tree_is_named_by_all_and_nobody_else_i
 
 
 @pytest.mark.parametrize("failing", [0, 2, 5])
-def test_what_a_failing_rank_says_is_repeated_by_all_without_escapes(world, tmp_path, failing):
+def test_all_ranks_repeat_the_error_of_a_failed_rank_without_escapes(world, tmp_path, failing):
     started = world()
     go(tmp_path, str(failing))
     ends(started)
+    why = f"stopped because rank {failing} did: its data are gone\\x1b[31m"
     for rank in set(range(SIZE)) - {failing}:
-        assert (
-            said(tmp_path, rank)
-            == f"error: rank {rank}: stopped because rank {failing} did: its data are gone\\x1b[31m\n"
-        )
+        assert said(tmp_path, rank) == f"error: rank {rank}: {why}\n"
 
 
-def test_all_leave_in_order_when_all_are_done(world, tmp_path):
+def test_finished_ranks_leave_without_errors(world, tmp_path):
     started = world()
     go(tmp_path, "")
     assert set(ends(started).values()) == {0}
@@ -115,7 +114,7 @@ def test_all_leave_in_order_when_all_are_done(world, tmp_path):
 
 
 def test_strangers_at_a_rank_s_port_are_not_lost_ranks(world, tmp_path):
-    """They come before its children do, say nothing, rubbish or too much, and stay."""
+    """They connect before its children do, send nothing, rubbish or too much, and stay."""
 
     def attacked(meeting):
         listen = neighbours.listen
@@ -139,7 +138,7 @@ def test_strangers_at_a_rank_s_port_are_not_lost_ranks(world, tmp_path):
     assert not any(said(tmp_path, rank) for rank in range(SIZE))
 
 
-def test_a_defect_in_the_watching_thread_ends_the_run_in_a_sentence(world, tmp_path, monkeypatch):
+def test_a_defect_in_the_watchdog_ends_the_run_with_its_error(world, tmp_path):
     def spoilt(meeting):
         if meeting.identity.rank == 3:
             Watchdog._on_message = lambda self, sender, message: message["nothing"]
@@ -151,7 +150,7 @@ def test_a_defect_in_the_watching_thread_ends_the_run_in_a_sentence(world, tmp_p
     assert "rank 0: stopped because rank 5 did" in said(tmp_path, 0)
 
 
-def test_a_rank_whose_terminal_is_gone_ends_all_the_same(world, tmp_path):
+def test_a_rank_without_a_terminal_ends_when_another_dies(world, tmp_path):
     def deaf(meeting):
         if meeting.identity.rank == 3:
             reader, writer = os.pipe()
@@ -169,7 +168,7 @@ def test_a_rank_whose_terminal_is_gone_ends_all_the_same(world, tmp_path):
 
 
 @pytest.mark.parametrize(("stopped", "late"), [(5, 2), (0, 1)])
-def test_a_rank_that_is_stopped_is_named_by_a_neighbour_whose_collective_timed_out(stopped, late, world, tmp_path):
+def test_a_neighbour_whose_collective_timed_out_names_a_stopped_rank(stopped, late, world, tmp_path):
     started = world()
     os.kill(started[stopped], signal.SIGSTOP)
     go(tmp_path, f"late {late}")
@@ -180,7 +179,7 @@ def test_a_rank_that_is_stopped_is_named_by_a_neighbour_whose_collective_timed_o
 
 
 @pytest.mark.parametrize("seconds", [4, 8, 30, 61])
-def test_how_long_a_host_may_be_silent_is_the_flag_s(seconds, monkeypatch):
+def test_keepalive_takes_as_long_as_the_flag_allows(seconds, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         line = socket.create_connection(server.getsockname())
         neighbour = connection.Connection(line, 0, b"", accepted=False, largest=100)
@@ -196,7 +195,7 @@ def test_how_long_a_host_may_be_silent_is_the_flag_s(seconds, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 2, 33, 34, 1024, 1100])
-def test_every_rank_but_0_has_one_parent_that_knows_it(size):
+def test_every_rank_except_0_has_one_parent_that_knows_it(size):
     for rank in range(size):
         children = neighbours.children_of(rank, size)
         assert len(children) <= neighbours.FAN_OUT
@@ -204,3 +203,98 @@ def test_every_rank_but_0_has_one_parent_that_knows_it(size):
     assert sum(len(neighbours.children_of(rank, size)) for rank in range(size)) == size - 1
     if size <= 33:
         assert not any(neighbours.children_of(rank, size) for rank in range(1, size))  # a star
+
+
+A, B = 2, 4  # tags
+
+
+@pytest.fixture
+def no_patience(monkeypatch):
+    monkeypatch.setattr(deadlock, "PATIENCE_SECONDS", 0.0)
+
+
+def rank(begun, waits):
+    """A rank that has begun exchanges of these tags and waits for the latest of `waits`. None: it computes."""
+    mine = DeadlockDetector()
+    numbers = {tag: mine.begin(tag) for tag in begun}
+    if waits is not None:
+        mine.wait(waits, numbers[waits], f"weights {waits}")
+    return mine
+
+
+def verdict(first, second, ranks=(0, 1)):
+    """The error of the first after it has asked the second, or nothing."""
+    asked = first.overdue()
+    instead = None if asked is None else second.instead_of(asked)
+    return "" if instead is None else first.sentence(*ranks, asked, instead)
+
+
+@pytest.mark.usefixtures("no_patience")
+def test_both_ranks_of_a_deadlock_report_the_same():
+    said = "rank 0 waits for weights 2 and rank 1 for weights 4, forever. All ranks must call the same layers, "
+    assert verdict(rank([A], A), rank([B], B)).startswith(said)
+    assert verdict(rank([B], B), rank([A], A), (1, 0)) == verdict(rank([A], A), rank([B], B))
+    assert verdict(rank([A, A], A), rank([A, B], B)), "the second time of A here, the first one there"
+
+
+@pytest.mark.usefixtures("no_patience")
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [
+        (([A], A), ([A], A)),  # it waits for the same
+        (([A], A), ([A, B], B)),  # it has sent what the other waits for
+        (([A], A), ([], None)),  # it has not started the exchange yet
+        (([A], A), ([B], None)),
+        (([B, A], A), ([B], B)),  # the other waits for what this rank has begun, so it will continue
+    ],
+)
+def test_a_slow_rank_is_no_deadlock(mine, other):
+    assert verdict(rank(*mine), rank(*other)) == ""
+
+
+@pytest.mark.usefixtures("no_patience")
+def test_a_rank_that_continued_reports_nothing_and_asks_once_per_wait(monkeypatch):
+    first, second = rank([A], A), rank([B], B)
+    asked = first.overdue()
+    assert first.overdue() is None
+    instead = second.instead_of(asked)
+    first.go_on()
+    assert first.sentence(0, 1, asked, instead) == ""
+    first.wait(A, first.begin(A), "weights 2")
+    assert first.sentence(0, 1, asked, instead) == "", "what it asked for was another time"
+    assert first.overdue() == (A, 2, "weights 2")
+    monkeypatch.setattr(deadlock, "PATIENCE_SECONDS", 60.0)
+    assert rank([A], A).overdue() is None, "nobody is asked before the wait is long"
+
+
+class Silent:
+    """A watchdog that has heard nothing."""
+
+    rank, waited_for = 1, "the parameters of layers.1"
+
+    def silent_neighbours(self, seconds):
+        return [0]
+
+
+@pytest.mark.parametrize(
+    ("watchdog", "said", "expected"),
+    [
+        (
+            None,
+            "[/somewhere/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation",
+            "a rank was silent for 12 s (stopped, or stuck?).",
+        ),
+        (
+            Silent(),
+            "[/a/gloo/b.cc:78] Timed out waiting 500ms for recv operation to complete",
+            "rank 0 was silent for 0.5 s (stopped, or stuck?) while rank 1 waited for the parameters of layers.1.",
+        ),
+        (
+            None,
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:36811",
+            "Connection closed by peer [127.0.0.1]:36811.",
+        ),
+    ],
+)
+def test_the_error_of_a_collective_names_the_wait_and_no_source_of_the_backend(watchdog, said, expected):
+    assert _explain(RuntimeError(said), watchdog) == (f"a collective failed: {expected}", 1)

@@ -1,18 +1,19 @@
-"""A rank that is a fork of its starter is what a fresh interpreter would be."""
+"""A rank that is forked from its starter is like one in a fresh interpreter."""
 
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
-from programs import ROOT, TINY_TRAINING, children_of, script
+from programs import ROOT, TINY_TRAINING, Program, children_of, programs_end, script
 
 from cos598d.commands import train
 from cos598d.commands.cli import main
 from cos598d.world import devices, workers
 
-# Three forks tell what they are; the second is killed when all have, and a thread forbids to fork where a word says so.
+# Three forks print facts about themselves. Then the second is killed. With "threads" a thread prevents forks.
 SCRIPT = """
 import contextlib, json, os, signal, sys, threading, time
 
@@ -69,21 +70,17 @@ sys.exit(start_local_workers(3, None, [], be_rank=tell))
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """What three forks tell of themselves, by rank, and the end of their starter: (facts, its text, its exit code)."""
-    from programs import Program
-
+    """The facts of three forks by rank, and the output and exit code of their starter."""
     folder = tmp_path_factory.mktemp("forks")
     (folder / "script.py").write_text(SCRIPT)
-    program = Program(folder, "starter", [str(folder / "script.py")], {"PYTHONPATH": str(ROOT)}, is_fresh=True)
-    try:
+    with programs_end():
+        program = Program(folder, "starter", [str(folder / "script.py")], {"PYTHONPATH": str(ROOT)}, is_fresh=True)
         code = program.wait()
-    finally:
-        program.stop()
     facts = [json.loads(line) for line in program.text.splitlines() if line.startswith("{")]
     return {int(one["environment"]["RANK"]): one for one in facts}, program.text, code
 
 
-def test_a_fork_has_a_session_the_signals_and_the_environment_of_a_new_program(told):
+def test_a_fork_has_its_own_session_default_signals_and_environment(told):
     facts, text, _ = told
     assert set(facts) == {0, 1, 2}, text
     for rank, one in facts.items():
@@ -94,21 +91,21 @@ def test_a_fork_has_a_session_the_signals_and_the_environment_of_a_new_program(t
         assert one["environment"] == expected | {"OMP_NUM_THREADS": "1"}
 
 
-def test_rank_0_alone_inherits_the_endpoint(told):
+def test_only_rank_0_inherits_the_listening_socket(told):
     facts, text, _ = told
     assert [facts[rank]["listens"] for rank in range(3)] == [True, False, False]
     assert [facts[rank]["sockets"] for rank in range(3)] == [1, 0, 0], text
 
 
-def test_a_fork_computes_in_one_thread_and_then_in_as_many_as_it_is_told(told):
+def test_a_fork_computes_in_one_thread_and_can_use_more(told):
     facts, _, _ = told
     for one in facts.values():
         assert one["threads"] == [1, 1, 2]
         assert one["sum"] == 2 << 20
 
 
-def test_a_forks_lines_are_printed_at_once_and_its_starters_once(told):
-    """Those of a killed one too."""
+def test_a_fork_does_not_repeat_its_starter_s_output(told):
+    """Also those of a killed fork."""
     _, text, _ = told
     assert text.count("the starter's own line") == 1
 
@@ -120,7 +117,7 @@ def test_a_killed_fork_is_named_and_ends_the_others(told):
 
 
 @pytest.mark.long
-def test_beside_a_thread_nothing_is_forked(start, tmp_path):
+def test_a_starter_with_threads_does_not_fork(start, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     program = start("starter", [tmp_path / "script.py", "threads"], {"PYTHONPATH": str(ROOT)}, is_fresh=True)
     assert program.wait() == 3, program.text
@@ -137,7 +134,7 @@ def test_beside_a_thread_nothing_is_forked(start, tmp_path):
         ("hip", ["nvidia0"], False),
     ],
 )
-def test_where_there_may_be_a_gpu_nothing_is_forked(monkeypatch, kind, files, may):
+def test_a_starter_with_a_gpu_does_not_fork(monkeypatch, kind, files, may):
     for name in devices.DEVICE_FILES:
         monkeypatch.setattr(torch.version, name, "12.8" if name == kind else None, raising=False)
     tasks = {"/dev": files, "/proc/self/task": ["1"]}
@@ -149,8 +146,8 @@ def test_where_there_may_be_a_gpu_nothing_is_forked(monkeypatch, kind, files, ma
 @pytest.mark.parametrize(
     ("sync", "forks"), [("ddp", True), ("zero1", True), ("torch_fsdp", False), ("own.py:Own", False)]
 )
-def test_code_of_others_begins_in_a_fresh_interpreter(monkeypatch, tmp_path, sync, forks):
-    """It may read its rank when it is imported, and the starter has imported it as nobody."""
+def test_other_people_s_code_starts_in_a_fresh_interpreter(monkeypatch, tmp_path, sync, forks):
+    """It may read its rank on import, and the starter has imported it without one."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("from cos598d.sync.flat import Flat\n\n\nclass Own(Flat):\n    pass\n")
     asked = []
@@ -160,7 +157,7 @@ def test_code_of_others_begins_in_a_fresh_interpreter(monkeypatch, tmp_path, syn
     assert [be_rank is not None for be_rank in asked] == [forks]
 
 
-def test_what_the_starter_finds_wrong_it_says_once_and_starts_nobody(start, tmp_path):
+def test_the_starter_reports_an_error_once_and_starts_no_rank(start):
     words = [script("task2b/run_glue.py"), *TINY_TRAINING, "--world_size", 2, "--data_dir", "nowhere"]
     program = start("starter", words)
     assert program.wait() == 1
@@ -172,10 +169,7 @@ def test_a_training_forks_its_ranks(start):
     words = [script("task2b/run_glue.py"), *TINY_TRAINING, "--max_steps", 100000, "--world_size", 2]
     program = start("starter", words, is_fresh=True)
     program.wait_for("iteration 3:")
-    names = []
-    for worker in children_of(program.process.pid):
-        with open(f"/proc/{worker}/comm") as file:
-            names.append(file.read().strip())
-    assert sorted(names) == ["rank 0", "rank 1"]
+    names = sorted(Path(f"/proc/{worker}/comm").read_text().strip() for worker in children_of(program.process.pid))
+    assert names == ["rank 0", "rank 1"]
     program.process.send_signal(signal.SIGTERM)
     assert program.wait() == 75, program.text

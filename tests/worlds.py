@@ -1,15 +1,16 @@
 """Worlds of real ranks for tests: a failing rank fails the test, with its traceback."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from programs import PATIENCE
 
+from cos598d.comm.communicator import Communicator
 from cos598d.tools.check.spawn import DIED, RAISED, RETURNED, RankEnd, run_world
 
 
 class RankFailure(AssertionError):
-    """One or more ranks failed; `texts[r]` is what rank r said."""
+    """One or more ranks failed; `texts[r]` is the traceback or output of rank r."""
 
     def __init__(self, texts: dict[int, str]):
         super().__init__("\n".join(f"--- rank {rank}\n{text}" for rank, text in sorted(texts.items())))
@@ -26,6 +27,18 @@ def run_ranks(world_size: int, function: Callable, *arguments: Any, seconds: flo
     if failures:
         raise RankFailure(failures)
     return [end.value for end in ends]
+
+
+def run_each(world_size: int, function: Callable, cases: Iterable, *arguments: Any) -> list[tuple[Any, ...]]:
+    """Call `function(comm, case, *arguments)` for one case after the other, in one world.
+
+    Returns for each case the ranks' results. Raises as `run_ranks` does.
+    """
+    return list(zip(*run_ranks(world_size, _each, function, list(cases), arguments), strict=True))
+
+
+def _each(comm: Communicator, function: Callable, cases: list, arguments: tuple) -> list[Any]:
+    return [function(comm, case, *arguments) for case in cases]
 
 
 def _say(end: RankEnd, seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""A training by a strategy, and one process on all ranks' examples beside it: models, and steps of both."""
+"""A training by a strategy, and the same by one process on all ranks' examples: models, and steps of both."""
 
 import contextlib
 import copy
@@ -14,7 +14,7 @@ ONE_EACH = SyncOptions(bucket_mb=16 / 2**20, first_bucket_mb=16 / 2**20)  # a bu
 
 
 class Layered(nn.Module):
-    """Layers in a list, of which one is used twice; tied, frozen, unused and tiny weights."""
+    """Layers in a list, one of them used twice, and tied, frozen, unused and tiny weights."""
 
     def __init__(self):
         super().__init__()
@@ -79,18 +79,27 @@ def _groups(named):
     return [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
 
 
-def step_by(strategy, module, comm, step, loss_of=layered_loss, micros=1, max_norm=0.0):
-    """One step by a strategy: its norm, and whether it counts."""
+def sum_by(strategy, module, comm, step, loss_of=layered_loss, micros=1, max_norm=0.0, unsynced=None):
+    """A step's gradients, summed and clipped by a strategy: their norm.
+
+    `unsynced` is the number of micro-batches under no_sync: by default all but the last.
+    """
+    unsynced = micros - 1 if unsynced is None else unsynced
     for micro in range(micros):
-        with strategy.no_sync() if micro < micros - 1 else contextlib.nullcontext():
+        with strategy.no_sync() if micro < unsynced else contextlib.nullcontext():
             strategy.backward(loss_of(module, comm.rank, step, micro) / (comm.world_size * micros))
     strategy.finish()
-    norm = strategy.clip(max_norm)
+    return strategy.clip(max_norm)
+
+
+def step_by(strategy, *arguments, **options):
+    """One step by a strategy, with the arguments of `sum_by`: its norm, and whether it counts."""
+    norm = sum_by(strategy, *arguments, **options)
     return norm, strategy.step()
 
 
 def train_sharded(strategy, module, comm, steps, micros, max_norm, first=0):
-    """Some steps of the layered model, all of which count: the norms."""
+    """Steps of the layered model, all of which count: their norms."""
     norms = []
     for step in range(first, first + steps):
         norm, counts = step_by(strategy, module, comm, step, micros=micros, max_norm=max_norm)
@@ -99,37 +108,37 @@ def train_sharded(strategy, module, comm, steps, micros, max_norm, first=0):
     return norms
 
 
-class Beside:
+class Compared:
     """A model that a strategy trains, and a copy that one process trains on all ranks' examples."""
 
-    def __init__(self, comm, strategy, model, make, loss_of=layered_loss, alone=None):
-        """loss_of(module, rank, step, micro) is a rank's loss. alone: the other one, if not a copy of `model`."""
+    def __init__(self, comm, strategy, model, make, loss_of=layered_loss, reference=None):
+        """loss_of(module, rank, step, micro) is a rank's loss. `reference` is the model of the one process (a copy)."""
         self.comm, self.strategy, self.model, self.loss_of = comm, strategy, model, loss_of
-        self.alone = copy.deepcopy(model) if alone is None else alone
+        self.reference = copy.deepcopy(model) if reference is None else reference
         self.module = strategy.attach(model, make)
-        self.optimizer = make(self.alone.named_parameters())
+        self.optimizer = make(self.reference.named_parameters())
 
     def step(self, step, micros=1, max_norm=0.0, precision="fp32"):
-        """One step of both: the norms, by the strategy and alone."""
+        """One step of both: the norms, by the strategy and by one process."""
         norm, _ = step_by(self.strategy, self.module, self.comm, step, self.loss_of, micros, max_norm)
-        return norm, self.step_alone(step, micros, max_norm, precision)
+        return norm, self.step_reference(step, micros, max_norm, precision)
 
-    def step_alone(self, step, micros=1, max_norm=0.0, precision="fp32"):
+    def step_reference(self, step, micros=1, max_norm=0.0, precision="fp32"):
         """One step of the one process: the norm."""
         for micro in range(micros):
             for rank in range(self.comm.world_size):
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-                    loss = self.loss_of(self.alone, rank, step, micro)
+                    loss = self.loss_of(self.reference, rank, step, micro)
                 (loss / (self.comm.world_size * micros)).backward()
-        norm = nn.utils.clip_grad_norm_(self.alone.parameters(), max_norm) if max_norm else None
+        norm = nn.utils.clip_grad_norm_(self.reference.parameters(), max_norm) if max_norm else None
         self.optimizer.step()
         self.optimizer.zero_grad()
         return norm
 
     def end(self):
-        """Detach the strategy; how far the weights are apart."""
+        """Detach the strategy. Return the distance of the weights."""
         self.strategy.settle()
-        apart = distance(self.model, self.alone)
+        apart = distance(self.model, self.reference)
         self.strategy.detach()
         return apart
 
