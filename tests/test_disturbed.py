@@ -140,7 +140,7 @@ def test_a_lab_s_ratios_and_a_bench_s_candidates_are_not_ranked_either(tmp_path)
     record["environment"] |= {"cores": CORES, "ranks_on_host": 4}
     record["host"] = [{"seconds": 10.0, "process_cpu_seconds": 2.0, "host_cpu_percent": 100.0}] * 4
     (path / "bench.json").write_text(json.dumps(record))
-    words = "the machine was busy: other programs took 60 % of its processors, so none is called the fastest"
+    words = "the machine was busy: other programs took 60 % of its processors, so no sync is called the fastest"
     assert bench_table(record | {"setting": record["setting"] | {"rounds": 7, "attach": "once"}}).count(words) == 1
     found = answer_of(*load_records([path]))
     assert words in found.cautions[0]

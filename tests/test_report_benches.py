@@ -55,7 +55,7 @@ def test_a_ratio_whose_interval_holds_1_is_said_to_be_no_difference(rates):
     blurred = load_bench(edit(rates[0] / "bench.json", blur), "slow")
     few = load_bench(edit(rates[1] / "bench.json", forget), "fast")
     (figure,) = (b for b in section(build_page([], [blurred, few]), "Side by side") if isinstance(b, Figure))
-    assert "slow: the rounds do not tell bucketed from ddp (the 95 % holds 1)." in figure.caption
+    assert "slow: the rounds do not tell bucketed from ddp (the 95 % interval contains 1)." in figure.caption
     assert "fast: an interval needs at least 6 rounds, so ratios near 1 may be chance." in figure.caption
 
 
