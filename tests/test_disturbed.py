@@ -138,7 +138,7 @@ def test_a_busy_machine_s_lab_and_bench_are_not_ranked(tmp_path):
     record["environment"] |= {"cores": CORES, "ranks_on_host": 4}
     record["host"] = [{"seconds": 10.0, "process_cpu_seconds": 2.0, "host_cpu_percent": 100.0}] * 4
     (path / "bench.json").write_text(json.dumps(record))
-    words = "the machine was busy: other programs took 60 % of its processors, so none is called the fastest"
+    words = "the machine was busy: other programs took 60 % of its processors, so no sync is called the fastest"
     assert bench_table(record | {"setting": record["setting"] | {"rounds": 7, "attach": "once"}}).count(words) == 1
     found = answer_of(*load_records([path]))
     assert words in found.cautions[0]

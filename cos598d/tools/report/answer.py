@@ -70,7 +70,8 @@ def _of_runs(runs: Sequence[Run], group: Sequence[Run]) -> list[str]:
         none = f"No run has an iteration after its warm-up ({warm_up}), so there is no speed to report."
         return [none, *_losses(runs, runs[0])]
     ranked = ranked_runs(group)
-    found = [_who(ranked), _others(runs, group), _faster_alone(runs, ranked[0]), _exposed(ranked, group)]
+    alone, faster = _faster_alone(runs, ranked)
+    found = [_who(ranked), _others(runs, group, alone), faster, _exposed(ranked, group)]
     return [*filter(None, found), *_losses(runs, ranked[0])]
 
 
@@ -91,7 +92,7 @@ def _who(ranked: Sequence[Run]) -> str:
             f"{names_of([run.name for run in near], 'run')} take {' to '.join(ends)} s per iteration {_ranks(first)}"
         )
         words += f"{', and the differences are within the spread' if len(ends) > 1 else ''}: "
-        words += "none is clearly the fastest"
+        words += "no run is clearly the fastest"
     if len(near) < len(quiet):
         last = [run for run in quiet if run not in near][-1]
         ratio = plain(last.seconds["mean"] / first.seconds["mean"])
@@ -105,12 +106,15 @@ def _who(ranked: Sequence[Run]) -> str:
     return f"{words}."
 
 
-def _others(runs: Sequence[Run], group: Sequence[Run]) -> str:
-    """Which runs were not compared, and who is the fastest among those, so that one group's order is not all's."""
-    here = {one["run"] for run in group for one in members(run.summary)}
-    others = [run.name for run in runs if run.name not in here]
+def _others(runs: Sequence[Run], group: Sequence[Run], named: Sequence[str]) -> str:
+    """Which runs were not compared, and who is the fastest among those, so that one group's order is not all's. The
+    runs in `named` have a sentence of their own."""
+    here = {one["run"] for run in group for one in members(run.summary)} | set(named)
+    bases = {base.name for base, series in scaling(runs) if any(run.name in here for run in series)} - here
+    below = names_of([run.name for run in runs if run.name in bases], "run") if bases else ""
+    others = [run.name for run in runs if run.name not in here | bases]
     if not others:
-        return ""
+        return f"{below}, on one rank, {'is' if len(bases) == 1 else 'are'} compared further down." if below else ""
     found = []
     for other in comparable(_together(runs)):
         quiet = [run for run in ranked_runs(other) if not is_disturbed(run.summary)]
@@ -120,28 +124,36 @@ def _others(runs: Sequence[Run], group: Sequence[Run]) -> str:
             found.append(words + (f", and {names_of(near, 'run')} may be as fast" if near else ""))
     names, rest = (names_of(some, "run", MOST_NAMES) for some in ([run.name for run in group], others))
     among = f", among which {'; '.join(found)}" if found else ""
+    among += f"; {below}, on one rank, {'is' if len(bases) == 1 else 'are'} compared further down" if below else ""
     differs, are = ("differs", "it is") if len(others) == 1 else ("differ", "they are")
     return f"{rest} {differs} in more than the sync from {names}, so {are} not compared with them{among}."
 
 
-def _faster_alone(runs: Sequence[Run], fastest: Run) -> str:
-    """Names the runs of the same work on one rank that were faster than the fastest of those that are compared."""
+def _faster_alone(runs: Sequence[Run], ranked: Sequence[Run]) -> tuple[list[str], str]:
+    """The runs of the same work on one rank that are faster than the fastest of those that are compared, and a sentence
+    that names them and the compared runs that they are shown to be faster than."""
+    fastest = ranked[0]
     if fastest.summary["world_size"] == 1 or is_disturbed(fastest.summary):
-        return ""
+        return [], ""
     faster = [
-        f"{base.name} ({seconds(base.seconds['mean'])} per iteration)"
+        base
         for base, series in scaling(runs)
         if any(run.name == fastest.name for run in series)
+        and not is_disturbed(base.summary)
         and base.seconds["mean"] < fastest.seconds["mean"]
         and are_apart(base.summary, fastest.summary)
         and same_setting(base.summary, fastest.summary)
     ]
     if not faster:
-        return ""
+        return [], ""
+    quiet = [run for run in ranked if not is_disturbed(run.summary)]
+    slower = [run.name for run in quiet if all(are_apart(base.summary, run.summary) for base in faster)]
+    words = listed([f"{base.name} ({seconds(base.seconds['mean'])} per iteration)" for base in faster])
     cores, on_host = (fastest.environment.get(name) for name in ("cores", "ranks_on_host"))
     is_shared = fastest.environment.get("device") == "cpu" and cores and on_host == fastest.summary["world_size"]
-    share = f": all {on_host} ranks share the {cores} cores of one machine" if is_shared else ""
-    return f"One rank is faster than all of them, {listed(faster)}{share}."
+    share = f", whose {on_host} ranks share the {cores} cores of one machine" if is_shared else ""
+    verb = "is" if len(faster) == 1 else "are"
+    return [base.name for base in faster], f"On one rank, {words} {verb} faster than {names_of(slower, 'run')}{share}."
 
 
 def _exposed(ranked: Sequence[Run], group: Sequence[Run]) -> str:
@@ -198,7 +210,8 @@ def _of_benches(benches: Sequence[Bench]) -> list[str]:
         return ["No bench compared two syncs." if len(benches) > 1 else "The bench compared no syncs."]
     sentences = [fastest_in(bench) for bench in found[:MOST_BENCHES]]
     shares = [
-        f"{percent(max(0.0, one.exposed / one.seconds))} of {one.label}'s seconds in {bench.name}"
+        f"{percent(max(0.0, one.exposed / one.seconds))} of {one.label}'s seconds"
+        + (f" in {bench.name}" if len(found) > 1 else "")
         for bench in found[:MOST_BENCHES]
         for one in [*bench.ranked[:1], *bench.ranked[1:][-1:]]
         if one.exposed is not None and not bench.is_disturbed
@@ -208,7 +221,7 @@ def _of_benches(benches: Sequence[Bench]) -> list[str]:
     elif not all(bench.is_disturbed for bench in found):
         sentences.append(f"Exposed communication is unknown, because sync {FLOOR} was not measured.")
     if all(bench.has_norms and all(one.is_same_work for one in bench.candidates) for bench in found):
-        sentences.append(f"The norm of every averaged gradient is {DDP}'s to within {percent(NORM_TOLERANCE)}.")
+        sentences.append(f"Every sync's averaged gradient has {DDP}'s norm to within {percent(NORM_TOLERANCE)}.")
     return sentences
 
 
@@ -236,7 +249,7 @@ def _who_in(bench: Bench) -> str:
     words = f"In {bench.name}, {names} take {plain(first.seconds)} to {seconds(near[-1].seconds)} per iteration, and "
     if any(one.interval is None for one in [first, *near] if one.label != DDP):
         return f"{words}no fastest can be named, since that needs at least 6 rounds"
-    return f"{words}none is clearly the fastest"
+    return f"{words}no sync is clearly the fastest"
 
 
 def _have_gap(one: CandidateSeconds, other: CandidateSeconds) -> bool:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from cos598d.records.conventions import DDP, FLOOR, PHASES
 from cos598d.terminal.words import listed
-from cos598d.tools.report.benches import EXPOSED, SPLIT_LOOKS, WHOLE, WITHOUT_SYNC, Bench
+from cos598d.tools.report.benches import EXPOSED, SPLIT_LOOKS, WHOLE, WITHOUT_SYNC, Bench, CandidateSeconds
 from cos598d.tools.report.blocks import Figure
 from cos598d.tools.report.disturbed import DISTURBED
 from cos598d.tools.report.load import Run
@@ -14,6 +14,7 @@ from cos598d.tools.report.references import is_disturbed, is_floor
 from cos598d.tools.report.svg import PHASE_LOOKS, bars, draw, lanes, legend_below, patch, shortened
 
 MOST_PANELS = 3
+NO_GRADIENTS = "sends no gradients"
 MOST_LANES, FEW_LANES = 5, 3  # of a panel alone, and of one among others
 ALL_LOOKS = PHASE_LOOKS | {word: (colour, "") for word, colour in SPLIT_LOOKS.items()}
 
@@ -48,10 +49,13 @@ def answer_figure(group: Sequence[Run], benches: Sequence[Bench]) -> Figure | No
     panels += [_bench_panel(bench, most) for bench in drawn]
     if not panels:
         return None
+    has_ratios = any(one.ratio is not None for bench in drawn for one in bench.candidates)
+    references = ["the fastest"] if group or not has_ratios else []
+    references += [f"{DDP}, as in the table"] if has_ratios else []
     spreads = [word for word, is_there in (("the mean's 95 %", group), ("a bench's quartiles", drawn)) if is_there]
     caption = [
-        f"Black line: {' and '.join(spreads)}. On the right: the time relative to the fastest (not if the machine "
-        "was busy), and the MB that the busiest rank sends."
+        f"Black line: {' and '.join(spreads)}. On the right: the time relative to {' or '.join(references)} (not if "
+        "the machine was busy), and the MB that the busiest rank sends."
     ]
     shown = {lane.name for lane in panels[0].bars}
     if absent := [run.name for run in group if run.name not in shown]:
@@ -79,7 +83,7 @@ def _run_panel(group: Sequence[Run], most: int, is_split_at_floor: bool) -> Pane
         parts = [(phase, one.summary["phases"][f"seconds_{phase}"] or 0.0) for phase in PHASES]
         if is_split_at_floor or not any(length for _, length in parts):
             parts = _split_at_floor(mean, floor.seconds["mean"] if floor else None)
-        words = "no communication" if one is floor else f"{plain(mean / fastest.seconds['mean'])} x" if fastest else ""
+        words = NO_GRADIENTS if one is floor else f"{plain(mean / fastest.seconds['mean'])} x" if fastest else ""
         words = DISTURBED if is_disturbed(one.summary) else words
         sent = max(one.summary["bytes_sent_per_iteration"], default=0)
         found.append(LabelledBar(name, parts, tuple(interval) if interval else None, words + _sent_words(sent)))
@@ -92,11 +96,17 @@ def _bench_panel(bench: Bench, most: int) -> Panel:
     found = []
     for label in [*_lanes_of([one.label for one in ranked], most), *([FLOOR] if floor else [])]:
         one = shown[label]
-        words = "no communication" if one is floor or not ranked else f"{plain(one.seconds / ranked[0].seconds)} x"
+        words = NO_GRADIENTS if one is floor or not ranked else _times(one, ranked[0])
         words = DISTURBED if bench.is_disturbed else words
         parts = _split_at_floor(one.seconds, floor.seconds if floor else None)
         found.append(LabelledBar(label, parts, one.quartiles, words + _sent_words(one.bytes_sent)))
     return Panel(bench.name, found)
+
+
+def _times(one: CandidateSeconds, fastest: CandidateSeconds) -> str:
+    """The ratio to DDP that the bench's table has; without DDP the ratio of the medians to the fastest."""
+    ratio = 1.0 if one.label == DDP else one.ratio
+    return f"{plain(one.seconds / fastest.seconds)} x" if ratio is None else f"{plain(ratio)} x {DDP}"
 
 
 def _sent_words(sent: float | None) -> str:

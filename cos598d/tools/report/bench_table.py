@@ -19,7 +19,7 @@ NORM_TOLERANCE = 0.02
 SPARSE_FLOOR_NOTE = (
     f"{SPARSE_FLOOR}: as {FLOOR}, but backward computes only the used rows of a large embedding's gradient."
 )
-OF_PEAK_NOTE = "of the peak: products that an iteration needs, by formula, as a share of what the machine can multiply."
+OF_PEAK_NOTE = "Of the peak: products that an iteration needs, by formula, as a share of what the machine can multiply."
 
 
 # The columns that answer which sync is the fastest, what it costs and what it sends. A page has the others, too.
@@ -211,7 +211,7 @@ def disturbance(record: dict[str, Any]) -> str:
     if not share:
         return ""
     return (
-        f"the machine was busy: other programs took {percent(share)} of its processors, so none is called the "
+        f"the machine was busy: other programs took {percent(share)} of its processors, so no sync is called the "
         "fastest. Measure again on an idle machine"
     )
 

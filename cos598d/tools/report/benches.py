@@ -172,7 +172,8 @@ def _not_told_apart(benches: Sequence[Bench]) -> list[str]:
         if several and not any(one.interval for one in several):
             sentences.append(f"{bench.name}: an interval needs at least 6 rounds, so ratios near 1 may be chance.")
         elif same := [one.label for one in several if one.interval and one.interval[0] <= 1 <= one.interval[1]]:
-            sentences.append(f"{bench.name}: the rounds do not tell {listed(same)} from {DDP} (the 95 % holds 1).")
+            words = f"{bench.name}: the rounds do not tell {listed(same)} from {DDP}"
+            sentences.append(f"{words} (the 95 % interval contains 1).")
     return sentences
 
 

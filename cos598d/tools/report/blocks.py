@@ -10,7 +10,7 @@ from urllib.parse import quote
 from cos598d.errors import WARNING, UserError
 from cos598d.terminal.tables import as_markdown, markdown_text
 from cos598d.tools.report.disturbed import DISTURBED
-from cos598d.tools.report.svg import inline
+from cos598d.tools.report.svg import inline, label_of
 
 MOST_SENTENCES = 5  # above a page's first figure
 
@@ -144,7 +144,7 @@ def as_markdown_page(page: Page, folder: str) -> tuple[str, dict[str, str]]:
             elif isinstance(block, Figure):
                 files[f"{block.name}.svg"] = block.svg
                 parts += [
-                    f"![{markdown_text(section.title)}]({quote(folder)}/{block.name}.svg)",
+                    f"![{markdown_text(label_of(block.svg))}]({quote(folder)}/{block.name}.svg)",
                     *map(markdown_text, block.caption),
                 ]
             else:

@@ -94,7 +94,7 @@ def classes_blocks(runs: Sequence[Run]) -> list[Block]:
         caption = f"Every example is classified as {only[0]}." if only else "The scores of each class by itself."
         blocks += figures((name, _figure(when, found, name), [caption]))
         if confusion := last.get("confusion"):
-            counted = [[row[0], *(str(n) if n else "" for n in counts)] for row, counts in zip(rows, confusion)]
+            counted = [[row[0], *map(str, counts)] for row, counts in zip(rows, confusion)]
             note = f"{when}: examples of the row's class that were classified as the column's."
             blocks.append(Table(note, [["", *(row[0] for row in rows)], *counted]))
     return blocks

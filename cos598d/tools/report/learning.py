@@ -34,14 +34,14 @@ def metrics_blocks(runs: Sequence[Run]) -> list[Block]:
         values = {run.name: epoch_values(run, metric, whole=False) for run in runs}
         epochs = sorted({epoch for found in values.values() for epoch in found})
         rows = [["run", *(f"epoch {epoch}" for epoch in epochs)]]
-        for run in runs:
+        for run in (run for run in runs if values[run.name]):
             cut = {epoch["epoch"]: " (cut)" for epoch in run.summary["epochs"] if is_cut(epoch, run.summary)}
             found = values[run.name]
             cells = (f"{found[epoch]:.4f}{cut.get(epoch, '')}" if epoch in found else "-" for epoch in epochs)
             rows.append([run.name, *cells])
         notes = "" if number else cut_note(runs) + kept_note  # once, of all metrics
         blocks.append(Table(f"{metric} after each epoch.{notes}", rows))
-        blocks += figures((f"metric{number}", _epochs_figure(runs, metric, f"metric{number}"), ["By whole epochs."]))
+        blocks += figures((f"metric{number}", _epochs_figure(runs, metric, f"metric{number}"), []))
     return blocks
 
 
@@ -61,7 +61,7 @@ def speed_blocks(runs: Sequence[Run]) -> list[Block]:
         blocks.append(Table(note, [[row[place] for place in used] for row in rows]))
     for number, speed in enumerate(SPEEDS):
         svg = _epochs_figure(runs, speed, f"speed{number}", begins_at_zero=True)
-        blocks += figures((f"speed{number}", svg, ["By whole epochs."]))
+        blocks += figures((f"speed{number}", svg, []))
     return blocks
 
 
@@ -122,23 +122,24 @@ def block_means(values: Sequence[float], size: int) -> list[float]:
 
 def _epochs_figure(runs: Sequence[Run], metric: str, name: str, begins_at_zero: bool = False) -> str | None:
     """A metric, or one of SPEEDS, after each whole epoch; None where no run has two of them."""
-    series = {run.name: list(epoch_values(run, metric).items()) for run in runs}
-    if all(len(points) < 2 for points in series.values()):
+    found = [(line_style(place), run.name, epoch_values(run, metric)) for place, run in enumerate(runs)]
+    lines = [(style, name, points) for style, name, points in found if points]
+    if all(len(points) < 2 for *_, points in lines):
         return None
 
     def paint(figure):
         axes = figure.subplots()
         handles = []
-        for place, points in enumerate(series.values()):
-            handles += axes.plot(*(zip(*points) if points else ([], [])), **line_style(place))
+        for style, _, points in lines:
+            handles += axes.plot(list(points), list(points.values()), **style)
         axes.set_xlabel("epoch")
         axes.set_title(metric, loc="left")
         if begins_at_zero:
             axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
         axes.xaxis.get_major_locator().set_params(integer=True)
-        legend_below(figure, handles, list(series))
+        legend_below(figure, handles, [name for _, name, _ in lines])
 
-    return draw(name, f"{metric} after each epoch of {listed(list(series))}", 200, paint)
+    return draw(name, f"{metric} after each epoch of {listed([run for _, run, _ in lines])}", 200, paint)
 
 
 def _loss_figure(runs: Sequence[Run]) -> str | None:

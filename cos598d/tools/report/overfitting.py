@@ -97,6 +97,8 @@ def overfitting_blocks(runs: Sequence[Run]) -> list[Block]:
         for point in course.points:
             is_best = "lowest" if point is course.best and not course.is_flat else ""
             rows.append([course.run.name, point.when, cell(point.training, ".4f"), f"{point.validation:.4f}", is_best])
+    if not any(row[-1] for row in rows):
+        rows = [row[:-1] for row in rows]
     note = "Training loss: the mean over the examples since the evaluation before, with dropout where there is any."
     caption = [f"{course.run.name}: {course.verdict}." for course in found]
     blocks: list[Block] = [Table(note, rows), Figure("overfitting", _figure(found), caption)]

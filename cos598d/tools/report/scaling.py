@@ -104,9 +104,8 @@ def value_in(record: HasSetting, word: str) -> float:
 
 SWEPT = ("examples per step", "rate", "delay")
 SCALING_NOTE = (
-    "Speed-up: the one-rank run's mean seconds over this run's, same global batch, without the first iterations, "
-    "which the table of strategies has. Efficiency: speed-up divided by ranks, where the table of strategies "
-    "divides it by processors."
+    "Speed-up: the one-rank run's mean seconds divided by this run's, with the same global batch, without the first "
+    "iterations. Efficiency: speed-up divided by ranks."
 )
 ON_ONE_MACHINE = (
     "Ranks on one machine (emulated hosts too) share its cores: this is not the speed-up of more machines, and "
@@ -141,10 +140,10 @@ def scaling_blocks(runs: Sequence[Run]) -> list[Block]:
 def _caption(series: Sequence[tuple[Run, list[Run]]]) -> list[str]:
     """What keeps a speed-up from being what it looks like."""
     pairs = [(base, run) for base, runs in series for run in runs]
-    sentences = ["Of each sync the one-rank run's seconds over those of more ranks."]
+    sentences = []
     near = [run.name for base, run in pairs if not are_apart(base.summary, run.summary)]
     if near:
-        sentences.append(f"Not shown to differ from one rank, for the spread is as large: {listed(near)}.")
+        sentences.append(f"Not shown to differ from one rank, since the spread is as large: {listed(near)}.")
     if any(base.seconds["mean"] / run.seconds["mean"] > run.summary["world_size"] for base, run in pairs):
         sentences.append("More ranks do not explain a speed-up of more than n times with n ranks.")
     if len({str(run.environment.get("threads_per_rank")) for pair in pairs for run in pair}) > 1:
@@ -192,7 +191,7 @@ def _scaling_figure(series: Sequence[tuple[Run, list[Run]]]) -> str:
         axes.set_title("speed-up over one rank", loc="left")
         axes.set_xticks(ticks)
         axes.set_ylim(bottom=0)
-        legend_below(figure, handles, ["n ranks, n times", *(_series_name(runs, every) for runs in every)])
+        legend_below(figure, handles, ["n times with n ranks", *(_series_name(runs, every) for runs in every)])
 
     return draw("scaling", "speed-up against the number of ranks", 220, paint)
 

@@ -56,6 +56,12 @@ def seconds_blocks(runs: Sequence[Run]) -> list[Block]:
     return [*blocks, *figures(("seconds", _seconds_figure(runs), caption))]
 
 
+PHASES_NOTE = (
+    "Seconds of each phase: the mean over iterations and ranks. Sync includes the wait for all ranks' loss. Seconds "
+    "between two phases are in none."
+)
+
+
 def phases_blocks(runs: Sequence[Run]) -> list[Block]:
     """Where an iteration's time goes, and how busy the processors were meanwhile."""
     counted = [run for run in runs if run.seconds["mean"]]
@@ -63,10 +69,8 @@ def phases_blocks(runs: Sequence[Run]) -> list[Block]:
         return []
     summaries = [run.summary for run in counted]
     rows = with_columns(time_cells(summaries), ["run", *phases_of(summaries)])
-    blocks: list[Block] = [Table("Seconds of each phase: the mean over iterations and ranks.", rows)]
-    blocks += figures(
-        ("phases", _phases_figure(counted), ["The phases of an iteration, one after another.", *_inside(counted)])
-    )
+    blocks: list[Block] = [Table(PHASES_NOTE, rows)]
+    blocks += figures(("phases", _phases_figure(counted), _inside(counted)))
     has_gpu = any("gpu_utilization_percent" in row for run in runs for rows in run.host for row in rows)
     head = ["run", "processor seconds per iteration", "host's processors busy", *(["GPU busy"] if has_gpu else [])]
     hosts = [_host_row(run, has_gpu) for run in runs if any(run.host)]

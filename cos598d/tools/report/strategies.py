@@ -129,7 +129,9 @@ def strategies_page(entries: Sequence[StrategyResult]) -> Page:
     )
     remarks = list(dict.fromkeys([*cautions(entries), *page.answer.cautions]))
     answer = headline_of(remarks, page.answer.sentences, page.answer.figure)
-    return replace(page, answer=answer, sections=[table, *page.sections])
+    # The table has every run's speed-up already, without the first epoch: a second one would differ from it.
+    rest = [section for section in page.sections if section.title != "Scaling"]
+    return replace(page, answer=answer, sections=[table, *rest])
 
 
 def learning_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:

@@ -145,6 +145,11 @@ def inline(svg: str) -> str:
     return svg.replace(f' xmlns="{_SVG}"', "", 1)
 
 
+def label_of(svg: str) -> str:
+    """What the plot shows, in words: the label that `draw` got."""
+    return ElementTree.fromstring(svg).attrib["aria-label"]
+
+
 def _finish(svg: bytes, name: str, label: str) -> str:
     """matplotlib's SVG without its date, sizes and page-wide styles, and with ids that no other plot has."""
     root = ElementTree.fromstring(svg)

@@ -33,7 +33,7 @@ from cos598d.tools.report.sweep_entries import (
 TABLE_NOTE = (
     "Figures are means over the seeds, with the smallest and largest in brackets. Metrics and losses: of the last "
     "epoch; training loss: of the last complete one. s/epoch: the wall-clock time of a complete epoch's training, "
-    "without evaluation. "
+    "without evaluation, and without the first epoch if there are several, since its first iterations are slow. "
     "Speed-up: the seconds of setup 1x1 with the same other settings over these, seed by seed. Sent: by the rank that "
     "sends most, by the communication log, or the mean over the ranks by the kernel's counters if a library does not "
     "report its calls. Epochs: those that were trained."

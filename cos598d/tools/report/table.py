@@ -45,8 +45,9 @@ SPREAD, AGAINST = ("s/it", "95 %", "median"), ("ratio to ddp", "exposed s")
 SLOW_ONES = ("90th percentile", "first")
 OF_PEAK = "of the peak"
 SPEED_NOTE = (
-    "examples/s: by rank 0's iterations, and by wall-clock time, which includes recording. No warm-up. Of the peak: "
-    "matrix products that the examples need, by formula, as a share of what the processors or GPUs can multiply."
+    "examples/s: by rank 0's iterations, and by wall-clock time, which includes recording; both without the first "
+    "iterations. Of the peak: matrix products that the examples need, by formula, as a share of what the processors "
+    "or GPUs can multiply."
 )
 
 

@@ -116,8 +116,8 @@ def _caption(timeline: Timeline) -> str:
     if timeline.calls:
         before, after = timeline.seconds_under_way
         sentences.append(
-            f"{number_of(len(timeline.calls), 'gradient call')}: for {seconds(before)} at least one is under way "
-            f"before that, for {seconds(after)} after it."
+            f"{number_of(len(timeline.calls), 'gradient call')}: {seconds(before)} with at least one under way before "
+            f"that, {seconds(after)} after it."
         )
         if timeline.of_weights:
             sentences.append(f"{number_of(timeline.of_weights, 'call')} that gathered weights: not counted here.")
@@ -170,9 +170,9 @@ def _figure(timeline: Timeline, name: str, until: float) -> str:
         used = [phase for phase in PHASES if any(span[0] == phase and span[2] > 0 for span in timeline.spans)]
         looks, words = [PHASE_LOOKS[phase] for phase in used], list(used)
         if any(start < timeline.backward_end for _, start, _ in calls):
-            looks, words = [*looks, BESIDE], [*words, "call beside"]
+            looks, words = [*looks, BESIDE], [*words, "call during backward"]
         if any(end > timeline.backward_end for *_, end in calls):
-            looks, words = [*looks, AFTER], [*words, "call after"]
+            looks, words = [*looks, AFTER], [*words, "call after backward"]
         legend_below(figure, [patch(*look) for look in looks], words)
 
     label = f"one iteration of {seconds(timeline.seconds)} of {timeline.run}: its phases and gradient calls"

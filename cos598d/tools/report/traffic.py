@@ -24,12 +24,12 @@ from cos598d.tools.report.traffic_table import (
 
 TRAFFIC_NOTE = (
     "Calls that send gradients or (if a strategy shards them) parameters: the mean over all iterations, by the "
-    "algorithms' formulas. Counted: everything sent during training, also the loss and weights gathered for an "
-    f"evaluation. MB: 1,000,000 bytes. {BYTES_NOTE}"
+    "algorithms' formulas. Payload: each tensor once, though several calls may carry it. Counted: everything sent "
+    f"during training, also the loss and weights gathered for an evaluation. MB: 1,000,000 bytes. {BYTES_NOTE}"
 )
 PURPOSE_NOTE = (
-    "All calls of the run by purpose; calls and payload are rank 0's. Sums include every call. --ledger decides how "
-    "many calls have a row of their own."
+    "All calls of the run by purpose; calls and payload (of each call) are rank 0's. Sums include every call. "
+    "--ledger decides how many calls have a row of their own."
 )
 WAYS = ("sent", "received")
 MOST_TENSORS, FEW_TENSORS = 12, 5  # with a row each, of one run and of one of several
