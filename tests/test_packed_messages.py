@@ -27,7 +27,6 @@ from cos598d.strategies.parts.packed_sums import (
 )
 from cos598d.strategies.parts.units import Unit
 from cos598d.strategies.sparse_zero1 import SparseZero1, SparseZero1Options
-from cos598d.sync.options import SyncOptions
 from cos598d.tools.check.toy import local_batch, toy_model
 
 # How far each step moves the weights, relative to their size. NaN is a training that has diverged.

@@ -13,7 +13,6 @@ from cos598d.errors import UserError
 from cos598d.strategies import class_of, get_strategy
 from cos598d.strategies.precision import LossScale
 from cos598d.strategies.state import FullTensor
-from cos598d.sync.options import SyncOptions
 
 MINE = """
 import torch
