@@ -39,6 +39,19 @@ def pass_on(comm, source, target, cases):
             Training(comm, case, seed=1).load(state, with_own=False).save(into)
 
 
+def go_on(comm, source, cases):
+    """On a rank: take two more steps from every state with every training; return the weights that each ends with."""
+    found = {}
+    for place, case in enumerate(cases):
+        for state in sorted(Path(source).iterdir()):
+            training = Training(comm, case, seed=1).load(state, with_own=False).steps(STEPS, STEPS + 2)
+            training.strategy.settle()
+            weights = [p.flatten().double() for p in training.model.parameters()]
+            found[f"{state.name}-{place}"] = torch.cat(weights).tolist()
+            training.strategy.detach()
+    return found
+
+
 def digests(folder):
     return {(whole.kind, whole.name): digest(whole.tensor) for whole in wholes(folder)}
 
@@ -72,3 +85,15 @@ def test_a_state_has_each_trained_tensor_once(tmp_path):
         assert ("buffers", "scale") in found
         names = {name for kind, name in found if kind == "exp_avg"}
         assert not names & {"never.weight", "frozen.weight"}
+
+
+@pytest.mark.long
+def test_two_more_steps_by_another_strategy_are_the_same_training(tmp_path):
+    exact = [case for case in HOLDERS if case.sync != "local_sgd"]
+    (tmp_path / "a").mkdir()
+    run_ranks(2, train_and_save, str(tmp_path / "a"), exact)
+    by_rank = run_ranks(2, go_on, str(tmp_path / "a"), exact)
+    for found in by_rank:
+        right = torch.tensor(by_rank[0]["0-0"])
+        for who, weights in found.items():
+            assert (torch.tensor(weights) - right).abs().max() < 2e-6, who
