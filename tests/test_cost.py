@@ -140,3 +140,12 @@ def test_a_ring_of_some_ranks_does_not_touch_the_others():
     assert [values for values, _ in answers] == [[1101.0], [10.0], [1101.0], [1101.0]]
     # Members in the order 3, 0, 2 have parts of 34, 33 and 33 elements: twice 100 less the two next ones' parts.
     assert [sent for _, sent in answers] == [133 * 4, 0, 133 * 4, 134 * 4]
+
+
+def test_a_file_of_your_own_may_import_the_estimate_s_classes_from_cost():
+    from cos598d.sync import estimate
+    from cos598d.sync.cost import Buffers, Cost, Load, Tensor
+
+    assert (Buffers, Cost, Load, Tensor) == (estimate.Buffers, estimate.Cost, estimate.Load, estimate.Tensor)
+    with pytest.raises(ImportError):
+        from cos598d.sync.cost import Nothing  # noqa: F401

@@ -11,7 +11,7 @@ Every run declares; only some estimate. So what only an estimate needs is import
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cos598d.sync.estimate import Load, Tensor
@@ -141,3 +141,12 @@ class CollectiveCall:
             return 0, 0
         element_bytes = max(1, *(tensor.element_size() for tensor in self.tensors))
         return self.collective.moved(round(self.gradient_bytes), element_bytes, len(members), members.index(rank))
+
+
+def __getattr__(name: str) -> Any:
+    """The classes of `estimate`, for a file of your own that imports them from here, as it once had to."""
+    from cos598d.sync import estimate
+
+    if name in ("Buffers", "Cost", "Load", "Sizes", "Tensor"):
+        return getattr(estimate, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
