@@ -84,7 +84,7 @@ def test_what_the_ledger_has_is_what_the_formula_says(world_size):
 def test_every_strategy_states_both_or_says_why_not(name):
     """From shapes alone, for any number of ranks, before anybody has attached anything; one rank sends nothing."""
     name, _, stage = name.partition(":")
-    strategy = strategy_of(name, zero_stage=int(stage or 1))
+    strategy = strategy_of(name, **({"zero_stage": int(stage or 1)} if name == "deepspeed" else {}))
     for ranks in (1, 3, 64):
         job = TrainingSpec(Uneven(), ranks, ranks - 1, 2, 4)
         held, sent = strategy.expected_memory(job), strategy.expected_sent(job)
