@@ -91,6 +91,36 @@ def test_help_and_errors_that_nobody_reads_are_no_tracebacks(tmp_path):
     assert ended_unread(["-m", "cos598d", "compare", tmp_path / "nosuch"], "stderr") == (141, b"")
 
 
+FAILS = """from cos598d.commands.start import exit_code_of
+from cos598d.errors import UserError
+from cos598d.terminal.streams import prepare_streams
+def main():
+    print("a line")
+    raise {error}
+prepare_streams()
+raise SystemExit(exit_code_of(main))
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"), [("UserError('the cause')", b"the cause"), ("KeyboardInterrupt", b"interrupted")]
+)
+def test_the_cause_is_printed_though_nobody_reads_the_output(error, sentence):
+    words = ["-c", FAILS.format(error=error)]
+    code, text = ended_unread(words, "stdout")
+    assert code == 141
+    assert sentence in text
+    assert b"Traceback" not in text
+    assert ended_unread(words, "stderr") == (141, b"a line\n")
+    environ = os.environ | {"PYTHONUNBUFFERED": ""}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=ROOT, env=environ, stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert sentence in done.stderr
+    assert b"what is printed cannot be written" in done.stderr
+
+
 def test_a_broken_pipe_of_another_kind_is_raised():
     code = "from cos598d.commands.start import exit_code_of\n"
     code += "def main():\n    raise BrokenPipeError(32, 'of a peer')\nexit_code_of(main)"

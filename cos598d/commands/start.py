@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from cos598d.errors import ERROR, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import importing
-from cos598d.terminal.streams import prepare_streams
+from cos598d.terminal.streams import OutputLost, prepare_streams
 
 WORDS, EXIT_CODE = "interrupted (Ctrl-C).", 128 + signal.SIGINT
 # What a shell reports for a program that the kernel ended because its reader had ended.
@@ -44,29 +44,32 @@ def exit_code_of(program: Callable[..., int], *arguments: Any, **options: Any) -
     try:
         try:
             return program(*arguments, **options)
+        except UserError as error:
+            return _ended(f"{ERROR}{printable(error)}", error.exit_code)
+        except KeyboardInterrupt:
+            return _ended(WORDS, EXIT_CODE)
+        except ModuleNotFoundError as missing:
+            if missing.name not in NEEDED:
+                raise
+            place = f"is not installed in this Python, {sys.executable}"
+            return _ended(f"{ERROR}{missing.name} {place}. Run make setup, then . .venv/bin/activate.", 2)
         finally:
             _flush()  # at the interpreter's end it would be too late: it could only complain
-    except UserError as error:
-        print(f"{ERROR}{printable(error)}", file=sys.stderr)
-        return error.exit_code
+    except OutputLost as lost:
+        return _ended(f"{ERROR}{lost}", lost.exit_code)
+    except KeyboardInterrupt:
+        return _ended(WORDS, EXIT_CODE)
     except BrokenPipeError:
         unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
         if not unread:
             raise  # it was another pipe
         _redirect_to_nowhere(unread)
         return UNREAD_EXIT_CODE
-    except ModuleNotFoundError as missing:
-        if missing.name not in NEEDED:
-            raise
-        print(
-            f"{ERROR}{missing.name} is not installed in this Python, {sys.executable}. Run make setup, then "
-            ". .venv/bin/activate.",
-            file=sys.stderr,
-        )
-        return 2
-    except KeyboardInterrupt:
-        print(WORDS, file=sys.stderr)
-        return EXIT_CODE
+
+
+def _ended(sentence: str, exit_code: int) -> int:
+    print(sentence, file=sys.stderr)
+    return exit_code
 
 
 @contextlib.contextmanager
