@@ -21,7 +21,7 @@ from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, TEXT_TYPES
 from cos598d.models.build import MODEL_TYPES
 from cos598d.models.recompute import MODEL_TYPES as RECOMPUTED
 from cos598d.records.conventions import AUTO_PRECISION, PRECISIONS
-from cos598d.strategies import AUTO_SYNC, class_of, known_names, strategy_flags
+from cos598d.strategies import AUTO_SYNC, class_of, known_names, options_kind_of, strategy_flags
 from cos598d.strategies.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
 from cos598d.sync import or_choose
 from cos598d.sync.codecs import CODECS, get_codec
@@ -269,7 +269,7 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
 
     def sync_options(self) -> SyncOptions:
         """The options of the sync that --sync names; the shared ones for auto."""
-        kind = SyncOptions if self.sync == AUTO_SYNC else class_of(self.sync).options_kind
+        kind = SyncOptions if self.sync == AUTO_SYNC else options_kind_of(class_of(self.sync))
         return kind(**{name: getattr(self, name) for name in SYNC_FIELDS if name in defaults_of(kind)})
 
     def total_batch_size(self, world_size: int) -> int:

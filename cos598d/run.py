@@ -148,7 +148,8 @@ def _run(
             record.epoch({"epoch": 0, "iterations": 0} | (evaluation() or {}))
             console.epoch(record.epochs[-1])
         else:
-            strategy = get_strategy(config.sync)(comm, may_be_unused, config.sync_options(), config.precision)
+            options = config.sync_options()
+            strategy = get_strategy(config.sync)(comm, may_be_unused, options, config.precision)
             setting["bytes_from"] = strategy.bytes_from
             if remark := strategy.remark(model):
                 console.say(remark)
@@ -158,7 +159,7 @@ def _run(
                 comm,
                 config.keep,
                 lambda folder: save_description(folder, model, encoder),
-                {"sync": config.sync} | recorded(config.sync_options()),
+                {"sync": config.sync} | recorded(options),
                 saved,
                 console.warn,
             )

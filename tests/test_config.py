@@ -1,6 +1,7 @@
 """The flags become one checked record, and nothing that was given is lost on the way."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,8 +11,10 @@ from cos598d.commands.run_flags import CourseFlags, add_run_options, run_values,
 from cos598d.config import SYNC_FIELDS, RunConfig, config_from, folder_name
 from cos598d.errors import UsageError
 from cos598d.strategies import class_of, known_names
+from cos598d.sync.base import GradientSync
 from cos598d.terminal.fields import Flag, check_flags, defaults_of, flag, flags_of
 from cos598d.tools.audit.options import AuditFlags
+from cos598d.tools.bench.candidates import parse_candidate
 
 
 def parse(*words):
@@ -232,3 +235,27 @@ def test_each_flag_that_a_strategy_declares_is_one_of_train_with_the_same_meanin
     for name in known_names():
         for option, said in flags_of(class_of(name).options_kind).items():
             assert known[option] == said, name
+
+
+OWN = """from cos598d.sync.base import GradientSync
+
+
+class Mine(GradientSync):
+    uses = ("bucket_mb", "fragments", "bucket_view")
+"""
+
+
+def test_a_sync_of_your_own_may_use_a_flag_that_another_declares(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    config = config_from(parse("--sync", f"{tmp_path}/own.py:Mine", "--fragments", "4"))
+    config.check(2)
+    options = config.sync_options()
+    assert (options.fragments, options.bucket_view, options.bucket_mb) == (4, False, 25.0)
+    mine = class_of(config.sync)(None, True, options)
+    assert mine.options.fragments == 4
+    assert parse_candidate(f"{tmp_path}/own.py:Mine:fragments=3").options.fragments == 3
+
+
+def test_options_of_a_user_s_own_class_are_kept_as_they_are():
+    options = SimpleNamespace(lr=1)
+    assert GradientSync(None, True, options).options is options

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from cos598d.comm.group import GroupCommunicator, TensorLedger
 from cos598d.errors import UsageError, UserError, flag_called
+from cos598d.strategies import options_kind_of
 from cos598d.strategies.choose_precision import slow_halves
 from cos598d.sync import SYNCS, get_sync, or_choose, unknown
 from cos598d.sync.alike import check_models
@@ -392,7 +393,7 @@ def data_parallel(
         get_codec(compress)
     comm = GroupCommunicator(process_group, device, timeout_seconds)
     views = {"bucket_view": gradient_as_bucket_view} if "bucket_view" in sync_class.uses else {}
-    options = getattr(sync_class, "options_kind", SyncOptions)(
+    options = options_kind_of(sync_class)(
         bucket_mb=bucket_mb,
         compress=compress,
         **views,

@@ -16,7 +16,7 @@ from cos598d.doors.optimizer_shards import check_optimizers, cut_optimizer
 from cos598d.doors.parallel import DataParallel, device_of, name_of
 from cos598d.doors.shards import ParallelOptimizer, ShardedStep
 from cos598d.errors import UsageError, UserError, flag_called
-from cos598d.strategies import AUTO_SYNC, ENGINES, class_of, strategy_flags
+from cos598d.strategies import AUTO_SYNC, ENGINES, class_of, options_kind_of, strategy_flags
 from cos598d.strategies.base import MakeOptimizer
 from cos598d.strategies.sharded import Sharded
 from cos598d.strategies.state import BUFFERS, WEIGHTS, FullTensor
@@ -24,7 +24,6 @@ from cos598d.sync import or_choose
 from cos598d.sync.alike import check_models
 from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import get_codec
-from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts import own_loop
 from cos598d.terminal.fields import check_flags, defaults_of
 
@@ -85,9 +84,7 @@ def parallelize(
             raise UsageError(f"{word} has no effect with {name}. Leave it out{more}.")
     if options.get("compress") is not None:
         get_codec(options["compress"])
-    chosen = getattr(kind, "options_kind", SyncOptions)(
-        **options, copies_gradients=True, broadcast_buffers=broadcast_buffers
-    )
+    chosen = options_kind_of(kind)(**options, copies_gradients=True, broadcast_buffers=broadcast_buffers)
     check_flags(chosen)
     comm = GroupCommunicator(process_group, device, timeout_seconds)
     if hasattr(kind, "check_options"):

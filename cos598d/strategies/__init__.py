@@ -4,6 +4,7 @@ import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import Field, field, fields, make_dataclass
+from typing import Any
 
 from cos598d.comm.communicator import Communicator
 from cos598d.strategies.base import Strategy
@@ -31,13 +32,31 @@ def known_names() -> tuple[str, ...]:
     return (*SYNCS, *STRATEGIES)
 
 
+@functools.cache
 def strategy_flags() -> type:
     """A dataclass whose fields are the flags of all syncs and strategies: the shared ones, then each one's own."""
     found: dict[str, Field] = {one.name: one for one in fields(SyncFlags)}
     for name in WITH_FLAGS:
-        found |= {one.name: one for one in fields(class_of(name).options_kind) if "flag" in one.metadata}
+        for one in fields(class_of(name).options_kind):
+            if "flag" in one.metadata:
+                first = found.setdefault(one.name, one)
+                assert (first.default, first.metadata) == (one.default, one.metadata), f"{name}: {one.name}"
     copies = [(one.name, one.type, field(default=one.default, metadata=one.metadata)) for one in found.values()]
     return make_dataclass("StrategyFlags", copies, frozen=True)
+
+
+def options_kind_of(kind: Any) -> type[SyncOptions]:
+    """The class of the options of `kind`, the class of a sync or strategy.
+
+    Your own sync may list a flag in its `uses` that another declares. Then the class has that flag too.
+    """
+    own = getattr(kind, "options_kind", SyncOptions)
+    declared = {one.name for one in fields(own)}
+    more = [
+        one for one in fields(strategy_flags()) if one.name in getattr(kind, "uses", ()) and one.name not in declared
+    ]
+    copies = [(one.name, one.type, field(default=one.default, metadata=one.metadata)) for one in more]
+    return make_dataclass(own.__name__, copies, bases=(own,), frozen=True) if more else own
 
 
 def is_our_own(name: str) -> bool:

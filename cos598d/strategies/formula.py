@@ -182,7 +182,7 @@ def sent_by_replicas(job: TrainingSpec, sync: GradientSync, precision: str = "fp
         return _sent_by_averages(job, sync, step, precision)
     if travels is None or sync.changes_calls(options):
         return TrafficEstimate(unsaid=_bounds(sync, step, job))
-    moved = [bytes_sent for travel in travels for bytes_sent in sent_in_call(travel, job, sync.compression(options))]
+    moved = [bytes_sent for travel in travels for bytes_sent in sent_in_call(travel, job, sync.codec_of_calls(options))]
     if not travels:  # replicas that drift apart do not settle
         return TrafficEstimate()
     agreed = agreement(job) if getattr(sync, "find_unused_parameters", True) else 0
@@ -192,7 +192,7 @@ def sent_by_replicas(job: TrainingSpec, sync: GradientSync, precision: str = "fp
 
 def _sent_by_averages(job: TrainingSpec, sync: GradientSync, step: Step, precision: str) -> TrafficEstimate:
     """For a sync that averages weights: the mean over the steps in which each weight is averaged once."""
-    steps, word = sync.round_steps(step.options), sync.compression(step.options)
+    steps, word = sync.round_steps(step.options), sync.codec_of_calls(step.options)
     sent = sum(each for travel in sync.averages(step) for each in sent_in_call(travel, job, word))
     overflows = all_reduce_bytes(4, job.ranks) if precision == "fp16" else 0
     rest = all_reduce_bytes(job.weights, job.ranks) if steps > 1 else 0
@@ -208,7 +208,7 @@ def _calls_whatever_is_touched(sync: GradientSync, step: Step) -> list[Collectiv
 def _bounds(sync: GradientSync, step: Step, job: TrainingSpec) -> str:
     """Why a sync's bytes are not known, as a phrase, with the least and the most if the rows of a batch decide."""
     both = [sync.calls(replace(step, touched=share)) for share in (0.0, 1.0)]
-    word = sync.compression(step.options)
+    word = sync.codec_of_calls(step.options) if any(both) else None
     least, most = (sum(sum(sent_in_call(one, job, word)) for one in calls or ()) for calls in both)
     if least == most:
         return "this sync's calls are known only after a step"

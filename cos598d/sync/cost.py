@@ -6,7 +6,7 @@ which collective, and among which ranks. This list is used by
     GradientSync.expected    for the exact calls and bytes of one rank, which tests compare with its ledger
     cos598d/cost/calls.py    for the load of each call on the links and the ranks of any number of hosts
 
-Every run declares; only some estimate. So what only an estimate needs is imported in the methods that compute it.
+What only an estimate needs is imported in the methods that compute it: to read or use a sync, you need none of it.
 """
 
 from collections.abc import Callable, Sequence

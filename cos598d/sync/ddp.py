@@ -102,7 +102,7 @@ class DDP(GradientSync):
         super().__init__(comm, find_unused_parameters, options)
         self.check_options(self.options, comm.backend)
         self._ddp: DistributedDataParallel | None = None
-        word = self.compression(options)
+        word = self.codec_of_calls(options)
         self._hook = HOOKS[word] if word and comm.world_size > 1 else None
         # The hook of another algorithm, and its state.
         changes = comm.world_size > 1 and self.changes_calls(options)
@@ -173,7 +173,7 @@ class DDP(GradientSync):
             self._bucket_places = set(self._places_of_gradients())
 
     @classmethod
-    def compression(cls, options: SyncOptions) -> str | None:
+    def codec_of_calls(cls, options: SyncOptions) -> str | None:
         """The dtype of torch's hook: that of `compress`, or of `ddp_hook`."""
         return "fp16" if DDPOptions.of(options).ddp_hook == "fp16" else options.compress
 
@@ -204,7 +204,7 @@ class DDP(GradientSync):
         hosts: Sequence[Sequence[int]] = (),
     ) -> Cost | None:
         """As in every sync, with buckets in the dtype of torch's hook: exact to a byte per bucket."""
-        word = cls.compression(options)
+        word = cls.codec_of_calls(options)
         if word:
             tensors = [(elements, HOOKS[word][1].itemsize) for elements, _ in tensors]
         return super().expected(tensors, ranks, rank, options, hosts)

@@ -67,7 +67,7 @@ class SyncFacts:
     # Cost and memory, predicted before a step
 
     @classmethod
-    def compression(cls, options: SyncOptions) -> str | None:
+    def codec_of_calls(cls, options: SyncOptions) -> str | None:
         """The compressor of its calls (`cos598d/sync/codecs`); None if they are not compressed."""
         return options.compress
 

@@ -46,7 +46,7 @@ class SyncOptions(SyncFlags):
     @classmethod
     def of(cls, options: "SyncOptions") -> Self:
         """`options` as options of this class. Those that they lack have their defaults."""
-        if isinstance(options, cls):
+        if isinstance(options, cls) or not isinstance(options, SyncOptions):  # the second: a class of the user's
             return options
         return cls(**{one.name: getattr(options, one.name) for one in fields(cls) if hasattr(options, one.name)})
 
