@@ -150,7 +150,7 @@ def test_a_candidate_with_other_work_is_a_caution_and_never_the_fastest(tmp_path
         found["gradient_norm"] = {label: [1.0] for label in found["summary"]}
 
     bench = edit(write_bench(tmp_path / "bench", syncs=SOME) / "bench.json", agree)
-    assert "averaged gradient has ddp's norm to within 2 %." in said(bench)
+    assert "averaged gradients have ddp's norm to within 2 %." in said(bench)
     found = answer(edit(bench / "bench.json", cheat))
     (caution,) = found.cautions
     assert "not the same work: bucketed" in caution
@@ -227,7 +227,7 @@ def test_a_run_that_does_not_fit_the_picture_is_named(tmp_path):
 
 def test_losses_are_not_compared_with_the_floor_s(tmp_path):
     words = said(run(tmp_path, "ddp", 2.0, sync="ddp"), run(tmp_path, "floor", 1.0, sync="none"))
-    assert "no other run's can be compared" in words
+    assert "and 0.6600 in the last of 5; no other run's can be compared" in words
 
 
 def test_the_page_does_not_claim_that_a_library_sends_nothing(tmp_path):
@@ -267,3 +267,14 @@ def test_the_picture_of_a_bench_has_the_ratios_of_its_table(tmp_path):
     words = re.findall(r"<text[^>]*>([^<]*)</text>", answer(bench).figure.svg)
     assert any(word.startswith("7.77 x ddp") for word in words)
     assert any(word.startswith("1.00 x ddp") for word in words), "of ddp itself, which is not the fastest here"
+
+
+def test_the_fewest_seconds_among_others_are_of_a_run_that_is_named_there(tmp_path):
+    group = [run(tmp_path, f"{sync}2", 2.0 + place, sync=sync) for place, sync in enumerate(("ring", "ddp", "flat"))]
+    ones = [
+        write_run(tmp_path / name, ranks=1, sync=sync, seconds=[9.0, 9.0] + [s] * 3)
+        for name, sync, s in (("none1", "none", 7.0), ("ddp1", "ddp", 8.0))
+    ]
+    (sentence,) = (one for one in answer(*group, *ones).sentences if "in more than the sync" in one)
+    before, _, after = sentence.partition("among which")
+    assert "none1 has the fewest" not in after.partition(";")[0] or "none1" in before

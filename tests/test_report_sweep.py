@@ -176,7 +176,8 @@ def test_many_lines_are_split_into_panels_and_the_caption_counts_the_rest(tmp_pa
     found = chart(sweep(2, 3, 5), "seed_of_data")
     assert len(found.lines) == 15
     assert found.panel_axes == ("momentum",)
-    assert found.figure("chart").caption == [], "every line has room, and the first lines name the seeds"
+    (words,) = found.figure("chart").caption  # every line has room
+    assert "One seed each" in words
     assert all(len(lines) <= MOST_LINES for lines in found.panels.values())
     crowded = chart(sweep(2, MOST_PANELS + 1, MOST_LINES + 1), "seed_of_data")
     assert sum(map(len, crowded.panels.values())) <= MOST_LINES * MOST_PANELS
@@ -233,6 +234,8 @@ def test_the_answer_names_best_fastest_speed_up_and_delay(grid, page):
     highest, lowest = words.partition("highest with ")[2], words.partition("in seconds, is lowest with ")[2]
     alike = ["batch 4 and setup 1x1", "batch 4 and setup 1x2", "batch 4, setup 2x1 and delay 0"]
     alike = ", ".join([*alike, "batch 4, setup 2x1 and delay 10ms"])
+    assert "acc after the last epoch is highest with" in words
+    assert "An epoch's training, in seconds, is lowest with" in words
     assert highest.startswith(f"4 combinations alike ({alike}), 0.8610 (0.8600 to 0.8620 over 2 seeds)")
     alike = "batch 16 and setup 1x2, batch 16, setup 2x1 and delay 0"
     assert lowest.startswith(f"2 combinations alike ({alike}), 2.62 (2.50 to 2.75 over 2 seeds)")
@@ -249,7 +252,7 @@ def test_ranges_that_overlap_show_no_best_and_one_seed_shows_little(tmp_path):
     assert "One seed each" in said(far)
     assert "overlap" not in said(far)
     same = [entry(tmp_path / "same", {"learning_rate": word}) for word in ("0.1", "0.2")]
-    assert "0.8000 everywhere" in said(same)
+    assert "acc after the last epoch is 0.8000 everywhere" in said(same)
     assert "in seconds, is 10.0 everywhere" in said(same)
     twice = [entry(tmp_path / "twice", {"learning_rate": "0.1"}, seed) for seed in (1, 2)]
     assert "0.8000 (with each of 2 seeds)" in said(twice)
@@ -310,7 +313,9 @@ def test_hostile_values_stay_text_and_the_page_is_reproducible(tmp_path):
 def test_a_task_without_metrics_is_ranked_by_its_losses(tmp_path):
     entries = [entry(tmp_path, {"batch": batch}, acc=None, loss=int(batch) / 10) for batch in ("4", "8")]
     assert [measure.title for measure in metric_measures(long_table(entries))] == ["validation_loss"]
-    assert "lowest with batch 4, 0.5000, and highest with batch 8" in said(entries)
+    assert "validation_loss after the last epoch is lowest with batch 4, 0.5000, and highest with batch 8" in said(
+        entries
+    )
 
 
 def test_a_tie_is_not_called_the_best(tmp_path):

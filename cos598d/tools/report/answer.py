@@ -35,7 +35,9 @@ def answer_of(runs: Sequence[Run], benches: Sequence[Bench]) -> Headline:
     cautions += [f"{bench.name}: {remark}." for bench in benches for remark in bench.remarks]
     cautions += [assumed] if (assumed := assumed_bytes(summaries, before="")) else []
     group = main_group(runs)
-    of_runs, of_benches = _of_runs(runs, group) if runs else [], _of_benches(benches) if benches else []
+    of_runs, of_benches = _of_runs(runs, group) if runs else [], []
+    if benches:
+        of_benches = _of_benches(benches, is_only=not runs and len(benches) == 1)
     first, rest = [*of_runs[:1], *of_benches[:1]], [*of_runs[1:], *of_benches[1:]]
     return headline_of(cautions, [*first, *rest], answer_figure(group, benches), least=len(first))
 
@@ -117,7 +119,7 @@ def _others(runs: Sequence[Run], group: Sequence[Run], named: Sequence[str]) -> 
         return f"{below}, on one rank, {'is' if len(bases) == 1 else 'are'} compared further down." if below else ""
     found = []
     for other in comparable(_together(runs)):
-        quiet = [run for run in ranked_runs(other) if not is_disturbed(run.summary)]
+        quiet = [run for run in ranked_runs(other) if run.name in others and not is_disturbed(run.summary)]
         if {run.name for run in other} != {run.name for run in group} and len(quiet) > 1:
             near = [run.name for run in quiet[1:] if not are_apart(run.summary, quiet[0].summary)]
             words = f"{quiet[0].name} has the fewest seconds of {len(quiet)}"
@@ -203,15 +205,18 @@ def _ranks(run: Run) -> str:
     return f"on {number_of(run.summary['world_size'], 'rank')}"
 
 
-def _of_benches(benches: Sequence[Bench]) -> list[str]:
-    """Who is the fastest in each, what is exposed, and whether the candidates' averages agree."""
+def _of_benches(benches: Sequence[Bench], is_only: bool) -> list[str]:
+    """Who is the fastest in each, what is exposed, and whether the candidates' averages agree.
+
+    is_only: whether the page has nothing but one bench, so that a share needs no name of it.
+    """
     found = [bench for bench in benches if bench.ranked]
     if not found:
         return ["No bench compared two syncs." if len(benches) > 1 else "The bench compared no syncs."]
     sentences = [fastest_in(bench) for bench in found[:MOST_BENCHES]]
     shares = [
         f"{percent(max(0.0, one.exposed / one.seconds))} of {one.label}'s seconds"
-        + (f" in {bench.name}" if len(found) > 1 else "")
+        + ("" if is_only else f" in {bench.name}")
         for bench in found[:MOST_BENCHES]
         for one in [*bench.ranked[:1], *bench.ranked[1:][-1:]]
         if one.exposed is not None and not bench.is_disturbed
@@ -221,7 +226,8 @@ def _of_benches(benches: Sequence[Bench]) -> list[str]:
     elif not all(bench.is_disturbed for bench in found):
         sentences.append(f"Exposed communication is unknown, because sync {FLOOR} was not measured.")
     if all(bench.has_norms and all(one.is_same_work for one in bench.candidates) for bench in found):
-        sentences.append(f"Every sync's averaged gradient has {DDP}'s norm to within {percent(NORM_TOLERANCE)}.")
+        words = "All" if is_only else f"In {listed([bench.name for bench in found])}, all"
+        sentences.append(f"{words} averaged gradients have {DDP}'s norm to within {percent(NORM_TOLERANCE)}.")
     return sentences
 
 

@@ -49,9 +49,9 @@ def answer_figure(group: Sequence[Run], benches: Sequence[Bench]) -> Figure | No
     panels += [_bench_panel(bench, most) for bench in drawn]
     if not panels:
         return None
-    has_ratios = any(one.ratio is not None for bench in drawn for one in bench.candidates)
-    references = ["the fastest"] if group or not has_ratios else []
-    references += [f"{DDP}, as in the table"] if has_ratios else []
+    has_ratios = [any(one.ratio is not None for one in bench.candidates) for bench in drawn]
+    references = ["the fastest"] if group or not all(has_ratios) else []
+    references += [f"{DDP}, as in the table"] if any(has_ratios) else []
     spreads = [word for word, is_there in (("the mean's 95 %", group), ("a bench's quartiles", drawn)) if is_there]
     caption = [
         f"Black line: {' and '.join(spreads)}. On the right: the time relative to {' or '.join(references)} (not if "

@@ -35,7 +35,7 @@ def cut_note(runs: Sequence[Run]) -> str:
     """A sentence on epochs that were cut, with a blank before it; "" where all are whole."""
     if not any(is_cut(epoch, run.summary) for run in runs for epoch in run.summary["epochs"]):
         return ""
-    return " Cut: training ended during that epoch, so averages over epochs and figures leave it out."
+    return " Cut: training ended during that epoch, so averages over epochs and the figures by epoch leave it out."
 
 
 def cut_remark(runs: Sequence[Run]) -> str:

@@ -34,7 +34,9 @@ def metrics_blocks(runs: Sequence[Run]) -> list[Block]:
         values = {run.name: epoch_values(run, metric, whole=False) for run in runs}
         epochs = sorted({epoch for found in values.values() for epoch in found})
         rows = [["run", *(f"epoch {epoch}" for epoch in epochs)]]
-        for run in (run for run in runs if values[run.name]):
+        for run in runs:
+            if not values[run.name]:
+                continue
             cut = {epoch["epoch"]: " (cut)" for epoch in run.summary["epochs"] if is_cut(epoch, run.summary)}
             found = values[run.name]
             cells = (f"{found[epoch]:.4f}{cut.get(epoch, '')}" if epoch in found else "-" for epoch in epochs)
@@ -56,12 +58,14 @@ def speed_blocks(runs: Sequence[Run]) -> list[Block]:
             if any(cell != "-" for cell in cells):
                 rows.append([run.name, number_in_words(epoch, run.summary), *cells])
     used = [place for place in range(len(rows[0])) if any(row[place] != "-" for row in rows[1:])]
-    if 1 < len(rows) <= MOST_EPOCHS:
+    has_table = 1 < len(rows) <= MOST_EPOCHS
+    if has_table:
         note = f"Wall-clock time; evaluation is separate from training. Tokens exclude padding.{cut_note(runs)}"
         blocks.append(Table(note, [[row[place] for place in used] for row in rows]))
+    cut = [note.strip()] if (note := cut_note(runs)) else []
     for number, speed in enumerate(SPEEDS):
         svg = _epochs_figure(runs, speed, f"speed{number}", begins_at_zero=True)
-        blocks += figures((f"speed{number}", svg, []))
+        blocks += figures((f"speed{number}", svg, [] if has_table else cut))
     return blocks
 
 

@@ -134,12 +134,17 @@ def scaling_blocks(runs: Sequence[Run]) -> list[Block]:
     blocks: list[Block] = [Table(SCALING_NOTE, rows)]
     if odd := impossible_remark(found):
         blocks.append(f"{WARNING}{odd}")
-    return [*blocks, Figure("scaling", _scaling_figure(drawn), _caption(drawn))] if drawn else blocks
+    return [*blocks, Figure("scaling", _scaling_figure(drawn), speed_up_remarks(runs))] if drawn else blocks
 
 
-def _caption(series: Sequence[tuple[Run, list[Run]]]) -> list[str]:
-    """What keeps a speed-up from being what it looks like."""
-    pairs = [(base, run) for base, runs in series for run in runs]
+def speed_up_remarks(runs: Sequence[Run]) -> list[str]:
+    """Sentences on what a speed-up over one rank does not show, for runs that were not disturbed."""
+    pairs = [
+        (base, run)
+        for base, series in scaling(runs)
+        for run in series
+        if not is_disturbed(base.summary) and not is_disturbed(run.summary)
+    ]
     sentences = []
     near = [run.name for base, run in pairs if not are_apart(base.summary, run.summary)]
     if near:

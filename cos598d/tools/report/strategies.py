@@ -27,6 +27,7 @@ from cos598d.tools.report.fairness import ground_remark, shared_remark, work_rem
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import cell, names_of, plain
 from cos598d.tools.report.references import is_disturbed
+from cos598d.tools.report.scaling import speed_up_remarks
 from cos598d.tools.report.traffic_table import BYTES_FROM, bytes_from, counted_wire, is_in_ledger
 
 BASELINE = "baseline"
@@ -116,20 +117,21 @@ def strategies_page(entries: Sequence[StrategyResult]) -> Page:
     """The table, why a strategy has no row, what was learned in each epoch, and then the page of all runs."""
     from cos598d.tools.report.page import build_page
 
-    page = build_page([entry.run for entry in entries if entry.run])
+    runs = [entry.run for entry in entries if entry.run]
+    page = build_page(runs)
     rows = strategies_rows(entries)
     speed = rows[0].index(TRAINING_LOSS)  # what follows is in the table of each epoch
     table = Section(
         "The strategies at equal total batch",
         [
-            Table(SPEED_NOTE, [row[:speed] for row in rows]),
+            Table(" ".join([SPEED_NOTE, *speed_up_remarks(runs)]), [row[:speed] for row in rows]),
             *left_out(entries),
             Table("Losses and metrics after each epoch.", learning_rows(entries)),
         ],
     )
     remarks = list(dict.fromkeys([*cautions(entries), *page.answer.cautions]))
     answer = headline_of(remarks, page.answer.sentences, page.answer.figure)
-    # The table has every run's speed-up already, without the first epoch: a second one would differ from it.
+    # The table has every run's speed-up already, by its epochs' seconds: a second one would differ from it.
     rest = [section for section in page.sections if section.title != "Scaling"]
     return replace(page, answer=answer, sections=[table, *rest])
 

@@ -81,8 +81,7 @@ class Chart:
         """The means by the axis, each with a bar from the smallest to the largest of its seeds."""
         points = [point for line in self.lines for point in line.points.values()]
         shown = sum(map(len, self.panels.values()))
-        words = seeds_words(points)
-        caption = [words] if words != CHANCE else []  # the page's first lines have that
+        caption = [seeds_words(points)]
         if shown < len(self.lines):
             caption.insert(0, f"There is room for {shown} of {len(self.lines)} lines here; the table has all.")
         return Figure(name, _paint_chart(self, name), caption)
