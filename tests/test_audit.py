@@ -280,6 +280,7 @@ def test_a_book_is_sent_through_the_store_and_forged_pieces_are_refused(finished
 
 
 def test_every_consequence_and_planted_fault_has_words():
+    assert len(FAULTS) >= 70
     assert {name for _, _, name, _ in FAULTS.values()} <= WORDS.keys()
     assert {*CONSEQUENCES, *(effect for effects in CONSEQUENCES.values() for effect in effects)} <= WORDS.keys()
 

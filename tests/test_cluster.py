@@ -431,6 +431,7 @@ def test_when_a_host_is_cut_off_every_rank_ends_and_names_it(lost, cluster, done
     done(0, "cut", str(lost + 1))
     assert run.wait() == 1
     errors = {line.partition("| error: rank ")[0]: line for line in run.text.splitlines() if "| error: rank " in line}
+    assert all(f"{host}| error: rank {int(host[4:]) - 1}: " in line for host, line in errors.items())
     own = errors.pop(f"host{lost + 1}")
     assert f"lost connection to this rank, {lost}: its network interface eth0" in own
     assert len(errors) == 2

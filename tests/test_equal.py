@@ -80,7 +80,9 @@ def test_without_totals_by_purpose_the_means_are_compared(said, pair):
         update(folder / "summary.json", ledger=ledger, bytes_from="counters")
     code, words = said(a, b, "--of", "totals")
     assert code == 0
+    assert words.startswith("a and b are bit-identical: all iterations, and calls and bytes in the communication log")
     assert "the communication log, which does not have those of all_reduce" in words
+    assert "loss" not in words
     update(b / "summary.json", calls_per_iteration=77)
     assert said(a, b) == (1, "not equal: calls per iteration 2 in a and 77 in b, 75 apart.")
 

@@ -13,12 +13,12 @@ from cos598d.world import watchdog
 from cos598d.world.exit import lost_rank
 
 
-def all_end(others, victim, started, folder):
-    """The other ranks name the victim; what was started has ended, and only the rows so far are left."""
+def all_end(others, victim, started, folder, least=3):
+    """The other ranks name the victim; what was started has ended, and only the rows so far are left, of `least`."""
     for rank in others:
         ends_in_a_sentence(rank, f"lost connection to rank {victim}", exit_code=1)
     wait_until(lambda: not any(is_alive(child) for child in started))
-    left_its_rows(folder, 3)
+    left_its_rows(folder, least)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_ranks_end_when_one_is_killed(start_ranks, tmp_path, path, victim, words
     ranks[victim].wait_for("iteration 5:")
     started = [child for rank in ranks for child in children_of(rank.process.pid)]
     ranks[victim].process.send_signal(signal.SIGKILL)
-    all_end([rank for rank in ranks if rank is not ranks[victim]], victim, started, tmp_path / "out")
+    all_end([rank for rank in ranks if rank is not ranks[victim]], victim, started, tmp_path / "out", least=5)
     (attempt,) = json.loads((tmp_path / "out" / "live" / "attempts.json").read_text())["attempts"]
     if victim:  # rank 0 writes it down
         assert attempt["why"] == lost_rank(victim)

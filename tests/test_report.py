@@ -159,7 +159,8 @@ def test_ids_are_unique_and_references_meet_them(text):
 def test_the_page_is_readable_by_machines_and_on_a_phone(text):
     elements = Elements(text).found
     assert ("html", {"lang": "en"}) in elements
-    assert any("width=device-width" in attributes.get("content", "") for tag, attributes in elements if tag == "meta")
+    (viewport,) = (found["content"] for tag, found in elements if tag == "meta" and found.get("name") == "viewport")
+    assert "width=device-width" in viewport
     plots = [attributes for tag, attributes in elements if tag == "svg"]
     assert plots
     for attributes in plots:

@@ -277,6 +277,7 @@ def test_a_dry_run_lists_each_run_s_cost_and_makes_nothing(tmp_path, monkeypatch
     assert main(["sweep", *grid, "--dry_run", "--", "train", "--task_name", "digits", *words]) == 0
     text = capsys.readouterr().out
     cells = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith("setup1")}
+    assert set(cells) == {"setup1x1-syncnone", "setup1x1-syncall_reduce", "setup1x2-syncall_reduce"}
     alone, both = cells["setup1x1-syncall_reduce"], cells["setup1x2-syncall_reduce"]
     # 2 epochs of 32 examples in steps of 64.
     assert alone[1:5] == ["2", "1", "2", "0.00"]

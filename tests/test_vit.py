@@ -229,3 +229,10 @@ def test_the_configuration_can_come_from_elsewhere(folder):
         source = find_model("vit-tiny", "vit", config_name=str(name), form=DIGITS)
         assert (source.config.hidden_size, source.images.size, source.weights) == (32, 12, None)
     assert find_model("vit-base", "vit", config_name="vit-tiny", form=DIGITS).config.hidden_size == 128
+
+
+def test_new_weights_have_the_deviation_of_vit():
+    model = build_model(find_model("vit-tiny", "vit", form=DIGITS), HEAD, 10, None, seed=1)
+    found = {name: p.std().item() for name, p in model.named_parameters() if p.dim() > 1 and p.numel() > 200}
+    assert found
+    assert {name: std for name, std in found.items() if not 0.015 < std < 0.025} == {}
