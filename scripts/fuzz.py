@@ -390,7 +390,7 @@ def _of_squad(folder: Path) -> Iterator[Case]:
 
 
 def _of_glue(folder: Path) -> Iterator[Case]:
-    from glue_files import FILES, write_task
+    from data_files import FILES, write_task
 
     from cos598d.data.glue.read import FORMATS, read_rows
 
