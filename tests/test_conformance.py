@@ -93,7 +93,7 @@ def try_mutants(comm, claim, names, nonce):
 @pytest.mark.long(one_in=8)
 @pytest.mark.parametrize(
     ("claim", "world_sizes", "names"),
-    [(*key[:2], names) for key, names in sorted(GROUPS.items(), key=lambda group: -len(group[1]))],
+    [(*key[:2], names) for key, names in sorted(GROUPS.items(), key=lambda group: len(group[1]))],
 )
 def test_mutant_fails_its_claim_and_the_cause_is_named(claim, world_sizes, names):
     worlds = [run_world(size, try_mutants, claim, names, NONCE, seconds=240) for size in world_sizes]
