@@ -51,12 +51,12 @@ def options_kind_of(kind: Any) -> type[SyncOptions]:
     Your own sync may list a flag in its `uses` that another declares. Then the class has that flag too.
     """
     own = getattr(kind, "options_kind", SyncOptions)
-    declared = {one.name for one in fields(own)}
-    more = [
-        one for one in fields(strategy_flags()) if one.name in getattr(kind, "uses", ()) and one.name not in declared
-    ]
+    missing = set(getattr(kind, "uses", ())) - {one.name for one in fields(own)}
+    if not missing:
+        return own
+    more = [one for one in fields(strategy_flags()) if one.name in missing]
     copies = [(one.name, one.type, field(default=one.default, metadata=one.metadata)) for one in more]
-    return make_dataclass(own.__name__, copies, bases=(own,), frozen=True) if more else own
+    return make_dataclass(own.__name__, copies, bases=(own,), frozen=True)
 
 
 def is_our_own(name: str) -> bool:
