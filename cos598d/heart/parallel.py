@@ -9,10 +9,9 @@ import torch.distributed as dist
 from torch import nn
 
 from cos598d.heart.comm.ledger import Ledger
-from cos598d.heart.state import load_optimizer, optimizer_pieces
+from cos598d.heart.state import load_model, load_optimizer, model_state, optimizer_state
 from cos598d.heart.sync import get_sync
 from cos598d.heart.sync.base import GradientSync, Options
-from cos598d.records.conventions import AGREEMENT
 
 
 def parallelize(
@@ -78,11 +77,10 @@ class Parallel(nn.Module):
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale the averaged gradient down to this L2 norm at most. Return the norm that it had, over all ranks."""
+        if self.sync.shards:
+            return self.sync.clip(max_norm)
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         squares = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum()
-        if self.sync.shards:
-            with self.sync.ledger.naming("squares of the gradient", AGREEMENT):
-                dist.all_reduce(squares, group=self.sync.group)
         norm = squares.sqrt().float()
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
@@ -97,18 +95,17 @@ class Parallel(nn.Module):
         Every rank iterates to the end. A strategy on any number of ranks can load it. Values are valid until the next.
         """
         self.settle()
-        for kind, named in (("weights", self.module.named_parameters()), ("buffers", self.module.named_buffers())):
-            yield from ((f"{kind}/{name}", tensor.detach()) for name, tensor in named)
-        yield from self.sync.whole_state(self.optimizer) if self.sync.shards else optimizer_pieces(self)
+        yield from model_state(self.module)
+        yield from self.sync.whole_state() if self.sync.shards else optimizer_state(self.optimizer, self.module)
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         """Continue from a `state`, whole on every rank. Called before the first step."""
         self.settle()
-        with torch.no_grad():
-            for kind, named in (("weights", self.module.named_parameters()), ("buffers", self.module.named_buffers())):
-                for name, tensor in named:
-                    tensor.copy_(state[f"{kind}/{name}"])
-        self.sync.load_whole(self.optimizer, state) if self.sync.shards else load_optimizer(self, state)
+        load_model(self.module, state)
+        if self.sync.shards:
+            self.sync.load_whole(state)
+        else:
+            load_optimizer(self.optimizer, self.module, state)
 
     def detach(self) -> nn.Module:
         """Remove all hooks and return the model, which is the caller's own again."""

@@ -99,11 +99,11 @@ class Ledger:
             self._call = before
 
     @contextlib.contextmanager
-    def composing(self, op: str, tensor: torch.Tensor, name: str, purpose: str = GRADIENTS) -> Iterator[None]:
+    def composing(self, op: str, tensor: torch.Tensor, name: str, purpose: str = GRADIENTS) -> Iterator["Row"]:
         """A context whose messages together are one collective `op` on `tensor`: one row, with what was really sent."""
         self._composed = self._row((purpose, name), op, [tensor], 0, 0)
         try:
-            yield
+            yield self._composed
         finally:
             row, self._composed = self._composed, None
             row.seconds = time.perf_counter() - row.started

@@ -17,13 +17,15 @@ Named = tuple[str, nn.Parameter]
 @dataclass(frozen=True)
 class Options:
     """What a sync may be given: the size of buckets and of the first one in MiB, and whether a step may leave a
-    parameter without a gradient on some rank; a codec for buckets; the steps between two averages of weights."""
+    parameter without a gradient on some rank; a codec for buckets; the steps between two averages of weights; whether
+    weights that each rank steps a part of travel during the next forward."""
 
     bucket_mb: float = 25.0
     first_bucket_mb: float = 1.0
     find_unused_parameters: bool = True
     compress: str | None = None
     sync_every: int = 1
+    gather_in_forward: bool = False
 
 
 class GradientSync:
@@ -108,6 +110,10 @@ class GradientSync:
                 name = self.parameters[has.index(False)][0]
                 raise ValueError(f"{name} got no gradient in this step. Give find_unused_parameters=True.")
             return has
+        return self.any_rank(has)
+
+    def any_rank(self, has: list[bool]) -> list[bool]:
+        """For each of these, which are as many on every rank, whether it is true on any: an all-reduce of 4 bytes each."""
         users = torch.tensor(has, dtype=torch.int32, device=self.parameters[0][1].device)
         with self.ledger.naming("ranks that used each parameter", AGREEMENT):
             dist.all_reduce(users, group=self.group)

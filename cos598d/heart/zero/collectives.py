@@ -1,0 +1,61 @@
+"""The two collectives that ZeRO is made of, on a flat tensor of n equal parts: reduce-scatter and all-gather."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cos598d.heart.sync.base import GradientSync
+from cos598d.records.conventions import GRADIENTS, PARAMETERS
+
+
+def start_reduce_scatter(sync: GradientSync, flat: torch.Tensor, landing: torch.Tensor, name: str) -> Any:
+    """Start to send part k of `flat` to rank k. When the call is done, `landing` has the n ranks' part r.
+
+    An all-to-all: every rank sends and receives (n-1)/n S. gloo's own reduce-scatter would send twice as much.
+    """
+    with sync.ledger.naming(name, GRADIENTS):
+        return dist.all_to_all_single(landing, flat, group=sync.group, async_op=True)
+
+
+def add_up(landing: torch.Tensor, ranks: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The average of the n parts in `landing`, (part,), summed in order of rank.
+
+    16-bit numbers are summed in 32 bits, so that their sum does not overflow where their average would not.
+    """
+    parts = landing.view(ranks, -1)
+    if landing.dtype not in (torch.float16, torch.bfloat16):
+        return torch.sum(parts, dim=0, out=out).div_(ranks)
+    average = parts.sum(dim=0, dtype=torch.float32).div_(ranks)
+    return average.to(landing.dtype) if out is None else out.copy_(average)
+
+
+def start_all_gather(
+    sync: GradientSync, flat: torch.Tensor, part: torch.Tensor, name: str, purpose: str = PARAMETERS, tag: int = 0
+) -> Callable[[], None]:
+    """Start to gather `flat`, (n x part,), from every rank's `part`, (part,). Call the result to wait for it.
+
+    On CPUs every rank sends its part to every other, straight into its place: (n-1)/n S, and no copy. (gloo's own
+    all-gather lands in new memory, is copied from there, and takes twice the processor's time.) Messages with other
+    tags may be started in another order. On other devices it is the backend's collective, in one order on all ranks.
+    """
+    parts = flat.view(sync.ranks, -1)
+    if flat.device.type != "cpu":
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
+        with sync.ledger.naming(name, purpose):
+            return gather(flat, part.clone(), group=sync.group, async_op=True).wait
+    if parts[sync.rank].data_ptr() != part.data_ptr():
+        parts[sync.rank].copy_(part)
+    others = [rank for rank in range(sync.ranks) if rank != sync.rank]
+    with sync.ledger.composing("all_gather", part, name, purpose) as row:
+        calls = [dist.irecv(parts[rank], sync.peer(rank), sync.group, tag) for rank in others]
+        calls += [dist.isend(parts[sync.rank], sync.peer(rank), sync.group, tag) for rank in others]
+
+    def wait() -> None:
+        for call in calls:
+            call.wait()
+        row.seconds = time.perf_counter() - row.started
+
+    return wait
