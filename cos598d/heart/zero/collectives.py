@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from cos598d.heart.sync.base import GradientSync
+from cos598d.heart.zero.unit import Unit
 from cos598d.records.conventions import GRADIENTS, PARAMETERS
 
 
@@ -33,25 +34,27 @@ def add_up(landing: torch.Tensor, ranks: int, out: torch.Tensor | None = None) -
 
 
 def start_all_gather(
-    sync: GradientSync, flat: torch.Tensor, part: torch.Tensor, name: str, purpose: str = PARAMETERS, tag: int = 0
+    sync: GradientSync, unit: Unit, flat: torch.Tensor, part: torch.Tensor, name: str, purpose: str = PARAMETERS
 ) -> Callable[[], None]:
-    """Start to gather `flat`, (n x part,), from every rank's `part`, (part,). Call the result to wait for it.
+    """Start to gather `flat`, of the unit's layout, from every rank's `part`. Call the result to wait for it.
 
     On CPUs every rank sends its part to every other, straight into its place: (n-1)/n S, and no copy. (gloo's own
-    all-gather lands in new memory, is copied from there, and takes twice the processor's time.) Messages with other
-    tags may be started in another order. On other devices it is the backend's collective, in one order on all ranks.
+    all-gather lands in new memory, is copied from there, and takes twice the processor's time.) Units may then be
+    started in another order on every rank. On other devices it is the backend's collective, in one order on all ranks.
     """
-    parts = flat.view(sync.ranks, -1)
+    parts = flat.view(unit.ranks, -1)
+    if parts[unit.rank].data_ptr() != part.data_ptr():
+        parts[unit.rank].copy_(part)
+    if unit.ranks == 1:
+        return lambda: None
     if flat.device.type != "cpu":
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
         with sync.ledger.naming(name, purpose):
             return gather(flat, part.clone(), group=sync.group, async_op=True).wait
-    if parts[sync.rank].data_ptr() != part.data_ptr():
-        parts[sync.rank].copy_(part)
-    others = [rank for rank in range(sync.ranks) if rank != sync.rank]
+    others = [rank for rank in range(unit.ranks) if rank != unit.rank]
     with sync.ledger.composing("all_gather", part, name, purpose) as row:
-        calls = [dist.irecv(parts[rank], sync.peer(rank), sync.group, tag) for rank in others]
-        calls += [dist.isend(parts[sync.rank], sync.peer(rank), sync.group, tag) for rank in others]
+        calls = [dist.irecv(parts[rank], sync.peer(rank), sync.group, unit.number) for rank in others]
+        calls += [dist.isend(parts[unit.rank], sync.peer(rank), sync.group, unit.number) for rank in others]
 
     def wait() -> None:
         for call in calls:

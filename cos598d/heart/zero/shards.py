@@ -25,6 +25,7 @@ class Shards:
 
     def __init__(self, units: Sequence[Unit], optimizer: torch.optim.Optimizer):
         self.optimizer = optimizer
+        self._rows: dict[nn.Parameter, tuple[int, torch.Tensor, int]] = {}
         self._kinds = check_elementwise(optimizer)
         self.pieces = [(unit, piece, nn.Parameter(unit.part[piece.place])) for unit in units for piece in unit.pieces()]
         self.own = {piece.parameter: part for _, piece, part in self.pieces}
@@ -32,9 +33,34 @@ class Shards:
             group["params"] = [self.own.get(p, p) for p in group["params"]]
         optimizer.state.clear()
 
-    def gradients(self) -> list[torch.Tensor]:
-        """This rank's pieces of the averaged gradients."""
-        return [part.grad for _, _, part in self.pieces if part.grad is not None]
+    def note_rows(self, part: nn.Parameter, rows: torch.Tensor, width: int) -> None:
+        """The gradient of this piece is zeros except in these rows, until the script gives it another."""
+        self._rows.pop(part, None)
+        if part.grad is not None:
+            self._rows[part] = part.grad.data_ptr(), rows, width
+
+    def squares(self, ranks: int) -> torch.Tensor:
+        """The sum of squares of the averaged gradients' pieces; an n-th of it, for what every rank steps whole."""
+        found = [
+            torch.linalg.vector_norm(part.grad if rows is None else part.grad.view(-1, width)[rows]).double().square()
+            * (unit.ranks / ranks)
+            for unit, part, rows, width in self._with_rows()
+        ]
+        return torch.stack(found).sum() if found else torch.zeros((), dtype=torch.float64)
+
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiply the averaged gradients' pieces in place."""
+        for _, part, rows, width in self._with_rows():
+            if rows is None:
+                part.grad.mul_(factor)
+            else:
+                part.grad.view(-1, width)[rows] *= factor
+
+    def _with_rows(self) -> Iterator[tuple[Unit, nn.Parameter, torch.Tensor | None, int]]:
+        for unit, _, part in self.pieces:
+            if part.grad is not None:
+                address, rows, width = self._rows.get(part, (None, None, 0))
+                yield unit, part, rows if address == part.grad.data_ptr() else None, width
 
     def whole_state(self, sync: GradientSync) -> Iterator[tuple[str, torch.Tensor]]:
         """What the optimizers of all ranks remember, whole, unit by unit. Every rank iterates to the end."""
@@ -54,7 +80,7 @@ class Shards:
         part = unit.part_of(whole).zero_()
         for piece, value in found:
             part[piece.place] = value
-        start_all_gather(sync, whole, part, f"{kind} of {unit.name}", STATE)()
+        start_all_gather(sync, unit, whole, part, f"{kind} of {unit.name}", STATE)()
         view_of = dict(zip((p for _, p in unit.named), unit.views(whole), strict=True))
         yield from ((f"{kind}/{piece.name}", view_of[piece.parameter]) for piece, _ in found)
 

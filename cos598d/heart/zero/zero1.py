@@ -47,7 +47,7 @@ class Zero1(GradientSync):
         refuse_max_norm(model)
         call = super().attach(model)
         plan = self.plan(model)
-        self.units = [Unit(k, name, named, self.rank, self.ranks) for k, (name, named) in enumerate(plan)]
+        self.units = [self.make_unit(k, name, named) for k, (name, named) in enumerate(plan)]
         self.unit_of = {p: (unit, k) for unit in self.units for k, (_, p) in enumerate(unit.named)}
         for unit in self.units:
             self.lay(unit)
@@ -63,6 +63,10 @@ class Zero1(GradientSync):
         """The parameters of each unit, in the order in which their gradients are expected."""
         groups = plan_buckets(self.parameters, self.options.bucket_mb, self.options.first_bucket_mb)
         return [(f"bucket {k}", group) for k, group in enumerate(groups)]
+
+    def make_unit(self, number: int, name: str, named: Sequence[Named]) -> Unit:
+        """A unit of these parameters."""
+        return Unit(number, name, named, self.rank, self.ranks)
 
     def lay(self, unit: Unit) -> None:
         """Give the unit's weights and gradients their memory."""
@@ -138,11 +142,8 @@ class Zero1(GradientSync):
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale the averaged gradient down to this L2 norm at most. Return the norm that it had, over all ranks."""
         self.take_written()
-        gradients = self.cut.gradients()
-        squares = [torch.linalg.vector_norm(gradient).double().square() for gradient in gradients]
-        norm = self.sum_over_ranks(torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64))
-        norm = norm.sqrt().float()
-        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        norm = self.sum_over_ranks(self.cut.squares(self.ranks)).sqrt().float()
+        self.cut.scale((max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
     def sum_over_ranks(self, squares: torch.Tensor) -> torch.Tensor:
@@ -179,7 +180,7 @@ class Zero1(GradientSync):
 
     def start_gather(self, unit: Unit, purpose: str = PARAMETERS) -> Callable[[], None]:
         """Start to gather the unit's weights. Call the result to wait for them."""
-        return start_all_gather(self, unit.weights, unit.part, unit.name, purpose, tag=unit.number)
+        return start_all_gather(self, unit, unit.weights, unit.part, unit.name, purpose)
 
     def wait_for(self, units: Sequence[Unit]) -> None:
         """Until these units' weights are here."""
