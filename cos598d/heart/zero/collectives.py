@@ -1,6 +1,5 @@
 """The two collectives that ZeRO is made of, on a flat tensor of n equal parts: reduce-scatter and all-gather."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -52,13 +51,13 @@ def start_all_gather(
         with sync.ledger.naming(name, purpose):
             return gather(flat, part.clone(), group=sync.group, async_op=True).wait
     others = [rank for rank in range(unit.ranks) if rank != unit.rank]
-    with sync.ledger.composing("all_gather", part, name, purpose) as row:
+    with sync.ledger.composing("all_gather", part, name, purpose, ends_later=True) as end:
         calls = [dist.irecv(parts[rank], sync.peer(rank), sync.group, unit.number) for rank in others]
         calls += [dist.isend(parts[unit.rank], sync.peer(rank), sync.group, unit.number) for rank in others]
 
     def wait() -> None:
         for call in calls:
             call.wait()
-        row.seconds = time.perf_counter() - row.started
+        end()
 
     return wait

@@ -76,7 +76,7 @@ class Table:
     def start(self, counts: Sequence[int]) -> None:
         """Send this rank's rows to all others, and receive theirs, so many from each rank."""
         ids, values = self._own
-        with self._sync.ledger.composing("all_gather", values, self._name) as self._row:
+        with self._sync.ledger.composing("all_gather", values, self._name, ends_later=True) as self._row_ends:
             for rank, count in enumerate(counts):
                 term = (ids, values) if rank == self._sync.rank else (ids.new_empty(count), values.new_empty(count, values.shape[1]))
                 self._terms.append(term)
@@ -89,6 +89,7 @@ class Table:
         """Wait for the rows, and return the average over the ranks, (elements,)."""
         for call in self._calls:
             call.wait()
+        self._row_ends()
         self.sums[self.rows] = 0
         for ids, values in self._terms:
             self.sums.index_add_(0, ids, values, alpha=1 / self._sync.ranks)

@@ -1,7 +1,9 @@
 """ZeRO stage 1: every rank keeps the optimizer's state of one n-th of the weights, and steps only those."""
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,12 +13,20 @@ from torch import nn
 from cos598d.errors import UserError
 from cos598d.heart.sync.base import GradientSync, Named
 from cos598d.heart.sync.buckets import plan_buckets
+from cos598d.heart.sync.options import BucketSizes
 from cos598d.heart.zero.collectives import add_up, start_all_gather, start_reduce_scatter
 from cos598d.heart.zero.layers import by_layer
 from cos598d.heart.zero.shards import Shards
 from cos598d.heart.zero.unit import Unit
 from cos598d.heart.zero.unread import Unread
 from cos598d.records.conventions import AGREEMENT, PARAMETERS, STATE
+
+
+@dataclass(frozen=True)
+class ZeroOptions(BucketSizes):
+    """gather_in_forward: stepped weights travel during the next forward. Then only a layer's forward may read them."""
+
+    gather_in_forward: bool = False
 
 
 class Zero1(GradientSync):
@@ -41,7 +51,12 @@ class Zero1(GradientSync):
     `bucketed` or `ddp` would do.
     """
 
-    shards = True
+    shards = takes_sparse = True
+    options_kind: type[BucketSizes] = ZeroOptions
+
+    @property
+    def _travels_late(self) -> bool:
+        return isinstance(self.options, ZeroOptions) and self.options.gather_in_forward
 
     def attach(self, model: nn.Module) -> Callable:
         refuse_max_norm(model)
@@ -79,9 +94,9 @@ class Zero1(GradientSync):
         self._unread: dict[nn.Parameter, torch.Tensor] = {p: Unread(p) for _, p in self.parameters}
         self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for _, p in self.parameters]
         for node, (_, p) in zip(self._nodes, self.parameters, strict=True):
-            self._handles.append(node.register_prehook(lambda *_, p=p: self._make_room(p)))
+            self._handles.append(node.register_prehook(_weakly(self, p)))
         self._handles.append(optimizer.register_step_pre_hook(lambda *_: self.before_step()))
-        if self.options.gather_in_forward:
+        if self._travels_late:
             self.wait_in_forward()
 
     def wait_in_forward(self) -> None:
@@ -90,7 +105,7 @@ class Zero1(GradientSync):
             self._handles.append(layer.register_forward_pre_hook(self._waiting_for(own), prepend=True))
 
     def begin_forward(self) -> None:
-        """A forward of training begins."""
+        super().begin_forward()
         for unit in self.units:
             self.take_moved(unit)
 
@@ -100,7 +115,7 @@ class Zero1(GradientSync):
 
     def ready(self, parameter: nn.Parameter) -> None:
         unit, _ = self.unit_of[parameter]
-        if self.options.gather_in_forward and unit in self._arriving:
+        if self._travels_late and unit in self._arriving:
             name = next(name for name, p in self.parameters if p is parameter)
             raise UserError(
                 f"{name} was read before its new values had arrived: outside of the forward of the layer that has it. "
@@ -124,7 +139,7 @@ class Zero1(GradientSync):
         stood = {p for _, p in self.parameters if p.grad is self._unread[p]}  # averaged by an earlier backward
         for unit in self.units:
             for p in list(self._missing[unit]):  # backward has left it out; an earlier micro-batch may have used it
-                self._make_room(p)
+                self.make_room(p)
                 self._take(p)
         self._start_what_is_full()
         is_used = dict(zip((p for _, p in self.parameters), self.agree(list(self._has.values())), strict=True))
@@ -175,7 +190,7 @@ class Zero1(GradientSync):
         """The optimizer has stepped this rank's pieces: send them."""
         # Units are in the order of backward: the next forward needs the last one first.
         self._arriving = {unit: self.start_gather(unit) for unit in reversed(self.units)}
-        if not self.options.gather_in_forward:
+        if not self._travels_late:
             self.wait_for(self.units)
 
     def start_gather(self, unit: Unit, purpose: str = PARAMETERS) -> Callable[[], None]:
@@ -192,7 +207,8 @@ class Zero1(GradientSync):
     def settle(self) -> None:
         super().settle()
         self.wait_for(self.units)
-        self.begin_forward()
+        for unit in self.units:
+            self.take_moved(unit)
 
     def whole_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The optimizer's state, whole on every rank."""
@@ -245,7 +261,7 @@ class Zero1(GradientSync):
         self._next = 0  # units before it have started: every rank starts them in the same order
         self._averages: dict[Unit, torch.Tensor] = {}
 
-    def _make_room(self, parameter: nn.Parameter) -> None:
+    def make_room(self, parameter: nn.Parameter) -> None:
         """A gradient is about to be added to .grad. An average stays in the piece; the piece forgets what the script
         has dropped or replaced."""
         part = self.cut.own[parameter]
@@ -280,6 +296,17 @@ class Zero1(GradientSync):
 
     def _waiting_for(self, units: Sequence[Unit]) -> Callable[..., None]:
         return lambda *_: self.wait_for(units)
+
+
+def _weakly(sync: Zero1, parameter: nn.Parameter) -> Callable[..., None]:
+    """A hook for the parameter's node, to which torch has a reference that Python's garbage collector cannot see."""
+    method = weakref.WeakMethod(sync.make_room)
+
+    def hook(*_: Any) -> None:
+        if call := method():
+            call(parameter)
+
+    return hook
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:

@@ -28,15 +28,21 @@ class Zero2(Zero1):
     """
 
     every_backward = True
-    _is_inside = False
+    _no_sync = False  # the next forward is inside no_sync
+    _is_inside = False  # the last one was
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        before, self._is_inside = self._is_inside, True
+        before, self._no_sync = self._no_sync, True
         try:
             yield
         finally:
-            self._is_inside = before
+            self._no_sync = before
+
+    def begin_forward(self) -> None:
+        super().begin_forward()
+        if torch.is_grad_enabled():
+            self._is_inside = self._no_sync
 
     def lay(self, unit: Unit) -> None:
         unit.hold(unit.empty())
@@ -60,15 +66,16 @@ class Zero2(Zero1):
         self._landings.clear()
 
     def agree(self, has: list[bool]) -> list[bool]:
+        is_inside = [self._is_inside, not self._is_inside]
         if self.options.find_unused_parameters:
-            *has, some_inside, some_outside = self.any_rank([*has, self._is_inside, not self._is_inside])
+            *users, some_inside, some_outside = self.count([*has, *is_inside])
+            has = [number > 0 for number in users]
         else:
             has = super().agree(has)
-            some_inside, some_outside = self.any_rank([self._is_inside, not self._is_inside])
+            some_inside, some_outside = self.count(is_inside)
         if some_inside and some_outside:
-            where = "inside" if self._is_inside else "outside of"
             raise UserError(
-                f"this rank's backward is {where} no_sync, and another rank's is not: the ranks have different numbers "
-                "of micro-batches in a step. Give every rank as many, since every backward is reduced."
+                f"{some_inside} of {self.ranks} ranks are inside no_sync, and the others end their step: the ranks have "
+                "different numbers of micro-batches. Give every rank as many, since every backward is reduced."
             )
         return has

@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from cos598d.errors import UserError
 from cos598d.heart.sync.base import GradientSync, Named
+from cos598d.heart.sync.options import Options
 from cos598d.heart.zero.layers import by_layer, owners
 from cos598d.heart.zero.unit import Unit
 from cos598d.heart.zero.zero2 import Zero2
@@ -35,6 +36,8 @@ class Zero3(Zero2):
     AdamW 2S/n of state, and within a step two layers and those of no layer. Choose it if weights do not fit and the
     links are fast.
     """
+
+    options_kind = Options
 
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)
