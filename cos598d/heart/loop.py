@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -25,6 +26,7 @@ from cos598d.heart.precision import autocast, make_scaler, step_scaled
 from cos598d.heart.replicas import check_loss, check_replicas, check_weights
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
+from cos598d.models.padding import cuts_by_length
 from cos598d.records.conventions import CHECKPOINT, LOSS, WARM_UP
 from cos598d.terminal.console import Console
 
@@ -110,6 +112,19 @@ def step(
     return has_stepped, sums.tolist()
 
 
+def split(job: Job, batch: np.ndarray, equal_passes: bool) -> list[MicroBatch]:
+    """This rank's share of a global batch."""
+    return sampler.micro_batches(
+        batch,
+        job.examples.lengths,
+        job.ranks.rank,
+        job.ranks.world_size,
+        job.config.gradient_accumulation_steps,
+        group_by_length=cuts_by_length(job.model, job.ranks.device.type == "cpu"),
+        equal_passes=equal_passes,
+    )
+
+
 def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: Control) -> None:
     """Train the model of `job` in place. Every rank calls it with the same arguments.
 
@@ -176,7 +191,7 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: Cont
             clock.start()
             ranks.ledger.begin(at.iteration)
             with phase("data"):
-                micro_batches = split(job, batch)
+                micro_batches = split(job, batch, model.sync.shards)
             tokens = 0
 
             def load(micro_batch: MicroBatch, draw: tuple[int, int] = (config.seed, epoch)) -> dict[str, torch.Tensor]:
