@@ -58,15 +58,10 @@ class RunConfig(TaskFlags, StrategyFlags, OptimizerFlags, CheckpointFlags):
         group=SYNC_GROUP,
     )
     compress: str | None = flag(
-        None,
-        f"compress gradients, for syncs with buckets: {', '.join(CODECS)} (ddp: fp16)",
-        group=SYNC_GROUP,
+        None, f"compress gradients, for syncs with buckets: {', '.join(CODECS)} (ddp: fp16)", group=SYNC_GROUP
     )
     check_replicas: int = flag(
-        0,
-        "check every N steps that all ranks' weights are equal; 0: only after every epoch",
-        group=SYNC_GROUP,
-        least=0,
+        0, "check every N steps that all ranks' weights are equal; 0: only after every epoch", group=SYNC_GROUP, least=0
     )
 
     backend: str = flag(
@@ -130,18 +125,10 @@ class RunConfig(TaskFlags, StrategyFlags, OptimizerFlags, CheckpointFlags):
     do_eval: bool = flag(False, "evaluate after every epoch", group=TRAINING)
     do_predict: bool = flag(False, "at the end, predict the data's test set, as `cos598d predict` does", group=TRAINING)
     total_train_batch_size: int | None = flag(
-        None,
-        "examples per step, divided among all ranks (default: 64)",
-        group=TRAINING,
-        least=1,
-        below=MOST_EXAMPLES,
+        None, "examples per step, divided among all ranks (default: 64)", group=TRAINING, least=1, below=MOST_EXAMPLES
     )
     per_gpu_train_batch_size: int | None = flag(
-        None,
-        "instead: examples per rank and accumulation step",
-        group=TRAINING,
-        least=1,
-        below=MOST_EXAMPLES,
+        None, "instead: examples per rank and accumulation step", group=TRAINING, least=1, below=MOST_EXAMPLES
     )
     per_gpu_eval_batch_size: int = flag(8, "examples per rank in a batch of evaluation", group=TRAINING, least=1)
     gradient_accumulation_steps: int = flag(1, "micro-batches per step", group=TRAINING, least=1, below=MOST_EXAMPLES)
@@ -185,10 +172,7 @@ class RunConfig(TaskFlags, StrategyFlags, OptimizerFlags, CheckpointFlags):
         metavar="RULE",
     )
     tensorboard: bool = flag(
-        False,
-        "also write TensorBoard events to tensorboard/ in the output folder",
-        group=RECORD,
-        is_local=True,
+        False, "also write TensorBoard events to tensorboard/ in the output folder", group=RECORD, is_local=True
     )
     csv: bool = flag(
         False, "also write steps.csv and evaluations.csv to the output folder", group=RECORD, is_local=True

@@ -1,6 +1,5 @@
 """Evaluation over all ranks: the model's outputs for each example exactly once, their metrics and their mean loss."""
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,8 +50,8 @@ class Evaluation:
         started, comm, task = time.perf_counter(), self._comm, self._task
         found: dict[str, Any] = {}
         for place, (part, examples) in enumerate(self._parts.items()):
-            widths, context = task.widths(examples), autocast(self._precision, comm.device)
-            outputs = model_outputs(self._model, examples, widths, comm, self._batch_size, context, is_asked_to_end)
+            widths = task.widths(examples)
+            outputs = self.outputs(examples, widths, is_asked_to_end)
             if outputs is None:
                 return None
             metrics: dict[str, Any] = {}
@@ -69,42 +68,36 @@ class Evaluation:
             found |= comm.exchange(metrics)[0]
         return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
 
+    def outputs(
+        self, examples: Examples, widths: Sequence[int], is_asked_to_end: Callable[[], bool] | None = None
+    ) -> np.ndarray | None:
+        """The model's outputs for every example: float32 (examples, sum of `widths`), in the examples' order.
 
-def model_outputs(
-    model: nn.Module,
-    examples: Examples,
-    widths: Sequence[int],
-    comm: Communicator,
-    batch_size: int,
-    context: contextlib.AbstractContextManager,
-    is_asked_to_end: Callable[[], bool] | None = None,
-) -> np.ndarray | None:
-    """The model's outputs for every example: float32 (examples, sum of `widths`), in the examples' order.
-
-    `widths` are the numbers of values per example in each of the model's first outputs. If a batch gives fewer, the
-    rest is zeros. Each rank computes every n-th batch, in the `context`, and leaves zeros elsewhere. The sum over ranks
-    is then exact, because every row has one rank's numbers and zeros from the others. A rank that is asked to end
-    computes no further batch; the result is then None on every rank.
-    """
-    was_training = model.training
-    model.eval()
-    rows = torch.zeros((len(examples), sum(widths)), device=comm.device)
-    order = np.argsort(examples.lengths, kind="stable")  # similar lengths together
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    with torch.no_grad(), context:
-        for batch in batches[comm.rank :: comm.world_size]:
-            if is_asked_to_end and is_asked_to_end():
-                break
-            inputs = {name: one.to(comm.device) for name, one in examples.inputs(batch).items()}
-            chosen = torch.as_tensor(batch, device=comm.device)
-            for place, output in zip(np.cumsum([0, *widths[:-1]]), model(**inputs), strict=False):
-                values = output.float().reshape(len(batch), -1)
-                rows[chosen, place : place + values.shape[1]] = values
-    model.train(was_training)
-    if is_asked_to_end and any(comm.exchange(is_asked_to_end())):
-        return None
-    comm.all_reduce(rows, "model outputs", purpose=EVALUATION)
-    return rows.cpu().numpy()
+        `widths` are the numbers of values per example in each of the model's first outputs. If a batch gives fewer, the
+        rest is zeros. Each rank computes every n-th batch, and leaves zeros elsewhere. The sum over ranks is then
+        exact, because every row has one rank's numbers and zeros from the others. A rank that is asked to end computes
+        no further batch; the result is then None on every rank.
+        """
+        comm, model = self._comm, self._model
+        was_training = model.training
+        model.eval()
+        rows = torch.zeros((len(examples), sum(widths)), device=comm.device)
+        order = np.argsort(examples.lengths, kind="stable")  # similar lengths together
+        batches = [order[start : start + self._batch_size] for start in range(0, len(order), self._batch_size)]
+        with torch.no_grad(), autocast(self._precision, comm.device):
+            for batch in batches[comm.rank :: comm.world_size]:
+                if is_asked_to_end and is_asked_to_end():
+                    break
+                inputs = {name: one.to(comm.device) for name, one in examples.inputs(batch).items()}
+                chosen = torch.as_tensor(batch, device=comm.device)
+                for place, output in zip(np.cumsum([0, *widths[:-1]]), model(**inputs), strict=False):
+                    values = output.float().reshape(len(batch), -1)
+                    rows[chosen, place : place + values.shape[1]] = values
+        model.train(was_training)
+        if is_asked_to_end and any(comm.exchange(is_asked_to_end())):
+            return None
+        comm.all_reduce(rows, "model outputs", purpose=EVALUATION)
+        return rows.cpu().numpy()
 
 
 def mean_loss(outputs: np.ndarray, widths: Sequence[int], examples: Examples) -> float:
@@ -132,8 +125,7 @@ def predict(
     model: nn.Module, task: Task, examples: Examples, config: RunConfig, comm: Communicator, batch_size: int
 ) -> np.ndarray:
     """The model's outputs for every example: (examples, sum of the task's widths). Every rank calls it."""
-    context = autocast(config.precision, comm.device)
-    found = model_outputs(model, examples, task.widths(examples), comm, batch_size, context)
+    found = Evaluation(task, {}, model, comm, batch_size, config.precision).outputs(examples, task.widths(examples))
     assert found is not None  # nobody asks it to stop
     return found
 
@@ -142,8 +134,8 @@ def predict_tests(
     model: nn.Module, task: Task, tests: Mapping[str, Examples], config: RunConfig, comm: Communicator
 ) -> dict[str, str]:
     """The tables of --do_predict by file name. For GLUE they have the two columns that its benchmark accepts."""
-    size, with_probability = config.per_gpu_eval_batch_size, task.name not in GLUE
-    return {
-        name: predictions_table(task, map(str, range(len(test))), predict(model, task, test, config, comm, size), with_probability)
-        for name, test in tests.items()
-    }
+    found = {}
+    for name, test in tests.items():
+        outputs = predict(model, task, test, config, comm, config.per_gpu_eval_batch_size)
+        found[name] = predictions_table(task, map(str, range(len(test))), outputs, task.name not in GLUE)
+    return found

@@ -16,7 +16,6 @@ from cos598d.measure.tensorboard import Board, check_tensorboard
 from cos598d.models.build import ModelSource, find_model
 from cos598d.models.configs import check_head
 from cos598d.records.conventions import BY_LEDGER
-from cos598d.terminal.console import Console
 from cos598d.terminal.words import number_of
 
 # The models of the original assignment's commands, which must also train offline.
@@ -43,7 +42,6 @@ def find_data(config: RunConfig) -> tuple[Task, str]:
     find_loggers(config)
     task = config.task()
     words = task.find(config.data_dir)
-    task.check((["train"] if config.do_train else []) + list(task.parts[1:] if config.do_eval else ()))
     return task, words
 
 
@@ -83,13 +81,11 @@ def find_source(config: RunConfig, task: Task) -> ModelSource:
     return source
 
 
-def load_examples(part: str, config: RunConfig, inputs: RunInputs, comm: Communicator, console: Console) -> Examples:
+def load_examples(part: str, config: RunConfig, inputs: RunInputs, comm: Communicator) -> Examples:
     """Load one part of the task's examples. Raises UserError, the same on every rank, if the ranks' data differ."""
     task, limit = inputs.task, config.max_train_examples if part == "train" else config.max_eval_examples
     examples = task.load(part, inputs.source.encoder, config.max_seq_length, limit)
     _same(comm, examples, f"the {part} part of {task.name}")
-    for line in task.remarks(part, examples):
-        console.say(line)
     return examples
 
 
@@ -124,8 +120,7 @@ def announced(config: RunConfig, inputs: RunInputs, comm: Communicator, threads:
     each = f"{number_of(threads, 'thread')}{' each' if comm.world_size > 1 else ''}"
     dropout = "the model's own" if config.dropout is None else f"{config.dropout:g}"
     return [
-        f"{config.label}: {inputs.task.name}, sync {config.sync}, "
-        f"{ranks} ({config.backend}, {comm.device}, {each}); "
+        f"{config.label}: {inputs.task.name}, sync {config.sync}, {ranks} ({config.backend}, {comm.device}, {each}); "
         f"model: {inputs.source.description}; data: {inputs.data_words}",
         f"{config.describe_batch(comm.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
         f"{config.precision}, seed {config.seed}",

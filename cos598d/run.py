@@ -97,9 +97,9 @@ def _run(
 
     # Load the examples, the same on every rank.
     parts = {
-        part: load_examples(part, config, inputs, comm, console) for part in (task.parts[1:] if config.do_eval else ())
+        part: load_examples(part, config, inputs, comm) for part in (task.parts[1:] if config.do_eval else ())
     }
-    training = load_examples("train", config, inputs, comm, console) if config.do_train else None
+    training = load_examples("train", config, inputs, comm) if config.do_train else None
     tests = load_tests(config, inputs, comm) if config.do_predict else {}
 
     # Build the model, the same on every rank. Find the checkpoint to resume from, and the sync to train with.
