@@ -1,6 +1,7 @@
 """How a run resumes: in which folder, from which checkpoint, and whether it is the same run."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from cos598d.measure.loggers import Logger
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.models.build import ModelSource
+from cos598d.models.configs import plain_config
 from cos598d.plan import Plan
 from cos598d.records.conventions import ITERATIONS
 from cos598d.records.run import CONFIG, read_object, read_summary
@@ -182,7 +184,7 @@ def facts_of(
     """What must be equal in every attempt of a run, as JSON values. `evaluated` counts if it can end the run."""
     facts = {name: getattr(config, name) for name in SAME_FLAGS}
     facts |= {"total_train_batch_size": plan.batch_size, "steps": plan.steps, "model": source.description}
-    configuration = hashlib.sha256(source.config.to_json_string().encode()).hexdigest()
+    configuration = hashlib.sha256(json.dumps(plain_config(source.config), sort_keys=True).encode()).hexdigest()
     data = {part: [len(examples), examples.digest()] for part, examples in evaluated.items()}
     return facts | {
         "configuration": configuration,
