@@ -110,8 +110,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise _no_config(path, f"is no config: {printable(error, 100)}") from None
     for name in (name for name in found if name not in values):
         raise _no_config(path, f"has the field {printable(name, 60)!r}, which this version does not have")
-    if values[WORLD_SIZE] < 1 or "sync" not in found:
-        raise _no_config(path, f"has no {'sync' if WORLD_SIZE in found else WORLD_SIZE}")
+    for name in (name for name in ("sync", WORLD_SIZE) if not found.get(name)):
+        raise _no_config(path, f"has no {name}")
     return values
 
 

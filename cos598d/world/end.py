@@ -3,12 +3,15 @@
 import contextlib
 import os
 import sys
+import threading
 import time
 
 from cos598d.errors import ERROR
 from cos598d.terminal.files import remove_unfinished
 
 NEWS_SECONDS = 0.2  # rank 0 serves the store, whose end would hide the news from the others
+
+_ending = threading.Lock()  # held by the one thread that says why this process ends
 
 
 def lost(who: str) -> str:
@@ -21,6 +24,7 @@ def lost(who: str) -> str:
 
 def exit_now(rank: int, sentence: str, exit_code: int) -> None:
     """End this process at once, with one sentence on standard error and no half-written files."""
+    _ending.acquire()  # another thread that comes here waits for the end
     try:
         remove_unfinished()
         print_last_words(rank, sentence)

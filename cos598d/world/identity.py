@@ -11,6 +11,7 @@ from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT
 SILENCE_SECONDS = 8
 # Set by `launch.start_local_workers` for its workers: its process id (they end without it), and rank 0's bound socket.
 LAUNCHER_PID, LISTENER = "COS598D_LAUNCHER_PID", "COS598D_LISTENER"
+SECRET_VARIABLE = "COS598D_SECRET"  # what all ranks of a run know, and no other program
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # set only by torchrun's agent, for its workers
 PARENT_PID = os.getppid()  # when this process started
 NOT_STARTED = "not started"  # the source of a world whose ranks must still be started

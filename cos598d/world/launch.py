@@ -19,8 +19,8 @@ import torch
 from cos598d.errors import UserError
 from cos598d.terminal.signals import ENDING, GOES_ON, signal_name
 from cos598d.world.devices import may_have_gpu
-from cos598d.world.identity import LAUNCHER_PID, LISTENER
-from cos598d.world.meet import SECRET_VARIABLE, bind
+from cos598d.world.identity import LAUNCHER_PID, LISTENER, SECRET_VARIABLE
+from cos598d.world.meet import bind
 from cos598d.world.network import DEFAULT_IP
 
 SAY_SECONDS = 1.0  # how long the others may take to report a failure before they are stopped

@@ -22,10 +22,10 @@ from cos598d.terminal.words import ranks_in_words
 from cos598d.world.end import exit_now, lost
 from cos598d.world.identity import check_launcher
 from cos598d.world.meet import bind
-from cos598d.world.meeting import Meeting
+from cos598d.world.meeting import ANSWER_SECONDS, Meeting
 
 CONNECT_SECONDS = 10.0
-POLL_SECONDS = 0.5  # how often a worker looks whether its launcher still runs
+POLL_SECONDS = 0.5  # how often a rank looks whether its launcher still runs, and rank 0 still answers
 NEWS_SECONDS = 3.0  # how long a rank whose collective broke waits for news of which rank was lost
 
 
@@ -67,7 +67,10 @@ class Lifeline:
         """
         ranks = range(self._meeting.identity.world_size)
         store, mine = self._meeting.store, self._meeting.waits_for or "a collective"
-        with contextlib.suppress(dist.DistError, RuntimeError):  # the store has ended with rank 0
+        with (
+            contextlib.suppress(dist.DistError),  # the store has ended with rank 0
+            self._meeting.asking(NEWS_SECONDS + ANSWER_SECONDS),
+        ):
             store.set(f"broke/{self.rank}", mine)
             self._thread.join(NEWS_SECONDS)
             silent = [rank for rank in ranks if not store.check([f"broke/{rank}"])]
@@ -156,10 +159,16 @@ class Lifeline:
                         selector.unregister(key.fileobj)
                         if key.data not in self._done:
                             self._end({"end": lost(f"rank {key.data}")}, key.data)
-                try:
-                    check_launcher()
-                except UserError as error:  # the program that started this rank has ended
-                    exit_now(self.rank, str(error), 1)
+                self._look()
+
+    def _look(self) -> None:
+        """End this process if its launcher has ended, or if rank 0 does not answer."""
+        if time.monotonic() > self._meeting.deadline:
+            exit_now(self.rank, "rank 0 did not take part (stopped, or stuck?). Look there, or raise --timeout.", 1)
+        try:
+            check_launcher()
+        except UserError as error:
+            exit_now(self.rank, str(error), 1)
 
     def _hear(self, sender: int, message: dict[str, Any]) -> None:
         if "end" in message:

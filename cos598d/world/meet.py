@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -28,13 +28,12 @@ import torch.distributed as dist
 from cos598d.errors import WARNING, UsageError, UserError
 from cos598d.terminal.files import cache_folder
 from cos598d.terminal.words import ranks_in_words
-from cos598d.world.identity import LISTENER, Identity
+from cos598d.world.identity import LISTENER, SECRET_VARIABLE, Identity
 from cos598d.world.meeting import Meeting
 from cos598d.world.network import address_facing, choose_interface, host_identity, is_loopback
 from cos598d.world.waiting import wait
 
-SECRET_VARIABLE = "COS598D_SECRET"
-LINGER_SECONDS = 3.0  # how long rank 0 stays after a failure: its end would end the store, before others have heard
+LINGER_SECONDS = 5.0  # how long rank 0 stays after a failure: its end would end the store, before others have heard
 GREETING_SECONDS = 10.0  # how long a program at rank 0's port may take to answer as a store
 
 
@@ -52,7 +51,7 @@ def meet(identity: Identity, seconds: float, facts: Mapping[str, Any]) -> Meetin
             raise UserError(f"rank {identity.rank} was started twice for {place}. Give each run its own --master_port.")
         if identity.rank == 0:
             store.set("nonce", f"{identity.world_size} {secrets.token_hex(16)}")
-        if not wait(lambda: store.check(["nonce"]), seconds, _said(identity, "rank 0")):
+        if not wait(lambda: store.check(["nonce"]), seconds, _said(identity, lambda: [0])):
             raise UserError(f"rank 0 did not come to {place} within {seconds:g} s. Start it there (--local_rank 0).")
         size = store.get("nonce").decode().partition(" ")[0]
         if size and int(size) != identity.world_size:
@@ -95,7 +94,7 @@ def open_store(identity: Identity, seconds: float) -> dist.Store:
         listener.listen(1024)
         return dist.TCPStore(host, port, None, True, patience, False, master_listen_fd=listener.detach())
     try:
-        if not wait(lambda: _answers(host, port), seconds, _said(identity, "rank 0")):
+        if not wait(lambda: _answers(host, port), seconds, _said(identity, lambda: [0])):
             raise UserError(
                 f"rank 0 is missing: nothing answered at {identity.endpoint} within {seconds:g} s. Start it there "
                 "(--local_rank 0) or correct --master_ip and --master_port."
@@ -160,9 +159,9 @@ def _own_part(identity: Identity, store: dist.Store) -> dist.Store:
     return dist.PrefixStore(f"cos598d/{identity.run_id}/{identity.attempt}", store)
 
 
-def _said(identity: Identity, whom: str) -> str:
+def _said(identity: Identity, ranks: Callable[[], Collection[int]]) -> Callable[[], str] | None:
     """For whom this rank waits, if it prints that."""
-    return f"{whom} at {identity.endpoint}" if identity.speaks else ""
+    return (lambda: f"{ranks_in_words(sorted(ranks()))} at {identity.endpoint}") if identity.speaks else None
 
 
 def _answers(host: str, port: int) -> bool:
@@ -179,11 +178,10 @@ def _object(identity: Identity, store: dist.Store, what: str) -> None:
 
 
 def _stay(identity: Identity, store: dist.Store) -> None:
-    """Let all ranks that came read the verdict before rank 0 ends, and the store with it."""
+    """Let the others read the verdict, also those that come a moment later, before rank 0 ends and the store with it."""
     store.add("heard", 1)
-    came = sum(store.check([f"came/{rank}"]) for rank in range(identity.world_size))
     if identity.rank == 0:
-        wait(lambda: store.add("heard", 0) >= came, LINGER_SECONDS)
+        wait(lambda: store.add("heard", 0) == identity.world_size, LINGER_SECONDS)
 
 
 def _judge(identity: Identity, store: dist.Store, secret: bytes, seconds: float) -> tuple[str, list[int]]:
@@ -209,7 +207,7 @@ def _judge(identity: Identity, store: dist.Store, secret: bytes, seconds: float)
                     wrong.append(f"{said}. Give every rank the same.")
         return bool(wrong) or not missing
 
-    if not wait(all_came, seconds, _said(identity, "the other ranks")):
+    if not wait(all_came, seconds, _said(identity, lambda: missing)):
         late = (
             f"{ranks_in_words(sorted(missing))} did not come to {identity.endpoint} within {seconds:g} s (--timeout)."
         )

@@ -19,7 +19,7 @@ from cos598d.terminal.words import number_of
 from cos598d.tools.cluster.network import Network
 from cos598d.tools.cluster.plan import INTERFACE, Cluster, address
 from cos598d.tools.cluster.switch import READY
-from cos598d.world.meet import SECRET_VARIABLE
+from cos598d.world.identity import SECRET_VARIABLE
 from cos598d.world.network import DEFAULT_PORT
 
 NETWORK_FACTS = "COS598D_NETWORK"  # describes the hosts' links for the record of a run
