@@ -42,7 +42,7 @@ from cos598d.strategies import AUTO_SYNC, get_strategy
 from cos598d.strategies.choose_precision import choose_precision
 from cos598d.terminal.console import Console
 from cos598d.terminal.locks import locked
-from cos598d.world.devices import LAUNCHERS, launcher_facts, place_of, places_in_words
+from cos598d.world.devices import launcher_facts, place_of
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
 
@@ -88,8 +88,6 @@ def _run(
     if precision.warning and comm.rank == 0:
         console.warn(precision.warning)
     launcher, places = launcher_facts(identity), comm.collect(place_of(comm.device))  # places: on rank 0 only
-    if places and launcher["name"] in LAUNCHERS:
-        console.say(places_in_words(launcher, places))
     output = _make_folder(config, comm, claims)
     if say_if_finished(output, config, comm, console):
         return 0

@@ -24,7 +24,6 @@ from cos598d.records.run import CONFIG, read_object, read_summary
 from cos598d.records.saved import facts_after, training_after
 from cos598d.terminal.console import Console
 from cos598d.terminal.printable import printable
-from cos598d.world.exit import resumes_by
 
 # If one of these flags changes, it is another run. The sync, the ranks and the times of saving may change.
 SAME_FLAGS = (
@@ -145,8 +144,6 @@ def open_record(
     they could be mistaken for this one's. Raises UserError if they cannot be removed.
     """
     rank, world_size, kept = comm.rank, comm.world_size, config.ledger
-    saves = config.save_steps or config.save_epochs or config.save_seconds
-    resumes_by(f"--resume {_resume_word(folder, config)}" if saves and config.resume != AUTO else "")
     if found is not None:
         positions, place = found.facts_of_ranks(RECORD, comm), found.path.parent.parent
         return RunRecord(

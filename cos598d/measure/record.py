@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import threading
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +48,6 @@ from cos598d.records.figures import (
 from cos598d.records.kinds import NUMBER, Fields
 from cos598d.records.run import EVALUATION, read_table
 from cos598d.terminal.files import Staged, json_text, own_folder, remove_known, write_json
-from cos598d.world.exit import tell_no_more, tell_of_the_end
 
 Position = dict[str, Any]
 
@@ -102,7 +100,6 @@ class RunRecord:
     def __enter__(self) -> "RunRecord":
         self._staged = Staged()
         self._attempts: Attempts | None = None
-        self._ending = threading.Lock()  # the watchdog's thread may end the process while this one closes the record
         self._is_published = False
         try:
             with told(self.folder, NOTHING_DONE):
@@ -119,7 +116,6 @@ class RunRecord:
             self._monitor.open(files[WIRE].write, files[HOST].write, lambda: self.ledger.iteration, self._detail.wire)
         if self._own:
             self._resume(self._own)
-        tell_of_the_end(self._ends_early)
         return self
 
     def _open_files(self) -> None:
@@ -140,12 +136,10 @@ class RunRecord:
         self._staged.close()
         self._files.close()
         if self._attempts and not self._is_published:
-            with self._ending, contextlib.suppress(OSError):  # a full disk is not what ended the run
+            with contextlib.suppress(OSError):  # a full disk is not what ended the run
                 if self._attempts.all[-1]["why"] is None:
                     self.ends(why(error))
                 self._attempts.write()
-        if error is None:  # otherwise the process is about to report its error
-            tell_no_more(self._ends_early)
         if not self._is_published and not self.iterations and not self.epochs:
             self._clear_up()  # nothing was done that is worth a look
         try:
@@ -167,14 +161,6 @@ class RunRecord:
         """Set why this attempt is about to end before its work is done, for `attempts`."""
         if self._attempts:
             self._attempts.end(why, self.iterations)
-
-    def _ends_early(self, sentence: str) -> None:
-        """This process's last sentence explains more than the error of a collective that lost a rank."""
-        if self._attempts and not self._is_published:
-            with self._ending:
-                self.ends(" ".join(sentence.split()))
-                if (self.folder / LIVE / ATTEMPTS).exists():  # no folder is created if nothing was done in it
-                    self._attempts.write()
 
     def position(self) -> Position:
         """The position of this rank's record between two iterations (JSON), for `resume`."""
