@@ -12,7 +12,7 @@ import torch
 
 from cos598d.records.kinds import OrNone
 from cos598d.records.run import NETWORK
-from cos598d.records.schema import check
+from cos598d.records.old_schema import check
 from cos598d.terminal.reading import parse_json
 
 PACKAGES = ("torch", "pytorch-transformers", "numpy", "tokenizers", "safetensors", "huggingface_hub", "scikit-learn")

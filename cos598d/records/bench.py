@@ -20,7 +20,7 @@ from cos598d.records.kinds import (
     OrNone,
 )
 from cos598d.records.run import ENVIRONMENT, HELD, MOMENTS, RANKS, memory_of
-from cos598d.records.schema import check, read
+from cos598d.records.old_schema import check, read
 
 FILE_NAME = "bench.json"
 REMEDY = "Measure again"

@@ -25,7 +25,7 @@ from cos598d.records.kinds import (
     OrNone,
     ValueKind,
 )
-from cos598d.records.schema import check, read, read_rows
+from cos598d.records.old_schema import check, read, read_rows
 
 # Every record has the seconds of these; records of older versions have no checkpoint phase.
 _OLD_PHASES = [f"seconds_{phase}" for phase in PHASES if phase != CHECKPOINT]

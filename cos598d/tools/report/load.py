@@ -25,7 +25,7 @@ from cos598d.records.run import (
     read_table,
     reading,
 )
-from cos598d.records.schema import check, is_as_read, last_row
+from cos598d.records.old_schema import check, is_as_read, last_row
 from cos598d.records.unfinished import live_folder, read_unfinished
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.disturbed import busy_and_own, share_of_others
