@@ -1,0 +1,1 @@
+"""Training on many ranks, built beside the old one."""

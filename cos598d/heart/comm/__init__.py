@@ -1,0 +1,1 @@
+"""What travels: the ledger, the dispatcher, gloo, the group."""

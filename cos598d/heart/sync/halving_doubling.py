@@ -1,0 +1,55 @@
+"""All-reduce by recursive halving and doubling: as many bytes as the ring, in a logarithmic number of steps."""
+
+import torch
+import torch.distributed as dist
+
+from cos598d.heart.sync.flat import Flat
+
+
+class HalvingDoubling(Flat):
+    """Averaging by halving and doubling (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+    Operations in MPICH", IJHPCA 2005, section 4.4).
+
+    Let p be the largest power of two that is not above n.
+    1. Fold: each of the n-p ranks p+i sends its buffer to rank i, which adds it.
+    2. Halving: rank r and rank r XOR p/2 each send the other one half of the buffer, and add what arrives to the half
+       they keep. Then r and r XOR p/4 halve that half, and so on. Each rank ends with the whole sum of one p-th.
+    3. Doubling: the same partners in reverse order exchange their finished parts, twice as much each time.
+    4. Unfold: rank i sends the result to rank p+i.
+
+    Cost for a gradient of S bytes: 1 call. If n is a power of two, 2 log2(n) steps in which every rank sends and
+    receives 2(n-1)/n S. Otherwise two steps more. For small gradients on many ranks.
+    """
+
+    def sum_up(self, buffer: torch.Tensor, name: str) -> None:
+        core = 1 << (self.ranks.bit_length() - 1)
+        guest = self.rank ^ core if (self.rank ^ core) < self.ranks else None
+        with self.ledger.composing("halving_doubling", buffer, name):
+            if self.rank >= core:
+                dist.send(buffer, self.peer(guest), group=self.group)
+                dist.recv(buffer, self.peer(guest), group=self.group)
+                return
+            if guest is not None:
+                landing = torch.empty_like(buffer)
+                dist.recv(landing, self.peer(guest), group=self.group)
+                buffer += landing
+            self._halve(buffer, core // 2)
+            if guest is not None:
+                dist.send(buffer, self.peer(guest), group=self.group)
+
+    def _halve(self, buffer: torch.Tensor, distance: int) -> None:
+        """Sum over the ranks that differ from this one in the bits of `distance` and below."""
+        if not distance:
+            return
+        partner, halves = self.rank ^ distance, buffer.tensor_split(2)
+        mine, theirs = halves[bool(self.rank & distance)], halves[not self.rank & distance]
+        landing = torch.empty_like(mine)
+        self._swap(theirs, landing, partner)
+        mine += landing
+        self._halve(mine, distance // 2)
+        self._swap(mine, theirs, partner)
+
+    def _swap(self, outgoing: torch.Tensor, incoming: torch.Tensor, partner: int) -> None:
+        receiving = dist.irecv(incoming, self.peer(partner), group=self.group)
+        dist.isend(outgoing, self.peer(partner), group=self.group).wait()
+        receiving.wait()
