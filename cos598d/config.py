@@ -16,7 +16,6 @@ from cos598d.data.squad.options import SquadOptions
 from cos598d.data.tasks import TaskOptions
 from cos598d.data.text.table import TextOptions
 from cos598d.errors import UsageError
-from cos598d.measure.thinning import AUTO, FORMS, LedgerRule
 from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, TEXT_TYPES
 from cos598d.models.build import MODEL_TYPES
 from cos598d.models.recompute import MODEL_TYPES as RECOMPUTED
@@ -190,21 +189,11 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
         least=0,
         is_local=True,
     )
-    ledger: str = flag(
-        AUTO,
-        f"which iterations have their calls listed in the communication log: {FORMS} (fewer in a long run, to stay "
-        "below 200 MB); totals always count every call",
-        group=RECORD,
-        metavar="RULE",
-    )
     tensorboard: bool = flag(
         False,
         "also write TensorBoard events to tensorboard/ in the output folder",
         group=RECORD,
         is_local=True,
-    )
-    csv: bool = flag(
-        False, "also write steps.csv and evaluations.csv to the output folder", group=RECORD, is_local=True
     )
     logger: str | None = flag(
         None,
@@ -239,7 +228,6 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
         self._check_task_flags(task)
         metrics = (*task.metrics, *(MACRO if task.tells_classes else ()))
         self.check_life(self.do_train, self.do_eval, self.output_dir, metrics)
-        LedgerRule.parse(self.ledger)
         for owner, kind in OPTIMIZERS.items():
             for name in given(self, kind.flags) if self.optimizer != owner else ():
                 raise UsageError(f"--{name} has no effect with --optimizer {self.optimizer}. Leave it out.")

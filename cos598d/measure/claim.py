@@ -10,6 +10,10 @@ from cos598d.errors import UserError
 from cos598d.records.conventions import ITERATIONS, LOCK, SETTING, SUMMARY
 
 TEST_PREDICTIONS = "predictions{part}.tsv"  # of a test set, by --do_predict
+PREDICTION_FILES = (
+    *("predictions.json", "nbest_predictions.json", "null_odds.json"),
+    *(TEST_PREDICTIONS.format(part=part) for part in ("", "_mismatched")),
+)
 PATIENCE = 0.5  # seconds; a program that only looks whether the folder is locked holds it for some microseconds
 
 

@@ -16,6 +16,7 @@ from cos598d.records.schema import Sample
 
 JOIN_SECONDS = 2.0  # a sample takes less than a millisecond; a gauge that hangs must not delay the end
 
+Row = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -37,7 +38,9 @@ class Monitor:
         self._lock, self._stopping = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
-    def open(self, write: Callable[[dict[str, Any]], None], iteration: Callable[[], int], last: Sample | None = None) -> None:
+    def open(
+        self, write: Callable[[dict[str, Any]], None], iteration: Callable[[], int], last: Sample | None = None
+    ) -> None:
         """Set how the host's rows are written, and which iteration is running (or just ended).
 
         `last` is the last row of an earlier attempt: seconds continue there.

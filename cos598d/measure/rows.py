@@ -63,4 +63,3 @@ def cut_after(path: Path, iteration: int) -> int:
             if (own or 0) <= iteration:
                 file.write(line)
     return last - iteration
-

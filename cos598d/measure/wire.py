@@ -155,7 +155,7 @@ class WireCounter:
         self._last = None
 
     def read(self) -> Counters | None:
-        """Since the last reading; None if it is paused. Raises OSError if the interface is gone or was created again."""
+        """Since the last reading; None if it is paused. Raises OSError if the interface is gone, or was made again."""
         if self._last is None:
             return None
         now = self._now()

@@ -19,8 +19,8 @@ from cos598d.records.kinds import (
     OneOf,
     OrNone,
 )
-from cos598d.records.run import ENVIRONMENT, HELD, MOMENTS, RANKS, memory_of
 from cos598d.records.old_schema import check, read
+from cos598d.records.run import ENVIRONMENT, HELD, MOMENTS, RANKS, memory_of
 
 FILE_NAME = "bench.json"
 REMEDY = "Measure again"

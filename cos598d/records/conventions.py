@@ -39,7 +39,11 @@ SYNCHRONIZING = (GRADIENTS, PARAMETERS)
 # Sent during training, between two evaluations.
 OF_TRAINING = (GRADIENTS, PARAMETERS, AGREEMENT, LOSS, BUFFERS, WHOLE_WEIGHTS)
 # The files of a run's record. One of each per rank:
-ITERATIONS, COMMUNICATION, HOST = "iterations.rank{rank}.jsonl", "communication.rank{rank}.jsonl", "host.rank{rank}.jsonl"
+ITERATIONS, COMMUNICATION, HOST = (
+    "iterations.rank{rank}.jsonl",
+    "communication.rank{rank}.jsonl",
+    "host.rank{rank}.jsonl",
+)
 # Only on rank 0: rows, and the run's facts. The summary is written last, when the run has ended well.
 EPOCHS, EVALUATIONS, ATTEMPTS = "epochs.jsonl", "evaluations.jsonl", "attempts.jsonl"
 SETTING, CONFIG_FILE, ENVIRONMENT_FILE = "setting.json", "config.json", "environment.json"

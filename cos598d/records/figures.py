@@ -3,6 +3,7 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 from cos598d.records.conventions import COUNTED, PHASES, SILENT, SYNCHRONIZING, WARM_UP
@@ -12,6 +13,8 @@ TOTALS = ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received")
 WAYS = ("bytes_sent", "bytes_received")
 TRAFFIC = tuple(f"{kind}_{way}" for kind in ("predicted", "counted") for way in WAYS)
 _PHASES = tuple(f"seconds_{phase}" for phase in PHASES)
+_SUMMED = (*_PHASES, *TOTALS, *TRAFFIC)
+_summed = attrgetter(*_SUMMED)
 
 
 class MadeCall(Protocol):
@@ -65,29 +68,24 @@ def rank_figures(rows: Iterable[Iteration]) -> dict[str, Any]:
     Mean seconds exclude the warm-up, if iterations follow it. Bytes include all iterations: a sync may send a step's
     weights in the next step, so a mean without the first step would exceed one step's bytes.
     """
-    warm, timed = dict.fromkeys(("count", *_PHASES), 0.0), dict.fromkeys(("count", *_PHASES), 0.0)
-    sent = dict.fromkeys(TOTALS, 0)
-    epochs: dict[str, dict[str, Any]] = {}
+    sums: dict[tuple[int, bool], list[int | float | None]] = {}
     purposes: dict[str, list[int]] = {}
     for row in rows:
-        phases = timed if row.iteration > WARM_UP else warm
-        phases["count"] += 1
-        for name in _PHASES:
-            phases[name] += getattr(row, name)
-        for name in TOTALS:
-            sent[name] += getattr(row, name)
-        epoch = epochs.setdefault(str(row.epoch), {"iterations": 0, **dict.fromkeys(TRAFFIC, 0)})
-        epoch["iterations"] += 1
-        for name in TRAFFIC:
-            epoch[name] = _sum_of_known(epoch[name], getattr(row, name))
+        part = row.epoch, row.iteration > WARM_UP
+        before = sums.get(part)
+        values = (1, *_summed(row))
+        sums[part] = list(values) if before is None else [_known(a, b) for a, b in zip(before, values, strict=True)]
         added(purposes, row.by_purpose)
-    seconds, iterations = timed if timed["count"] else warm, int(warm["count"] + timed["count"])
+    parts = {part: dict(zip(("iterations", *_SUMMED), values, strict=True)) for part, values in sums.items()}
+    every = _together(parts.values())
+    timed = _together([found for (_, is_timed), found in parts.items() if is_timed]) or every
+    epochs = {str(epoch): _together([parts[part] for part in parts if part[0] == epoch]) for epoch, _ in parts}
     return {
-        "iterations": iterations,
-        "phases": {name: seconds[name] / seconds["count"] if iterations else None for name in _PHASES},
-        "totals": {name: _mean(sent[name], iterations) or 0 for name in TOTALS},
+        "iterations": every.get("iterations", 0),
+        "phases": {name: timed[name] / timed["iterations"] if timed else None for name in _PHASES},
+        "totals": {name: _mean(every.get(name, 0), every.get("iterations", 0)) or 0 for name in TOTALS},
         "by_purpose": purposes,
-        "epochs": epochs,
+        "epochs": {epoch: {name: found[name] for name in TRAFFIC} for epoch, found in epochs.items()},
     }
 
 
@@ -186,13 +184,12 @@ def wire_figures(ranks: Sequence[Mapping[str, Any]], interfaces: Sequence[Sequen
     are those of the first rank that has counted. `ranks_by_interface` lists for all which ranks count together. Each
     list's counted bytes, which are equal, belong next to the sum of its predicted bytes.
     """
-    means, known = [], []
+    means: list[dict[str, float | None]] = []
+    known: list[Sequence[Any]] = []
     for rank, interface in zip(ranks, interfaces, strict=True):
-        sums = dict.fromkeys(TRAFFIC, 0 if interface and rank["iterations"] else None)
-        for epoch in rank["epochs"].values():
-            sums = {name: _sum_of_known(sums[name], epoch[name]) for name in TRAFFIC}
-        means.append({name: _mean(value, rank["iterations"]) for name, value in sums.items()})
-        if means[-1]["counted_bytes_sent"] is not None:
+        sums = _together(rank["epochs"].values()) if interface else {}
+        means.append({name: _mean(sums.get(name), rank["iterations"]) for name in TRAFFIC})
+        if interface and means[-1]["counted_bytes_sent"] is not None:
             known.append(interface)
     if not known:
         return None
@@ -241,8 +238,17 @@ def _mean(total: int | None, count: int) -> float | None:
     return total / count if total % count else total // count
 
 
-def _sum_of_known(one: int | None, other: int | None) -> int | None:
+def _known(one: float | None, other: float | None) -> float | None:
+    """The sum; None if a part of it is not known."""
     return None if one is None or other is None else one + other
+
+
+def _together(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The sums of several parts, by name; nothing of none."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        found = {name: _known(found.get(name, 0), value) for name, value in part.items()}
+    return found
 
 
 def _mean_of_known(values: Sequence[float | None]) -> float | None:

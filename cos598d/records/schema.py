@@ -120,6 +120,31 @@ class Attempt(Struct):
     why: str | None = None
 
 
+class Network(Struct):
+    """The links of an emulated cluster, as `cluster` was told them: "1gbit", "10ms"."""
+
+    hosts: Size = 1
+    rate: str | None = None
+    delay: str | None = None
+    offload: str | None = None
+
+
+class Environment(Struct):
+    """environment.json: what a run's or a bench's figures depend on."""
+
+    processor: str | None = None
+    device: str | None = None
+    cores: Size | None = None
+    threads_per_rank: Size = 1
+    ranks_on_host: Size = 1
+    tf32: bool = False
+    network: Network | None = None
+    python: str = ""
+    cuda: str | None = None
+    commit: str | None = None
+    versions: dict[str, str | None] = {}
+
+
 class Seconds(Struct):
     """The seconds of iterations after the warm-up; the first one by itself."""
 
@@ -204,10 +229,11 @@ def read_rows(path: Path, kind: type[T]) -> Iterator[T]:
 
     Raises UserError for a damaged row.
     """
-    decode = msgspec.json.Decoder(kind).decode
+    decode, number = msgspec.json.Decoder(kind).decode, 0
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for line in file:
+                number += 1
                 if line.endswith(b"\n"):
                     yield decode(line)
     except FileNotFoundError:

@@ -54,4 +54,3 @@ def read_summary(folder: Path, unfinished: bool = False) -> Summary:
     tables = {"epochs": epochs, "evaluations": list(read_rows(folder / EVALUATIONS, dict)), "attempts": attempts}
     found = {**msgspec.structs.asdict(setting), **figures, **tables, "unfinished": where}
     return msgspec.convert(msgspec.to_builtins(found), Summary)
-
