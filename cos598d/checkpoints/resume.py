@@ -11,7 +11,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.errors import UsageError, UserError
-from cos598d.measure.claim import clear, was_left
+from cos598d.measure.claim import was_left
 from cos598d.measure.loggers import Logger
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
@@ -142,15 +142,14 @@ def open_record(
     If a run starts over in a folder that is overwritten, an earlier run's rows and checkpoints are removed at once:
     they could be mistaken for this one's. Raises UserError if they cannot be removed.
     """
-    rank, world_size, kept = comm.rank, comm.world_size, config.ledger
+    rank, world_size = comm.rank, comm.world_size
     saves = config.save_steps or config.save_epochs or config.save_seconds
     resumes_by(f"--resume {_resume_word(folder, config)}" if saves and config.resume != AUTO else "")
     if found is not None:
-        positions, place = found.facts_of_ranks(RECORD, comm), found.path.parent.parent
+        at, place = found.facts_of_ranks(RECORD, comm)[0]["iteration"], found.path.parent.parent
         return RunRecord(
-            folder, rank, monitor, loggers, world_size=world_size, kept=kept, resume=positions, resumed_from=place
+            folder, rank, monitor, loggers, world_size=world_size, resume_at=at, resumed_from=place, ledger=comm.ledger
         )
-    clear(folder)
     if rank == 0 and config.do_train:
         try:
             remove_all(folder / FOLDER)
@@ -160,7 +159,7 @@ def open_record(
                 "be taken for one of this run. Choose another --output_dir."
             ) from None
     comm.exchange("an earlier run's files are removed")
-    return RunRecord(folder, rank, monitor, loggers, world_size=world_size, kept=kept)
+    return RunRecord(folder, rank, monitor, loggers, world_size=world_size, ledger=comm.ledger)
 
 
 def how_to_go_on(folder: Path, config: RunConfig) -> str:
