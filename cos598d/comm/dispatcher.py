@@ -72,6 +72,7 @@ class DispatchedCall:
     seconds       until the operator returned
     module        the Python module that made the call; for a call from C++, the one whose function runs it; "" for none
     function      the function of torch.distributed that it called; "" for none
+    began         when the operator was called, by time.perf_counter
     """
 
     op: str
@@ -82,6 +83,7 @@ class DispatchedCall:
     seconds: float
     module: str
     function: str
+    began: float = 0.0
 
     @property
     def rank(self) -> int:
@@ -159,7 +161,7 @@ def _kernel(overload: Any, below: Any, operator: Operator, keyset: Any, *argumen
     tensors = [] if operator.op == BARRIER else list(_flat(arguments[operator.payload]))
     root = 0 if operator.root is None else int(arguments[operator.root])
     by = _caller(sys._getframe().f_back, operator.op)
-    call = DispatchedCall(operator.op, tensors, group, root, _work(result), seconds, *by)
+    call = DispatchedCall(operator.op, tensors, group, root, _work(result), seconds, *by, began)
     for listener in dict.fromkeys(_listeners):  # each once, however often it is registered
         listener(call)
     return result

@@ -1,17 +1,23 @@
-"""The one door: a model and an optimizer that all ranks train together. The training loop uses it as any script does."""
+"""The one door: a model and an optimizer that all ranks train together. The trainer calls it as any script does."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.utils import _pytree as pytree
 
+from cos598d.errors import UsageError, UserError
+from cos598d.heart.comm.group import open_group
 from cos598d.heart.comm.ledger import Ledger
 from cos598d.heart.state import load_optimizer, optimizer_pieces
-from cos598d.heart.sync import get_sync
-from cos598d.heart.sync.base import GradientSync, Options
+from cos598d.heart.sync import get_sync, or_choose
+from cos598d.heart.sync.base import GradientSync
 from cos598d.records.conventions import AGREEMENT
 
 
@@ -26,65 +32,121 @@ def parallelize(
 ) -> tuple["Parallel", torch.optim.Optimizer]:
     """Wrap a model and make its optimizer, so that all ranks train it together. Every rank calls it.
 
-    make_optimizer: called once with the model's parameters; it may make groups of them. sync: a name, or a class. The
-    `options` are those of `Options`. Under zero1, zero2 and zero3 the optimizer steps this rank's parts of the
-    parameters, so it must treat every element by itself, as SGD and AdamW do.
+    make_optimizer: called once with the model's parameters; it may make groups of them. sync: a registered name
+    (`bucketed`, `ring`, `zero3`, ...), FILE.py:CLASS, or a class. group: the ranks that train; torch's default group if
+    None, and without one this process alone. ledger: what names the calls; `with ledger:` records them. options: those
+    of the sync, such as `bucket_mb` (`sync/options.py`).
+
+    Under syncs that shard, the optimizer steps this rank's parts of the parameters, so it must treat every element by
+    itself, as SGD and AdamW do. Raises UserError for a sync or an option that does not exist or does not fit, and where
+    the ranks' models differ.
     """
-    kind = get_sync(sync) if isinstance(sync, str) else sync
+    made = make_sync(sync, group, ledger, options)
     optimizer = make_optimizer(list(model.parameters()))
-    return Parallel(model, optimizer, kind(ledger or Ledger(), Options(**options), group)), optimizer
+    return Parallel(model, made, optimizer), optimizer
+
+
+def data_parallel(
+    model: nn.Module,
+    sync: str | type[GradientSync] = "bucketed",
+    *,
+    group: dist.ProcessGroup | None = None,
+    ledger: Ledger | None = None,
+    **options: Any,
+) -> "Parallel":
+    """Wrap a model where `DistributedDataParallel(model)` stood, with one of our gradient syncs. Every rank calls it.
+
+    The arguments are those of `parallelize`. The optimizer is the script's own affair, so the sync must average
+    gradients: one that shards, or averages weights after the step, needs `parallelize`.
+    """
+    made = make_sync(sync, group, ledger, options)
+    if made.shards or type(made).after_step is not GradientSync.after_step:
+        raise UsageError(
+            f"{_name_of(sync)} acts in the optimizer's step, which data_parallel does not see. Call "
+            "parallelize(model, make_optimizer, sync), or choose another sync."
+        )
+    return Parallel(model, made)
 
 
 class Parallel(nn.Module):
     """A replica. When `backward()` returns, every .grad is the average over the ranks, as with torch's DDP.
 
     1. Made on every rank at once, it sends rank 0's parameters and buffers to all (the sync's `attach`).
-    2. A hook on each parameter tells the sync that its gradient is there. The first one asks autograd to call back at
-       backward's end, and then the sync's `finish` runs.
-    3. Inside `no_sync`, backward only adds to this rank's gradients.
+    2. The output of `forward` has a hook. When backward reaches it, autograd is asked to call back at backward's end.
+    3. A hook on each parameter tells the sync that its gradient is there (`ready`). It is on the node that adds up the
+       gradient, as DDP's, so the script's own hooks have run before.
+    4. At backward's end the sync's `finish` runs.
 
-    Under zero1, zero2 and zero3 a rank has only its part of the average: .grad refuses to be read. Clip by
-    `clip_grad_norm_`, which knows the whole norm, and read weights between `settle()` and the next step.
+    As with DDP, a backward whose forward was inside `no_sync` only adds to this rank's gradients. A second backward
+    before the optimizer's step averages again, and torch.autograd.grad() averages nothing. Two of these modules in one
+    backward need a process group each if a rank may leave parameters unused. Under syncs that shard, a rank has only
+    its part of the average: clip by `clip_grad_norm_`, which knows the whole norm.
+
+    `module` is the model itself, under whose plain names `state_dict` and `load_state_dict` work.
     """
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, sync: GradientSync):
+    def __init__(self, module: nn.Module, sync: GradientSync, optimizer: torch.optim.Optimizer | None = None):
         super().__init__()
         self.module, self.sync, self.optimizer = module, sync, optimizer
-        self._averages, self._is_asked = True, False
-        self._call = (lambda call: lambda *a, **k: call(*a, **k))(sync.attach(module))  # a function: no part of self
-        self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for _, p in sync.parameters]
+        sync.optimizer = optimizer
+        self.require_backward_grad_sync = True  # DDP's word: whether the next forward's backward averages
+        self._averages = True  # whether the last forward's does
+        self._is_asked = False  # autograd is to call back at the end of this backward
+        self._has_begun = False  # gradients have come since the last average
+        self.__dict__["_call"] = sync.attach(module)  # no child of this module, whatever it is
+        self._places = [
+            (owner._parameters, key, p, p.shape, p.dtype)
+            for owner in module.modules()
+            for key, p in owner._parameters.items()
+            if p is not None
+        ]
+        self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+        # Kept, because torch keeps neither the nodes nor their hooks.
+        self._nodes = [get_gradient_edge(p).node for _, p in sync.parameters]
+        hooked = zip(self._nodes, sync.parameters, strict=True)
+        self._hooks = [node.register_hook(_weakly(self, p)) for node, (_, p) in hooked]
         if sync.shards:
             sync.shard(optimizer)
-        self._hooks.append(optimizer.register_step_post_hook(lambda *_: sync.after_step()))
+        if optimizer is not None:
+            self._hooks.append(optimizer.register_step_post_hook(lambda *_: sync.after_step()))
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        """The model's own forward. Raises RuntimeError if the last backward ended in an exception."""
-        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:  # else a checkpointed layer's
-            if self._is_asked:
-                raise RuntimeError("an exception has ended this rank's last backward: end the program on every rank.")
-            if self.sync.shards:
-                self.sync.begin_forward()
-        return self._call(*inputs, **keywords)
+        """The model's own forward. Raises UserError if the model is not the one that was wrapped any more."""
+        if torch._C._current_graph_task_id() != -1:  # inside backward, where a checkpoint computes it again
+            return self._call(*inputs, **keywords)
+        trains = torch.is_grad_enabled()
+        if trains:
+            self._check()
+            self._averages, self._is_asked = self.require_backward_grad_sync, False
+        self.sync.begin_forward()
+        output = self._call(*inputs, **keywords)
+        if trains and (self._averages or self.sync.every_backward):
+            for leaf in pytree.tree_leaves(output):
+                if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                    leaf.register_hook(self._ask)
+        return output
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """A context for forward and backward of every micro-batch of a step except the last."""
-        before, self._averages = self._averages, False
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             with self.sync.no_sync():
                 yield
         finally:
-            self._averages = before
+            self.require_backward_grad_sync = before
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale the averaged gradient down to this L2 norm at most. Return the norm that it had, over all ranks."""
-        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        squares = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum()
+        groups = [{"params": self.module.parameters()}] if self.optimizer is None else self.optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"] if p.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in parameters])
         if self.sync.shards:
+            squares = norm.double().square()
             with self.sync.ledger.naming("squares of the gradient", AGREEMENT):
                 dist.all_reduce(squares, group=self.sync.group)
-        norm = squares.sqrt().float()
-        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+            norm = squares.sqrt().to(norm.dtype)
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
 
     def settle(self) -> None:
@@ -94,14 +156,14 @@ class Parallel(nn.Module):
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The training under the model's plain names, whole: ("weights/NAME", tensor), "buffers/..", "exp_avg/..".
 
-        Every rank iterates to the end. A strategy on any number of ranks can load it. Values are valid until the next.
+        Every rank iterates to the end. Any sync on any number of ranks can load it. Values are valid until the next.
         """
         self.settle()
         for kind, named in (("weights", self.module.named_parameters()), ("buffers", self.module.named_buffers())):
             yield from ((f"{kind}/{name}", tensor.detach()) for name, tensor in named)
         yield from self.sync.whole_state(self.optimizer) if self.sync.shards else optimizer_pieces(self)
 
-    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Continue from a `state`, whole on every rank. Called before the first step."""
         self.settle()
         with torch.no_grad():
@@ -110,23 +172,102 @@ class Parallel(nn.Module):
                     tensor.copy_(state[f"{kind}/{name}"])
         self.sync.load_whole(self.optimizer, state) if self.sync.shards else load_optimizer(self, state)
 
+    def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
+        """The model's own, under its plain names."""
+        return self.module.state_dict(*arguments, **keywords)
+
+    def load_state_dict(self, *arguments: Any, **keywords: Any) -> Any:
+        """The model's own, under its plain names."""
+        return self.module.load_state_dict(*arguments, **keywords)
+
     def detach(self) -> nn.Module:
         """Remove all hooks and return the model, which is the caller's own again."""
         for hook in self._hooks:
             hook.remove()
         self.settle()
         self.sync.detach()
+        self._hooks, self._nodes, self._places, self._frozen = [], [], [], []
+        self.__dict__["_call"] = self.module
         return self.module
 
-    def _on_gradient(self, parameter: nn.Parameter) -> None:
-        if not (self._averages or self.sync.every_backward):
-            return
+    def __deepcopy__(self, memo: dict) -> "Parallel":
+        raise UserError(
+            "a wrapped model cannot be copied, since a copy has no ranks to train with. Copy the model itself: "
+            "copy.deepcopy(wrapped.module)."
+        )
+
+    def _check(self) -> None:
+        """Raise UserError if a step cannot begin."""
+        if self._has_begun:
+            raise UserError(
+                "this rank's last backward ended in an exception after it had sent gradients, and the other ranks may "
+                "wait for the rest of them. End the program on every rank, and fix the exception."
+            )
+        for parameters, key, p, shape, dtype in self._places:
+            if parameters.get(key) is not p or p.shape != shape or p.dtype != dtype:
+                raise UserError(
+                    f"a parameter called {key} is not the one that was wrapped, or has another shape or dtype. Change "
+                    "the model before it is wrapped, or detach() and wrap it again."
+                )
+        for name, p in self._frozen:
+            if p.requires_grad:
+                raise UserError(
+                    f"{name} was frozen when the model was wrapped and trains now. Let it train before the model is "
+                    "wrapped, or detach() and wrap it again."
+                )
+
+    def _ask(self, _: torch.Tensor | None = None) -> None:
         if not self._is_asked:
             self._is_asked = True
             torch.autograd.Variable._execution_engine.queue_callback(self._at_the_end)
-        self.sync.ready(parameter)
+
+    def _on_gradient(self, parameter: nn.Parameter) -> None:
+        if self._averages or self.sync.every_backward:
+            self._ask()
+            self._has_begun = True
+            with torch.no_grad():
+                self.sync.ready(parameter)
 
     def _at_the_end(self) -> None:
         self._is_asked = False
-        with torch.no_grad():
-            self.sync.finish()
+        if self._has_begun:  # else it was torch.autograd.grad, which leaves .grad alone
+            with torch.no_grad():
+                self.sync.finish()
+            self._has_begun, self.sync.buffers_are_due = False, True
+
+
+def make_sync(
+    sync: str | type[GradientSync], group: dist.ProcessGroup | None, ledger: Ledger | None, options: Mapping[str, Any]
+) -> GradientSync:
+    """The sync of that name or class, over `group`, with these options. A script without a group gets one of one rank.
+
+    Raises UsageError for a sync or an option that does not exist.
+    """
+    kind = get_sync(sync) if isinstance(sync, str) else sync
+    for word in options:
+        if word not in kind.options_kind.names():
+            raise UsageError(f"{word} has no effect with {_name_of(sync)}. Leave it out{or_choose(word)}.")
+    if not dist.is_initialized():
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise UsageError(
+                "no process group is open. Call torch.distributed.init_process_group('gloo') before the model is "
+                "wrapped."
+            )
+        open_group(None)
+    return kind(ledger, kind.options_kind(**options), group)
+
+
+def _name_of(sync: str | type[GradientSync]) -> str:
+    return sync if isinstance(sync, str) else sync.__name__
+
+
+def _weakly(wrapper: Parallel, parameter: nn.Parameter) -> Callable:
+    """A hook for the parameter's node. Python's garbage collector cannot see torch's reference to it, and a hook that
+    referred to the wrapper would keep it, and its model, forever."""
+    method = weakref.WeakMethod(wrapper._on_gradient)
+
+    def hook(*_: Any) -> None:
+        if call := method():
+            call(parameter)
+
+    return hook

@@ -1,53 +1,39 @@
-"""Every collective that this process makes, as torch's dispatcher sees it: one row per call, with its bytes and seconds.
+"""The ledger: one row for every collective call that this process makes, with the bytes that it sent and received.
 
-Nothing of torch.distributed is replaced. A kernel in front of the backend's gets each call, passes it on unchanged and
-writes it down. So it does not matter who calls: a sync, a student's file, FSDP, or DDP's reducer in C++.
+Nothing of torch.distributed is replaced. torch's dispatcher tells the ledger of each call (`comm/dispatcher.py`). So it
+does not matter who calls: a sync, a student's file, FSDP, or DDP's reducer in C++. Calls in any process group count.
+
+The bytes are those of gloo's algorithms (`comm/gloo.py`). nccl chooses other algorithms by size and links, and does not
+report them. Its calls are assumed to send as many bytes as gloo's.
 """
 
 import contextlib
-import functools
+import json
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
-from cos598d.heart.comm.gloo import bytes_moved
-from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS
+from cos598d.comm.dispatcher import BARRIER, DispatchedCall, listening
+from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS, PARAMETERS, SYNCHRONIZING
 
-
-class _Operator(NamedTuple):
-    """An operator of the dispatcher: its collective, and the places of this rank's tensors, the group and the root."""
-
-    op: str
-    payload: int
-    group: int
-    root: int | None = None
+BEFORE_TRAINING = 0
 
 
-_OPERATORS = {
-    "allreduce_": _Operator("all_reduce", 0, 1),
-    "broadcast_": _Operator("broadcast", 0, 1, 2),
-    "reduce_": _Operator("reduce", 0, 1, 3),
-    "allgather_": _Operator("all_gather", 1, 2),
-    "_allgather_base_": _Operator("all_gather", 1, 2),
-    "reduce_scatter_": _Operator("reduce_scatter", 1, 2),
-    "_reduce_scatter_base_": _Operator("reduce_scatter", 1, 2),
-    "gather_": _Operator("gather", 1, 2, 3),
-    "scatter_": _Operator("scatter", 0, 2, 3),
-    "alltoall_base_": _Operator("all_to_all", 1, 2),
-    "send": _Operator("send", 0, 1, 2),
-    "recv_": _Operator("recv", 0, 1, 2),
-}
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
-    """One call of this rank. `iteration` counts from 1; 0 is before training. `bytes_sent` and `bytes_received` are this
-    rank's, by the algorithm's formula. `seconds` is from the call to its completion, on any thread; None while it runs,
-    and if the backend does not report it. `messages`: how many this rank sent, in a collective made of messages."""
+    """One collective call of one rank.
+
+    `iteration` counts from 1; 0 is before training. A call belongs to the iteration in which it started; after an
+    iteration's end, to that one until the next begins. `payload_bytes` is the tensor's size. `bytes_sent` and
+    `bytes_received` are this rank's bytes by the algorithm's formula, rounded to a byte. `seconds` is from the call to
+    its completion, on whatever thread; None while it runs, on CUDA, and if the backend does not tell, as for gloo's
+    messages. `messages` is how many this rank sent, for a collective made of messages; None for the library's.
+    `started` is in seconds since the iteration began; None before training.
+    """
 
     iteration: int
     purpose: str
@@ -58,40 +44,77 @@ class Row:
     payload_bytes: int
     bytes_sent: int
     bytes_received: int
-    started: float
     seconds: float | None = None
-    messages: int = 0
+    messages: int | None = None
+    started: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row for a file: seconds are rounded to nanoseconds, the clock's resolution."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: round(value, 9) if isinstance(value, float) else value for name, value in found.items()}
 
 
-@dataclass
+@dataclass(frozen=True)
+class Totals:
+    """Sums over synchronizing calls: of gradients, or of weights that are held in shards.
+
+    A tensor that is sent in several calls (gathered, then scattered) counts once in `tensors` and `payload_bytes`.
+    """
+
+    calls: int = 0
+    tensors: int = 0
+    payload_bytes: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class Output(Protocol):
+    """Anything with writelines(), such as a text file."""
+
+    def writelines(self, lines: Iterable[str], /) -> None:
+        """Append the lines."""
+
+
 class Ledger:
-    """The rows of one process, in the order of its calls. `with ledger:` around a training writes them down."""
+    """The rows of one process, in the order of its calls. `with ledger:` around a training writes them down.
 
-    rows: list[Row] = field(default_factory=list)
-    iteration: int = 0
-    _call: tuple[str, str] | None = None  # the purpose and tensor of the calls that are made now
-    _composed: Row | None = None  # a collective that is being made of messages
-    _buckets: int = 0  # of this iteration, sent by calls without a name
+    Several ledgers may be entered at once: each gets every call. The loop calls `begin` for each iteration. Without
+    `output`, all rows stay in `rows`. With it, `take` writes those of the iterations that it `keeps` as JSON lines, and
+    drops them; `by_purpose` has the sums of all.
+    """
 
-    def begin(self, iteration: int) -> None:
-        """The next rows belong to this iteration."""
-        self.iteration, self._buckets = iteration, 0
+    def __init__(self, output: Output | None = None, keeps: Callable[[int], bool] = lambda iteration: True):
+        self.iteration = BEFORE_TRAINING
+        self.rows: list[Row] = []
+        # By purpose: calls, bytes of payload, bytes sent, bytes received.
+        self.by_purpose: dict[str, tuple[int, int, int, int]] = {}
+        self._output, self._keeps = output, keeps
+        self._began: float | None = None  # when the iteration did
+        self._since: list[Row] = []  # the rows since the last `take`
+        self._under_way: set[Row] = set()  # their seconds will come
+        self._call: tuple[str, str] | None = None  # the purpose and tensor of the calls that are made now
+        self._composed: tuple[Row, tuple[str, str]] | None = None  # a collective that is being made of calls
+        self._unnamed = 0  # calls of this iteration that nobody has named
+        self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> "Ledger":
-        self._library = torch.library.Library("c10d", "IMPL")
-        below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-        for name, operator in _OPERATORS.items():
-            overload = getattr(torch.ops.c10d, name).default
-            kernel = functools.partial(self._kernel, overload, below, operator)
-            self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
+        self._entered.enter_context(listening(self._listen))
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._library._destroy()
+        self._entered.close()
+
+    def begin(self, iteration: int, began: float | None = None) -> None:
+        """The next rows belong to this iteration, which began at this time.perf_counter(), by default now."""
+        self.iteration, self._unnamed = iteration, 0
+        self._began = time.perf_counter() if began is None else began
 
     @contextlib.contextmanager
     def naming(self, tensor: str, purpose: str = GRADIENTS) -> Iterator[None]:
-        """A context in which calls are about `tensor`, for a `purpose`. Outside of any, they are numbered buckets."""
+        """A context in which calls are about `tensor`, for a `purpose`. Contexts may be nested: the innermost counts.
+
+        Outside of any, a call's purpose is told by its operation, and it is numbered.
+        """
         before, self._call = self._call, (purpose, tensor)
         try:
             yield
@@ -100,65 +123,115 @@ class Ledger:
 
     @contextlib.contextmanager
     def composing(self, op: str, tensor: torch.Tensor, name: str, purpose: str = GRADIENTS) -> Iterator[None]:
-        """A context whose messages together are one collective `op` on `tensor`: one row, with what was really sent."""
-        self._composed = self._row((purpose, name), op, [tensor], 0, 0)
-        try:
-            yield
-        finally:
-            row, self._composed = self._composed, None
-            row.seconds = time.perf_counter() - row.started
-            self.rows.append(row)
+        """A context whose calls together are one collective `op` on `tensor`: one row, with what was really sent.
+
+        Calls that `naming` names within it have rows of their own.
+        """
+        began = time.perf_counter()
+        row = self._row((purpose, name), op, [tensor], (0, 0), began)
+        row.messages = 0
+        with self.naming(name, purpose):
+            assert self._call is not None
+            before, self._composed = self._composed, (row, self._call)
+            try:
+                yield
+            finally:
+                self._composed = before
+        row.seconds = time.perf_counter() - began
+        self._enter(row)
 
     def sent(self, *purposes: str, iteration: int | None = None) -> int:
         """The bytes that this rank has sent for these purposes (default: all), in an iteration or in all of them."""
         chosen = (row for row in self.rows if iteration in (None, row.iteration))
         return sum(row.bytes_sent for row in chosen if row.purpose in purposes or not purposes)
 
-    def _kernel(self, overload: Any, below: Any, operator: _Operator, keyset: Any, *arguments: Any) -> Any:
-        tensors = list(_flat(arguments[operator.payload]))
-        group = dist.ProcessGroup.unbox(arguments[operator.group])
-        root = 0 if operator.root is None else int(arguments[operator.root])
-        payload = sum(tensor.nbytes for tensor in tensors)
-        sent, received = bytes_moved(operator.op, payload, group.size(), group.rank(), root)
-        if self._composed is not None and operator.op in ("send", "recv"):
-            self._composed.messages += operator.op == "send"
-            self._composed.bytes_sent += sent
-            self._composed.bytes_received += received
-            return overload.redispatch(keyset & below, *arguments)
-        row = self._row(self._call or self._default(operator.op, tensors), operator.op, tensors, sent, received)
-        result = overload.redispatch(keyset & below, *arguments)
-        if sent or received:
-            self.rows.append(row)
-            _when_done(result, lambda: setattr(row, "seconds", time.perf_counter() - row.started))
-        return result
+    def take(self) -> tuple[tuple[int, int], Totals]:
+        """The sums since the last `take`: bytes sent and received, and the synchronizing calls. Write rows, if asked.
 
-    def _row(self, call: tuple[str, str], op: str, tensors: list[torch.Tensor], sent: int, received: int) -> Row:
+        A call that has not ended yet counts, and its row is written by a later `take`.
+        """
+        since, self._since = self._since, []
+        moved = sum(row.bytes_sent for row in since), sum(row.bytes_received for row in since)
+        if self._output is not None:
+            done = [row for row in self.rows if row not in self._under_way]
+            self.rows = [row for row in self.rows if row in self._under_way]
+            self._output.writelines(json.dumps(row.as_dict()) + "\n" for row in done if self._keeps(row.iteration))
+        return moved, total([row for row in since if row.purpose in SYNCHRONIZING])
+
+    def _listen(self, call: DispatchedCall) -> None:
+        """Enter a call that torch has made."""
+        if call.op == BARRIER or call.group.size() == 1 or not call.tensors:
+            return
+        is_far = call.tensors[0].device.type != "cpu"
+        moved = call.moved(is_ideal=is_far)
+        if self._composed is not None and self._call is self._composed[1]:
+            row = self._composed[0]
+            row.messages = (row.messages or 0) + (call.op == "send")
+            row.bytes_sent += moved[0]
+            row.bytes_received += moved[1]
+        elif any(moved):
+            row = self._row(self._call or self._default(call), call.op, call.tensors, moved, call.began)
+            self._enter(row)
+            if not is_far and call.work is not None:
+                self._note_end(row, call)
+
+    def _row(
+        self, call: tuple[str, str], op: str, tensors: list[torch.Tensor], moved: tuple[int, int], began: float
+    ) -> Row:
         shape = tuple(tensors[0].shape) if len(tensors) == 1 else (sum(tensor.numel() for tensor in tensors),)
-        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-        payload = sum(tensor.nbytes for tensor in tensors)
-        return Row(self.iteration, call[0], op, call[1], shape, dtype, payload, sent, received, time.perf_counter())
+        payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        row = Row(self.iteration, call[0], op, call[1], shape, dtype_name(tensors[0].dtype), payload, *moved)
+        row.started = None if self._began is None else began - self._began
+        return row
 
-    def _default(self, op: str, tensors: list[torch.Tensor]) -> tuple[str, str]:
-        """What a library's own call is about, such as one of DDP's reducer."""
-        if op == "broadcast":
-            return BUFFERS, "buffers"
-        if tensors and not tensors[0].is_floating_point():
-            return AGREEMENT, "ranks that used each parameter"
-        self._buckets += 1
-        return GRADIENTS, f"bucket {self._buckets - 1}"
+    def _enter(self, row: Row) -> None:
+        self.rows.append(row)
+        self._since.append(row)
+        calls, payload, sent, received = self.by_purpose.get(row.purpose, (0, 0, 0, 0))
+        moved = (payload + row.payload_bytes, sent + row.bytes_sent, received + row.bytes_received)
+        self.by_purpose[row.purpose] = (calls + 1, *moved)
 
+    def _note_end(self, row: Row, call: DispatchedCall) -> None:
+        """Set the row's seconds when the call ends, on the backend's thread."""
 
-def _when_done(result: Any, then: Any) -> None:
-    """Call `then` on the backend's thread when the work is done, if the backend tells."""
-    last = result[-1] if isinstance(result, tuple | list) and result else result
-    if isinstance(last, torch.ScriptObject):
+        def end(_: Any) -> None:
+            row.seconds = time.perf_counter() - call.began
+            self._under_way.discard(row)
+
         with contextlib.suppress(RuntimeError):  # gloo's messages have no future
-            dist.Work.unbox(last).get_future().add_done_callback(lambda _: then())
+            future = call.work.get_future()
+            self._under_way.add(row)
+            future.add_done_callback(end)
+
+    def _default(self, call: DispatchedCall) -> tuple[str, str]:
+        """The purpose and name of a call that nobody has named, such as one of DDP's reducer."""
+        first = call.tensors[0]
+        if first.dtype == torch.int32 or sum(tensor.numel() for tensor in call.tensors) == 1:
+            return AGREEMENT, "what the ranks agree on"
+        if call.op == "broadcast":
+            return BUFFERS, "buffers"
+        self._unnamed += 1
+        return PARAMETERS if call.op == "all_gather" else GRADIENTS, f"call {self._unnamed}"
 
 
-def _flat(value: Any) -> Iterable[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _flat(part)
+def total(rows: list[Row]) -> Totals:
+    """The sums of some rows."""
+    # A tensor may be sent in pieces (take the sum) and in several ways, such as out and back (take the largest).
+    by_op: dict[tuple[int, str, str], int] = defaultdict(int)
+    for row in rows:
+        by_op[row.iteration, row.tensor, row.op] += row.payload_bytes
+    payloads: dict[tuple[int, str], int] = defaultdict(int)
+    for (iteration, tensor, _), payload in by_op.items():
+        payloads[iteration, tensor] = max(payloads[iteration, tensor], payload)
+    return Totals(
+        calls=len(rows),
+        tensors=len(payloads),
+        payload_bytes=sum(payloads.values()),
+        bytes_sent=sum(row.bytes_sent for row in rows),
+        bytes_received=sum(row.bytes_received for row in rows),
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.float32` as "float32"."""
+    return str(dtype).removeprefix("torch.")

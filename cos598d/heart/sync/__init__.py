@@ -1,21 +1,62 @@
-"""The registry of gradient syncs: each is one file of this folder, loaded when its name is used."""
+"""The registry of gradient syncs: each is one file, loaded when its name is used."""
 
 import importlib
 
+from cos598d.errors import UsageError
 from cos598d.heart.sync.base import GradientSync
 
-SYNCS = {  # the name on the command line, and of the file -> the class
-    "none": "NoSync", "gather_scatter": "GatherScatter", "reduce_broadcast": "ReduceBroadcast",
-    "all_reduce": "AllReduce", "flat": "Flat", "overlap": "Overlap", "bucketed": "Bucketed", "ring": "Ring",
-    "tree": "Tree", "halving_doubling": "HalvingDoubling", "ddp": "DDP", "local_sgd": "LocalSGD", "shared_memory": "SharedMemory",
-    "sparse_rows": "SparseRows",
-    "zero1": "Zero1", "zero2": "Zero2", "zero3": "Zero3",
-}  # fmt: skip
+# The names on the command line, in the order of tables -> the class of each.
+SYNCS = {
+    "none": "cos598d.heart.sync.none:NoSync",
+    "gather_scatter": "cos598d.heart.sync.gather_scatter:GatherScatter",
+    "reduce_broadcast": "cos598d.heart.sync.reduce_broadcast:ReduceBroadcast",
+    "all_reduce": "cos598d.heart.sync.all_reduce:AllReduce",
+    "flat": "cos598d.heart.sync.flat:Flat",
+    "overlap": "cos598d.heart.sync.overlap:Overlap",
+    "bucketed": "cos598d.heart.sync.bucketed:Bucketed",
+    "ring": "cos598d.heart.sync.ring:Ring",
+    "halving_doubling": "cos598d.heart.sync.halving_doubling:HalvingDoubling",
+    "tree": "cos598d.heart.sync.tree:Tree",
+    "shared_memory": "cos598d.heart.sync.shared_memory:SharedMemory",
+    "hierarchical": "cos598d.heart.sync.hierarchical:Hierarchical",
+    "sparse_rows": "cos598d.heart.sync.sparse_rows:SparseRows",
+    "local_sgd": "cos598d.heart.sync.local_sgd:LocalSGD",
+    "diloco": "cos598d.heart.sync.diloco:DiLoCo",
+    "ddp": "cos598d.heart.sync.ddp:DDP",
+    "zero1": "cos598d.heart.zero.sharded:Zero1",
+    "zero2": "cos598d.heart.zero.sharded:Zero2",
+    "zero3": "cos598d.heart.zero.sharded:Zero3",
+}
 
 
 def get_sync(name: str) -> type[GradientSync]:
-    """The class of the sync called `name`. Raises ValueError for another name, with the known ones."""
-    if name not in SYNCS:
-        raise ValueError(f"unknown sync {name}. Choose one of {', '.join(SYNCS)}, or your own as FILE.py:CLASS.")
-    file = "cos598d.heart.zero.sharded" if name.startswith("zero") else f"cos598d.heart.sync.{name}"
-    return getattr(importlib.import_module(file), SYNCS[name])
+    """The class of the sync called `name`, or of your own in a file, FILE.py:CLASS.
+
+    Raises UsageError for any other name, with the known names; and for a file that cannot be used, with the reason.
+    """
+    if name in SYNCS:
+        file, _, kind = SYNCS[name].partition(":")
+        return getattr(importlib.import_module(file), kind)
+    from cos598d.terminal.own_code import is_own  # which few runs need
+
+    if is_own(name):
+        from cos598d.heart.sync.from_file import load_own
+
+        return load_own(name)
+    from cos598d.terminal.words import did_you_mean  # which only a wrong name needs
+
+    choices = ", ".join(SYNCS)
+    raise UsageError(
+        f"unknown sync {name}.{did_you_mean(name, list(SYNCS))} Choose one of {choices}, or your own as FILE.py:CLASS."
+    )
+
+
+def takers(option: str) -> list[str]:
+    """The names of the syncs that have this option."""
+    return [name for name in SYNCS if option in get_sync(name).options_kind.names()]
+
+
+def or_choose(option: str) -> str:
+    """The end of a sentence that rejects an option for one sync: the syncs that take it, if any."""
+    names = takers(option)
+    return f", or choose one of {', '.join(names)}" if names else ""

@@ -1,12 +1,22 @@
 """All-reduce of buckets of gradients while backward runs, as torch's DDP does it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+import torch
+import torch.distributed as dist
 from torch import nn
 
+from cos598d.errors import UserError
 from cos598d.heart.sync.base import GradientSync, Named
 from cos598d.heart.sync.buckets import Bucket, plan_buckets
-from cos598d.heart.sync.codecs import End, make_codec
+from cos598d.heart.sync.codecs import Codec, End, make_codec
+from cos598d.heart.sync.options import BucketSizes, BucketViews, Compression, Options
+
+
+@dataclass(frozen=True)
+class BucketedOptions(BucketSizes, BucketViews, Compression):
+    """The sizes of buckets, and what is done with them."""
 
 
 class Bucketed(GradientSync):
@@ -14,60 +24,96 @@ class Bucketed(GradientSync):
 
     1. The gradients are assigned to buckets of at most `bucket_mb`, in the reverse order of registration, since
        backward computes the last layers' gradients first. The first bucket is small, so that its call starts early.
-    2. When backward has computed a gradient, it is moved into its bucket. A bucket's ring all-reduce starts when it is
-       full and all buckets before it have started. So every rank makes the same calls in the same order.
-    3. At backward's end every rank starts what is left, waits for all, and divides. Each .grad is a view of its bucket.
+    2. When backward has computed a gradient, it is copied into its bucket, divided by n. A bucket's ring all-reduce
+       starts when it is full and all buckets before it have started. So every rank makes the same calls in the same
+       order, whatever the order in which its gradients arrive.
+    3. At backward's end every rank starts what is left, waits for all calls in order, and copies the averages back.
+       (With `gradient_as_bucket_view` each .grad becomes a view of its bucket, and nothing is copied back.)
 
     Cost for a gradient of S bytes in B buckets: B calls; every rank sends and receives 2(n-1)/n S. Only what follows
-    the last gradient is exposed. The buckets take S bytes. A good default, like DDP.
+    the last gradient is exposed: the last bucket, and whatever the network has not finished sending. The buckets take S
+    bytes. `--compress` sends the buckets compressed (`codecs.py`). A good default, like DDP.
     """
 
-    def attach(self, model):
+    options_kind: type[Options] = BucketedOptions
+    options: BucketedOptions
+
+    def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)
         groups = self.plan(self.parameters)
-        self.buckets = [
-            Bucket(group[0][0] if len(group) == 1 else f"bucket {k}", group) for k, group in enumerate(groups)
-        ]
-        self.codec = make_codec(self.options.compress, self.group)
+        names = [group[0][0] if len(group) == 1 else f"bucket {number}" for number, group in enumerate(groups)]
+        self.buckets = [self.make_bucket(name, group) for name, group in zip(names, groups, strict=True)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
-        self._begin()
+        self.codec = self.make_codec()
+        self.begin_step()
         return call
 
     def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
         """The parameters of each bucket, in the order in which the buckets are sent."""
         return plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb)
 
+    def make_bucket(self, name: str, group: Sequence[Named]) -> Bucket:
+        """A bucket for these parameters."""
+        return Bucket(name, group, self.ranks, self.options.gradient_as_bucket_view)
+
+    def make_codec(self) -> Codec:
+        """What sums buckets."""
+        return make_codec(self.options.compress, self.start_sum, self.group)
+
+    def begin_step(self) -> None:
+        """Forget the last step."""
+        self._missing = {bucket: set(bucket.views) for bucket in self.buckets}
+        self._ends: list[End] = []
+
     def ready(self, parameter: nn.Parameter) -> None:
         bucket = self._bucket_of[parameter]
         if parameter not in self._missing[bucket]:
-            raise RuntimeError(f"backward reached {self._name(parameter)} twice. Use no_sync for all but the last.")
+            name = next(name for name, p in self.parameters if p is parameter)
+            raise UserError(
+                f"one backward reached {name} twice, as reentrant checkpoints that share a parameter do. Checkpoint "
+                "with use_reentrant=False, or choose all_reduce."
+            )
         bucket.take(parameter)
         self._missing[bucket].discard(parameter)
-        while len(self._calls) < len(self.buckets) and not self._missing[self.buckets[len(self._calls)]]:
-            self._start()
+        while len(self._ends) < len(self.buckets) and not self._missing[self.buckets[len(self._ends)]]:
+            self._start_next()
 
     def finish(self) -> None:
         has = [p.grad is not None for _, p in self.parameters]
+        if not self.options.find_unused_parameters:
+            self.agree(has)
         for bucket, missing in self._missing.items():
-            for p in missing:
+            for p in missing:  # the last backward left it out; an earlier one may have computed it
                 bucket.take(p)
-        while len(self._calls) < len(self.buckets):
-            self._start()
+        while len(self._ends) < len(self.buckets):
+            self._start_next()
+        # Only now: every rank has started every bucket, so this call has the same place in the order too.
         self.is_used = dict(zip((p for _, p in self.parameters), self.agree(has), strict=True))
-        for bucket, call in zip(self.buckets, self._calls, strict=True):
+        for bucket, end in zip(self.buckets, self._ends, strict=True):
             with self.ledger.naming(bucket.name):
-                call()
-            bucket.hand_out(self.is_used, self.ranks)
-        self._begin()
+                end()
+            bucket.hand_out(self.is_used)
+        self.begin_step()
 
-    def _begin(self) -> None:
-        self._missing = {bucket: set(bucket.views) for bucket in self.buckets}
-        self._calls: list[End] = []
+    def start(self, bucket: Bucket) -> End:
+        """Start to replace the bucket's numbers by their sum over the ranks. Return what ends it."""
+        return self.codec.start(bucket.name, bucket.numbers, bucket.shapes)
 
-    def _start(self) -> None:
-        bucket = self.buckets[len(self._calls)]
+    def start_sum(self, numbers: torch.Tensor, name: str) -> End:
+        """Start the sum of a tensor over the ranks, in place."""
+        return dist.all_reduce(numbers, group=self.group, async_op=True).wait
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        return self.codec.state()
+
+    def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.codec.load(state, self.device)
+
+    def detach(self) -> None:
+        self.buckets, self._bucket_of, self._missing = [], {}, {}
+        super().detach()
+
+    def _start_next(self) -> None:
+        bucket = self.buckets[len(self._ends)]
         with self.ledger.naming(bucket.name):
-            self._calls.append(self.codec.start(bucket.name, bucket.buffer, [p.shape for _, p in bucket.parameters]))
-
-    def _name(self, parameter: nn.Parameter) -> str:
-        return next(name for name, p in self.parameters if p is parameter)
+            self._ends.append(self.start(bucket))

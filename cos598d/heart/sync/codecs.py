@@ -1,92 +1,153 @@
 """Gradient compression, `--compress`: codecs that sum a bucket over the ranks in fewer bytes.
 
-`start(name, buffer)` starts the sum of a float32 buffer, and returns what ends it: call that later, and the buffer has
-the sum, the same bits on every rank. What a step did not send is kept in `kept` and added to the next (error feedback,
-Karimireddy et al. 2019); a checkpoint saves it.
+`start(name, numbers, shapes)` starts the sum of a bucket, and returns what ends it: call that later, and the bucket has
+the sum, the same bits on every rank. What a step did not send is kept and added to the next (error feedback: Seide et
+al. 2014, Karimireddy et al. 2019); a checkpoint saves it. If some rank's gradient is not finite, neither is the sum,
+and what was kept of it is dropped.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
 
-End = Callable[[], None]
+from cos598d.errors import UsageError
+
+End = Callable[[], object]
+# Starts the sum of a tensor over the ranks, in place, by the sync's own way; given the tensor and its name.
+StartSum = Callable[[torch.Tensor, str], End]
 
 
 class Codec:
-    """No compression: an all-reduce of the buffer itself."""
+    """No compression: the sync's own sum of the bucket.
 
-    def __init__(self, number: float | None = None, group: dist.ProcessGroup | None = None):
-        self.number, self.group = number, group
+    number_words: the numbers that may follow its name, as a phrase for errors, and `default` the one that is used
+    without; None if it takes none.
+    """
+
+    number_words: str | None = None
+    default = 0.0
+
+    def __init__(self, start_sum: StartSum, number: float | None = None, group: dist.ProcessGroup | None = None):
+        self.start_sum, self.number, self.group = start_sum, self.default if number is None else number, group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.kept: dict[str, torch.Tensor] = {}
+        self.kept: dict[str, torch.Tensor] = {}  # from one step to the next, by name
 
-    def start(self, name: str, buffer: torch.Tensor, shapes: list[torch.Size]) -> End:
-        """`shapes`: those of the gradients that lie side by side in the buffer."""
-        return dist.all_reduce(buffer, group=self.group, async_op=True).wait
+    @classmethod
+    def takes(cls, number: float) -> bool:
+        """Whether the number is valid."""
+        return False
 
-    def with_error(self, name: str, buffer: torch.Tensor) -> torch.Tensor:
-        """Add what earlier steps did not send to the buffer. Return the tensor for what this one does not send."""
-        error = self.kept.setdefault(name, torch.zeros_like(buffer))
-        buffer += error
-        return error.copy_(buffer)
+    def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
+        """Start the sum of `numbers`, (count,), in place. `shapes`: of the tensors that lie there side by side."""
+        return self.start_sum(numbers, name)
+
+    def with_error(self, name: str, numbers: torch.Tensor) -> torch.Tensor:
+        """Add what earlier steps did not send to the numbers. Return the tensor for what this one does not send."""
+        error = self.kept.setdefault(f"error/{name}", torch.zeros_like(numbers))
+        numbers += error.nan_to_num_(0.0, 0.0, 0.0)  # a step that overflowed leaves no trace
+        return error.copy_(numbers)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What is kept, for a checkpoint."""
+        return self.kept
+
+    def load(self, state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        """Continue from a `state`. Numbers move to the device; the state of a generator stays on the host."""
+        self.kept = {name: t.to(device if t.is_floating_point() else "cpu", copy=True) for name, t in state.items()}
 
 
-class Half(Codec):
-    """bf16, fp16: the sum in 16 bits. Half the bytes; each of the n roundings has an error of 2^-8 or 2^-11."""
+class BFloat16(Codec):
+    """bf16: 8 bits of mantissa, float32's range.
+
+    1. Every rank rounds its bucket to 16 bits.
+    2. The sync's sum adds up in 16 bits, rounding each sum.
+    3. Every rank widens the result.
+
+    Half the bytes. Each of the n roundings has an error of at most 2^-8 of the number.
+    """
 
     dtype = torch.bfloat16
 
-    def start(self, name: str, buffer: torch.Tensor, shapes: list[torch.Size]) -> End:
-        narrow = buffer.to(self.dtype)
-        work = dist.all_reduce(narrow, group=self.group, async_op=True)
-        return lambda: (work.wait(), buffer.copy_(narrow)) and None
+    def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
+        narrow = numbers.to(self.dtype)
+        end_sum = self.start_sum(narrow, name)
+
+        def end() -> None:
+            end_sum()
+            numbers.copy_(narrow)
+
+        return end
 
 
-class Float16(Half):
-    """As Half with 11 bits of mantissa; numbers above 65,504 overflow."""
+class Float16(BFloat16):
+    """fp16: as bf16 with 11 bits of mantissa: each rounding has an error of at most 2^-11. But numbers above 65,504
+    overflow, and those below 6e-8 become zero."""
 
     dtype = torch.float16
 
 
 class TopK(Codec):
-    """topk:0.01: the k largest elements of each bucket (Lin et al. 2018); the others wait for the next step.
+    """topk:0.01: the k largest of each bucket's elements (Lin et al. 2018, "Deep Gradient Compression").
 
-    Every rank gathers all ranks' k values and k indices: (n-1) 8 k bytes.
+    1. Every rank adds what it has not sent before, selects the k elements with the largest absolute values, and keeps
+       the others for the next step.
+    2. All ranks gather each other's k values and k indices.
+    3. Every rank adds them up, in order of rank.
+
+    `topk:0.01`, the default, sends 1 percent. Cost of a bucket of E elements: 1 call; every rank sends and receives
+    (n-1) 8 k bytes, compared with 2(n-1)/n 4 E. So the ratio is E / (n k): 25 for 4 ranks at 1 percent, falling with n.
     """
 
-    def start(self, name: str, buffer: torch.Tensor, shapes: list[torch.Size]) -> End:
-        error = self.with_error(name, buffer)
-        count = max(1, round((self.number or 0.01) * buffer.numel()))
-        places = buffer.abs().topk(count, sorted=False).indices
-        packed = torch.cat([buffer[places], places.to(torch.int32).view(torch.float32)])
+    default = 0.01
+    number_words = "the share of elements to send, above 0 and at most 1"
+
+    @classmethod
+    def takes(cls, number: float) -> bool:
+        return 0 < number <= 1
+
+    def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
+        error = self.with_error(name, numbers)
+        count = max(1, round(self.number * numbers.numel()))
+        places = numbers.abs().topk(count, sorted=False).indices
+        packed = torch.cat([numbers[places].float(), places.to(torch.int32).view(torch.float32)])
         error[places] = 0
         every = packed.new_empty(self.ranks * len(packed))
         work = dist.all_gather_into_tensor(every, packed, group=self.group, async_op=True)
 
         def end() -> None:
             work.wait()
-            buffer.zero_()
-            for part in every.view(self.ranks, 2, count):
-                buffer.index_add_(0, part[1].view(torch.int32).long(), part[0])
+            numbers.zero_()
+            for values, at in every.view(self.ranks, 2, count):
+                numbers.index_add_(0, at.view(torch.int32).long(), values.to(numbers.dtype))
 
         return end
 
 
 class Int8(Codec):
-    """int8: 8-bit integers with a scale for each block of 1,024, rounded up or down at random (QSGD, Alistarh 2017).
+    """int8: scaled 8-bit numbers, summed in 32 bits by the rank that owns the part.
 
-    Part r of the bucket goes to rank r, which decodes and adds the n versions of it, encodes the sum and sends it to
-    all: two exchanges of just over a quarter of the bytes.
+    1. Every rank splits its bucket into n parts, and encodes each in blocks of 1,024 elements. x becomes floor(127 x /
+       m + u). Here m is the block's largest absolute value, which is sent with the block, and u is a random number in
+       [0, 1).
+    2. Part r goes to rank r, which decodes and adds the n versions of it, in order of rank.
+    3. Rank r encodes its sum and sends it to all. Every rank, the owner too, decodes what was sent.
+
+    Just over a quarter of the bytes: every rank sends and receives 2(n-1) parts of 1 + 4/1024 bytes per element. An
+    element's error is less than m/127 in each of the n versions, and once more in the sum. With u an element is rounded
+    up in proportion to its size (stochastic rounding, as in QSGD, Alistarh et al. 2017). So the mean over steps is
+    right, and no error has to be kept. u comes from a generator of each rank's own, seeded by the rank.
     """
 
-    BLOCK = 1024
+    BLOCK = 1024  # elements that share a scale
+    DRAWN = 16  # blocks that share random numbers with others: generating takes longer than adding
 
-    def start(self, name: str, buffer: torch.Tensor, shapes: list[torch.Size]) -> End:
-        blocks = -(-buffer.numel() // (self.BLOCK * self.ranks)) * self.ranks
-        padded = buffer.new_zeros(blocks * self.BLOCK)
-        padded[: buffer.numel()] = buffer
+    def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
+        count = numbers.numel()
+        blocks = -(-count // (self.BLOCK * self.ranks)) * self.ranks
+        padded = numbers.new_zeros(blocks * self.BLOCK, dtype=torch.float32)
+        padded[:count] = numbers
         coded = self._encode(padded)
         arrived = torch.empty_like(coded)
         work = dist.all_to_all_single(arrived, coded, group=self.group, async_op=True)
@@ -96,15 +157,25 @@ class Int8(Codec):
             own = self._encode(self._decode(arrived).view(self.ranks, -1).sum(dim=0))
             every = torch.empty_like(coded)
             dist.all_gather_into_tensor(every, own, group=self.group)
-            buffer.copy_(self._decode(every)[: buffer.numel()])
+            numbers.copy_(self._decode(every)[:count])
 
         return end
 
     def _encode(self, numbers: torch.Tensor) -> torch.Tensor:
-        """(blocks x 1024,) as uint8 (blocks, 4 + 1024): the scale, then the numbers."""
+        """(blocks x 1024,) as uint8 (blocks x 1028,): of each block the scale, then the numbers."""
         rows = numbers.view(-1, self.BLOCK)
-        scales = rows.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
-        whole = (rows / scales + torch.rand_like(rows)).floor_().clamp_(-127, 127).to(torch.int8)
+        generator = torch.Generator(numbers.device)
+        if "draws" not in self.kept:
+            generator.manual_seed(self.rank)
+        else:
+            generator.set_state(self.kept["draws"])
+        drawn = torch.rand(self.DRAWN, self.BLOCK, generator=generator, device=numbers.device)
+        self.kept["draws"] = generator.get_state()
+        scales = rows.abs().amax(dim=1, keepdim=True) / 127
+        scaled = rows / scales.clamp(min=torch.finfo(torch.float32).tiny)
+        for some in scaled.split(self.DRAWN):
+            some += drawn[: len(some)]
+        whole = scaled.floor_().clamp_(-127, 127).to(torch.int8)
         return torch.cat([scales.view(torch.uint8), whole.view(torch.uint8)], dim=1).flatten()
 
     def _decode(self, coded: torch.Tensor) -> torch.Tensor:
@@ -113,60 +184,118 @@ class Int8(Codec):
 
 
 class PowerSGD(Codec):
-    """powersgd:4: each matrix as a product of two thin ones (Vogels, Karimireddy and Jaggi 2019, algorithms 1 and 2).
+    """powersgd:4: low rank by a power iteration per step (Vogels, Karimireddy and Jaggi 2019, algorithms 1 and 2).
 
-    For each matrix M, (rows, columns), with Q, (columns, rank), of the last step: the ranks sum P = M Q, make its
-    columns orthonormal, and sum Q = M' P. P Q' approximates the sum of the Ms. What a rank's own P Q' misses of its M
-    waits for the next step. Vectors are sent whole, with P.
+    For each matrix M of a bucket, (rows, columns), with Q, (columns, rank), kept from the previous step:
+    1. Every rank adds what it has not sent before to M, and computes P = M Q.
+    2. All ranks sum P. Each rank makes its columns orthonormal, with the same result.
+    3. Every rank computes Q = M' P; all ranks sum Q.
+    4. P Q' approximates the sum of the Ms. What a rank's own P Q' misses of its M waits for the next step.
+    Vectors are sent whole, together with P. So are matrices that would not become smaller.
+
+    `powersgd:4`, the default, is rank 4. Cost of a bucket: 2 calls. Every rank sends and receives 2(n-1)/n times 4 rank
+    (rows + columns) bytes per matrix, and 4 bytes per element that is sent whole.
     """
 
-    def start(self, name: str, buffer: torch.Tensor, shapes: list[torch.Size]) -> End:
-        error, rank = self.with_error(name, buffer), int(self.number or 4)
-        parts = buffer.split([shape.numel() for shape in shapes])
-        matrices, whole = [], []
-        for place, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
+    default = 4.0
+    number_words = "the rank, a whole number from 1"
+
+    @classmethod
+    def takes(cls, number: float) -> bool:
+        return number >= 1 and number == int(number)
+
+    def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
+        error = self.with_error(name, numbers)
+        parts = zip(
+            numbers.split(sizes := [shape.numel() for shape in shapes]), error.split(sizes), shapes, strict=True
+        )
+        matrices, whole = [], []  # (its key, it, its error), and (a tensor that is sent whole, its error)
+        for place, (part, missed, shape) in enumerate(parts):
             rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape.numel())
+            rank = min(int(self.number), rows, columns)
             if rank * (rows + columns) < rows * columns:
-                key = f"{name}/factor {place}"
-                generator = torch.Generator().manual_seed(place)
-                first = torch.randn(columns, rank, generator=generator).to(buffer)
-                matrices.append((key, part.view(rows, columns), self.kept.setdefault(key, first)))
+                key = f"factor/{name}/{place}"
+                if key not in self.kept:  # the same on every rank
+                    generator = torch.Generator().manual_seed(len(self.kept))
+                    self.kept[key] = torch.randn(columns, rank, generator=generator).to(part)
+                matrices.append((key, part.view(rows, columns), missed.view(rows, columns)))
             else:
-                whole.append(part)
-        firsts = torch.cat([t.flatten() for t in ([m @ q for _, m, q in matrices] + whole)])
-        work = dist.all_reduce(firsts, group=self.group, async_op=True)
+                whole.append((part, missed))
+        firsts = torch.cat([(m @ self.kept[key]).flatten() for key, m, _ in matrices] + [part for part, _ in whole])
+        end_sum = self.start_sum(firsts, name)
 
         def end() -> None:
-            work.wait()
-            sizes = [len(m) * rank for _, m, _ in matrices]
-            *ps, rest = firsts.split([*sizes, len(firsts) - sum(sizes)])
-            ps = [torch.linalg.qr(p.view(-1, rank)).Q for p in ps]
+            end_sum()
+            at, ps = 0, []
+            for key, m, _ in matrices:
+                size = len(m) * self.kept[key].shape[1]
+                ps.append(_orthonormal(firsts[at : at + size].view(len(m), -1)))
+                at += size
+            for part, missed in whole:
+                part.copy_(firsts[at : at + len(part)])
+                missed.zero_()
+                at += len(part)
             qs = [m.T @ p for (_, m, _), p in zip(matrices, ps, strict=True)]
-            seconds = torch.cat([q.flatten() for q in qs]) if qs else buffer.new_empty(0)
-            own = [p @ q.T for p, q in zip(ps, qs, strict=True)]
-            dist.all_reduce(seconds, group=self.group)
-            for (key, m, old), p, mine, q in zip(
-                matrices, ps, own, seconds.split([q.numel() for q in qs]), strict=True
-            ):
-                place = m.storage_offset() - buffer.storage_offset()
-                error[place : place + m.numel()].sub_(mine.flatten())
-                q = q.view(-1, rank)
-                self.kept[key] = torch.where(q.any(dim=0), q, old)  # a column of zeros would stay zero forever
-                torch.mm(p, q.T, out=m)
-            for part, summed in zip(whole, rest.split([len(part) for part in whole]), strict=True):
-                place = part.storage_offset() - buffer.storage_offset()
-                error[place : place + len(part)].zero_()
-                part.copy_(summed)
+            if not qs:
+                return
+            for (_, _, missed), p, q in zip(matrices, ps, qs, strict=True):
+                missed.sub_(p @ q.T)
+            seconds = torch.cat([q.flatten() for q in qs])
+            self.start_sum(seconds, f"{name}, second factors")()
+            sums = seconds.split([q.numel() for q in qs])
+            for (key, m, _), p, q, own in zip(matrices, ps, sums, qs, strict=True):
+                new = q.view_as(own)
+                torch.mm(p, new.T, out=m)
+                # A column of zeros, as from a zero gradient, would stay zero forever.
+                self.kept[key] = torch.where(new.any(dim=0) & new.isfinite().all(dim=0), new, self.kept[key])
 
         return end
 
 
-CODECS = {"bf16": Half, "fp16": Float16, "int8": Int8, "topk": TopK, "powersgd": PowerSGD}
+def _orthonormal(p: torch.Tensor) -> torch.Tensor:
+    """An orthonormal basis of the columns of p, (rows, rank), computed in at least 32 bits: QR needs them."""
+    if not p.isfinite().all():
+        return p  # so that the sum is not finite either
+    return torch.linalg.qr(p.to(torch.promote_types(p.dtype, torch.float32))).Q.to(p.dtype)
 
 
-def make_codec(word: str | None, group: dist.ProcessGroup | None = None) -> Codec:
-    """The codec that `word` names, such as "topk:0.05". Raises ValueError for an unknown one."""
-    name, _, number = (word or "").partition(":")
-    if word and name not in CODECS:
-        raise ValueError(f"--compress {word}: unknown compression. Choose one of {', '.join(CODECS)}.")
-    return CODECS.get(name, Codec)(float(number) if number else None, group)
+CODECS: dict[str, type[Codec]] = {
+    "bf16": BFloat16,
+    "fp16": Float16,
+    "int8": Int8,
+    "topk": TopK,
+    "powersgd": PowerSGD,
+}
+
+
+def get_codec(word: str) -> tuple[type[Codec], float]:
+    """The class of a codec, and its number: from `word` ("topk:0.05" sends 5 percent), or its default.
+
+    Raises UsageError for an unknown codec, and for a number that is not valid for it.
+    """
+    name, _, number = word.partition(":")
+    if name not in CODECS:
+        raise UsageError(f"--compress {word}: unknown compression. Choose from {', '.join(CODECS)}.")
+    codec = CODECS[name]
+    if not number:
+        return codec, codec.default
+    if codec.number_words is None:
+        raise UsageError(f"--compress {word}: {name} takes no number. Leave the number out.")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not codec.takes(value):
+        raise UsageError(f"--compress {word}: the number of {name} is not valid. Give {codec.number_words}.")
+    return codec, value
+
+
+def make_codec(word: str | None, start_sum: StartSum, group: dist.ProcessGroup | None) -> Codec:
+    """The codec that `word` names, for one sync whose buckets are summed over the ranks of `group`.
+
+    It does nothing if `word` is None, or if there is one rank.
+    """
+    if word is None:
+        return Codec(start_sum, group=group)
+    kind, number = get_codec(word)
+    return (kind if dist.get_world_size(group) > 1 else Codec)(start_sum, number, group)

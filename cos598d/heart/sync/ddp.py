@@ -1,41 +1,121 @@
 """Task 3: torch's DistributedDataParallel, unchanged."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
 
+from cos598d.errors import UsageError, UserError
 from cos598d.heart.sync.base import GradientSync
+from cos598d.heart.sync.options import BucketSizes, BucketViews, Compression
+
+HOOKS = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}  # torch's communication hooks, by --compress
+
+
+@dataclass(frozen=True)
+class DDPOptions(BucketSizes, BucketViews, Compression):
+    """The options of torch's DDP that are ours too."""
 
 
 class DDP(GradientSync):
     """Averaging in buckets while backward runs, by torch (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).
 
-    1. Gradients are assigned to buckets of 25 MiB (the first of 1 MiB), at first in the reverse order of registration,
-       after the first backward in the order in which they arrived.
-    2. A full bucket's all-reduce starts at once. The end of backward waits for all and copies the averages back.
-    3. Before a step's first forward, rank 0 sends its buffers, if the model has any.
+    1. Gradients are assigned to buckets of 25 MiB (the first of 1 MiB), at first in the reverse order of registration.
+       After the first backward, the order is the one in which they arrived.
+    2. A hook on each parameter copies its gradient into its bucket; a full bucket's all-reduce starts at once, while
+       backward computes the next gradients.
+    3. The end of backward waits for the buckets and copies the averages back.
+    4. Before a step's first forward, rank 0 sends its buffers, if the model has any, to all.
 
-    Cost for a gradient of S bytes in B buckets: B calls; every rank sends and receives 2(n-1)/n S. torch makes these
-    calls itself, in C++; the ledger sees them as it sees all others. Choose it for real work.
+    Cost for a gradient of S bytes in B buckets: B calls; every rank sends and receives 2(n-1)/n S. Only the last bucket
+    cannot overlap with backward. With unused parameters allowed, one more all-reduce of 4 bytes per parameter; with
+    buffers of b bytes, one more broadcast for each of their dtypes: rank 0 sends ceil(log2 n) b. torch makes these
+    calls itself, in C++, and the ledger sees them as it sees all others. `--compress` fp16 (with nccl also bf16)
+    registers torch's own communication hook of that name: half of the bytes. Choose it for real work.
     """
 
-    def attach(self, model):
-        super().attach(model)
-        default = self.options.bucket_mb == type(self.options).bucket_mb
+    options_kind = DDPOptions
+    options: DDPOptions
+    takes_sparse = True
+
+    def attach(self, model: nn.Module) -> Callable:
+        call = super().attach(model)
+        self._ddp: DistributedDataParallel | None = None
+        if not self.parameters:
+            return call
+        hook = self._hook()
+        words: dict[str, Any] = {} if self.options.broadcast_buffers else {"broadcast_buffers": False}
         self._ddp = DistributedDataParallel(
             model,
             process_group=self.group,
             find_unused_parameters=self.options.find_unused_parameters,
-            bucket_cap_mb=None if default else self.options.bucket_mb,  # None: its own, with a small first one
+            init_sync=False,  # `attach` has just done it
+            # Passed only if it differs: torch then has no small first bucket.
+            bucket_cap_mb=None if self.options.bucket_mb == BucketSizes.bucket_mb else self.options.bucket_mb,
+            gradient_as_bucket_view=self.options.gradient_as_bucket_view,
+            **words,  # passed only if it differs: torch 2.13 warns about its name
         )
-        return self._ddp
+        if hook and self.ranks > 1:
+            self._ddp.register_comm_hook(self.group, hook)
+        self._is_checked = not self.options.find_unused_parameters
+        return self._forward
+
+    def _hook(self) -> Callable | None:
+        word = self.options.compress
+        if word is None:
+            return None
+        if word not in HOOKS:
+            raise UsageError(
+                f"--compress {word} with --sync ddp: torch's own hooks are {' and '.join(HOOKS)}. Choose one, or "
+                "--sync bucketed, which takes every codec."
+            )
+        if word == "bf16" and dist.get_backend(self.group) != "nccl":
+            raise UsageError(
+                "--compress bf16 with --sync ddp: torch's hook is for nccl only. Choose fp16, or --sync bucketed."
+            )
+        return HOOKS[word]
+
+    def _forward(self, *inputs: Any, **keywords: Any) -> Any:
+        output = self._ddp(*inputs, **keywords)
+        if not self._is_checked and torch.is_grad_enabled():
+            self._is_checked = True
+            _check_checkpoints(output)
+        return output
+
+    def begin_forward(self) -> None:
+        """Nothing to do: torch sends rank 0's buffers itself."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        return self._ddp.no_sync()
+        return self._ddp.no_sync() if self._ddp else nullcontext()
 
     def finish(self) -> None:
         """Nothing to do: the end of backward has waited."""
 
     def detach(self) -> None:
-        self._ddp._remove_autograd_hooks()
+        if self._ddp:
+            self._ddp._remove_autograd_hooks()
+        self._ddp = None
         super().detach()
+
+
+def _check_checkpoints(output: Any) -> None:
+    """Raise UserError if a part of the graph is hidden from torch, which would take its parameters for unused ones."""
+    tensors = (leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor))
+    found = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(found)
+    while found:
+        node = found.pop()
+        if node.name() == "CheckpointFunctionBackward":
+            raise UserError(
+                "a reentrant checkpoint hides its parameters from torch's search for unused ones. Give "
+                "find_unused_parameters=False, or checkpoint with use_reentrant=False."
+            )
+        found += [other for other, _ in node.next_functions if other is not None and other not in seen]
+        seen.update(found)

@@ -1,18 +1,34 @@
 """No synchronization: a single process, and the compute-only baseline for exposed communication."""
 
-from cos598d.heart.comm.ledger import Ledger
-from cos598d.heart.sync.base import GradientSync, Options
+from collections.abc import Callable
+
+from torch import nn
+
+from cos598d.heart.sync.base import GradientSync
 
 
 class NoSync(GradientSync):
-    """Every rank keeps its own gradients, and the replicas drift apart.
+    """Every rank keeps its own gradients.
 
-    Cost: 0 calls, 0 bytes. Subtract an iteration's time from that of another sync: that is its exposed communication.
+    1. Before training every rank receives rank 0's state, as in every sync.
+    2. After that nothing is sent. With several ranks the replicas drift apart: in their weights, in their buffers and,
+       under fp16, in their loss scales and learning rates too.
+
+    Cost: 0 calls, 0 bytes. Choose it for one process (task 1). On n ranks use it only to measure: subtract an
+    iteration's time with this sync from that with another, and you get its exposed communication.
     """
 
-    def __init__(self, ledger: Ledger, options: Options = Options(), group=None):
-        super().__init__(ledger, options, group)
+    takes_sparse = True
+
+    def attach(self, model: nn.Module) -> Callable:
         self.replicas_equal = self.ranks == 1
+        return super().attach(model)
+
+    def begin_forward(self) -> None:
+        """Nothing to do: each rank has buffers of its own."""
+
+    def settle(self) -> None:
+        """Nothing to do: the replicas stay different."""
 
     def finish(self) -> None:
         """Nothing to do: the local gradients are the result."""

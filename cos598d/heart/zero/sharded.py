@@ -10,6 +10,7 @@ from torch import nn
 from cos598d.heart.state import of_parameter
 from cos598d.heart.sync.base import GradientSync, Named
 from cos598d.heart.sync.buckets import plan_buckets
+from cos598d.heart.sync.options import BucketSizes
 from cos598d.records.conventions import PARAMETERS, STATE
 
 
@@ -78,6 +79,8 @@ class Zero1(GradientSync):
     """
 
     shards = True
+    options_kind = BucketSizes
+    options: BucketSizes
 
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)
@@ -132,6 +135,7 @@ class Zero1(GradientSync):
 
     def begin_forward(self) -> None:
         """Another backward of the step may be added: autograd needs room in .grad."""
+        super().begin_forward()
         for _, p in self.parameters:
             p.grad = None if isinstance(p.grad, Unread) else p.grad
 
