@@ -147,9 +147,7 @@ def open_record(
     resumes_by(f"--resume {_resume_word(folder, config)}" if saves and config.resume != AUTO else "")
     if found is not None:
         at, place = found.facts_of_ranks(RECORD, comm)[0]["iteration"], found.path.parent.parent
-        return RunRecord(
-            folder, rank, monitor, loggers, world_size=world_size, resume_at=at, resumed_from=place, ledger=comm.ledger
-        )
+        return RunRecord(folder, rank, monitor, loggers, world_size=world_size, resume_at=at, resumed_from=place)
     if rank == 0 and config.do_train:
         try:
             remove_all(folder / FOLDER)
@@ -159,7 +157,7 @@ def open_record(
                 "be taken for one of this run. Choose another --output_dir."
             ) from None
     comm.exchange("an earlier run's files are removed")
-    return RunRecord(folder, rank, monitor, loggers, world_size=world_size, ledger=comm.ledger)
+    return RunRecord(folder, rank, monitor, loggers, world_size=world_size)
 
 
 def how_to_go_on(folder: Path, config: RunConfig) -> str:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cos598d.errors import UserError, one_line
+from cos598d.heart.comm.ledger import Ledger
 from cos598d.measure.claim import PREDICTION_FILES
 from cos598d.measure.loggers import Logger
 from cos598d.measure.monitor import Monitor, peak_gpu_bytes, peak_memory_bytes
 from cos598d.measure.peak import share_of_peak
 from cos598d.measure.rows import RowFile, cut_after, logs_calls
-from cos598d.measure.sent import Calls, NoCalls, Sent, call_row
+from cos598d.measure.sent import Sent
 from cos598d.records import figures
 from cos598d.records.conventions import (
     ATTEMPTS,
@@ -47,7 +48,7 @@ Row = dict[str, Any]
 
 
 class RunRecord:
-    """One rank's part of a run's record, a context. It takes the rows of `ledger` as they come.
+    """One rank's part of a run's record, a context. Its `ledger` is the one that listens during training.
 
     1. A row is appended to a file, and handed to the system at once: it can be read, and survives the process.
     2. A row of iterations is written when the next one begins, since bytes that are sent between two belong to the
@@ -69,10 +70,8 @@ class RunRecord:
         world_size: int = 1,
         resume_at: int | None = None,
         resumed_from: Path | None = None,
-        ledger: Calls | None = None,
     ):
         self.folder, self.rank, self.world_size, self.iterations = folder, rank, world_size, resume_at or 0
-        self.ledger: Calls = ledger or NoCalls()
         self.epochs: list[Row] = []
         self.evaluations: list[Row] = []  # those inside an epoch
         self.memory: Row = {}  # of this rank, by category
@@ -82,8 +81,6 @@ class RunRecord:
         self._is_resumed, self._is_finished, self._is_training = resume_at is not None, False, False
         self._described: list[Path] = []
         self._last: Iteration | None = None  # not written yet
-        self._sent = Sent()  # since the last row, or by the iteration of `_last`
-        self._began: float | None = None  # when the iteration of `_last` began, by time.perf_counter
         self._moment: float | None = None  # end of the wall time in the rows so far; None while training pauses
         self._why = ""
 
@@ -93,11 +90,13 @@ class RunRecord:
             lost = self._take_up()
         names = [name.format(rank=self.rank) for name in OF_RANKS] + list(OF_RUN if self.rank == 0 else ())
         self._files = {name: RowFile(self.folder / name) for name in names}
-        self._rows, self._calls, self._host = (self._files[name] for name in names[:3])
-        self.ledger.iteration = max(self.ledger.iteration, self.iterations)
+        self._rows, calls, host = (self._files[name] for name in names[:3])
+        self.ledger = Ledger(calls, logs_calls)
+        self.ledger.iteration = self.iterations
+        self._sent = Sent(self.ledger)  # by the iteration of `_last`, or since the row before
         if self._monitor:
-            last = next(iter([*read_rows(self._host.path, Sample)][-1:]), None)
-            self._monitor.open(self._host.add, lambda: self.ledger.iteration, last)
+            earlier = list(read_rows(host.path, Sample))
+            self._monitor.open(host.add, lambda: self.ledger.iteration, earlier[-1] if earlier else None)
         if self.rank == 0:
             begun = AttemptRow(self.iterations, begun=_utc(), ranks=self.world_size, lost_iterations=lost)
             self._files[ATTEMPTS].add(begun)
@@ -182,7 +181,7 @@ class RunRecord:
 
     def begin_training(self) -> None:
         """Count what is sent from now on as training's. Called before every iteration, and before a sync settles."""
-        self._take_calls()
+        self._catch_up()
         if not self._is_training and self._monitor:
             self._monitor.begin()
         self._is_training = True
@@ -196,30 +195,24 @@ class RunRecord:
         """Do not count what is sent from now on. Called before every evaluation, when the replicas are equal."""
         if not self._is_training:
             return
-        self._sent.add(self._taken(), is_training=True)
+        self._sent.take(is_training=True)
         self._sent.count(self._monitor.pause() if self._monitor else None)
         if self._last and self._moment is not None:
             self._last.wall_seconds_after = round(time.perf_counter() - self._moment, 9)
         self._moment, self._is_training = None, False
 
     def iteration(
-        self,
-        facts: Row,
-        seconds: float,
-        phases: Mapping[str, float],
-        counts: Mapping[str, int] | None = None,
-        began: float | None = None,
+        self, facts: Row, seconds: float, phases: Mapping[str, float], counts: Mapping[str, int] | None = None
     ) -> None:
         """Add one iteration. Call it outside of its clock, so that recording is not measured, except in `wall_seconds`.
 
-        `facts` are fields of its row, `counts` its examples' tokens or images. `began` is when its clock has started,
-        by time.perf_counter.
+        `facts` are fields of its row, `counts` its examples' tokens or images.
         """
         if self._last:
             self._write()
-        self._sent.add(self._taken(), is_training=True)
+        self._sent.take(is_training=True)
         self._sent.count(self._monitor.read() if self._monitor else None)
-        self.iterations, self._began, now = facts["iteration"], began, time.perf_counter()
+        self.iterations, now = facts["iteration"], time.perf_counter()
         timed = {"seconds": seconds, "wall_seconds": now - (self._moment or now)}
         timed |= {f"seconds_{phase}": phases[phase] for phase in PHASES}
         row = facts | {name: round(value, 9) for name, value in timed.items()} | {"wall_seconds_after": 0.0}
@@ -230,28 +223,21 @@ class RunRecord:
         for logger in self._listening:
             logger.step(msgspec.to_builtins(self._last))
 
-    def _taken(self) -> list[Any]:
-        calls, self.ledger.rows = self.ledger.rows, []
-        return calls
-
-    def _take_calls(self) -> None:
+    def _catch_up(self) -> None:
         """Between two iterations: add the calls since the last one to it. In training their bytes are counted too."""
-        calls = self._taken()
-        self._sent.add(calls, self._is_training)
-        if self._is_training and calls:
+        if self._sent.take(self._is_training) and self._is_training:
             self._sent.count(self._monitor.read() if self._monitor else None)
 
     def _write_last(self) -> None:
-        self._take_calls()
+        self._catch_up()
         if self._last:
             self._write()
 
     def _write(self) -> None:
-        """Write the last row, and its calls. Now their seconds are known, if they ever will be."""
-        row, sent, self._last, self._sent = self._last, self._sent, None, Sent()
+        row, self._last = self._last, None
         assert row
-        self._rows.add(msgspec.structs.replace(row, **sent.fields()))
-        self._calls.add(*(call_row(call, self._began) for call in sent.calls if logs_calls(call.iteration)))
+        self._rows.add(msgspec.structs.replace(row, **self._sent.fields()))
+        self._sent.clear()
 
     def _of_epoch(self) -> Iterator[Iteration]:
         """The rows since the last epoch's end."""

@@ -1,6 +1,7 @@
 """Files of rows: JSON lines that a run only appends to. A resumed run first cuts off those after its checkpoint."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -31,10 +32,17 @@ class RowFile:
         except OSError as error:
             raise UserError(f"{path} cannot be written ({error.strerror}). Choose another --output_dir.") from None
 
-    def add(self, *rows: msgspec.Struct | dict) -> None:
-        """Append rows."""
+    def add(self, row: msgspec.Struct | dict) -> None:
+        """Append a row."""
+        self._write(msgspec.json.encode(row) + b"\n")
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Append complete rows."""
+        self._write("".join(lines).encode())
+
+    def _write(self, rows: bytes) -> None:
         try:
-            self._file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+            self._file.write(rows)
         except OSError as error:
             raise UserError(
                 f"{self.path} cannot be written ({error.strerror}). Make room there, or choose another --output_dir."

@@ -1,12 +1,11 @@
 """A run's figures from its rows of iterations: of a run that has ended, is running or was killed. Needs no torch."""
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
-from cos598d.records.conventions import COUNTED, PHASES, SILENT, SYNCHRONIZING, WARM_UP
+from cos598d.records.conventions import COUNTED, PHASES, SILENT, WARM_UP
 from cos598d.records.schema import Attempt, AttemptRow, Iteration
 
 TOTALS = ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received")
@@ -15,43 +14,6 @@ TRAFFIC = tuple(f"{kind}_{way}" for kind in ("predicted", "counted") for way in 
 _PHASES = tuple(f"seconds_{phase}" for phase in PHASES)
 _SUMMED = (*_PHASES, *TOTALS, *TRAFFIC)
 _summed = attrgetter(*_SUMMED)
-
-
-class MadeCall(Protocol):
-    """What the sums need of a call: a ledger's row, or a file's."""
-
-    purpose: str
-    op: str
-    tensor: str
-    payload_bytes: int
-    bytes_sent: int
-    bytes_received: int
-
-
-def totals(calls: Iterable[MadeCall]) -> dict[str, int]:
-    """Sums over the calls that keep the replicas equal: of gradients, or of weights that are held in shards.
-
-    A tensor that is sent in several ways, such as out and back, counts once in `tensors` and `payload_bytes`.
-    """
-    found = dict.fromkeys(TOTALS, 0)
-    payloads: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for call in calls:
-        if call.purpose in SYNCHRONIZING:
-            payloads[call.tensor][call.op] += call.payload_bytes  # of pieces, the sum
-            found["calls"] += 1
-            found["bytes_sent"] += call.bytes_sent
-            found["bytes_received"] += call.bytes_received
-    found["tensors"] = len(payloads)
-    found["payload_bytes"] = sum(max(of_ops.values()) for of_ops in payloads.values())
-    return found
-
-
-def by_purpose(calls: Iterable[MadeCall]) -> dict[str, list[int]]:
-    """Calls, and bytes of payload, sent and received, by purpose."""
-    found: dict[str, list[int]] = {}
-    for call in calls:
-        found = added(found, {call.purpose: (1, call.payload_bytes, call.bytes_sent, call.bytes_received)})
-    return found
 
 
 def added(some: dict[str, list[int]], more: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
