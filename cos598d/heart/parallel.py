@@ -15,10 +15,9 @@ from torch.utils import _pytree as pytree
 from cos598d.errors import UsageError, UserError
 from cos598d.heart.comm.group import open_group
 from cos598d.heart.comm.ledger import Ledger
-from cos598d.heart.state import load_optimizer, optimizer_pieces
+from cos598d.heart.state import load_model, load_optimizer, model_state, optimizer_state
 from cos598d.heart.sync import get_sync, or_choose
 from cos598d.heart.sync.base import GradientSync
-from cos598d.records.conventions import AGREEMENT
 
 
 def parallelize(
@@ -138,14 +137,11 @@ class Parallel(nn.Module):
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale the averaged gradient down to this L2 norm at most. Return the norm that it had, over all ranks."""
+        if self.sync.shards:
+            return self.sync.clip(max_norm)
         groups = [{"params": self.module.parameters()}] if self.optimizer is None else self.optimizer.param_groups
         parameters = [p for group in groups for p in group["params"] if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters])
-        if self.sync.shards:
-            squares = norm.double().square()
-            with self.sync.ledger.naming("squares of the gradient", AGREEMENT):
-                dist.all_reduce(squares, group=self.sync.group)
-            norm = squares.sqrt().to(norm.dtype)
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
 
@@ -159,18 +155,20 @@ class Parallel(nn.Module):
         Every rank iterates to the end. Any sync on any number of ranks can load it. Values are valid until the next.
         """
         self.settle()
-        for kind, named in (("weights", self.module.named_parameters()), ("buffers", self.module.named_buffers())):
-            yield from ((f"{kind}/{name}", tensor.detach()) for name, tensor in named)
-        yield from self.sync.whole_state(self.optimizer) if self.sync.shards else optimizer_pieces(self)
+        yield from model_state(self.module)
+        if self.sync.shards:
+            yield from self.sync.whole_state()
+        elif self.optimizer is not None:
+            yield from optimizer_state(self.optimizer, self.module)
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Continue from a `state`, whole on every rank. Called before the first step."""
         self.settle()
-        with torch.no_grad():
-            for kind, named in (("weights", self.module.named_parameters()), ("buffers", self.module.named_buffers())):
-                for name, tensor in named:
-                    tensor.copy_(state[f"{kind}/{name}"])
-        self.sync.load_whole(self.optimizer, state) if self.sync.shards else load_optimizer(self, state)
+        load_model(self.module, state)
+        if self.sync.shards:
+            self.sync.load_whole(state)
+        elif self.optimizer is not None:
+            load_optimizer(self.optimizer, self.module, state)
 
     def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
         """The model's own, under its plain names."""

@@ -95,14 +95,16 @@ class Ledger:
         self._call: tuple[str, str] | None = None  # the purpose and tensor of the calls that are made now
         self._composed: tuple[Row, tuple[str, str]] | None = None  # a collective that is being made of calls
         self._unnamed = 0  # calls of this iteration that nobody has named
-        self._entered = contextlib.ExitStack()
+        self._entered, self._is_entered = contextlib.ExitStack(), False
 
     def __enter__(self) -> "Ledger":
         self._entered.enter_context(listening(self._listen))
+        self._is_entered = True
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._entered.close()
+        self._is_entered = False
 
     def begin(self, iteration: int, began: float | None = None) -> None:
         """The next rows belong to this iteration, which began at this time.perf_counter(), by default now."""
@@ -122,23 +124,34 @@ class Ledger:
             self._call = before
 
     @contextlib.contextmanager
-    def composing(self, op: str, tensor: torch.Tensor, name: str, purpose: str = GRADIENTS) -> Iterator[None]:
+    def composing(
+        self, op: str, tensor: torch.Tensor, name: str, purpose: str = GRADIENTS, ends_later: bool = False
+    ) -> Iterator[Callable[[], None]]:
         """A context whose calls together are one collective `op` on `tensor`: one row, with what was really sent.
 
-        Calls that `naming` names within it have rows of their own.
+        Calls that `naming` names within it have rows of their own. The collective ends with the context; if it
+        `ends_later`, when what the context gives is called.
         """
         began = time.perf_counter()
         row = self._row((purpose, name), op, [tensor], (0, 0), began)
         row.messages = 0
+
+        def end() -> None:
+            row.seconds = time.perf_counter() - began
+            self._under_way.discard(row)
+
         with self.naming(name, purpose):
             assert self._call is not None
             before, self._composed = self._composed, (row, self._call)
             try:
-                yield
+                yield end
             finally:
                 self._composed = before
-        row.seconds = time.perf_counter() - began
-        self._enter(row)
+        if self._is_entered:
+            self._enter(row)
+            self._under_way.add(row)
+        if not ends_later:
+            end()
 
     def sent(self, *purposes: str, iteration: int | None = None) -> int:
         """The bytes that this rank has sent for these purposes (default: all), in an iteration or in all of them."""

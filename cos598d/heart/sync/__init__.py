@@ -23,9 +23,11 @@ SYNCS = {
     "local_sgd": "cos598d.heart.sync.local_sgd:LocalSGD",
     "diloco": "cos598d.heart.sync.diloco:DiLoCo",
     "ddp": "cos598d.heart.sync.ddp:DDP",
-    "zero1": "cos598d.heart.zero.sharded:Zero1",
-    "zero2": "cos598d.heart.zero.sharded:Zero2",
-    "zero3": "cos598d.heart.zero.sharded:Zero3",
+    "zero1": "cos598d.heart.zero.zero1:Zero1",
+    "zero2": "cos598d.heart.zero.zero2:Zero2",
+    "zero3": "cos598d.heart.zero.zero3:Zero3",
+    "sparse_zero1": "cos598d.heart.zero.sparse_zero1:SparseZero1",
+    "shared_weights": "cos598d.heart.zero.shared_weights:SharedWeights",
 }
 
 

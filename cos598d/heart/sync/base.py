@@ -1,6 +1,6 @@
 """The interface of a gradient sync: what happens between `loss.backward()` and `optimizer.step()`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -165,10 +165,14 @@ class GradientSync:
                     "parameters unused."
                 )
             return has
-        users = torch.tensor(has, dtype=torch.int32, device=self.device)
+        return [users > 0 for users in self.count(has)]
+
+    def count(self, numbers: Sequence[int]) -> list[int]:
+        """The sums of these small numbers over the ranks, of which every rank gives as many: a small all-reduce."""
+        sums = torch.tensor(numbers, dtype=torch.int32, device=self.device)
         with self.ledger.naming("ranks that used each parameter", AGREEMENT):
-            dist.all_reduce(users, group=self.group)
-        return [count > 0 for count in users.tolist()]
+            dist.all_reduce(sums, group=self.group)
+        return sums.tolist()
 
     def exchange(self, value: Any) -> list[Any]:
         """Every rank's `value`, in order of rank. For small values before training."""
