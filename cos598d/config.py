@@ -9,16 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cos598d.checkpoint_flags import CheckpointFlags
-from cos598d.data import TASK_NAMES, Task, get_task
-from cos598d.data.classes import MACRO
-from cos598d.data.images.task import ImageOptions
-from cos598d.data.squad.options import SquadOptions
-from cos598d.data.tasks import TaskOptions
-from cos598d.data.text.table import TextOptions
+from cos598d.data import TASK_NAMES, Task, TaskFlags, get_task
+from cos598d.data.metrics import MACRO
+from cos598d.data.squad import MOST_QUERY
+from cos598d.data.tasks import TASKS_WITH
 from cos598d.errors import UsageError
-from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, TEXT_TYPES
-from cos598d.models.build import MODEL_TYPES
-from cos598d.models.recompute import MODEL_TYPES as RECOMPUTED
 from cos598d.records.conventions import AUTO_PRECISION, PRECISIONS
 from cos598d.strategies import AUTO_SYNC, class_of, known_names, options_kind_of, strategy_flags
 from cos598d.strategies.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
@@ -38,7 +33,9 @@ else:
 BACKENDS = (AUTO_BACKEND, "gloo", "nccl")
 SYNC_FIELDS = tuple(defaults_of(StrategyFlags))
 # Flags without effect on tasks of images.
-TEXT_FLAGS = ("max_seq_length", "tokenizer_name", "do_lower_case")
+TEXT_FLAGS = ("max_seq_length", "do_lower_case")
+# The model types, each with the default of --model_name_or_path.
+USUAL_MODELS = {"bert": "minilm", "roberta": "roberta-base", "distilbert": "distilbert-base-uncased", "vit": "vit-tiny"}
 # The headings of the flags below in --help.
 RANKS, DATA, MODEL, RECORD = "ranks", "task and data", "model", "output"
 
@@ -46,7 +43,7 @@ MOST_EXAMPLES = 1 << 20  # per step, or per micro-batch
 
 
 @dataclass(frozen=True)
-class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
+class RunConfig(TaskFlags, StrategyFlags, OptimizerFlags, CheckpointFlags):
     """The settings of a run. Each field is the flag of its name; `check` raises an error for what cannot work.
 
     A flag is one line here, in a base class, or in the `options_kind` of a sync or strategy. The parser, --help, its
@@ -89,8 +86,7 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
     task_name: str = flag("rte", f"task to train: {', '.join(TASK_NAMES)}; FILE.py:CLASS for your own", group=DATA)
     data_dir: str | None = flag(
         None,
-        "folder of the task's files, or a zip of images (else $GLUE_DIR/TASK, $SQUAD_DIR, $IMAGE_DIR or $AG_NEWS_DIR, "
-        "else the bundled sample)",
+        "folder of the task's files (else $GLUE_DIR/TASK, $SQUAD_DIR or $IMAGE_DIR, else the bundled sample)",
         group=DATA,
         metavar="FOLDER",
         is_local=True,
@@ -104,9 +100,10 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
     max_eval_examples: int | None = flag(
         None, "evaluate on only this many examples, spread evenly over the data", group=DATA, least=1
     )
-    overwrite_cache: bool = flag(False, "build the cached features again", group=DATA, is_local=True)
 
-    model_type: str = flag("bert", "architecture: {choices}", group=MODEL, choices=MODEL_TYPES)
+    model_type: str | None = flag(
+        None, "architecture: {choices} (default: the model's own)", group=MODEL, choices=tuple(USUAL_MODELS)
+    )
     model_name_or_path: str = flag(
         "minilm",
         "a folder, a hub name (NAME or NAME@REVISION), minilm, or random weights: tiny, bert-base, vit-tiny, vit-base; "
@@ -114,16 +111,6 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
         group=MODEL,
         metavar="MODEL",
         is_local=True,
-    )
-    config_name: str | None = flag(
-        None,
-        "folder or hub name of another model configuration",
-        group=MODEL,
-        metavar="MODEL",
-        is_local=True,
-    )
-    tokenizer_name: str | None = flag(
-        None, "folder, file or hub name of another vocabulary", group=MODEL, metavar="MODEL", is_local=True
     )
     cache_dir: str | None = flag(None, "folder for models from the hub", group=MODEL, metavar="FOLDER", is_local=True)
     do_lower_case: bool = flag(
@@ -212,21 +199,16 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
         task = self.task()
         check_flags(self)
         self._check_sync(world_size)
-        able = task.model_types or (IMAGE_TYPES if task.image_form else TEXT_TYPES)
-        if self.model_type not in able:
+        if self.model_type and (self.model_type == "vit") != (task.image_form is not None):
+            able = [name for name in USUAL_MODELS if (name == "vit") == (task.image_form is not None)]
             raise UsageError(f"--model_type {self.model_type} cannot do {task.name}. Choose {' or '.join(able)}.")
-        if self.activation_checkpointing and self.model_type not in RECOMPUTED:
-            raise UsageError(
-                f"--activation_checkpointing is for {', '.join(RECOMPUTED)}, and --model_type is {self.model_type}. "
-                "Leave it out."
-            )
         if self.do_predict and task.head != "sequence_classification":
             raise UsageError(
                 f"--do_predict is for tasks of texts, and {task.name} has no test set. Leave it out, and give files to "
                 "`cos598d predict`."
             )
         self._check_task_flags(task)
-        metrics = (*task.metrics, *(MACRO if task.tells_classes else ()))
+        metrics = (*task.metric.names, *(MACRO if task.tells_classes else ()))
         self.check_life(self.do_train, self.do_eval, self.output_dir, metrics)
         for owner, kind in OPTIMIZERS.items():
             for name in given(self, kind.flags) if self.optimizer != owner else ():
@@ -305,27 +287,20 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
             sync.check_config(self, world_size)
 
     def _check_task_flags(self, task: Task) -> None:
-        for kind, whose in (
-            (SquadOptions, "SQuAD's"),
-            (ImageOptions, "for images"),
-            (TextOptions, "for --task_name text"),
-        ):
-            for name in given(self, flags_of(kind)) if task.options_kind is not kind else ():
-                raise UsageError(f"--{name} is {whose}, and the task is {task.name}. Leave it out.")
+        flags = flags_of(TaskFlags)
+        for name in given(self, flags):
+            tasks = TASKS_WITH.get(flags[name].group, (task.name,))
+            if task.name not in tasks:
+                raise UsageError(f"--{name} is for {', '.join(tasks)}, and the task is {task.name}. Leave it out.")
         if task.image_form:
             for name in given(self, TEXT_FLAGS):
                 raise UsageError(f"--{name} is for texts, and the task is {task.name}. Leave it out.")
-        if task.options_kind is SquadOptions:
-            self._check_squad()
-
-    def _check_squad(self) -> None:
         if self.null_score_diff_threshold and not self.version_2_with_negative:
             raise UsageError("--null_score_diff_threshold is for SQuAD 2.0. Add --version_2_with_negative.")
-        if self.max_seq_length < self.max_query_length + 4:
+        if task.head == "question_answering" and self.max_seq_length < MOST_QUERY + 4:
             raise UsageError(
-                f"--max_seq_length {self.max_seq_length} leaves no room for text next to questions of "
-                f"{self.max_query_length} tokens. Give at least {self.max_query_length + 4} or lower "
-                "--max_query_length."
+                f"--max_seq_length {self.max_seq_length} leaves no room for text next to questions of {MOST_QUERY} "
+                f"tokens. Give at least {MOST_QUERY + 4}."
             )
 
 
@@ -340,9 +315,8 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
     defaults = dict(get_task(chosen.get("task_name", RunConfig.task_name)).defaults)
     if chosen.get("per_gpu_train_batch_size") is not None:
         defaults.pop("total_train_batch_size", None)
-    usual = defaults.get("model_type", RunConfig.model_type)
-    if (named := chosen.get("model_type", usual)) != usual and named in ARCHITECTURES:
-        defaults["model_name_or_path"] = ARCHITECTURES[named].usual
+    if chosen.get("model_type") in USUAL_MODELS:
+        defaults["model_name_or_path"] = USUAL_MODELS[chosen["model_type"]]
     chosen = defaults | chosen
     if not chosen.get("do_train") and not chosen.get("do_eval"):
         chosen |= {"do_train": True, "do_eval": True}

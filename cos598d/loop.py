@@ -7,19 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from cos598d.checkpoints.control import TrainingControl
 from cos598d.comm.communicator import Communicator
-from cos598d.data import sampler
-from cos598d.data.loader import Ready, load_batches
-from cos598d.data.sampler import MicroBatch
+from cos598d.data.sampler import MicroBatch, micro_batches
 from cos598d.errors import UserError
 from cos598d.measure.clock import IterationClock
 from cos598d.models.checkpoint import all_finite
-from cos598d.models.padding import cuts_by_length
 from cos598d.plan import Plan, TrainingSetup
 from cos598d.records.conventions import WARM_UP, WITH_ACTIVATIONS
 from cos598d.strategies.base import Module, Strategy
@@ -82,20 +78,10 @@ def train(
     at = control.begin(plan)  # the start, or where an earlier attempt of this run was saved
     observed.watched = min(at.iteration + WARM_UP, plan.steps)
 
-    def split(batch: np.ndarray) -> list[MicroBatch]:
-        return sampler.micro_batches(
-            batch,
-            features.lengths,
-            comm.rank,
-            comm.world_size,
-            config.gradient_accumulation_steps,
-            group_by_length=cuts_by_length(model, comm.device.type == "cpu"),
-            equal_passes=strategy.equal_passes,
-        )
-
     @clock.phase("data")
-    def load(ready: Ready, micro_batch: MicroBatch) -> Inputs:
-        return {name: tensor.to(comm.device) for name, tensor in ready.inputs(micro_batch).items()}
+    def load(epoch: int, micro_batch: MicroBatch) -> Inputs:
+        batch = features.collate(micro_batch.indices, (config.seed, epoch))
+        return {name: tensor.to(comm.device) for name, tensor in batch.items()}
 
     def validate() -> None:
         """Check and evaluate the current model, and record the metrics; after an epoch, record that too."""
@@ -133,16 +119,14 @@ def train(
 
     with console.progress(plan.steps, at.iteration, config.log_every) as progress:
         batches = plan.batches(after=at.iteration) if goes_on() else ()
-        for epoch, batch, wait_for in load_batches(features, batches, split, config.seed):
+        for epoch, batch in batches:
             record.begin_training()
             at.iteration += 1
             learning_rate = plan.learning_rate(at.stepped)
             set_learning_rate(strategy.optimizer, learning_rate)
             with observed.iteration(at.iteration):
-                with clock.phase("data"):
-                    ready = wait_for()
-                load_ready = functools.partial(load, ready)
-                at.stepped += step(observed, module, ready.micro_batches, load_ready, config.max_grad_norm)
+                share = micro_batches(batch, comm.rank, comm.world_size, config.gradient_accumulation_steps)
+                at.stepped += step(observed, module, share, functools.partial(load, epoch), config.max_grad_norm)
             _check_loss(observed.loss, at.iteration, config.learning_rate)
             at.add(observed.loss, plan.share(at.iteration))
             facts = {"epoch": epoch, "learning_rate": learning_rate, "examples": len(batch)}

@@ -14,7 +14,7 @@ from cos598d.checkpoints import FOLDER, Checkpoints
 from cos598d.checkpoints.resume import facts_of, find_checkpoint, is_ours, named_folder, open_record, say_if_finished
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig, folder_name, recorded
-from cos598d.evaluate import Evaluation, predict_test_sets
+from cos598d.evaluate import Evaluation, predict_tests
 from cos598d.inputs import (
     RunInputs,
     announced,
@@ -22,7 +22,7 @@ from cos598d.inputs import (
     find_loggers,
     find_source,
     load_examples,
-    read_test_sets,
+    load_tests,
     summary_facts,
 )
 from cos598d.measure.claim import claim_folder
@@ -30,7 +30,7 @@ from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.peak import peak_of_all
 from cos598d.measure.wire import find_interface
-from cos598d.models.build import build_model, count_parameters, uses_every_parameter
+from cos598d.models.build import build_model, count_parameters
 from cos598d.models.checkpoint import save_description, save_run_model
 from cos598d.models.operations import training_operations
 from cos598d.models.products import core_peak
@@ -68,10 +68,10 @@ def _run(
     # Parse: what this rank can check by itself, before other ranks wait for it.
     began, asked = time.monotonic(), config
     config.check(identity.world_size)
-    task, location, words = inputs[:3] if inputs else find_data(config)
+    task, words = inputs[:2] if inputs else find_data(config)
     _claim_folder(config, identity, claims)
     source = inputs.source if inputs else find_source(config, task)  # may download
-    inputs = RunInputs(task, location, words, source)
+    inputs = RunInputs(task, words, source)
 
     # Join: meet the other ranks, and agree on the run's folder.
     meeting = process.meet(config.timeout, config.facts())
@@ -96,13 +96,11 @@ def _run(
     config = replace(config, precision=precision.precision)
 
     # Load the examples, the same on every rank.
-    encoder = source.load_encoder()
     parts = {
-        part: load_examples(part, config, inputs, encoder, comm, console)
-        for part in (task.evaluation_parts if config.do_eval else ())
+        part: load_examples(part, config, inputs, comm, console) for part in (task.parts[1:] if config.do_eval else ())
     }
-    training = load_examples("train", config, inputs, encoder, comm, console) if config.do_train else None
-    tests = read_test_sets(config, inputs, encoder, comm) if config.do_predict else {}
+    training = load_examples("train", config, inputs, comm, console) if config.do_train else None
+    tests = load_tests(config, inputs, comm) if config.do_predict else {}
 
     # Build the model, the same on every rank. Find the checkpoint to resume from, and the sync to train with.
     model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(comm.device)
@@ -110,7 +108,6 @@ def _run(
         recompute_activations(model)
     # Dropout masks must differ between ranks, since each rank has other examples of the batch.
     torch.manual_seed(config.seed + comm.rank)
-    may_be_unused = not uses_every_parameter(source.model_type, task.head)
     facts, saved, choice = {}, None, None
     if training is not None:
         facts = facts_of(config, Plan(config, len(training), comm.world_size), training, parts, source)
@@ -122,7 +119,7 @@ def _run(
             from cos598d.cost.choice import choose  # which few runs need
 
             before = saved.sync if saved is not None and saved.world_size == comm.world_size else None
-            choice = choose(config, comm, model, training, may_be_unused, before)
+            choice = choose(config, comm, model, training, False, before)
             config = replace(config, sync=choice.sync)
             if comm.rank == 0:
                 console.say(choice.sentence)
@@ -149,7 +146,7 @@ def _run(
             console.epoch(record.epochs[-1])
         else:
             options = config.sync_options()
-            strategy = get_strategy(config.sync)(comm, may_be_unused, options, config.precision)
+            strategy = get_strategy(config.sync)(comm, False, options, config.precision)
             setting["bytes_from"] = strategy.bytes_from
             if remark := strategy.remark(model):
                 console.say(remark)
@@ -158,7 +155,7 @@ def _run(
                 output / FOLDER,
                 comm,
                 config.keep,
-                lambda folder: save_description(folder, model, encoder),
+                lambda folder: save_description(folder, model, source.encoder),
                 {"sync": config.sync} | recorded(options),
                 saved,
                 console.warn,
@@ -168,19 +165,18 @@ def _run(
                 return leave(result, setup)
             setting |= {"best": result.best} if result.best else {}
             needed = training_operations(source.model_type, source.config, task.head, task.num_labels, training.lengths)
-            if needed is not None:
-                peak = peak_of_all(comm, config.precision, threads, core_peak)
-                setting["operations"] = {"per_example": float(needed.mean()), "peak_per_second": peak}
+            peak = peak_of_all(comm, config.precision, threads, core_peak)
+            setting["operations"] = {"per_example": float(needed.mean()), "peak_per_second": peak}
 
         # Predict the test set with the final model.
-        tables = predict_test_sets(model, task, tests, config, comm)
+        tables = predict_tests(model, task, tests, config, comm)
 
         # Publish the record, then save the model: the model is the largest file, so the likeliest not to fit on the
         # disk.
         saves_model = training is not None and config.save_model
         publish_record(record, comm, setting, evaluation.files | tables | files, training is None or saves_model)
         if comm.rank == 0 and saves_model:
-            save_run_model(output, model, encoder)
+            save_run_model(output, model, source.encoder)
         comm.exchange("the model is saved")
     console.say(f"output: {output}")
     return 0

@@ -23,7 +23,6 @@ from cos598d.config import RunConfig
 from cos598d.cost.model import Compute
 from cos598d.data.examples import Examples
 from cos598d.data.sampler import micro_batches
-from cos598d.models.padding import cuts_by_length
 from cos598d.plan import Plan
 from cos598d.records.conventions import AGREEMENT
 from cos598d.strategies.base import MakeOptimizer
@@ -91,14 +90,7 @@ def time_compute(config: RunConfig, comm: Communicator, model: nn.Module, exampl
     """Time an iteration. Every rank calls it with the same model."""
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     _, batch = next(Plan(config, len(examples), comm.world_size).batches(after=0))
-    share = micro_batches(
-        batch,
-        examples.lengths,
-        comm.rank,
-        comm.world_size,
-        config.gradient_accumulation_steps,
-        group_by_length=cuts_by_length(model, comm.device.type == "cpu"),
-    )
+    share = micro_batches(batch, comm.rank, comm.world_size, config.gradient_accumulation_steps)
     passes = [(examples.collate(one.indices, (config.seed, 1)), one.weight) for one in share]
     buffers = [buffer.clone() for buffer in model.buffers()]
     embeddings = large_embeddings(model)

@@ -15,7 +15,7 @@ from cos598d.cost.planned import Known, PlannedSteps, Work
 from cos598d.cost.seconds import OF_COMPUTE, predict_seconds
 from cos598d.cost.writes import writes
 from cos598d.errors import WARNING, UsageError
-from cos598d.models.build import bare_model, count_parameters
+from cos598d.models.build import build_model, count_parameters
 from cos598d.models.recompute import recompute_activations
 from cos598d.strategies import AUTO_SYNC, get_strategy
 from cos598d.strategies.activations import Moment, activations_of_pass
@@ -112,8 +112,8 @@ def forecast(
     asked, product = config.precision, work.source.product
     precision = known.once(("precision", asked, product), lambda: choose_precision(asked, product, alone))
     config = replace(config, precision=precision.precision)
-    strategy = get_strategy(config.sync)(alone, work.may_be_unused, config.sync_options(), config.precision)
-    steps = PlannedSteps(config, work.examples, world_size, strategy.equal_passes, work.model)
+    strategy = get_strategy(config.sync)(alone, False, config.sync_options(), config.precision)
+    steps = PlannedSteps(config, work.examples, world_size)
     layout = [range(host * world_size // hosts, (host + 1) * world_size // hosts) for host in range(hosts)]
 
     def job(rank: int) -> TrainingSpec:
@@ -130,7 +130,7 @@ def forecast(
 
     sent = [strategy.expected_sent(job(rank)) for rank in range(world_size)]
     looked_at = _looked_at(world_size)
-    batch_flags = *(getattr(config, name) for name in OF_COMPUTE), strategy.equal_passes, world_size
+    batch_flags = *(getattr(config, name) for name in OF_COMPUTE), world_size
     moments = known.once(("moments", known.work_key(config), *batch_flags), lambda: _moments(config, work, steps))
     held = _most(
         [strategy.expected_memory(job(rank)).with_activations(moments, steps.passes(rank)) for rank in looked_at]
@@ -161,7 +161,8 @@ def forecast(
 
 def _moments(config: RunConfig, work: Work, steps: PlannedSteps) -> list[Moment]:
     """What the largest pass holds next to weights and gradients."""
-    model = bare_model(work.source, work.task.head, work.task.num_labels, config.dropout)
+    with torch.device("meta"):
+        model = build_model(work.source, work.task.head, work.task.num_labels, config.dropout, config.seed)
     if config.activation_checkpointing:
         recompute_activations(model)
     largest = steps.largest_pass(_looked_at(steps.ranks))

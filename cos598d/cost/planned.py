@@ -14,36 +14,28 @@ from torch import nn
 from cos598d.config import RunConfig
 from cos598d.data import Task
 from cos598d.data.examples import Examples
-from cos598d.data.sampler import EXTRA_PASS_TOKENS, MicroBatch, micro_batches
+from cos598d.data.sampler import MicroBatch, micro_batches
 from cos598d.inputs import find_source
-from cos598d.models.build import ModelSource, bare_model, uses_every_parameter
-from cos598d.models.padding import cuts_by_length, leaves_out_padding
+from cos598d.models.build import ModelSource, build_model
 from cos598d.plan import Plan
 from cos598d.records.conventions import WARM_UP
-from cos598d.strategies.formula import without_values
 
 T = TypeVar("T")
 OF_DATA = (
     *("task_name", "data_dir", "max_seq_length", "max_train_examples", "augment", "image_size"),
-    *("train_file", "doc_stride", "max_query_length", "version_2_with_negative"),
+    *("doc_stride", "version_2_with_negative", "text_columns", "label_column"),
 )
-OF_MODEL = ("model_type", "model_name_or_path", "config_name", "tokenizer_name", "cache_dir", "do_lower_case")
+OF_MODEL = ("model_type", "model_name_or_path", "cache_dir", "do_lower_case")
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a run computes: its task, the location of its data, the training examples, the model's source and shapes."""
+    """What a run computes: its task, the training examples, the model's source and shapes."""
 
     task: Task
-    location: Any
     examples: Examples
     source: ModelSource
     model: nn.Module
-
-    @property
-    def may_be_unused(self) -> bool:
-        """Whether a step may leave a parameter without a gradient."""
-        return not uses_every_parameter(self.source.model_type, self.task.head)
 
 
 @dataclass
@@ -75,23 +67,21 @@ class Known:
 
 def _find_work(config: RunConfig) -> Work:
     task = config.task()
-    location, _ = task.locate(config.data_dir)
-    task.check(location, ["train"])
+    task.find(config.data_dir)
     source = find_source(config, task)
-    encoder = source.load_encoder()
-    examples = task.load("train", location, encoder, config.max_seq_length, False, config.max_train_examples)
-    return Work(task, location, examples, source, without_values(bare_model(source, task.head, task.num_labels)))
+    examples = task.load("train", source.encoder, config.max_seq_length, config.max_train_examples)
+    with torch.device("meta"):
+        model = build_model(source, task.head, task.num_labels, None, config.seed)
+    return Work(task, examples, source, model)
 
 
 @dataclass(frozen=True)
 class PlannedSteps:
-    """A run's steps on `ranks` ranks. `equal_passes` is the strategy's, `model` as the run builds it."""
+    """A run's steps on `ranks` ranks."""
 
     config: RunConfig
     examples: Examples
     ranks: int
-    equal_passes: bool
-    model: nn.Module
 
     @cached_property
     def plan(self) -> Plan:
@@ -100,15 +90,7 @@ class PlannedSteps:
 
     def share(self, batch: np.ndarray, rank: int) -> list[MicroBatch]:
         """The micro-batches that a rank computes of a global batch, split as in the run."""
-        return micro_batches(
-            batch,
-            self.examples.lengths,
-            rank,
-            self.ranks,
-            self.config.gradient_accumulation_steps,
-            group_by_length=cuts_by_length(self.model, self.is_on_cpu),
-            equal_passes=self.equal_passes,
-        )
+        return micro_batches(batch, rank, self.ranks, self.config.gradient_accumulation_steps)
 
     @property
     def is_on_cpu(self) -> bool:
@@ -143,9 +125,4 @@ class PlannedSteps:
             yield max(self._cost(self.share(batch, rank)) for rank in range(self.ranks))
 
     def _cost(self, share: Sequence[MicroBatch]) -> float:
-        without_padding = self.is_on_cpu and leaves_out_padding(self.model)
-
-        def tokens(lengths: np.ndarray) -> int:
-            return int(lengths.sum()) if without_padding else len(lengths) * int(lengths.max())
-
-        return sum(tokens(self.examples.lengths[one.indices]) + EXTRA_PASS_TOKENS for one in share)
+        return sum(int(self.examples.lengths[one.indices].sum()) for one in share)

@@ -114,7 +114,7 @@ def predict_seconds(
         return Seconds(None, None, "only CPUs are timed here, and the run would use a GPU (see --no_cuda)")
     timed = known.once(
         ("timed", known.work_key(config), *(getattr(config, name) for name in OF_COMPUTE), job.ranks)
-        + (strategy.equal_passes, "optimizer" in strategy.shards),
+        + ("optimizer" in strategy.shards,),
         lambda: _time(config, strategy, job.ranks),
     )
     processes = min(job.ranks, MOST_PROCESSES)
@@ -164,7 +164,6 @@ def _time(config: RunConfig, strategy: Strategy, ranks: int) -> Timed:
         min(ranks, MOST_PROCESSES),
         TIMED_SECONDS,
         "optimizer" in strategy.shards,
-        strategy.equal_passes,
     )
     said = answer_of(
         ["-m", "cos598d.cost.timed"],

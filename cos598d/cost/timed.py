@@ -41,14 +41,13 @@ WAIT_SECONDS = 120  # a process that waits longer for the others knows that one 
 @dataclass(frozen=True)
 class TimingRequest:
     """What to time: a run's flags, on `ranks` ranks, of which `processes` processes represent all. seconds: roughly how
-    long. sharded: whether each rank steps and clips only an n-th of the weights. equal_passes: the strategy's."""
+    long. sharded: whether each rank steps and clips only an n-th of the weights."""
 
     config: dict[str, Any]
     ranks: int
     processes: int
     seconds: float
     sharded: bool
-    equal_passes: bool
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def _be_rank(
     """One rank's iterations. Rank 0 decides on their number, and sends its timing through `outlet`."""
     threads = choose_threads(config.threads, question.ranks)
     torch.manual_seed(config.seed + rank)
-    steps = PlannedSteps(config, work.examples, question.ranks, question.equal_passes, model)
+    steps = PlannedSteps(config, work.examples, question.ranks)
     wall = processor = 0.0
     batches = steps.first(min(WARM_UP + MOST, steps.plan.steps))
     named = list(model.named_parameters())

@@ -1,6 +1,5 @@
 """Weights on disk: reading other programs' files, filling a model, and saving files that plain BERT classes load."""
 
-import json
 import pickle
 import warnings
 import zipfile
@@ -12,12 +11,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from cos598d.data.encoder import Encoder
+from cos598d.data.encoders import Encoder
 from cos598d.errors import UserError, first_line
+from cos598d.models.configs import plain_config, type_of
+from cos598d.models.names import WEIGHT_FILES
 from cos598d.records.conventions import MODEL, MODEL_FILES
 from cos598d.terminal.files import whole_file, whole_folder, write_json
 
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # the first BERT checkpoints' names for LayerNorm's parameters
 
 
@@ -143,7 +143,8 @@ def save_description(folder: Path, model: torch.nn.Module, encoder: Encoder) -> 
     """Write everything that `save_model` writes except the weights. Raises OSError if the disk refuses."""
     folder.mkdir(parents=True, exist_ok=True)
     encoder.save(folder)
-    write_json(folder / "config.json", _plain_config(_inner(model).config))
+    config = _inner(model).config
+    write_json(folder / "config.json", plain_config(type_of(config), config))
 
 
 def _inner(model: torch.nn.Module) -> torch.nn.Module:
@@ -161,12 +162,6 @@ def _refusal(error: BaseException) -> str:
             return behind.strerror
         behind = behind.__cause__ or behind.__context__
     return first_line(error)
-
-
-def _plain_config(config) -> dict:
-    """The configuration as JSON values, with `model_type`, which a modern reader needs."""
-    values = json.loads(json.dumps(config.to_dict()))
-    return {"model_type": type(config).__name__.removesuffix("Config").lower(), **values}
 
 
 def _own_memory(tensor: torch.Tensor) -> torch.Tensor:

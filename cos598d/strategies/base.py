@@ -54,7 +54,6 @@ class Strategy:
     learning rate. It need not hold whole parameters. Only the strategy calls its `step`.
 
     options_kind, uses: as in a gradient sync.
-    equal_passes: whether all ranks must call forward and backward the same number of times in a step.
     bytes_from: the source of a run's bytes: BY_LEDGER, or the kernel (BY_COUNTERS) if a library sends by itself.
     equal_layers: whether all ranks must call the same layers in a pass.
     one_host, shares_memory: as in a gradient sync.
@@ -76,7 +75,6 @@ class Strategy:
     layout: StateLayout
     options_kind: type[SyncOptions] = SyncOptions
     uses: tuple[str, ...] = ()
-    equal_passes = False
     bytes_from = BY_LEDGER
     equal_layers = False
     one_host = shares_memory = False
@@ -99,7 +97,7 @@ class Strategy:
         self.choose()
 
     def choose(self) -> None:
-        """Set the attributes that depend on the options: `equal_passes`, `shards`."""
+        """Set the attributes that depend on the options: `shards`."""
 
     @property
     def replicas_equal(self) -> bool:

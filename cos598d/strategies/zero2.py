@@ -22,5 +22,4 @@ class Zero2(Zero1):
     """
 
     keeps_gradients = False
-    equal_passes = True
     shards = ("optimizer", "gradients")

@@ -52,7 +52,7 @@ class Zero3(Sharded):
     """
 
     uses = ("bucket_mb",)
-    equal_passes = equal_layers = True
+    equal_layers = True
     shards = ("optimizer", "gradients", "parameters")
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:

@@ -87,7 +87,6 @@ class DeepSpeed(Engine):
     optimizer: Any  # torch's at stage 0, else DeepSpeed's own wrapper of it
 
     def choose(self) -> None:
-        self.equal_passes = self.options.zero_stage >= 2
         self.shards = ("optimizer", "gradients", "parameters")[: self.options.zero_stage]
 
     @property

@@ -69,7 +69,6 @@ class Fabric(TorchFSDP):
         return self.options.fabric_strategy == "fsdp2"
 
     def choose(self) -> None:
-        self.equal_passes = self.is_cut
         if not self.is_cut:
             self.shards = ()
 

@@ -79,7 +79,6 @@ class TorchFSDP(Engine):
     options_kind = FSDPOptions
     uses = ("reshard", "reduce_scatter")
     shards: tuple[str, ...] = ("optimizer", "gradients", "parameters")
-    equal_passes = True
     _sums: ReduceScatters | None = None  # of gradients, if they are summed by our reduce-scatter
 
     @classmethod

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from cos598d.models.linear import Linear
 from cos598d.strategies.parts.units import Unit
 
 
@@ -80,7 +79,7 @@ def linear_layers(model: nn.Module) -> dict[nn.Parameter, nn.Linear]:
         p: module
         for p, (module, *others) in users.items()
         if isinstance(module, nn.Linear)
-        and type(module).forward in (nn.Linear.forward, Linear.forward)  # under autocast both are torch's
+        and type(module).forward is nn.Linear.forward
         and not others
         and p.requires_grad
         and p.dtype == torch.float32

@@ -132,9 +132,8 @@ def _measure(
     }
     per_rank = np.full(plan.batch, plan.tokens)
     needed = training_operations(source.model_type, source.config, TASK.head, TASK.num_labels, per_rank)
-    if needed is not None:
-        peak = peak_of_all(comm, chosen.precision, record["setting"]["threads_per_rank"], core_peak)
-        found["setting"] |= {"operations": int(needed.sum()) * comm.world_size, "peak_per_second": peak}
+    peak = peak_of_all(comm, chosen.precision, record["setting"]["threads_per_rank"], core_peak)
+    found["setting"] |= {"operations": int(needed.sum()) * comm.world_size, "peak_per_second": peak}
     if note:
         found["setting"]["precision_note"] = note
     if comm.world_size > 1:

@@ -33,7 +33,7 @@ class Turn:
         self._job = job_of(workload, comm, with_state=stepper is not None)
         self._is_sparse = candidate.has_sparse_embeddings
         self._model: nn.Module = workload.replica(candidate.has_sparse_embeddings)
-        self._sync = get_sync(candidate.name)(comm, workload.may_leave_unused, candidate.options)
+        self._sync = get_sync(candidate.name)(comm, False, candidate.options)
         self._module = workload.computing(self._sync.attach(self._model))
         first = workload.inputs(0, comm.rank, comm.world_size)
         for _ in range(WARM_UP):
@@ -128,7 +128,7 @@ class StrategyTurn:
         self._comm, self._config = comm, RunConfig(learning_rate=0.0)
         self.clock = IterationClock(comm.device)
         make_strategy = get_strategy(candidate.name)
-        self._strategy = make_strategy(comm, workload.may_leave_unused, candidate.options, workload.precision)
+        self._strategy = make_strategy(comm, False, candidate.options, workload.precision)
         self._job = job_of(workload, comm)
         optimizer = functools.partial(make_optimizer, config=self._config)
         self._module = self._strategy.attach(workload.replica(), optimizer)

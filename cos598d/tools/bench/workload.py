@@ -9,8 +9,7 @@ from torch import nn
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.config import RunConfig
 from cos598d.data import get_task
-from cos598d.data.text.features import Features
-from cos598d.models.build import ModelSource, build_model, uses_every_parameter
+from cos598d.models.build import ModelSource, build_model
 from cos598d.strategies.memory import state_tensors
 from cos598d.strategies.optimizers import make_optimizer
 from cos598d.strategies.precision import computing_in
@@ -34,12 +33,9 @@ class Workload:
         seed: int,
         precision: str = "fp32",
     ):
-        encoder = source.load_encoder()
         self.model = build_model(source, TASK.head, TASK.num_labels, 0.0, seed).to(device)
-        self.may_leave_unused = not uses_every_parameter(source.model_type, TASK.head)
-        features = TASK.load("train", None, encoder, tokens)
-        assert isinstance(features, Features)  # a task with texts
-        self.features = features
+        TASK.find(None)
+        self.features = TASK.load("train", source.encoder, tokens)
         self._device, self._batch, self._tokens = device, batch, tokens
         self.precision = precision
 
@@ -61,10 +57,8 @@ class Workload:
         first = (number * ranks + rank) * self._batch
         batch = self.features.collate([(first + place) % len(self.features) for place in range(self._batch)])
         batch["attention_mask"].fill_(1)
-        layout = self.features.layout
-        fillers = {"input_ids": self.features.pad_id, "attention_mask": 1, "token_type_ids": layout.pad_segment}
-        missing = self._tokens - batch["input_ids"].shape[1]
-        sides = (missing, 0) if layout.pad_on_left else (0, missing)
+        fillers = {"input_ids": 0, "attention_mask": 1, "token_type_ids": 0}
+        sides = (0, self._tokens - batch["input_ids"].shape[1])
         return {
             name: (nn.functional.pad(tensor, sides, value=fillers[name]) if name in fillers else tensor).to(
                 self._device

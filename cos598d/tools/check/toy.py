@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from cos598d.data.text.features import Features
-from cos598d.data.text.layout import Layout
+from cos598d.data.examples import Texts
 from cos598d.tools.check.evidence import seed_of
 
 WORDS, WIDTH = 41, 7
@@ -111,7 +110,7 @@ def _numbers(elements: int) -> torch.Tensor:
     return (torch.rand(elements, generator=torch.Generator().manual_seed(0)) + 0.5).repeat(2)
 
 
-class ToyFeatures(Features):
+class ToyFeatures(Texts):
     """Random sentences of random length; the same on every rank."""
 
     def __init__(self, examples: int, seed: Seed = 0):
@@ -119,8 +118,7 @@ class ToyFeatures(Features):
         lengths = generator.integers(2, 9, examples)
         labels = generator.integers(0, WORDS // 3, examples)
         words = generator.integers(0, WORDS, lengths.sum()).astype(np.int32)
-        layout = Layout(uses_segments=False)
-        super().__init__(words, np.append(0, np.cumsum(lengths)), lengths, {"labels": labels}, layout, pad_id=0)
+        super().__init__(words, lengths, lengths, {"labels": labels}, pad_id=0, has_segments=False)
 
 
 def seeded(seed: int, make: Callable[[], Made]) -> Made:

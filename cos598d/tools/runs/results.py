@@ -88,7 +88,7 @@ def result_words(run: Run) -> str:
     last = run.summary["epochs"][-1]
     task = run.config["task_name"]
     metrics = [name for name in last if name not in NOT_METRICS | {LOSS_METRIC}]  # no code of a user's file is run here
-    names = [*(metrics if is_own(task) else get_task(task).metrics), LOSS_METRIC, "loss"]
+    names = [*(metrics if is_own(task) else get_task(task).metric.names), LOSS_METRIC, "loss"]
     shown = [f"{name} {last[name]:.4f}" for name in names if is_number(last.get(name))]
     return ", ".join([*shown, f"{epoch_seconds(run):.3g} s per epoch"])
 

@@ -203,11 +203,9 @@ class _Trial:
         self._comm.ledger.begin(number + 1, 0.0)
         parts = micro_batches(
             self._features.batches[number],
-            self._features.lengths,
             self._comm.rank,
             self._comm.world_size,
             self._case.accumulation,
-            equal_passes=self._strategy.equal_passes,
         )
         losses: list[float] = []
 
