@@ -28,8 +28,8 @@ from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.models.build import build_model, find_model
-from cos598d.records.conventions import COMMUNICATION, WIRE
-from cos598d.records.run import CALL, WIRE_ROW, read_table
+from cos598d.records.conventions import COMMUNICATION
+from cos598d.records.run import CALL, WIRE, WIRE_ROW, read_table
 from cos598d.strategies.engines.torch_fsdp import layers
 from cos598d.strategies.parts.low_bytes import packed_bytes
 from cos598d.strategies.parts.row_gradients import row_embeddings

@@ -14,7 +14,6 @@ from cos598d.data.metrics import MACRO
 from cos598d.data.squad import MOST_QUERY
 from cos598d.data.tasks import TASKS_WITH
 from cos598d.errors import UsageError
-from cos598d.measure.thinning import AUTO, FORMS, LedgerRule
 from cos598d.records.conventions import AUTO_PRECISION, PRECISIONS
 from cos598d.strategies import AUTO_SYNC, class_of, known_names, options_kind_of, strategy_flags
 from cos598d.strategies.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
@@ -164,18 +163,8 @@ class RunConfig(TaskFlags, StrategyFlags, OptimizerFlags, CheckpointFlags):
         least=0,
         is_local=True,
     )
-    ledger: str = flag(
-        AUTO,
-        f"which iterations have their calls listed in the communication log: {FORMS} (fewer in a long run, to stay "
-        "below 200 MB); totals always count every call",
-        group=RECORD,
-        metavar="RULE",
-    )
     tensorboard: bool = flag(
         False, "also write TensorBoard events to tensorboard/ in the output folder", group=RECORD, is_local=True
-    )
-    csv: bool = flag(
-        False, "also write steps.csv and evaluations.csv to the output folder", group=RECORD, is_local=True
     )
     logger: str | None = flag(
         None,
@@ -205,7 +194,6 @@ class RunConfig(TaskFlags, StrategyFlags, OptimizerFlags, CheckpointFlags):
         self._check_task_flags(task)
         metrics = (*task.metric.names, *(MACRO if task.tells_classes else ()))
         self.check_life(self.do_train, self.do_eval, self.output_dir, metrics)
-        LedgerRule.parse(self.ledger)
         for owner, kind in OPTIMIZERS.items():
             for name in given(self, kind.flags) if self.optimizer != owner else ():
                 raise UsageError(f"--{name} has no effect with --optimizer {self.optimizer}. Leave it out.")

@@ -11,7 +11,7 @@ from cos598d.data.examples import Examples
 from cos598d.errors import HubUnreachable, UsageError, UserError
 from cos598d.measure.claim import TEST_PREDICTIONS
 from cos598d.measure.environment import network_facts
-from cos598d.measure.loggers import CsvLogger, Logger, load_logger
+from cos598d.measure.loggers import Logger, load_logger
 from cos598d.measure.tensorboard import Board, check_tensorboard
 from cos598d.models.build import ModelSource, find_model
 from cos598d.models.configs import check_head
@@ -47,7 +47,7 @@ def find_data(config: RunConfig) -> tuple[Task, str]:
 
 def find_loggers(config: RunConfig) -> list[Callable[[], Logger]]:
     """The constructors of all loggers that the flags ask for. Raises UsageError for one that cannot be used."""
-    found: list[Callable[[], Logger]] = [CsvLogger] if config.csv else []
+    found: list[Callable[[], Logger]] = []
     if config.tensorboard:
         check_tensorboard()
         found.append(Board)

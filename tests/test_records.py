@@ -7,7 +7,7 @@ from scale_records import write_bench
 from cos598d.commands.cli import main
 from cos598d.records.kinds import Fields
 from cos598d.records.run import ITERATION, read_summary
-from cos598d.records.schema import read, read_rows
+from cos598d.records.old_schema import read, read_rows
 
 DEEP = "[" * 100_000
 

@@ -1,7 +1,6 @@
 """How a run resumes: in which folder, from which checkpoint, and whether it is the same run."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,18 @@ from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.errors import UsageError, UserError
-from cos598d.measure.claim import clear, was_left
+from cos598d.measure.claim import was_left
 from cos598d.measure.loggers import Logger
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.models.build import ModelSource
-from cos598d.models.configs import plain_config
 from cos598d.plan import Plan
 from cos598d.records.conventions import ITERATIONS
 from cos598d.records.run import CONFIG, read_object, read_summary
 from cos598d.records.saved import facts_after, training_after
 from cos598d.terminal.console import Console
 from cos598d.terminal.printable import printable
+from cos598d.world.exit import resumes_by
 
 # If one of these flags changes, it is another run. The sync, the ranks and the times of saving may change.
 SAME_FLAGS = (
@@ -143,13 +142,12 @@ def open_record(
     If a run starts over in a folder that is overwritten, an earlier run's rows and checkpoints are removed at once:
     they could be mistaken for this one's. Raises UserError if they cannot be removed.
     """
-    rank, world_size, kept = comm.rank, comm.world_size, config.ledger
+    rank, world_size = comm.rank, comm.world_size
+    saves = config.save_steps or config.save_epochs or config.save_seconds
+    resumes_by(f"--resume {_resume_word(folder, config)}" if saves and config.resume != AUTO else "")
     if found is not None:
-        positions, place = found.facts_of_ranks(RECORD, comm), found.path.parent.parent
-        return RunRecord(
-            folder, rank, monitor, loggers, world_size=world_size, kept=kept, resume=positions, resumed_from=place
-        )
-    clear(folder)
+        at, place = found.facts_of_ranks(RECORD, comm)[0]["iteration"], found.path.parent.parent
+        return RunRecord(folder, rank, monitor, loggers, world_size=world_size, resume_at=at, resumed_from=place)
     if rank == 0 and config.do_train:
         try:
             remove_all(folder / FOLDER)
@@ -159,7 +157,7 @@ def open_record(
                 "be taken for one of this run. Choose another --output_dir."
             ) from None
     comm.exchange("an earlier run's files are removed")
-    return RunRecord(folder, rank, monitor, loggers, world_size=world_size, kept=kept)
+    return RunRecord(folder, rank, monitor, loggers, world_size=world_size)
 
 
 def how_to_go_on(folder: Path, config: RunConfig) -> str:
@@ -181,7 +179,7 @@ def facts_of(
     """What must be equal in every attempt of a run, as JSON values. `evaluated` counts if it can end the run."""
     facts = {name: getattr(config, name) for name in SAME_FLAGS}
     facts |= {"total_train_batch_size": plan.batch_size, "steps": plan.steps, "model": source.description}
-    configuration = hashlib.sha256(json.dumps(plain_config(source.config), sort_keys=True).encode()).hexdigest()
+    configuration = hashlib.sha256(source.config.to_json_string().encode()).hexdigest()
     data = {part: [len(examples), examples.digest()] for part, examples in evaluated.items()}
     return facts | {
         "configuration": configuration,

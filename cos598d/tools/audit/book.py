@@ -23,7 +23,7 @@ from cos598d.records.kinds import (
     SIZE as AT_LEAST_ONE,
 )
 from cos598d.records.run import RANK, RANKS
-from cos598d.records.schema import read
+from cos598d.records.old_schema import read
 from cos598d.tools.audit.sketch import SIZE, from_text
 
 GRADIENT, WEIGHT, BUFFER, SCALAR, OTHER, NOTHING = "gradient", "weight", "buffer", "scalar", "other", "nothing"
