@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from cos598d.comm import process_group
-from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError, one_line
+from cos598d.heart.comm.group import Ranks, close_group, open_group
 from cos598d.terminal.signals import ENDING, GOES_ON
 from cos598d.world.devices import check_gpus_differ, choose_backend, choose_device, choose_threads, gpu_of
 from cos598d.world.end import exit_now, print_last_words
@@ -34,9 +33,9 @@ class StoppedBySignal(BaseException):
 
 
 class RankContext(NamedTuple):
-    """A rank's environment: its collectives, its threads, and the number of ranks on its host."""
+    """A rank's environment: the ranks as it sees them, its threads, and the number of ranks on its host."""
 
-    comm: Communicator
+    ranks: Ranks
     threads: int
     ranks_on_host: int
 
@@ -52,8 +51,7 @@ def init_rank(meeting: Meeting | None, backend: str, no_cuda: bool, threads: int
     ranks_on_host = meeting.ranks_on_host if meeting else 1
     threads = choose_threads(threads, ranks_on_host)
     keep_freed_memory()
-    process_group.open_group(meeting, backend)
-    return RankContext(Communicator(meeting, backend, device), threads, ranks_on_host)
+    return RankContext(open_group(meeting, backend, device), threads, ranks_on_host)
 
 
 class RankProcess:
@@ -98,7 +96,7 @@ class RankProcess:
             error = failure
         if error is not None:
             self._fail(error)
-        process_group.close_group()
+        close_group()
         for number, handler in self._before.items():
             # schedulers repeat their signals until the process ends
             if self.exit_code != GOES_ON or number == signal.SIGINT:

@@ -91,12 +91,12 @@ def _predict(options: argparse.Namespace, identity: "Identity") -> int:
         trained = _trained(options)
         config, task, asked = trained.config, trained.task, _asked(trained, options)
         meeting = process.meet(config.timeout, config.facts() | {"file": asked.features.digest()})
-        comm = init_rank(meeting, "auto", config.no_cuda, config.threads).comm
-        model = build_model(trained.source, task.head, task.num_labels, 0.0, config.seed).to(comm.device)
-        outputs = predict(model, task, asked.features, config, comm, options.batch)
-        if comm.rank == 0 and options.output is None:
+        ranks = init_rank(meeting, "auto", config.no_cuda, config.threads).ranks
+        model = build_model(trained.source, task.head, task.num_labels, 0.0, config.seed).to(ranks.device)
+        outputs = predict(model, task, asked.features, config, ranks, options.batch)
+        if ranks.rank == 0 and options.output is None:
             print(asked.in_words(outputs), end="")
-        elif comm.rank == 0:
+        elif ranks.rank == 0:
             write_whole(options.output, asked.in_words(outputs))
     return process.exit_code
 
@@ -153,7 +153,6 @@ def _trained(options: argparse.Namespace) -> _Trained:
     if options.task_name is not None and not is_own(asked):
         raise UsageError(f"--task_name is for a task of your own, and the task of {folder} is {asked}. Leave it out.")
     config = config_from(values | {"task_name": options.task_name or asked})
-    config = replace(config, precision=summary["precision"])  # which --precision auto has chosen
     task = config.task()
     classes = tuple(summary.get("classes") or ())
     if is_own(asked) and task.classes != classes:

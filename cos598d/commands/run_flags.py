@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from cos598d.checkpoints.resume import is_ours, named_folder
+from cos598d.heart.checkpoints.resume import is_ours, named_folder
 from cos598d.commands.flags import add_flags, given_flags
 from cos598d.commands.flags import to_words as to_plain_words
 from cos598d.config import RANKS, RunConfig

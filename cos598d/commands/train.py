@@ -23,9 +23,9 @@ from cos598d.commands.start import exit_code_of
 from cos598d.config import RunConfig, config_from
 from cos598d.data import get_task
 from cos598d.errors import UsageError
+from cos598d.heart.optimizers import load_compiler
 from cos598d.inputs import RunInputs, find
 from cos598d.run import run as run_rank
-from cos598d.strategies.optimizers import load_compiler
 from cos598d.world.launch import may_fork, start_local_workers
 
 
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         torch.set_num_threads(1)
         found = find(config)
         if config.do_train:
-            load_compiler()
+            load_compiler()  # once for all ranks
     be_rank = partial(exit_code_of, partial(_be_rank, config, ranks, found))
     return start_local_workers(world_size, ranks.master_port, be_rank)
 

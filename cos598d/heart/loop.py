@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -26,7 +25,6 @@ from cos598d.heart.precision import autocast, make_scaler, step_scaled
 from cos598d.heart.replicas import check_loss, check_replicas, check_weights
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
-from cos598d.models.padding import cuts_by_length
 from cos598d.records.conventions import CHECKPOINT, LOSS, WARM_UP
 from cos598d.terminal.console import Console
 
@@ -112,19 +110,6 @@ def step(
     return has_stepped, sums.tolist()
 
 
-def split(job: Job, batch: np.ndarray, equal_passes: bool) -> list[MicroBatch]:
-    """This rank's share of a global batch."""
-    return sampler.micro_batches(
-        batch,
-        job.examples.lengths,
-        job.ranks.rank,
-        job.ranks.world_size,
-        job.config.gradient_accumulation_steps,
-        group_by_length=cuts_by_length(job.model, job.ranks.device.type == "cpu"),
-        equal_passes=equal_passes,
-    )
-
-
 def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: Control) -> None:
     """Train the model of `job` in place. Every rank calls it with the same arguments.
 
@@ -189,9 +174,11 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: Cont
             rate = plan.learning_rate(at.stepped)
             set_learning_rate(optimizer, rate)
             clock.start()
-            ranks.ledger.begin(at.iteration)
+            ranks.ledger.begin(at.iteration, clock.started)
             with phase("data"):
-                micro_batches = split(job, batch, model.sync.shards)
+                micro_batches = sampler.micro_batches(
+                    batch, ranks.rank, ranks.world_size, config.gradient_accumulation_steps
+                )
             tokens = 0
 
             def load(micro_batch: MicroBatch, draw: tuple[int, int] = (config.seed, epoch)) -> dict[str, torch.Tensor]:
@@ -223,7 +210,7 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: Cont
             at.add(loss, plan.share(at.iteration))
             facts = {"iteration": at.iteration, "loss": loss, "epoch": epoch, "learning_rate": rate}
             facts |= {"examples": len(batch), "spans_seconds": clock.spans} | ({"tokens_padded": tokens} if tokens else {})
-            record.iteration(facts, seconds, clock.phases, examples.counts(batch), clock.started)
+            record.iteration(facts, seconds, clock.phases, examples.counts(batch))
             progress(at.iteration, loss, seconds, len(batch))
             if config.check_replicas and at.iteration % config.check_replicas == 0 and model.sync.replicas_equal:
                 model.settle()

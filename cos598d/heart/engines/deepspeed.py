@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from cos598d.errors import UsageError
 from cos598d.heart.engines import Apart, need
 from cos598d.heart.sync.base import GradientSync
 from cos598d.heart.sync.options import SYNC_GROUP, BucketSizes
@@ -51,8 +52,13 @@ class DeepSpeed(GradientSync):
     options: DeepSpeedOptions
     shards, keeps_optimizer_state = True, False
 
-    def attach(self, model: nn.Module) -> Callable:
+    @classmethod
+    def check_run(cls, ranks: int, precision: str) -> None:
         need("deepspeed", "DeepSpeed", "0.19.4", "deepspeed")
+        if precision == "fp16":
+            raise UsageError("--sync deepspeed has a loss scale of its own for fp16. Choose --precision bf16 or fp32.")
+
+    def attach(self, model: nn.Module) -> Callable:
         super().attach(model)
         self.every_backward = self.options.zero_stage >= 2
         self._apart, self._max_norm = Apart(model), 0.0

@@ -28,12 +28,15 @@ class DP(NoSync):
 
     bytes_from = BY_COUNTERS
 
-    def attach(self, model: nn.Module) -> Callable:
-        if self.ranks > 1:
+    @classmethod
+    def check_run(cls, ranks: int, precision: str) -> None:
+        if ranks > 1:
             raise UsageError(
-                f"--sync dp uses one process with all of its GPUs, not {self.ranks} ranks. Give --world_size 1, or "
-                "choose --sync ddp."
+                f"--sync dp uses one process with all of its GPUs, not {ranks} ranks. Give --world_size 1, or choose "
+                "--sync ddp."
             )
+
+    def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)
         if self.device.type != "cuda" or torch.cuda.device_count() < 2:
             return call

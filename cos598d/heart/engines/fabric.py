@@ -23,8 +23,11 @@ class Fabric(GradientSync):
     by a word; it uses torch's engines underneath.
     """
 
-    def attach(self, model: nn.Module) -> Callable:
+    @classmethod
+    def check_run(cls, ranks: int, precision: str) -> None:
         need("lightning", "Lightning Fabric", "2.5", "fabric")
+
+    def attach(self, model: nn.Module) -> Callable:
         super().attach(model)
         self._fabric = _fabric(self)
         self._module: Any = self._fabric.setup_module(model)

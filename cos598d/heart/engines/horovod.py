@@ -53,8 +53,11 @@ class Horovod(GradientSync):
     options: HorovodOptions
     bytes_from = BY_COUNTERS
 
-    def attach(self, model: nn.Module) -> Callable:
+    @classmethod
+    def check_run(cls, ranks: int, precision: str) -> None:
         need("horovod", "Horovod", "0.28", "horovod")
+
+    def attach(self, model: nn.Module) -> Callable:
         if self.options.compress not in (None, "fp16"):
             raise UsageError(f"--compress {self.options.compress} does not work with --sync horovod. Choose fp16.")
         call = super().attach(model)

@@ -66,6 +66,10 @@ class GradientSync:
             "`self.comm.all_reduce(gradient, name)`; self.rank and self.ranks are numbers."
         )
 
+    @classmethod
+    def check_run(cls, ranks: int, precision: str) -> None:
+        """Raise UsageError, before the ranks meet, if it cannot train on so many ranks, or in this precision."""
+
     # What `Parallel` calls
 
     def attach(self, model: nn.Module) -> Callable:
