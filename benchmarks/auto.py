@@ -22,9 +22,8 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from made import call, make_run
 
 from cos598d.errors import UserError
-from cos598d.records.bench import read_record
 from cos598d.records.conventions import FLOORS
-from cos598d.records.run import read_summary
+from cos598d.records.run import read_record, read_summary
 from cos598d.terminal.files import write_json
 from cos598d.terminal.tables import as_text
 

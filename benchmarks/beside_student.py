@@ -22,9 +22,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from cos598d.data.text.tokenization import load_encoder
+
 from cos598d.data import get_task
 from cos598d.data.sampler import global_batches
-from cos598d.data.text.tokenization import load_encoder
 from cos598d.models.build import build_model, find_model
 from cos598d.models.checkpoint import save_model
 from cos598d.records.conventions import PRECISIONS, WARM_UP

@@ -18,12 +18,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
+from cos598d.cost.planned import Known
 from made import make_run
 
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig, config_from
 from cos598d.cost.forecast import Forecast, forecast
-from cos598d.cost.planned import Known
 from cos598d.terminal.files import write_json
 from cos598d.terminal.tables import as_text
 from cos598d.tools.report.load import load_run

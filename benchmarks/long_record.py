@@ -18,9 +18,10 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from cos598d.measure.thinning import AUTO
+
 from cos598d.comm.ledger import Row
 from cos598d.measure.record import RunRecord
-from cos598d.measure.thinning import AUTO
 from cos598d.records.conventions import GRADIENTS, LOSS, PHASES
 from cos598d.terminal.program import own_environment
 

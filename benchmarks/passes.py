@@ -25,12 +25,13 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from cos598d.models.linear import multiply_by_the_faster
+from cos598d.models.padding import cuts_by_length, leave_out_padding
+
 from cos598d.data import get_task
 from cos598d.data.examples import Examples
 from cos598d.data.sampler import global_batches, micro_batches
 from cos598d.models.build import ModelSource, build_model, find_model
-from cos598d.models.linear import multiply_by_the_faster
-from cos598d.models.padding import cuts_by_length, leave_out_padding
 from cos598d.records.conventions import WARM_UP
 from cos598d.strategies.precision import autocast
 

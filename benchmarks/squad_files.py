@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cos598d.data.squad.read import parse_squad
+
 from cos598d.terminal.files import write_whole
 
 

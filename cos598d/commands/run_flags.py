@@ -1,9 +1,8 @@
 """The flags of a run and of its ranks, the original assignment's names for some of them, and --dry_run."""
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any
 
 from cos598d.heart.checkpoints.resume import is_ours, named_folder
@@ -102,34 +101,13 @@ def add_dry_run(parser: argparse.ArgumentParser, what: str) -> None:
         action="store_true",
         help=f"start nothing; print {what}",
     )
-    section.add_argument(
-        "--from",
-        dest="costs_from",
-        nargs="+",
-        type=Path,
-        metavar="BENCH",
-        help="folders of benches to predict seconds from (default: run a short bench now)",
-    )
 
 
-def check_dry_run(options: argparse.Namespace) -> None:
-    """Raise UsageError for --from without --dry_run, and for a bench that does not exist, before any work begins."""
-    if options.costs_from and not options.dry_run:
-        raise UsageError(
-            "--from is for --dry_run, which uses it to predict seconds. Add --dry_run, or leave --from out."
-        )
-    for path in options.costs_from or ():
-        if not path.exists():
-            raise UsageError(f"--from {path} does not exist. Give the folder of a bench, which `cos598d bench` writes.")
-
-
-def print_forecast(config: RunConfig, world_size: int, costs_from: Sequence[Path] | None) -> None:
+def print_forecast(config: RunConfig, world_size: int) -> None:
     """Print what the run would cost. Raises UserError as `forecast` does."""
     from cos598d.cost.forecast import forecast, forecast_lines
-    from cos598d.cost.planned import Known
 
-    known = Known(costs_from=tuple(costs_from or ()))
-    lines = forecast_lines(config, world_size, forecast(config, world_size, timings=known))
+    lines = forecast_lines(config, world_size, forecast(config, world_size))
     folder = named_folder(config)
     is_full = folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir())))
     if folder is not None and is_full and not (config.overwrite_output_dir or is_ours(folder, config)):

@@ -14,7 +14,6 @@ from cos598d.commands.run_flags import (
     RankFlags,
     add_dry_run,
     add_run_options,
-    check_dry_run,
     identity_from,
     print_forecast,
     run_values,
@@ -42,7 +41,7 @@ def add_options(
     lesson = dict(lesson or {})
     defaults = get_task(lesson.get("task_name", RunConfig.task_name)).defaults
     add_run_options(parser, but, **lesson | dict(defaults))
-    add_dry_run(parser, "parameters, memory, bytes, predicted seconds, and what would be written")
+    add_dry_run(parser, "iterations, parameters, memory and bytes")
     add_replay(parser)
     if isinstance(parser, Parser):
         parser.frequent = FREQUENT
@@ -60,14 +59,13 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(
             f"{config.label} runs in a single process. Leave --world_size out, or run task2a, task2b or task3."
         )
-    check_dry_run(options)
     world_size = identity.world_size if identity else ranks.world_size
     assert world_size is not None  # ranks that are to be started here have a number
     if earlier.path is not None and (identity is None or identity.speaks):
         print(earlier.words(given, world_size), flush=True)
     if options.dry_run:
         if identity is None or identity.speaks:
-            print_forecast(config, world_size, options.costs_from)
+            print_forecast(config, world_size)
         return 0
     if identity is not None:
         return run_rank(config, identity)

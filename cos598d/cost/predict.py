@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -110,6 +110,10 @@ class Measurement:
     rungs: Sequence[Rung]
     left_out: Mapping[str, str]
     steals: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Where it was measured, as JSON."""
+        return {"name": self.name, "hosts": self.ranks, "batch": self.batch, **self.link._asdict()}
 
     @property
     def words(self) -> str:
@@ -289,8 +293,9 @@ class Fitted(NamedTuple):
         rung, bench = known[0]
         base = on or max(self.benches, key=lambda each: each.ranks)  # its ranks may share a machine
         compute = Compute(*(part * batch / base.batch for part in base.compute))
-        bench = replace(bench, tensors=[(size, ready * compute.backward / bench.compute.backward) for size, ready in bench.tensors])
-        calls = calls_of(rung, bench, hosts, hosts * batch / (bench.ranks * bench.batch))
+        stretch = compute.backward / bench.compute.backward
+        own = replace(bench, tensors=[(size, ready * stretch) for size, ready in bench.tensors])
+        calls = calls_of(rung, own, hosts, hosts * batch / (bench.ranks * bench.batch))
         return seconds(calls, compute, link, self.costs, overlaps(rung.sync), base.crowd, bench.steals)
 
 

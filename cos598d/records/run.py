@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from cos598d.errors import UserError
+from cos598d.records.bench import read_bench
 from cos598d.records.conventions import BY_COUNTERS, BY_LEDGER, CHECKPOINT, COUNTED, PHASES, WITH_ACTIVATIONS
 from cos598d.records.kinds import (
     COUNT,
@@ -46,6 +47,12 @@ def live_folder(folder: Path) -> Path | None:
 def read_unfinished(folder: Path) -> "Summary":
     """What the summary would be if the run ended now."""
     return msgspec.to_builtins(read_any(folder, unfinished=True))
+
+
+def read_record(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The record's file and contents, from a bench's output folder or its file. Raises UserError."""
+    file, found = read_bench(path)
+    return file, msgspec.to_builtins(found)
 
 
 # A run's summary.json, checked by `summary_of`, plus what `tools/report/load` adds to it.
