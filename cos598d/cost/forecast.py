@@ -18,7 +18,7 @@ from cos598d.heart.plan import Plan
 from cos598d.heart.sync.sparse_rows import LEAST_BYTES, large_embeddings
 from cos598d.inputs import find
 from cos598d.models.build import build_model, count_parameters
-from cos598d.strategies import AUTO_SYNC
+from cos598d.heart.sync import AUTO_SYNC
 
 HELD = ("parameters", "gradients", "optimizer", "buckets")  # as `memory.held` counts them
 

@@ -184,7 +184,7 @@ def _on_all_ranks(resume: str, folder: Path, ranks: Ranks) -> Found | None:
 
 
 def _newest(folder: Path, remedy: str) -> Found | None:
-    """The newest checkpoint that can be read; None if there is none. Raises UserError if there are only damaged ones."""
+    """The newest checkpoint that can be read; None if there is none. Raises UserError if all are damaged."""
     found, remarks = newest(folder)
     if found is None and remarks:
         others = f", and {len(remarks) - 1} more" if len(remarks) > 1 else ""

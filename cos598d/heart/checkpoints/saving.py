@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 

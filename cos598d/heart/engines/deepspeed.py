@@ -25,9 +25,12 @@ class DeepSpeedOptions(BucketSizes):
     """zero_stage: what is sharded: 1 the optimizer's state, 2 gradients too, 3 weights too."""
 
     zero_stage: int = flag(
-        2, "ZeRO stage of deepspeed: 1 (optimizer state), 2 (gradients too), 3 (weights too)", group=SYNC_GROUP, least=1,
+        2,
+        "ZeRO stage of deepspeed: 1 (optimizer state), 2 (gradients too), 3 (weights too)",
+        group=SYNC_GROUP,
+        least=1,
         below=4,
-    )  # fmt: skip
+    )
 
 
 class DeepSpeed(GradientSync):
