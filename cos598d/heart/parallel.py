@@ -89,7 +89,7 @@ class Parallel(nn.Module):
     the context of the sync's own work, for whoever times it.
     """
 
-    phase: Callable[[str], contextlib.AbstractContextManager[None]] = staticmethod(contextlib.nullcontext)
+    phase: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     _call: Callable
 
     def __init__(self, module: nn.Module, sync: GradientSync, optimizer: torch.optim.Optimizer | None = None):

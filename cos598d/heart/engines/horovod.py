@@ -88,7 +88,7 @@ class Horovod(GradientSync):
         with _lost_rank_is_reported():
             for p, (handle, context) in self._under_way.items():
                 average = self._codec.decompress(self._hvd.synchronize(handle), context)
-                if average is not p.grad:
+                if p.grad is not None and average is not p.grad:
                     p.grad.copy_(average)
         self._under_way.clear()
 
