@@ -155,7 +155,9 @@ class DeepSpeed(GradientSync):
             with self._gathered(p, 0):
                 p.copy_(whole)
             if p.requires_grad:
-                safe_set_full_fp32_param(p, whole)
+                # Stage 3 cuts it into n equal parts.
+                padding = -whole.numel() % self.ranks if self.options.zero_stage == 3 else 0
+                safe_set_full_fp32_param(p, nn.functional.pad(whole.flatten(), (0, padding)) if padding else whole)
 
     def detach(self) -> None:
         super().detach()
