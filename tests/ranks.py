@@ -36,6 +36,12 @@ def world(count: int) -> Iterator["World"]:
         ranks.close()
 
 
+def on_ranks(ranks: int, function: Callable, *arguments: Any, seconds: float = GROUP_SECONDS) -> list[Any]:
+    """What `function(rank, ranks, *arguments)` returns on each of new ranks, for a single run."""
+    with world(ranks) as started:
+        return started.run(_numbered, function, *arguments, seconds=seconds)
+
+
 class World:
     """Processes that wait for functions to run."""
 
@@ -49,13 +55,18 @@ class World:
             process.start()
             there.close()
 
-    def run(self, function: Callable, *arguments: Any, count: int | None = None) -> list[Any]:
-        """What the function returned on each of `count` ranks, by default all. Raises AssertionError if one raised."""
+    def run(
+        self, function: Callable, *arguments: Any, count: int | None = None, seconds: float = GROUP_SECONDS
+    ) -> list[Any]:
+        """What the function returned on each of `count` ranks, by default all. Raises AssertionError if one raised.
+
+        seconds: how long a collective may wait.
+        """
         self._runs += 1
         used = self._pipes[:count]
         store = str(Path(self._folder.name) / f"store{self._runs}")
         for rank, pipe in enumerate(used):
-            pipe.send((function, arguments, rank, len(used), store))
+            pipe.send((function, arguments, rank, len(used), store, seconds))
         replies = []
         for rank, pipe in enumerate(used):
             assert pipe.poll(PATIENCE_SECONDS), f"rank {rank} does not answer"
@@ -75,12 +86,16 @@ class World:
         self._folder.cleanup()
 
 
+def _numbered(function: Callable, *arguments: Any) -> Any:
+    return function(dist.get_rank(), dist.get_world_size(), *arguments)
+
+
 def _serve(pipe: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError):
         while True:
-            function, arguments, rank, count, store = pipe.recv()
+            function, arguments, rank, count, store, seconds = pipe.recv()
             error, value = "", None
             try:
                 dist.init_process_group(
@@ -88,7 +103,7 @@ def _serve(pipe: Connection) -> None:
                     init_method=f"file://{store}",
                     rank=rank,
                     world_size=count,
-                    timeout=timedelta(seconds=GROUP_SECONDS),
+                    timeout=timedelta(seconds=seconds),
                 )
                 torch.manual_seed(0)
                 value = function(*arguments)

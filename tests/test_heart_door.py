@@ -119,7 +119,10 @@ def test_a_file_of_an_older_version_is_told_the_new_line(ranks):
 
 def _zeroing(when, sync):
     model = nn.Linear(4, 2)
-    zero = lambda p: p.grad.zero_()  # noqa: E731
+
+    def zero(p):
+        p.grad.zero_()
+
     if when == "before":
         model.weight.register_post_accumulate_grad_hook(zero)
     wrapped = wrap(model, sync)
