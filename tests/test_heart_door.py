@@ -22,6 +22,7 @@ from cos598d.errors import UserError
 from cos598d.heart.comm.ledger import Ledger
 from cos598d.heart.parallel import data_parallel, parallelize
 from cos598d.heart.sync.base import GradientSync
+from cos598d.heart.sync.from_file import write_template
 
 OURS = [name for name in EXACT if name != "ddp"]
 FOUND_LATE = ("bucketed", "all_reduce", "sparse_rows", "ddp")  # one of each kind of finish
@@ -112,6 +113,29 @@ def _comm_is_explained():
 def test_a_file_of_an_older_version_is_told_the_new_line(ranks):
     for sentence in ranks.run(_comm_is_explained, count=2):
         assert "dist.all_reduce(gradient)` in place of" in sentence
+
+
+def _from_a_file(name):
+    return [train(net(), "torch"), train(net(), name)]
+
+
+def test_a_file_made_from_the_template(ranks, tmp_path):
+    path = tmp_path / "mine.py"
+    write_template(path)
+    assert "Check it:   cos598d check mine.py:MySync" in path.read_text()
+    assert "average() is still to be written" in ranks.run(_unwritten, f"{path}:MySync", count=1)[0]
+    text = path.read_text()
+    body = text.index("        raise NotImplementedError")
+    path.write_text(text[:body] + "        dist.all_reduce(gradient)\n        gradient /= self.ranks\n")
+    assert_like_first(ranks.run(_from_a_file, f"{path}:MySync", count=2))
+
+
+def _unwritten(name):
+    try:
+        data_parallel(net(), name)(batch()[0]).sum().backward()
+    except NotImplementedError as error:
+        return str(error)
+    return ""
 
 
 # Hooks of the script
