@@ -16,7 +16,7 @@ from cos598d.heart.sync.base import GradientSync, Named
 from cos598d.heart.sync.bucketed import Bucketed
 from cos598d.heart.sync.buckets import Bucket
 from cos598d.heart.sync.codecs import Codec, End
-from cos598d.heart.sync.options import BucketSizes, BucketViews
+from cos598d.heart.sync.options import BucketSizes, BucketViews, Options
 from cos598d.records.conventions import AGREEMENT
 from cos598d.world.network import network_identity
 
@@ -44,7 +44,7 @@ class SharedMemory(Bucketed):
     into the kernel and out again.
     """
 
-    options_kind = SharedMemoryOptions
+    options_kind: type[Options] = SharedMemoryOptions
     op = "shared_memory"
 
     def attach(self, model: nn.Module) -> Callable:

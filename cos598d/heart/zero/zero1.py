@@ -19,7 +19,7 @@ from cos598d.heart.zero.layers import by_layer
 from cos598d.heart.zero.shards import Shards
 from cos598d.heart.zero.unit import Unit
 from cos598d.heart.zero.unread import Unread
-from cos598d.records.conventions import AGREEMENT, PARAMETERS, STATE
+from cos598d.records.conventions import AGREEMENT, PARAMETERS
 
 
 @dataclass(frozen=True)
