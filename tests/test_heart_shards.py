@@ -363,7 +363,11 @@ def other_strides(rank, how):
     model = model.to(memory_format=torch.channels_last).double()
     ddp = DistributedDataParallel(model)
     make = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-    plain = make(model.parameters()) if how == "ddp" else ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9)
+    plain = (
+        make(model.parameters())
+        if how == "ddp"
+        else ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9)
+    )
     for step in range(4):
         random = torch.Generator().manual_seed(10 * step + rank)
         x, y = torch.randn(6, 3, 8, 8, generator=random).double(), torch.randint(0, 2, (6,), generator=random)
