@@ -213,7 +213,9 @@ class Parallel(nn.Module):
             )
         for parameters, key, p, shape, dtype in self._places:
             now = parameters.get(key)
-            is_lent = isinstance(now, torch.Tensor) and not isinstance(now, nn.Parameter)  # by torch.func.functional_call
+            is_lent = isinstance(now, torch.Tensor) and not isinstance(
+                now, nn.Parameter
+            )  # by torch.func.functional_call
             if (now is not p and not is_lent) or p.shape != shape or p.dtype != dtype:
                 raise UserError(
                     f"a parameter called {key} is not the one that was wrapped, or has another shape or dtype. Change "
