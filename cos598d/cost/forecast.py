@@ -73,7 +73,7 @@ def forecast(config: RunConfig, world_size: int) -> Forecast:
         n=world_size,
         bucket=config.bucket_mb * (1 << 20),
         a=config.gradient_accumulation_steps,
-        state=OPTIMIZERS[config.optimizer].numbers(config),
+        state=OPTIMIZERS[config.optimizer].numbers(config),  # type: ignore[arg-type]
         touched=_touched(model, examples, plan) if config.sync == "sparse_rows" else 1.0,
     )
     facts = FACTS[config.sync]

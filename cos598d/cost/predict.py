@@ -4,14 +4,14 @@
    bytes, are in `formulas.FACTS`. A call of s steps has b bytes that pass the busiest link one after another, and its
    rank handles m bytes. On a link of R bits per second with d seconds from host to host it takes
 
-       work    = s a + m p                         of a processor, times the ranks that share a core
-       sending = 8 b / (e R)                       of the link
-       waiting = max(sending, w d)                 w: messages that wait for one another, or for a ready receiver
+       work    = s a + m p          of a processor, times the ranks that share a core
+       sending = 8 b / (e R)        of the link
+       waiting = w d                w: messages that wait for one another, or for a receiver that is ready
 
 2. gloo works on two calls at a time, so call i starts when call i-2 has ended. All share the link (`seconds`):
 
        start = max(ready, end of call i-2)     sent = max(start, sent before) + sending
-       end   = max(sent, start + waiting) + work
+       end   = max(sent + s d, start + waiting) + work
 
 3. seconds = before + max(backward + the work beside it, the last end) + after. A sync that does not overlap starts when
    backward has ended. Its work delays nothing but itself.
@@ -203,6 +203,7 @@ PATHS: Mapping[str, Callable[[Job], float]] = {
     "reduce_broadcast": _reduced_and_broadcast,
     "tree": lambda j: 2 * ceil(log2(j.n)) * j.S,
 }
+IN_PAIRS = {"reduce_broadcast": 2}  # calls that have the messages of `Facts.waits` together
 OWN_MESSAGES = ("ring", "tree", "halving_doubling")  # their receivers are ready before a message comes, or wait once
 
 
@@ -224,7 +225,7 @@ def calls_of(rung: Rung, bench: Measurement, n: int, lookups: float = 1.0) -> li
         return []
     path = PATHS[rung.sync](job) if rung.sync in PATHS else max(moved)
     handled = 2 * max(statistics.fmean(moved), max(moved) / bench.crowd)
-    steps, found = facts.waits(n), []
+    steps, found = facts.waits(n) / IN_PAIRS.get(rung.sync, 1), []
     for part, ready in _parts(bench.tensors, facts.calls(job)):
         if rung.sync in OWN_MESSAGES:
             waits = steps if rung.sync == "ring" else 1.5 * steps
@@ -269,7 +270,7 @@ def seconds(
         ready = call.ready + stolen * steals if overlap else compute.backward
         start = max(ready, ended[place % 2] if overlap else max(ended))
         sent = max(start, sent) + sending
-        ended[place % 2] = max(sent, start + call.waits * link.delay) + work
+        ended[place % 2] = max(sent + call.steps * link.delay, start + call.waits * link.delay) + work
         if overlap and call.ready < compute.backward:
             stolen += work
     return compute.before + max(compute.backward + stolen * steals, *ended) + compute.after
@@ -285,12 +286,9 @@ class Fitted(NamedTuple):
     costs: Costs
     benches: Sequence[Measurement]
 
-    def predict(self, label: str, hosts: int, link: Link, batch: int, on: Measurement | None = None) -> float | None:
-        """Seconds per iteration of a candidate; None if no bench has it. `on`: use that bench's compute and crowd."""
-        known = [(rung, bench) for bench in self.benches for rung in bench.rungs if rung.label == label]
-        if not known:
-            return None
-        rung, bench = known[0]
+    def predict(self, label: str, hosts: int, link: Link, batch: int, on: Measurement | None = None) -> float:
+        """Seconds per iteration of a candidate that a bench has. `on`: use that bench's compute and crowd."""
+        rung, bench = next((rung, bench) for bench in self.benches for rung in bench.rungs if rung.label == label)
         base = on or max(self.benches, key=lambda each: each.ranks)  # its ranks may share a machine
         compute = Compute(*(part * batch / base.batch for part in base.compute))
         stretch = compute.backward / bench.compute.backward
