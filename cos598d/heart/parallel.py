@@ -4,7 +4,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,9 @@ from cos598d.heart.comm.ledger import Ledger
 from cos598d.heart.state import load_model, load_optimizer, model_state, optimizer_state
 from cos598d.heart.sync import get_sync, or_choose
 from cos598d.heart.sync.base import GradientSync
+
+if TYPE_CHECKING:
+    from cos598d.heart.zero.zero1 import Zero1
 
 
 def parallelize(
@@ -84,6 +87,8 @@ class Parallel(nn.Module):
     `module` is the model itself, under whose plain names `state_dict` and `load_state_dict` work.
     """
 
+    _call: Callable
+
     def __init__(self, module: nn.Module, sync: GradientSync, optimizer: torch.optim.Optimizer | None = None):
         super().__init__()
         self.module, self.sync, self.optimizer = module, sync, optimizer
@@ -104,8 +109,8 @@ class Parallel(nn.Module):
         self._nodes = [get_gradient_edge(p).node for _, p in sync.parameters]
         hooked = zip(self._nodes, sync.parameters, strict=True)
         self._hooks = [node.register_hook(_weakly(self, p)) for node, (_, p) in hooked]
-        if sync.shards:
-            sync.shard(optimizer)
+        if sync.shards and optimizer is not None:
+            self._shards.shard(optimizer)
         if optimizer is not None:
             self._hooks.append(optimizer.register_step_post_hook(lambda *_: sync.after_step()))
 
@@ -138,10 +143,10 @@ class Parallel(nn.Module):
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale the averaged gradient down to this L2 norm at most. Return the norm that it had, over all ranks."""
         if self.sync.shards:
-            return self.sync.clip(max_norm)
+            return self._shards.clip(max_norm)
         groups = [{"params": self.module.parameters()}] if self.optimizer is None else self.optimizer.param_groups
         parameters = [p for group in groups for p in group["params"] if p.grad is not None]
-        norm = nn.utils.get_total_norm([p.grad for p in parameters])
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
 
@@ -157,7 +162,7 @@ class Parallel(nn.Module):
         self.settle()
         yield from model_state(self.module)
         if self.sync.shards:
-            yield from self.sync.whole_state()
+            yield from self._shards.whole_state()
         elif self.optimizer is not None:
             yield from optimizer_state(self.optimizer, self.module)
 
@@ -166,7 +171,7 @@ class Parallel(nn.Module):
         self.settle()
         load_model(self.module, state)
         if self.sync.shards:
-            self.sync.load_whole(state)
+            self._shards.load_whole(state)
         elif self.optimizer is not None:
             load_optimizer(self.optimizer, self.module, state)
 
@@ -193,6 +198,11 @@ class Parallel(nn.Module):
             "a wrapped model cannot be copied, since a copy has no ranks to train with. Copy the model itself: "
             "copy.deepcopy(wrapped.module)."
         )
+
+    @property
+    def _shards(self) -> "Zero1":
+        """The sync, where it shards."""
+        return cast("Zero1", self.sync)
 
     def _check(self) -> None:
         """Raise UserError if a step cannot begin."""
@@ -246,7 +256,7 @@ def make_sync(
         if word not in kind.options_kind.names():
             raise UsageError(f"{word} has no effect with {_name_of(sync)}. Leave it out{or_choose(word)}.")
     if not dist.is_initialized():
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError(
                 "no process group is open. Call torch.distributed.init_process_group('gloo') before the model is "
                 "wrapped."

@@ -1,7 +1,7 @@
 """A training's tensors under the model's plain names, whole: what any sync gives, any other can load.
 
-    weights/NAME   a parameter            buffers/NAME   a buffer
-    KIND/NAME      what the optimizer remembers of a parameter, such as exp_avg/NAME; of some kinds it is one number
+weights/NAME   a parameter            buffers/NAME   a buffer
+KIND/NAME      what the optimizer remembers of a parameter, such as exp_avg/NAME; of some kinds it is one number
 """
 
 from collections.abc import Iterator, Mapping

@@ -39,6 +39,7 @@ class GradientSync:
     shards = every_backward = takes_sparse = False
     replicas_equal = True
     options_kind: type[Options] = Options
+    options: Any  # of that class
     optimizer: torch.optim.Optimizer | None = None  # set by `Parallel`
     buffers_are_due = True  # an average was made since rank 0's buffers were sent
 
@@ -215,6 +216,13 @@ class GradientSync:
         yield there
         if there is not tensor:
             tensor.copy_(there)
+
+    def swap(self, outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:
+        """Send a tensor to the rank `to` while another arrives from the rank `source`. Block until both are done."""
+        sending = dist.P2POp(dist.isend, outgoing, self.peer(to), self.group)
+        receiving = dist.P2POp(dist.irecv, incoming, self.peer(source), self.group)
+        for work in dist.batch_isend_irecv([receiving, sending]):
+            work.wait()
 
     def peer(self, rank: int) -> int:
         """The number of this group's rank among all processes, as torch needs it."""

@@ -36,7 +36,6 @@ class Bucketed(GradientSync):
     """
 
     options_kind: type[Options] = BucketedOptions
-    options: BucketedOptions
 
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)

@@ -206,9 +206,8 @@ class PowerSGD(Codec):
 
     def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
         error = self.with_error(name, numbers)
-        parts = zip(
-            numbers.split(sizes := [shape.numel() for shape in shapes]), error.split(sizes), shapes, strict=True
-        )
+        sizes = [shape.numel() for shape in shapes]
+        parts = zip(numbers.split(sizes), error.split(sizes), shapes, strict=True)
         matrices, whole = [], []  # (its key, it, its error), and (a tensor that is sent whole, its error)
         for place, (part, missed, shape) in enumerate(parts):
             rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape.numel())

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from cos598d.errors import UsageError, UserError
 from cos598d.heart.sync.base import GradientSync
-from cos598d.heart.sync.options import BucketSizes, BucketViews, Compression
+from cos598d.heart.sync.options import BucketSizes, BucketViews, Compression, Options
 
 HOOKS = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}  # torch's communication hooks, by --compress
 
@@ -41,8 +41,7 @@ class DDP(GradientSync):
     registers torch's own communication hook of that name: half of the bytes. Choose it for real work.
     """
 
-    options_kind = DDPOptions
-    options: DDPOptions
+    options_kind: type[Options] = DDPOptions
     takes_sparse = True
 
     def attach(self, model: nn.Module) -> Callable:
@@ -83,6 +82,7 @@ class DDP(GradientSync):
         return HOOKS[word]
 
     def _forward(self, *inputs: Any, **keywords: Any) -> Any:
+        assert self._ddp is not None
         output = self._ddp(*inputs, **keywords)
         if not self._is_checked and torch.is_grad_enabled():
             self._is_checked = True

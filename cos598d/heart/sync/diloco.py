@@ -10,7 +10,7 @@ from torch import nn
 
 from cos598d.heart.sync.codecs import Codec, End, make_codec
 from cos598d.heart.sync.local_sgd import LocalSGD, LocalSGDOptions
-from cos598d.heart.sync.options import SYNC_GROUP, Compression
+from cos598d.heart.sync.options import SYNC_GROUP, Compression, Options
 from cos598d.terminal.fields import flag
 
 
@@ -56,8 +56,7 @@ class DiLoCo(LocalSGD):
     time than sending its gradients.
     """
 
-    options_kind = DiLoCoOptions
-    options: DiLoCoOptions
+    options_kind: type[Options] = DiLoCoOptions
 
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)

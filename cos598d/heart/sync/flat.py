@@ -11,7 +11,7 @@ from torch import nn
 from cos598d.heart.sync.base import GradientSync
 from cos598d.heart.sync.buckets import Bucket, plan_buckets
 from cos598d.heart.sync.codecs import End, make_codec
-from cos598d.heart.sync.options import BucketViews, Compression
+from cos598d.heart.sync.options import BucketViews, Compression, Options
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class Flat(GradientSync):
     another way replace `sum_up`.
     """
 
-    options_kind = FlatOptions
-    options: FlatOptions
+    options_kind: type[Options] = FlatOptions
 
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)

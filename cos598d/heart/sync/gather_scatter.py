@@ -23,5 +23,10 @@ class GatherScatter(GradientSync):
         with self.in_reach(gradient) as own:
             copies = [torch.empty_like(own) for _ in range(self.ranks)] if self.rank == 0 else None
             dist.gather(own, copies, dst=self.peer(0), group=self.group)
-            averages = [sum(copy / self.ranks for copy in copies)] * self.ranks if copies else None
+            averages = None
+            if copies:
+                mean = torch.zeros_like(own)
+                for copy in copies:
+                    mean += copy / self.ranks
+                averages = [mean] * self.ranks
             dist.scatter(own, averages, src=self.peer(0), group=self.group)

@@ -48,12 +48,7 @@ class HalvingDoubling(Flat):
         partner, halves = self.rank ^ distance, buffer.tensor_split(2)
         mine, theirs = halves[bool(self.rank & distance)], halves[not self.rank & distance]
         landing = torch.empty_like(mine)
-        self._swap(theirs, landing, partner)
+        self.swap(theirs, partner, landing, partner)
         mine += landing
         self._halve(mine, distance // 2)
-        self._swap(mine, theirs, partner)
-
-    def _swap(self, outgoing: torch.Tensor, incoming: torch.Tensor, partner: int) -> None:
-        receiving = dist.irecv(incoming, self.peer(partner), group=self.group)
-        dist.isend(outgoing, self.peer(partner), group=self.group).wait()
-        receiving.wait()
+        self.swap(mine, partner, theirs, partner)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from cos598d.heart.sync.buckets import Bucket
 from cos598d.heart.sync.codecs import Codec, End, make_codec
-from cos598d.heart.sync.options import Compression
+from cos598d.heart.sync.options import Compression, Options
 from cos598d.heart.sync.shared_memory import SharedMemory, SharedMemoryOptions, ranks_by_host
 
 
@@ -36,8 +36,7 @@ class Hierarchical(SharedMemory):
     and its first rank saves it. A rank that becomes a first one by a resume on other hosts begins without any.
     """
 
-    options_kind = HierarchicalOptions
-    options: HierarchicalOptions
+    options_kind: type[Options] = HierarchicalOptions
     op = "hierarchical"
 
     def find_hosts(self) -> list[list[int]]:

@@ -38,7 +38,6 @@ class LocalSGD(GradientSync):
     """
 
     options_kind: type[Options] = LocalSGDOptions
-    options: LocalSGDOptions
     takes_sparse = True
 
     def attach(self, model: nn.Module) -> Callable:

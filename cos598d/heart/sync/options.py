@@ -61,8 +61,5 @@ class Compression(Options):
     """For syncs whose buckets may be compressed: the codec, as in `codecs.py`; None for none."""
 
     compress: str | None = flag(
-        None,
-        "compression of gradients: bf16, fp16, int8, topk:SHARE or powersgd:RANK",
-        group=SYNC_GROUP,
-        metavar="CODEC",
+        None, "compression: bf16, fp16, int8, topk, topk:SHARE, powersgd or powersgd:RANK", group=SYNC_GROUP
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cos598d.heart.sync.base import Named
 from cos598d.heart.sync.bucketed import Bucketed
-from cos598d.heart.sync.options import BucketViews, Compression
+from cos598d.heart.sync.options import BucketViews, Compression, Options
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Overlap(Bucketed):
     tensors. Choose it to see what overlap gains by itself; `bucketed` does the same with fewer calls.
     """
 
-    options_kind = OverlapOptions
+    options_kind: type[Options] = OverlapOptions
 
     def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
         return [[named] for named in reversed(parameters)]

@@ -1,7 +1,6 @@
 """A ring all-reduce made of messages between neighbours: what the library does inside its all_reduce."""
 
 import torch
-import torch.distributed as dist
 
 from cos598d.heart.sync.flat import Flat
 
@@ -30,8 +29,6 @@ class Ring(Flat):
                 outgoing, incoming = parts[(r - step) % n], parts[(r - step - 1) % n]
                 is_adding = step < n - 1
                 arriving = landing[: len(incoming)] if is_adding else incoming
-                receiving = dist.irecv(arriving, self.peer((r - 1) % n), group=self.group)
-                dist.isend(outgoing, self.peer((r + 1) % n), group=self.group).wait()
-                receiving.wait()
+                self.swap(outgoing, (r + 1) % n, arriving, (r - 1) % n)
                 if is_adding:
                     incoming += arriving

@@ -16,7 +16,7 @@ from cos598d.heart.sync.base import GradientSync, Named
 from cos598d.heart.sync.bucketed import Bucketed
 from cos598d.heart.sync.buckets import Bucket
 from cos598d.heart.sync.codecs import Codec, End
-from cos598d.heart.sync.options import BucketSizes, BucketViews
+from cos598d.heart.sync.options import BucketSizes, BucketViews, Options
 from cos598d.records.conventions import AGREEMENT
 from cos598d.world.network import network_identity
 
@@ -44,7 +44,7 @@ class SharedMemory(Bucketed):
     into the kernel and out again.
     """
 
-    options_kind = SharedMemoryOptions
+    options_kind: type[Options] = SharedMemoryOptions
     op = "shared_memory"
 
     def attach(self, model: nn.Module) -> Callable:
@@ -134,12 +134,24 @@ def ranks_by_host(sync: GradientSync) -> list[list[int]]:
 def share(sync: GradientSync, like: torch.Tensor, members: Sequence[int], count: int) -> list[torch.Tensor]:
     """`count` tensors like a flat one, in memory that the `members`, the ranks of this host, map. Every rank calls it.
 
-    1. The first member allocates all of it at once (memfd_create), and tells the others its process and descriptor. If
-       there is not enough memory, this raises an error now; later the out-of-memory killer would end the run.
-    2. They open it as /proc/PID/fd/N, and all map it. It has no name, and is freed with the last process that maps it.
     Raises UserError, the same on every rank, if the memory cannot be shared.
     """
-    size, file, place, problem = count * max(1, like.nbytes), None, None, ""
+    size = count * max(1, like.nbytes)
+    file = share_file(sync, size, members)
+    memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)[: count * like.nbytes]
+    os.close(file)
+    return list(memory.view(like.dtype).view(count, -1))
+
+
+def share_file(sync: GradientSync, size: int, members: Sequence[int]) -> int:
+    """The descriptor of a file of `size` bytes of zeros in the memory of the `members`' host. Every rank calls it.
+
+    1. The first member allocates all of it at once (memfd_create), and tells the others its process and descriptor. If
+       there is not enough memory, this raises an error now; later the out-of-memory killer would end the run.
+    2. They open it as /proc/PID/fd/N. It has no name, and is freed with the last process that maps or has it.
+    Raises UserError, the same on every rank, if the memory cannot be shared.
+    """
+    file, place, problem = None, None, ""
     if sync.rank == members[0]:
         try:
             file = os.memfd_create("cos598d", os.MFD_CLOEXEC)
@@ -157,6 +169,4 @@ def share(sync: GradientSync, like: torch.Tensor, members: Sequence[int], count:
         if its:
             raise UserError(f"rank {rank}: {its}. Free memory, or choose bucketed.")
     assert file is not None
-    memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)[: count * like.nbytes]
-    os.close(file)
-    return list(memory.view(like.dtype).view(count, -1))
+    return file

@@ -101,12 +101,13 @@ class SparseRows(Bucketed):
                 "it. Choose bucketed."
             )
         p.grad[rows] = together[:-1].view_as(values)
-        p.grad.rows_of_the_average = rows
+        p.grad.rows_of_the_average = rows  # type: ignore[attr-defined]
 
     def _mark(self, module: nn.Module, inputs: tuple, keywords: dict[str, Any], output: torch.Tensor) -> None:
-        if module.weight in self._marks and (output.requires_grad or module.training):
+        mark = self._marks.get(module.weight)  # type: ignore[call-overload]
+        if mark is not None and (output.requires_grad or module.training):
             ids = inputs[0] if inputs else keywords["input"]
-            self._marks[module.weight][ids.flatten()] = 1
+            mark[ids.flatten()] = 1
 
     def detach(self) -> None:
         for handle in self._handles:

@@ -78,7 +78,11 @@ class Table:
         ids, values = self._own
         with self._sync.ledger.composing("all_gather", values, self._name, ends_later=True) as self._row_ends:
             for rank, count in enumerate(counts):
-                term = (ids, values) if rank == self._sync.rank else (ids.new_empty(count), values.new_empty(count, values.shape[1]))
+                term = (
+                    (ids, values)
+                    if rank == self._sync.rank
+                    else (ids.new_empty(count), values.new_empty(count, values.shape[1]))
+                )
                 self._terms.append(term)
                 if rank != self._sync.rank:
                     to = self._sync.peer(rank), self._sync.group, self._tag

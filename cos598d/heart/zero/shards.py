@@ -1,7 +1,6 @@
 """An optimizer that steps pieces of parameters, and its whole state."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn

@@ -35,6 +35,7 @@ class Unit:
     def __init__(self, number: int, name: str, named: Sequence[Named], rank: int, ranks: int, align: int = 1):
         """A part is a multiple of `align` elements: parts begin on a cache line, or between the rows of a matrix."""
         self.number, self.name, self.named, self.rank, self.ranks = number, name, list(named), rank, ranks
+        self.align, self.dtype = align, named[0][1].dtype
         self.sizes = [p.numel() for _, p in named]
         self.length = max(1, -(-sum(self.sizes) // (ranks * align))) * align
         self._strides = [torch.empty_like(p, device="meta").stride() for _, p in named]

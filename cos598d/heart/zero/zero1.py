@@ -19,7 +19,7 @@ from cos598d.heart.zero.layers import by_layer
 from cos598d.heart.zero.shards import Shards
 from cos598d.heart.zero.unit import Unit
 from cos598d.heart.zero.unread import Unread
-from cos598d.records.conventions import AGREEMENT, PARAMETERS, STATE
+from cos598d.records.conventions import AGREEMENT, PARAMETERS
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ class Zero1(GradientSync):
         plan = self.plan(model)
         self.units = [self.make_unit(k, name, named) for k, (name, named) in enumerate(plan)]
         self.unit_of = {p: (unit, k) for unit in self.units for k, (_, p) in enumerate(unit.named)}
-        for unit in self.units:
-            self.lay(unit)
+        self.lay_all()
         self._handles: list[Any] = []
         self._arriving: dict[Unit, Callable[[], None]] = {}  # units whose weights are on their way
         self._landings: list[torch.Tensor] = []  # free ones, each as long as the longest unit
@@ -82,6 +81,11 @@ class Zero1(GradientSync):
     def make_unit(self, number: int, name: str, named: Sequence[Named]) -> Unit:
         """A unit of these parameters."""
         return Unit(number, name, named, self.rank, self.ranks)
+
+    def lay_all(self) -> None:
+        """Give all units their memory."""
+        for unit in self.units:
+            self.lay(unit)
 
     def lay(self, unit: Unit) -> None:
         """Give the unit's weights and gradients their memory."""
@@ -231,8 +235,8 @@ class Zero1(GradientSync):
     def start_sum(self, unit: Unit) -> None:
         """The unit's gradients are complete on this rank: start their reduce-scatter."""
         assert unit.gradients is not None
-        longest = max(other.length for other in self.units if other.weights.dtype == unit.weights.dtype) * self.ranks
-        fits = [k for k, landing in enumerate(self._landings) if landing.dtype == unit.weights.dtype]
+        longest = max(other.length for other in self.units if other.dtype == unit.dtype) * self.ranks
+        fits = [k for k, landing in enumerate(self._landings) if landing.dtype == unit.dtype]
         whole = self._landings.pop(fits[0]) if fits else unit.gradients.new_empty(longest)
         landing = whole[: len(unit.gradients)]
         self._under_way.append((unit, whole, start_reduce_scatter(self, unit.gradients, landing, unit.name)))

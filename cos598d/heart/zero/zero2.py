@@ -10,8 +10,6 @@ from cos598d.heart.zero.collectives import add_up
 from cos598d.heart.zero.unit import Unit
 from cos598d.heart.zero.zero1 import Zero1
 
-UNDER_WAY = 2  # reduce-scatters at a time: more would hold more memory, and hide no more time
-
 
 class Zero2(Zero1):
     """Stage 2, the gradients sharded too (Rajbhandari et al., "ZeRO", SC 2020, section 5.2: P_os+g).
@@ -28,6 +26,7 @@ class Zero2(Zero1):
     """
 
     every_backward = True
+    most_under_way: float = 2  # reduce-scatters at a time: more would hold more memory, and hide no more time
     _no_sync = False  # the next forward is inside no_sync
     _is_inside = False  # the last one was
 
@@ -53,7 +52,7 @@ class Zero2(Zero1):
         super().put(unit, place, gradient)
 
     def start_sum(self, unit: Unit) -> None:
-        while len(self._under_way) >= UNDER_WAY:
+        while len(self._under_way) >= self.most_under_way:
             self.end_first()
         super().start_sum(unit)
 

@@ -1,5 +1,6 @@
 """ZeRO stage 3: every rank keeps the weights of its n-th alone, and gathers a layer's just before it computes."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ class Zero3(Zero2):
     2. Before a layer's forward its weights are gathered, and meanwhile the next layer's, in the order of the last
        forward. After it they are freed. The model's own stay from its forward to backward's end.
     3. When backward reaches a layer's output, its weights are gathered again, and meanwhile those of the layer before.
-       Looked-up ones are not, since the gradient of a lookup does not depend on them.
+       Looked-up ones are not, since the gradient of a lookup does not depend on them. A rank whose backward leaves out
+       a layer sends its part all the same, when it reaches the layer before.
     4. A unit's weights are freed with its last gradient, whose reduce-scatter starts, as in stage 2. If backward builds
        a graph of itself, nothing is freed until a backward has gradients of weights.
 
@@ -38,6 +40,7 @@ class Zero3(Zero2):
     """
 
     options_kind = Options
+    most_under_way = math.inf  # a rank that waited for a sum could not send weights that another waits for
 
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)
@@ -46,6 +49,8 @@ class Zero3(Zero2):
         self._after: dict[nn.Module, nn.Module] = {}  # the layer that was called next, the last time
         self._before: dict[nn.Module, nn.Module] = {}
         self._latest: nn.Module | None = None
+        self._called: dict[nn.Module, None] = {}  # the layers whose forward was called, in the order of the last calls
+        self._reached: set[nn.Module] = set()  # by this backward
         self._units = by_layer(model, {p: unit for p, (unit, _) in self.unit_of.items()})
         self._units.setdefault(model, [])
         for layer in self._units:
@@ -82,7 +87,12 @@ class Zero3(Zero2):
         self._free([unit])
 
     def finish(self) -> None:
+        for layer in reversed(self._called):
+            if layer not in self._reached:
+                self._start(self._read_in_backward(layer))
         super().finish()
+        self._called.clear()
+        self._reached.clear()
         self._has_graph = False
         self._free(self.units)
 
@@ -163,6 +173,10 @@ class Zero3(Zero2):
     def _leaving(self, layer: nn.Module) -> Callable[..., None]:
         def come_back(_: torch.Tensor) -> None:
             self._has_graph = self._has_graph or torch.is_grad_enabled()
+            self._reached.add(layer)
+            while layer in self._called and (last := self._called.popitem()[0]) is not layer:
+                self._start(self._read_in_backward(last))  # this rank's backward has left it out
+                self._reached.add(last)
             self._bring(self._read_in_backward(layer), self._read_in_backward(self._before.get(layer)))
 
         def leave(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -172,6 +186,9 @@ class Zero3(Zero2):
             found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             for tensor in found:
                 tensor.register_hook(come_back)
+            if found:
+                self._called.pop(layer, None)
+                self._called[layer] = None
             # What an object of an unknown kind holds may be read by backward without a hook: then the weights stay.
             is_known = all(isinstance(leaf, torch.Tensor | int | float | str | None) for leaf in leaves)
             if not torch.is_grad_enabled() or (layer is not self.model and is_known):
