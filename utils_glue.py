@@ -1,47 +1,171 @@
-"""The course's `utils_glue`, for scripts that import it: the names live in `cos598d.data`."""
+"""The course's `utils_glue`: GLUE's examples as objects, and as padded lists of ids, for scripts that import it.
 
-from cos598d.data.glue.course import (
-    GLUE_TASKS_NUM_LABELS,
-    ColaProcessor,
-    DataProcessor,
-    InputExample,
-    InputFeatures,
-    MnliMismatchedProcessor,
-    MnliProcessor,
-    MrpcProcessor,
-    QnliProcessor,
-    QqpProcessor,
-    RteProcessor,
-    Sst2Processor,
-    StsbProcessor,
-    WnliProcessor,
-    compute_metrics,
-    convert_examples_to_features,
-    output_modes,
-    processors,
-)
-from cos598d.data.glue.metrics import acc_and_f1, pearson_and_spearman, simple_accuracy
+Scripts keep their features in a file with `torch.save`, and read them with `torch.load` in their next run and on other
+ranks. Since torch 2.6 that refuses classes that nobody has named safe, so ours are registered below.
+"""
 
-__all__ = [
-    "GLUE_TASKS_NUM_LABELS",
-    "ColaProcessor",
-    "DataProcessor",
-    "InputExample",
-    "InputFeatures",
-    "MnliMismatchedProcessor",
-    "MnliProcessor",
-    "MrpcProcessor",
-    "QnliProcessor",
-    "QqpProcessor",
-    "RteProcessor",
-    "Sst2Processor",
-    "StsbProcessor",
-    "WnliProcessor",
-    "acc_and_f1",
-    "compute_metrics",
-    "convert_examples_to_features",
-    "output_modes",
-    "pearson_and_spearman",
-    "processors",
-    "simple_accuracy",
-]
+import csv
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cos598d.data.metrics import acc_and_f1, pearson_and_spearman, simple_accuracy
+from cos598d.data.tables import GLUE, TABLES, Table
+from cos598d.errors import UserError
+
+__all__ = ["acc_and_f1", "pearson_and_spearman", "simple_accuracy"]
+
+
+@dataclass
+class InputExample:
+    """One example as text: `text_b` for pairs, `label` as in the file (a string, also for scores)."""
+
+    guid: str
+    text_a: str
+    text_b: str | None = None
+    label: str | None = None
+
+
+@dataclass
+class InputFeatures:
+    """One example as ids, each list padded to the same length; `label_id` a class id, or a float for regression."""
+
+    input_ids: list[int]
+    input_mask: list[int]
+    segment_ids: list[int]
+    label_id: int | float
+
+
+torch.serialization.add_safe_globals([InputExample, InputFeatures])
+
+
+class DataProcessor:
+    """The base of a task of your own, with get_train_examples(data_dir), get_dev_examples(data_dir), get_labels()."""
+
+    @classmethod
+    def _read_tsv(cls, input_file: str, quotechar: str | None = None) -> list[list[str]]:
+        """The rows of a tab-separated file, with the header. Quotes count only if `quotechar` is given."""
+        quoting = csv.QUOTE_MINIMAL if quotechar else csv.QUOTE_NONE
+        with open(input_file, encoding="utf-8-sig", newline="") as lines:
+            return list(csv.reader(lines, delimiter="\t", quotechar=quotechar, quoting=quoting))
+
+
+class _GlueProcessor(DataProcessor):
+    """A GLUE task's examples. Its labels are in the order of their ids; [None] for scores."""
+
+    table: Table
+    dev_part = "dev"
+
+    def get_train_examples(self, data_dir: str) -> list[InputExample]:
+        return self._create_examples(self._read_tsv(os.path.join(data_dir, "train.tsv")), "train")
+
+    def get_dev_examples(self, data_dir: str) -> list[InputExample]:
+        return self._create_examples(self._read_tsv(os.path.join(data_dir, f"{self.dev_part}.tsv")), self.dev_part)
+
+    def get_labels(self) -> list[str | None]:
+        return list(self.table.labels or ()) or [None]  # a fresh list: scripts reorder it in place
+
+    def _create_examples(self, lines: Sequence[Sequence[str]], set_type: str) -> list[InputExample]:
+        """The examples in the rows of `_read_tsv`; their guids begin with `set_type`."""
+        names, rows = (self.table.columns, lines) if self.table.columns else (lines[0], lines[1:])
+        wanted = [list(names).index(name) for name in (*self.table.texts, self.table.label)]
+        whole = [cells for cells in rows if len(cells) > max(wanted) or not self.table.skips]
+        texts = [[cells[place] for place in wanted] for cells in whole]
+        return [
+            InputExample(f"{set_type}-{n}", a, b[0] if b else None, label) for n, (a, *b, label) in enumerate(texts)
+        ]
+
+
+def _processor(name: str, task: str, dev_part: str = "dev") -> type[_GlueProcessor]:
+    members = {"table": TABLES[task], "dev_part": dev_part, "__doc__": f"{task}'s examples.", "__module__": __name__}
+    return type(name, (_GlueProcessor,), members)
+
+
+ColaProcessor, Sst2Processor = _processor("ColaProcessor", "cola"), _processor("Sst2Processor", "sst-2")
+MrpcProcessor, StsbProcessor = _processor("MrpcProcessor", "mrpc"), _processor("StsbProcessor", "sts-b")
+QqpProcessor, QnliProcessor = _processor("QqpProcessor", "qqp"), _processor("QnliProcessor", "qnli")
+RteProcessor, WnliProcessor = _processor("RteProcessor", "rte"), _processor("WnliProcessor", "wnli")
+MnliProcessor = _processor("MnliProcessor", "mnli", "dev_matched")
+MnliMismatchedProcessor = _processor("MnliMismatchedProcessor", "mnli", "dev_mismatched")
+processors: dict[str, type[_GlueProcessor]] = {
+    "cola": ColaProcessor,
+    "mnli": MnliProcessor,
+    "mnli-mm": MnliMismatchedProcessor,
+    "mrpc": MrpcProcessor,
+    "sst-2": Sst2Processor,
+    "sts-b": StsbProcessor,
+    "qqp": QqpProcessor,
+    "qnli": QnliProcessor,
+    "rte": RteProcessor,
+    "wnli": WnliProcessor,
+}
+output_modes = {name: "classification" if one.table.labels else "regression" for name, one in processors.items()}
+# The assignment leaves the mismatched set out: it is evaluated with MNLI's model.
+GLUE_TASKS_NUM_LABELS = {name: len(TABLES[name].labels or ()) or 1 for name in GLUE}
+
+
+def compute_metrics(task_name: str, preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """The official metrics of a GLUE task ("mnli-mm" for MNLI's mismatched set). Both arrays are (examples,)."""
+    if len(preds) != len(labels) or len(preds) == 0:
+        raise ValueError(f"{len(preds)} predictions for {len(labels)} labels: there must be one per label.")
+    return TABLES[task_name.removesuffix("-mm")].metric.compute(np.asarray(preds), np.asarray(labels))
+
+
+def convert_examples_to_features(
+    examples: Sequence[InputExample],
+    label_list: Sequence[str | None],
+    max_seq_length: int,
+    tokenizer: Any,
+    output_mode: str,
+    cls_token_at_end: bool = False,
+    cls_token: str = "[CLS]",
+    cls_token_segment_id: int = 1,
+    sep_token: str = "[SEP]",
+    sep_token_extra: bool = False,
+    pad_on_left: bool = False,
+    pad_token: int = 0,
+    pad_token_segment_id: int = 0,
+    sequence_a_segment_id: int = 0,
+    sequence_b_segment_id: int = 1,
+    mask_padding_with_zero: bool = True,
+) -> list[InputFeatures]:
+    """Examples as padded lists of `max_seq_length` ids.
+
+    tokenizer: anything with `tokenize(text)` and `convert_tokens_to_ids(tokens)`, such as pytorch_transformers'. The
+    defaults are the assignment's. Raises UserError for a label that is not in the list, or is not a number.
+    """
+    features = []
+    for example in examples:
+        first = tokenizer.tokenize(example.text_a)
+        second = tokenizer.tokenize(example.text_b) if example.text_b else []
+        room = max_seq_length - (3 if example.text_b else 2) - sep_token_extra
+        while len(first) + len(second) > room:  # the longer one is cut; of equal ones, the second
+            (first if len(first) > len(second) else second).pop()
+        tokens = [*first, sep_token, *([sep_token] if sep_token_extra else [])]
+        segments = [sequence_a_segment_id] * len(tokens)
+        if second:
+            tokens, segments = [*tokens, *second, sep_token], segments + [sequence_b_segment_id] * (len(second) + 1)
+        tokens = [*tokens, cls_token] if cls_token_at_end else [cls_token, *tokens]
+        own = [cls_token_segment_id]
+        segments = segments + own if cls_token_at_end else own + segments
+        real = int(mask_padding_with_zero)
+        rows = tokenizer.convert_tokens_to_ids(tokens), [real] * len(tokens), segments
+        missing = max_seq_length - len(tokens)
+        padded = [
+            [filler] * missing + row if pad_on_left else row + [filler] * missing
+            for row, filler in zip(rows, (pad_token, 1 - real, pad_token_segment_id), strict=True)
+        ]
+        features.append(InputFeatures(*padded, label_id=_label_id(example, label_list, output_mode)))
+    return features
+
+
+def _label_id(example: InputExample, label_list: Sequence[str | None], output_mode: str) -> int | float:
+    try:
+        return {"classification": list(label_list).index, "regression": float}[output_mode](example.label)
+    except (ValueError, TypeError) as error:
+        known = f"one of {label_list}" if output_mode == "classification" else "a number"
+        raise UserError(f"Example {example.guid} has the label {example.label!r}. Use {known}.") from error

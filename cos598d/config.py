@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +14,31 @@ from cos598d.data.metrics import MACRO
 from cos598d.data.squad import MOST_QUERY
 from cos598d.data.tasks import TASKS_WITH
 from cos598d.errors import UsageError
-from cos598d.records.conventions import AUTO_PRECISION, PRECISIONS
-from cos598d.strategies import AUTO_SYNC, class_of, known_names, options_kind_of, strategy_flags
-from cos598d.strategies.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
-from cos598d.sync import or_choose
-from cos598d.sync.codecs import CODECS, get_codec
-from cos598d.sync.options import SYNC_GROUP, SyncFlags, SyncOptions
+from cos598d.heart.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
+from cos598d.heart.sync import AUTO_SYNC, KNOWN, get_sync, or_choose, sync_flags
+from cos598d.heart.sync.codecs import get_codec
+from cos598d.heart.sync.options import SYNC_GROUP, BucketSizes
+from cos598d.records.conventions import PRECISIONS
 from cos598d.terminal.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.terminal.own_code import label_of
 from cos598d.terminal.printable import printable
 from cos598d.world.devices import AUTO_BACKEND, check_threads
 
 if TYPE_CHECKING:
-    StrategyFlags = SyncFlags
+    SyncFlags = BucketSizes
 else:
-    StrategyFlags = strategy_flags()
+    SyncFlags = sync_flags()
 
 BACKENDS = (AUTO_BACKEND, "gloo", "nccl")
-SYNC_FIELDS = tuple(defaults_of(StrategyFlags))
+SYNC_FIELDS = tuple(defaults_of(SyncFlags))
+# What the trainer knows of its models: every parameter is used, no buffer changes, no script reads weights or gradients
+# between two steps.
+OF_TRAINER = {
+    "find_unused_parameters": False,
+    "broadcast_buffers": False,
+    "gather_in_forward": True,
+    "gradient_as_bucket_view": True,
+}
 # Flags without effect on tasks of images.
 TEXT_FLAGS = ("max_seq_length", "do_lower_case")
 # The model types, each with the default of --model_name_or_path.
@@ -43,29 +50,21 @@ MOST_EXAMPLES = 1 << 20  # per step, or per micro-batch
 
 
 @dataclass(frozen=True)
-class RunConfig(TaskFlags, StrategyFlags, OptimizerFlags, CheckpointFlags):
+class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
     """The settings of a run. Each field is the flag of its name; `check` raises an error for what cannot work.
 
-    A flag is one line here, in a base class, or in the `options_kind` of a sync or strategy. The parser, --help, its
+    A flag is one line here, in a base class, or in the `options_kind` of a sync. The parser, --help, its
     range check and the comparison between ranks follow from it.
     """
 
     sync: str = flag(
         "ddp",
-        f"how ranks cooperate: {', '.join(known_names())}; FILE.py:CLASS for your own; {AUTO_SYNC} measures and picks "
-        "the fastest exact one",
-        group=SYNC_GROUP,
-    )
-    compress: str | None = flag(
-        None,
-        f"compress gradients, for syncs with buckets: {', '.join(CODECS)} (ddp: fp16)",
+        f"how ranks cooperate: {', '.join(KNOWN)}; FILE.py:CLASS for your own; {AUTO_SYNC} tries some and "
+        "takes the fastest",
         group=SYNC_GROUP,
     )
     check_replicas: int = flag(
-        0,
-        "check every N steps that all ranks' weights are equal; 0: only after every epoch",
-        group=SYNC_GROUP,
-        least=0,
+        0, "check every N steps that all ranks' weights are equal; 0: only after every epoch", group=SYNC_GROUP, least=0
     )
 
     backend: str = flag(
@@ -129,18 +128,10 @@ class RunConfig(TaskFlags, StrategyFlags, OptimizerFlags, CheckpointFlags):
     do_eval: bool = flag(False, "evaluate after every epoch", group=TRAINING)
     do_predict: bool = flag(False, "at the end, predict the data's test set, as `cos598d predict` does", group=TRAINING)
     total_train_batch_size: int | None = flag(
-        None,
-        "examples per step, divided among all ranks (default: 64)",
-        group=TRAINING,
-        least=1,
-        below=MOST_EXAMPLES,
+        None, "examples per step, divided among all ranks (default: 64)", group=TRAINING, least=1, below=MOST_EXAMPLES
     )
     per_gpu_train_batch_size: int | None = flag(
-        None,
-        "instead: examples per rank and accumulation step",
-        group=TRAINING,
-        least=1,
-        below=MOST_EXAMPLES,
+        None, "instead: examples per rank and accumulation step", group=TRAINING, least=1, below=MOST_EXAMPLES
     )
     per_gpu_eval_batch_size: int = flag(8, "examples per rank in a batch of evaluation", group=TRAINING, least=1)
     gradient_accumulation_steps: int = flag(1, "micro-batches per step", group=TRAINING, least=1, below=MOST_EXAMPLES)
@@ -155,9 +146,9 @@ class RunConfig(TaskFlags, StrategyFlags, OptimizerFlags, CheckpointFlags):
     )
     precision: str = flag(
         "fp32",
-        f"precision of torch's autocast: {{choices}}; {AUTO_PRECISION} measures, and picks the faster of fp32 and bf16",
+        "precision of torch's autocast: {choices}",
         group=TRAINING,
-        choices=(*PRECISIONS, AUTO_PRECISION),
+        choices=PRECISIONS,
     )
 
     output_dir: str | None = flag(
@@ -177,10 +168,7 @@ class RunConfig(TaskFlags, StrategyFlags, OptimizerFlags, CheckpointFlags):
         is_local=True,
     )
     tensorboard: bool = flag(
-        False,
-        "also write TensorBoard events to tensorboard/ in the output folder",
-        group=RECORD,
-        is_local=True,
+        False, "also write TensorBoard events to tensorboard/ in the output folder", group=RECORD, is_local=True
     )
     logger: str | None = flag(
         None,
@@ -237,10 +225,11 @@ class RunConfig(TaskFlags, StrategyFlags, OptimizerFlags, CheckpointFlags):
         """The task, with its flags applied. Raises UsageError for an unknown one."""
         return get_task(self.task_name, self)
 
-    def sync_options(self) -> SyncOptions:
-        """The options of the sync that --sync names; the shared ones for auto."""
-        kind = SyncOptions if self.sync == AUTO_SYNC else options_kind_of(class_of(self.sync))
-        return kind(**{name: getattr(self, name) for name in SYNC_FIELDS if name in defaults_of(kind)})
+    def sync_options(self) -> dict[str, Any]:
+        """The options of the sync that --sync names: its flags, and what the trainer knows."""
+        names = get_sync(self.sync).options_kind.names()
+        known = OF_TRAINER | {name: getattr(self, name) for name in SYNC_FIELDS}
+        return {name: known[name] for name in names if name in known}
 
     def total_batch_size(self, world_size: int) -> int:
         """Examples in a global batch, i.e. in one optimizer step of all ranks together (64 by default)."""
@@ -275,16 +264,13 @@ class RunConfig(TaskFlags, StrategyFlags, OptimizerFlags, CheckpointFlags):
                     "name a sync."
                 )
             return
-        sync = class_of(self.sync)
+        sync = get_sync(self.sync)
         for name in given(self, SYNC_FIELDS):
-            if name not in getattr(sync, "uses", ()):
+            if name not in sync.options_kind.names():
                 raise UsageError(f"--{name} has no effect with --sync {self.sync}. Leave it out{or_choose(name)}.")
         if self.compress is not None:
             get_codec(self.compress)
-        if hasattr(sync, "check_options"):  # your own sync need not have it
-            sync.check_options(self.sync_options(), "gloo" if self.backend == AUTO_BACKEND else self.backend)
-        if hasattr(sync, "check_config"):
-            sync.check_config(self, world_size)
+        sync.check_run(world_size, self.precision)
 
     def _check_task_flags(self, task: Task) -> None:
         flags = flags_of(TaskFlags)
@@ -321,11 +307,6 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
     if not chosen.get("do_train") and not chosen.get("do_eval"):
         chosen |= {"do_train": True, "do_eval": True}
     return RunConfig(**chosen)
-
-
-def recorded(options: SyncOptions) -> dict[str, Any]:
-    """`options` as records show them: next to those of all other syncs, which are at their defaults."""
-    return {name: getattr(RunConfig, name) for name in SYNC_FIELDS} | asdict(options)
 
 
 def folder_name(config: RunConfig, world_size: int, when: str) -> Path:

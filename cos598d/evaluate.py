@@ -1,6 +1,5 @@
 """Evaluation over all ranks: the model's outputs for each example exactly once, their metrics and their mean loss."""
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,19 +7,20 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from cos598d.checkpoint_flags import LOSS_METRIC
-from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data import Task
 from cos598d.data.examples import Examples
 from cos598d.data.metrics import MACRO, by_class
 from cos598d.data.tables import GLUE
 from cos598d.data.task import predictions_table
+from cos598d.heart.comm.group import Ranks
+from cos598d.heart.precision import autocast
 from cos598d.records.conventions import EVALUATION
-from cos598d.strategies.precision import autocast
 
 
 class Evaluation:
@@ -34,12 +34,12 @@ class Evaluation:
         task: Task,
         parts: Mapping[str, Examples],
         model: nn.Module,
-        comm: Communicator,
+        ranks: Ranks,
         batch_size: int,
         precision: str,
     ):
         self.files: dict[str, Any] = {}
-        self._task, self._parts, self._model, self._comm = task, dict(parts), model, comm
+        self._task, self._parts, self._model, self._ranks = task, dict(parts), model, ranks
         self._batch_size, self._precision = batch_size, precision
 
     def __call__(self, is_asked_to_end: Callable[[], bool] | None = None) -> dict[str, Any] | None:
@@ -48,15 +48,15 @@ class Evaluation:
         A task of classes adds MACRO, the first part's `by_class` and, with few classes, its `confusion`. Returns None
         if any rank was asked to end meanwhile, even if its argument differs from other ranks'.
         """
-        started, comm, task = time.perf_counter(), self._comm, self._task
+        started, ranks, task = time.perf_counter(), self._ranks, self._task
         found: dict[str, Any] = {}
         for place, (part, examples) in enumerate(self._parts.items()):
-            widths, context = task.widths(examples), autocast(self._precision, comm.device)
-            outputs = model_outputs(self._model, examples, widths, comm, self._batch_size, context, is_asked_to_end)
+            widths = task.widths(examples)
+            outputs = self.outputs(examples, widths, is_asked_to_end)
             if outputs is None:
                 return None
             metrics: dict[str, Any] = {}
-            if comm.rank == 0:
+            if ranks.rank == 0:
                 scores, loss = task.score(part, outputs, examples), mean_loss(outputs, widths, examples)
                 more = {LOSS_METRIC: loss} if math.isfinite(loss) else {}
                 if task.tells_classes:
@@ -66,45 +66,40 @@ class Evaluation:
                     more = {key + ending: value for key, value in more.items() if key in (LOSS_METRIC, *MACRO)}
                 metrics = scores.metrics | more
                 self.files.update(scores.files)
-            found |= comm.exchange(metrics)[0]
+            found |= ranks.exchange(metrics)[0]
         return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
 
+    def outputs(
+        self, examples: Examples, widths: Sequence[int], is_asked_to_end: Callable[[], bool] | None = None
+    ) -> np.ndarray | None:
+        """The model's outputs for every example: float32 (examples, sum of `widths`), in the examples' order.
 
-def model_outputs(
-    model: nn.Module,
-    examples: Examples,
-    widths: Sequence[int],
-    comm: Communicator,
-    batch_size: int,
-    context: contextlib.AbstractContextManager,
-    is_asked_to_end: Callable[[], bool] | None = None,
-) -> np.ndarray | None:
-    """The model's outputs for every example: float32 (examples, sum of `widths`), in the examples' order.
-
-    `widths` are the numbers of values per example in each of the model's first outputs. If a batch gives fewer, the
-    rest is zeros. Each rank computes every n-th batch, in the `context`, and leaves zeros elsewhere. The sum over ranks
-    is then exact, because every row has one rank's numbers and zeros from the others. A rank that is asked to end
-    computes no further batch; the result is then None on every rank.
-    """
-    was_training = model.training
-    model.eval()
-    rows = torch.zeros((len(examples), sum(widths)), device=comm.device)
-    order = np.argsort(examples.lengths, kind="stable")  # similar lengths together
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    with torch.no_grad(), context:
-        for batch in batches[comm.rank :: comm.world_size]:
-            if is_asked_to_end and is_asked_to_end():
-                break
-            inputs = {name: one.to(comm.device) for name, one in examples.inputs(batch).items()}
-            chosen = torch.as_tensor(batch, device=comm.device)
-            for place, output in zip(np.cumsum([0, *widths[:-1]]), model(**inputs), strict=False):
-                values = output.float().reshape(len(batch), -1)
-                rows[chosen, place : place + values.shape[1]] = values
-    model.train(was_training)
-    if is_asked_to_end and any(comm.exchange(is_asked_to_end())):
-        return None
-    comm.all_reduce(rows, "model outputs", purpose=EVALUATION)
-    return rows.cpu().numpy()
+        `widths` are the numbers of values per example in each of the model's first outputs. If a batch gives fewer, the
+        rest is zeros. Each rank computes every n-th batch, and leaves zeros elsewhere. The sum over ranks is then
+        exact, because every row has one rank's numbers and zeros from the others. A rank that is asked to end computes
+        no further batch; the result is then None on every rank.
+        """
+        ranks, model = self._ranks, self._model
+        was_training = model.training
+        model.eval()
+        rows = torch.zeros((len(examples), sum(widths)), device=ranks.device)
+        order = np.argsort(examples.lengths, kind="stable")  # similar lengths together
+        batches = [order[start : start + self._batch_size] for start in range(0, len(order), self._batch_size)]
+        with torch.no_grad(), autocast(self._precision, ranks.device):
+            for batch in batches[ranks.rank :: ranks.world_size]:
+                if is_asked_to_end and is_asked_to_end():
+                    break
+                inputs = {name: one.to(ranks.device) for name, one in examples.inputs(batch).items()}
+                chosen = torch.as_tensor(batch, device=ranks.device)
+                for place, output in zip(np.cumsum([0, *widths[:-1]]), model(**inputs), strict=False):
+                    values = output.float().reshape(len(batch), -1)
+                    rows[chosen, place : place + values.shape[1]] = values
+        model.train(was_training)
+        if is_asked_to_end and any(ranks.exchange(is_asked_to_end())):
+            return None
+        with ranks.ledger.naming("model outputs", EVALUATION):
+            dist.all_reduce(rows)
+        return rows.cpu().numpy()
 
 
 def mean_loss(outputs: np.ndarray, widths: Sequence[int], examples: Examples) -> float:
@@ -129,21 +124,20 @@ def mean_loss(outputs: np.ndarray, widths: Sequence[int], examples: Examples) ->
 
 
 def predict(
-    model: nn.Module, task: Task, examples: Examples, config: RunConfig, comm: Communicator, batch_size: int
+    model: nn.Module, task: Task, examples: Examples, config: RunConfig, ranks: Ranks, batch_size: int
 ) -> np.ndarray:
     """The model's outputs for every example: (examples, sum of the task's widths). Every rank calls it."""
-    context = autocast(config.precision, comm.device)
-    found = model_outputs(model, examples, task.widths(examples), comm, batch_size, context)
+    found = Evaluation(task, {}, model, ranks, batch_size, config.precision).outputs(examples, task.widths(examples))
     assert found is not None  # nobody asks it to stop
     return found
 
 
 def predict_tests(
-    model: nn.Module, task: Task, tests: Mapping[str, Examples], config: RunConfig, comm: Communicator
+    model: nn.Module, task: Task, tests: Mapping[str, Examples], config: RunConfig, ranks: Ranks
 ) -> dict[str, str]:
     """The tables of --do_predict by file name. For GLUE they have the two columns that its benchmark accepts."""
-    size, with_probability = config.per_gpu_eval_batch_size, task.name not in GLUE
-    return {
-        name: predictions_table(task, map(str, range(len(test))), predict(model, task, test, config, comm, size), with_probability)
-        for name, test in tests.items()
-    }
+    found = {}
+    for name, test in tests.items():
+        outputs = predict(model, task, test, config, ranks, config.per_gpu_eval_batch_size)
+        found[name] = predictions_table(task, map(str, range(len(test))), outputs, task.name not in GLUE)
+    return found

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data import Task
 from cos598d.data.examples import Examples
 from cos598d.errors import HubUnreachable, UsageError, UserError
+from cos598d.heart.comm.group import Ranks
 from cos598d.measure.claim import TEST_PREDICTIONS
 from cos598d.measure.environment import network_facts
 from cos598d.measure.loggers import Logger, load_logger
@@ -16,7 +16,6 @@ from cos598d.measure.tensorboard import Board, check_tensorboard
 from cos598d.models.build import ModelSource, find_model
 from cos598d.models.configs import check_head
 from cos598d.records.conventions import BY_LEDGER
-from cos598d.terminal.console import Console
 from cos598d.terminal.words import number_of
 
 # The models of the original assignment's commands, which must also train offline.
@@ -43,7 +42,6 @@ def find_data(config: RunConfig) -> tuple[Task, str]:
     find_loggers(config)
     task = config.task()
     words = task.find(config.data_dir)
-    task.check((["train"] if config.do_train else []) + list(task.parts[1:] if config.do_eval else ()))
     return task, words
 
 
@@ -83,17 +81,15 @@ def find_source(config: RunConfig, task: Task) -> ModelSource:
     return source
 
 
-def load_examples(part: str, config: RunConfig, inputs: RunInputs, comm: Communicator, console: Console) -> Examples:
+def load_examples(part: str, config: RunConfig, inputs: RunInputs, ranks: Ranks) -> Examples:
     """Load one part of the task's examples. Raises UserError, the same on every rank, if the ranks' data differ."""
     task, limit = inputs.task, config.max_train_examples if part == "train" else config.max_eval_examples
     examples = task.load(part, inputs.source.encoder, config.max_seq_length, limit)
-    _same(comm, examples, f"the {part} part of {task.name}")
-    for line in task.remarks(part, examples):
-        console.say(line)
+    _same(ranks, examples, f"the {part} part of {task.name}")
     return examples
 
 
-def load_tests(config: RunConfig, inputs: RunInputs, comm: Communicator) -> dict[str, Examples]:
+def load_tests(config: RunConfig, inputs: RunInputs, ranks: Ranks) -> dict[str, Examples]:
     """The test sets for --do_predict, by the names of their predictions' files.
 
     Raises UserError for unfit files, and, the same on every rank, if the ranks' test sets differ.
@@ -102,13 +98,13 @@ def load_tests(config: RunConfig, inputs: RunInputs, comm: Communicator) -> dict
     if not found:
         raise UsageError(f"--do_predict: {inputs.task.name} has no test set. Give files to `cos598d predict`.")
     for examples in found.values():
-        _same(comm, examples, f"the test set of {inputs.task.name}")
+        _same(ranks, examples, f"the test set of {inputs.task.name}")
     return {TEST_PREDICTIONS.format(part=ending): examples for ending, examples in found.items()}
 
 
-def _same(comm: Communicator, examples: Examples, what: str) -> None:
+def _same(ranks: Ranks, examples: Examples, what: str) -> None:
     """Raise UserError, the same on every rank, unless all ranks have the same examples."""
-    found = comm.exchange([len(examples), examples.digest()])
+    found = ranks.exchange([len(examples), examples.digest()])
     for rank, other in enumerate(found):
         if other != found[0]:
             raise UserError(
@@ -118,32 +114,31 @@ def _same(comm: Communicator, examples: Examples, what: str) -> None:
             )
 
 
-def announced(config: RunConfig, inputs: RunInputs, comm: Communicator, threads: int) -> list[str]:
+def announced(config: RunConfig, inputs: RunInputs, ranks: Ranks, threads: int) -> list[str]:
     """The lines that a run prints first: the model and data, the sync, the number of ranks, and the main settings."""
-    ranks = number_of(comm.world_size, "rank")
-    each = f"{number_of(threads, 'thread')}{' each' if comm.world_size > 1 else ''}"
+    number = number_of(ranks.world_size, "rank")
+    each = f"{number_of(threads, 'thread')}{' each' if ranks.world_size > 1 else ''}"
     dropout = "the model's own" if config.dropout is None else f"{config.dropout:g}"
     return [
-        f"{config.label}: {inputs.task.name}, sync {config.sync}, "
-        f"{ranks} ({config.backend}, {comm.device}, {each}); "
+        f"{config.label}: {inputs.task.name}, sync {config.sync}, {number} ({config.backend}, {ranks.device}, {each}); "
         f"model: {inputs.source.description}; data: {inputs.data_words}",
-        f"{config.describe_batch(comm.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
+        f"{config.describe_batch(ranks.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
         f"{config.precision}, seed {config.seed}",
     ]
 
 
-def summary_facts(config: RunConfig, inputs: RunInputs, comm: Communicator, parameters: int) -> dict[str, Any]:
+def summary_facts(config: RunConfig, inputs: RunInputs, ranks: Ranks, parameters: int) -> dict[str, Any]:
     """The summary's facts that are not measurements. `parameters` is the model's number of weights."""
     named = ("label", "sync", "backend", "max_seq_length", "dropout", "precision", "seed")
     return {name: getattr(config, name) for name in named} | {
         "task": inputs.task.name,
-        "world_size": comm.world_size,
-        "bytes_are_assumed": comm.bytes_are_assumed,
+        "world_size": ranks.world_size,
+        "bytes_are_assumed": ranks.backend == "nccl",
         "bytes_from": BY_LEDGER,
-        "device": comm.device.type,
+        "device": ranks.device.type,
         "model": inputs.source.description,
         "data": inputs.data_words,
         **({"classes": list(inputs.task.classes)} if inputs.task.tells_classes else {}),
         "parameters": parameters,
-        "total_train_batch_size": config.total_batch_size(comm.world_size),
+        "total_train_batch_size": config.total_batch_size(ranks.world_size),
     }

@@ -18,7 +18,6 @@ from cos598d.checkpoints import FOLDER, find, has_checkpoints, remove_all, whole
 from cos598d.checkpoints.layout import step_name
 from cos598d.checkpoints.resume import find_checkpoint, how_to_go_on, is_ours, open_record, say_if_finished
 from cos598d.commands.sbatch import _command
-from cos598d.commands.train import _words_again
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError
 from cos598d.measure.claim import claim_folder, told
@@ -201,24 +200,6 @@ def test_a_checkpoint_whose_replacement_was_killed_is_found(tmp_path):
     shutil.copytree(place, place.with_name(f".{step_name(3)}.{TOKEN}.old"))
     assert find(str(tmp_path), None, COMM).path == place
     assert whole_in(tmp_path / FOLDER) == {(found.run, 3)}
-
-
-def test_restarted_ranks_start_over_or_resume_from_their_own_checkpoint(tmp_path):
-    elsewhere = ["--overwrite_output_dir"]
-    here = ["--resume", "auto", "--output_dir", str(tmp_path)]
-    anew = config(resume=None, overwrite_output_dir=True)
-    named = config(resume="old", output_dir=str(tmp_path))
-    assert _words_again(config(resume=None), tmp_path, set()) == here
-    assert _words_again(anew, tmp_path, set()) == elsewhere, "an earlier run's record may stand there"
-    save_all(tmp_path / FOLDER, COMM, 3)
-    before = whole_in(tmp_path / FOLDER)
-    assert _words_again(anew, tmp_path, before) == elsewhere
-    (tmp_path / FOLDER / f".{step_name(4)}.{TOKEN}.partial").mkdir()
-    assert _words_again(named, tmp_path, before) == elsewhere, "half of a checkpoint is none"
-    (tmp_path / FOLDER / f".{step_name(4)}.{TOKEN}.partial").rmdir()
-    save_all(tmp_path / FOLDER, COMM, 4)
-    for one in (anew, named, config()):
-        assert _words_again(one, tmp_path, before) == here
 
 
 def test_a_stop_advises_the_flags_that_resume(tmp_path):

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -14,11 +13,10 @@ from recorded import EPOCH, begin, finish, host, iterate, left_alone, rows_of, s
 
 from cos598d.comm.ledger import Row
 from cos598d.errors import UserError
-from cos598d.measure import attempts, row_files, thinning
+from cos598d.measure import row_files, thinning
 from cos598d.measure.attempts import why
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import SILENT
-from cos598d.world import exit as leaving
 
 
 @pytest.fixture(autouse=True)
@@ -196,42 +194,6 @@ def test_an_attempt_has_the_reason_of_its_end(tmp_path):
     found = [json.loads((tmp_path / name / "live" / "attempts.json").read_text())["attempts"][0] for name in "ab"]
     assert [(one["why"], one["to_iteration"]) for one in found] == [("rank 1 was lost.", 2), ("stopped by SIGTERM", 3)]
     assert all(one["ended"] >= one["begun"] for one in found)
-
-
-def test_the_last_message_of_a_process_is_why_its_attempt_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(leaving, "_listeners", [])
-    monkeypatch.setattr(os, "_exit", lambda code: None)
-    for name, steps in (("some", 2), ("none", 0)):
-        with pytest.raises(RuntimeError), RunRecord(tmp_path / name, 0) as record:  # noqa: PT012
-            iterate(record, 1, steps)
-            raise RuntimeError("Connection closed by peer")
-    leaving.exit_now(1, "lost rank 2,\nwhich ended.", 1)
-    (attempt,) = json.loads((tmp_path / "some" / "live" / "attempts.json").read_text())["attempts"]
-    assert (attempt["why"], attempt["to_iteration"]) == ("lost rank 2, which ended.", 2)
-    assert not list((tmp_path / "none").iterdir())  # nothing was done there
-
-
-def test_the_last_message_counts_while_another_thread_records_an_error(tmp_path, monkeypatch):
-    """The watchdog's thread ends the process while the main thread closes the record for a broken collective."""
-    monkeypatch.setattr(leaving, "_listeners", [])
-    monkeypatch.setattr(os, "_exit", lambda code: None)
-    ending = threading.Thread(target=leaving.exit_now, args=(1, "lost rank 2.", 1))
-    write = attempts.write_json
-
-    def write_slowly(path, value):
-        text = json.loads(json.dumps(value))
-        if value["attempts"][0]["why"] and not ending.ident:
-            ending.start()
-            ending.join(0.5)
-        write(path, text)
-
-    with pytest.raises(RuntimeError), RunRecord(tmp_path, 0) as record:  # noqa: PT012
-        iterate(record, 1, 2)
-        monkeypatch.setattr(attempts, "write_json", write_slowly)
-        raise RuntimeError("Read error: Connection reset by peer")
-    ending.join()
-    (attempt,) = json.loads((tmp_path / "live" / "attempts.json").read_text())["attempts"]
-    assert attempt["why"] == "lost rank 2."
 
 
 def test_a_run_that_did_nothing_leaves_nothing(tmp_path):

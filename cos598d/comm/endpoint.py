@@ -9,7 +9,6 @@ import torch.distributed as dist
 from cos598d.comm.calls import Pending
 from cos598d.comm.ledger import Ledger, dtype_name, size_in_bytes
 from cos598d.comm.timers import timer_of
-from cos598d.world.deadlock import DeadlockDetector
 
 if TYPE_CHECKING:
     from cos598d.world.meeting import Meeting
@@ -27,7 +26,6 @@ class Endpoint:
         self.backend, self.device = backend, device
         self.time = timer_of(device)
         self.ledger = ledger or Ledger()
-        self.deadlocks = meeting.deadlocks if meeting else DeadlockDetector()
         self._meeting = meeting
         self._next_tag = 1  # 0 is for messages that keep one order
         self.group: dist.ProcessGroup | None = None  # None: torch's default group
@@ -72,6 +70,11 @@ class Endpoint:
     def collect(self, value: Any) -> list[Any] | None:
         """Every rank's `value` (JSON) on rank 0, in order of rank. Other ranks get None at once."""
         return self._meeting.collect(value) if self._meeting else [value]
+
+    def waits_for(self, what: str) -> None:
+        """Note what this rank waits for now ("": nothing), for the error if it never comes."""
+        if self._meeting:
+            self._meeting.waits_for = what
 
     def peer(self, rank: int) -> int:
         """The number of this group's rank among all processes, as torch needs it."""

@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from cos598d.comm.endpoint import Endpoint
 from cos598d.comm.ledger import size_in_bytes
-from cos598d.world.deadlock import DeadlockDetector
 
 Places = Sequence[tuple[torch.Tensor, int]]  # tensors, each with the rank to or from which it is sent
 
@@ -22,20 +21,19 @@ class Messages:
         works: list[Any],
         landings: list[tuple[torch.Tensor, torch.Tensor]],
         departures: list[torch.Tensor],
-        deadlocks: DeadlockDetector,
-        exchange: tuple[int, int, str] | None,
+        waits_for: Callable[[str], None],
+        what: str,
     ):
-        """`exchange`: tag, number and a phrase for `deadlocks`, if all ranks send to all."""
+        """`what` is a phrase for what arrives, of which `waits_for` is told."""
         self._works, self._landings, self._departures = works, landings, departures  # kept alive until they are sent
-        self._deadlocks, self._exchange = deadlocks, exchange
+        self._waits_for, self._what = waits_for, what
 
     def wait(self) -> None:
         """Block until all have arrived. May be called more than once."""
-        if self._exchange is not None and self._works:
-            self._deadlocks.wait(*self._exchange)
+        self._waits_for(self._what)
         for work in self._works:
             work.wait()
-        self._deadlocks.go_on()
+        self._waits_for("")
         for landing, tensor in self._landings:
             tensor.copy_(landing)
         self._works, self._landings, self._departures = [], [], []
@@ -70,14 +68,11 @@ class PointToPointCollective:
         receives: Places = (),
         tag: int = 0,
         expected: PostedReceives | None = None,
-        among_all: bool = True,
     ) -> Messages:
         """Start to send tensors to ranks, and to receive tensors from ranks. All must be contiguous.
 
         Between two ranks, messages of one `tag` arrive in the order in which they were started. nccl has no tags, so
-        there all messages do. With a tag other than 0, every rank must send to all others and receive from them (unless
-        `among_all` is False). The deadlock detector then notices ranks that wait for each other forever. `expected`:
-        receives that were posted before.
+        there all messages do. `expected`: receives that were posted before.
         """
         operations: list[tuple[Callable[..., dist.Work | None], torch.Tensor, int]] = []
         landings, departures = [], []
@@ -109,9 +104,7 @@ class PointToPointCollective:
             started += expected.works
         works = [work for work in started if work is not None]
         _, _, name, purpose = self._entry
-        deadlocks = self._comm.deadlocks
-        exchange = (tag, deadlocks.begin(tag), f"the {purpose} of {name}") if tag and among_all else None
-        return Messages(works, landings, departures, deadlocks, exchange)
+        return Messages(works, landings, departures, self._comm.waits_for, f"the {purpose} of {name}")
 
     def swap(self, sends: Places = (), receives: Places = ()) -> None:
         """As `start`, then wait."""

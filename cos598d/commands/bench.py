@@ -3,15 +3,16 @@
 import argparse
 import json
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cos598d.commands.flags import add_flags, check_output_file, given_flags, to_words
+from cos598d.commands.flags import add_flags, check_output_file, given_flags
 from cos598d.commands.run_flags import RankFlags, identity_from
+from cos598d.commands.start import exit_code_of
 from cos598d.errors import UsageError, UserError
 from cos598d.records.bench import FILE_NAME
 from cos598d.terminal.fields import flag
@@ -118,12 +119,22 @@ def _measured_here(plan: BenchPlan, world_size: int, options: argparse.Namespace
     """The results of `plan`, measured by ranks that are started on this host."""
     with tempfile.TemporaryDirectory(prefix="cos598d-bench-") as folder:
         path = Path(folder) / FILE_NAME
-        words = ["bench", *to_words(asdict(plan)), "--world_size", str(world_size), "--json", str(path)]
-        words += to_words({name: getattr(options, name) for name in ("secret", "silence_seconds")})
-        exit_code = start_local_workers(world_size, options.master_port, words)
+        deliver = partial(write_json, path)
+        ranks = RankFlags(**given_flags(options, RankFlags))
+        be_rank = partial(exit_code_of, partial(_be_rank, plan, replace(ranks, world_size=world_size), deliver))
+        exit_code = start_local_workers(world_size, options.master_port, be_rank)
         if exit_code:
             raise RanksFailed(exit_code)
         return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _be_rank(plan: BenchPlan, ranks: RankFlags, deliver: Callable[[dict[str, Any]], None]) -> int:
+    """In a process that was started here: be the rank that its environment names."""
+    from cos598d.tools.bench.rank import run_bench_rank
+
+    identity = identity_from(ranks)
+    assert identity is not None  # it is in the environment
+    return run_bench_rank(plan, identity, deliver)
 
 
 def _deliver(record: dict[str, Any], folder: Path | None, json_file: str | None) -> None:

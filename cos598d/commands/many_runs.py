@@ -29,9 +29,9 @@ Folder = TypeVar("Folder", bound=RunsFolder)
 # somebody else starts.
 SET_HERE = frozenset(
     ("label", "output_dir", "overwrite_output_dir", "save_model", "per_gpu_train_batch_size")
-    + ("do_train", "do_eval", "max_restarts", CHECKPOINTS)
+    + ("do_train", "do_eval", CHECKPOINTS)
 )
-OF_RANKS = frozenset(("local_rank", "master_ip", "master_port", "secret", "silence_seconds"))
+OF_RANKS = frozenset(("local_rank", "master_ip", "master_port", "silence_seconds"))
 
 
 def add_flags(

@@ -3,11 +3,13 @@
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cos598d.commands.flags import add_flags, check_output_file, given_flags
 from cos598d.commands.run_flags import RankFlags, identity_from
+from cos598d.commands.start import exit_code_of
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from cos598d.data.examples import Examples
     from cos598d.data.task import Row
     from cos598d.models.build import ModelSource
+    from cos598d.world.identity import Identity
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -58,11 +61,27 @@ def run(options: argparse.Namespace) -> int:
     check_output_file("--output", options.output)
     ranks = RankFlags(**given_flags(options, RankFlags))
     identity = identity_from(ranks)
-    if identity is None:
-        from cos598d.world.launch import start_local_workers
+    if identity is not None:
+        return _predict(options, identity)
+    from cos598d.world.launch import start_local_workers
 
-        assert ranks.world_size is not None  # ranks that are to be started here have a number
-        return start_local_workers(ranks.world_size, ranks.master_port, options.words)
+    assert ranks.world_size is not None  # ranks that are to be started here have a number
+    be_rank = partial(
+        exit_code_of,
+        partial(_be_rank, argparse.Namespace(**{k: v for k, v in vars(options).items() if k != "run"}), ranks),
+    )
+    return start_local_workers(ranks.world_size, ranks.master_port, be_rank)
+
+
+def _be_rank(options: argparse.Namespace, ranks: RankFlags) -> int:
+    """In a process that was started here: be the rank that its environment names."""
+    identity = identity_from(ranks)
+    assert identity is not None  # it is in the environment
+    return _predict(options, identity)
+
+
+def _predict(options: argparse.Namespace, identity: "Identity") -> int:
+    """Be one rank; rank 0 prints or writes the predictions. Return the exit code."""
     from cos598d.evaluate import predict
     from cos598d.models.build import build_model
     from cos598d.rank import RankProcess, init_rank
@@ -72,12 +91,12 @@ def run(options: argparse.Namespace) -> int:
         trained = _trained(options)
         config, task, asked = trained.config, trained.task, _asked(trained, options)
         meeting = process.meet(config.timeout, config.facts() | {"file": asked.features.digest()})
-        comm = init_rank(meeting, "auto", config.no_cuda, config.threads).comm
-        model = build_model(trained.source, task.head, task.num_labels, 0.0, config.seed).to(comm.device)
-        outputs = predict(model, task, asked.features, config, comm, options.batch)
-        if comm.rank == 0 and options.output is None:
+        ranks = init_rank(meeting, "auto", config.no_cuda, config.threads).ranks
+        model = build_model(trained.source, task.head, task.num_labels, 0.0, config.seed).to(ranks.device)
+        outputs = predict(model, task, asked.features, config, ranks, options.batch)
+        if ranks.rank == 0 and options.output is None:
             print(asked.in_words(outputs), end="")
-        elif comm.rank == 0:
+        elif ranks.rank == 0:
             write_whole(options.output, asked.in_words(outputs))
     return process.exit_code
 
@@ -134,7 +153,6 @@ def _trained(options: argparse.Namespace) -> _Trained:
     if options.task_name is not None and not is_own(asked):
         raise UsageError(f"--task_name is for a task of your own, and the task of {folder} is {asked}. Leave it out.")
     config = config_from(values | {"task_name": options.task_name or asked})
-    config = replace(config, precision=summary["precision"])  # which --precision auto has chosen
     task = config.task()
     classes = tuple(summary.get("classes") or ())
     if is_own(asked) and task.classes != classes:

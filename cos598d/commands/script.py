@@ -12,7 +12,7 @@ def script(label: str, sync: str, **options: Any) -> NoReturn:
     """A task folder's script: `run_script` with the same arguments, as a program."""
 
     def load() -> Callable[..., int]:
-        from cos598d.commands import train  # noqa: F401 - takes seconds, during which Ctrl-C ends the process at once
+        from cos598d.commands import train  # noqa: F401 - takes seconds
 
         return run_script
 

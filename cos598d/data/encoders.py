@@ -1,7 +1,6 @@
 """Encoders turn a task's texts or images into the inputs of one model."""
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +49,9 @@ class TextEncoder(Encoder):
         found = [self._tokenizer.token_to_id(name) for name in names.split()]
         known = next((number for number in found if number is not None), None)
         if known is None:
-            raise UserError(f"the vocabulary has no {names.split()[0]}. Give the one that belongs to the model.")
+            raise UserError(
+                f"the vocabulary has no {names.split(maxsplit=1)[0]}. Give the one that belongs to the model."
+            )
         return known
 
     def encode(self, texts: Sequence[Text], most: int) -> list[Encoding]:
@@ -141,7 +142,7 @@ class ImageForm:
 class ImageEncoder(Encoder):
     """Scales images to size x size pixels, of 3 channels or 1 (grey), and their values from 0...255 to -1...1.
 
-    An image that is not square is stretched, as by transformers' ViTImageProcessor, which can read what `save` writes.
+    An image that is not square is stretched, as by transformers' ViTImageProcessor.
     """
 
     def __init__(self, size: int, channels: int):
@@ -168,8 +169,5 @@ class ImageEncoder(Encoder):
     def save(self, folder: Path) -> None:
         """transformers' preprocessor_config.json."""
         size, half = {"height": self.size, "width": self.size}, [0.5] * self.channels
-        settings = {"do_resize": True, "size": size, "resample": 2, "do_rescale": True, "rescale_factor": 1 / 255}
-        settings |= {"do_normalize": True, "image_mean": half, "image_std": half}
-        (folder / "preprocessor_config.json").write_text(
-            json.dumps(settings | {"image_processor_type": "ViTImageProcessor"}, indent=2), encoding="utf-8"
-        )
+        settings = {"image_processor_type": "ViTImageProcessor", "size": size, "image_mean": half, "image_std": half}
+        write_json(folder / "preprocessor_config.json", settings)

@@ -16,12 +16,10 @@ import pooch
 
 from cos598d.errors import ERROR, UserError, first_line
 from cos598d.terminal.printable import printable
-from cos598d.terminal.words import did_you_mean
 
 _GLUE = "https://dl.fbaipublicfiles.com/glue/data/"
 _MRPC = "https://dl.fbaipublicfiles.com/senteval/senteval_data/"
 _SQUAD = "https://rajpurkar.github.io/SQuAD-explorer/dataset/"
-_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 _ARCHIVES = (".zip", ".tar.gz")
 
@@ -69,21 +67,11 @@ DATASETS = {
             _SQUAD + "dev-v2.0.json": "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8",
         },
     ),
-    "MNIST": Dataset(
-        "MNIST",
-        {
-            _MNIST + "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            _MNIST + "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            _MNIST + "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            _MNIST + "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        },
-    ),
     "CIFAR10": Dataset(
         "CIFAR10",
         {_CIFAR + "cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
     ),
 }
-NOT_IN_ALL = ("MNIST", "CIFAR10")  # "all" are the texts
 
 
 def obtain(name: str, data_dir: Path, base_url: str | None = None) -> Path:
@@ -122,7 +110,9 @@ def obtain(name: str, data_dir: Path, base_url: str | None = None) -> Path:
                 made.chmod(0o755)
                 made.rename(target)
     except OSError as error:
-        raise UserError(f"{name} cannot be put into {target} ({first_line(error)}). Make room or choose another folder.") from error
+        raise UserError(
+            f"{name} cannot be put into {target} ({first_line(error)}). Make room or choose another folder."
+        ) from error
     return target
 
 
@@ -156,21 +146,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--data_dir", default="glue_data", type=Path, help="the folder that gets RTE/, SQuAD/, ... (default: glue_data)"
     )
-    parser.add_argument(
-        "--tasks",
-        default="all",
-        help=f"comma-separated, of {', '.join(DATASETS)}; all are the texts (default: all)",
-    )
-    parser.add_argument(
-        "--base_url", metavar="URL", help="fetch URL/RTE.zip, ... instead: a mirror is one folder with the files"
-    )
+    listed = f"comma-separated, of {', '.join(DATASETS)}; all are the texts (default: all)"
+    parser.add_argument("--tasks", default="all", help=listed)
+    parser.add_argument("--base_url", metavar="URL", help="a mirror: one folder with all files under their own names")
     options = parser.parse_args(arguments)
     known = {name.lower(): [name] for name in DATASETS} | {"squad": ["SQuAD1.1", "SQuAD2.0"]}
-    known["all"] = [name for name in DATASETS if name not in NOT_IN_ALL]
+    known["all"] = [name for name in DATASETS if name != "CIFAR10"]
     words = [word.strip().lower() for word in options.tasks.split(",") if word.strip()]
-    if not words or (unknown := next((word for word in words if word not in known), None)) is not None:
-        near = did_you_mean(unknown, known) if words else ""
-        parser.error(f"--tasks {options.tasks!r} has an unknown name.{near} Choose from {', '.join(DATASETS)} and all.")
+    if not words or not set(words) <= set(known):
+        parser.error(f"--tasks {options.tasks!r} has an unknown name. Choose from {', '.join(DATASETS)} and all.")
     logging.getLogger("pooch").setLevel(logging.ERROR)  # it would announce each file
     try:
         for name in dict.fromkeys(name for word in words for name in known[word]):

@@ -1,6 +1,5 @@
-"""Tasks of images: scikit-learn's digits, MNIST, CIFAR-10, and a folder of your own."""
+"""Tasks of images: scikit-learn's digits, CIFAR-10, and a folder of your own."""
 
-import gzip
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -52,14 +51,6 @@ class ImageTask(Task):
         pixels, labels = self.read(part, encoder, limit)
         return Images(pixels, labels, encoder, self._augments, self.mirrors)
 
-    def _file(self, name: str) -> Path:
-        """The file NAME in the data's folder, or in one below. Raises UserError."""
-        found = next(iter(sorted(self._place.rglob(name))), None)
-        if found is None:
-            fetch = fetch_command(type(self).__name__.removesuffix("Task").upper())
-            raise UserError(f"{self._place} has no {name}. Fetch it with {fetch}.")
-        return found
-
 
 class DigitsTask(ImageTask):
     """1,797 digits of 8 x 8 pixels, from scikit-learn: the test part of UCI's Optical Recognition of Handwritten Digits
@@ -83,35 +74,6 @@ class DigitsTask(ImageTask):
         return encoder.fit(pixels), digits.target[places]
 
 
-class MnistTask(ImageTask):
-    """70,000 digits of 28 x 28 pixels (LeCun et al. 1998), in gzipped IDX files: a header, then bytes.
-
-    If only the 10,000 test images exist, a fixed fifth of each of their classes is evaluated on.
-    """
-
-    name, classes, size, channels = "mnist", tuple("0123456789"), 28, 1
-
-    def read(self, part: str, encoder: ImageEncoder, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
-        has_both = any(self._place.rglob("train-images-idx3-ubyte.gz"))
-        stem = "train" if part == "train" and has_both else "t10k"
-        images, labels = (
-            np.frombuffer(self._unpacked(f"{stem}-{kind}-ubyte.gz"), np.uint8, offset=header)
-            for kind, header in (("images-idx3", 16), ("labels-idx1", 8))
-        )
-        if not len(labels) or len(images) != 28 * 28 * len(labels) or labels.max() > 9:
-            raise UserError(f"MNIST's {stem} files in {self._place} do not belong together. Fetch them again.")
-        places = np.arange(len(labels)) if has_both else split(labels, part)
-        places = places[spread(len(places), limit)]
-        return encoder.fit(images.reshape(-1, 28, 28, 1)[places]), labels[places]
-
-    def _unpacked(self, name: str) -> bytes:
-        file = self._file(name)
-        try:
-            return gzip.decompress(file.read_bytes())
-        except (OSError, EOFError) as error:
-            raise UserError(f"{file} cannot be read ({error}). Fetch it again.") from error
-
-
 class Cifar10Task(ImageTask):
     """60,000 photographs of 32 x 32 pixels (Krizhevsky 2009), in the publishers' binary version.
 
@@ -123,12 +85,14 @@ class Cifar10Task(ImageTask):
 
     def read(self, part: str, encoder: ImageEncoder, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
         names = [f"data_batch_{number}.bin" for number in range(1, 6)] if part == "train" else ["test_batch.bin"]
-        files = [self._file(name) for name in names]
-        rows = [np.fromfile(file, np.uint8) for file in files]
-        for file, content in zip(files, rows, strict=True):
-            if not len(content) or len(content) % 3073 or content[::3073].max() > 9:
-                raise UserError(f"{file} is not a batch of CIFAR-10's binary version. Fetch it again.")
-        images = np.concatenate(rows).reshape(-1, 3073)
+        there = {file.name: file for file in self._place.rglob("*.bin")}
+        try:
+            images = np.concatenate([np.fromfile(there[name], np.uint8) for name in names]).reshape(-1, 3073)
+        except (KeyError, ValueError) as error:
+            fetch = fetch_command("CIFAR10")
+            raise UserError(
+                f"{self._place} is not CIFAR-10's binary version ({error}). Fetch it with {fetch}."
+            ) from error
         chosen = images[spread(len(images), limit)]
         return encoder.fit(chosen[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), chosen[:, 0]
 

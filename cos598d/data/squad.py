@@ -2,12 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tokenizers import Encoding
 
 from cos598d.data.cache import cached
 from cos598d.data.encoders import TextEncoder
@@ -69,24 +70,8 @@ class SquadTask(Task):
         self._files = {part: _only(folder, f"{part}-v{self._version}") for part in self.parts}
         return str(folder)
 
-    def check(self, parts: Sequence[str]) -> None:
-        for part in parts:
-            if not self._files[part].is_file():
-                fetch = fetch_command(f"SQuAD{self._version}")
-                raise UserError(f"There is no {self._files[part]}. Give --data_dir its folder, or fetch it with {fetch}.")
-
     def load(self, part: str, encoder: Any, most: int, limit: int | None = None) -> Windows:
-        self.check([part])
-        is_sample = self._files[part].parent.name == "samples"
-        asked = read_questions(self._files[part])
-        if is_sample and not self.with_impossible:
-            asked = [one for one in asked if not one.impossible]
-        first = next((one for one in asked if one.impossible), None)
-        if first is not None and not self.with_impossible:
-            raise UserError(
-                f"{self._files[part]} is SQuAD 2.0 (question {first.identity!r} has no answer). Add "
-                "--version_2_with_negative, or give a file of 1.1."
-            )
+        asked = [one for one in read_questions(self._files[part]) if self.with_impossible or not one.impossible]
         self._asked[part] = [asked[place] for place in spread(len(asked), limit)]
         return build_windows(self._asked[part], encoder, most, self.stride, part == "train", self.rebuilds)
 
@@ -163,20 +148,18 @@ def build_windows(
         raise UserError(f"--max_seq_length {most} leaves no room for text. Give at least {MOST_QUERY + 4}.")
 
     def build() -> dict[str, np.ndarray]:
-        rows = [row for part in _blocks(asked, encoder, most, stride, training) for row in part]
+        rows = list(_windows(asked, encoder, most, stride, training))
         if not rows:
             raise UserError("no question has its answer at its answer_start. Check the SQuAD file.")
-        ids, offsets, splits, questions, begins, ends = zip(*rows, strict=True)
+        tokens, offsets, *columns = zip(*rows, strict=True)
+        names = ("splits", "questions", "start_positions", "end_positions")
         return {
-            "tokens": np.concatenate(ids).astype(np.int32),
+            "tokens": np.concatenate(tokens).astype(np.int32),
             "offsets": np.concatenate(offsets).astype(np.int32),
-            "lengths": np.array([len(one) for one in ids], dtype=np.int32),
-            **{"splits": np.array(splits, dtype=np.int32), "questions": np.array(questions, dtype=np.int32)},
-            **{"start_positions": np.array(begins), "end_positions": np.array(ends)},
-        }
+            "lengths": np.array([len(one) for one in tokens]),
+        } | {name: np.array(column) for name, column in zip(names, columns, strict=True)}
 
-    key = (encoder.digest, f"{most} {stride} {training}", *map(repr, asked))
-    found = cached("squad", key, build, overwrite)
+    found = cached("squad", (encoder.digest, f"{most} {stride} {training}", *map(repr, asked)), build, overwrite)
     targets = {name: found.pop(name) for name in ("start_positions", "end_positions")}
     return Windows(**found, targets=targets, pad_id=encoder.pad_id)
 
@@ -184,50 +167,34 @@ def build_windows(
 Window = tuple[np.ndarray, np.ndarray, int, int, int, int]  # ids, offsets, split, question, first and last token
 
 
-def _blocks(
+def _windows(
     asked: Sequence[Question], encoder: TextEncoder, most: int, stride: int, training: bool
-) -> Iterator[list[Window]]:
-    """The windows of some questions at a time, whose encodings then fit into memory."""
-    for start in range(0, len(asked), _BLOCK):
+) -> Iterator[Window]:
+    for start in range(0, len(asked), _BLOCK):  # some at a time, whose encodings then fit into memory
         block = asked[start : start + _BLOCK]
         contexts = list(dict.fromkeys(question.context for question in block))
-        known = {
-            context: (np.array(one.ids, dtype=np.int32), np.array(one.offsets, dtype=np.int32).reshape(-1, 2))
-            for context, one in zip(contexts, encoder.pieces(contexts), strict=True)
-        }
+        known = dict(zip(contexts, map(_arrays, encoder.pieces(contexts)), strict=True))
         queries = encoder.pieces([question.text for question in block])
-        found: list[Window] = []
         for number, (question, query) in enumerate(zip(block, queries, strict=True), start):
             ids, offsets = known[question.context]
             answer = _tokens_of(question, offsets)
             if answer is None and training and not question.impossible:
                 continue
-            head = np.array([encoder.cls_id, *query.ids[:MOST_QUERY], encoder.sep_id], dtype=np.int32)
-            found += _windows(head, ids, offsets, encoder.sep_id, most, stride, number, answer)
-        yield found
+            head = [encoder.cls_id, *query.ids[:MOST_QUERY], encoder.sep_id]
+            base, room = len(head), most - len(head) - 1
+            last = max(0, len(ids) - room)
+            for first in (0, *range(min(room, stride), last + min(room, stride), min(room, stride))):
+                tokens = np.array([*head, *ids[first : first + room], encoder.sep_id])
+                covers = np.zeros((len(tokens), 2), dtype=np.int32)
+                covers[base:-1] = offsets[first : first + room]
+                is_held = answer is not None and first <= answer[0] and answer[1] < first + room
+                begin, end = (base + place - first for place in answer) if answer and is_held else (0, 0)
+                yield tokens, covers, base, number, begin, end
 
 
-def _windows(
-    head: np.ndarray,
-    ids: np.ndarray,
-    offsets: np.ndarray,
-    sep_id: int,
-    most: int,
-    stride: int,
-    number: int,
-    answer: tuple[int, int] | None,
-) -> Iterator[Window]:
-    room, first, base = most - len(head) - 1, 0, len(head)
-    while True:
-        part = slice(first, first + room)
-        ours = np.zeros((base + len(ids[part]) + 1, 2), dtype=np.int32)
-        ours[base:-1] = offsets[part]
-        held = answer is not None and first <= answer[0] and answer[1] < first + room
-        places = (base + answer[0] - first, base + answer[1] - first) if answer is not None and held else (0, 0)
-        yield np.concatenate([head, ids[part], [sep_id]]), ours, base, number, *places
-        if first + room >= len(ids):
-            return
-        first += min(room, stride)
+def _arrays(encoding: Encoding) -> tuple[np.ndarray, np.ndarray]:
+    """A text's ids, and the characters that each covers, (tokens, 2)."""
+    return np.array(encoding.ids, dtype=np.int32), np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
 
 
 def _tokens_of(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:

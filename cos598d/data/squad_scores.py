@@ -4,15 +4,16 @@ They are those of the official scripts for 1.1 (Rajpurkar et al. 2016, section 6
 Liang 2018, section 5), under the scripts' names. `cos598d score --task squad` scores a file of any program.
 """
 
-import json
 import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError, first_line
+from cos598d.terminal.reading import read_json
 
 ODDS_THRESHOLD = 1.0  # above it, the official script takes a question for unanswered
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -30,21 +31,15 @@ def exact_match(prediction: str, gold: str) -> float:
     return float(normalize_answer(prediction) == normalize_answer(gold))
 
 
-def f1_score(prediction: str, gold: str) -> float:
-    """The harmonic mean of precision and recall over normalized words, counting repetitions; 0 without a word."""
+def f1_score(prediction: str, gold: str, of_nothing: float = 0.0) -> float:
+    """The harmonic mean of precision and recall over normalized words, counting repetitions; `of_nothing` if neither
+    side has a word: 0 in the script for 1.1, and 1 in that for 2.0."""
     predicted, wanted = normalize_answer(prediction).split(), normalize_answer(gold).split()
     same = (Counter(predicted) & Counter(wanted)).total()
     if same == 0:
-        return 0.0
+        return 0.0 if predicted or wanted else of_nothing
     precision, recall = same / len(predicted), same / len(wanted)
     return 2 * precision * recall / (precision + recall)
-
-
-def f1_score_2(prediction: str, gold: str) -> float:
-    """`f1_score`, but 1 if neither side has a word, as in the script for 2.0."""
-    if not normalize_answer(prediction) or not normalize_answer(gold):
-        return exact_match(prediction, gold)
-    return f1_score(prediction, gold)
 
 
 def version_1(golds: Golds, answers: Mapping[str, str]) -> dict[str, float]:
@@ -67,7 +62,7 @@ def version_2(
     has_answer = {identity: bool(texts) for identity, texts in golds.items()}
     # An answer without words is none; if all are, the empty one is right.
     wanted = {identity: [text for text in texts if normalize_answer(text)] or [""] for identity, texts in golds.items()}
-    raw = {"exact": _raw(wanted, answers, exact_match), "f1": _raw(wanted, answers, f1_score_2)}
+    raw = {"exact": _raw(wanted, answers, exact_match), "f1": _raw(wanted, answers, partial(f1_score, of_nothing=1.0))}
     is_left = {one: applies_threshold and odds is not None and odds[one] > ODDS_THRESHOLD for one in golds}
     kept = {
         name: {one: float(not has_answer[one]) if is_left[one] else score for one, score in of.items()}
@@ -124,35 +119,28 @@ def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> 
     from cos598d.data.squad import golds_of, read_questions
 
     asked = read_questions(data)
-    answers = _read(predictions, str, "an answer's text")
-    golds = golds_of(asked)
+    answers, golds = _read(predictions, str, "{question id: answer}"), golds_of(asked)
     missing, strange = golds.keys() - answers.keys(), answers.keys() - golds.keys()
     if len(missing) == len(golds):
         raise UserError(f"{predictions} answers no question of {data}. Give the predictions for this data.")
-    remarks = []
-    if missing:
-        remarks.append(f"{len(missing):,} of {len(golds):,} questions have no prediction and count as wrong: ")
-        remarks[-1] += ", ".join(sorted(missing)[:3])
-    if strange:
-        remarks.append(f"{len(strange):,} predictions are for other questions and are ignored")
+    remarks = [f"{len(missing):,} of {len(golds):,} questions have no prediction and count as wrong"] * bool(missing)
+    remarks += [f"{len(strange):,} predictions are for other questions and are ignored"] * bool(strange)
     if not any(question.impossible for question in asked):
         if null_odds:
             raise UserError(f"{data} is SQuAD 1.1, which has no null odds. Leave --null_odds out.")
         return version_1(golds, answers), remarks
-    odds = _read(null_odds, (int, float), "a number") if null_odds else None
+    odds = _read(null_odds, (int, float), "{question id: number}") if null_odds else None
     if odds is not None and (without := golds.keys() - odds.keys()):
         raise UserError(f"{null_odds} has no number for {len(without):,} questions, such as {min(without)}. Add them.")
     return version_2(golds, answers, odds), remarks
 
 
-def _read(file: Path, kind: Any, words: str) -> dict[str, Any]:
-    """A JSON object of entries of this `kind` by question id. Raises UserError."""
+def _read(file: Path, kind: type | tuple[type, ...], words: str) -> dict[str, Any]:
+    """A JSON object of entries of this kind by question id; `words` describes it. Raises UserError."""
     try:
-        found = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        reason = first_line(error)
-        raise UserError(f"{file} is no map of question ids ({reason}). Map each to {words}: {{ID: ...}}.") from error
-    odd = next((one for one, entry in found.items() if not isinstance(entry, kind) or isinstance(entry, bool)), None)
-    if odd is not None or any(entry != entry for entry in found.values()):
-        raise UserError(f"{file}: the entry of {odd!r} is not {words}. Map each question id to {words}.")
+        found = dict(read_json(file))
+        if (odd := next((one for one, entry in found.items() if not isinstance(entry, kind)), None)) is not None:
+            raise ValueError(f"the entry of {odd} is another")
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{file} is not {words} ({first_line(error)}). Give such a file.") from error
     return found

@@ -70,7 +70,7 @@ class TableTask(TextTask):
 
     def __init__(self, name: str, table: Table):
         self.name, self.table, self.metric, self.texts = name, table, table.metric, len(table.texts)
-        self._labels = table.labels or ()
+        self._labels, self._files = table.labels or (), dict[str, Path]()
         self.classes, self.parts = table.classes or self._labels, ("train", *table.dev)
         if len(table.dev) > 1:
             self.tests = {"": "test_matched", "_mismatched": "test_mismatched"}
@@ -81,32 +81,31 @@ class TableTask(TextTask):
 
     def find(self, data_dir: str | None) -> str:
         """A folder with a file for each part, or with the task's folder; or one file, of which a fifth is "dev"."""
-        place, how = place_of(data_dir, "GLUE_DIR", os.environ), self._how_to_get()
+        place = place_of(data_dir, "GLUE_DIR", os.environ)
         if place is None and self.name == "rte":
-            self._files = {part: Path(str(files("cos598d.data.samples") / f"rte-{part}.tsv")) for part in self.parts}
+            place = Path(str(files("cos598d.data.samples")))
+            self._files = {part: place / f"rte-{part}.tsv" for part in self.parts}
             return "the bundled sample"
-        if place is None:
-            raise UserError(f"No data for {self.name}. {how}.")
-        folder = place / self.table.folder if (place / self.table.folder).is_dir() else place
-        if folder == place and not data_dir:
-            raise UserError(f"GLUE_DIR is {place}, which has no folder {self.table.folder}. {how}.")
+        folder = place / self.table.folder if place and (place / self.table.folder).is_dir() else place or Path("/")
         there = {file.stem.lower(): file for file in sorted(folder.glob("*")) if file.suffix in SUFFIXES}
-        wanted = {part: NAMES.get(part, (part,)) for part in (*self.parts, *self.tests.values())}
-        found = {part: next((there[n] for n in names if n in there), None) for part, names in wanted.items()}
-        self._files = {part: file for part, file in found.items() if file}
-        if place.is_file() and place.suffix in SUFFIXES:
+        for part in (*self.parts, *self.tests.values()) if place else ():
+            names = NAMES.get(part, (part,))
+            known = [there[name] for name in names if name in there]
+            if known:
+                self._files[part] = known[0]
+        if place and place.is_file() and place.suffix in SUFFIXES:
             self._files = {"all": place}
-        elif "train" not in self._files and len(there) == 1:
-            self._files = {"all": next(iter(there.values()))}
-        if not self._files:
-            raise UserError(f"the data folder {place} has no file train{' or '.join(SUFFIXES)}. {how}.")
+        if not self._files or place is None:
+            raise UserError(f"{place or 'the environment'} names no data of {self.name}. {self._how_to_get()}.")
         if self.table.labels is None:
-            self._labels = self.classes = self._classes_of_data(place)
+            labels = {label for _, _, label in read_rows(self._file("train"), self.table)}
+            # Whole numbers come in their order, others in the alphabet's.
+            order = sorted(labels, key=lambda one: (not one.isdigit(), int(one) if one.isdigit() else 0, one))
+            self._labels = self.classes = tuple(order)
+            if not 2 <= len(labels) <= MOST_CLASSES:
+                column = f"column {self.table.label} has {len(labels)} different labels, not 2 to {MOST_CLASSES}"
+                raise UserError(f"{place}: {column}. Name another column with --label_column.")
         return str(folder)
-
-    def check(self, parts: Sequence[str]) -> None:
-        for part in parts:
-            self._file(part)
 
     def rows(self, part: str, file: Path | None = None) -> Sequence[Row]:
         file, is_test = file or self._file(part), part in self.tests.values()
@@ -119,7 +118,7 @@ class TableTask(TextTask):
             raise UserError(f"{file} has no rows. {self._how_to_get()}.")
         if "all" not in self._files or is_test:
             return found
-        return [found[place] for place in split([row[2] for row in found], part)]
+        return [found[place] for place in split([str(row[2]) for row in found], part)]
 
     def score(self, part: str, outputs: np.ndarray, examples: Examples) -> Scores:
         found, ending = super().score(part, outputs, examples), part.removeprefix("dev").removesuffix("_matched")
@@ -131,21 +130,11 @@ class TableTask(TextTask):
             raise UserError(f"{self.name} has no file {part}{' or '.join(SUFFIXES)}. {self._how_to_get()}.")
         return found
 
-    def _classes_of_data(self, place: Path) -> tuple[str, ...]:
-        """The labels of the training part; whole numbers come in their order, others in the alphabet's."""
-        labels = {label for _, _, label in read_rows(self._file("train"), self.table, ())}
-        if not 2 <= len(labels) <= MOST_CLASSES:
-            raise UserError(
-                f"{place}: column {self.table.label} has {len(labels)} different labels, but a text task has 2 to "
-                f"{MOST_CLASSES}. Name another column with --label_column."
-            )
-        return tuple(sorted(labels, key=lambda one: (not one.isdigit(), int(one) if one.isdigit() else 0, one)))
-
     def _how_to_get(self) -> str:
         if self.name not in GLUE:
             return f"Give --data_dir a folder with train and dev files, or one file, that end in {', '.join(SUFFIXES)}"
-        folder = self.table.folder
-        return f"Set --data_dir to its folder, or GLUE_DIR to the one above, or download it with {fetch_command(folder)}"
+        fetch = fetch_command(self.table.folder)
+        return f"Set --data_dir to its folder, or GLUE_DIR to the one above, or download it with {fetch}"
 
 
 def read_rows(file: Path, table: Table, labels: Sequence[str] = (), has_labels: bool = True) -> Iterator[Row]:

@@ -67,13 +67,6 @@ class Task(ABC):
         Raises UserError with the place of anything that does not fit the task.
         """
 
-    def check(self, parts: Sequence[str]) -> None:
-        """Raise UserError unless these parts can be loaded, as far as a look at their files can tell."""
-
-    def remarks(self, part: str, examples: Examples) -> list[str]:
-        """Facts about a part's data that the user should see, one line each."""
-        return []
-
     def unlabelled(self, encoder: Any, most: int) -> dict[str, Examples]:
         """The test sets of --do_predict, by the ending of their file's name. Their labels mean nothing."""
         return {}

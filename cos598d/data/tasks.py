@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cos598d.data.images import Cifar10Task, DigitsTask, ImageFolderTask, MnistTask
+from cos598d.data.images import Cifar10Task, DigitsTask, ImageFolderTask
 from cos598d.data.own import OwnTask
 from cos598d.data.squad import SquadTask
 from cos598d.data.tables import TABLES, Table, TableTask
@@ -12,7 +12,7 @@ from cos598d.terminal.fields import flag
 from cos598d.terminal.own_code import is_own
 from cos598d.terminal.words import did_you_mean
 
-_IMAGES = {one.name: one for one in (DigitsTask, MnistTask, Cifar10Task, ImageFolderTask)}
+_IMAGES = {one.name: one for one in (DigitsTask, Cifar10Task, ImageFolderTask)}
 TASK_NAMES: tuple[str, ...] = (*TABLES, "squad", *_IMAGES, "text")
 # The flags that only some tasks read: their heading in --help, and the tasks.
 SQUAD, IMAGES, OWN_TEXTS = "SQuAD", "images", "your own texts"

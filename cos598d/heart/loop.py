@@ -174,9 +174,11 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: Cont
             rate = plan.learning_rate(at.stepped)
             set_learning_rate(optimizer, rate)
             clock.start()
-            ranks.ledger.begin(at.iteration)
+            ranks.ledger.begin(at.iteration, clock.started)
             with phase("data"):
-                micro_batches = split(job, batch)
+                micro_batches = sampler.micro_batches(
+                    batch, ranks.rank, ranks.world_size, config.gradient_accumulation_steps
+                )
             tokens = 0
 
             def load(micro_batch: MicroBatch, draw: tuple[int, int] = (config.seed, epoch)) -> dict[str, torch.Tensor]:
@@ -208,7 +210,7 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: Cont
             at.add(loss, plan.share(at.iteration))
             facts = {"iteration": at.iteration, "loss": loss, "epoch": epoch, "learning_rate": rate}
             facts |= {"examples": len(batch), "spans_seconds": clock.spans} | ({"tokens_padded": tokens} if tokens else {})
-            record.iteration(facts, seconds, clock.phases, examples.counts(batch), clock.started)
+            record.iteration(facts, seconds, clock.phases, examples.counts(batch))
             progress(at.iteration, loss, seconds, len(batch))
             if config.check_replicas and at.iteration % config.check_replicas == 0 and model.sync.replicas_equal:
                 model.settle()

@@ -1,5 +1,6 @@
 """The bytes that a rank holds, counted from its tensors: by category, each storage once."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,12 +16,13 @@ def held(parallel: Parallel) -> dict[str, int]:
     Memory inside a library's own code, such as the buckets of torch's DDP, is in no category.
     """
     optimizer = parallel.optimizer
+    inner = getattr(optimizer, "optim", optimizer)  # of torch's ZeroRedundancyOptimizer: this rank's
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
     own = [*parallel.module.parameters(), *stepped]
     categories = {
         "parameters": own,
         "gradients": [p.grad for p in own if p.grad is not None],
-        "optimizer": [value for state in optimizer.state.values() for value in state.values()],
+        "optimizer": [value for state in inner.state.values() for value in state.values()],
         "buckets": tensors_in(parallel.sync, set()),
     }
     seen: set[int] = set()
@@ -31,16 +33,16 @@ def tensors_in(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
     """The tensors in lists, mappings and our own objects, except those of modules."""
     if isinstance(thing, torch.Tensor):
         yield thing
-    elif id(thing) not in seen and not isinstance(thing, nn.Module | torch.optim.Optimizer | str):
+    elif id(thing) not in seen:
         seen.add(id(thing))
         inside: Iterable[Any] = ()
         if isinstance(thing, dict):
             inside = [*thing.keys(), *thing.values()]
-        elif isinstance(thing, Iterable) and hasattr(thing, "__len__"):
+        elif isinstance(thing, list | tuple | set | deque):
             inside = thing
-        elif hasattr(thing, "__dict__") and not isinstance(thing, type) and not callable(thing):
-            inside = vars(thing).values()
-        for one in list(inside):
+        elif type(thing).__module__.startswith("cos598d.") and not isinstance(thing, nn.Module | type):
+            inside = getattr(thing, "__dict__", {}).values()
+        for one in inside:
             yield from tensors_in(one, seen)
 
 

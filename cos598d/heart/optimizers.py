@@ -1,5 +1,6 @@
 """The optimizers of a run: one declaration per optimizer, their flags, and the learning rate's schedule."""
 
+import importlib
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -76,6 +77,11 @@ class OptimizerFlags:
         group=TRAINING,
         choices=tuple(SCHEDULERS),
     )
+
+
+def load_compiler() -> None:
+    """Import torch's compiler, which torch imports with the first optimizer. It takes a second."""
+    importlib.import_module("torch._dynamo")
 
 
 def make_optimizer(model: nn.Module, flags: OptimizerFlags, precision: str = "fp32") -> torch.optim.Optimizer:

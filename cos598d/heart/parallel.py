@@ -44,8 +44,9 @@ def parallelize(
     the ranks' models differ.
     """
     made = make_sync(sync, group, ledger, options)
-    optimizer = make_optimizer(list(model.parameters()))
-    return Parallel(model, made, optimizer), optimizer
+    parallel = Parallel(model, made, make_optimizer(list(model.parameters())))
+    assert parallel.optimizer is not None
+    return parallel, parallel.optimizer
 
 
 def data_parallel(
@@ -84,20 +85,22 @@ class Parallel(nn.Module):
     backward need a process group each if a rank may leave parameters unused. Under syncs that shard, a rank has only
     its part of the average: clip by `clip_grad_norm_`, which knows the whole norm.
 
-    `module` is the model itself, under whose plain names `state_dict` and `load_state_dict` work.
+    `module` is the model itself, under whose plain names `state_dict` and `load_state_dict` work. `phase("sync")` is the
+    context of the sync's own work, for whoever times it.
     """
 
+    phase: Callable[[str], contextlib.AbstractContextManager[None]] = staticmethod(contextlib.nullcontext)
     _call: Callable
 
     def __init__(self, module: nn.Module, sync: GradientSync, optimizer: torch.optim.Optimizer | None = None):
         super().__init__()
-        self.module, self.sync, self.optimizer = module, sync, optimizer
-        sync.optimizer = optimizer
+        self.module, self.sync = module, sync
         self.require_backward_grad_sync = True  # DDP's word: whether the next forward's backward averages
         self._averages = True  # whether the last forward's does
         self._is_asked = False  # autograd is to call back at the end of this backward
         self._has_begun = False  # gradients have come since the last average
         self.__dict__["_call"] = sync.attach(module)  # no child of this module, whatever it is
+        self.optimizer = sync.optimizer = None if optimizer is None else sync.take_optimizer(optimizer)
         self._places = [
             (owner._parameters, key, p, p.shape, p.dtype)
             for owner in module.modules()
@@ -109,10 +112,10 @@ class Parallel(nn.Module):
         self._nodes = [get_gradient_edge(p).node for _, p in sync.parameters]
         hooked = zip(self._nodes, sync.parameters, strict=True)
         self._hooks = [node.register_hook(_weakly(self, p)) for node, (_, p) in hooked]
-        if sync.shards and optimizer is not None:
-            self._shards.shard(optimizer)
-        if optimizer is not None:
-            self._hooks.append(optimizer.register_step_post_hook(lambda *_: sync.after_step()))
+        if sync.shards and self.optimizer is not None:
+            self._shards.shard(self.optimizer)
+        if self.optimizer is not None:
+            self._hooks.append(self.optimizer.register_step_post_hook(lambda *_: self._after_step()))
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The model's own forward. Raises UserError if the model is not the one that was wrapped any more."""
@@ -236,10 +239,14 @@ class Parallel(nn.Module):
             with torch.no_grad():
                 self.sync.ready(parameter)
 
+    def _after_step(self) -> None:
+        with self.phase("sync"):
+            self.sync.after_step()
+
     def _at_the_end(self) -> None:
         self._is_asked = False
         if self._has_begun:  # else it was torch.autograd.grad, which leaves .grad alone
-            with torch.no_grad():
+            with torch.no_grad(), self.phase("sync"):
                 self.sync.finish()
             self._has_begun, self.sync.buffers_are_due = False, True
 

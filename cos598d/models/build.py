@@ -14,14 +14,11 @@ from cos598d.data.samples import vocabulary
 from cos598d.errors import UserError
 from cos598d.models import vit
 from cos598d.models.checkpoint import fill_model
-from cos598d.models.configs import CONFIGS, DROPOUTS, TINY, empty_model, read_config
-from cos598d.models.names import IMAGE_SHAPES, TEXT_SHAPES, WAYS_OUT, find_folder, find_weights, installed_minilm
-from cos598d.models.names import revisions as revisions_of
+from cos598d.models.configs import CONFIGS, DROPOUTS, TINY, empty_model, read_config, type_of
+from cos598d.models.names import WAYS_OUT, find_folder, find_weights, installed_minilm
 from cos598d.models.products import ProductShape, widest_product
 
-MODEL_TYPES = tuple(CONFIGS)
 BERT_BASE_VOCABULARY = 28996  # of the cased model; its other sizes are the library's defaults
-_SIMPLEST = "sequence_classification"
 # Modules that a task puts on top of the encoder. A file may lack them: they start with random weights.
 _HEAD_PARTS = ("classifier", "pre_classifier", "qa_outputs")
 
@@ -30,16 +27,13 @@ _HEAD_PARTS = ("classifier", "pre_classifier", "qa_outputs")
 class ModelSource:
     """A model that was found but not built yet.
 
-    model_type   one of MODEL_TYPES
     config       its configuration, as in the source
     weights      the file of its weights; None: random ones
     encoder      of its texts or images
     description  a phrase for the user: which model, from where, how large
     product      the shape of the largest product of its linear layers, used to compare precisions
-    revisions    the hub's commit, by the model's name
     """
 
-    model_type: str
     config: Any
     weights: Path | None
     encoder: Encoder
@@ -47,17 +41,22 @@ class ModelSource:
     product: ProductShape = ProductShape(rows=1, inputs=1, outputs=1)  # until the model's modules are known
 
     @property
+    def model_type(self) -> str:
+        """bert, roberta, distilbert or vit."""
+        return type_of(self.config)
+
+    @property
     def revisions(self) -> Mapping[str, str]:
         """The commit of its files on the hub, by the model's name; empty for other files."""
-        return revisions_of(self.weights.parent if self.weights else None)
+        folder = self.weights.parent if self.weights else Path()
+        name = "/".join(folder.parent.parent.name.split("--")[1:])
+        return {name: folder.name} if folder.parent.name == "snapshots" else {}
 
     @property
     def longest_sequence(self) -> int | None:
         """The most tokens in an input, including special tokens; None for images."""
-        if self.model_type == "vit":
-            return None
-        most: int = self.config.max_position_embeddings
-        return most - 2 if self.model_type == "roberta" else most
+        most: int | None = getattr(self.config, "max_position_embeddings", None)
+        return most - 2 if most is not None and self.model_type == "roberta" else most
 
 
 def find_model(
@@ -77,27 +76,26 @@ def find_model(
 
     The weights are not read. Raises UserError for anything that cannot work.
     """
-    if name in TEXT_SHAPES:
+    if name in ("tiny", "bert-base"):
         source = _random_text(name, model_type or "bert")
-    elif name in IMAGE_SHAPES:
+    elif name in ("vit-tiny", "vit-base"):
         source = _random_image(name, form or ImageForm(224, 3))
     else:
-        folder = find_folder(name, cache_dir, has_texts=form is None)
-        kind, config = read_config(folder / "config.json")
-        weights = find_weights(folder)
+        folder = find_folder(name, cache_dir)
+        config, weights = read_config(folder / "config.json"), find_weights(folder)
         if weights is None:
             raise UserError(f"{folder} has no model.safetensors or pytorch_model.bin. {WAYS_OUT}")
-        words = "MiniLM-L6 (minilm), pretrained" if name == "minilm" else f"{kind} from {name}"
+        kind = type_of(config)
         if kind == "vit":
             encoder: Encoder = ImageEncoder(config.image_size, config.num_channels)
         else:
             encoder = load_encoder(folder, kind == "bert", do_lower_case, name)
-        source = ModelSource(kind, config, weights, encoder, words)
+        words = "MiniLM-L6 (minilm), pretrained" if name == "minilm" else f"{kind} from {name}"
+        source = ModelSource(config, weights, encoder, words)
     _check(name, source, form, model_type)
     with torch.device("meta"):
-        model = build_model(source, "image_classification" if form else _SIMPLEST, 2, None, 0)
-    millions = count_parameters(model) / 1e6
-    description = f"{source.description}, {millions:.1f} M parameters"
+        model = build_model(source, "sequence_classification" if form is None else "image_classification", 2, None, 0)
+    description = f"{source.description}, {count_parameters(model) / 1e6:.1f} M parameters"
     return replace(source, description=description, product=widest_product(model))
 
 
@@ -106,47 +104,46 @@ def _random_text(name: str, kind: str) -> ModelSource:
         folder = installed_minilm()
         # A word-piece vocabulary without its last entries still works: their words split into smaller pieces.
         pieces = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines() if folder else vocabulary()
-        encoder = TextEncoder(word_pieces(pieces[:BERT_BASE_VOCABULARY], lower_case=True))
-        config = CONFIGS["bert"](BERT_BASE_VOCABULARY)
-        return ModelSource(kind, config, None, encoder, "BERT-base's shape, random weights")
-    if name == "bert-base" or kind not in TINY:
-        raise UserError(f"{name} is a model of type {' or '.join(TINY)}, not {kind}. Leave --model_type out.")
-    encoder = TextEncoder(word_pieces(vocabulary(), lower_case=True), has_segments=kind == "bert")
-    config = CONFIGS[kind](encoder.vocab_size, **TINY[kind], **({} if kind == "bert" else {"sinusoidal_pos_embds": False}))
-    return ModelSource(kind, config, None, encoder, f"tiny {kind}, random weights")
+        encoder, config = word_pieces(pieces[:BERT_BASE_VOCABULARY], True), CONFIGS[kind](BERT_BASE_VOCABULARY)
+        return ModelSource(config, None, TextEncoder(encoder), "BERT-base's shape, random weights")
+    if kind not in (("bert", "distilbert") if name == "tiny" else ("bert",)):
+        raise UserError(f"{name} cannot be a model of type {kind}. Leave --model_type out, or choose another model.")
+    pieces = vocabulary()
+    encoder, config = word_pieces(pieces, True), CONFIGS[kind](len(pieces), **TINY[kind])
+    if kind == "distilbert":
+        config.sinusoidal_pos_embds = False
+    return ModelSource(config, None, TextEncoder(encoder, kind == "bert"), f"tiny {kind}, random weights")
 
 
 def _random_image(name: str, form: ImageForm) -> ModelSource:
-    """A random shape takes images unchanged: `vit-tiny` in patches that suit their size, `vit-base` in patches of 16."""
+    """A random shape takes images unchanged: `vit-tiny` in patches that suit their size, `vit-base` in those of 16."""
     patch = vit.patch_of(form.size) if name == "vit-tiny" else vit.ViTConfig.patch_size
     if not 1 <= form.size // patch <= vit.MOST_PATCHES or form.size % patch:
         raise UserError(
             f"{name} needs images of at most {vit.MOST_PATCHES} patches of {patch} pixels per side, and {form.size} "
             "pixels are not. Give --image_size a multiple of 16, or of 4 or 8 for vit-tiny."
         )
-    sizes = vit.TINY if name == "vit-tiny" else {}
+    sizes: dict[str, Any] = vit.TINY if name == "vit-tiny" else {}
     config = vit.ViTConfig(image_size=form.size, patch_size=patch, num_channels=form.channels, **sizes)
     words = "tiny vit" if name == "vit-tiny" else "ViT-Base's shape"
-    return ModelSource("vit", config, None, ImageEncoder(form.size, form.channels), f"{words}, random weights")
+    return ModelSource(config, None, ImageEncoder(form.size, form.channels), f"{words}, random weights")
 
 
 def _check(name: str, source: ModelSource, form: ImageForm | None, model_type: str | None) -> None:
-    kind, config = source.model_type, source.config
+    kind, config, encoder = source.model_type, source.config, source.encoder
     if model_type is not None and kind != model_type:
-        raise UserError(f"{name} is a model of type {kind}, not {model_type}. Pass --model_type {kind}, or leave it out.")
+        raise UserError(f"{name} is a model of type {kind}, not {model_type}. Pass --model_type {kind}, or none.")
     if (kind == "vit") != (form is not None):
-        other = "images, and the task has texts. Choose minilm or tiny" if form is None else "texts, and the task has "
-        raise UserError(f"{name} reads {other}{'' if form is None else 'images. Choose vit-tiny'}.")
+        reads, has, way = ("images", "texts", "minilm or tiny") if kind == "vit" else ("texts", "images", "vit-tiny")
+        raise UserError(f"{name} reads {reads}, and the task has {has}. Choose {way}.")
     if form is not None and form.is_asked_for and form.size != config.image_size:
         raise UserError(
             f"--image_size {form.size}: the model {name} reads images of {config.image_size} x {config.image_size} "
             "pixels. Leave --image_size out, and images are scaled to that."
         )
-    if kind == "vit" and config.num_channels not in (1, 3):
-        raise UserError(f"{name} reads images of {config.num_channels} channels. Choose one for 3 (coloured) or 1 (grey).")
-    if isinstance(source.encoder, TextEncoder) and source.encoder.vocab_size > config.vocab_size:
+    if isinstance(encoder, TextEncoder) and encoder.vocab_size > config.vocab_size:
         raise UserError(
-            f"the vocabulary of {name} has {source.encoder.vocab_size} entries, but the model has embeddings for "
+            f"the vocabulary of {name} has {encoder.vocab_size} entries, but the model has embeddings for "
             f"{config.vocab_size}. Choose a folder whose files belong together."
         )
 
@@ -162,32 +159,28 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
     Under `with torch.device("meta")` the model has shapes and no values. Raises UserError if the weights do not fit,
     and for a type without such a head.
     """
-    config = copy.deepcopy(source.config)
+    kind, config, is_bare = source.model_type, copy.deepcopy(source.config), torch.get_default_device().type == "meta"
     config.num_labels = num_labels
-    for name in DROPOUTS[source.model_type] if dropout is not None else ():
+    for name in DROPOUTS[kind] if dropout is not None else ():
         setattr(config, name, dropout)
-    is_bare = torch.get_default_device().type == "meta"
     with torch.device("meta"):  # nothing is drawn twice
-        model = empty_model(source.model_type, head, config)
+        model = empty_model(config, head)
     if is_bare:
         return model.train()
     model.to_empty(device="cpu")
     new: list[nn.Module] = [model]
     if source.weights is not None:
-        pooler = f"{source.model_type}.pooler"
-        may_be_new = [*_HEAD_PARTS, *([pooler] if _is_frozen(model, pooler) else [])]
+        frozen = {name.rpartition(".dense")[0] for name, p in model.named_parameters() if not p.requires_grad}
         # A model that was trained on photographs of some classes may be fine-tuned for others.
-        may_differ = ["classifier"] if source.model_type == "vit" else []
-        new = [model.get_submodule(part) for part in fill_model(model, source.weights, may_be_new, may_differ)]
+        may_differ = ["classifier"] if kind == "vit" else []
+        found = fill_model(model, source.weights, [*_HEAD_PARTS, *frozen], may_differ)
+        new = [model.get_submodule(part) for part in found]
+    draw: Any = getattr(model, "_init_weights")  # noqa: B009 - torch's type hides it
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         for module in new:
-            module.apply(getattr(model, "_init_weights"))  # noqa: B009 - torch's type hides it
+            module.apply(draw)
     return model.train()
-
-
-def _is_frozen(model: nn.Module, part: str) -> bool:
-    return any(name.startswith(part) and not p.requires_grad for name, p in model.named_parameters())
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from pytorch_transformers import modeling_bert, modeling_distilbert, modeling_roberta
 from torch import nn
 
-from cos598d.errors import UserError
+from cos598d.errors import UserError, first_line
 from cos598d.models import vit
 from cos598d.models.packed import BertAnswers, BertEncoder, DistilBertAnswers, DistilBertEncoder
 from cos598d.terminal.printable import printable
@@ -32,27 +32,22 @@ _CLASSES: dict[tuple[str, str], Any] = {
     ("distilbert", _QUESTIONS): DistilBertAnswers,
     ("vit", _IMAGE): vit.ViTForImageClassification,
 }
-# Whole numbers above 0 that a config.json must give: the library would silently take those of its own default model.
-_SIZES = {
+# The `tiny` shapes. A config.json must give these sizes: else the library would silently take its own default's.
+TINY = {
     **dict.fromkeys(
-        ("bert", "roberta", "vit"), ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        ("bert", "roberta"),
+        {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
     ),
-    "distilbert": ("dim", "n_layers", "n_heads", "hidden_dim"),
+    "distilbert": {"dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128},
+    "vit": vit.TINY,
 }
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-DROPOUTS = {
-    **dict.fromkeys(("bert", "roberta", "vit"), _DROPOUTS),
-    "distilbert": ("dropout", "attention_dropout", "seq_classif_dropout", "qa_dropout"),
-}
-TINY = {
-    "bert": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
-    "distilbert": {"dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128},
-}
-_WHOLE = "Give the config.json that belongs to the model"
+_DISTILBERTS = ("dropout", "attention_dropout", "seq_classif_dropout", "qa_dropout")
+DROPOUTS = {**dict.fromkeys(("bert", "roberta", "vit"), _DROPOUTS), "distilbert": _DISTILBERTS}
 
 
-def read_config(path: Path) -> tuple[str, Any]:
-    """The model type and the configuration in a config.json. Raises UserError if no model can be built from it."""
+def read_config(path: Path) -> Any:
+    """The configuration in a config.json. Raises UserError if no model can be built from it."""
     try:
         values = read_json(path)
     except (OSError, ValueError) as error:
@@ -61,33 +56,27 @@ def read_config(path: Path) -> tuple[str, Any]:
     if kind not in CONFIGS:
         raise UserError(f"{path} describes a model of type {printable(repr(kind), 60)}, not {', '.join(CONFIGS)}.")
     config = CONFIGS[kind]()
-    texts = () if kind == "vit" else ("vocab_size", "max_position_embeddings")
-    for name in (*_SIZES[kind], *texts):
+    for name in (*TINY[kind], *(() if kind == "vit" else ("vocab_size", "max_position_embeddings"))):
         if type(values.get(name)) is not int or values[name] < 1:
-            shown = printable(repr(values.get(name)), 60)
-            raise UserError(f"{path} gives {shown} for {name}, and a {kind} needs a whole number above 0. {_WHOLE}.")
+            raise _wrong(path, name, values.get(name), "a whole number above 0")
     for name, value in values.items():
         own = getattr(config, name, None)
         if isinstance(getattr(CONFIGS[kind], name, None), property) or callable(own):
             continue  # a newer library's name for a size that has another one here
-        kinds = {bool: bool, int: int, float: (int, float), str: str}.get(type(own), object)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds not in (bool, object)):
-            shown = printable(repr(value), 60)
-            raise UserError(f"{path} gives {shown} for {name}, where one like {own!r} is expected. {_WHOLE}.")
+        if isinstance(own, (bool, int, float, str)) and not isinstance(value, (type(own), int)):
+            raise _wrong(path, name, value, f"one like {own!r}")
         setattr(config, name, value)
     activation = values.get("hidden_act", values.get("activation", "gelu"))
     if activation not in ("gelu", "relu") or (kind == "vit" and activation != "gelu"):
-        raise UserError(f"{path} has the activation {activation!r}. Choose a model with gelu.")
-    if getattr(config, "sinusoidal_pos_embds", False) and "sinusoidal_pos_embds" in values:
-        raise UserError(f"{path} asks for position embeddings that are not learned. Choose a model with learned ones.")
-    if kind == "distilbert":
-        config.sinusoidal_pos_embds = False
-    return kind, config
+        raise _wrong(path, "the activation", activation, "gelu")
+    if values.get("sinusoidal_pos_embds"):
+        raise _wrong(path, "sinusoidal_pos_embds", True, "false")
+    return config
 
 
-def plain_config(kind: str, config: Any) -> dict[str, Any]:
-    """The configuration as JSON values, with `model_type`, which a modern reader needs."""
-    return {"model_type": kind, **json.loads(json.dumps(config.to_dict()))}
+def _wrong(path: Path, name: str, value: Any, wanted: str) -> UserError:
+    shown = printable(repr(value), 60)
+    return UserError(f"{path} gives {shown} for {name}, where {wanted} is expected. Give the config.json of a model.")
 
 
 def type_of(config: Any) -> str:
@@ -95,29 +84,36 @@ def type_of(config: Any) -> str:
     return next(kind for kind, known in CONFIGS.items() if type(config) is known)
 
 
+def plain_config(config: Any) -> dict[str, Any]:
+    """The configuration as JSON values, with `model_type`, which a modern reader needs."""
+    return {"model_type": type_of(config), **json.loads(json.dumps(config.to_dict()))}
+
+
 def check_head(kind: str, head: str) -> None:
-    """Raise UserError for a type without such a head: RoBERTa has none for questions in pytorch-transformers."""
+    """Raise UserError for a type without such a head: pytorch-transformers has no RoBERTa for questions."""
     if (kind, head) not in _CLASSES:
         able = [one for one, other in _CLASSES if other == head]
         raise UserError(f"there is no {kind} model for {head.replace('_', ' ')}. Choose a {' or '.join(able)} model.")
 
 
-def empty_model(kind: str, head: str, config: Any) -> nn.Module:
+def empty_model(config: Any, head: str) -> nn.Module:
     """The model with a head, whose weights are not filled yet. Raises UserError for a configuration that cannot be.
 
     Its encoder computes no padding. A pooler that the head does not read is frozen: every trainable parameter gets a
     gradient in every step.
     """
+    kind = type_of(config)
     check_head(kind, head)
     try:
-        model: nn.Module = _CLASSES[kind, head](config)
-        first_only = head == _TEXT
+        model: Any = _CLASSES[kind, head](config)
         if kind == "distilbert":
-            getattr(model, "distilbert").transformer = DistilBertEncoder(config, first_only)  # noqa: B009
+            model.distilbert.transformer = DistilBertEncoder(config, head == _TEXT)
         elif kind != "vit":
             inner = getattr(model, kind)
-            inner.encoder = BertEncoder(config, first_only)
+            inner.encoder = BertEncoder(config, head == _TEXT)
             inner.pooler.requires_grad_((kind, head) == ("bert", _TEXT))
-        return model
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"the model's configuration does not fit a {kind} ({type(error).__name__}: {error}).") from error
+        raise UserError(
+            f"the configuration does not fit a {kind} ({first_line(error)}). Give a model's own."
+        ) from error
+    return model

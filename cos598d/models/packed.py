@@ -8,8 +8,7 @@ it are the same up to rounding, since no token attends to padding and no head re
 3. For a head that reads first tokens only, the last layer computes no other output.
 4. The rows are put back into (batch, sequence, width), with zeros in padding.
 
-On a GPU, where counting tokens would make the host wait, the library's own forwards stay, and so they do for returned
-attentions and masked heads.
+On a GPU, where counting tokens would make the host wait, the library's own forwards stay.
 """
 
 from typing import Any, NamedTuple
@@ -48,7 +47,9 @@ class Packing(NamedTuple):
         parts = [x.unflatten(1, (1, heads, -1)).permute(1, 2, 0, 3).split(lengths, 2) for x, lengths in sides]
         probability = dropout.p if dropout.training else 0.0
         with torch.autocast("cpu", enabled=False):
-            mixed = [scaled_dot_product_attention(*one, dropout_p=probability) for one in zip(*parts, strict=True)]
+            mixed = [
+                scaled_dot_product_attention(q, k, v, dropout_p=probability) for q, k, v in zip(*parts, strict=True)
+            ]
         return torch.cat([part.transpose(1, 2) for part in mixed], dim=1).flatten(2).squeeze(0)
 
 
@@ -88,9 +89,9 @@ class BertEncoder(modeling_bert.BertEncoder):
         self.first_only = first_only
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor, head_mask: Any = None) -> Outputs:
-        is_token = attention_mask[:, 0, 0] == 0  # the library's mask: 0 for tokens, -10000 for padding
-        if _must_pad(self, hidden_states, is_token, head_mask):
+        if hidden_states.device.type != "cpu":
             return super().forward(hidden_states, attention_mask, head_mask)
+        is_token = attention_mask[:, 0, 0] == 0  # the library's mask: 0 for tokens, -10000 for padding
         return (_packed(self.layer, hidden_states, is_token, self.first_only),)
 
 
@@ -103,15 +104,9 @@ class DistilBertEncoder(modeling_distilbert.Transformer):
         self.first_only = first_only
 
     def forward(self, x: torch.Tensor, attn_mask: torch.Tensor, head_mask: Any = None) -> Outputs:
-        if _must_pad(self, x, attn_mask != 0, head_mask):
+        if x.device.type != "cpu":
             return super().forward(x, attn_mask, head_mask)
         return (_packed(self.layer, x, attn_mask != 0, self.first_only),)
-
-
-def _must_pad(encoder: Any, padded: torch.Tensor, is_token: torch.Tensor, head_mask: Any) -> bool:
-    masks_heads = head_mask is not None and any(mask is not None for mask in head_mask)
-    says_more = encoder.output_attentions or encoder.output_hidden_states
-    return masks_heads or says_more or padded.device.type != "cpu" or not bool(is_token[:, 0].all())
 
 
 def _packed(layers: nn.ModuleList, padded: torch.Tensor, is_token: torch.Tensor, first_only: bool) -> torch.Tensor:
@@ -142,8 +137,7 @@ class _Answers(nn.Module):
         start_positions: torch.Tensor | None = None,
         end_positions: torch.Tensor | None = None,
     ) -> Outputs:
-        """Ids, mask and segments, int64 (batch, sequence): scores of first and last tokens; with targets, the loss is
-        first."""
+        """Ids, mask and segments, (batch, sequence), to scores of first and of last tokens; with targets, loss first."""
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         tokens = getattr(self, self.base_model_prefix)(input_ids, attention_mask=attention_mask, **segments)[0]
         dropout = getattr(self, "dropout", None)

@@ -4,7 +4,6 @@ Dosovitskiy et al., An image is worth 16x16 words, ICLR 2021, https://arxiv.org/
 the published checkpoints, so that their files fit, and ours fit `transformers.ViTForImageClassification`.
 """
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,10 +40,6 @@ class ViTConfig:
         labels = {f"LABEL_{number}": number for number in range(self.num_labels)}
         names = {str(number): name for name, number in labels.items()}
         return values | {"architectures": ["ViTForImageClassification"], "id2label": names, "label2id": labels}
-
-    def to_json_string(self) -> str:
-        """The same as text."""
-        return json.dumps(self.to_dict(), sort_keys=True)
 
 
 def patch_of(size: int) -> int:
@@ -107,7 +102,7 @@ class Block(nn.Module):
             raise ValueError(f"hidden_size {width} is not a multiple of num_attention_heads {self.heads}")
         sides = nn.ModuleDict({name: nn.Linear(width, width) for name in ("query", "key", "value")})
         self.layernorm_before = nn.LayerNorm(width, config.layer_norm_eps)
-        self.attention = nn.ModuleDict({"attention": sides, "output": _dense(width, width)})
+        self.attention: Any = nn.ModuleDict({"attention": sides, "output": _dense(width, width)})
         self.layernorm_after = nn.LayerNorm(width, config.layer_norm_eps)
         self.intermediate, self.output = _dense(width, inner), _dense(inner, width)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -134,7 +129,8 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.embeddings, self.encoder = Embeddings(config), nn.ModuleDict({"layer": blocks})
+        self.embeddings = Embeddings(config)
+        self.encoder: Any = nn.ModuleDict({"layer": blocks})
         self.layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:

@@ -141,7 +141,6 @@ def open_record(
         world_size=ranks.world_size,
         resume_at=found.training.iteration if found else None,
         resumed_from=found.path.parent.parent if found else None,
-        ledger=ranks.ledger,
     )
 
 

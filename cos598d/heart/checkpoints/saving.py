@@ -126,15 +126,17 @@ class Checkpoints:
         found, ranks = self.found, self._ranks
         assert found is not None
         training, said = found.training, [f"resumes after iteration {found.training.iteration}, from {found.path}"]
-        before, own = len(ranks.ledger.rows), {}
-        state = self._broadcast(found.tensors, (*OF_MODEL, *kinds))
-        _check_fits(parallel.module, state, kinds, found.path)
-        parallel.load_state(state)
-        if ranks.world_size == training.ranks:
-            own = load(self._scatter(own_files(found) if ranks.rank == 0 else ()))
-        else:
+        own: dict[str, torch.Tensor] = {}
+        with ranks.ledger.unheard():  # an uninterrupted training would not have sent this
+            state = self._broadcast(found.tensors, (*OF_MODEL, *kinds))
+            _check_fits(parallel.module, state, kinds, found.path)
+            parallel.load_state(state)
+            if ranks.world_size == training.ranks:
+                own = load(self._scatter(own_files(found) if ranks.rank == 0 else ()))
+        if not own:
             said.append(f"with {number_of(ranks.world_size, 'rank')} in place of {training.ranks}")
-        del ranks.ledger.rows[before:]  # an uninterrupted training would not have sent this
+        if not (parallel.sync.keeps_optimizer_state and len(state) > len(_model_shapes(parallel.module))):
+            said.append("what the optimizer remembers starts from scratch")
         if scaler.is_enabled() and training.scale is not None:
             scale = {"scale": training.scale, "_growth_tracker": training.good_steps}
             scaler.load_state_dict(scaler.state_dict() | scale)
@@ -230,9 +232,7 @@ def _as_tensor(content: bytes) -> torch.Tensor:
 
 def _check_fits(model: nn.Module, state: Mapping[str, torch.Tensor], kinds: Sequence[str], path: Path) -> None:
     """Raise UserError if the state's tensors are not this model's, or not all that the optimizer remembers of one."""
-    own = dict(model.named_parameters())
-    shapes = {f"{WEIGHTS}/{name}": p.shape for name, p in own.items()}
-    shapes |= {f"{BUFFERS}/{name}": buffer.shape for name, buffer in model.named_buffers()}
+    own, shapes = dict(model.named_parameters()), _model_shapes(model)
     wrong = next((key for key, shape in shapes.items() if key not in state or state[key].shape != shape), None)
     for name, p in own.items():
         have = [kind for kind in kinds if f"{kind}/{name}" in state]
@@ -244,6 +244,11 @@ def _check_fits(model: nn.Module, state: Mapping[str, torch.Tensor], kinds: Sequ
             f"{path} does not fit this model: {wrong or stranger} is missing, has another shape, or is unknown. Resume "
             "with the model that it is from."
         )
+
+
+def _model_shapes(model: nn.Module) -> dict[str, torch.Size]:
+    shapes = {f"{WEIGHTS}/{name}": p.shape for name, p in model.named_parameters()}
+    return shapes | {f"{BUFFERS}/{name}": buffer.shape for name, buffer in model.named_buffers()}
 
 
 def _random_states(device: torch.device) -> dict[str, torch.Tensor]:

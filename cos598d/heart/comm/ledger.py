@@ -153,6 +153,15 @@ class Ledger:
         if not ends_later:
             end()
 
+    @contextlib.contextmanager
+    def unheard(self) -> Iterator[None]:
+        """A context whose calls have no rows, such as those of a resume, which an uninterrupted training has not."""
+        was, self._is_entered = self._is_entered, False
+        try:
+            yield
+        finally:
+            self._is_entered = was
+
     def sent(self, *purposes: str, iteration: int | None = None) -> int:
         """The bytes that this rank has sent for these purposes (default: all), in an iteration or in all of them."""
         chosen = (row for row in self.rows if iteration in (None, row.iteration))
@@ -173,7 +182,7 @@ class Ledger:
 
     def _listen(self, call: DispatchedCall) -> None:
         """Enter a call that torch has made."""
-        if call.op == BARRIER or call.group.size() == 1 or not call.tensors:
+        if not self._is_entered or call.op == BARRIER or call.group.size() == 1 or not call.tensors:
             return
         is_far = call.tensors[0].device.type != "cpu"
         moved = call.moved(is_ideal=is_far)

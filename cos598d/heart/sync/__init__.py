@@ -1,6 +1,8 @@
 """The registry of gradient syncs: each is one file, loaded when its name is used."""
 
+import functools
 import importlib
+from dataclasses import field, fields, make_dataclass
 
 from cos598d.errors import UsageError
 from cos598d.heart.sync.base import GradientSync
@@ -29,6 +31,18 @@ SYNCS = {
     "sparse_zero1": "cos598d.heart.zero.sparse_zero1:SparseZero1",
     "shared_weights": "cos598d.heart.zero.shared_weights:SharedWeights",
 }
+# Other libraries' engines, which may not be installed.
+ENGINES = {
+    "torch_zero1": "cos598d.heart.engines.torch_zero1:TorchZero1",
+    "torch_fsdp": "cos598d.heart.engines.torch_fsdp:TorchFSDP",
+    "horovod": "cos598d.heart.engines.horovod:Horovod",
+    "dp": "cos598d.heart.engines.dp:DP",
+    "fabric": "cos598d.heart.engines.fabric:Fabric",
+    "deepspeed": "cos598d.heart.engines.deepspeed:DeepSpeed",
+}
+KNOWN = SYNCS | ENGINES
+AUTO_SYNC = "auto"  # the name by which --sync tries several, and takes the fastest
+WITH_FLAGS = ("bucketed", "diloco", "torch_fsdp", "deepspeed")  # together they have every flag, in the order of --help
 
 
 def get_sync(name: str) -> type[GradientSync]:
@@ -36,8 +50,8 @@ def get_sync(name: str) -> type[GradientSync]:
 
     Raises UsageError for any other name, with the known names; and for a file that cannot be used, with the reason.
     """
-    if name in SYNCS:
-        file, _, kind = SYNCS[name].partition(":")
+    if name in KNOWN:
+        file, _, kind = KNOWN[name].partition(":")
         return getattr(importlib.import_module(file), kind)
     from cos598d.terminal.own_code import is_own  # which few runs need
 
@@ -47,18 +61,27 @@ def get_sync(name: str) -> type[GradientSync]:
         return load_own(name)
     from cos598d.terminal.words import did_you_mean  # which only a wrong name needs
 
-    choices = ", ".join(SYNCS)
+    choices = ", ".join(KNOWN)
     raise UsageError(
-        f"unknown sync {name}.{did_you_mean(name, list(SYNCS))} Choose one of {choices}, or your own as FILE.py:CLASS."
+        f"unknown sync {name}.{did_you_mean(name, list(KNOWN))} Choose one of {choices}, or your own as FILE.py:CLASS."
     )
 
 
 def takers(option: str) -> list[str]:
     """The names of the syncs that have this option."""
-    return [name for name in SYNCS if option in get_sync(name).options_kind.names()]
+    return [name for name in KNOWN if option in get_sync(name).options_kind.names()]
 
 
 def or_choose(option: str) -> str:
     """The end of a sentence that rejects an option for one sync: the syncs that take it, if any."""
     names = takers(option)
     return f", or choose one of {', '.join(names)}" if names else ""
+
+
+@functools.cache
+def sync_flags() -> type:
+    """A dataclass whose fields are the flags of all syncs."""
+    kinds = [get_sync(name).options_kind for name in WITH_FLAGS]
+    found = {one.name: one for kind in kinds for one in fields(kind) if "flag" in one.metadata}
+    copies = [(one.name, one.type, field(default=one.default, metadata=one.metadata)) for one in found.values()]
+    return make_dataclass("SyncFlags", copies, frozen=True)

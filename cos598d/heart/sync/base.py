@@ -12,7 +12,7 @@ from cos598d.errors import UserError
 from cos598d.heart.comm.ledger import Ledger
 from cos598d.heart.sync.alike import check_models, sparse_weights
 from cos598d.heart.sync.options import Options
-from cos598d.records.conventions import AGREEMENT, BUFFERS, STATE
+from cos598d.records.conventions import AGREEMENT, BUFFERS, BY_LEDGER, STATE
 
 Named = tuple[str, nn.Parameter]
 
@@ -33,11 +33,13 @@ class GradientSync:
     shards: whether each rank's optimizer steps only a part of the weights. every_backward: whether backwards inside
     `no_sync` are reduced too. replicas_equal: whether all ranks hold the same weights between two steps.
     options_kind: the class of its options. takes_sparse: whether it averages the gradients of
-    `nn.Embedding(..., sparse=True)`.
+    `nn.Embedding(..., sparse=True)`. keeps_optimizer_state: whether a checkpoint has what the optimizer remembers.
+    bytes_from: whether the ledger has its bytes, or only the kernel's counters.
     """
 
     shards = every_backward = takes_sparse = False
-    replicas_equal = True
+    replicas_equal = keeps_optimizer_state = True
+    bytes_from = BY_LEDGER
     options_kind: type[Options] = Options
     options: Any  # of that class
     optimizer: torch.optim.Optimizer | None = None  # set by `Parallel`
@@ -64,6 +66,10 @@ class GradientSync:
             "`self.comm.all_reduce(gradient, name)`; self.rank and self.ranks are numbers."
         )
 
+    @classmethod
+    def check_run(cls, ranks: int, precision: str) -> None:
+        """Raise UsageError, before the ranks meet, if it cannot train on so many ranks, or in this precision."""
+
     # What `Parallel` calls
 
     def attach(self, model: nn.Module) -> Callable:
@@ -86,6 +92,10 @@ class GradientSync:
         # A tensor without elements is on all ranks what it is.
         self.parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
         return model
+
+    def take_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer that the script steps: this one, or that of a library, made from it."""
+        return optimizer
 
     def begin_forward(self) -> None:
         """A forward is about to begin, of training or of evaluation."""

@@ -64,7 +64,7 @@ class PackedReduceScatters(ReduceScatters):
         rooms = self._rooms(segment.scratch, segment.pieces)
         sends = [(piece, other) for row, piece, other in rooms if has_no_room(row, len(piece))]
         if sends or late:
-            segment.call.start(sends, late, self._late_tag, among_all=False).wait()
+            segment.call.start(sends, late, self._late_tag).wait()
         return terms
 
     def tensors(self) -> list[torch.Tensor]:

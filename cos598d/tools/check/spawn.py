@@ -236,9 +236,9 @@ def _run_rank(
     from cos598d.comm.communicator import Communicator
     from cos598d.comm.process_group import close_group, open_group
     from cos598d.world.identity import Identity
+    from cos598d.world.lifeline import Lifeline
     from cos598d.world.meeting import Meeting
     from cos598d.world.network import choose_interface
-    from cos598d.world.watchdog import Watchdog
 
     folder = Path(name)
     tempfile.tempdir = name  # a killed rank's files there are removed with the world
@@ -247,12 +247,12 @@ def _run_rank(
     signal.setitimer(signal.ITIMER_REAL, START_SECONDS + seconds + 5)
     torch.set_num_threads(1)
 
-    meeting = watchdog = None
+    meeting = lifeline = None
     if world_size > 1:
         choose_interface("127.0.0.1")
         store = FileStore(str(folder / "store"), world_size)
         meeting = Meeting(Identity(rank, world_size), store, ["here"] * world_size, seconds=timeout)
-        watchdog = Watchdog(meeting)
+        lifeline = Lifeline(meeting)
     with (folder / f"where{rank}").open("w") as where, (folder / f"crash{rank}").open("w") as crash:
         faulthandler.enable(crash)
         answer: dict[str, Any] = {"rank": rank, "how": RETURNED}
@@ -271,12 +271,12 @@ def _run_rank(
     beside.write_text(text)
     beside.rename(folder / f"answer{rank}.json")
     if answer["how"] == RAISED:
-        if watchdog:
+        if lifeline:
             _let_others_speak(folder, world_size)
-            watchdog.fail(f"{answer['type']}: {answer['message']}")
+            lifeline.fail(f"{answer['type']}: {answer['message']}")
         os._exit(1)
-    if watchdog:
-        watchdog.close()
+    if lifeline:
+        lifeline.close()
     close_group()
 
 

@@ -47,11 +47,10 @@ class _WatchedCall(PointToPointCollective):
         receives: Places = (),
         tag: int = 0,
         expected: PostedReceives | None = None,
-        among_all: bool = True,
     ) -> Messages:
         now = time.perf_counter()
         coming = [*receives, *(expected.receives if expected is not None else ())]
-        begun = super().start(sends, receives, tag, expected, among_all)
+        begun = super().start(sends, receives, tag, expected)
         if not self._watch.is_noted(self._purpose, self._name):
             return begun
         ends = [
