@@ -123,7 +123,7 @@ class Measurement:
 
 def load(paths: Sequence[Path]) -> list[Measurement]:
     """The benches in these folders (or files). Raises UserError for one that does not fit the first."""
-    found = [_measurement(*read_bench(path)) for path in paths]
+    found = [_measurement(str(path), read_bench(path)[1]) for path in paths]
     for one in found:
         if one.work != found[0].work:
             wrong = next(f"{a} and {b}" for a, b in zip(one.work, found[0].work, strict=True) if a != b)
@@ -134,14 +134,14 @@ def load(paths: Sequence[Path]) -> list[Measurement]:
     return found
 
 
-def _measurement(file: Path, bench: Bench) -> Measurement:
+def _measurement(name: str, bench: Bench) -> Measurement:
     setting, network = bench.setting, bench.environment.network
     floor = bench.summary.get(FLOOR)
     if floor is None or bench.arrivals is None or not setting.batch:
-        raise UserError(f"{file} has no baseline without communication ({FLOOR}). Measure syncs, without --alone.")
+        raise UserError(f"{name} has no baseline without communication ({FLOOR}). Measure syncs, without --alone.")
     if network and network.hosts != setting.world_size:
         raise UserError(
-            f"{file} has {number_of(setting.world_size, 'rank')} on {number_of(network.hosts, 'host')}, and only one "
+            f"{name} has {number_of(setting.world_size, 'rank')} on {number_of(network.hosts, 'host')}, and only one "
             "rank per host can be predicted. Measure with one rank on each host."
         )
     turns = [turn for turn in bench.samples if turn.candidate == FLOOR]
@@ -164,7 +164,7 @@ def _measurement(file: Path, bench: Bench) -> Measurement:
         rungs.append(Rung(each.label, each.sync, bucket, touched, bench.summary[each.label].seconds_median))
     together = setting.world_size if network else bench.environment.ranks_on_host  # emulated hosts share this machine
     return Measurement(
-        name=str(file.parent),
+        name=name,
         work=(setting.model, setting.task, setting.gradient_bytes, setting.tokens, setting.step, setting.precision)
         + (setting.backend, setting.device, setting.threads_per_rank),
         ranks=setting.world_size,
