@@ -82,12 +82,12 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Rung:
-    """A sync as a bench has measured it. `touched`: the share of the gradient's bytes that was sent."""
+    """A sync as a bench has measured it. `rows`: the share of the rows of the largest tensor that was sent."""
 
     label: str
     sync: str
-    bucket: float
-    touched: float
+    bucket_mb: float
+    rows: float
     seconds: float
 
 
@@ -159,9 +159,10 @@ def _measurement(name: str, bench: Bench) -> Measurement:
         if reason := _reason(each.sync, each.options):
             left_out[each.label] = reason
             continue
-        touched = max(bench.traffic[each.label].payload_bytes) / size if each.sync == "sparse_rows" else 1.0
-        bucket = float(each.options.get("bucket_mb", 25.0)) * (1 << 20)
-        rungs.append(Rung(each.label, each.sync, bucket, touched, bench.summary[each.label].seconds_median))
+        left = size - max(bench.traffic[each.label].payload_bytes) if each.sync == "sparse_rows" else 0
+        rows = max(0.0, 1 - left / max(size for size, _ in tensors))
+        bucket_mb = float(each.options.get("bucket_mb", Job.bucket_mb))
+        rungs.append(Rung(each.label, each.sync, bucket_mb, rows, bench.summary[each.label].seconds_median))
     together = setting.world_size if network else bench.environment.ranks_on_host  # emulated hosts share this machine
     return Measurement(
         name=name,
@@ -185,7 +186,7 @@ def _reason(sync: str, options: Mapping) -> str:
         return "what it sends is not known"
     if options.get("compress"):
         return "what its compression costs is not known"
-    if sync != FLOOR and not FACTS[sync].sent(Job((1 << 20,), 4), 0):
+    if sync != FLOOR and not FACTS[sync].sent(Job((1 << 20,), 4, h=4), 0):
         return "it sends nothing over a link"
     kind = get_sync(sync)
     return "" if kind.replicas_equal and not kind.shards else "an iteration does not send its gradient as others do"
@@ -218,7 +219,10 @@ def calls_of(rung: Rung, bench: Measurement, n: int, lookups: float = 1.0) -> li
     Tensors are put into calls in the order of their arrival, about the same bytes in each. `lookups`: how many times as
     many tokens as in the bench look up rows of an embedding; most look up the same ones again.
     """
-    job = Job(tuple(size for size, _ in bench.tensors), n, rung.bucket, touched=_touched(rung, bench, lookups))
+    sizes = tuple(size for size, _ in reversed(bench.tensors))  # the model's order, about
+    table = max(sizes) if rung.rows < 1 else 0
+    # If one batch looks up a share of a table's rows, k times as many look up 1 - (1 - share)^k.
+    job = Job(sizes, n, bucket_mb=rung.bucket_mb, h=n, E=table, u=1 - (1 - rung.rows) ** lookups)
     facts = FACTS[rung.sync]
     moved = [facts.sent(job, rank) for rank in range(n)] if n > 1 else [0.0]
     if not max(moved):
@@ -226,7 +230,7 @@ def calls_of(rung: Rung, bench: Measurement, n: int, lookups: float = 1.0) -> li
     path = PATHS[rung.sync](job) if rung.sync in PATHS else max(moved)
     handled = 2 * max(statistics.fmean(moved), max(moved) / bench.crowd)
     steps, found = facts.waits(n) / IN_PAIRS.get(rung.sync, 1), []
-    for part, ready in _parts(bench.tensors, facts.calls(job)):
+    for part, ready in _parts(bench.tensors, round(facts.calls(job))):
         if rung.sync in OWN_MESSAGES:
             waits = steps if rung.sync == "ring" else 1.5 * steps
         else:
@@ -248,14 +252,6 @@ def _parts(tensors: Sequence[tuple[int, float]], calls: int) -> list[tuple[float
         found[place] = found.get(place, (0.0, 0.0))[0] + size / whole, ready
         passed += size
     return list(found.values())
-
-
-def _touched(rung: Rung, bench: Measurement, lookups: float) -> float:
-    """The share of the bytes that is sent if k times as many tokens look up rows: of a share f, 1 - (1-f)^k."""
-    whole = sum(size for size, _ in bench.tensors)
-    table = max(size for size, _ in bench.tensors)
-    rows = max(0.0, 1 - (1 - rung.touched) * whole / table)
-    return 1 - (1 - rows) ** lookups * table / whole
 
 
 def seconds(
