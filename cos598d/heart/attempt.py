@@ -56,6 +56,8 @@ class Attempt:
             training, said = checkpoints.restore(model, scaler, kinds, config.seed)
             at = replace(training.position)
             self.early.resume(training.best)
+            if config.dropout != 0 and training.ranks != self._job.ranks.world_size:
+                said.append("dropout masks differ")
             self._job.console.say("; ".join(said))
         if plan.has_checkpoints:
             checkpoints.open()

@@ -209,7 +209,9 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: Cont
             check_loss(loss, at.iteration, config.learning_rate)
             at.add(loss, plan.share(at.iteration))
             facts = {"iteration": at.iteration, "loss": loss, "epoch": epoch, "learning_rate": rate}
-            facts |= {"examples": len(batch), "spans_seconds": clock.spans} | ({"tokens_padded": tokens} if tokens else {})
+            facts |= {"examples": len(batch), "spans_seconds": clock.spans} | (
+                {"tokens_padded": tokens} if tokens else {}
+            )
             record.iteration(facts, seconds, clock.phases, examples.counts(batch))
             progress(at.iteration, loss, seconds, len(batch))
             if config.check_replicas and at.iteration % config.check_replicas == 0 and model.sync.replicas_equal:

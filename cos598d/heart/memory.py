@@ -15,7 +15,7 @@ def held(parallel: Parallel) -> dict[str, int]:
 
     Memory inside a library's own code, such as the buckets of torch's DDP, is in no category.
     """
-    optimizer = parallel.optimizer
+    optimizer: Any = parallel.optimizer
     inner = getattr(optimizer, "optim", optimizer)  # of torch's ZeroRedundancyOptimizer: this rank's
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
     own = [*parallel.module.parameters(), *stepped]

@@ -85,11 +85,11 @@ class Parallel(nn.Module):
     backward need a process group each if a rank may leave parameters unused. Under syncs that shard, a rank has only
     its part of the average: clip by `clip_grad_norm_`, which knows the whole norm.
 
-    `module` is the model itself, under whose plain names `state_dict` and `load_state_dict` work. `phase("sync")` is the
-    context of the sync's own work, for whoever times it.
+    `module` is the model itself, under whose plain names `state_dict` and `load_state_dict` work. `phase("sync")` is
+    the context of the sync's own work, for whoever times it.
     """
 
-    phase: Callable[[str], contextlib.AbstractContextManager[None]] = staticmethod(contextlib.nullcontext)
+    phase: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     _call: Callable
 
     def __init__(self, module: nn.Module, sync: GradientSync, optimizer: torch.optim.Optimizer | None = None):

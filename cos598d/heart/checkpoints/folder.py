@@ -5,7 +5,7 @@
     step-00000012/rankR.safetensors    what only rank R has: random states, and what its sync keeps
     step-00000012/training.json        the rest, as `Training`
 
-A checkpoint gets its name when all of it is on the disk. So a process that is killed leaves the older ones as they were.
+A checkpoint gets its name when all of it is on the disk. So a killed process leaves the older ones as they were.
 """
 
 import contextlib
@@ -31,7 +31,12 @@ from cos598d.records.conventions import CHECKPOINTS
 
 FORMAT = 3
 FOLDER = CHECKPOINTS  # in a run's output folder
-MODEL, STATE, OF_RANK, TRAINING = "model/model.safetensors", "state.safetensors", "rank{rank}.safetensors", "training.json"
+MODEL, STATE, OF_RANK, TRAINING = (
+    "model/model.safetensors",
+    "state.safetensors",
+    "rank{rank}.safetensors",
+    "training.json",
+)
 WEIGHTS, BUFFERS = OF_MODEL
 
 _STEP = re.compile(r"step-(\d{8,15})")

@@ -1,6 +1,7 @@
 """How a run resumes: in which folder, from which checkpoint, and whether it is the same run."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cos598d.measure.loggers import Logger
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.models.build import ModelSource
+from cos598d.models.configs import plain_config
 from cos598d.records.conventions import CONFIG_FILE, ITERATIONS, SUMMARY
 from cos598d.terminal.console import Console
 from cos598d.terminal.printable import printable
@@ -160,7 +162,7 @@ def facts_of(
     facts = {name: getattr(config, name) for name in SAME_FLAGS}
     facts |= {"total_train_batch_size": plan.batch_size, "steps": plan.steps, "model": source.description}
     return facts | {
-        "configuration": hashlib.sha256(source.config.to_json_string().encode()).hexdigest(),
+        "configuration": hashlib.sha256(json.dumps(plain_config(source.config), sort_keys=True).encode()).hexdigest(),
         "data": [len(examples), examples.digest()],
         "evaluation": {part: [len(one), one.digest()] for part, one in evaluated.items()},
     }
@@ -184,7 +186,7 @@ def _on_all_ranks(resume: str, folder: Path, ranks: Ranks) -> Found | None:
 
 
 def _newest(folder: Path, remedy: str) -> Found | None:
-    """The newest checkpoint that can be read; None if there is none. Raises UserError if there are only damaged ones."""
+    """The newest checkpoint that can be read; None if there is none. Raises UserError if all are damaged."""
     found, remarks = newest(folder)
     if found is None and remarks:
         others = f", and {len(remarks) - 1} more" if len(remarks) > 1 else ""

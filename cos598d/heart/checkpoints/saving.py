@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,7 @@ class Checkpoints:
         """Continue from the checkpoint, on every rank, before the first step. Return what it says, and remarks.
 
         kinds: the names of what the optimizer remembers; other tensors were another optimizer's. Raises UserError, the
-        same on every rank, if it is another model's checkpoint, and on one rank for a file of its own that is forged.
+        same on every rank, if it is another model's checkpoint, or if a rank's own file is forged.
         """
         found, ranks = self.found, self._ranks
         assert found is not None
@@ -140,16 +139,19 @@ class Checkpoints:
         if scaler.is_enabled() and training.scale is not None:
             scale = {"scale": training.scale, "_growth_tracker": training.good_steps}
             scaler.load_state_dict(scaler.state_dict() | scale)
+        reason = None
         try:
             if own and self._sync == training.sync:
                 kept = {key.removeprefix(_OF_SYNC): t for key, t in own.items() if key.startswith(_OF_SYNC)}
                 parallel.sync.load_own_state(kept)
             _continue_random(own, ranks, seed, training.iteration)
-        except (RuntimeError, TypeError, KeyError, ValueError) as error:
-            raise UserError(
-                f"rank {ranks.rank}'s file in {found.path} cannot be used ({first_line(error)}). Resume from another "
-                "checkpoint."
-            ) from None
+        except (RuntimeError, TypeError, KeyError, ValueError, UserError) as error:
+            reason = first_line(error)
+        for rank, why in enumerate(ranks.exchange(reason)):
+            if why is not None:
+                raise UserError(
+                    f"rank {rank}'s file in {found.path} cannot be used ({why}). Resume from another checkpoint."
+                )
         found.tensors = None
         return training, said
 

@@ -25,9 +25,12 @@ class DeepSpeedOptions(BucketSizes):
     """zero_stage: what is sharded: 1 the optimizer's state, 2 gradients too, 3 weights too."""
 
     zero_stage: int = flag(
-        2, "ZeRO stage of deepspeed: 1 (optimizer state), 2 (gradients too), 3 (weights too)", group=SYNC_GROUP, least=1,
+        2,
+        "ZeRO stage of deepspeed: 1 (optimizer state), 2 (gradients too), 3 (weights too)",
+        group=SYNC_GROUP,
+        least=1,
         below=4,
-    )  # fmt: skip
+    )
 
 
 class DeepSpeed(GradientSync):
@@ -82,9 +85,10 @@ class DeepSpeed(GradientSync):
             "zero_force_ds_cpu_optimizer": False,
             "steps_per_print": 1 << 40,
         }
+        kind: Any = type(optimizer)
         with self.ledger.naming("weights", STATE):
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
-                model=self._apart.copy, optimizer=type(optimizer)(groups), config=settings
+                model=self._apart.copy, optimizer=kind(groups), config=settings
             )
         return _Step(self._engine, self._optimizer)
 
@@ -166,7 +170,7 @@ class _Step(torch.optim.Optimizer):
         super().__init__(inner.param_groups, {})
         self._engine, self.param_groups = engine, inner.param_groups
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         self._engine.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

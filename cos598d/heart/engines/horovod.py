@@ -88,7 +88,7 @@ class Horovod(GradientSync):
         with _lost_rank_is_reported():
             for p, (handle, context) in self._under_way.items():
                 average = self._codec.decompress(self._hvd.synchronize(handle), context)
-                if average is not p.grad:
+                if p.grad is not None and average is not p.grad:
                     p.grad.copy_(average)
         self._under_way.clear()
 
@@ -109,7 +109,14 @@ def _meet(hvd: Any, rank: int, ranks: int) -> None:
     interface = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0] or interface_of("127.0.0.1") or "lo"
     store = dist.distributed_c10d._get_default_store()
     with _rendezvous(store, f"horovod/{next(_meetings)}") as port:
-        places = {"RANK": rank, "SIZE": ranks, "CROSS_RANK": rank, "CROSS_SIZE": ranks, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
+        places = {
+            "RANK": rank,
+            "SIZE": ranks,
+            "CROSS_RANK": rank,
+            "CROSS_SIZE": ranks,
+            "LOCAL_RANK": 0,
+            "LOCAL_SIZE": 1,
+        }
         os.environ |= {f"HOROVOD_{name}": str(number) for name, number in places.items()}
         os.environ |= {
             "HOROVOD_HOSTNAME": f"rank{rank}",

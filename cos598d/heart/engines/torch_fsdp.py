@@ -62,8 +62,9 @@ class TorchFSDP(GradientSync):
                     f"{p.dim()} dimensions and is {p.dtype}. Choose another --sync."
                 )
         self._apart = Apart(model)
-        self._cut: Any = self._apart.copy
-        mesh = DeviceMesh.from_group(self.group or dist.group.WORLD, self.device.type)
+        self._cut: Any = self._apart.copy  # an FSDPModule soon, which its type does not show
+        group: Any = self.group or dist.group.WORLD
+        mesh = DeviceMesh.from_group(group, self.device.type)
         self._units = fully_sharded(self._cut, mesh, self.options.reshard == "yes")
         self._cut.set_reduce_scatter_unused_params(self.options.find_unused_parameters)
         self.parameters = []  # FSDP has its own hooks

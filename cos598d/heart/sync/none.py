@@ -1,9 +1,11 @@
 """No synchronization: a single process, and the compute-only baseline for exposed communication."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import nn
 
+from cos598d.heart.state import load_model, load_optimizer, model_state, optimizer_state
 from cos598d.heart.sync.base import GradientSync
 
 
@@ -26,6 +28,17 @@ class NoSync(GradientSync):
 
     def begin_forward(self) -> None:
         """Nothing to do: each rank has buffers of its own."""
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """This rank's model, and what its optimizer remembers, since the replicas differ."""
+        if self.replicas_equal or self.optimizer is None:
+            return {}
+        return dict(model_state(self.model)) | dict(optimizer_state(self.optimizer, self.model))
+
+    def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        if state and self.optimizer is not None:
+            load_model(self.model, state)
+            load_optimizer(self.optimizer, self.model, state)
 
     def settle(self) -> None:
         """Nothing to do: the replicas stay different."""

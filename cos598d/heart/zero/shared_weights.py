@@ -87,7 +87,9 @@ class SharedWeights(Zero1):
         self._flags = Flags(self, stages, bytes_of_each=len(self.parameters))
         memory = _Memory()
         weights = [memory.plan(unit.length * self.ranks, unit.dtype) for unit in self.units]
-        segments = [[memory.plan(unit.length * self.ranks, unit.dtype) for _ in range(self.ranks)] for unit in self.units]
+        segments = [
+            [memory.plan(unit.length * self.ranks, unit.dtype) for _ in range(self.ranks)] for unit in self.units
+        ]
         marks = {
             unit: [memory.plan(unit.length * self.ranks // unit.align, torch.uint8) for _ in range(self.ranks)]
             for unit in self.units
@@ -103,7 +105,9 @@ class SharedWeights(Zero1):
                 self._tables[unit] = _Rows(unit, [memory[k] for k in every], [memory[k] for k in marks[unit]])
             else:
                 length = BLOCK_BYTES // own.element_size()
-                self._parts[unit] = [list(b) for b in zip(*(part.split(length) for part in (own, *others)), strict=True)]
+                self._parts[unit] = [
+                    list(b) for b in zip(*(part.split(length) for part in (own, *others)), strict=True)
+                ]
 
     def begin_forward(self) -> None:
         super().begin_forward()
