@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if not 2 <= options.to <= MOST_HOSTS:
         raise UsageError(f"--to {options.to} is not valid. Give a number of hosts from 2 to {MOST_HOSTS}.")
     check_at_least_one("--batch", options.batch)
-    given = [options.rate and parse_rate(options.rate), options.delay and parse_delay(options.delay)]
+    rate, delay = options.rate and parse_rate(options.rate), options.delay and parse_delay(options.delay)
     paths = options.records or sorted(path.parent for path in Path("runs").glob(f"*/{FILE_NAME}"))
     if not paths:
         raise UsageError(f"runs/ has no folder with a {FILE_NAME}. Give the folders of one or more benches.")
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
     benches = load(paths)
     first = benches[0].link
-    link = Link(first.rate if options.rate is None else given[0], first.delay if options.delay is None else given[1])
+    link = Link(first.rate if options.rate is None else rate, first.delay if options.delay is None else delay)
     batch = options.batch or benches[0].batch
     fitted = fit(benches)
     points = scale_points(fitted, options.to, link, batch)

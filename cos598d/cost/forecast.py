@@ -6,6 +6,7 @@ The iterations are the plan's. Bytes and memory are those of `formulas.FACTS`, f
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,10 +16,11 @@ from cos598d.errors import UsageError
 from cos598d.heart.formulas import FACTS, Job
 from cos598d.heart.optimizers import OPTIMIZERS
 from cos598d.heart.plan import Plan
+from cos598d.heart.sync import AUTO_SYNC
 from cos598d.heart.sync.sparse_rows import LEAST_BYTES, large_embeddings
+from cos598d.heart.zero.layers import owners
 from cos598d.inputs import find
 from cos598d.models.build import build_model, count_parameters
-from cos598d.heart.sync import AUTO_SYNC
 
 HELD = ("parameters", "gradients", "optimizer", "buckets")  # as `memory.held` counts them
 
@@ -37,7 +39,7 @@ class Forecast:
     iterations: int
     iterations_per_epoch: int
     memory: Mapping[str, int]
-    calls: int
+    calls: float
     bytes_sent: Sequence[int]
     unsaid: str = ""
 
@@ -67,43 +69,54 @@ def forecast(config: RunConfig, world_size: int) -> Forecast:
     found = Forecast(source.description, count_parameters(model), plan.steps, plan.epoch_steps, {}, 0, [])
     if unsaid := _unsaid(config):
         return Forecast(**vars(found) | {"unsaid": unsaid})
-    trained = [p for p in model.parameters() if p.requires_grad]
-    job = Job(
-        sizes=tuple(p.nbytes for p in trained),
-        n=world_size,
-        bucket=config.bucket_mb * (1 << 20),
-        a=config.gradient_accumulation_steps,
-        state=OPTIMIZERS[config.optimizer].numbers(config),
-        touched=_touched(model, examples, plan) if config.sync == "sparse_rows" else 1.0,
-    )
-    facts = FACTS[config.sync]
-    held = dict(zip(HELD, map(round, facts.held(job)), strict=True))
-    held["parameters"] += sum(p.nbytes for p in model.parameters() if not p.requires_grad)
-    sent = [round(facts.sent(job, rank)) for rank in range(world_size)] if world_size > 1 else [0]
-    calls = facts.calls(job) if world_size > 1 else 0
-    return Forecast(**vars(found) | {"memory": held, "calls": calls, "bytes_sent": sent})
+    facts, job = FACTS[config.sync], _job(config, model, examples, plan, world_size)
+    held = facts.held(job)
+    frozen = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
+    memory = dict(zip(HELD, (held.weights + frozen, held.gradients, held.state, held.buffers), strict=True))
+    alone = world_size == 1
+    sent = [0.0 if alone else facts.sent(job, rank) for rank in range(world_size)]
+    more = {"memory": {name: round(size) for name, size in memory.items()}, "bytes_sent": list(map(round, sent))}
+    return Forecast(**vars(found) | more | {"calls": 0 if alone else facts.calls(job)})
 
 
 def _unsaid(config: RunConfig) -> str:
     """Why the formulas do not hold for this run; "" if they do."""
     if config.sync not in FACTS:
         return f"no formula is known for {config.sync}"
-    if config.compress:
-        return f"how much --compress {config.compress} leaves of a gradient is measured, not predicted"
-    return ""
+    codec = config.sync_options().get("compress")
+    return f"how much --compress {codec} leaves of a gradient is measured, not predicted" if codec else ""
 
 
-def _touched(model: nn.Module, examples: Examples, plan: Plan) -> float:
-    """The share of the gradient's bytes that is sent if the first global batch's rows of the largest embedding are."""
-    sizes = [p.nbytes for p in model.parameters() if p.requires_grad]
-    tables = large_embeddings(model, LEAST_BYTES)
+def _job(config: RunConfig, model: nn.Module, examples: Examples, plan: Plan, ranks: int) -> Job:
+    """A step of this run, for the formulas."""
+    options = config.sync_options()
     _, batch = next(plan.batches(after=0))
-    inputs = examples.collate(batch)
-    if not tables or "input_ids" not in inputs:
-        return 1.0
-    table = max(tables, key=lambda p: p.nbytes)
-    left_out = 1 - len(torch.unique(inputs["input_ids"])) / len(table)
-    return 1 - left_out * table.nbytes / sum(sizes)
+    layer_of = owners(model)
+    if config.sync == "zero3":  # every embedding that is only looked up is a unit of its own
+        every = [table for one in model.modules() if isinstance(one, nn.Embedding) for table in one.parameters()]
+        tables = [table for table in every if layer_of[table] is not model]
+    else:
+        tables = large_embeddings(model, LEAST_BYTES)
+    rows = max(map(len, tables), default=0)
+    return Job(
+        sizes=tuple(p.nbytes for p in model.parameters() if p.requires_grad),
+        n=ranks,
+        a=config.gradient_accumulation_steps,
+        state=OPTIMIZERS[config.optimizer].numbers(config),
+        L=len({(layer, any(p is table for table in tables)) for p, layer in layer_of.items()}),
+        E=sum(table.nbytes for table in tables),
+        u=_looked_up(examples, batch, rows),
+        v=_looked_up(examples, batch[::ranks], rows),
+        H=options.get("sync_every", 1),
+        F=options.get("fragments", Job.F),
+        **{name: options[name] for name in ("bucket_mb", "first_bucket_mb") if name in options},
+    )
+
+
+def _looked_up(examples: Examples, batch: np.ndarray, rows: int) -> float:
+    """The share of the largest embedding's rows that these examples look up, for all embeddings."""
+    inputs = examples.collate(batch) if rows else {}
+    return len(torch.unique(inputs["input_ids"])) / rows if "input_ids" in inputs else 1.0
 
 
 def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[str]:
@@ -122,7 +135,7 @@ def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[
     return [
         *lines,
         f"memory per rank just before a step: {_size(sum(found.memory.values()))} ({parts}), and activations",
-        f"calls per iteration: {found.calls:,}",
+        f"calls per iteration: {found.calls:,.4g}",
         f"sent per iteration: {_sent(found.bytes_sent)}",
         f"sent per epoch: {_sent(found.bytes_sent_per_epoch)}",
     ]

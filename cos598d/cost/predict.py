@@ -4,14 +4,14 @@
    bytes, are in `formulas.FACTS`. A call of s steps has b bytes that pass the busiest link one after another, and its
    rank handles m bytes. On a link of R bits per second with d seconds from host to host it takes
 
-       work    = s a + m p                         of a processor, times the ranks that share a core
-       sending = 8 b / (e R)                       of the link
-       waiting = max(sending, w d)                 w: messages that wait for one another, or for a ready receiver
+       work    = s a + m p          of a processor, times the ranks that share a core
+       sending = 8 b / (e R)        of the link
+       waiting = w d                w: messages that wait for one another, or for a receiver that is ready
 
 2. gloo works on two calls at a time, so call i starts when call i-2 has ended. All share the link (`seconds`):
 
        start = max(ready, end of call i-2)     sent = max(start, sent before) + sending
-       end   = max(sent, start + waiting) + work
+       end   = max(sent + s d, start + waiting) + work
 
 3. seconds = before + max(backward + the work beside it, the last end) + after. A sync that does not overlap starts when
    backward has ended. Its work delays nothing but itself.
@@ -82,12 +82,12 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Rung:
-    """A sync as a bench has measured it. `touched`: the share of the gradient's bytes that was sent."""
+    """A sync as a bench has measured it. `rows`: the share of the rows of the largest tensor that was sent."""
 
     label: str
     sync: str
-    bucket: float
-    touched: float
+    bucket_mb: float
+    rows: float
     seconds: float
 
 
@@ -123,7 +123,7 @@ class Measurement:
 
 def load(paths: Sequence[Path]) -> list[Measurement]:
     """The benches in these folders (or files). Raises UserError for one that does not fit the first."""
-    found = [_measurement(*read_bench(path)) for path in paths]
+    found = [_measurement(str(path), read_bench(path)[1]) for path in paths]
     for one in found:
         if one.work != found[0].work:
             wrong = next(f"{a} and {b}" for a, b in zip(one.work, found[0].work, strict=True) if a != b)
@@ -134,14 +134,14 @@ def load(paths: Sequence[Path]) -> list[Measurement]:
     return found
 
 
-def _measurement(file: Path, bench: Bench) -> Measurement:
+def _measurement(name: str, bench: Bench) -> Measurement:
     setting, network = bench.setting, bench.environment.network
     floor = bench.summary.get(FLOOR)
     if floor is None or bench.arrivals is None or not setting.batch:
-        raise UserError(f"{file} has no baseline without communication ({FLOOR}). Measure syncs, without --alone.")
+        raise UserError(f"{name} has no baseline without communication ({FLOOR}). Measure syncs, without --alone.")
     if network and network.hosts != setting.world_size:
         raise UserError(
-            f"{file} has {number_of(setting.world_size, 'rank')} on {number_of(network.hosts, 'host')}, and only one "
+            f"{name} has {number_of(setting.world_size, 'rank')} on {number_of(network.hosts, 'host')}, and only one "
             "rank per host can be predicted. Measure with one rank on each host."
         )
     turns = [turn for turn in bench.samples if turn.candidate == FLOOR]
@@ -159,12 +159,13 @@ def _measurement(file: Path, bench: Bench) -> Measurement:
         if reason := _reason(each.sync, each.options):
             left_out[each.label] = reason
             continue
-        touched = max(bench.traffic[each.label].payload_bytes) / size if each.sync == "sparse_rows" else 1.0
-        bucket = float(each.options.get("bucket_mb", 25.0)) * (1 << 20)
-        rungs.append(Rung(each.label, each.sync, bucket, touched, bench.summary[each.label].seconds_median))
+        left = size - max(bench.traffic[each.label].payload_bytes) if each.sync == "sparse_rows" else 0
+        rows = max(0.0, 1 - left / max(size for size, _ in tensors))
+        bucket_mb = float(each.options.get("bucket_mb", Job.bucket_mb))
+        rungs.append(Rung(each.label, each.sync, bucket_mb, rows, bench.summary[each.label].seconds_median))
     together = setting.world_size if network else bench.environment.ranks_on_host  # emulated hosts share this machine
     return Measurement(
-        name=str(file.parent),
+        name=name,
         work=(setting.model, setting.task, setting.gradient_bytes, setting.tokens, setting.step, setting.precision)
         + (setting.backend, setting.device, setting.threads_per_rank),
         ranks=setting.world_size,
@@ -185,7 +186,7 @@ def _reason(sync: str, options: Mapping) -> str:
         return "what it sends is not known"
     if options.get("compress"):
         return "what its compression costs is not known"
-    if sync != FLOOR and not FACTS[sync].sent(Job((1 << 20,), 4), 0):
+    if sync != FLOOR and not FACTS[sync].sent(Job((1 << 20,), 4, h=4), 0):
         return "it sends nothing over a link"
     kind = get_sync(sync)
     return "" if kind.replicas_equal and not kind.shards else "an iteration does not send its gradient as others do"
@@ -203,6 +204,7 @@ PATHS: Mapping[str, Callable[[Job], float]] = {
     "reduce_broadcast": _reduced_and_broadcast,
     "tree": lambda j: 2 * ceil(log2(j.n)) * j.S,
 }
+IN_PAIRS = {"reduce_broadcast": 2}  # calls that have the messages of `Facts.waits` together
 OWN_MESSAGES = ("ring", "tree", "halving_doubling")  # their receivers are ready before a message comes, or wait once
 
 
@@ -217,15 +219,18 @@ def calls_of(rung: Rung, bench: Measurement, n: int, lookups: float = 1.0) -> li
     Tensors are put into calls in the order of their arrival, about the same bytes in each. `lookups`: how many times as
     many tokens as in the bench look up rows of an embedding; most look up the same ones again.
     """
-    job = Job(tuple(size for size, _ in bench.tensors), n, rung.bucket, touched=_touched(rung, bench, lookups))
+    sizes = tuple(size for size, _ in reversed(bench.tensors))  # the model's order, about
+    table = max(sizes) if rung.rows < 1 else 0
+    # If one batch looks up a share of a table's rows, k times as many look up 1 - (1 - share)^k.
+    job = Job(sizes, n, bucket_mb=rung.bucket_mb, h=n, E=table, u=1 - (1 - rung.rows) ** lookups)
     facts = FACTS[rung.sync]
     moved = [facts.sent(job, rank) for rank in range(n)] if n > 1 else [0.0]
     if not max(moved):
         return []
     path = PATHS[rung.sync](job) if rung.sync in PATHS else max(moved)
     handled = 2 * max(statistics.fmean(moved), max(moved) / bench.crowd)
-    steps, found = facts.waits(n), []
-    for part, ready in _parts(bench.tensors, facts.calls(job)):
+    steps, found = facts.waits(n) / IN_PAIRS.get(rung.sync, 1), []
+    for part, ready in _parts(bench.tensors, round(facts.calls(job))):
         if rung.sync in OWN_MESSAGES:
             waits = steps if rung.sync == "ring" else 1.5 * steps
         else:
@@ -249,14 +254,6 @@ def _parts(tensors: Sequence[tuple[int, float]], calls: int) -> list[tuple[float
     return list(found.values())
 
 
-def _touched(rung: Rung, bench: Measurement, lookups: float) -> float:
-    """The share of the bytes that is sent if k times as many tokens look up rows: of a share f, 1 - (1-f)^k."""
-    whole = sum(size for size, _ in bench.tensors)
-    table = max(size for size, _ in bench.tensors)
-    rows = max(0.0, 1 - (1 - rung.touched) * whole / table)
-    return 1 - (1 - rows) ** lookups * table / whole
-
-
 def seconds(
     calls: Sequence[Call], compute: Compute, link: Link, costs: Costs, overlap: bool, crowd: float, steals: bool = True
 ) -> float:
@@ -269,7 +266,7 @@ def seconds(
         ready = call.ready + stolen * steals if overlap else compute.backward
         start = max(ready, ended[place % 2] if overlap else max(ended))
         sent = max(start, sent) + sending
-        ended[place % 2] = max(sent, start + call.waits * link.delay) + work
+        ended[place % 2] = max(sent + call.steps * link.delay, start + call.waits * link.delay) + work
         if overlap and call.ready < compute.backward:
             stolen += work
     return compute.before + max(compute.backward + stolen * steals, *ended) + compute.after
@@ -285,12 +282,9 @@ class Fitted(NamedTuple):
     costs: Costs
     benches: Sequence[Measurement]
 
-    def predict(self, label: str, hosts: int, link: Link, batch: int, on: Measurement | None = None) -> float | None:
-        """Seconds per iteration of a candidate; None if no bench has it. `on`: use that bench's compute and crowd."""
-        known = [(rung, bench) for bench in self.benches for rung in bench.rungs if rung.label == label]
-        if not known:
-            return None
-        rung, bench = known[0]
+    def predict(self, label: str, hosts: int, link: Link, batch: int, on: Measurement | None = None) -> float:
+        """Seconds per iteration of a candidate that a bench has. `on`: use that bench's compute and crowd."""
+        rung, bench = next((rung, bench) for bench in self.benches for rung in bench.rungs if rung.label == label)
         base = on or max(self.benches, key=lambda each: each.ranks)  # its ranks may share a machine
         compute = Compute(*(part * batch / base.batch for part in base.compute))
         stretch = compute.backward / bench.compute.backward

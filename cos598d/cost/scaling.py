@@ -33,9 +33,8 @@ def scale_points(fitted: Fitted, largest: int, link: Link, batch: int) -> list[P
     counts = sorted({*powers, largest, *(bench.ranks for bench in fitted.benches if bench.ranks <= largest)})
     points = []
     for label in dict.fromkeys(rung.label for bench in fitted.benches for rung in bench.rungs):
-        alone = fitted.predict(label, 1, link, batch)
-        for hosts in counts:
-            seconds = fitted.predict(label, hosts, link, batch)
+        of_hosts = {hosts: fitted.predict(label, hosts, link, batch) for hosts in counts}
+        for hosts, seconds in of_hosts.items():
             measured = [
                 rung.seconds
                 for bench in fitted.benches
@@ -44,7 +43,7 @@ def scale_points(fitted: Fitted, largest: int, link: Link, batch: int) -> list[P
                 if rung.label == label
             ]
             found = statistics.median(measured) if measured else None
-            points.append(Point(label, hosts, seconds, hosts * alone / seconds, found))
+            points.append(Point(label, hosts, seconds, hosts * of_hosts[1] / seconds, found))
     return points
 
 

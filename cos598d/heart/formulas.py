@@ -159,7 +159,7 @@ FACTS: dict[str, Facts] = {
         replica_and(lambda j: (3 + 1 / j.F) * j.S),
     ),
     "ddp": Facts(both_ways, lambda j: j.B, in_a_ring, replica_and(lambda j: j.S)),
-    "zero1": Facts(both_ways, lambda j: 2 * j.B, lambda n: 1, lambda j: Held(j.S, j.S, j.state * j.S / j.n)),
+    "zero1": Facts(both_ways, lambda j: 2 * j.B, lambda n: 1, lambda j: Held(j.S, j.S, j.state * j.S / j.n, j.S)),
     "zero2": Facts(
         lambda j, r: passes(j, j.a + 1),
         lambda j: (j.a + 1) * j.B,

@@ -281,7 +281,7 @@ class RunRecord:
         interface = self._monitor.interface if self._monitor else None
         shares = comm.collect([mine, memory, interface and [interface.name, interface.ranks]])
         self._end(self._why or FINISHED)
-        self._is_finished = True
+        self._is_finished = shares is None
         if shares is None:
             return
         ranks, memories, interfaces = zip(*shares, strict=True)
@@ -300,6 +300,7 @@ class RunRecord:
         for name, value in {**files, SUMMARY: msgspec.to_builtins(found)}.items():
             with _named(self.folder / name):
                 (write_whole if isinstance(value, str) else write_json)(self.folder / name, value)
+        self._is_finished = True
 
     def _departed(self) -> list[Path]:
         """The rows of ranks that an earlier attempt had, and this one has not."""
