@@ -178,7 +178,7 @@ def _object(identity: Identity, store: dist.Store, what: str) -> None:
 
 
 def _stay(identity: Identity, store: dist.Store) -> None:
-    """Let the others read the verdict, also those that come a moment later, before rank 0 ends and the store with it."""
+    """Let the others read the verdict before rank 0 ends with the store, also those that come a moment later."""
     store.add("heard", 1)
     if identity.rank == 0:
         wait(lambda: store.add("heard", 0) == identity.world_size, LINGER_SECONDS)
