@@ -96,9 +96,7 @@ def _run(
     config = replace(config, precision=precision.precision)
 
     # Load the examples, the same on every rank.
-    parts = {
-        part: load_examples(part, config, inputs, comm) for part in (task.parts[1:] if config.do_eval else ())
-    }
+    parts = {part: load_examples(part, config, inputs, comm) for part in (task.parts[1:] if config.do_eval else ())}
     training = load_examples("train", config, inputs, comm) if config.do_train else None
     tests = load_tests(config, inputs, comm) if config.do_predict else {}
 

@@ -40,7 +40,7 @@ class Windows(Texts):
     """
 
     def __init__(self, questions: np.ndarray, offsets: np.ndarray, **texts: Any):
-        super().__init__(**texts, has_segments=True)
+        super().__init__(**texts)
         self.questions, self.offsets = questions, offsets
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -161,7 +161,7 @@ def build_windows(
 
     found = cached("squad", (encoder.digest, f"{most} {stride} {training}", *map(repr, asked)), build, overwrite)
     targets = {name: found.pop(name) for name in ("start_positions", "end_positions")}
-    return Windows(**found, targets=targets, pad_id=encoder.pad_id)
+    return Windows(**found, targets=targets, pad_id=encoder.pad_id, has_segments=encoder.has_segments)
 
 
 Window = tuple[np.ndarray, np.ndarray, int, int, int, int]  # ids, offsets, split, question, first and last token
