@@ -13,7 +13,6 @@ from worlds import run_ranks
 from cos598d.checkpoints import find, load_random_states, random_states, writer
 from cos598d.checkpoints.restore import find_best
 from cos598d.checkpoints.snapshot import HostMemory
-from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 from cos598d.models.build import build_model, find_model
 from cos598d.models.checkpoint import save_model
@@ -93,7 +92,7 @@ def test_a_checkpoint_s_weights_load_as_a_model(tmp_path):
     model = build_model(source, "sequence_classification", 2, 0.0, seed=3)
 
     def describe(folder):
-        save_model(folder, model, load_encoder(source.model_type, source.vocabulary, source.lower_case))
+        save_model(folder, model, source.encoder)
         (folder / "pytorch_model.bin").unlink()
 
     strategy = Stateful(COMM)

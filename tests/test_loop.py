@@ -55,8 +55,8 @@ class Diary(Strategy):
 
 
 def test_a_step_weights_losses_finishes_after_the_last_and_then_clips():
-    features, diary = ToyFeatures(8), Diary()
-    parts = micro_batches(torch.arange(8).numpy(), features.lengths, 0, 1, 2, group_by_length=False)
+    diary = Diary()
+    parts = micro_batches(torch.arange(8).numpy(), 0, 1, 2)
     losses = {0: (3.0,), 4: (5.0, "logits")}
     returned = step(diary, lambda first: losses[first], parts, lambda part: {"first": int(part.indices[0])}, 0.7)
     micro_steps = ["no_sync", ("backward", 1.5), "end of no_sync", ("backward", 2.5)]
@@ -242,7 +242,7 @@ def votes_of(comm):
     module = observed.attach(toy_model(0), lambda named: make_optimizer(named, RunConfig(learning_rate=0.0)))
     features, found = ToyFeatures(8), []
     for number in range(1, 4):
-        parts = micro_batches(torch.arange(8).numpy(), features.lengths, comm.rank, comm.world_size, 2, False)
+        parts = micro_batches(torch.arange(8).numpy(), comm.rank, comm.world_size, 2)
         with observed.iteration(number):
             step(observed, module, parts, lambda part: features.collate(part.indices), 0.0)
         found.append([observed.loss, observed.counted])

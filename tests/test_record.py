@@ -13,10 +13,9 @@ import pytest
 from recorded import SETTING, add_iteration, begin, finish, iterate, rows_of, summary_of
 from report_records import write_run
 
-from cos598d.data.images.encoder import Images
+from cos598d.data.encoders import TextEncoder, word_pieces
+from cos598d.data.examples import Images, encode
 from cos598d.data.samples import vocabulary
-from cos598d.data.text.features import build_features
-from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.record import RunRecord
@@ -327,10 +326,8 @@ def test_both_speeds_are_next_to_each_other_and_an_older_record_has_none(tmp_pat
 
 
 def test_texts_count_tokens_and_images_count_images():
-    encoder = load_encoder("bert", vocabulary(), True)
-    texts = build_features(
-        [("a", "", {"labels": 0}), ("a sentence", "another", {"labels": 1})], encoder, 16, {"labels": np.int64}
-    )
+    encoder = TextEncoder(word_pieces(vocabulary(), lower_case=True))
+    texts = encode("texts", [("a", None), ("a sentence", "another")], np.array([0, 1]), encoder, 16)
     tokens = int(texts.collate([0, 1])["attention_mask"].sum())
     assert texts.counts(np.array([0, 1])) == {"tokens": tokens}, "padding is none"
     images = Images(np.zeros((3, 8, 8, 1), np.uint8), np.zeros(3, np.int64), None)

@@ -1,5 +1,5 @@
-"""SQuAD: windows against a search by hand, answers cut right, scores equal to the official scripts' logic. Imports: as a
-run uses them; the official logic below is the oracle."""
+"""SQuAD: windows against a search by hand, answers cut right, scores equal to the official scripts' logic. Imports: as
+a run uses them; the official logic below is the oracle."""
 
 import json
 import random

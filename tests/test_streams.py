@@ -13,7 +13,7 @@ from report_records import write_run
 
 from cos598d.commands.cli import main
 from cos598d.data.samples import write_squad_sample
-from cos598d.data.squad.read import read_squad
+from cos598d.data.squad import read_questions
 from cos598d.errors import UserError
 from cos598d.measure.environment import network_facts
 from cos598d.terminal.console import Console
@@ -179,7 +179,7 @@ def test_an_error_escapes_control_characters(tmp_path, capsys):
 
 def test_score_escapes_control_characters_of_ids(tmp_path, capsys):
     dev = sorted(write_squad_sample(tmp_path).rglob("dev*1.1*.json"))[0]
-    known = read_squad(dev).questions[0].identity
+    known = read_questions(dev)[0].identity
     (tmp_path / "answers.json").write_text(json.dumps({known: "one", "\x1b[2Jstrange": "two"}))
     assert main(["score", "--task", "squad", "--data", str(dev), "--predictions", str(tmp_path / "answers.json")]) == 0
     err = capsys.readouterr().err

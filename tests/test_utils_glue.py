@@ -1,4 +1,4 @@
-"""The course's `utils_glue`: a script written for it and pytorch-transformers runs on ours unchanged, twice, on ranks."""
+"""The course's `utils_glue`: a script written for it and pytorch-transformers runs on ours unchanged, twice."""
 
 import os
 import sys
@@ -123,7 +123,8 @@ else:
     print("made", flush=True)
 if world_size > 1 and rank == 0:
     dist.barrier()
-columns = [torch.tensor([getattr(f, name) for f in features]) for name in ("input_ids", "input_mask", "segment_ids", "label_id")]
+names = ("input_ids", "input_mask", "segment_ids", "label_id")
+columns = [torch.tensor([getattr(f, name) for f in features]) for name in names]
 dataset = TensorDataset(*columns)
 sampler = DistributedSampler(dataset, world_size, rank, shuffle=False) if world_size > 1 else None
 torch.manual_seed(0)
