@@ -12,8 +12,8 @@ from cos598d.commands.cli import main
 from cos598d.data import TaskFlags, get_task
 from cos598d.data.encoders import TextEncoder, word_pieces
 from cos598d.data.samples import vocabulary, write_squad_sample
-from cos598d.data.squad import Question, build_windows, golds_of, predict, read_questions
-from cos598d.data.squad_scores import normalize_answer, score_file, version_1, version_2
+from cos598d.data.squad import Question, build_windows, golds_of, predict, read_questions, score_file
+from cos598d.data.squad_scores import normalize_answer, version_1, version_2
 from cos598d.errors import UserError
 
 
