@@ -125,9 +125,9 @@ def test_the_sentence_names_the_choice_and_the_two_runners_up():
 def small_model_and_examples():
     config = config_from({"task_name": "digits", "max_train_examples": 60, "total_train_batch_size": 20})
     task = get_task("digits", config)
-    source = find_model("vit-tiny", "vit", form=task.image_form)
-    location, _ = task.locate(None)
-    examples = task.load("train", location, source.load_encoder(), config.max_seq_length, False, 60)
+    source = find_model("vit-tiny", task.image_form)
+    task.find(None)
+    examples = task.load("train", source.encoder, config.max_seq_length, 60)
     return config, build_model(source, task.head, task.num_labels, 0.1, 42), examples
 
 
