@@ -55,6 +55,11 @@ class StreamTimer(Timer):
         return first.elapsed_time(last) / 1e3
 
 
+def timer_of(device: torch.device) -> Timer:
+    """The timer of a device's work."""
+    return StreamTimer(device) if device.type == "cuda" else Timer()
+
+
 class IterationClock:
     """Seconds of one iteration and of its phases, summed over micro-batches. They are complete once it has stopped.
 
@@ -71,7 +76,7 @@ class IterationClock:
     """
 
     def __init__(self, device: torch.device):
-        self._time = StreamTimer(device) if device.type == "cuda" else Timer()
+        self._time = timer_of(device)
         self.phases: dict[str, float] = {}
         self.spans: list[tuple[str, float, float]] = []
         self.began: Timestamp = None

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from cos598d.comm.ledger import size_in_bytes
 from cos598d.config import RunConfig
 from cos598d.data import get_task
+from cos598d.heart.optimizers import make_optimizer
+from cos598d.heart.precision import autocast
+from cos598d.heart.sync.sparse_rows import LEAST_BYTES, large_embeddings
 from cos598d.models.build import ModelSource, build_model
-from cos598d.strategies.memory import state_tensors
-from cos598d.strategies.optimizers import make_optimizer
-from cos598d.strategies.precision import computing_in
-from cos598d.sync.parts.embeddings import large_embeddings
 
 TASK = get_task("rte")
 
@@ -47,7 +45,7 @@ class Workload:
     @property
     def gradient_bytes(self) -> int:
         """The gradient's size S in bytes."""
-        return sum(size_in_bytes(p) for _, p in self.trainable)
+        return sum(p.nbytes for _, p in self.trainable)
 
     def inputs(self, number: int, rank: int, ranks: int) -> dict[str, torch.Tensor]:
         """A rank's part of batch `number`: other examples on every rank, filled up to all tokens, which all count.
@@ -68,7 +66,12 @@ class Workload:
 
     def computing(self, module: Callable[..., tuple]) -> Callable[..., tuple]:
         """`module` for training in this workload's precision."""
-        return computing_in(self.precision, self._device, module)
+
+        def call(**inputs: torch.Tensor) -> tuple:
+            with autocast(self.precision, self._device):
+                return module(**inputs)
+
+        return call
 
     def replica(self, has_sparse_embeddings: bool = False) -> nn.Module:
         """A model with its own gradients and hooks, whose weights share memory with all other replicas'.
@@ -81,8 +84,10 @@ class Workload:
         }
         shared |= {id(buffer): buffer for buffer in self.model.buffers()}
         replica = copy.deepcopy(self.model, shared)
-        for embedding in large_embeddings(replica).values() if has_sparse_embeddings else ():
-            embedding.sparse = True
+        large = large_embeddings(replica, LEAST_BYTES) if has_sparse_embeddings else ()
+        for module in replica.modules():
+            if isinstance(module, nn.Embedding) and module.weight in large:
+                module.sparse = True
         return replica
 
 
@@ -97,7 +102,7 @@ class Stepper:
         config = RunConfig(learning_rate=0.0)
         self._max_grad_norm = config.max_grad_norm
         self._parameters = list(model.parameters())
-        self._optimizer = make_optimizer(model.named_parameters(), config)
+        self._optimizer = make_optimizer(model, config)
         # torch's fused AdamW does not accept sparse gradients, and it moves all rows, by momentum: mostly zeros.
         self._dense: dict[nn.Parameter, torch.Tensor] = {}
 
@@ -109,10 +114,6 @@ class Stepper:
         values = values_of(replica.parameters())
         norm = torch.nn.utils.get_total_norm(values)
         torch._foreach_mul_(values, (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-
-    def state(self) -> list[torch.Tensor]:
-        """AdamW's state."""
-        return state_tensors(self._optimizer)
 
     def step(self, replica: nn.Module) -> None:
         """One step with the replica's gradients."""
