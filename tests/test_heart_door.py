@@ -22,6 +22,7 @@ from cos598d.errors import UserError
 from cos598d.heart.comm.ledger import Ledger
 from cos598d.heart.parallel import data_parallel, parallelize
 from cos598d.heart.sync.base import GradientSync
+from cos598d.heart.sync.from_file import write_template
 
 OURS = [name for name in EXACT if name != "ddp"]
 FOUND_LATE = ("bucketed", "all_reduce", "sparse_rows", "ddp")  # one of each kind of finish
@@ -112,6 +113,29 @@ def _comm_is_explained():
 def test_a_file_of_an_older_version_is_told_the_new_line(ranks):
     for sentence in ranks.run(_comm_is_explained, count=2):
         assert "dist.all_reduce(gradient)` in place of" in sentence
+
+
+def _from_a_file(name):
+    return [train(net(), "torch"), train(net(), name)]
+
+
+def test_a_file_made_from_the_template(ranks, tmp_path):
+    path = tmp_path / "mine.py"
+    write_template(path)
+    assert "Check it:   cos598d check mine.py:MySync" in path.read_text()
+    assert "average() is still to be written" in ranks.run(_unwritten, f"{path}:MySync", count=1)[0]
+    text = path.read_text()
+    body = text.index("        raise NotImplementedError")
+    path.write_text(text[:body] + "        dist.all_reduce(gradient)\n        gradient /= self.ranks\n")
+    assert_like_first(ranks.run(_from_a_file, f"{path}:MySync", count=2))
+
+
+def _unwritten(name):
+    try:
+        data_parallel(net(), name)(batch()[0]).sum().backward()
+    except NotImplementedError as error:
+        return str(error)
+    return ""
 
 
 # Hooks of the script
@@ -339,6 +363,25 @@ def looked_up_sparsely():
     return nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(12, 2))
 
 
+def _through_doubles(sync):
+    """The gradients of a call with functions of the parameters in their place."""
+    model = net()
+    wrapped = wrap(model, sync, find_unused_parameters=False)
+    doubles = {name: 2 * p for name, p in wrapped.named_parameters()}
+    torch.func.functional_call(wrapped, doubles, batch()[0]).sum().backward()
+    return _gradients(model)
+
+
+def _through_doubles_of_all():
+    return [_through_doubles(sync) for sync in ("torch", *EXACT)]
+
+
+def test_a_functional_call(ranks):
+    for found in ranks.run(_through_doubles_of_all, count=2):
+        for name, other in zip(EXACT, found[1:], strict=True):
+            torch.testing.assert_close(other, found[0], rtol=0, atol=1e-12, msg=name)
+
+
 def _sparse(sync, unused):
     model = looked_up_sparsely()
     wrapped = wrap(model, sync, find_unused_parameters=unused)
@@ -518,10 +561,12 @@ def _refusals():
     wrapped, _ = parallelize(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1), "bucketed")
     inputs, _ = batch()
     found["cannot be copied"] = said(copy.deepcopy, wrapped)
-    others = {name: p.detach().clone().requires_grad_() for name, p in wrapped.named_parameters()}
-    found["is not the one that was wrapped"] = said(torch.func.functional_call, wrapped, others, inputs)
+    replaced = net()
+    other = data_parallel(replaced)
+    replaced[0].weight = nn.Parameter(torch.ones(16, 8).double())
+    found["is not the one that was wrapped"] = said(other, inputs)
     with torch.no_grad():  # an evaluation with other weights is no step
-        found[""] = said(torch.func.functional_call, wrapped, others, inputs)
+        found[""] = said(other, inputs)
     model[2].weight.data = torch.ones(3, 17).double()
     found["another shape"] = said(wrapped, inputs)
     frozen = net()

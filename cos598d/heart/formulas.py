@@ -150,9 +150,7 @@ FACTS: dict[str, Facts] = {
     "tree": Facts(lambda j, r: j.S * (children(j.n, r) + (r > 0)), lambda j: 1, lambda n: 2 * levels(n), replica),
     "shared_memory": Facts(lambda j, r: 0, lambda j: j.B, lambda n: 0, replica_and(lambda j: j.S / j.n)),
     "hierarchical": Facts(among_hosts, lambda j: j.B, in_a_ring, replica_and(lambda j: j.S * j.h / j.n)),
-    "sparse_rows": Facts(
-        lambda j, r: passes(j, 2, j.S - j.E + j.E * j.u), lambda j: j.B + (j.E > 0), in_a_ring, replica
-    ),
+    "sparse_rows": Facts(lambda j, r: passes(j, 2, j.S - j.E + j.E * j.u), lambda j: j.B, in_a_ring, replica),
     "local_sgd": Facts(lambda j, r: both_ways(j) / j.H, lambda j: 1 / j.H, in_a_ring, replica),
     "diloco": Facts(
         lambda j, r: both_ways(j) / j.F / j.H,

@@ -215,7 +215,11 @@ class Parallel(nn.Module):
                 "wait for the rest of them. End the program on every rank, and fix the exception."
             )
         for parameters, key, p, shape, dtype in self._places:
-            if parameters.get(key) is not p or p.shape != shape or p.dtype != dtype:
+            now = parameters.get(key)
+            is_lent = isinstance(now, torch.Tensor) and not isinstance(
+                now, nn.Parameter
+            )  # by torch.func.functional_call
+            if (now is not p and not is_lent) or p.shape != shape or p.dtype != dtype:
                 raise UserError(
                     f"a parameter called {key} is not the one that was wrapped, or has another shape or dtype. Change "
                     "the model before it is wrapped, or detach() and wrap it again."

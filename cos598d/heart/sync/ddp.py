@@ -6,21 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import UserError
 from cos598d.heart.sync.base import GradientSync
-from cos598d.heart.sync.options import BucketSizes, BucketViews, Compression, Options
-
-HOOKS = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}  # torch's communication hooks, by --compress
+from cos598d.heart.sync.options import BucketSizes, BucketViews, Options
 
 
 @dataclass(frozen=True)
-class DDPOptions(BucketSizes, BucketViews, Compression):
+class DDPOptions(BucketSizes, BucketViews):
     """The options of torch's DDP that are ours too."""
 
 
@@ -37,8 +33,7 @@ class DDP(GradientSync):
     Cost for a gradient of S bytes in B buckets: B calls; every rank sends and receives 2(n-1)/n S. Only the last bucket
     cannot overlap with backward. With unused parameters allowed, one more all-reduce of 4 bytes per parameter; with
     buffers of b bytes, one more broadcast for each of their dtypes: rank 0 sends ceil(log2 n) b. torch makes these
-    calls itself, in C++, and the ledger sees them as it sees all others. `--compress` fp16 (with nccl also bf16)
-    registers torch's own communication hook of that name: half of the bytes. Choose it for real work.
+    calls itself, in C++, and the ledger sees them as it sees all others. Choose it for real work.
     """
 
     options_kind: type[Options] = DDPOptions
@@ -49,7 +44,6 @@ class DDP(GradientSync):
         self._ddp: DistributedDataParallel | None = None
         if not self.parameters:
             return call
-        hook = self._hook()
         words: dict[str, Any] = {} if self.options.broadcast_buffers else {"broadcast_buffers": False}
         self._ddp = DistributedDataParallel(
             model,
@@ -61,25 +55,8 @@ class DDP(GradientSync):
             gradient_as_bucket_view=self.options.gradient_as_bucket_view,
             **words,  # passed only if it differs: torch 2.13 warns about its name
         )
-        if hook and self.ranks > 1:
-            self._ddp.register_comm_hook(self.group, hook)
         self._is_checked = not self.options.find_unused_parameters
         return self._forward
-
-    def _hook(self) -> Callable | None:
-        word = self.options.compress
-        if word is None:
-            return None
-        if word not in HOOKS:
-            raise UsageError(
-                f"--compress {word} with --sync ddp: torch's own hooks are {' and '.join(HOOKS)}. Choose one, or "
-                "--sync bucketed, which takes every codec."
-            )
-        if word == "bf16" and dist.get_backend(self.group) != "nccl":
-            raise UsageError(
-                "--compress bf16 with --sync ddp: torch's hook is for nccl only. Choose fp16, or --sync bucketed."
-            )
-        return HOOKS[word]
 
     def _forward(self, *inputs: Any, **keywords: Any) -> Any:
         assert self._ddp is not None

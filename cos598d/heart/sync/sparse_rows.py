@@ -1,6 +1,6 @@
 """Sends only the rows of an embedding that a batch used; the other rows are zeros."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -127,16 +127,3 @@ def large_embeddings(model: nn.Module, least_bytes: int) -> list[nn.Parameter]:
         for p, (first, *others) in owners.items()
         if isinstance(first, nn.Embedding) and not others and p.requires_grad and p.nbytes >= least_bytes
     ]
-
-
-def why_no_rows(model: nn.Module) -> str | None:
-    """Why a model has no embedding whose rows could be left out, as a phrase for the user; None if it has one."""
-    if large_embeddings(model, LEAST_BYTES):
-        return None
-    tables: Iterable[nn.Embedding] = (one for one in model.modules() if isinstance(one, nn.Embedding))
-    largest = max((one.weight.nbytes for one in tables if one.weight.requires_grad), default=0)
-    if not largest:
-        return "this model trains none; all of its layers use all of their weights for every example"
-    if largest < LEAST_BYTES:
-        return f"this model's largest has {largest / MIB:.2g} MiB, which is too small for a call of its own"
-    return "this model's is also used elsewhere, such as in an output layer, so every row gets a gradient"

@@ -28,20 +28,23 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """
     name, found = type(optimizer).__name__, dict[str, Any]()
     generator = torch.Generator().manual_seed(0)
-    values, *gradients = torch.randn(4, 6, 5, generator=generator, dtype=torch.float64)
+    matrix, *gradients = torch.randn(4, 6, 5, generator=generator, dtype=torch.float64)
 
     def stepped(cut: Callable[[torch.Tensor], Sequence[torch.Tensor]], scale: float) -> torch.Tensor:
-        parts = [[nn.Parameter(part.clone()) for part in cut(values)] for _ in optimizer.param_groups]
-        twin = twin_of(optimizer, parts)
-        for group in twin.param_groups:
-            group["lr"] = 0.1  # it may be 0 while it is warmed up
-        for gradient in gradients:
-            for own in parts:
-                for part, piece in zip(own, cut(gradient * scale), strict=True):
-                    part.grad = piece.clone()
-            twin.step()
-        found.update(twin.state.get(parts[0][0], {}))
-        return torch.cat([part.detach().flatten() for own in parts for part in own])
+        """The matrix after some steps: a rank's optimizer has one of its pieces in each group, and no other."""
+        results = []
+        for place, values in enumerate(cut(matrix)):
+            parts = [nn.Parameter(values.clone()) for _ in optimizer.param_groups]
+            twin = twin_of(optimizer, [[part] for part in parts])
+            for group in twin.param_groups:
+                group["lr"] = 0.1  # it may be 0 while it is warmed up
+            for gradient in gradients:
+                for part in parts:
+                    part.grad = cut(gradient * scale)[place].clone()
+                twin.step()
+            found.update(twin.state.get(parts[0], {}))
+            results.append(torch.stack([part.detach().flatten() for part in parts]))
+        return torch.cat(results, dim=1)
 
     why = ""
     try:

@@ -171,6 +171,10 @@ class SharedWeights(Zero1):
     def after_step(self) -> None:
         self._flags.meet(MEET)
 
+    def settle(self) -> None:
+        super().settle()
+        self._flags.meet(MEET)  # before a rank loads other weights, all have come here, and read theirs no more
+
     def load_whole(self, state: Mapping[str, torch.Tensor]) -> None:
         super().load_whole(state)
         self._versions = [p._version for _, p in self.parameters]

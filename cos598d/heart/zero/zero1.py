@@ -323,6 +323,6 @@ def refuse_max_norm(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise UserError(
-                f"{name} has max_norm {module.max_norm:g}, so its forward changes the rows that this rank looks up, and "
+                f"{name or 'the model'} has max_norm {module.max_norm:g}, so its forward changes the rows that this rank looks up, and "
                 "other ranks would not learn it. Set max_norm to None and scale the rows after optimizer.step()."
             )
