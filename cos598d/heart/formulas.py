@@ -55,7 +55,7 @@ class Job:
         count, room = 0, -1.0
         for size in reversed(self.sizes):
             if size > room:
-                count, room = count + 1, (self.bucket_mb if count else self.first_bucket_mb) * MIB
+                count, room = count + 1, (self.bucket_mb if count else min(self.first_bucket_mb, self.bucket_mb)) * MIB
             room -= size
         return count
 

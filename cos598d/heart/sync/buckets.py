@@ -93,7 +93,7 @@ def plan_buckets(parameters: Sequence[Named], bucket_mb: float, first_bucket_mb:
             done.append(open_groups.pop(dtype))
         if dtype not in open_groups:
             open_groups[dtype] = []
-            room[dtype] = (bucket_mb if dtype in room else first_bucket_mb) * MIB
+            room[dtype] = (bucket_mb if dtype in room else min(first_bucket_mb, bucket_mb)) * MIB
         open_groups[dtype].append((name, parameter))
         room[dtype] -= size
     return done + list(open_groups.values())

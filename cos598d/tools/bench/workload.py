@@ -84,7 +84,7 @@ class Workload:
         }
         shared |= {id(buffer): buffer for buffer in self.model.buffers()}
         replica = copy.deepcopy(self.model, shared)
-        large = large_embeddings(replica, LEAST_BYTES) if has_sparse_embeddings else ()
+        large = set(large_embeddings(replica, LEAST_BYTES)) if has_sparse_embeddings else set()
         for module in replica.modules():
             if isinstance(module, nn.Embedding) and module.weight in large:
                 module.sparse = True
