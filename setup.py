@@ -50,12 +50,10 @@ setup(
         "filelock>=3.13",
         "psutil>=5.9",
         "requests>=2.31",
-        "urllib3>=2.2",
+        "pooch>=1.8",
         "tomli>=2; python_version < '3.11'",
     ],
     extras_require={
-        # Only tests/test_vit_transformers.py: it brings its own huggingface_hub and tokenizers, better not into .venv.
-        "vit-test": ["transformers>=4.40"],
         "test": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"],
         "lint": ["ruff>=0.6", "import-linter>=2.6", "mypy>=1.11"],
         "tensorboard": ["tensorboard>=2.17"],

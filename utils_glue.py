@@ -32,7 +32,7 @@ class InputExample:
 
 @dataclass
 class InputFeatures:
-    """One example as ids, each list padded to the same length; `label_id` a class id, or a float for regression."""
+    """One example as padded lists of ids; `label_id` is a class id, or a float for regression."""
 
     input_ids: list[int]
     input_mask: list[int]
@@ -91,18 +91,12 @@ QqpProcessor, QnliProcessor = _processor("QqpProcessor", "qqp"), _processor("Qnl
 RteProcessor, WnliProcessor = _processor("RteProcessor", "rte"), _processor("WnliProcessor", "wnli")
 MnliProcessor = _processor("MnliProcessor", "mnli", "dev_matched")
 MnliMismatchedProcessor = _processor("MnliMismatchedProcessor", "mnli", "dev_mismatched")
-processors: dict[str, type[_GlueProcessor]] = {
-    "cola": ColaProcessor,
-    "mnli": MnliProcessor,
-    "mnli-mm": MnliMismatchedProcessor,
-    "mrpc": MrpcProcessor,
-    "sst-2": Sst2Processor,
-    "sts-b": StsbProcessor,
-    "qqp": QqpProcessor,
-    "qnli": QnliProcessor,
-    "rte": RteProcessor,
-    "wnli": WnliProcessor,
-}
+_KINDS = (
+    *(ColaProcessor, Sst2Processor, MrpcProcessor, StsbProcessor, QqpProcessor, MnliProcessor),
+    *(MnliMismatchedProcessor, QnliProcessor, RteProcessor, WnliProcessor),
+)
+_NAMES = (*GLUE[:6], "mnli-mm", *GLUE[6:])
+processors: dict[str, type[_GlueProcessor]] = dict(zip(_NAMES, _KINDS, strict=True))
 output_modes = {name: "classification" if one.table.labels else "regression" for name, one in processors.items()}
 # The assignment leaves the mismatched set out: it is evaluated with MNLI's model.
 GLUE_TASKS_NUM_LABELS = {name: len(TABLES[name].labels or ()) or 1 for name in GLUE}
@@ -110,8 +104,7 @@ GLUE_TASKS_NUM_LABELS = {name: len(TABLES[name].labels or ()) or 1 for name in G
 
 def compute_metrics(task_name: str, preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """The official metrics of a GLUE task ("mnli-mm" for MNLI's mismatched set). Both arrays are (examples,)."""
-    if len(preds) != len(labels) or len(preds) == 0:
-        raise ValueError(f"{len(preds)} predictions for {len(labels)} labels: there must be one per label.")
+    assert len(preds) == len(labels) > 0, f"{len(preds)} predictions for {len(labels)} labels"
     return TABLES[task_name.removesuffix("-mm")].metric.compute(np.asarray(preds), np.asarray(labels))
 
 
@@ -149,16 +142,14 @@ def convert_examples_to_features(
         segments = [sequence_a_segment_id] * len(tokens)
         if second:
             tokens, segments = [*tokens, *second, sep_token], segments + [sequence_b_segment_id] * (len(second) + 1)
-        tokens = [*tokens, cls_token] if cls_token_at_end else [cls_token, *tokens]
-        own = [cls_token_segment_id]
-        segments = segments + own if cls_token_at_end else own + segments
-        real = int(mask_padding_with_zero)
+        place, real = (len(tokens) if cls_token_at_end else 0), int(mask_padding_with_zero)
+        tokens.insert(place, cls_token)
+        segments.insert(place, cls_token_segment_id)
         rows = tokenizer.convert_tokens_to_ids(tokens), [real] * len(tokens), segments
-        missing = max_seq_length - len(tokens)
-        padded = [
-            [filler] * missing + row if pad_on_left else row + [filler] * missing
-            for row, filler in zip(rows, (pad_token, 1 - real, pad_token_segment_id), strict=True)
-        ]
+        padded = []
+        for row, filler in zip(rows, (pad_token, 1 - real, pad_token_segment_id), strict=True):
+            padding = [filler] * (max_seq_length - len(row))
+            padded.append(padding + row if pad_on_left else row + padding)
         features.append(InputFeatures(*padded, label_id=_label_id(example, label_list, output_mode)))
     return features
 

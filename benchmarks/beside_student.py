@@ -102,9 +102,8 @@ def prepare(options: argparse.Namespace) -> tuple[Path, Path, Path]:
         data = (options.runs_dir / "sample").resolve()
         subprocess.run([sys.executable, "-m", "cos598d", "sample", str(data)], check=True, env=environment())
     task, source = get_task("rte"), find_model(options.model)
-    encoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
     folder = (options.runs_dir / "model").resolve()
-    save_model(folder, build_model(source, task.head, task.num_labels, 0.0, SEED), encoder)
+    save_model(folder, build_model(source, task.head, task.num_labels, 0.0, SEED), source.encoder)
     examples = len((data / "train.tsv").read_text(encoding="utf-8").splitlines()) - 1
     batches: list[list[int]] = []
     epoch = 0

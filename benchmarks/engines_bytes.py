@@ -150,7 +150,7 @@ def sizes(folder: Path, ranks: int) -> Sizes:
     """The bytes of a run's trainable weights."""
     config = RunConfig(**{name: value for name, value in read_json(folder / "config.json").items() if name in KNOWN})
     task = config.task()
-    source = find_model(config.model_name_or_path, config.model_type, config_name=config.config_name)
+    source = find_model(config.model_name_or_path)
     model = build_model(source, task.head, task.num_labels, 0.0, config.seed)
     trained = {p: p.numel() * p.element_size() for p in model.parameters() if p.requires_grad}
     in_layers = {p for layer in layers(model) for p in layer.parameters() if p in trained}

@@ -4,13 +4,11 @@
 
 The functions at the ends of a rank's phases are wrapped in a clock before ranks are forked; nothing else changes. Each
 rank writes FOLDER/rankR.json. `phases` has each one's beginning and end by the host's clock and the rank's CPU seconds
-between them (of all its threads; a phase may occur several times). `requests` counts those to rank 0's store by kind.
-`messages` has those that it sent and received there and to its neighbours, with their bytes (rank 0 as their server
-too). `held` is what it had after its last step. The process that started them writes starter.json.
+between them (of all its threads; a phase may occur several times). `held` is what it had after its last step. The
+process that started them writes starter.json.
 """
 
 import functools
-import json
 import os
 import sys
 import time
@@ -33,8 +31,6 @@ class Marks:
 
     def __init__(self) -> None:
         self.phases: list[tuple[str, float, float, float]] = []  # name, beginning, end, CPU seconds
-        self.requests: Counter[str] = Counter()
-        self.messages: Counter[str] = Counter()
         self.held: dict[str, int] = {}
 
     @contextmanager
@@ -45,10 +41,6 @@ class Marks:
             yield
         finally:
             self.phases.append((name, began, time.monotonic(), time.process_time() - used))
-
-    def count(self, what: str, size: int) -> None:
-        """Count a message of `size` bytes that was sent or received."""
-        self.messages.update({what: 1, f"{what}_bytes": size})
 
     def write(self, name: str) -> None:
         """Write everything to a file."""
@@ -104,33 +96,29 @@ def before(owner: Any, name: str, act: Callable[..., None]) -> None:
 def load() -> Callable[..., int]:
     """Import everything that a run needs, wrap its phases, and return the program."""
     began = time.process_time()
+    from multiprocessing.process import BaseProcess
+
     from cos598d import loop, rank, run
     from cos598d.comm import process_group
     from cos598d.commands import cli
     from cos598d.commands import train as command
     from cos598d.strategies.observed import TimedStrategy
     from cos598d.world import launch
-    from cos598d.world.connection import Connection
-    from cos598d.world.store import StoreClient
-    from cos598d.world.watchdog import Watchdog
+    from cos598d.world.lifeline import Lifeline
 
     marks.phases.append(("imports", BEGAN, time.monotonic(), time.process_time() - began))
     timed(command, "find", "finding")
-    timed(launch, "_start", "forking")
+    timed(BaseProcess, "start", "forking")
     timed(rank, "meet", "meeting")
-    timed(Watchdog, "__init__", "lifeline")
+    timed(Lifeline, "__init__", "lifeline")
     timed(process_group, "open_group", "group")
     timed(TimedStrategy, "attach", "attaching")
     timed(loop, "step", "step", first="first step")
     timed(run, "publish_record", "record")
-    timed(Watchdog, "close", "leaving")
+    timed(Lifeline, "close", "leaving")
     timed(process_group, "close_group", "leaving the group")
     before(run, "publish_record", lambda *_, **__: marks.held.update(held()))
-    before(launch, "_wait", lambda *_, **__: marks.write("starter"))
-    before(StoreClient, "request", lambda _, operation, *__, **___: marks.requests.update([operation]))
-    before(StoreClient, "arrive", lambda *_, **__: marks.requests.update(["arrive"]))
-    before(Connection, "pack", lambda _, words, data=b"": marks.count("sent", len(json.dumps(words)) + len(data)))
-    before(Connection, "unpack", lambda _, data: marks.count("received", len(data)))
+    before(launch, "_failure", lambda *_, **__: marks.write("starter"))
     run_rank = command.run_rank
 
     def be_marked_rank(config: Any, identity: Any, found: Any = None) -> int:

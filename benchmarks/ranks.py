@@ -1,4 +1,4 @@
-"""The cost of a run by its number of ranks: seconds, memory, connections, messages; a tiny model on this host.
+"""The cost of a run by its number of ranks: seconds, memory, connections; a tiny model on this host.
 
     python benchmarks/ranks.py --runs_dir runs/ranks [--world_sizes 4,8,16,32,64] [--sync ddp] [--steps 6]
 
@@ -107,14 +107,6 @@ def summary(ranks: list[dict[str, Any]], starter: dict[str, Any], began: float) 
             name: {"rank_0": ranks[0]["held"][name], "mean": mean(rank["held"][name] for rank in others)}
             for name in ranks[0]["held"]
         },
-        "requests": {
-            name: mean(rank["requests"].get(name, 0) for rank in others)
-            for name in sorted({name for rank in others for name in rank["requests"]})
-        },
-        "messages": {
-            name: {"rank_0": ranks[0]["messages"][name], "mean": mean(rank["messages"][name] for rank in others)}
-            for name in ranks[0]["messages"]
-        },
     }
 
 
@@ -141,17 +133,10 @@ def tables(found: Mapping[int, Mapping[str, Any]]) -> dict[str, list[list[str]]]
         "descriptors": lambda one: one["held"]["descriptors"]["mean"],
         "threads": lambda one: one["held"]["threads"]["mean"],
     }
-    sent = {
-        "requests of a rank": lambda one: sum(one["requests"].values()),
-        "its KB received": lambda one: one["messages"]["received_bytes"]["mean"] / 1e3,
-        "rank 0's messages": lambda one: one["messages"]["sent"]["rank_0"],
-        "its MB sent": lambda one: one["messages"]["sent_bytes"]["rank_0"] / 1e6,
-    }
     return {
         "seconds by the clock ('met' and 'command': since the command began)": _table(found, clock, "{:.3f}"),
         "the processor's seconds of all ranks together": _table(found, used, "{:.3f}"),
         "held after the last step ('a rank': the mean of all but rank 0)": _table(found, held, "{:.1f}"),
-        "messages with rank 0's store and the watchdogs": _table(found, sent, "{:.2f}"),
     }
 
 
@@ -174,8 +159,6 @@ def panels(found: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, dict[i
         "of all ranks": {
             "memory, MB": {n: of_all(one, "pss_bytes") / 1e6 for n, one in found.items()},
             "sockets": {n: of_all(one, "sockets") for n, one in found.items()},
-            "rank 0's messages": {n: one["messages"]["sent"]["rank_0"] for n, one in found.items()},
-            "its KB sent": {n: one["messages"]["sent_bytes"]["rank_0"] / 1e3 for n, one in found.items()},
         },
     }
 

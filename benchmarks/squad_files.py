@@ -11,8 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cos598d.data.squad.read import parse_squad
-
+from cos598d.data.squad import read_questions
 from cos598d.terminal.files import write_whole
 
 
@@ -26,10 +25,10 @@ def main() -> None:
     chosen = slice(*(int(number) if number else None for number in options.articles.split(":")))
     articles = [article for part in parts for article in part["data"]][chosen]
     value = {"version": parts[0].get("version", ""), "data": articles}
-    squad = parse_squad(value, str(options.output))
     write_whole(options.output, json.dumps(value, ensure_ascii=False))
-    impossible = sum(question.impossible for question in squad.questions)
-    print(f"{options.output}: {len(articles)} articles, {len(squad.questions)} questions, {impossible} impossible")
+    asked = read_questions(options.output)
+    impossible = sum(question.impossible for question in asked)
+    print(f"{options.output}: {len(articles)} articles, {len(asked)} questions, {impossible} impossible")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,11 @@ def find_source(config: RunConfig, task: Task) -> ModelSource:
     UserError if there is no model, or if it cannot read such long texts.
     """
     name, form = config.model_name_or_path, task.image_form
-    flags = {"model_type": config.model_type, "cache_dir": config.cache_dir, "do_lower_case": config.do_lower_case}
+    flags: dict[str, Any] = {
+        "model_type": config.model_type,
+        "cache_dir": config.cache_dir,
+        "do_lower_case": config.do_lower_case,
+    }
     try:
         source = find_model(name, form, **flags)
     except HubUnreachable as error:

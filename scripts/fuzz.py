@@ -357,8 +357,7 @@ def _of_benches(folder: Path) -> Iterator[Case]:
 
 def _of_squad(folder: Path) -> Iterator[Case]:
     from cos598d.data.samples import write_squad_sample
-    from cos598d.data.squad.read import read_squad
-    from cos598d.data.squad.score import score_file
+    from cos598d.data.squad import read_questions, score_file
 
     sample = folder / "squad"
     write_squad_sample(sample)
@@ -369,7 +368,7 @@ def _of_squad(folder: Path) -> Iterator[Case]:
     value = json.loads((sample / dev).read_text())
     value["data"] = [{**article, "paragraphs": article["paragraphs"][:2]} for article in value["data"][:3]]
     (small / "dev.json").write_text(json.dumps(value))
-    questions = read_squad(small / "dev.json").questions
+    questions = read_questions(small / "dev.json")
     (small / "answers.json").write_text(json.dumps({one.identity: one.text[:9] for one in questions}))
     (small / "odds.json").write_text(json.dumps({one.identity: 0.5 for one in questions}))
     shutil.rmtree(sample)
@@ -392,30 +391,28 @@ def _of_squad(folder: Path) -> Iterator[Case]:
 def _of_glue(folder: Path) -> Iterator[Case]:
     from data_files import FILES, write_task
 
-    from cos598d.data.glue.read import FORMATS, read_rows
+    from cos598d.data.tables import TABLES, read_rows
 
     for task in FILES:
         place = folder / "glue" / task
         place.mkdir(parents=True)
         write_task(place, task)
 
-        def read(place: Path, format: Any = FORMATS[task]) -> None:
+        def read(place: Path, table: Any = TABLES[task]) -> None:
             for file in sorted(place.rglob("*.tsv")):
-                for row in read_rows(file, format):
-                    format.label_value(row, file)
+                list(read_rows(file, table, table.labels))
 
         yield f"glue {task}", place, read
 
 
 def _of_models(folder: Path) -> Iterator[Case]:
-    from cos598d.models.architectures import ARCHITECTURES, new_config, read_config
-    from cos598d.models.checkpoint import _plain_config
+    from cos598d.models.configs import CONFIGS, TINY, plain_config, read_config
 
-    for kind in ARCHITECTURES:
+    for kind in CONFIGS:
         place = folder / "models" / kind
         place.mkdir(parents=True)
-        (place / "config.json").write_text(json.dumps(_plain_config(new_config(kind, 100, ARCHITECTURES[kind].tiny))))
-        yield f"config {kind}", place, lambda place, kind=kind: read_config(place / "config.json", kind)
+        (place / "config.json").write_text(json.dumps(plain_config(CONFIGS[kind](**TINY[kind]))))
+        yield f"config {kind}", place, lambda place: read_config(place / "config.json")
 
 
 if __name__ == "__main__":

@@ -20,10 +20,9 @@ from cos598d.checkpoints.layout import step_name, steps
 from cos598d.checkpoints.restore import open_checkpoint
 from cos598d.checkpoints.resume import facts_of, find_checkpoint, open_record
 from cos598d.config import RunConfig, recorded
-from cos598d.data.text.tokenization import load_encoder
 from cos598d.evaluate import Evaluation
 from cos598d.measure.clock import IterationClock
-from cos598d.models.build import build_model, find_model, uses_every_parameter
+from cos598d.models.build import build_model, find_model
 from cos598d.models.checkpoint import save_description
 from cos598d.plan import Plan, TrainingSetup
 from cos598d.records.conventions import OF_TRAINING, STATE, SYNCHRONIZING
@@ -54,19 +53,18 @@ def live(comm, folder, values, fate=None, age=0.0):
     if fate is not None and fate[2] == comm.rank:
         _arrange(*fate[:2], comm, Path(folder))
     task, source = config.task(), find_model("tiny")
-    encoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
+    task.find(None)
+    encoder = source.encoder
     model = build_model(source, task.head, task.num_labels, config.dropout, config.seed)
     torch.manual_seed(config.seed + comm.rank)
     train, dev = (
-        task.load(part, None, encoder, config.max_seq_length, limit=limit)
+        task.load(part, encoder, config.max_seq_length, limit)
         for part, limit in (("train", config.max_train_examples), ("dev", config.max_eval_examples))
     )
     console = Lines(comm.rank == 0)
     facts = facts_of(config, Plan(config, len(train), comm.world_size), train, {"dev": dev}, source)
     found = find_checkpoint(Path(folder), config, facts, comm, console)
-    strategy = get_strategy(config.sync)(
-        comm, not uses_every_parameter(source.model_type, task.head), config.sync_options(), config.precision
-    )
+    strategy = get_strategy(config.sync)(comm, False, config.sync_options(), config.precision)
     evaluation = Evaluation(task, {"dev": dev}, model, comm, config.per_gpu_eval_batch_size, config.precision)
     with open_record(Path(folder), config, comm, found) as record:
         comm.ledger = record.ledger

@@ -11,7 +11,7 @@ from report_records import read
 
 from cos598d.commands import cli
 from cos598d.commands.script import run_script
-from cos598d.data.glue.read import FORMATS
+from cos598d.data.tables import GLUE
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.table import comparison
 
@@ -209,7 +209,7 @@ def test_a_flag_keeps_the_syncs_alike(start_ranks, tmp_path, words):
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
-@pytest.mark.parametrize("task", FORMATS)
+@pytest.mark.parametrize("task", GLUE)
 def test_every_glue_task_trains_and_is_scored_by_its_metrics(task, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     write_task(tmp_path / "data", task)

@@ -16,7 +16,6 @@ from cos598d.comm import hosts
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
-from cos598d.models.linear import Linear
 from cos598d.records.conventions import GRADIENTS
 from cos598d.strategies.formula import TrainingSpec, without_values
 from cos598d.strategies.memory import Peak
@@ -287,7 +286,6 @@ def test_only_unshared_weights_of_plain_linear_layers_are_cast():
     assert {"twice.weight", "twice.bias", "output.bias", "layers.0.0.weight"} <= names
     assert not names & {"words.weight", "frozen.weight", "frozen.bias"}
     assert linear_layers(model.double()) == {}
-    assert len(linear_layers(Linear(3, 2))) == 2, "torch's own under autocast"
 
     class Own(nn.Linear):
         def forward(self, input):

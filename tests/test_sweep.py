@@ -304,7 +304,7 @@ def test_a_sweep_s_folder_resumes_only_with_the_same_arguments(tmp_path):
         ({"axes": {"batch": ["4"]}}, "(the axis batch: 4,16 there, 4 here)"),
         ({"axes": {"setup": ["1x1"]}}, "(the axes: batch there, setup here)"),
         ({"seeds": [42, 43]}, "(the seeds: 42 there, 42,43 here)"),
-        ({"flags": {"task_name": "mnist"}}, "(--task_name: digits there, mnist here)"),
+        ({"flags": {"task_name": "cifar10"}}, "(--task_name: digits there, cifar10 here)"),
         ({"flags": DIGITS | {"threads": 1}}, "(--threads: not given there, 1 here)"),
         ({"rate": "none"}, "(--rate: 1gbit there, none here)"),
         ({"launch": "env {command}"}, "(--launch: not given there, env {command} here)"),

@@ -124,14 +124,15 @@ def test_a_sync_of_ones_own_trains_or_is_named(alone, tmp_path, line, words, sai
     if said is None:
         assert_same(summary_of(tmp_path / "out"), alone, 2)
     else:
-        assert program.text.count(said) == 1
+        assert said in program.text
+        assert "Traceback" not in program.text
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--sync", "ring", "--bucket_mb", "3"], "bucket_mb has no effect with --sync ring"),
-        (["--sync", "rink"], "Did you mean ring"),
+        (["--sync", "rink"], "Did you mean 'ring'?"),
         (["--sync", "bucketed", "--compress", "int9"], "unknown compression"),
         (["--sync", "dp", "--world_size", "2"], "one process with all of its GPUs"),
         (["--precision", "auto"], "auto"),

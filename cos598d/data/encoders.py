@@ -56,12 +56,8 @@ class TextEncoder(Encoder):
 
     def encode(self, texts: Sequence[Text], most: int) -> list[Encoding]:
         """Each text or pair with its special tokens, cut at the end of the longer one to `most` tokens."""
-        try:
-            self._tokenizer.enable_truncation(most)
-            found: list[Encoding] = self._tokenizer.encode_batch([(a, b) if b else a for a, b in texts])
-        except Exception as error:  # the library raises nothing more specific
-            reason = first_line(error)
-            raise UserError(f"--max_seq_length {most} leaves no room for text ({reason}). Give more.") from error
+        self._tokenizer.enable_truncation(most)
+        found: list[Encoding] = self._tokenizer.encode_batch([(a, b) if b else a for a, b in texts])
         self._tokenizer.no_truncation()
         return found
 

@@ -17,6 +17,7 @@ from cos598d.data.metrics import Metric
 from cos598d.data.squad_scores import version_1, version_2
 from cos598d.data.task import Scores, Task, fetch_command, place_of
 from cos598d.errors import UserError, first_line
+from cos598d.terminal.reading import read_json
 
 N_BEST, MOST_QUERY, MOST_ANSWER = 20, 64, 30  # spans of a window; word pieces of a question, and of an answer
 _BLOCK = 256  # questions that are encoded at a time
@@ -40,7 +41,7 @@ class Windows(Texts):
     """
 
     def __init__(self, questions: np.ndarray, offsets: np.ndarray, **texts: Any):
-        super().__init__(**texts, has_segments=True)
+        super().__init__(**texts)
         self.questions, self.offsets = questions, offsets
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -161,7 +162,7 @@ def build_windows(
 
     found = cached("squad", (encoder.digest, f"{most} {stride} {training}", *map(repr, asked)), build, overwrite)
     targets = {name: found.pop(name) for name in ("start_positions", "end_positions")}
-    return Windows(**found, targets=targets, pad_id=encoder.pad_id)
+    return Windows(**found, targets=targets, pad_id=encoder.pad_id, has_segments=encoder.has_segments)
 
 
 Window = tuple[np.ndarray, np.ndarray, int, int, int, int]  # ids, offsets, split, question, first and last token
@@ -241,3 +242,37 @@ def predict(
         for identity, (_, text) in best.items()
     }
     return texts, odds
+
+
+def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> tuple[dict[str, float], list[str]]:
+    """The official scores of a predictions file, {question id: answer}, and remarks on mismatches.
+
+    If `data` has questions without an answer, 2.0's rules apply, else 1.1's. Raises UserError for files that cannot be
+    scored.
+    """
+    asked = read_questions(data)
+    answers, golds = _read(predictions, str, "{question id: answer}"), golds_of(asked)
+    missing, strange = golds.keys() - answers.keys(), answers.keys() - golds.keys()
+    if len(missing) == len(golds):
+        raise UserError(f"{predictions} answers no question of {data}. Give the predictions for this data.")
+    remarks = [f"{len(missing):,} of {len(golds):,} questions have no prediction and count as wrong"] * bool(missing)
+    remarks += [f"{len(strange):,} predictions are for other questions and are ignored"] * bool(strange)
+    if not any(question.impossible for question in asked):
+        if null_odds:
+            raise UserError(f"{data} is SQuAD 1.1, which has no null odds. Leave --null_odds out.")
+        return version_1(golds, answers), remarks
+    odds = _read(null_odds, (int, float), "{question id: number}") if null_odds else None
+    if odds is not None and (without := golds.keys() - odds.keys()):
+        raise UserError(f"{null_odds} has no number for {len(without):,} questions, such as {min(without)}. Add them.")
+    return version_2(golds, answers, odds), remarks
+
+
+def _read(file: Path, kind: type | tuple[type, ...], words: str) -> dict[str, Any]:
+    """A JSON object of entries of this kind by question id; `words` describes it. Raises UserError."""
+    try:
+        found = dict(read_json(file))
+        if (odd := next((one for one, entry in found.items() if not isinstance(entry, kind)), None)) is not None:
+            raise ValueError(f"the entry of {odd} is another")
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{file} is not {words} ({first_line(error)}). Give such a file.") from error
+    return found

@@ -9,11 +9,6 @@ import string
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
-
-from cos598d.errors import UserError, first_line
-from cos598d.terminal.reading import read_json
 
 ODDS_THRESHOLD = 1.0  # above it, the official script takes a question for unanswered
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -108,39 +103,3 @@ def _best_threshold(
 
 def _percent(scores: Mapping[str, float]) -> float:
     return 100.0 * sum(scores.values()) / len(scores)
-
-
-def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> tuple[dict[str, float], list[str]]:
-    """The official scores of a predictions file, {question id: answer}, and remarks on mismatches.
-
-    If `data` has questions without an answer, 2.0's rules apply, else 1.1's. Raises UserError for files that cannot be
-    scored.
-    """
-    from cos598d.data.squad import golds_of, read_questions
-
-    asked = read_questions(data)
-    answers, golds = _read(predictions, str, "{question id: answer}"), golds_of(asked)
-    missing, strange = golds.keys() - answers.keys(), answers.keys() - golds.keys()
-    if len(missing) == len(golds):
-        raise UserError(f"{predictions} answers no question of {data}. Give the predictions for this data.")
-    remarks = [f"{len(missing):,} of {len(golds):,} questions have no prediction and count as wrong"] * bool(missing)
-    remarks += [f"{len(strange):,} predictions are for other questions and are ignored"] * bool(strange)
-    if not any(question.impossible for question in asked):
-        if null_odds:
-            raise UserError(f"{data} is SQuAD 1.1, which has no null odds. Leave --null_odds out.")
-        return version_1(golds, answers), remarks
-    odds = _read(null_odds, (int, float), "{question id: number}") if null_odds else None
-    if odds is not None and (without := golds.keys() - odds.keys()):
-        raise UserError(f"{null_odds} has no number for {len(without):,} questions, such as {min(without)}. Add them.")
-    return version_2(golds, answers, odds), remarks
-
-
-def _read(file: Path, kind: type | tuple[type, ...], words: str) -> dict[str, Any]:
-    """A JSON object of entries of this kind by question id; `words` describes it. Raises UserError."""
-    try:
-        found = dict(read_json(file))
-        if (odd := next((one for one, entry in found.items() if not isinstance(entry, kind)), None)) is not None:
-            raise ValueError(f"the entry of {odd} is another")
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{file} is not {words} ({first_line(error)}). Give such a file.") from error
-    return found

@@ -59,5 +59,6 @@ def check_weights(tensors: Iterable[tuple[str, torch.Tensor]], iteration: int, l
 
 def digest(tensor: torch.Tensor) -> str:
     """A short digest of a tensor's bits."""
-    bits = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    # A copy: memory that numpy has seen cannot be freed any more, as zero3 does with weights.
+    bits = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
     return hashlib.sha256(bits.numpy().data).hexdigest()[:16]

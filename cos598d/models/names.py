@@ -58,11 +58,16 @@ def find_weights(folder: Path) -> Path | None:
 def _from_hub(name: str, cache_dir: str | None) -> Path:
     """A model's snapshot in the hub's cache, downloaded if it is not there. Only data is taken, never code."""
     import huggingface_hub
-    from huggingface_hub import errors
+    import requests
+    from huggingface_hub import constants, errors
 
     huggingface_hub.logging.set_verbosity_error()  # the sentences below say what goes wrong
     model, _, revision = name.partition("@")
-    where: dict[str, Any] = {"revision": revision or None, "cache_dir": cache_dir, "etag_timeout": _REACH_SECONDS}
+    where: dict[str, Any] = {"revision": revision or None, "cache_dir": cache_dir}
+    try:  # huggingface_hub itself would ask a silent hub for minutes, before it looks into its cache
+        requests.head(f"{constants.ENDPOINT}/{model}/resolve/main/config.json", timeout=_REACH_SECONDS)
+    except requests.RequestException:
+        where["local_files_only"] = True
     try:
         found = Path(huggingface_hub.snapshot_download(model, allow_patterns=[*_SMALL_FILES, WEIGHT_FILES[0]], **where))
         if find_weights(found) is None:

@@ -137,7 +137,7 @@ class _Answers(nn.Module):
         start_positions: torch.Tensor | None = None,
         end_positions: torch.Tensor | None = None,
     ) -> Outputs:
-        """Ids, mask and segments, (batch, sequence), to scores of first and of last tokens; with targets, loss first."""
+        """Ids, mask and segments, (batch, sequence), to scores of first and last tokens; with targets, loss first."""
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         tokens = getattr(self, self.base_model_prefix)(input_ids, attention_mask=attention_mask, **segments)[0]
         dropout = getattr(self, "dropout", None)

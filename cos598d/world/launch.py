@@ -44,9 +44,10 @@ def start_local_workers(world_size: int, master_port: int | None, be_rank: Calla
     context = multiprocessing.get_context("fork" if may_fork() else "spawn")
     listener = bind(DEFAULT_IP, master_port or 0)
     environ = _environment(world_size, listener.getsockname()[1])
-    ranks: list[BaseProcess] = [
-        context.Process(target=_be, args=(be_rank, rank, environ, listener)) for rank in range(world_size)
-    ]
+    ranks: list[BaseProcess] = []
+    for rank in range(world_size):
+        arguments = (be_rank, rank, environ, listener)
+        ranks.append(context.Process(target=_be, args=arguments))  # type: ignore[attr-defined]  # every context has it
     asked: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
@@ -62,8 +63,8 @@ def start_local_workers(world_size: int, master_port: int | None, be_rank: Calla
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until each has a session of its own
         try:
             with listener:
-                for rank in ranks:
-                    rank.start()
+                for each in ranks:
+                    each.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         failed = _failure(ranks)

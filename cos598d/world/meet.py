@@ -155,8 +155,12 @@ def find_secret(identity: Identity) -> bytes:
 
 
 def _own_part(identity: Identity, store: dist.Store) -> dist.Store:
-    """A run's own keys: torchrun's store also serves its restarts, and torch itself."""
-    return dist.PrefixStore(f"cos598d/{identity.run_id}/{identity.attempt}", store)
+    """A run's own keys. torchrun's store also serves torch itself, and each restart, which all its ranks count alike.
+
+    A store that rank 0 serves has only this start's ranks. Hosts that join and leave count restarts differently.
+    """
+    start = f"/{identity.run_id}/{identity.attempt}" if identity.store_is_served else ""
+    return dist.PrefixStore(f"cos598d{start}", store)
 
 
 def _said(identity: Identity, ranks: Callable[[], Collection[int]]) -> Callable[[], str] | None:
@@ -178,7 +182,7 @@ def _object(identity: Identity, store: dist.Store, what: str) -> None:
 
 
 def _stay(identity: Identity, store: dist.Store) -> None:
-    """Let the others read the verdict, also those that come a moment later, before rank 0 ends and the store with it."""
+    """Let the others read the verdict before rank 0 ends with the store, also those that come a moment later."""
     store.add("heard", 1)
     if identity.rank == 0:
         wait(lambda: store.add("heard", 0) == identity.world_size, LINGER_SECONDS)

@@ -148,14 +148,18 @@ class DeepSpeed(GradientSync):
     @torch.no_grad()
     def load_whole(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take the model's weights, which are the same on every rank."""
-        from deepspeed.utils import safe_set_full_fp32_param
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
         for name, p in self._apart.copy.named_parameters():
             whole = self.model.get_parameter(name)
             with self._gathered(p, 0):
                 p.copy_(whole)
-            if p.requires_grad:
+            if p.requires_grad and self.options.zero_stage < 3:
                 safe_set_full_fp32_param(p, whole)
+            elif p.requires_grad:  # this rank's n-th; the last ones may be shorter
+                length = p.ds_tensor.numel()  # type: ignore[attr-defined]
+                padded = nn.functional.pad(whole.flatten(), (0, length * self.ranks - whole.numel()))
+                safe_set_local_fp32_param(p, padded[self.rank * length : (self.rank + 1) * length])
 
     def detach(self) -> None:
         super().detach()
