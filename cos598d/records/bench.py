@@ -6,14 +6,13 @@ from typing import Any
 from msgspec import Struct
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import BY_LEDGER
 from cos598d.records.schema import AtLeastZero, Count, Environment, Positive, Ranks, Size, read
 
 FILE_NAME = "bench.json"
 
 
 class BenchSetting(Struct):
-    """What was measured, and where. `operations`: of all ranks in an iteration, by formula."""
+    """What was measured. Benches that differ only in ranks, links and batch measure the same work."""
 
     world_size: Ranks
     batch: Size | None = None  # examples on each rank
@@ -26,11 +25,6 @@ class BenchSetting(Struct):
     backend: str = "gloo"
     device: str = "cpu"
     threads_per_rank: Size = 1
-    rounds: Size = 1
-    attach: str = ""
-    seconds_of: str = ""
-    operations: Count | None = None
-    peak_per_second: Positive | None = None
 
 
 class Candidate(Struct):
@@ -39,33 +33,24 @@ class Candidate(Struct):
     label: str
     sync: str = ""
     options: dict[str, Any] = {}
-    bytes_from: str = BY_LEDGER
 
 
 class Measured(Struct):
-    """A candidate's seconds per iteration; `seconds_exposed` are those that computing alone does not take."""
+    """A candidate's seconds per iteration."""
 
     seconds_median: Positive
-    seconds_quartiles: tuple[Positive, Positive] | None = None
-    seconds_exposed: float | None = None
-    ratio_to_ddp: dict[str, Any] | None = None
-    ratio_to_floor: dict[str, Any] | None = None
 
 
 class Traffic(Struct):
     """What a candidate has sent in an iteration, by rank."""
 
-    calls: list[AtLeastZero]
     payload_bytes: list[AtLeastZero]
-    bytes_sent: list[AtLeastZero]
 
 
-class Round(Struct):
-    """A candidate's turn in a round. Seconds are by rank, where a turn has such parts."""
+class Turn(Struct):
+    """A candidate's turn in a round: seconds by rank, where it has such parts."""
 
     candidate: str
-    seconds: Positive
-    round: Count = 0
     seconds_forward_by_rank: list[AtLeastZero] = []
     seconds_backward_by_rank: list[AtLeastZero] = []
 
@@ -88,19 +73,15 @@ class Arrivals(Struct):
 
 
 class Bench(Struct):
-    """A bench's record. Without candidates it has only sizes of messages."""
+    """What is read of a bench's record. Without candidates it has only sizes of messages."""
 
     setting: BenchSetting
     environment: Environment
     candidates: list[Candidate]
     summary: dict[str, Measured] = {}
     traffic: dict[str, Traffic] = {}
-    samples: list[Round] = []
+    samples: list[Turn] = []
     arrivals: Arrivals | None = None
-    gradient_norm: dict[str, list[float | None]] = {}
-    message_size: dict[str, Any] | None = None
-    remarks: list[str] = []
-    host: list[dict[str, float]] = []
 
 
 def read_bench(path: Path) -> tuple[Path, Bench]:

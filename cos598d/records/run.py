@@ -51,8 +51,8 @@ def read_unfinished(folder: Path) -> "Summary":
 
 def read_record(path: Path) -> tuple[Path, dict[str, Any]]:
     """The record's file and contents, from a bench's output folder or its file. Raises UserError."""
-    file, found = read_bench(path)
-    return file, msgspec.to_builtins(found)
+    file, _ = read_bench(path)
+    return file, msgspec.json.decode(file.read_bytes())
 
 
 # A run's summary.json, checked by `summary_of`, plus what `tools/report/load` adds to it.

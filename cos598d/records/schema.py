@@ -62,26 +62,6 @@ class Iteration(Struct, omit_defaults=True):
     spans_seconds: list[tuple[str, float, float]] = []
 
 
-class Call(Struct, omit_defaults=True):
-    """A row of communication.rankR.jsonl: one collective call. `started` is in seconds since the iteration's begin.
-
-    `messages` is how many this rank sent, for a collective that a sync made of messages.
-    """
-
-    iteration: Count
-    purpose: str
-    op: str
-    tensor: str
-    shape: list[Count]
-    dtype: str
-    payload_bytes: Count
-    bytes_sent: Count
-    bytes_received: Count
-    seconds: float | None
-    messages: Count | None = None
-    started: float | None = None
-
-
 class Sample(Struct, omit_defaults=True):
     """A row of host.rankR.jsonl. `seconds` since training began, without the time between attempts."""
 
@@ -130,19 +110,11 @@ class Network(Struct):
 
 
 class Environment(Struct):
-    """environment.json: what a run's or a bench's figures depend on."""
+    """What the figures of a bench depend on, of environment.json."""
 
-    processor: str | None = None
-    device: str | None = None
     cores: Size | None = None
-    threads_per_rank: Size = 1
     ranks_on_host: Size = 1
-    tf32: bool = False
     network: Network | None = None
-    python: str = ""
-    cuda: str | None = None
-    commit: str | None = None
-    versions: dict[str, str | None] = {}
 
 
 class Seconds(Struct):

@@ -3,9 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from cos598d.cost.model import beside_backward
 from cos598d.sync.cost import Collective, Even, both_ways, ring_steps
 from cos598d.sync.gather_scatter import GATHER, SCATTER
 from cos598d.tools.learn.lessons.lesson9.checks import WAYS
@@ -30,10 +27,10 @@ def seconds(way: str, size: float, ranks: int, rate: float, delay: float) -> flo
 
 
 def step_seconds(buckets: Sequence[tuple[float, int]], backward: float, ranks: int, rate: float, delay: float) -> float:
-    """By the cost model, of rings that cost a processor nothing."""
-    ready = np.array([moment for moment, _ in buckets])
-    travel = np.array(_each(buckets, ranks, rate, delay))
-    ended, _ = beside_backward(ready, np.zeros_like(travel), travel, travel, backward, steals=False)
+    """Rings that cost a processor nothing, one after another on one link, as soon as their gradients are ready."""
+    ended = 0.0
+    for (ready, _), travel in zip(buckets, _each(buckets, ranks, rate, delay), strict=True):
+        ended = max(ended, ready) + travel
     return max(backward, ended)
 
 
