@@ -191,10 +191,7 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
             able = [name for name in USUAL_MODELS if (name == "vit") == (task.image_form is not None)]
             raise UsageError(f"--model_type {self.model_type} cannot do {task.name}. Choose {' or '.join(able)}.")
         if self.do_predict and task.head != "sequence_classification":
-            raise UsageError(
-                f"--do_predict is for tasks of texts, and {task.name} has no test set. Leave it out, and give files to "
-                "`cos598d predict`."
-            )
+            raise UsageError(f"--do_predict: {task.name} has no test set. Give files to `cos598d predict`.")
         self._check_task_flags(task)
         metrics = (*task.metric.names, *(MACRO if task.tells_classes else ()))
         self.check_life(self.do_train, self.do_eval, self.output_dir, metrics)
@@ -202,20 +199,13 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
             for name in given(self, kind.flags) if self.optimizer != owner else ():
                 raise UsageError(f"--{name} has no effect with --optimizer {self.optimizer}. Leave it out.")
         if self.max_steps == 0 or self.max_steps < -1:
-            raise UsageError(
-                f"--max_steps {self.max_steps} is not valid. Give a number from 1, or -1 for whole epochs."
-            )
+            raise UsageError(f"--max_steps {self.max_steps} is not valid. Give 1 or more, or -1 for whole epochs.")
         if self.total_train_batch_size is not None and self.per_gpu_train_batch_size is not None:
             raise UsageError("--total_train_batch_size and --per_gpu_train_batch_size exclude each other. Give one.")
-        if self.sync == "none" and world_size > 1 and (self.do_eval or self.do_predict):
+        if self.sync == "none" and world_size > 1 and (self.do_eval or self.do_predict or self.check_replicas):
             raise UsageError(
-                f"--sync none on {world_size} ranks lets the replicas drift apart, so there is no model to evaluate. "
-                "Give only --do_train, or another --sync."
-            )
-        if self.sync == "none" and world_size > 1 and self.check_replicas:
-            raise UsageError(
-                f"--check_replicas {self.check_replicas}: with --sync none on {world_size} ranks the replicas drift "
-                "apart. Leave it out, or give another --sync."
+                f"--sync none on {world_size} ranks lets the replicas drift apart, so there is no model to evaluate or "
+                "to check. Give only --do_train, or another --sync."
             )
         if self.backend == "nccl" and (self.no_cuda or not torch.cuda.is_available()):
             reason = "--no_cuda was given" if self.no_cuda else "torch cannot use one on this machine"
@@ -251,18 +241,15 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
     def _check_label(self) -> None:
         """Raise UsageError if the label, a part of the run folder's name, would lead out of runs/."""
         if not re.fullmatch(r"[\w+=@][\w.+=@ -]{0,99}", self.label):
+            shown = printable(self.label, 100)
             raise UsageError(
-                f"--label {printable(self.label, 100)} is not valid. Give a name of up to 100 letters, digits and . "
-                "_ - + = @, without a dot or dash at the start."
+                f"--label {shown} is not valid. Give up to 100 letters, digits and . _ - + = @, a letter first."
             )
 
     def _check_sync(self, world_size: int) -> None:
         if self.sync == AUTO_SYNC:
             for name in given(self, SYNC_FIELDS):
-                raise UsageError(
-                    f"--{name} cannot be combined with --sync {AUTO_SYNC}, which uses the defaults. Leave it out, or "
-                    "name a sync."
-                )
+                raise UsageError(f"--sync {AUTO_SYNC} uses the default of --{name}. Leave it out, or name a sync.")
             return
         sync = get_sync(self.sync)
         for name in given(self, SYNC_FIELDS):
@@ -284,10 +271,8 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
         if self.null_score_diff_threshold and not self.version_2_with_negative:
             raise UsageError("--null_score_diff_threshold is for SQuAD 2.0. Add --version_2_with_negative.")
         if task.head == "question_answering" and self.max_seq_length < MOST_QUERY + 4:
-            raise UsageError(
-                f"--max_seq_length {self.max_seq_length} leaves no room for text next to questions of {MOST_QUERY} "
-                f"tokens. Give at least {MOST_QUERY + 4}."
-            )
+            words = f"leaves no room for text next to questions of {MOST_QUERY} tokens. Give at least {MOST_QUERY + 4}"
+            raise UsageError(f"--max_seq_length {self.max_seq_length} {words}.")
 
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:

@@ -156,7 +156,7 @@ BODY = "class T:\n    classes = ('a', 'b')\n    def examples(self, part, data_di
         ("class T: classes = ('a', 'b')\n", ["lacks examples"]),
         ("class T:\n    def __init__(self, x): pass\n    def examples(self): pass\n", ["cannot be made", "TypeError"]),
         (BODY.replace("'b'", "3") + "pass", ["('a', 3)"]),
-        (BODY + "pass\n    def score(self, p, l): pass", ["has metrics, a tuple"]),
+        (BODY + "pass\n    def score(self, p, l): pass", ["metrics, a tuple"]),
         (BODY + "return None", ["TypeError"]),
         (BODY + "return []", ["no example"]),
         (BODY + "yield 'text'", ["example 0", "(text, label)"]),

@@ -10,9 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cos598d.config import config_from
 from cos598d.data.encoders import ImageForm
-from cos598d.errors import UsageError
 from cos598d.models.build import build_model, find_model
 from cos598d.models.recompute import recompute_activations
 from cos598d.records.run import read_summary
@@ -94,11 +92,6 @@ def test_a_run_that_recomputes_has_the_same_losses(sync, start, tmp_path):
         assert program.wait() == 0, program.text
         found[name] = read_summary(tmp_path / name)["losses"]
     assert found["plain"] == found["again"]
-
-
-def test_activation_checkpointing_is_refused_for_other_model_types():
-    with pytest.raises(UsageError, match="--activation_checkpointing is for bert, roberta, vit, and --model_type is"):
-        config_from({"model_type": "distilbert", "activation_checkpointing": True}).check(1)
 
 
 CPU = torch.device("cpu")

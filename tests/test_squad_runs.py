@@ -117,7 +117,7 @@ def test_files_are_found_by_the_beginning_of_their_names(folder, run_here):
     ("words", "sentence"),
     [
         (["--data_dir", "nowhere"], "There is no nowhere (--data_dir). Give the data's folder."),
-        (["--data_dir", ".", "--version_2_with_negative"], "train-v2.0.json is not a SQuAD file (FileNotFoundError"),
+        (["--data_dir", ".", "--version_2_with_negative"], "dev-v2.0.json is not a SQuAD file (FileNotFoundError"),
         (["--data_dir", "cut"], "dev-v1.1.json is not a SQuAD file"),
         (["--model_type", "vit"], "--model_type vit cannot do squad. Choose bert or roberta or distilbert."),
         (["--max_seq_length", "67"], "--max_seq_length 67 leaves no room for text next to questions of 64"),

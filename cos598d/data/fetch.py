@@ -92,7 +92,7 @@ def obtain(name: str, data_dir: Path, base_url: str | None = None) -> Path:
         with tempfile.TemporaryDirectory(dir=data_dir, prefix=".fetching-") as hidden:
             beside, made = Path(hidden), Path(hidden) / "made"
             for (url, digest), file in zip(dataset.files.items(), names, strict=True):
-                _fetch(name, f"{base_url.rstrip('/')}/{file}" if base_url else url, digest, beside / file, target)
+                _fetch(name, f"{base_url.rstrip('/')}/{file}" if base_url else url, digest, beside / file)
             if is_archive:
                 shutil.unpack_archive(beside / names[0], made)
                 inside = [one for one in made.iterdir() if one.is_dir() and one.name != "__MACOSX"]
@@ -110,23 +110,20 @@ def obtain(name: str, data_dir: Path, base_url: str | None = None) -> Path:
                 made.chmod(0o755)
                 made.rename(target)
     except OSError as error:
-        raise UserError(
-            f"{name} cannot be put into {target} ({first_line(error)}). Make room or choose another folder."
-        ) from error
+        why = first_line(error)
+        raise UserError(f"{name} cannot be put into {target} ({why}). Make room, or choose another folder.") from error
     return target
 
 
-def _fetch(name: str, address: str, digest: str, file: Path, target: Path) -> None:
+def _fetch(name: str, address: str, digest: str, file: Path) -> None:
     """Fetch one file. Raises UserError, and leaves nothing, if it does not arrive or has another digest."""
     try:
         downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=30)
         pooch.retrieve(address, f"sha256:{digest}", file.name, file.parent, downloader=downloader)
     except Exception as error:  # of the network or the disk, or another digest: pooch raises what its parts do
         reason = "it has another sha256 than the published file" if "hash" in str(error) else first_line(error)
-        raise UserError(
-            f"{name}: {address} was not fetched ({printable(reason, 200)}). Try again later, name a mirror with "
-            f"--base_url, or copy its files into {target} by hand."
-        ) from error
+        failed = f"{name}: {address} was not fetched ({printable(reason, 200)})"
+        raise UserError(f"{failed}. Try again later, or name a mirror with --base_url.") from error
 
 
 def _split_mrpc(folder: Path) -> None:
@@ -139,7 +136,7 @@ def _split_mrpc(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code: 0, 1 (could not), 2 (wrong words), 130 (Ctrl-C)."""
+    """Run the command; returns its exit code: 0, 1 (could not), 2 (wrong words)."""
     parser = argparse.ArgumentParser(
         prog="download_glue_data.py", description="Fetch GLUE, SQuAD or images, and put them where training looks."
     )
@@ -162,9 +159,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"{ERROR}{printable(error)}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("Stopped; nothing unfinished was left behind.", file=sys.stderr)
-        return 130
     here = options.data_dir.resolve()
     print(f"To use it: export GLUE_DIR={here} SQUAD_DIR={here / 'SQuAD'} IMAGE_DIR={here}")
     return 0

@@ -42,9 +42,7 @@ class OwnTask(TextTask):
                 self.metric = Metric(tuple(self._own.metrics), self._own.score)
         except Exception as error:
             why = raised(error, self._file)
-            raise UsageError(
-                f"{named} cannot be made: {why}. A task with score() also has metrics, a tuple."
-            ) from error
+            raise UsageError(f"{named} cannot be made: {why}. With score(), it also has metrics, a tuple.") from error
         if len(self.classes) == 1 or not all(isinstance(one, str) for one in self.classes):
             raise UsageError(f"{named} has classes = {_shown(self.classes)}. Give two names or more, or None.")
 
@@ -61,7 +59,11 @@ class OwnTask(TextTask):
         if not given:
             raise UserError(f"{call} gave no example. Give at least one.")
         for number, row in enumerate(given):
-            if not isinstance(row, (list, tuple)) or len(row) not in (2, 3) or not all(map(_is_text, row[:-1])):
+            if (
+                not isinstance(row, (list, tuple))
+                or len(row) not in (2, 3)
+                or not all(isinstance(text, str) for text in row[:-1])
+            ):
                 form = "(text, label) or (text, second text, label), where texts are str"
                 raise UserError(f"{call}, example {number}, is {_shown(row)}. Give {form}.")
             if part != "test" and not (row[-1] in self.classes if self.classes else _is_finite(row[-1])):
@@ -78,10 +80,6 @@ class OwnTask(TextTask):
             wanted = " and ".join(self.metric.names)
             raise UserError(f"{self._named}: score() returned {_shown(found)}. Return a finite number for {wanted}.")
         return Scores(found)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _is_finite(value: Any) -> bool:

@@ -59,16 +59,19 @@ class SquadTask(Task):
         self.with_impossible, self.stride, self.null_threshold = with_impossible, stride, null_threshold
         self._version = "2.0" if with_impossible else "1.1"
         self.metric = Metric(("f1", "exact" if with_impossible else "exact_match"), lambda predictions, labels: {})
-        self._asked: dict[str, list[Question]] = {}
+        self._asked, self._files = dict[str, list[Question]](), dict[str, Path]()
 
     def find(self, data_dir: str | None) -> str:
-        """The folder of train-v1.1.json and dev-v1.1.json (v2.0 with impossible questions), or of the only files whose
-        names begin so."""
+        """The folder of train-v1.1.json and dev-v1.1.json (v2.0 with impossible questions), or whose names begin so."""
         folder = place_of(data_dir, "SQUAD_DIR", os.environ)
         if folder is None:
             self._files = {part: Path(str(files("cos598d.data.samples") / f"squad-{part}.json")) for part in self.parts}
             return f"the bundled sample of SQuAD {self._version}"
-        self._files = {part: _only(folder, f"{part}-v{self._version}") for part in self.parts}
+        for part in self.parts:
+            known = folder.glob(f"{part}-v{self._version}*.json")
+            self._files[part] = min(
+                known, key=lambda file: len(file.name), default=folder / f"{part}-v{self._version}.json"
+            )
         return str(folder)
 
     def load(self, part: str, encoder: Any, most: int, limit: int | None = None) -> Windows:
@@ -89,22 +92,13 @@ class SquadTask(Task):
         return Scores(found, {"predictions.json": answers, "null_odds.json": null_odds})
 
 
-def _only(folder: Path, begin: str) -> Path:
-    """The folder's file BEGIN.json, or else the only one whose name starts with `begin`."""
-    exact = folder / f"{begin}.json"
-    others = [] if exact.is_file() else sorted(folder.glob(f"{begin}*.json"))
-    return others[0] if len(others) == 1 else exact
-
-
 def read_questions(file: Path) -> list[Question]:
     """The questions of a SQuAD file of either version. Raises UserError."""
     try:
         found = list(_questions(json.loads(file.read_text(encoding="utf-8"))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"{file} is not a SQuAD file ({type(error).__name__}: {first_line(error)}). Give a complete one, or "
-            f"download it with {fetch_command('SQuAD1.1')}."
-        ) from error
+        why, fetch = f"{type(error).__name__}: {first_line(error)}", fetch_command("SQuAD1.1")
+        raise UserError(f"{file} is not a SQuAD file ({why}). Give a complete one, or use {fetch}.") from error
     if not found:
         raise UserError(f"{file} has no question. Give a SQuAD file.")
     if len({one.identity for one in found}) < len(found):

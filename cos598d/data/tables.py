@@ -84,7 +84,7 @@ class TableTask(TextTask):
         place = place_of(data_dir, "GLUE_DIR", os.environ)
         if place is None and self.name == "rte":
             place = Path(str(files("cos598d.data.samples")))
-            self._files = {part: place / f"rte-{part}.tsv" for part in self.parts}
+            self._files, self.tests = {part: place / f"rte-{part}.tsv" for part in self.parts}, {}
             return "the bundled sample"
         folder = place / self.table.folder if place and (place / self.table.folder).is_dir() else place or Path("/")
         there = {file.stem.lower(): file for file in sorted(folder.glob("*")) if file.suffix in SUFFIXES}
@@ -97,6 +97,7 @@ class TableTask(TextTask):
             self._files = {"all": place}
         if not self._files or place is None:
             raise UserError(f"{place or 'the environment'} names no data of {self.name}. {self._how_to_get()}.")
+        self.tests = {ending: part for ending, part in self.tests.items() if part in self._files}
         if self.table.labels is None:
             labels = {label for _, _, label in read_rows(self._file("train"), self.table)}
             # Whole numbers come in their order, others in the alphabet's.
