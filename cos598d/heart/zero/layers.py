@@ -5,6 +5,8 @@ from typing import TypeVar
 
 from torch import nn
 
+from cos598d.errors import UserError
+
 T = TypeVar("T")
 
 
@@ -45,3 +47,14 @@ def _is_list(module: nn.Module) -> bool:
 
 def _is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+
+
+def refuse_max_norm(model: nn.Module) -> None:
+    """Raise UserError if a forward of the model changes weights: the ranks that own them would not see it."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise UserError(
+                f"{name or 'the model'} has max_norm {module.max_norm:g}, so its forward changes the rows that this "
+                "rank looks up, and other ranks would not learn it. Set max_norm to None and scale the rows after "
+                "optimizer.step()."
+            )
