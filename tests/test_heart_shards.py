@@ -264,8 +264,8 @@ def in_place_activation(rank, how):
 
 ALIKE = (
     weight_norm, pruned, pre_hook, written_gradient, gradients_of_no_sync, dropped_gradient, no_zero_grad,
-    two_backwards, filled, replaced, loaded, clamped, evaluated, skipped_step, penalty, input_gradient, compiled, autocast, functional,
-    frozen_for_a_step, in_place_activation,
+    two_backwards, filled, replaced, loaded, clamped, evaluated, skipped_step, penalty, input_gradient, compiled,
+    autocast, functional, frozen_for_a_step, in_place_activation,
 )  # fmt: skip
 EDITS = (filled, loaded, clamped)  # in place, which shared_weights refuses
 

@@ -47,7 +47,8 @@ def start_all_gather(
     if unit.ranks == 1:
         return lambda: None
     if flat.device.type != "cpu":
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
+        # torch 2.13 renamed it
+        gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         with sync.ledger.naming(name, purpose):
             call: Any = gather(flat, part.clone(), group=sync.group, async_op=True)
         return call.wait
