@@ -229,6 +229,12 @@ def compiled(rank, how):
     return steps(rank, *wrapped(torch.compile(net(), backend="eager"), how), count=2)
 
 
+def compiled_layer(rank, how):
+    model = net()
+    model[2].compile(backend="eager")
+    return steps(rank, *wrapped(model, how), count=2)
+
+
 def autocast(rank, how):
     model, _ = wrapped(net().float(), how)
     with torch.autocast("cpu", torch.bfloat16):
@@ -265,6 +271,7 @@ def in_place_activation(rank, how):
 ALIKE = (
     weight_norm, pruned, pre_hook, written_gradient, gradients_of_no_sync, dropped_gradient, no_zero_grad,
     two_backwards, filled, replaced, loaded, clamped, evaluated, skipped_step, penalty, input_gradient, compiled,
+    compiled_layer,
     autocast, functional, frozen_for_a_step, in_place_activation,
 )  # fmt: skip
 EDITS = (filled, loaded, clamped)  # in place, which shared_weights refuses

@@ -233,12 +233,18 @@ class Zero1(GradientSync):
 
     def start_sum(self, unit: Unit) -> None:
         """The unit's gradients are complete on this rank: start their reduce-scatter."""
-        longest = max(other.length for other in self.units if other.dtype == unit.dtype) * self.ranks
-        fits = [k for k, landing in enumerate(self._landings) if landing.dtype == unit.dtype]
-        whole = self._landings.pop(fits[0]) if fits else unit.part.new_empty(longest)
+        whole = self.landing_for(unit)
         landing = whole[: unit.length * self.ranks]
         self._under_way.append((unit, whole, start_reduce_scatter(self, unit.flat_gradients, landing, unit.name)))
         self.end_sums(wait=False)
+
+    def landing_for(self, unit: Unit) -> torch.Tensor:
+        """Memory where the unit's gradients arrive: of an earlier unit, since new memory costs as much as a copy."""
+        for place, landing in enumerate(self._landings):
+            if landing.dtype == unit.dtype:
+                return self._landings.pop(place)
+        longest = max(other.length for other in self.units if other.dtype == unit.dtype)
+        return unit.part.new_empty(longest * self.ranks)
 
     def end_sums(self, wait: bool) -> None:
         """Average what has arrived; with `wait`, all that is under way."""

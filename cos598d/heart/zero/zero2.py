@@ -60,6 +60,10 @@ class Zero2(Zero1):
         unit.collect(None)
         return add_up(landing, self.ranks)
 
+    def landing_for(self, unit: Unit) -> torch.Tensor:
+        self._landings.clear()
+        return unit.empty()
+
     def finish(self) -> None:
         super().finish()
         self._landings.clear()
