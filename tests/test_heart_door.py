@@ -363,6 +363,25 @@ def looked_up_sparsely():
     return nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(12, 2))
 
 
+def _through_doubles(sync):
+    """The gradients of a call with functions of the parameters in their place."""
+    model = net()
+    wrapped = wrap(model, sync, find_unused_parameters=False)
+    doubles = {name: 2 * p for name, p in wrapped.named_parameters()}
+    torch.func.functional_call(wrapped, doubles, batch()[0]).sum().backward()
+    return _gradients(model)
+
+
+def _through_doubles_of_all():
+    return [_through_doubles(sync) for sync in ("torch", *EXACT)]
+
+
+def test_a_functional_call(ranks):
+    for found in ranks.run(_through_doubles_of_all, count=2):
+        for name, other in zip(EXACT, found[1:], strict=True):
+            torch.testing.assert_close(other, found[0], rtol=0, atol=1e-12, msg=name)
+
+
 def _sparse(sync, unused):
     model = looked_up_sparsely()
     wrapped = wrap(model, sync, find_unused_parameters=unused)
@@ -542,10 +561,12 @@ def _refusals():
     wrapped, _ = parallelize(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1), "bucketed")
     inputs, _ = batch()
     found["cannot be copied"] = said(copy.deepcopy, wrapped)
-    others = {name: p.detach().clone().requires_grad_() for name, p in wrapped.named_parameters()}
-    found["is not the one that was wrapped"] = said(torch.func.functional_call, wrapped, others, inputs)
+    replaced = net()
+    other = data_parallel(replaced)
+    replaced[0].weight = nn.Parameter(torch.ones(16, 8).double())
+    found["is not the one that was wrapped"] = said(other, inputs)
     with torch.no_grad():  # an evaluation with other weights is no step
-        found[""] = said(torch.func.functional_call, wrapped, others, inputs)
+        found[""] = said(other, inputs)
     model[2].weight.data = torch.ones(3, 17).double()
     found["another shape"] = said(wrapped, inputs)
     frozen = net()
