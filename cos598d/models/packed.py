@@ -85,8 +85,8 @@ class BertEncoder(modeling_bert.BertEncoder):
 
     def __init__(self, config: Any, first_only: bool):
         super().__init__(config)
-        self.first_only, layers = first_only, (BertLayer(config) for _ in self.layer)
-        self.layer = nn.ModuleList(layers)
+        self.first_only = first_only
+        self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor, head_mask: Any = None) -> Outputs:
         if hidden_states.device.type != "cpu":
@@ -100,8 +100,8 @@ class DistilBertEncoder(modeling_distilbert.Transformer):
 
     def __init__(self, config: Any, first_only: bool):
         super().__init__(config)
-        self.first_only, layers = first_only, (DistilBertLayer(config) for _ in self.layer)
-        self.layer = nn.ModuleList(layers)
+        self.first_only = first_only
+        self.layer = nn.ModuleList(DistilBertLayer(config) for _ in range(config.n_layers))
 
     def forward(self, x: torch.Tensor, attn_mask: torch.Tensor, head_mask: Any = None) -> Outputs:
         if x.device.type != "cpu":
