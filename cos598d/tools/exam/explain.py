@@ -22,22 +22,25 @@ WORDS = {
     "on {n} ranks",
     "local": "rank {rank} keeps its own gradient, not the average: put your result into the gradient itself (in place, "
     "with gradient.copy_(...) or gradient /= n); a new tensor with the same name changes nothing outside",
-    "not sent back": "only rank {right} has the average, and rank {rank} still has its own gradient: the gradients were "
-    "gathered or reduced there, and the average was not sent back",
-    "broadcast": "rank {rank} has a copy of rank {other}'s own gradient, not the average: it was sent, but not added up",
+    "not sent back": "only rank {right} has the average, and rank {rank} still has its own gradient: the gradients "
+    "were gathered or reduced there, and the average was not sent back",
+    "broadcast": "rank {rank} has a copy of rank {other}'s own gradient, not the average: it was sent, but not added "
+    "up",
     "divided alone": "rank {rank} has its own gradient times {factor:.4g}: it was divided, but never added to the "
     "others'",
     "zero": "rank {rank}'s gradient is zero instead of the average",
     "stale": "rank {rank} has the average of the step before: each step must average its own gradients",
     "left out": "rank {other}'s gradient is not in the average",
     "weighted": "rank {rank} has a sum of the ranks' gradients, but with wrong weights: {weights}",
-    "largest": "rank {rank} has the largest of the ranks' gradients instead of their mean: the operation is not the sum",
+    "largest": "rank {rank} has the largest of the ranks' gradients instead of their mean: the operation is not the "
+    "sum",
     "rounded": "rank {rank}'s gradient is rounded (a relative error of {error:.0e}): sent in a shorter dtype?",
     "not finite": "rank {rank} has infinities or NaN instead of the average",
     "missing": "a gradient is missing on rank {rank}: .grad is None instead of the average",
     "filled": "a parameter that no rank used gets a gradient on rank {rank}, instead of None",
     "shape": "rank {rank}'s gradient has another shape",
-    "unknown": "rank {rank}'s gradients are wrong: they are not the mean over ranks, and no known mistake explains them",
+    "unknown": "rank {rank}'s gradients are wrong: they are not the mean over ranks, and no known mistake explains "
+    "them",
 }
 
 
@@ -116,7 +119,7 @@ def _kind(
     def holds(what: torch.Tensor, within: float = CLOSE) -> bool:
         return bool((got - what).norm() <= within * got.norm())
 
-    return _simple(got, mean, each, rank, holds) or _combined(got, mean, each, before and flat(before), holds)
+    return _simple(got, mean, each, rank, holds) or _combined(got, mean, each, None if before is None else flat(before), holds)
 
 
 def _simple(got: torch.Tensor, mean: torch.Tensor, each: Sequence[torch.Tensor], rank: int, holds: Any) -> Kind | None:
