@@ -119,7 +119,8 @@ def _kind(
     def holds(what: torch.Tensor, within: float = CLOSE) -> bool:
         return bool((got - what).norm() <= within * got.norm())
 
-    return _simple(got, mean, each, rank, holds) or _combined(got, mean, each, None if before is None else flat(before), holds)
+    last = None if before is None else flat(before)
+    return _simple(got, mean, each, rank, holds) or _combined(got, mean, each, last, holds)
 
 
 def _simple(got: torch.Tensor, mean: torch.Tensor, each: Sequence[torch.Tensor], rank: int, holds: Any) -> Kind | None:
