@@ -318,7 +318,7 @@ class LosesWhatIsLeft(Bucketed):
     """What only an earlier micro-batch used, or another rank, is not sent."""
 
     def finish(self):
-        for bucket, missing in self._missing.items():
+        for missing in self._missing.values():
             for p in missing:
                 p.grad = None
         super().finish()
@@ -356,15 +356,13 @@ class AnotherOrder(Bucketed):
 
 @mutant
 class ViewsInRowOrder(Bucketed):
-    """Lays a channels_last gradient in the bucket as if it were contiguous."""
+    """Rank 1 lays a channels_last gradient in the bucket as if it were contiguous."""
 
     def make_bucket(self, name, group):
         bucket = super().make_bucket(name, group)
-        parts = bucket.buffer.split([p.numel() for _, p in group])
-        bucket.views = {p: part.view(p.shape[::-1]).permute(*range(p.dim() - 1, -1, -1)) if p.dim() == 4 else part.view(p.shape)
-                        for part, (_, p) in zip(parts, group, strict=True)}  # fmt: skip
         if self.rank == 1:
-            bucket.views = {p: view.flip(0) if p.dim() == 4 else view for p, view in bucket.views.items()}
+            parts = bucket.buffer.split([p.numel() for _, p in group])
+            bucket.views = {p: part.view(p.shape) for part, (_, p) in zip(parts, group, strict=True)}
         return bucket
 
 

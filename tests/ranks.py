@@ -47,8 +47,11 @@ class World:
 
     def __init__(self, count: int):
         self._folder = tempfile.TemporaryDirectory()
-        self._runs = 0
-        pairs = [_context.Pipe() for _ in range(count)]
+        self._count, self._runs = count, 0
+        self._start()
+
+    def _start(self) -> None:
+        pairs = [_context.Pipe() for _ in range(self._count)]
         self._pipes = [here for here, _ in pairs]
         self._processes = [_context.Process(target=_serve, args=(there,), daemon=True) for _, there in pairs]
         for process, (_, there) in zip(self._processes, pairs, strict=True):
@@ -68,22 +71,30 @@ class World:
         for rank, pipe in enumerate(used):
             pipe.send((function, arguments, rank, len(used), store, seconds))
         replies = []
-        for rank, pipe in enumerate(used):
-            assert pipe.poll(PATIENCE_SECONDS), f"rank {rank} does not answer"
-            replies.append(torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=True))
+        try:
+            for rank, pipe in enumerate(used):
+                assert pipe.poll(PATIENCE_SECONDS), f"rank {rank} does not answer"
+                replies.append(torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=True))
+        except (EOFError, OSError, AssertionError) as error:  # as when gloo ends a process
+            self._end()
+            self._start()
+            raise AssertionError(f"rank {len(replies)} has ended, or hangs") from error
         errors = [f"rank {rank}: {error}" for rank, (error, _) in enumerate(replies) if error]
         assert not errors, "\n".join(errors)
         return [value for _, value in replies]
 
     def close(self) -> None:
         """End all ranks, whatever they do."""
+        self._end()
+        self._folder.cleanup()
+
+    def _end(self) -> None:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(5)
+            process.join(2)
             process.kill()
             process.join()
-        self._folder.cleanup()
 
 
 def _numbered(function: Callable, *arguments: Any) -> Any:
@@ -93,7 +104,7 @@ def _numbered(function: Callable, *arguments: Any) -> Any:
 def _serve(pipe: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, OSError):
         while True:
             function, arguments, rank, count, store, seconds = pipe.recv()
             error, value = "", None
