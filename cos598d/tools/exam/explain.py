@@ -53,12 +53,15 @@ def mean_of(own: Sequence[Gradients]) -> dict[str, torch.Tensor | None]:
     return found
 
 
-def is_wrong(found: torch.Tensor | None, right: torch.Tensor | None, own: Sequence[torch.Tensor | None]) -> bool:
-    """Whether a gradient is not the right one, within what the order of additions may change."""
+def is_wrong(
+    found: torch.Tensor | None, right: torch.Tensor | None, own: Sequence[torch.Tensor | None], near: float = NEAR
+) -> bool:
+    """Whether a gradient is not the right one, within what the order of additions may change: `near`, relative to the
+    largest element of any rank."""
     if found is None or right is None:
         return found is not right
     scale = max((each.abs().max().item() for each in own if each is not None and each.numel()), default=0.0)
-    return found.shape != right.shape or not bool(((found - right).abs() <= NEAR * scale).all())
+    return found.shape != right.shape or not bool(((found - right).abs() <= near * scale).all())
 
 
 def explain(
@@ -66,13 +69,15 @@ def explain(
     own: Sequence[Gradients],
     before: Gradients | None = None,
     words: Mapping[str, str] | None = None,
+    near: float = NEAR,
 ) -> tuple[int, str, str] | None:
     """A rank, what is wrong with its gradients, and a number expected and found; None if all are the mean over ranks.
 
     found, own: by rank. before: the averages of the step before. words: sentences in place of those in WORDS.
+    near: as in `is_wrong`.
     """
     n, right = len(found), mean_of(own)
-    wrong = [[name for name in right if is_wrong(each[name], right[name], [g[name] for g in own])] for each in found]
+    wrong = [[name for name in right if is_wrong(each[name], right[name], [g[name] for g in own], near)] for each in found]
     bad = [rank for rank, names in enumerate(wrong) if names]
     if not bad:
         return None
