@@ -130,6 +130,7 @@ class Draw:
                 found[each.name] = values
         return found
 
+    @functools.lru_cache(maxsize=100)  # noqa: B019 - draws are few, and live as long as the check
     def own(self, step: DrawnStep) -> list[dict[str, torch.Tensor | None]]:
         """Every rank's own gradients of the step, summed over its passes, in float64."""
         by_rank: list[dict[str, torch.Tensor | None]] = []
@@ -142,6 +143,7 @@ class Draw:
             by_rank.append(sums)
         return by_rank
 
+    @functools.lru_cache(maxsize=100)  # noqa: B019
     def bounds(self, step: DrawnStep) -> Gradients:
         """How far a correct mean may be off, by tensor and element: half an eps per rounding of what is added."""
         found = {}

@@ -18,6 +18,10 @@ LONGEST_NAME = 200
 Tell = Callable[..., None]
 
 
+class NotAsAgreed(Exception):
+    """On a rank: the file returned something that cannot be judged. The message is the whole sentence."""
+
+
 @dataclass
 class Noted:
     """A call that a rank began.
@@ -192,7 +196,9 @@ class LessonComm:
         self.tell("end", number, time.perf_counter())
         return result
 
-    def all_reduce(self, tensor: torch.Tensor, name: str = "", *, async_op: bool = False, op: Any = None) -> Any:
+    def all_reduce(
+        self, tensor: torch.Tensor, name: str = "", *, async_op: bool = False, op: Any = None, purpose: str = ""
+    ) -> Any:
         """Put the sum over all ranks into `tensor`."""
         number = self.begin("all_reduce", tensor, name, None, not async_op)
         kind = op or dist.ReduceOp.SUM

@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cos598d.tools.exam.notes import Trace
+from cos598d.tools.exam.notes import NotAsAgreed, Trace
 from cos598d.tools.exam.on_rank import Task, be_rank
 from cos598d.tools.exam.source import line_of, rebound
 from cos598d.tools.exam.standstill import never_go_on, standstill, unlike
@@ -200,6 +200,8 @@ def _judge_ends(world: World, ends: dict[int, End], exit_codes: Sequence[int | N
     kind, rest = how[rank]
     if kind == RAISED:
         name, message, line, code = rest
+        if name == NotAsAgreed.__name__:
+            raise Wrong(message, line or line_of(world.file))
         at = f", at `{code}`" if code else ""
         said = f"{name}: {message}" if name else message
         raise Wrong(f"rank {rank} raised an exception{at}: {said}", line or line_of(world.file))
