@@ -108,13 +108,13 @@ def _drive(comm: LessonComm, name: str, seed: int, run: Run) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def noted(comm: LessonComm, ledger: Ledger) -> Iterator[None]:
+def noted(comm: LessonComm, ledger: Ledger) -> Iterator["Notes"]:
     """A context that records calls in the ledger, and tells the judge of each before anything waits for it.
 
     What ranks wait for is `Work.wait`. Calls that C++ makes and waits for, and those of a part of the ranks, are only
     recorded.
     """
-    notes = _Notes(comm, ledger)
+    notes = Notes(comm, ledger)
     wait = dist.Work.wait
 
     def waited(work: dist.Work, *arguments: Any, **options: Any) -> Any:
@@ -123,16 +123,16 @@ def noted(comm: LessonComm, ledger: Ledger) -> Iterator[None]:
     dist.Work.wait = waited  # type: ignore[method-assign]
     try:
         with ledger, listening(notes.begin):
-            yield
+            yield notes
     finally:
         dist.Work.wait = wait  # type: ignore[method-assign]
 
 
-class _Notes:
+class Notes:
     """The calls of this rank, told to the judge as those of a lesson are."""
 
     def __init__(self, comm: LessonComm, ledger: Ledger):
-        self._comm, self._ledger = comm, ledger
+        self._comm, self._ledger, self.count = comm, ledger, 0
         self._tell: Tell = comm.tell
         self._numbers: dict[int, tuple[int, dist.Work]] = {}  # by id; the work is kept, so that no other gets its id
         self._tell("through", "dist")
@@ -150,6 +150,7 @@ class _Notes:
         peer = call.root if is_message or call.op in ("broadcast", "gather", "scatter", "reduce") else None
         dtype = str(first.dtype).removeprefix("torch.")
         number = self._comm.next_number()
+        self.count += 1
         self._tell("begin", call.op, name, shape, dtype, peer, self._comm.line(), 0, time.perf_counter())
         self._numbers[id(call.work)] = number, call.work
 

@@ -1,5 +1,6 @@
 """pytest's side of `check`: `--sync` names what is tested, `--sizes` the numbers of ranks."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,9 @@ def sync(request: pytest.FixtureRequest) -> Callable[..., World]:
     own = f"{file.resolve()}:{name.rpartition(':')[2]}" if ":" in name else name
     times = request.config.getoption("--patience")
 
-    def on_ranks(n: int, function: Callable[..., Any], *arguments: Any, seconds: float = 8.0, **options: Any) -> World:
-        return run(n, function, own, *arguments, file=file, seconds=times * seconds, loads=False, **options)
+    def on_ranks(
+        n: int, function: Callable[..., Any], *arguments: Any, seconds: float = 8.0, name: str = own
+    ) -> World:
+        return run(n, function, name, *arguments, file=file, seconds=times * seconds, loads=False)
 
-    return on_ranks
+    return functools.partial(on_ranks, name=own)

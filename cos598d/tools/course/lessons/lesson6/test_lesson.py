@@ -10,7 +10,6 @@ WORDS = {
     "misplaced": "rank {rank} has the averages in the wrong gradients: ranks match calls only by their order, so begin "
     "them in one order on all ranks",
 }
-WORDS["twice"] = WORDS["scaled"]
 
 
 def by_hooks(module):

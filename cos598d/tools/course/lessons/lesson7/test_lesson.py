@@ -25,7 +25,6 @@ WORDS = {
     "missing": "rank {rank} did not use a parameter that other ranks used, and has no average of it: send zeros for "
     "it, and put the mean into its .grad",
 }
-WORDS["twice"] = WORDS["scaled"]
 
 
 def in_buckets(module):
