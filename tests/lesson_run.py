@@ -1,0 +1,75 @@
+"""Right and wrong files of lessons through the course's tests, in one process: what is refused, in which words, where.
+
+python tests/lesson_run.py 3 4      # all cases of these lessons; imports the course's tests to call them without pytest
+"""
+
+import functools
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+
+from cos598d.tools.exam.plugin import check_text
+from cos598d.tools.exam.ranks import Wrong, run
+
+SEED = 20260101
+
+
+def tests_of(number):
+    """The lesson's tests, in order: (name, function, numbers of ranks)."""
+    module = importlib.import_module(f"cos598d.tools.course.lessons.lesson{number}.test_lesson")
+    found = {name: test for name, test in vars(module).items() if name.startswith("test_")}
+    return [(name, test, test.pytestmark[0].args[1]) for name, test in found.items()]
+
+
+def first_mistake(number, code, sizes=None):
+    """The first mistake that the lesson's tests find in `code`; None if it passes. sizes: the numbers of ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"lesson{number}.py"
+        path.write_text(code)
+        try:
+            check_text(path)
+            for size in sizes or [None]:
+                for _, test, every in tests_of(number):
+                    for n in every:
+                        if size in (None, n):
+                            test(functools.partial(run, file=path), SEED, n)
+        except Wrong as wrong:
+            return wrong
+    return None
+
+
+def verdict(number, code, says, sizes):
+    """ "" for a wrong file that is refused in the demanded words at the marked line; else what came out."""
+    wrong = first_mistake(number, code, sizes or tests_of(number)[0][2][:1]) or first_mistake(number, code)
+    if wrong is None:
+        return "passes"
+    text = " ".join(f"{wrong.words} {wrong.detail}".split())
+    marked = [place for place, line in enumerate(code.splitlines(), 1) if line.endswith("#!")]
+    where = "" if not marked or wrong.line == marked[0] else f" (line {wrong.line}, not {marked[0]})"
+    return "" if says in text and not where else f"wanted {says!r}, got {text[:300]!r}{where}"
+
+
+def main():
+    """Print each case that is not as demanded, and the counts."""
+    from cos598d.tools.learn.lessons import get_lesson
+
+    for number in map(int, sys.argv[1:]):
+        cases = importlib.import_module(f"lesson_cases.lesson{number}")
+        right = {"the answer": get_lesson(number).answer(), **cases.RIGHT}
+        accused = {name: wrong for name, code in right.items() if (wrong := first_mistake(number, code))}
+        for name, wrong in accused.items():
+            print(f"{number} RIGHT {name}: accused, line {wrong.line}: {wrong}", flush=True)
+        bad = {}
+        for name, (code, says, *sizes) in cases.WRONG.items():
+            if told := verdict(number, code, says, sizes[0] if sizes else None):
+                bad[name] = told
+                print(f"{number} WRONG {name}: {told}", flush=True)
+        print(
+            f"{number}: {len(right) - len(accused)} of {len(right)} right, {len(cases.WRONG) - len(bad)} of {len(cases.WRONG)} wrong",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
