@@ -37,7 +37,7 @@ ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER = (
 )
 GATHER, SCATTER, ALL_TO_ALL, BARRIER, SEND, RECEIVE = "gather", "scatter", "all_to_all", "barrier", "send", "recv"
 FORMAT = "cos598d audit 3"
-BOOKS, BOOK = "books", "rank{rank}.json"
+BOOKS, BOOK, VERDICT = "books", "rank{rank}.json", "audit.json"
 RUNNING, ENDED = "running", "ended"
 REMEDY = "Audit the script again"
 MOST_BYTES = 256 << 20
@@ -61,11 +61,9 @@ MICRO = Fields(
         "size": COUNT,
         "samples": DIGESTS,
         "loss": OrNone(NUMBER),
-        # How the loss scales its examples (watch/loss.py), and the numbers in its text (watch/source.py).
+        # How the loss scales its examples (watch/loss.py).
         "weight": OrNone(NUMBER),
         **dict.fromkeys(("counts", "multiplied", "divided"), ListOf(NUMBER)),
-        "literals": OrNone(ListOf(NUMBER)),
-        "by_ranks": FLAG,  # whether that text divides by the number of ranks
         "weights": TEXT,  # a fingerprint of the model's, when the pass begins
         "adds": FLAG,  # to gradients that an earlier pass of this step has left
         "modes": ListOf(COUNT),  # modules by their mode (watch/replica.py)

@@ -32,11 +32,6 @@ def book_path(folder: Path, rank: int) -> Path:
     return folder / BOOKS / BOOK.format(rank=rank)
 
 
-def flight_path(folder: Path, rank: int) -> Path:
-    """Where the content of torch's flight recorder is, of a rank that was stopped."""
-    return folder / "flight" / f"rank{rank}.json"
-
-
 def _books(folder: Path) -> dict[int, Path]:
     paths = (folder / BOOKS).glob("rank*.json")
     return {int(path.stem[4:]): path for path in paths if path.stem[4:].isdigit() and len(path.stem) < 12}

@@ -16,6 +16,7 @@ Judged = tuple[list[AuditFinding], list[str]]
 _CONSTANT = 2e-3  # relative: factors of several steps that differ by less are one, and no clip's
 _CONSTANT_ROUNDED = 1e-2
 _FAR = 10**9
+_TWO = 2  # ranks: there half a loss and a loss divided by the ranks look the same
 
 
 @dataclass(frozen=True)
@@ -148,10 +149,12 @@ def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -
         if near(first.factor, 1 / ranks) or any(near(total, 1) for total in first.totals):
             return [AuditFinding("averaged_twice", (f"{says}.",), place)], []
         says += f", and their losses come to {1 / ranks:.4g} of a mean over all examples."
-        if not any(_may_be_meant(each.step, ranks) for each in steps):
-            by = " and by ".join(f"{number:.4g}" for number in first.step.rows[0]["micro"][0]["divided"])
+        divided = first.step.rows[0]["micro"][0]["divided"]
+        if ranks > _TWO and divided:
+            by = " and by ".join(f"{number:.4g}" for number in divided)
             return [AuditFinding("averaged_twice", (says, f"The loss of rank 0 is divided by {by}."), place)], []
-        why = f"its losses come to {1 / ranks:.4g} of a mean, which may be what they are meant to be"
+        # Half a squared error and `loss / world_size` on 2 ranks are the same numbers.
+        why = f"the loss comes to {1 / ranks:.4g} of a mean, which may be meant. Audit it with --world_size 3 too"
         return [], [f"gradients: whether they are divided by the number of ranks twice: {why}."]
     return _other_factor(ranks, fits, steps, constant)
 
@@ -227,26 +230,11 @@ def _is_divided(each: _Scaled, ranks: int) -> bool:
     return is_part or bool(each.totals and not each.are_sums and near(each.factor, part))
 
 
-def _may_be_meant(step: StepFits, ranks: int) -> bool:
-    """Whether the losses may be an n-th of a mean by intention, as half a squared error is on two ranks."""
-    numbers = (ranks, 1 / ranks)
-    for micro in (micro for row in step.rows for micro in row["micro"]):
-        if micro["literals"] is None or not micro["divided"]:
-            return True
-        if not micro["by_ranks"] and not micro["counts"]:
-            return True
-        if any(near(number, value) for number in micro["literals"] for value in numbers):
-            return True
-        if any(near(number, 1 / ranks) for number in micro["multiplied"]):
-            return True
-    return False
-
-
 def _is_divided_outside(step: StepFits, ranks: int) -> bool:
-    """Whether a loss is divided by the number of ranks, or a multiple of it, and that number is not in the text."""
+    """Whether a loss is divided by the number of ranks, or by a multiple of it."""
     for micro in step.rows[0]["micro"]:
-        by = [number for number in micro["divided"] if number not in (micro["literals"] or ())]
-        if any(near(number, ranks * times) for number in by for times in {1, len(step.rows[0]["micro"])}):
+        times = {1, len(step.rows[0]["micro"])}
+        if any(near(number, ranks * each) for number in micro["divided"] for each in times):
             return True
     return False
 

@@ -12,7 +12,7 @@ import torch
 from cos598d.tools.audit.sketch import Sketcher, to_text
 from cos598d.tools.audit.watch.data import batch_size, sample_digests
 from cos598d.tools.audit.watch.loss import factors_of, scale_of
-from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, divides_by_ranks, here, literals
+from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, here
 from cos598d.tools.audit.watch.replica import SteppedOptimizers, TrainedModel, rates_of, settings_of
 from cos598d.tools.audit.watch.shards import NAME, Shards, SteppedPart, gradient_of, is_in_shards, is_plain, pieces_of
 
@@ -125,8 +125,6 @@ class RankSteps:
                     "kept": scale.kept if scale else 0.0,
                     "multiplied": [*multiplied],
                     "divided": [*divided],
-                    "literals": literals(self.backward_place.file),
-                    "by_ranks": divides_by_ranks(self.backward_place.file),
                     "weights": replica.fingerprint(),
                     "adds": bool(self._row["micro"]) and (self._shards.are_there or replica.have_gradients()),
                     "where": [*self.backward_place],
