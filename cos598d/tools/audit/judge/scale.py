@@ -8,8 +8,17 @@ from dataclasses import dataclass, replace
 
 from cos598d.tools.audit.book import GRADIENT
 from cos598d.tools.audit.judge.fit import INDISTINCT, MEAN, NEAR, NOTHING
-from cos598d.tools.audit.judge.gradients import Fits, StepFits, calls_of, gradient_place, named, near, step_place
-from cos598d.tools.audit.judge.verdict import AuditFinding
+from cos598d.tools.audit.judge.gradients import (
+    Fits,
+    StepFits,
+    calls_of,
+    gradient_place,
+    have_own_samples,
+    named,
+    near,
+    step_place,
+)
+from cos598d.tools.audit.judge.verdict import AuditFinding, where
 from cos598d.tools.audit.judge.weighting import judge_parts
 
 Judged = tuple[list[AuditFinding], list[str]]
@@ -50,10 +59,11 @@ class _Scaled:
         return self.micros > 1 and any(near(self.factor * total / self.micros, value) for total in self.totals)
 
 
-def judge_scale(ranks: int, fits: Fits, names: Sequence[str], is_rounded: bool) -> Judged:
+def judge_scale(ranks: int, fits: Fits, names: Sequence[str], is_rounded: bool, gathers: bool) -> Judged:
     """What is wrong with the scale of these tensors' gradients, and what could not be judged.
 
-    It may be a sum instead of a mean, a mean of a mean, another factor, or one average that ranks scale differently.
+    gathers: whether each step gathers what its loss is computed from. The scale may be that of a sum instead of a mean,
+    of a mean of a mean, or another factor; or ranks scale one average differently.
     """
     steps: list[_Scaled] = []
     for step in fits.steps:
@@ -72,6 +82,8 @@ def judge_scale(ranks: int, fits: Fits, names: Sequence[str], is_rounded: bool) 
             steps.append(_scaled(step, ranks, usual, by_rank))
     if not steps:
         return [], []
+    if wrong := _of_the_loss(ranks, steps, gathers):
+        return [wrong], []
     steps = _counted_one_way(steps, ranks)
     found, unjudged = _of_all(ranks, fits, steps, _CONSTANT_ROUNDED if is_rounded else _CONSTANT)
     if found:
@@ -128,6 +140,31 @@ def _counted_one_way(steps: list[_Scaled], ranks: int) -> list[_Scaled]:
             if all(near(each.factor * each.totals[way], value) for each in steps):
                 return [replace(each, totals=(each.totals[way],), examples=(each.examples[way],)) for each in steps]
     return steps
+
+
+def _of_the_loss(ranks: int, steps: Sequence[_Scaled], gathers: bool) -> AuditFinding | None:
+    """A multiple of the mean that the losses themselves have, where the collective averages rightly."""
+    if not all(each.totals and not each.are_sums and near(each.factor, 1) for each in steps):
+        return None
+    times = steps[0].totals[0]
+    if near(times, 1) or not all(near(each.totals[0], times) for each in steps):
+        return None
+    rows = [row for each in steps for row in each.step.rows]
+    micros = [micro for row in rows for micro in row["micro"]]
+    place, passes = where(micros[0]), steps[0].micros
+    says = f"Step {steps[0].step.iteration}: the applied gradient is {times:.4g} times that of the mean loss over all "
+    says += "ranks' examples."
+    if all(near(micro["scaler"], times) for micro in micros):
+        return AuditFinding("scale_left_in", (says, f"The scaler's factor is {times:g}."), place)
+    are_multiplied = all(any(near(each, ranks) for each in micro["multiplied"]) for micro in micros)
+    if are_multiplied and near(times, ranks):
+        said = f"The loss is multiplied by {ranks}, the number of ranks."
+        return None if gathers else AuditFinding("loss_times_ranks", (says, said), place)
+    are_summed = passes > 1 and near(times, passes) and not any(micro["divided"] for micro in micros)
+    if are_summed and all(map(have_own_samples, rows)):
+        said = f"The losses of its {passes} micro-batches are each a mean, and none is divided."
+        return AuditFinding("micro_batches_summed", (says, said), place)
+    return None
 
 
 def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -> Judged:

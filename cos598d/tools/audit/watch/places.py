@@ -108,4 +108,3 @@ def called_from(functions: frozenset[str]) -> str:
         if frame.f_code.co_name in functions:
             return frame.f_code.co_name
     return ""
-
