@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cos598d.terminal.words import ranks_in_words
 from cos598d.tools.audit.book import ENDED, Book, ended_well
 from cos598d.tools.audit.judge.averaging import judge_averaging, judge_clip_order
-from cos598d.tools.audit.judge.calls import judge_hang, judge_waits, judge_waste
+from cos598d.tools.audit.judge.calls import judge_hang, judge_sizes, judge_waits, judge_waste
 from cos598d.tools.audit.judge.gradients import fit_steps, groups_of, not_understood
 from cos598d.tools.audit.judge.replicas import judge_replicas, judge_saves
 from cos598d.tools.audit.judge.samples import judge_metrics, judge_samples
@@ -48,7 +48,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
         findings += judge_metrics(group) + judge_waits(group)
         findings += judge_waste(group, fits)
         unjudged += fits.unjudged if len(group) > 1 else []
-    findings += judge_saves(books)
+    findings += judge_saves(books) + judge_sizes(books)
     of_hang, not_judged = judge_hang(books)
     findings += of_hang
     unjudged += not_judged

@@ -6,6 +6,7 @@ from typing import Any
 
 from cos598d.terminal.words import ranks_in_words
 from cos598d.tools.audit.book import (
+    ALL_GATHER,
     BARRIER,
     ENDED,
     GRADIENT,
@@ -118,6 +119,25 @@ def _elsewhere(book: Book) -> str:
     if not book["stopped"]:
         return f"Rank {book['rank']} did not report where it is."
     return f"Rank {book['rank']} is in no call, at {_line(book['at'])}."
+
+
+def judge_sizes(books: Sequence[Book]) -> list[AuditFinding]:
+    """All-gathers of one line to which ranks give parts of different sizes, in a script that did not end well."""
+    if all(map(ended_well, books)):
+        return []
+    world = books[0]["world_size"]
+    sizes: dict[tuple[str, int, str], dict[int, set[int]]] = {}
+    for book in books:
+        for entry in book["ledger"]:
+            if entry["op"] == ALL_GATHER and entry["ranks"] == world:
+                sizes.setdefault(where(entry), {}).setdefault(book["rank"], set()).add(entry["elements"])
+    for place, by_rank in sizes.items():
+        first, *others = by_rank.items()
+        for rank, found in others:
+            if (mine := first[1] - found) and (theirs := found - first[1]):
+                says = f"Rank {first[0]} gives {min(mine)} elements, and rank {rank} {min(theirs)}."
+                return [AuditFinding("uneven_sizes", (says,), place)]
+    return []
 
 
 def judge_waits(books: Sequence[Book]) -> list[AuditFinding]:

@@ -254,6 +254,12 @@ WORDS = {
         "A file that two processes write at once may have parts of both, and then cannot be loaded.",
         "Save only on rank 0, and let the others wait in a barrier; or put the rank's number into the file's name.",
     ),
+    "uneven_sizes": Words(
+        _F,
+        "ranks give parts of different sizes to an all-gather",
+        "gloo and nccl gather equal parts only: the call fails, or mixes up what follows.",
+        "Fill the parts up to one size, gather, and cut off what was filled; or gather the sizes first.",
+    ),
     "uneven_calls": Words(
         _F,
         "the ranks do not make the same calls",

@@ -59,6 +59,7 @@ class CallLog:
         self.totals: dict[str, list[float]] = {}  # of the iteration by kind: calls, payload, sent, received, seconds
         self.groups: set[tuple[int, ...]] = set()  # in which gradients travelled
         self.backend = ""
+        self.is_new = False  # whether the last call was the first of its kind, size and line
         self._pending: dict[int, tuple[Any, dict[str, Any], dict[str, Any], list[float]]] = {}
         self._late: dict[int, tuple[Any, dict[str, Any], dict[str, Any], list[float]]] = {}
         self._places: dict[int, tuple[str, str, torch.Tensor]] = {}
@@ -100,6 +101,7 @@ class CallLog:
             key = (call.op, kind, dtype)
             facts |= {"names": [], "where": ["", 0, ""]}
         sums = {"calls": 0, "payload_bytes": 0, "bytes_sent": 0, "bytes_received": 0, "seconds": 0.0}
+        self.is_new = key not in self.entries
         entry = self.entries.setdefault(key, facts | sums | {"first_iteration": iteration})
         added = {"calls": 1, "payload_bytes": payload, "bytes_sent": sent, "bytes_received": received}
         for name, value in added.items():

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from cos598d.comm.dispatcher import DispatchedCall, listening
-from cos598d.tools.audit.book import GRADIENT, MOST_ITERATIONS, SCALAR
+from cos598d.tools.audit.book import ALL_GATHER, GRADIENT, MOST_ITERATIONS, SCALAR
 from cos598d.tools.audit.sketch import Sketcher
 from cos598d.tools.audit.watch import moments
 from cos598d.tools.audit.watch.calls import CallLog, RecentCalls
@@ -259,6 +259,8 @@ class Observer:
             call, self.steps.iteration, in_backward, is_between, self.steps.backward_place, self.steps.arrived
         )
         self.recent.began(call, row)
+        if self.calls.is_new and call.op == ALL_GATHER and not in_backward:
+            self._kept()  # gloo aborts a process whose sizes do not match, before it could leave a book
         if row["kind"] == GRADIENT and in_backward and len(call.tensors) == 1 and call.tensors[0].numel() <= 1:
             row["kind"] = SCALAR  # DDP asks in a scalar which parameters were used
         facts = {name: row[name] for name in ("op", "names", "elements", "dtype", "in_backward", "where")}
