@@ -75,10 +75,12 @@ class Counter:
         data = self.ask(f"book/{rank}")
         if data is None:
             return None
-        try:
-            return zlib.decompressobj().decompress(data, MOST_BYTES)
-        except zlib.error:
-            raise UserError(f"the results of rank {rank} did not arrive complete. Audit the script again.") from None
+        reader = zlib.decompressobj()
+        with contextlib.suppress(zlib.error):
+            book = reader.decompress(data, MOST_BYTES)
+            if reader.eof:
+                return book
+        raise UserError(f"the results of rank {rank} did not arrive complete. Audit the script again.")
 
 
 def collect(folder: Path, book: Book, counter: Counter | None, seconds: float = WAIT_SECONDS) -> None:

@@ -187,7 +187,9 @@ def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -
             return [AuditFinding("averaged_twice", (f"{says}.",), place)], []
         says += f", and their losses come to {1 / ranks:.4g} of a mean over all examples."
         divided = first.step.rows[0]["micro"][0]["divided"]
-        if ranks > _TWO and divided:
+        # The number of examples that a sum is divided by is no number of ranks.
+        is_of_a_sum = first.are_sums and not any(near(number, ranks) for number in divided)
+        if (ranks > _TWO or is_of_a_sum) and divided:
             by = " and by ".join(f"{number:.4g}" for number in divided)
             return [AuditFinding("averaged_twice", (says, f"The loss of rank 0 is divided by {by}."), place)], []
         # Half a squared error and `loss / world_size` on 2 ranks are the same numbers.
