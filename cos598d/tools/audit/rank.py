@@ -141,6 +141,7 @@ class Rank:
         _current = None
         if self._stops is not None:
             self._stops.close()
+        self.observer.look_for_group()
         self.observer.close()
         if self.book is not None and self.book["stopped"]:
             return  # what ends it now comes of that

@@ -155,6 +155,10 @@ class Observer:
             path = os.path.realpath(os.fsdecode(file))
             self.saved.append({"path": path, "calls": self.recent.count, "where": [*here()]})
 
+    def look_for_group(self) -> None:
+        """The script ends, perhaps before its first call: note the process group that it has opened."""
+        self._guard(self._open)()
+
     def _open(self) -> None:
         if not self.is_open and dist.is_available() and dist.is_initialized():
             self.is_open = True
