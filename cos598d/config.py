@@ -231,9 +231,7 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
         """Raise UsageError if the label, a part of the run folder's name, would lead out of runs/."""
         if not re.fullmatch(r"[\w+=@][\w.+=@ -]{0,99}", self.label):
             shown = printable(self.label, 100)
-            raise UsageError(
-                f"--label {shown} is not valid. Give up to 100 letters, digits and . _ - + = @, a letter first."
-            )
+            raise UsageError(f"--label {shown} is not valid. Give a name of up to 100 letters, digits and ._-+=@.")
 
     def _check_sync(self, world_size: int) -> None:
         if self.sync == AUTO_SYNC:
