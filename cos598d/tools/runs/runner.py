@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from cos598d.checkpoints import FOLDER as CHECKPOINTS
-from cos598d.checkpoints import remove_all
+from cos598d.heart.checkpoints.folder import FOLDER as CHECKPOINTS
+from cos598d.heart.checkpoints.folder import remove_all
 from cos598d.errors import UserError
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
 from cos598d.terminal.locks import is_locked
