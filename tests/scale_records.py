@@ -49,7 +49,7 @@ def bench_record(
             "cores": 2, "ranks_on_host": 1,
             "network": {"hosts": ranks, "rate": rate_words(rate), "delay": delay_words(delay)},
         },
-        "candidates": [{"label": c.label, "sync": c.name, "options": vars(c.options)} for c in candidates],
+        "candidates": [{"label": c.label, "sync": c.name, "options": c.options} for c in candidates],
         "samples": [
             {"candidate": "none", "seconds_forward_by_rank": [compute * 0.4] * ranks,
              "seconds_backward_by_rank": [backward] * ranks}
