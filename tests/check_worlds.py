@@ -3,7 +3,7 @@ same ranks. Imports check's tests, which `check` starts pytest with."""
 
 from pathlib import Path
 
-from cos598d.tools.check_new import test_sync
+from cos598d.tools.check import test_sync
 from cos598d.tools.exam.notes import Trace
 from cos598d.tools.exam.ranks import World, Wrong, run
 

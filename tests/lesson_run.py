@@ -52,7 +52,7 @@ def verdict(number, code, says, sizes):
 
 def main():
     """Print each case that is not as demanded, and the counts."""
-    from cos598d.tools.learn.lessons import get_lesson
+    from cos598d.tools.course import get_lesson
 
     for number in map(int, sys.argv[1:]):
         cases = importlib.import_module(f"lesson_cases.lesson{number}")

@@ -13,7 +13,7 @@ from cos598d.comm.ledger import Ledger
 from cos598d.strategies import class_of, get_strategy
 from cos598d.strategies.replicas import digest
 from cos598d.strategies.state import FullTensor
-from cos598d.tools.check.toy import local_batch, plain_model, toy_model
+from cos598d.tools.exam.models import local_batch, plain_model, toy_model
 
 MICROS, MAX_NORM = 2, 0.5
 BUCKETS = {"bucket_mb": 0.004, "first_bucket_mb": 0.001}  # several of them in a toy

@@ -23,7 +23,8 @@ from cos598d.strategies.optimizers import SCHEDULERS, make_optimizer, schedule
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import get_sync
 from cos598d.terminal.console import Console
-from cos598d.tools.check.toy import ToyFeatures, toy_model
+from cos598d.tools.exam.models import toy_model
+from toy_features import ToyFeatures
 
 STEPS = 5
 

@@ -23,7 +23,7 @@ from cos598d.strategies.optimizers import OPTIMIZERS, counter_bytes, make_optimi
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import get_sync
 from cos598d.terminal.console import Console
-from cos598d.tools.check.toy import ToyFeatures
+from toy_features import ToyFeatures
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.memory import memory_note, memory_rows
 

@@ -25,7 +25,8 @@ from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.codecs import CODECS
 from cos598d.sync.options import SyncOptions
 from cos598d.terminal.console import Console
-from cos598d.tools.check.toy import ToyFeatures, ToyModel, plain_loss, plain_model, toy_model
+from cos598d.tools.exam.models import ToyModel, plain_loss, plain_model, toy_model
+from toy_features import ToyFeatures
 
 RANKS = 2
 STRATEGIES = ("ddp", "bucketed", "zero1", "sparse_zero1", "zero2", "zero3", "shared_weights")

@@ -27,7 +27,7 @@ from cos598d.strategies.parts.packed_sums import (
 )
 from cos598d.strategies.parts.units import Unit
 from cos598d.strategies.sparse_zero1 import SparseZero1, SparseZero1Options
-from cos598d.tools.check.toy import local_batch, toy_model
+from cos598d.tools.exam.models import local_batch, toy_model
 
 # How far each step moves the weights, relative to their size. NaN is a training that has diverged.
 STEPS = (1e-3, 0.0, 3.0, 3.0, 1e-3, 1e-3, 0.1, 0.1, 1e-3, 1e-3, float("nan"), 1e-3)

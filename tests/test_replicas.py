@@ -22,7 +22,8 @@ from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.codecs import CODECS
 from cos598d.sync.options import SyncOptions
 from cos598d.terminal.console import Console
-from cos598d.tools.check.toy import ToyFeatures, toy_model
+from cos598d.tools.exam.models import toy_model
+from toy_features import ToyFeatures
 
 
 class Forgetful(AllReduce):

@@ -10,7 +10,7 @@ from programs import wait_until
 from cos598d.data.examples import Examples
 from cos598d.data.loader import AHEAD, load_batches
 from cos598d.data.sampler import MicroBatch, global_batches, length_groups, micro_batches, share_of
-from cos598d.tools.check.toy import ToyFeatures
+from toy_features import ToyFeatures
 
 LENGTHS = np.random.default_rng(5).permutation(100).astype(np.int32) * 5 + 5  # a share is cut into groups
 

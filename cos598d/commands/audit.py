@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cos598d.commands.flags import add_flags, after, given_flags
-from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import ERROR, UsageError
 from cos598d.terminal.fields import check_flags
 from cos598d.terminal.signals import exits_on_sigterm
@@ -30,8 +29,6 @@ Grader = Callable[[AuditVerdict | None, str], int]  # of the verdict and how the
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
     add_flags(parser, AuditFlags)
-    add_assignment(parser)
-    add_result_files(parser)
     parser.add_argument(
         "words",
         nargs=argparse.REMAINDER,

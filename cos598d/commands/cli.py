@@ -90,7 +90,7 @@ GROUPS = {
             "teaching.md",
             (
                 "FOLDER --assignment lab1.toml --csv grades.csv",
-                "my_sync.py --assignment sync --gradescope out.json",
+                "lesson3.py --assignment lesson3 --gradescope out.json",
             ),
         ),
         "autograder": About(
@@ -103,14 +103,9 @@ GROUPS = {
     "Build and test": {
         "new": About("write a template for a gradient sync of your own", "your-own.md", ("my_sync.py",)),
         "check": About(
-            "test a gradient sync, yours or a built-in one, on real ranks",
+            "test a gradient sync or a strategy, yours or a built-in one, on real ranks",
             "your-own.md",
-            ("my_sync.py:MySync", "ring --world_sizes 3"),
-        ),
-        "prove": About(
-            "compare a strategy's gradients, weights and losses with one process",
-            "engines.md",
-            ("zero2", "zero1 bucketed:bucket_mb=0.5 --world_sizes 2 --cases gradients,clipping"),
+            ("my_sync.py:MySync", "ring --world_sizes 3", "zero2 --tests steps,clipping"),
         ),
         "audit": About(
             "find silent faults in any data-parallel script",
