@@ -128,7 +128,7 @@ for i in range(10):
     opt.step()
     if (i + 1) % epoch_length == 0:
         plan.step()
-=== w_uneven_micro unequal_micro_batches 2
+=== w_uneven_micro lost_micro_batches 2
 ddp = DDP(model)
 opt = torch.optim.AdamW(model.parameters(), lr=0.01)
 g = torch.Generator().manual_seed(9)
@@ -293,7 +293,7 @@ opt = torch.optim.SGD(model.parameters(), lr=0.1)
     F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1)).backward()
     average(model.parameters())
     opt.step()
-=== w_second_loss_late forgotten_tensors,forgotten_micro_batches 2
+=== w_second_loss_late forgotten_tensors,lost_micro_batches 2
 aux = nn.Linear(16, 8)
 opt = torch.optim.SGD([*model.parameters(), *aux.parameters()], lr=0.1)
 <batches>

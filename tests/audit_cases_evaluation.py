@@ -137,12 +137,6 @@ EVALUATION = {
         "counted_twice",
         2,
     ),
-    "padded_means": (evaluated(PADDED, MEANS, mark=HERE), "counted_twice", 2),
-    "padded_percent": (evaluated(PADDED, PERCENT, mark=HERE), "counted_twice", 2),
-    "padded_means_divided_first": (evaluated(PADDED, DIVIDED, mark=HERE), "counted_twice", 2),
-    "unequal_means": (evaluated(UNPADDED, MEANS, mark=HERE), "unweighted_metric", 2),
-    "unequal_means_3": (evaluated(UNPADDED, MEANS, 34, mark=HERE), "unweighted_metric", 3),
-    "unequal_percent": (evaluated(UNPADDED, PERCENT, mark=HERE), "unweighted_metric", 2),
     # Right: nothing is filled up, what is filled up is left out, or weights are right.
     "divisible_sums": (evaluated(PADDED, SUMS, 32), RIGHT, 2),
     "divisible_means": (evaluated(PADDED, MEANS, 32), RIGHT, 2),

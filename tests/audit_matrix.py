@@ -14,6 +14,7 @@ import audit_cases
 from audit_cases_blind import BLIND
 from audit_cases_evaluation import EVALUATION
 from audit_cases_field import DOUBTFUL, FIELD, OPEN, RIGHT, UNACCUSED
+from audit_cases_reports import REPORTS
 from audit_cases_styles import STYLES
 from audit_scripts import audit, with_changes, words_of
 from programs import programs_end
@@ -23,8 +24,12 @@ from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.exam.server import PRELOADED
 
 CLEAN = (RIGHT, OPEN, DOUBTFUL, UNACCUSED)
-# Right scripts with gradients that cannot be judged: ranks of tensor parallelism share batches by design.
+# Right scripts with gradients that cannot be judged: ranks of tensor parallelism share batches by design, and of shards
+# only those of fully_shard are looked into.
 UNCERTAIN = dict.fromkeys(("lbfgs", "clip_value_after", "tensor_parallel"), OPEN) | {"local_sgd": UNACCUSED}
+UNCERTAIN |= dict.fromkeys(
+    ("fsdp1", "fsdp1_views", "fsdp1_accumulation", "flat_parts", "flat_parts_divided_before"), OPEN
+)
 
 
 class Case(NamedTuple):
@@ -51,7 +56,7 @@ def _cases() -> dict[str, Case]:
         expected = UNCERTAIN.get(name, RIGHT)
         source, words = with_changes(style, changes), words_of(style, words)
         found[f"right_{name}"] = Case(source, expected, 2, words, name == "ddp_workers")
-    return found | {name: Case(*each) for name, each in {**FIELD, **EVALUATION, **STYLES, **BLIND}.items()}
+    return found | {name: Case(*each) for name, each in {**FIELD, **EVALUATION, **STYLES, **BLIND, **REPORTS}.items()}
 
 
 CASES = _cases()

@@ -26,7 +26,6 @@ from cos598d.tools.audit.judge.verdict import CONSEQUENCES
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.sketch import SIZE, Sketcher, from_text, to_text
 from cos598d.tools.audit.watch.loss import factors_of, scale_of
-from cos598d.tools.audit.watch.places import divides_by_ranks, literals
 
 RIGHT = BY_HAND
 NEVER = with_changes("by_hand", [(AVERAGE, "")])
@@ -88,51 +87,12 @@ def test_scale_of_reads_the_weight_of_a_loss_from_its_graph():
     mean = scale_of(loss(inputs, wanted))
     assert (mean.weight, mean.counts, mean.kept) == (1, (), 5)
     assert scale_of(inputs.exp()[wanted >= 0].mean()).kept == 5 * 4
-    mask = (torch.arange(6) < 2).float()
-    assert scale_of((loss(inputs, wanted, reduction="none") * mask).sum() / 2)[:2] == (1 / 2, (2, 6))
+    assert scale_of((loss(inputs, wanted, reduction="none") * (torch.arange(6) < 2).float()).sum() / 2) is None
     assert scale_of(inputs.exp().logsumexp((0, 1))) is None
-    assert scale_of((inputs.exp() * wanted[:, None]).sum()) is None  # how much a mask of integers keeps is unknown
     assert scale_of(None) is None
     assert scale_of(loss(inputs, wanted), torch.tensor(0.25)) == (0.25, (), (), (4,), 5)
     assert scale_of(inputs.exp(), torch.ones_like(inputs)) is None
     assert factors_of(inputs.exp().logsumexp((0, 1)) * 2 / 3) == ([2], [3])
-
-
-def test_literals_reads_numbers_in_a_loss_from_the_source(tmp_path):
-    def found(*lines):
-        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.py"
-        path.write_text("\n".join(lines))
-        return literals(str(path))
-
-    assert found("loss = f(model(x * 3)) / ranks", "loss.backward()", "y = 7 * z") == (3,)
-    assert found("def half(a):", "    return 0.5 * a", "loss = half(x)", "scaler.scale(loss / 4).backward()") == (
-        0.5,
-        4,
-    )
-    assert (
-        found("model = Net(2 * width)", "batch = some[16 * step]", "loss = f(model(data[batch]))", "loss.backward()")
-        == ()
-    )
-    assert found("loss = model(x)", "loss /= 2", "accelerator.backward(loss)") == (2,)
-    assert found("print(2 * x)") is None
-
-
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        (("loss = f(model(x)) / dist.get_world_size()",), True),
-        (("n = int(os.environ['WORLD_SIZE'])", "loss = f(model(x))", "loss /= n"), True),
-        (("def mean(a, over):", "    return f(a).div(over)", "loss = mean(model(x), args.world_size)"), True),
-        (("scale = 1 / n_gpu", "loss = f(model(x)) * scale"), True),
-        (("loss = f(model(x) / args.temperature)",), False),
-        (("def mean(a, over):", "    return f(a) / over", "loss = mean(model(x), steps)"), False),
-        (("sampler = S(num_replicas=world_size)", "x = next(iter(sampler))", "loss = f(model(x)) / T"), False),
-    ],
-)
-def test_divides_by_ranks_reads_the_source(lines, expected, tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text("\n".join([*lines, "loss.backward()"]))
-    assert divides_by_ranks(str(path)) is expected
 
 
 def test_bytes_moved_follows_gloos_formulas():
@@ -150,7 +110,7 @@ def test_a_right_script_passes_and_leaves_a_record(start, tmp_path, capsys):
     codes, text, verdict = audit(tmp_path, source)
     assert codes == [0, 0], text
     assert (verdict["faults"], verdict["wastes"]) == ([], [])
-    assert [note["name"] for note in verdict["notes"]] == ["local_loss"]
+    assert verdict["notes"] == []
     assert [verdict["seen"][name] for name in ("world_size", "judged", "steps")] == [2, 3, 5]
     assert "No fault found; gradients judged in 3 of 5 steps" in text
     assert re.search(r"^Steps 2 to 3 took [\d.]+ s\. For [\d.e-]+ s of them rank 0 computed nothing", text, re.M)
@@ -159,39 +119,6 @@ def test_a_right_script_passes_and_leaves_a_record(start, tmp_path, capsys):
     plain = [start(f"plain{r}", [tmp_path / "train.py"], port | {"RANK": str(r), "WORLD_SIZE": "2"}) for r in range(2)]
     assert [program.wait() for program in plain] == [0, 0]
     assert [line for line in text.splitlines() if line[:2] == "0 "] == plain[0].text.splitlines()
-    # The ledger by its formulas: 4 tensors of (8 x 16 + 16 + 16 x 3 + 3) numbers, in 5 steps; and the record.
-    summary = json.loads((tmp_path / "audit" / "summary.json").read_text())
-    assert summary["payload_bytes_per_iteration"] == 4 * 195
-    assert (summary["calls_per_iteration"], summary["sync"], summary["iterations"]) == (4, "all_reduce", 5)
-    assert main(["compare", str(tmp_path / "audit")]) == 0
-    assert "all_reduce" in capsys.readouterr().out
-    assert main(["report", str(tmp_path / "audit"), "-o", str(tmp_path / "page.md")]) == 0
-
-
-@pytest.mark.parametrize(
-    ("wrap", "sync"),
-    [
-        ('cos598d.data_parallel(model, sync="ring", compress="bf16")', "ring+bf16"),
-        ('cos598d.parallelize(model, lambda params: torch.optim.SGD(params, lr=0.1), "zero1")[0]', "zero1"),
-    ],
-)
-def test_a_record_names_the_sync_of_our_wrapper(wrap, sync, tmp_path):
-    source = f"""
-import torch, torch.distributed as dist, cos598d
-dist.init_process_group("gloo")
-model = {wrap.replace("(model,", "(torch.nn.Linear(8, 2),", 1)}
-optimizer = getattr(model, "optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(3):
-    torch.manual_seed(10 * step + dist.get_rank())
-    optimizer.zero_grad()
-    model(torch.randn(4, 8)).square().mean().backward()
-    optimizer.step()
-dist.destroy_process_group()
-"""
-    codes, text, _ = audit(tmp_path, source)
-    assert codes == [0, 0], text
-    summary = json.loads((tmp_path / "audit" / "summary.json").read_text())
-    assert (summary["sync"], summary["model"]) == (sync, "Linear")
 
 
 def test_a_folder_is_judged_again_also_without_a_book(tmp_path, capsys):
@@ -199,7 +126,7 @@ def test_a_folder_is_judged_again_also_without_a_book(tmp_path, capsys):
     assert codes == [3, 0], text
     (fault_found,) = verdict["faults"]
     assert fault_found["name"] == "never_averaged"
-    assert fault_found["consequences"] == ["optimizer_states_differ", "weights_drift"]
+    assert fault_found["consequences"] == ["weights_drift"]
     folder = tmp_path / "audit"
     assert main(["audit", str(folder)]) == 0
     assert "never averaged" in capsys.readouterr().out
@@ -215,11 +142,11 @@ def test_a_folder_is_judged_again_also_without_a_book(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda book: b"{", "is not JSON"),
-        (lambda book: b"\x80\x04N.", "is damaged: not UTF-8"),
+        (lambda book: b"{", "is damaged: Input data was truncated"),
+        (lambda book: b"\x80\x04N.", "is damaged: JSON is malformed"),
         (lambda book: json.dumps(book | {"rank": 0}).encode(), "rank 0 of 2"),
-        (lambda book: json.dumps(book | {"steps": "many"}).encode(), "its steps is"),
-        (lambda book: json.dumps(book | {"start": {"weights": {"a": "AAAA"}}}).encode(), "a sketch of 32 numbers"),
+        (lambda book: json.dumps(book | {"steps": "many"}).encode(), "steps"),
+        (lambda book: json.dumps(book | {"start": {"weights": {"a": "AAAA"}}}).encode(), "start"),
         (lambda book: json.dumps(book | {"run": "another"}).encode(), "another run"),
         (lambda book: json.dumps(book | {"seconds": 1e999}).encode(), "JSON"),
     ],
@@ -259,28 +186,20 @@ class Store(dict):
         return all(name in self for name in names)
 
 
-def test_a_book_is_sent_through_the_store_and_forged_pieces_are_refused(finished):
+def test_a_book_is_sent_through_the_store_and_a_forged_one_is_refused(finished):
     store = Store()
     sender, receiver = Counter(store, 1), Counter(store, 0)
     assert receiver.receive(1) is None
     text = json.dumps(finished[1]) * 20
     sender.send(text)
     assert receiver.receive(1) == text.encode()
-    assert len(store) > 2
-    for name, value in (
-        ("0", b"x"),
-        ("", b"{}"),
-        ("", b'{"pieces": 9999999, "bytes": 1, "sha256": ""}'),
-        ("", b"\xff"),
-    ):
-        forged = Store(store)
-        forged[f"cos598d_audit/book/1{'/' if name else ''}{name}"] = value
+    for value in (b"x", b"{}", b"\xff"):
         with pytest.raises(UserError, match="did not arrive complete"):
-            Counter(forged, 0).receive(1)
+            Counter(Store({"cos598d_audit/book/1": value}), 0).receive(1)
 
 
 def test_every_consequence_and_planted_fault_has_words():
-    assert len(FAULTS) >= 70
+    assert len(FAULTS) >= 69
     assert {name for _, _, name, _ in FAULTS.values()} <= WORDS.keys()
     assert {*CONSEQUENCES, *(effect for effects in CONSEQUENCES.values() for effect in effects)} <= WORDS.keys()
 
@@ -326,7 +245,7 @@ def test_the_starter_fills_in_the_words_of_each_rank_and_judges(start, tmp_path)
     assert read_book(tmp_path / "audit" / "books" / "rank1.json", 1)["rank"] == 1
 
 
-def test_findings_are_ignored_counted_and_written_as_json_or_for_github(finished, tmp_path, capsys):
+def test_findings_are_ignored_counted_and_written_as_json(finished, tmp_path, capsys):
     (tmp_path / "books").mkdir()
     for rank, book in enumerate(edited(finished, applied=summed)):
         (tmp_path / "books" / f"rank{rank}.json").write_text(json.dumps(book))
@@ -335,18 +254,13 @@ def test_findings_are_ignored_counted_and_written_as_json_or_for_github(finished
         code = main(["audit", "--strict", *flags, str(tmp_path)])
         return code, capsys.readouterr()
 
-    code, printed = said("--json", "-", "--ignore", "local_loss")
+    code, printed = said("--json", "-")
     verdict = json.loads(printed.out)
     assert (code, [each["name"] for each in verdict["faults"]], verdict["notes"]) == (3, ["summed"], [])
     assert "not averaged" in printed.err
-    code, printed = said("--ignore", "summed", "--github")
+    code, printed = said("--ignore", "summed")
     assert code == 0
     assert "Ignored as asked: summed." in printed.out
-    assert "::notice title=no loss is averaged over the ranks::" in printed.out
-    assert said("--ignore", "summed", "--strict_on", "note")[0] == 3
-    code, printed = said("--github")
-    (line,) = [line for line in printed.out.splitlines() if line.startswith("::error ")]
-    assert ",line=20,title=the gradients are summed%2C not averaged::" in line
     assert said("--json", str(tmp_path / "verdict.json"))[0] == 3
     assert json.loads((tmp_path / "verdict.json").read_text())["faults"] == verdict["faults"]
     code, printed = said("--json", str(tmp_path / "verdict.json" / "none"), "--ignore", "summed")
@@ -379,19 +293,15 @@ def divided(by):
     return lambda rank, step, name, own: sum(own) / (by(step, name) if callable(by) else by)
 
 
-def in_modes(*counts):
-    return lambda rank, row: row.update(modes=[*counts[rank]])
-
-
 def bent(rank, step, name, own):
     return np.abs(sum(own)) if name == "0.bias" else sum(own) / 2
 
 
 summed = divided(1)
 HALF = {"weight": 0.5, "divided": [2.0]}
-SCALED = HALF | {"weight": 2**15, "literals": [2.0]}  # by a gradient scaler, 2**16
+SCALED = HALF | {"weight": 2**15, "scaler": 2.0**16}  # by a gradient scaler, 2**16
 # A sum over the examples of both ranks.
-OF_ALL = {"weight": 1 / 16, "counts": [8, 8], "divided": [16.0], "literals": []}
+OF_ALL = {"weight": 1 / 16, "counts": [8, 8], "divided": [16.0]}
 JUDGED = {  # changes of a right script's books -> the fault; "" for none, None if the audit cannot decide
     "right": ({}, ""),
     "sum": ({"applied": summed}, "summed"),
@@ -406,10 +316,9 @@ JUDGED = {  # changes of a right script's books -> the fault; "" for none, None 
     "not_in_one_step": ({"applied": lambda rank, step, name, own: own[rank], "steps": (2,)}, "different_gradients"),
     "in_one_step": ({"applied": lambda rank, step, name, own: own[rank], "steps": (1, 3)}, "different_gradients"),
     "nothing": ({"applied": lambda rank, step, name, own: 0 * own[0]}, "lost_micro_batches"),
-    "divided_by_the_ranks": (HALF | {"literals": [], "by_ranks": True}, "averaged_twice"),
-    "divided_by_a_temperature": (HALF | {"literals": [], "by_ranks": False}, None),
-    "divided_by_two": (HALF | {"literals": [2.0]}, None),
-    "divided_in_no_text": (HALF | {"literals": None}, None),
+    "divided_by_two_of_two_ranks": (HALF, None),
+    "multiplied_by_the_ranks": ({"weight": 2.0, "multiplied": [2.0]}, "loss_times_ranks"),
+    "a_scale_left_in": ({"weight": 1024.0, "scaler": 1024.0}, "scale_left_in"),
     "multiplied": ({"weight": 0.5, "multiplied": [0.5]}, None),
     "a_divided_loss_summed": (HALF | {"applied": summed}, ""),
     "a_sum_over_all": (OF_ALL | {"applied": summed}, ""),
@@ -425,11 +334,7 @@ JUDGED = {  # changes of a right script's books -> the fault; "" for none, None 
     "an_unknown_sum_over_all": ({"weight": None, "divided": [13], "applied": summed}, None),
     "no_known_scale": ({"weight": None}, ""),
     "no_known_scale_summed": ({"weight": None, "applied": summed}, None),
-    "no_known_scale_divided": ({"weight": None, "divided": [2.0], "literals": []}, None),
-    "one_in_evaluation": ({"micro": in_modes((2, 2, 0), (2, 1, 1))}, "modes_differ"),
-    "one_in_evaluation_without_dropout": ({"micro": in_modes((0, 0, 0), (0, 0, 5))}, None),
-    "all_in_evaluation": ({"micro": in_modes((2, 0, 5), (2, 0, 5))}, ""),
-    "dropout_on_one_rank": ({"micro": in_modes((0, 0, 0), (2, 2, 0))}, ""),
+    "no_known_scale_divided": ({"weight": None, "divided": [2.0]}, None),
     "half_an_error_under_a_scaler": (SCALED | {"applied": divided(2**17)}, None),
 }  # fmt: skip
 

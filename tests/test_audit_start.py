@@ -35,7 +35,7 @@ def test_right(audited):
 
 
 def test_planted(audited):
-    audited(wrong, ignore=["local_loss"])
+    audited(wrong)
 
 
 def test_ignored(audited):

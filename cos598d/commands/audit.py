@@ -13,12 +13,11 @@ from cos598d.errors import ERROR, UsageError
 from cos598d.terminal.fields import check_flags
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.audit import script
-from cos598d.tools.audit.book import BOOKS
+from cos598d.tools.audit.book import BOOKS, VERDICT
 from cos598d.tools.audit.end import check_ignored, conclude, conclude_on_rank
 from cos598d.tools.audit.exchange import read_books, remove_books
 from cos598d.tools.audit.judge.verdict import AuditVerdict
 from cos598d.tools.audit.options import AuditFlags, Told
-from cos598d.tools.audit.record import VERDICT
 from cos598d.tools.audit.script import MODULE, module_of
 from cos598d.tools.audit.starter import run_of_starter, start_launcher, start_ranks
 

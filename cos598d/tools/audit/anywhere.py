@@ -10,7 +10,6 @@ import importlib.abc
 import importlib.util
 import os
 import sys
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,6 +70,7 @@ def _wrap(module: Any) -> None:
 def _begin() -> None:
     """This process is a rank from here on, unless it is one already."""
     from cos598d.tools.audit import rank as ranks
+    from cos598d.tools.audit import script as scripts
     from cos598d.tools.audit.end import conclude_on_rank
     from cos598d.tools.audit.options import Told
 
@@ -84,7 +84,7 @@ def _begin() -> None:
     excepthook = sys.excepthook
 
     def note(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        failed.append("".join(traceback.format_exception_only(kind, error)).strip())
+        failed.append(scripts.told(error))
         excepthook(kind, error, trace)
 
     sys.excepthook = note

@@ -1,30 +1,13 @@
 """A rank's book: the trace of a script on one rank, as JSON. It has numbers and lines of code, never a verdict."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from cos598d.errors import UserError
-from cos598d.records.kinds import (
-    COUNT,
-    FLAG,
-    NOT_NEGATIVE,
-    NUMBER,
-    TEXT,
-    Fields,
-    FixedList,
-    ListOf,
-    MapOf,
-    Number,
-    OneOf,
-    OrNone,
-    ValueKind,
-)  # fmt: skip
-from cos598d.records.kinds import (
-    SIZE as AT_LEAST_ONE,
-)
-from cos598d.records.run import RANK, RANKS
-from cos598d.records.schema import read
-from cos598d.tools.audit.sketch import SIZE, from_text
+import msgspec
+from msgspec import Meta
+from typing_extensions import NotRequired, TypedDict  # which torch needs, too
+
+from cos598d.errors import UserError, one_line
 
 GRADIENT, WEIGHT, BUFFER, SCALAR, OTHER, NOTHING = "gradient", "weight", "buffer", "scalar", "other", "nothing"
 MOST_ROWS, MOST_ENTRIES, MOST_ITERATIONS = 2000, 4000, 20_000
@@ -36,188 +19,257 @@ ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER = (
     "reduce_scatter",
 )
 GATHER, SCATTER, ALL_TO_ALL, BARRIER, SEND, RECEIVE = "gather", "scatter", "all_to_all", "barrier", "send", "recv"
-FORMAT = "cos598d audit 3"
-BOOKS, BOOK = "books", "rank{rank}.json"
+FORMAT = "cos598d audit 4"
+BOOKS, BOOK, VERDICT = "books", "rank{rank}.json", "audit.json"
 RUNNING, ENDED = "running", "ended"
-REMEDY = "Audit the script again"
 MOST_BYTES = 256 << 20
 
 Book = dict[str, Any]
 
+Count = Annotated[int, Meta(ge=0)]
+Size = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0)]
+Where = tuple[str, Count, str]  # file, line, function
+Sketch = Annotated[str, Meta(pattern="^[A-Za-z0-9+/]{171}=$")]  # 32 numbers of 4 bytes, in base64
 
-def _is_sketch(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and len(from_text(value)) == SIZE
-    except ValueError:
-        return False
+
+class Micro(TypedDict):
+    """A backward pass: its batch, and how its loss scales the examples (watch/loss.py)."""
+
+    size: Count
+    samples: list[str]
+    loss: float | None
+    weight: float | None
+    counts: list[float]
+    kept: Seconds  # examples that a loss's mean does not ignore; 0 if that is not known
+    multiplied: list[float]
+    divided: list[float]
+    scaler: float  # a gradient scaler's factor in the loss; 1 without one
+    weights: str  # a fingerprint of the model's, when the pass begins
+    adds: bool  # to gradients that an earlier pass of this step has left
+    is_training: bool  # whether the model's module was in training mode
+    rng: str
+    where: Where
+    event: Count
 
 
-SKETCH = ValueKind(f"the text of a sketch of {SIZE} numbers", _is_sketch)
-WHERE = FixedList((TEXT, COUNT, TEXT))
-EXIT_CODE = Number("an exit code", is_whole=True, least=-255, most=255)
-DIGESTS = ListOf(TEXT)
-MICRO = Fields(
-    {
-        "size": COUNT,
-        "samples": DIGESTS,
-        "loss": OrNone(NUMBER),
-        # How the loss scales its examples (watch/loss.py), and the numbers in its text (watch/source.py).
-        "weight": OrNone(NUMBER),
-        **dict.fromkeys(("counts", "multiplied", "divided"), ListOf(NUMBER)),
-        "literals": OrNone(ListOf(NUMBER)),
-        "by_ranks": FLAG,  # whether that text divides by the number of ranks
-        "weights": TEXT,  # a fingerprint of the model's, when the pass begins
-        "adds": FLAG,  # to gradients that an earlier pass of this step has left
-        "modes": ListOf(COUNT),  # modules by their mode (watch/replica.py)
-        "rng": TEXT,
-        "where": WHERE,
-        "event": COUNT,
-    },
-    {"kept": NOT_NEGATIVE},  # examples that a loss's mean does not ignore; 0 if that is not known
-)
-OPTIMIZER = Fields({"class": TEXT, "groups": ListOf(MapOf(NUMBER))})
-EVENT = Fields(
-    {"kind": OneOf(("clip", "call", "step")), "event": COUNT, "micro": COUNT, "where": WHERE},
-    {
-        **dict.fromkeys(("how", "op", "dtype"), TEXT),
-        "limit": NUMBER,
-        **dict.fromkeys(("norm", "factor"), OrNone(NUMBER)),
-        "names": ListOf(TEXT),
-        **dict.fromkeys(("elements", "root"), COUNT),
-        "in_backward": FLAG,
-        "carries": TEXT,
-        "ranks": ListOf(RANK),
-    },
-)
-STEP = Fields(
-    {
-        "iteration": AT_LEAST_ONE,
-        "micro": ListOf(MICRO),
-        "local": MapOf(ListOf(OrNone(SKETCH))),
-        "local_parts": MapOf(ListOf(OrNone(ListOf(SKETCH)))),  # of what is cut over the ranks
-        "places": MapOf(FixedList((COUNT, COUNT))),  # of what is applied among the parts, and their number
-        **dict.fromkeys(("before", "state"), MapOf(SKETCH)),
-        "applied": MapOf(SKETCH),
-        "elements": MapOf(COUNT),  # of what is applied
-        "events": ListOf(EVENT),
-        "optimizers": ListOf(OPTIMIZER),
-        **dict.fromkeys(("has_closure", "is_skipped"), FLAG),
-        "seconds_after_gradients": NOT_NEGATIVE,
-    },
-    {
-        "is_old": FLAG,  # whether the next backward pass finds this rank's part of the weights as before the step
-        "in_shards": FLAG,  # whether the gradients that the optimizer steps by are only readable in parts
-    },
-)
-_MOVED = dict.fromkeys(("payload_bytes", "bytes_sent", "bytes_received"), COUNT)
-_CALL = {
-    **dict.fromkeys(("op", "kind", "dtype"), TEXT),
-    "names": ListOf(TEXT),
-    **dict.fromkeys(("tensors", "elements", "ranks", "calls"), COUNT),
-    **_MOVED,
-    "where": WHERE,
-    "in_backward": FLAG,
-    "seconds": NOT_NEGATIVE,
-}
-CALL = Fields(_CALL | {"iteration": COUNT})
-ENTRY = Fields(_CALL | {"first_iteration": COUNT})
-ITERATION = Fields(
-    {
-        "losses": ListOf(NUMBER),
-        "size": COUNT,
-        "seconds": Number("a number above 0", least=0, is_above=True),
-        "phases": MapOf(NOT_NEGATIVE),
-        "totals": MapOf(FixedList((COUNT, COUNT, COUNT, COUNT, NOT_NEGATIVE))),
-    },
-    {"rates": ListOf(NUMBER)},  # the learning rates of its steps
-)
-RECENT = Fields(
-    {
-        "op": TEXT,
-        "ranks": ListOf(RANK),
-        **dict.fromkeys(("number", "elements", "root"), COUNT),
-        "where": WHERE,
-        "seconds": NOT_NEGATIVE,
-        "waits": FLAG,
-    }
-)
-MADE = Fields({"ranks": ListOf(RANK), "calls": COUNT})
-STATE = Fields({}, dict.fromkeys(("weights", "parts", "buffers"), MapOf(SKETCH)))
-_LENGTHS = dict.fromkeys(("dataset_length", "times"), COUNT)
-LOADER = Fields(
-    {"sampler": TEXT, "sampler_length": COUNT, "is_distributed": FLAG, "trains": FLAG, "where": WHERE} | _LENGTHS
-)
-SAMPLER = Fields(
-    {
-        "total_length": COUNT,
-        **dict.fromkeys(("shuffles", "trains"), FLAG),
-        "epochs": ListOf(COUNT),
-        "where": WHERE,
-    }
-    | _LENGTHS
-)
-SUM = Fields(
-    {"values": ListOf(NUMBER), **dict.fromkeys(("rows", "length", "share"), COUNT), "is_cut": FLAG, "where": WHERE}
-)
-MODEL = Fields(
-    {},
-    {
-        **dict.fromkeys(("class", "sync", "dtype", "device"), TEXT),
-        "wrappers": ListOf(TEXT),
-        **dict.fromkeys(("parameters", "tensors", "batch_norms", "sharded", "cut_otherwise"), COUNT),
-        "dropout": NUMBER,
-    },
-)
-BOOK_KIND = Fields(
-    {
-        "format": OneOf((FORMAT,)),
-        **dict.fromkeys(("run", "host", "script", "error", "failed", "stopped", "backend", "torch"), TEXT),
-        "rank": RANK,
-        "world_size": RANKS,
-        "pid": COUNT,
-        "state": OneOf((RUNNING, ENDED)),
-        "exit_code": OrNone(EXIT_CODE),
-        "at": WHERE,  # where the script was when it was asked to stop
-        "is_in_torch": FLAG,  # then, in a call that may wait
-        "recent": ListOf(RECENT),  # calls, then
-        "made": ListOf(MADE),
-        "examined": AT_LEAST_ONE,
-        **dict.fromkeys(("seconds", "own_seconds", "own_after"), NOT_NEGATIVE),
-        "iterations_seen": COUNT,
-        "model": MODEL,
-        "start": STATE,
-        "end": STATE,
-        "steps": ListOf(STEP),
-        "calls": ListOf(CALL),
-        "ledger": ListOf(ENTRY),
-        "groups": ListOf(ListOf(RANK, least=1)),
-        "iterations": ListOf(ITERATION),
-        "training_samples": DIGESTS,
-        "evaluation_samples": DIGESTS,
-        **dict.fromkeys(("evaluated", "evaluation_batches"), COUNT),
-        "loaders": ListOf(LOADER),
-        "samplers": ListOf(SAMPLER),
-        "counts": MapOf(COUNT),
-        "saved": ListOf(Fields({"path": TEXT, "calls": COUNT, "where": WHERE})),  # with the calls before it
-        "settings": ListOf(OPTIMIZER),  # at the last step
-        "seed": Number("a seed", is_whole=True, least=-(2**63), most=2**64),
-        "threads": AT_LEAST_ONE,
-    },
-    {
-        "earlier": COUNT,  # worlds that the same command had opened before
-        "sums": ListOf(SUM),  # of an evaluation
-    },
-)
+Optimizer = TypedDict("Optimizer", {"class": str, "groups": list[dict[str, float]]})
+
+
+class Event(TypedDict):
+    """A clip, a call or a step, in the order in which they came."""
+
+    kind: Literal["clip", "call", "step"]
+    event: Count
+    micro: Count
+    where: Where
+    how: NotRequired[str]
+    op: NotRequired[str]
+    dtype: NotRequired[str]
+    limit: NotRequired[float]
+    norm: NotRequired[float | None]
+    factor: NotRequired[float | None]
+    names: NotRequired[list[str]]
+    elements: NotRequired[Count]
+    root: NotRequired[Count]
+    in_backward: NotRequired[bool]
+    carries: NotRequired[str]
+    ranks: NotRequired[list[Count]]
+
+
+class Step(TypedDict):
+    """An examined step: sketches of what the rank computed, and of what was applied."""
+
+    iteration: Size
+    micro: list[Micro]
+    local: dict[str, list[Sketch | None]]
+    local_parts: dict[str, list[list[Sketch] | None]]  # of what is cut over the ranks
+    places: dict[str, tuple[Count, Count]]  # of what is applied among the parts, and their number
+    before: dict[str, Sketch]
+    applied: dict[str, Sketch]
+    elements: dict[str, Count]  # of what is applied
+    events: list[Event]
+    optimizers: list[Optimizer]
+    has_closure: bool
+    is_skipped: bool
+    in_shards: bool  # whether the gradients that the optimizer steps by are only readable in parts
+    seconds_after_gradients: Seconds
+
+
+class Call(TypedDict):
+    """A call of an iteration, or the sums of all calls of one kind and line."""
+
+    op: str
+    kind: str
+    dtype: str
+    names: list[str]
+    tensors: Count
+    elements: Count
+    ranks: Count
+    calls: Count
+    payload_bytes: Count
+    bytes_sent: Count
+    bytes_received: Count
+    where: Where
+    in_backward: bool
+    seconds: Seconds
+    iteration: NotRequired[Count]
+    first_iteration: NotRequired[Count]
+
+
+class Iteration(TypedDict):
+    """What one optimizer step took."""
+
+    losses: list[float]
+    size: Count
+    passes: Count  # backward passes
+    begins_epoch: bool  # of the data, after the first backward pass
+    seconds: Annotated[float, Meta(gt=0)]
+    phases: dict[str, Seconds]
+    totals: dict[str, tuple[Count, Count, Count, Count, Seconds]]
+    rates: list[float]  # the learning rates of its steps
+
+
+class Recent(TypedDict):
+    """One of the last calls of a rank that was stopped."""
+
+    op: str
+    ranks: list[Count]
+    number: Count
+    elements: Count
+    root: Count
+    where: Where
+    seconds: Seconds
+    waits: bool
+
+
+class Made(TypedDict):
+    ranks: list[Count]
+    calls: Count
+
+
+State = dict[Literal["weights", "parts", "buffers"], dict[str, Sketch]]
+
+
+class Unwaited(TypedDict):
+    op: str
+    where: Where
+    iteration: Count
+
+
+class Saved(TypedDict):
+    path: str
+    calls: Count
+    where: Where  # with the calls before it
+
+
+class Loader(TypedDict):
+    """A loader of the script. `subset` is a digest of its data set's places, "" if that is no Subset."""
+
+    sampler: str
+    sampler_length: Count
+    dataset_length: Count
+    is_distributed: bool
+    is_iterable: bool
+    workers: Count
+    subset: str
+    times: Count
+    trains: bool
+    where: Where
+
+
+class Sampler(TypedDict):
+    """A DistributedSampler of the script; `whole_length` is that of the data set of which a Subset is a part."""
+
+    dataset_length: Count
+    whole_length: Count
+    total_length: Count
+    share: Count
+    shuffles: bool
+    subset: str
+    epochs: list[Count]
+    times: Count
+    trains: bool
+    where: Where
+
+
+class Sum(TypedDict):
+    """Numbers that an evaluation adds up over the ranks."""
+
+    values: list[float]
+    rows: Count
+    length: Count
+    share: Count
+    is_cut: bool
+    where: Where
+
+
+class _Book(TypedDict):
+    format: Literal["cos598d audit 4"]
+    run: str
+    host: str
+    script: str
+    error: str
+    failed: str
+    stopped: str
+    backend: str
+    torch: str
+    rank: Count
+    world_size: Size
+    earlier: Count  # worlds that the same command had opened before
+    pid: Count
+    state: Literal["running", "ended"]
+    exit_code: Annotated[int, Meta(ge=-255, le=255)] | None
+    at: Where  # where the script was when it was asked to stop
+    is_in_torch: bool  # then, in a call that may wait
+    recent: list[Recent]  # calls, then
+    made: list[Made]
+    examined: Size
+    seconds: Seconds
+    own_seconds: Seconds
+    own_after: Seconds
+    iterations_seen: Count
+    model: dict[str, str | int | float | list[str]]
+    start: State
+    end: State
+    steps: list[Step]
+    calls: list[Call]
+    ledger: list[Call]
+    unwaited: list[Unwaited]  # calls that carried gradients
+    groups: list[list[Count]]
+    iterations: list[Iteration]
+    training_samples: list[str]
+    evaluation_samples: list[str]
+    evaluated: Count
+    evaluation_batches: Count
+    sums: list[Sum]
+    loaders: list[Loader]
+    samplers: list[Sampler]
+    counts: dict[str, Count]
+    saved: list[Saved]
+    settings: list[Optimizer]  # at the last step
+    seed: int
+    threads: Size
+
+
+_DECODER = msgspec.json.Decoder(_Book)
 
 
 def read_book(path: Path, rank: int) -> Book:
     """The book of `rank` in a file. Raises UserError for one that is damaged, forged or another rank's; OSError as
     `open`."""
     if path.stat().st_size > MOST_BYTES:
-        raise UserError(f"{path} has more than {MOST_BYTES >> 20} MB, so it is no result of an audit. {REMEDY}.")
-    book = read(path, BOOK_KIND, REMEDY, MOST_BYTES)
+        raise UserError(
+            f"{path} has more than {MOST_BYTES >> 20} MB, so it is no result of an audit. Audit the script again."
+        )
+    try:
+        book: Any = _DECODER.decode(path.read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {one_line(error)}. Audit the script again.") from None
     if book["rank"] != rank or rank >= book["world_size"]:
-        raise UserError(f"{path} is damaged: it is for rank {book['rank']} of {book['world_size']}. {REMEDY}.")
+        raise UserError(
+            f"{path} is damaged: it is for rank {book['rank']} of {book['world_size']}. Audit the script again."
+        )
     return book
 
 

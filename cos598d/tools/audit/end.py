@@ -14,13 +14,12 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_text, filled
 from cos598d.terminal.words import did_you_mean, number_of
 from cos598d.tools.audit import script
-from cos598d.tools.audit.book import GRADIENT, Book
-from cos598d.tools.audit.exchange import flight_path, read_books
+from cos598d.tools.audit.book import GRADIENT, VERDICT, Book
+from cos598d.tools.audit.exchange import read_books
 from cos598d.tools.audit.judge import judge
 from cos598d.tools.audit.judge.verdict import FAULT, NOTE, WASTE, AuditFinding, AuditVerdict
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.options import LEVELS, AuditFlags
-from cos598d.tools.audit.record import VERDICT, write_record
 
 if TYPE_CHECKING:
     from cos598d.tools.audit.rank import Rank
@@ -30,7 +29,6 @@ _TO_DO = (
     "data of its own, in a process that `cos598d audit` starts. Then audit again. If your strategy shards, audit the "
     "same script once with another one, such as ddp."
 )
-_COMMANDS = {FAULT: "error", WASTE: "warning", NOTE: "notice"}
 _HEADS = {FAULT: ("fault", "faults"), WASTE: ("waste", "wastes"), NOTE: ("note", "notes")}
 FAULTS_FOUND, CANNOT_TELL, NOTHING_JUDGED = 3, 4, 5  # the exit codes with --strict
 
@@ -82,26 +80,6 @@ def _finding(finding: AuditFinding, number: int, of: int) -> list[str]:
     if finding.consequences:
         lines.append(filled("also: " + "; ".join(WORDS[name].title for name in finding.consequences) + ".", "  "))
     return lines
-
-
-def annotations(verdict: AuditVerdict) -> str:
-    """The findings as annotation commands of GitHub's workflows: faults are errors, waste is a warning."""
-    lines = []
-    for each in verdict.findings:
-        file, line, _ = each.where
-        words = WORDS[each.name]
-        place = f" file={_escaped(os.path.relpath(file), ',:')},line={line}," if file else " "
-        text = _escaped(" ".join((*each.evidence, f"Fix: {words.mend}")))
-        lines.append(f"::{_COMMANDS[each.level]}{place}title={_escaped(words.title, ',:')}::{text}\n")
-    if not verdict.of(FAULT) and not verdict.is_sure:
-        lines.append(f"::warning title=not judged::{_escaped(' '.join(verdict.not_judged))}\n")
-    return "".join(lines)
-
-
-def _escaped(text: str, more: str = "") -> str:
-    for letter in "%\r\n" + more:
-        text = text.replace(letter, f"%{ord(letter):02X}")
-    return text
 
 
 def ledger(books: Sequence[Book]) -> str:
@@ -169,10 +147,7 @@ def conclude(folder: Path, flags: AuditFlags, code: int, is_new: bool = True) ->
     """
     try:
         books, remarks = read_books(folder)
-        if any(flight_path(folder, book["rank"]).exists() for book in books if book["stopped"]):
-            remarks.append(f"torch's flight recorder of the ranks that were stopped: {flight_path(folder, 0).parent}.")
         verdict = judge(books, remarks).without(_ignored(flags))
-        without = write_record(folder, books) if is_new else ""
         if is_new:
             write_json(folder / VERDICT, verdict.to_json())
     except UserError as error:
@@ -188,7 +163,7 @@ def conclude(folder: Path, flags: AuditFlags, code: int, is_new: bool = True) ->
         return None, code
     text = card(verdict, books)
     if is_new:
-        text += f"\noutput: {folder}" + (f" (not for compare and report: {without})" if without else "")
+        text += f"\noutput: {folder}"
     print(text, file=sys.stderr if flags.json == "-" else sys.stdout, flush=True)
     if flags.json == "-":
         print(json.dumps(verdict.to_json(), allow_nan=False), flush=True)
@@ -200,8 +175,6 @@ def conclude(folder: Path, flags: AuditFlags, code: int, is_new: bool = True) ->
                 f"{ERROR}--json {flags.json} cannot be written ({error.strerror}). Give another path.", file=sys.stderr
             )
             return verdict, code or 2
-    if flags.github:
-        print(annotations(verdict), end="", flush=True)
     return verdict, _strict(verdict, flags) if flags.strict and not code else code
 
 

@@ -1,40 +1,30 @@
 """How the books of all ranks come together: through a folder on one host, through the ranks' own store between hosts.
 
 No collective call is made for it: ranks that step unequally would hang in one. Nothing is unpickled: a book travels as
-JSON, in pieces, with its length and a digest.
+compressed JSON.
 """
 
 import contextlib
-import hashlib
-import json
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from cos598d.errors import UserError, first_line
-from cos598d.records.kinds import COUNT, TEXT, Fields, fault
 from cos598d.terminal.files import write_whole
-from cos598d.terminal.reading import parse_json
 from cos598d.tools.audit.book import BOOK, BOOKS, ENDED, MOST_BYTES, Book, read_book
 
 WAIT_SECONDS = 60.0  # for ranks that are still about to end
 STOPPED_SECONDS = 3.0  # for those that are asked to end like this one
 _POLL_SECONDS = 0.05
 _PREFIX = "cos598d_audit"
-_PIECE = 512 << 10
-_SENT = Fields({"pieces": COUNT, "bytes": COUNT, "sha256": TEXT}, alone=True)
 
 
 def book_path(folder: Path, rank: int) -> Path:
     """Where a rank's book is."""
     return folder / BOOKS / BOOK.format(rank=rank)
-
-
-def flight_path(folder: Path, rank: int) -> Path:
-    """Where the content of torch's flight recorder is, of a rank that was stopped."""
-    return folder / "flight" / f"rank{rank}.json"
 
 
 def _books(folder: Path) -> dict[int, Path]:
@@ -78,30 +68,19 @@ class Counter:
 
     def send(self, text: str) -> None:
         """Send this rank's book to rank 0 on another host."""
-        data = text.encode()
-        pieces = [data[begin : begin + _PIECE] for begin in range(0, len(data), _PIECE)]
-        for number, piece in enumerate(pieces):
-            self.tell(f"book/{self.rank}/{number}", piece)
-        about = {"pieces": len(pieces), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        self.tell(f"book/{self.rank}", json.dumps(about))
+        self.tell(f"book/{self.rank}", zlib.compress(text.encode()))
 
     def receive(self, rank: int) -> bytes | None:
-        """The book that a rank has sent; None if it has sent none. Raises UserError for an incomplete one."""
-        said = self.ask(f"book/{rank}")
-        if said is None:
+        """The book that a rank has sent; None if it has sent none. Raises UserError for a damaged one."""
+        data = self.ask(f"book/{rank}")
+        if data is None:
             return None
-        wrong = UserError(f"the results of rank {rank} did not arrive complete. Audit the script again.")
-        try:
-            about = parse_json(said.decode())
-        except ValueError:
-            raise wrong from None
-        if fault(about, _SENT) or about["bytes"] > MOST_BYTES or about["pieces"] > MOST_BYTES // _PIECE:
-            raise wrong
-        pieces = [self.ask(f"book/{rank}/{number}") for number in range(about["pieces"])]
-        data = b"".join(piece or b"" for piece in pieces)
-        if len(data) != about["bytes"] or hashlib.sha256(data).hexdigest() != about["sha256"]:
-            raise wrong
-        return data
+        reader = zlib.decompressobj()
+        with contextlib.suppress(zlib.error):
+            book = reader.decompress(data, MOST_BYTES)
+            if reader.eof:
+                return book
+        raise UserError(f"the results of rank {rank} did not arrive complete. Audit the script again.")
 
 
 def collect(folder: Path, book: Book, counter: Counter | None, seconds: float = WAIT_SECONDS) -> None:

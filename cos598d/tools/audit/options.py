@@ -27,7 +27,6 @@ class AuditFlags:
     json: str | None = flag(
         None, "also write the verdict as JSON; -: print it, and everything else to stderr", metavar="FILE"
     )
-    github: bool = flag(False, "also print the findings as GitHub annotations")
     launch: bool = flag(False, "run a command that starts the ranks itself, such as mpirun -n 2 python train.py")
     timeout: float | None = flag(None, "stop the script after X seconds, and judge the steps so far", above=0)
     world_size: int | None = flag(

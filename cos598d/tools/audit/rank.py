@@ -26,7 +26,6 @@ from cos598d.tools.audit.exchange import (
     book_path,
     collect,
     earlier_worlds,
-    flight_path,
     remove_books,
 )
 from cos598d.tools.audit.options import Told
@@ -142,6 +141,7 @@ class Rank:
         _current = None
         if self._stops is not None:
             self._stops.close()
+        self.observer.look_for_group()
         self.observer.close()
         if self.book is not None and self.book["stopped"]:
             return  # what ends it now comes of that
@@ -171,8 +171,7 @@ class Rank:
         with contextlib.suppress(OSError):
             if self.number == 0 and self.told.run:
                 self._earlier = earlier_worlds(folder, self.told.run)
-            for path in (book_path(folder, self.number), flight_path(folder, self.number)):
-                path.unlink(missing_ok=True)
+            book_path(folder, self.number).unlink(missing_ok=True)
             if self.number == 0:  # an earlier world may have been larger
                 remove_books(folder, self._place[1])
 
@@ -190,22 +189,8 @@ class Rank:
         asking.start()
         asking.join(_STORE_SECONDS)
         self._write(stopped=by)
-        asking = threading.Thread(target=self._keep_flight, daemon=True)
-        asking.start()
-        asking.join(_STORE_SECONDS)
         if self.say is not None:
             self.say(self, 128 + signal.SIGTERM)
-
-    def _keep_flight(self) -> None:
-        """Write what torch's flight recorder has, for torch's own tools, where this torch has one."""
-        from torch._C import _distributed_c10d
-
-        dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
-        if dump is not None:
-            with contextlib.suppress(OSError, RuntimeError):
-                path = flight_path(Path(self.told.folder), self.number)
-                path.parent.mkdir(exist_ok=True)
-                path.write_bytes(dump())
 
     def _ask(self) -> None:
         """Ask the store who the run and its judge are, as soon as it can be known: at the end it may be gone, and torch

@@ -132,8 +132,17 @@ def _ended(code: CodeType, main: types.ModuleType) -> tuple[int, str]:
         while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
             frames = frames.tb_next
         sys.excepthook(type(error), error, frames)
-        return 1, f"{type(error).__name__}: {error}"
+        return 1, told(error)
     return 0, ""
+
+
+def told(error: BaseException) -> str:
+    """An error in a line, with the place in the script where it was raised."""
+    from cos598d.tools.audit.watch.places import is_library  # which loads torch
+
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not is_library(each.filename)]
+    at = f", raised at {os.path.basename(frames[-1].filename)} line {frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {error}{at}"
 
 
 def exit_code(code: object) -> int:
@@ -161,7 +170,7 @@ class Carried:
             code = asked.code if isinstance(asked.code, int) else int(asked.code is not None)
             raise
         except BaseException as raised:
-            code, error = 1, f"{type(raised).__name__}: {raised}"
+            code, error = 1, told(raised)
             raise
         finally:
             end(code, error)

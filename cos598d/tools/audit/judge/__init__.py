@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cos598d.terminal.words import ranks_in_words
 from cos598d.tools.audit.book import ENDED, Book, ended_well
 from cos598d.tools.audit.judge.averaging import judge_averaging, judge_clip_order
-from cos598d.tools.audit.judge.calls import judge_hang, judge_notes, judge_waste
+from cos598d.tools.audit.judge.calls import judge_hang, judge_sizes, judge_waits, judge_waste
 from cos598d.tools.audit.judge.gradients import fit_steps, groups_of, not_understood
 from cos598d.tools.audit.judge.replicas import judge_replicas, judge_saves
 from cos598d.tools.audit.judge.samples import judge_metrics, judge_samples
@@ -42,13 +42,13 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
             open_questions = open_questions or not_understood(fits)
         findings += of_gradients + judge_zeros(group, fits)
         unjudged += open_questions
-        for found, not_judged in (judge_samples(group), judge_replicas(group), judge_metrics(group)):
+        for found, not_judged in (judge_samples(group), judge_replicas(group)):
             findings += found
             unjudged += not_judged
+        findings += judge_metrics(group) + judge_waits(group)
         findings += judge_waste(group, fits)
         unjudged += fits.unjudged if len(group) > 1 else []
-    findings += judge_notes(books)
-    findings += judge_saves(books)
+    findings += judge_saves(books) + judge_sizes(books)
     of_hang, not_judged = judge_hang(books)
     findings += of_hang
     unjudged += not_judged

@@ -5,7 +5,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from cos598d.terminal.words import ranks_in_words
-from cos598d.tools.audit.book import BROADCAST, GATHER, GRADIENT, REDUCE, SCATTER, WEIGHT, Book
+from cos598d.tools.audit.book import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    BROADCAST,
+    GATHER,
+    GRADIENT,
+    OTHER,
+    REDUCE,
+    SCATTER,
+    WEIGHT,
+    Book,
+)
 from cos598d.tools.audit.judge.fit import (
     BY_BOTH,
     BY_RANK,
@@ -79,12 +90,19 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[AuditFindin
     unjudged: list[str] = []
     by_rank = _by_rank(fits, rest) or partial_of_some(fits, [name for name in rest if _begins_alike(books, name)])
     if not by_rank:
-        by_rank, unjudged = judge_scale(len(books), fits, rest, are_rounded(books))
+        by_rank, unjudged = judge_scale(len(books), fits, rest, are_rounded(books), _gathers(books))
         if _is_loss_common(books, fits) and all(each.name in ("summed", "averaged_twice") for each in by_rank):
             by_rank, unjudged = [], [_COMMON]
     return found + by_rank + _stale(
         fits, [each for ranks in by_tensor.values() for of_rank in ranks for each in of_rank]
     ), unjudged
+
+
+def _gathers(books: Sequence[Book]) -> bool:
+    """Whether each step brings together numbers that are neither gradients nor weights, as a contrastive loss does."""
+    first = books[0]
+    gathered = [each for each in first["ledger"] if each["op"] in (ALL_GATHER, ALL_TO_ALL) and each["kind"] == OTHER]
+    return sum(each["calls"] for each in gathered) >= first["iterations_seen"] > 0
 
 
 def _is_loss_common(books: Sequence[Book], fits: Fits) -> bool:
@@ -183,7 +201,7 @@ def _partly(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
             passes = len(step.rows[0]["micro"])
             says = f"Step {step.iteration}: of {passes} backward passes {len(partly[0].lost)} are in what each rank "
             says += "applies by that rank's own gradient only."
-            return [AuditFinding("forgotten_micro_batches", (says,), gradient_place(fits, step))]
+            return [AuditFinding("lost_micro_batches", (says,), gradient_place(fits, step))]
     return []
 
 

@@ -1,4 +1,4 @@
-"""Ranks that wait for each other forever; and waste and notes, most of which are about calls too."""
+"""Ranks that wait for each other forever, and waste, most of which is about calls too."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,27 +7,21 @@ from typing import Any
 from cos598d.terminal.words import ranks_in_words
 from cos598d.tools.audit.book import (
     ALL_GATHER,
-    ALL_REDUCE,
     BARRIER,
     ENDED,
-    GATHER,
     GRADIENT,
-    OTHER,
     RECEIVE,
-    REDUCE,
-    SCALAR,
     SEND,
     Book,
     ended_well,
 )
-from cos598d.tools.audit.judge.gradients import Fits
+from cos598d.tools.audit.judge.gradients import Fits, have_own_samples
 from cos598d.tools.audit.judge.verdict import AuditFinding, where
 
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce")  # on all ranks
 _LEAST_SECONDS = 1.0  # a call that has begun just now is on its way
 _LEAST_EVALUATED = 64  # samples of an evaluation that is worth a word
 _HALF = 0.5
-_MOST_NUMBERS = 64  # in a call that may carry a loss, next to what else is printed
 
 
 def judge_hang(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
@@ -127,6 +121,35 @@ def _elsewhere(book: Book) -> str:
     return f"Rank {book['rank']} is in no call, at {_line(book['at'])}."
 
 
+def judge_sizes(books: Sequence[Book]) -> list[AuditFinding]:
+    """All-gathers of one line to which ranks give parts of different sizes, in a script that did not end well."""
+    if all(map(ended_well, books)):
+        return []
+    world = books[0]["world_size"]
+    sizes: dict[tuple[str, int, str], dict[int, set[int]]] = {}
+    for book in books:
+        for entry in book["ledger"]:
+            if entry["op"] == ALL_GATHER and entry["ranks"] == world:
+                sizes.setdefault(where(entry), {}).setdefault(book["rank"], set()).add(entry["elements"])
+    for place, by_rank in sizes.items():
+        first, *others = by_rank.items()
+        for rank, found in others:
+            if (mine := first[1] - found) and (theirs := found - first[1]):
+                says = f"Rank {first[0]} gives {min(mine)} elements, and rank {rank} {min(theirs)}."
+                return [AuditFinding("uneven_sizes", (says,), place)]
+    return []
+
+
+def judge_waits(books: Sequence[Book]) -> list[AuditFinding]:
+    """Calls of one group of ranks that carried gradients, and that nobody has waited for until the end."""
+    late = books[0]["unwaited"]
+    if len(books) < 2 or not late:
+        return []
+    says = f"Step {late[0]['iteration']}: nobody has waited for {len(late)} calls of {late[0]['op']} that carried "
+    says += "gradients, at least."
+    return [AuditFinding("never_waited", (says,), where(late[0]))]
+
+
 def judge_waste(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
     """Needless cost in one group of ranks."""
     if len(books) < 2:
@@ -134,31 +157,12 @@ def judge_waste(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
     return _every_micro_batch(fits) + _evaluation(books) + _barriers(books)
 
 
-def judge_notes(books: Sequence[Book]) -> list[AuditFinding]:
-    """Useful facts that are not faults."""
-    if len(books) < 2 or not books[0]["iterations_seen"] or any(map(_brings_numbers_together, books)):
-        return []
-    calls = sum(entry["calls"] for entry in books[0]["ledger"])
-    says = f"None of {calls} calls sums or gathers a few numbers over the ranks, except before the first backward pass."
-    return [AuditFinding("local_loss", (says,))]
-
-
-def _brings_numbers_together(book: Book) -> bool:
-    """Whether a rank made a call that may carry a loss, since its first backward pass and outside of all passes."""
-    calls = sum(entry["calls"] for entry in book["ledger"] if _may_carry_loss(entry))
-    return calls > sum(not row["iteration"] and _may_carry_loss(row) for row in book["calls"])
-
-
-def _may_carry_loss(call: dict[str, Any]) -> bool:
-    sums_or_gathers = call["op"] in (ALL_REDUCE, REDUCE, ALL_GATHER, GATHER)
-    is_small = call["kind"] == SCALAR or (call["kind"] == OTHER and call["elements"] <= _MOST_NUMBERS)
-    return sums_or_gathers and is_small and not call["in_backward"]
-
-
 def _every_micro_batch(fits: Fits) -> list[AuditFinding]:
     for step in fits.steps:
         row = step.rows[0]
         if row["places"]:  # what is cut travels after every pass so that nobody has to hold the whole
+            continue
+        if not have_own_samples(row):  # two models with a loss each send what each has
             continue
         last = len(row["micro"]) - 1
         calls = [each for each in row["events"] if each["kind"] == "call" and each["carries"] == GRADIENT]

@@ -183,10 +183,15 @@ def are_micro_batches(row: dict[str, Any]) -> bool:
 
     Otherwise they are several losses, of one batch or on several lines. The script chooses their weights.
     """
+    return have_own_samples(row) and len({(*each["where"],) for each in row["micro"]}) == 1
+
+
+def have_own_samples(row: dict[str, Any]) -> bool:
+    """Whether each backward pass of a step is of its own samples. They may be on several lines: under `no_sync` and
+    without it."""
     micros = row["micro"]
     samples = [sample for each in micros for sample in each["samples"]]
-    are_apart = len(set(samples)) > len(samples) / 2 and all(each["samples"] for each in micros)
-    return are_apart and len({(*each["where"],) for each in micros}) == 1
+    return len(set(samples)) > len(samples) / 2 and all(each["samples"] for each in micros)
 
 
 def _of_rank(rows: Sequence[dict[str, Any]], place: int, tolerance: float) -> dict[str, Fit]:

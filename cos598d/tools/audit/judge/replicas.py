@@ -10,7 +10,6 @@ from cos598d.tools.audit.judge.verdict import AuditFinding, Where, loss_place, w
 from cos598d.tools.audit.sketch import from_text
 
 _ALIKE = 1e-5  # relative differences of replicas that are the same except for rounding
-_STATES_ALIKE, _NEXT_TO_NOTHING = 1e-3, 1e-3
 
 
 def judge_replicas(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
@@ -18,12 +17,12 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]
     unjudged: list[str] = []
     if len(books) < 2:
         return [], []
-    findings = _old_weights(books)
+    findings: list[AuditFinding] = []
     # After a step by shards the whole weights come only with the next forward pass: at the end they are old.
     in_shards = any(step.get("in_shards") for book in books for step in book["steps"])
     if in_shards or any(book["model"].get("sharded") for book in books):
         unjudged = ["weights that drift apart: they are cut over the ranks."]
-        return findings + _parts(books) + _settings(books) + _modes(books, unjudged) + _uneven(books), unjudged
+        return _parts(books) + _settings(books) + _dropout(books) + _uneven(books), unjudged
     if not all(book["start"].get("weights") for book in books):
         unjudged.append("the weights: no module was seen to be trained on every rank.")
     alike = max(_ALIKE, tolerance_of(books) / 100)
@@ -38,23 +37,7 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]
             says = f"After {books[0]['iterations_seen']} steps {_told(weights, books[0]['end']['weights'])}."
             findings.append(AuditFinding("weights_drift", (says,), place))
         findings += _batch_norm(books, alike, place)
-    if len({book["counts"].get("backward", 0) for book in books}) == 1:
-        findings += _states(books)
-    else:
-        unjudged.append("what the optimizers remember: the ranks made different numbers of steps.")
-    return findings + _settings(books) + _modes(books, unjudged) + _uneven(books), unjudged
-
-
-def _old_weights(books: Sequence[Book]) -> list[AuditFinding]:
-    """Steps after which the model still has a rank's part of the weights from before. It was sent too early."""
-    old = [[step["iteration"] for step in book["steps"] if step.get("is_old")] for book in books]
-    rank = max(range(len(books)), key=lambda each: len(old[each]))
-    if not old[rank]:
-        return []
-    count = len(books[rank]["steps"])
-    says = f"After {len(old[rank])} of {count} examined steps the model of rank {rank} has its part of the weights "
-    says += "as it was before the step."
-    return [AuditFinding("old_weights", (says,), _step_place(books))]
+    return findings + _settings(books) + _dropout(books) + _uneven(books), unjudged
 
 
 def judge_saves(books: Sequence[Book]) -> list[AuditFinding]:
@@ -148,36 +131,9 @@ def _settings(books: Sequence[Book]) -> list[AuditFinding]:
 
 
 def _step_apart(mine: Book, theirs: Book) -> bool:
-    """Whether no tensor is stepped on both ranks, so that each may have its own settings.
-
-    That is judged by what the optimizers remember, and by what they apply, since SGD without momentum remembers
-    nothing.
-    """
-    for what in ("state", "applied"):
-        here, there = ({name for step in book["steps"] for name in step[what]} for book in (mine, theirs))
-        if here and there and here.isdisjoint(there):
-            return True
-    return False
-
-
-def _states(books: Sequence[Book]) -> list[AuditFinding]:
-    """Differences in what optimizers remember after the last examined step. A value next to nothing may be rounding."""
-    alike = max(_STATES_ALIKE, tolerance_of(books))
-    for steps in zip(*(book["steps"] for book in books), strict=False):
-        states = [step["state"] for step in steps]
-        largest: dict[str, float] = {}
-        for name, text in states[0].items():
-            kind = name.partition(" of ")[0]
-            largest[kind] = max(largest.get(kind, 0.0), float(np.linalg.norm(from_text(text))))
-        apart = {
-            name: each
-            for name, each in _apart(states, alike).items()
-            if np.linalg.norm(from_text(states[0][name])) > _NEXT_TO_NOTHING * largest[name.partition(" of ")[0]]
-        }
-        if apart:
-            says = f"After step {steps[0]['iteration']} {_told(apart, states[0])}."
-            return [AuditFinding("optimizer_states_differ", (says,), _step_place(books))]
-    return []
+    """Whether no tensor is stepped on both ranks, so that each may have its own settings."""
+    here, there = ({name for step in book["steps"] for name in step["applied"]} for book in (mine, theirs))
+    return bool(here and there) and here.isdisjoint(there)
 
 
 def _step_place(books: Sequence[Book]) -> Where:
@@ -195,32 +151,12 @@ def _difference(first: Mapping, other: Mapping, rank: int) -> str:
     return f"rank 0 has {len(first['groups'])} groups of parameters, rank {rank} {len(other['groups'])}"
 
 
-def _modes(books: Sequence[Book], unjudged: list[str]) -> list[AuditFinding]:
-    """Ranks that train in evaluation mode while others do not, and dropout that is the same on all."""
-    for steps in zip(*(book["steps"] for book in books), strict=False):
-        for micros in zip(*(step["micro"] for step in steps), strict=False):
-            modes = [micro["modes"] for micro in micros]
-            if all(modes) and len({each[2] for each in modes}) > 1:
-                says = f"Step {steps[0]['iteration']}: {', '.join(str(each[2]) for each in modes)} modules are in "
-                says += (
-                    f"evaluation mode, by rank; {max(each[0] for each in modes)} have dropout or running statistics."
-                )
-                if any(each[0] for each in modes):
-                    return [AuditFinding("modes_differ", (says,), where(micros[0]))]
-                why = "none has dropout or running statistics that the audit can see"
-                unjudged.append(
-                    f"gradients: whether it matters that not all ranks' modules are in training mode; {why}."
-                )
-                return []
-    return _dropout(books)
-
-
 def _dropout(books: Sequence[Book]) -> list[AuditFinding]:
     share = books[0]["model"].get("dropout", 0.0)
     micros = [[micro for step in book["steps"] for micro in step["micro"]] for book in books]
     count = min(map(len, micros))
     states = [[micro["rng"] for micro in each[:count]] for each in micros]
-    is_on = count and all(micro["modes"][1:2] != [0] for micro in micros[0][:count])
+    is_on = count and all(micro["is_training"] for micro in micros[0][:count])
     if not share or not is_on or not all(map(all, states)) or any(each != states[0] for each in states[1:]):
         return []
     says = f"In {count} of {count} examined forward passes all ranks have the same random state; dropout is {share:g}."
@@ -241,6 +177,10 @@ def _uneven(books: Sequence[Book]) -> list[AuditFinding]:
     if all(map(_has_seen_all, books)) and not _calls_apart(books):
         return []
     says = f"Backward passes by rank: {', '.join(map(str, counts))}."
+    batches = [book["counts"]["batches"] for book in books]
+    if batches[counts.index(least)] >= max(batches) > 0:
+        drew = f"Batches drawn by rank: {', '.join(map(str, batches))}."
+        return [AuditFinding("skipped_by_one", (says, drew), loss_place(books))]
     return [AuditFinding("uneven_steps", (says,), loss_place(books))]
 
 

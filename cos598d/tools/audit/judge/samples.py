@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from cos598d.tools.audit.book import Book
@@ -13,18 +12,47 @@ _EXPECTED = 3  # samples in common that chance would give; with fewer nothing ca
 _LEAST = 0.02  # of a rank's samples in common: less may be padding
 _BY_CHANCE = 6  # times as many in common as a rank has twice: data with equal samples has twice as many
 _PLAIN = ("RandomSampler", "SequentialSampler")
-_MOST_ROWS = 4096  # of more any number of float32 is nearly a fraction
-_ROUNDING = 3e-7  # of a number in float32 that was divided
-_PERCENT = 100
+_HALF = 0.5  # of the examples that one more reader would repeat
 
 
 def judge_samples(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
     """What is wrong with the data of one group of ranks, and what could not be judged."""
-    findings = _no_set_epoch(books)
+    findings = _no_set_epoch(books) + _repeated_by_workers(books)
     if len(books) < 2:
         return findings, []
     found, unjudged = _overlap(books)
-    return found + _leak(books) + findings, unjudged
+    return _sharded_twice(books) + found + _leak(books) + findings, unjudged
+
+
+def _repeated_by_workers(books: Sequence[Book]) -> list[AuditFinding]:
+    """Samples that a rank draws several times in its first epoch, because each worker of its loader reads all."""
+    for book in books:
+        loader = next((each for each in book["loaders"] if each["trains"]), None)
+        seen = book["training_samples"]
+        if loader is None or not loader["is_iterable"] or loader["workers"] < 2 or not seen:
+            continue
+        repeated = len(seen) - len(set(seen))
+        if repeated >= _HALF * (len(seen) - len(seen) / loader["workers"]):
+            says = f"Of {len(seen)} samples that rank {book['rank']} drew first, {repeated} are repeated ones. "
+            says += f"Its loader reads an IterableDataset by {loader['workers']} workers."
+            return [AuditFinding("repeated_by_workers", (says,), where(loader))]
+    return []
+
+
+def _sharded_twice(books: Sequence[Book]) -> list[AuditFinding]:
+    """A distributed sampler over a data set that is a rank's own share already."""
+    samplers = [next((each for each in book["samplers"] if each["trains"]), None) for book in books]
+    known = [each for each in samplers if each is not None and each["subset"]]
+    if len(known) < len(books) or len({each["subset"] for each in known}) < len(books):
+        return []
+    drawn = sum(each["share"] for each in known)
+    whole = max(each["whole_length"] for each in known)
+    # Shares of shares: together they are an n-th of what the ranks' own shares have.
+    if drawn * len(books) > sum(each["dataset_length"] for each in known) + len(books) ** 2 or drawn >= whole:
+        return []
+    says = f"The sampler of rank 0 draws {known[0]['share']} of {known[0]['dataset_length']} samples of a Subset that "
+    says += f"only this rank has. All ranks together draw {drawn} of {whole} in an epoch."
+    return [AuditFinding("sharded_twice", (says,), where(known[0]))]
 
 
 def _overlap(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
@@ -55,6 +83,11 @@ def _overlap(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
     if len(whole) == len(books) and len(lengths) == 1:
         length = lengths.pop()
         by_chance = len(sets[one]) * len(sets[other]) / max(length, 1)
+        if len({each["subset"] for each in whole}) == len(books):  # each rank has a data set of its own
+            if common > max(len(books), 2 * repeated) and common > _LEAST * smaller:
+                own = f"Each rank's loader has a Subset of {length} samples of its own."
+                return [AuditFinding("shares_drawn_apart", (says, own), place)], []
+            return [], []
         if common > max(len(books), by_chance / 4, 2 * repeated) and common > _LEAST * smaller:
             return [AuditFinding("all_data_everywhere", (says, *_loader_words(books)), place)], []
         if by_chance < _EXPECTED:
@@ -112,44 +145,21 @@ def _no_set_epoch(books: Sequence[Book]) -> list[AuditFinding]:
     return []
 
 
-def judge_metrics(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
-    """What is wrong with the numbers that one group's last evaluation adds up, and what could not be judged.
-
-    A share of right answers is a fraction of its rank's examples. So the number itself shows how many examples it is
-    of.
-    """
-    of_rank = [book.get("sums", []) for book in books]
+def judge_metrics(books: Sequence[Book]) -> list[AuditFinding]:
+    """Examples that pad the ranks' shares, and that one group's last evaluation counts twice."""
+    of_rank = [book["sums"] for book in books]
     calls = [each for each in zip(*of_rank, strict=False) if len({(*sums["where"],) for sums in each}) == 1]
     if len(books) < 2 or len({*map(len, of_rank)}) > 1 or len(calls) < len(of_rank[0]):
-        return _padded(books), []
+        return []
     columns = [(call, column) for call in calls for column in zip(*(sums["values"] for sums in call), strict=False)]
-    unjudged: list[str] = []
     for call, column in columns:
-        rows = [sums["rows"] for sums in call]
+        rows, length = [sums["rows"] for sums in call], call[0]["length"]
         is_cut = all(sums["is_cut"] and sums["share"] == sums["rows"] for sums in call)
-        length, place = call[0]["length"], where(call[0])
-        said = ", ".join(f"rank {book['rank']} {value:.6g}" for book, value in zip(books, column, strict=True))
-        if is_cut and 0 < sum(rows) - length < len(books):
-            if [*column] == rows and _has_hits(columns, rows, length):
-                says = f"{sum(rows)} examples are counted, of which the data has {length}: {said}."
-                return [AuditFinding("counted_twice", (says,), place)], []
-            if _are_shares(column, rows, length):
-                says = f"The ranks evaluate {sum(rows)} examples, of which the data has {length}, and average shares "
-                return [AuditFinding("counted_twice", (f"{says}of {rows[0]} each: {said}.",), place)], []
-        elif len({*rows}) > 1 and _are_shares(column, rows, length):
-            what = f"numbers that are means over {', '.join(map(str, rows))} examples count the same: {said}"
-            if is_cut:
-                return [AuditFinding("unweighted_metric", (f"N{what[1:]}.",), place)], []
-            at = f"{Path(place[0]).name} line {place[1]}"
-            unjudged.append(f"an evaluation at {at}: {what}. That is right for tasks of their own.")
-    return _padded(books), unjudged[:1]
-
-
-def _padded(books: Sequence[Book]) -> list[AuditFinding]:
-    for sampler in books[0]["samplers"]:
-        if not sampler["trains"] and sampler["total_length"] > sampler["dataset_length"]:
-            says = f"{sampler['total_length']} samples are drawn of {sampler['dataset_length']}."
-            return [AuditFinding("padded_duplicates", (says,), where(sampler))]
+        is_padded = is_cut and 0 < sum(rows) - length < len(books)
+        if is_padded and [*column] == rows and _has_hits(columns, rows, length):
+            said = ", ".join(f"rank {book['rank']} {value:.6g}" for book, value in zip(books, column, strict=True))
+            says = f"{sum(rows)} examples are counted, of which the data has {length}: {said}."
+            return [AuditFinding("counted_twice", (says,), where(call[0]))]
     return []
 
 
@@ -166,31 +176,5 @@ def _has_hits(columns: Sequence[Any], rows: Sequence[int], length: int) -> bool:
     return bool(hits) and max(rows) > 1 and not any(sum(each) in (sum(rows) - length, length) for each in of_data)
 
 
-def _are_shares(column: Sequence[float], rows: Sequence[int], length: int) -> bool:
-    """Whether the numbers are fractions of their ranks' examples.
-
-    They are not if all are fractions of all examples, as the parts of a weighted mean are. They differ, and are not
-    whole numbers, as counts are: 20 of 50 is 40 %, and so may be 40 of 99. On the last rank, whose share is filled up,
-    the number is neither 0 nor 1.
-    """
-    if _are_whole(column):
-        return False
-    wholes = {length or sum(rows)} | ({sum(rows)} if len({*rows}) > 1 else set())
-    for way in (1, _PERCENT, 1 / len(rows), _PERCENT / len(rows)):
-        shares = [value / way for value in column]
-        are_fractions = all(
-            0 <= share <= 1 and _is_fraction(share, row) for share, row in zip(shares, rows, strict=True)
-        )
-        are_parts = any(all(_is_fraction(share, whole) for share in shares) for whole in wholes)
-        are_apart = len({*shares}) > 1 and not are_parts
-        if are_fractions and are_apart and (sum(rows) <= length or 0 < shares[-1] < 1):
-            return max(rows) <= _MOST_ROWS
-    return False
-
-
 def _are_whole(column: Sequence[float]) -> bool:
     return all(value.is_integer() for value in column)
-
-
-def _is_fraction(share: float, of: int) -> bool:
-    return abs(share * of - round(share * of)) <= _ROUNDING * of

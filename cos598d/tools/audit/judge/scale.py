@@ -8,14 +8,24 @@ from dataclasses import dataclass, replace
 
 from cos598d.tools.audit.book import GRADIENT
 from cos598d.tools.audit.judge.fit import INDISTINCT, MEAN, NEAR, NOTHING
-from cos598d.tools.audit.judge.gradients import Fits, StepFits, calls_of, gradient_place, named, near, step_place
-from cos598d.tools.audit.judge.verdict import AuditFinding
+from cos598d.tools.audit.judge.gradients import (
+    Fits,
+    StepFits,
+    calls_of,
+    gradient_place,
+    have_own_samples,
+    named,
+    near,
+    step_place,
+)
+from cos598d.tools.audit.judge.verdict import AuditFinding, where
 from cos598d.tools.audit.judge.weighting import judge_parts
 
 Judged = tuple[list[AuditFinding], list[str]]
 _CONSTANT = 2e-3  # relative: factors of several steps that differ by less are one, and no clip's
 _CONSTANT_ROUNDED = 1e-2
 _FAR = 10**9
+_TWO = 2  # ranks: there half a loss and a loss divided by the ranks look the same
 
 
 @dataclass(frozen=True)
@@ -49,10 +59,11 @@ class _Scaled:
         return self.micros > 1 and any(near(self.factor * total / self.micros, value) for total in self.totals)
 
 
-def judge_scale(ranks: int, fits: Fits, names: Sequence[str], is_rounded: bool) -> Judged:
+def judge_scale(ranks: int, fits: Fits, names: Sequence[str], is_rounded: bool, gathers: bool) -> Judged:
     """What is wrong with the scale of these tensors' gradients, and what could not be judged.
 
-    It may be a sum instead of a mean, a mean of a mean, another factor, or one average that ranks scale differently.
+    gathers: whether each step gathers what its loss is computed from. The scale may be that of a sum instead of a mean,
+    of a mean of a mean, or another factor; or ranks scale one average differently.
     """
     steps: list[_Scaled] = []
     for step in fits.steps:
@@ -71,6 +82,8 @@ def judge_scale(ranks: int, fits: Fits, names: Sequence[str], is_rounded: bool) 
             steps.append(_scaled(step, ranks, usual, by_rank))
     if not steps:
         return [], []
+    if wrong := _of_the_loss(ranks, steps, gathers):
+        return [wrong], []
     steps = _counted_one_way(steps, ranks)
     found, unjudged = _of_all(ranks, fits, steps, _CONSTANT_ROUNDED if is_rounded else _CONSTANT)
     if found:
@@ -129,6 +142,31 @@ def _counted_one_way(steps: list[_Scaled], ranks: int) -> list[_Scaled]:
     return steps
 
 
+def _of_the_loss(ranks: int, steps: Sequence[_Scaled], gathers: bool) -> AuditFinding | None:
+    """A multiple of the mean that the losses themselves have, where the collective averages rightly."""
+    if not all(each.totals and not each.are_sums and near(each.factor, 1) for each in steps):
+        return None
+    times = steps[0].totals[0]
+    if near(times, 1) or not all(near(each.totals[0], times) for each in steps):
+        return None
+    rows = [row for each in steps for row in each.step.rows]
+    micros = [micro for row in rows for micro in row["micro"]]
+    place, passes = where(micros[0]), steps[0].micros
+    says = f"Step {steps[0].step.iteration}: the applied gradient is {times:.4g} times that of the mean loss over all "
+    says += "ranks' examples."
+    if all(near(micro["scaler"], times) for micro in micros):
+        return AuditFinding("scale_left_in", (says, f"The scaler's factor is {times:g}."), place)
+    are_multiplied = all(any(near(each, ranks) for each in micro["multiplied"]) for micro in micros)
+    if are_multiplied and near(times, ranks):
+        said = f"The loss is multiplied by {ranks}, the number of ranks."
+        return None if gathers else AuditFinding("loss_times_ranks", (says, said), place)
+    are_summed = passes > 1 and near(times, passes) and not any(micro["divided"] for micro in micros)
+    if are_summed and all(map(have_own_samples, rows)):
+        said = f"The losses of its {passes} micro-batches are each a mean, and none is divided."
+        return AuditFinding("micro_batches_summed", (says, said), place)
+    return None
+
+
 def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -> Judged:
     """The fault that the factor of most tensors shows."""
     place = gradient_place(fits, steps[0].step)
@@ -148,10 +186,14 @@ def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -
         if near(first.factor, 1 / ranks) or any(near(total, 1) for total in first.totals):
             return [AuditFinding("averaged_twice", (f"{says}.",), place)], []
         says += f", and their losses come to {1 / ranks:.4g} of a mean over all examples."
-        if not any(_may_be_meant(each.step, ranks) for each in steps):
-            by = " and by ".join(f"{number:.4g}" for number in first.step.rows[0]["micro"][0]["divided"])
+        divided = first.step.rows[0]["micro"][0]["divided"]
+        # The number of examples that a sum is divided by is no number of ranks.
+        is_of_a_sum = first.are_sums and not any(near(number, ranks) for number in divided)
+        if (ranks > _TWO or is_of_a_sum) and divided:
+            by = " and by ".join(f"{number:.4g}" for number in divided)
             return [AuditFinding("averaged_twice", (says, f"The loss of rank 0 is divided by {by}."), place)], []
-        why = f"its losses come to {1 / ranks:.4g} of a mean, which may be what they are meant to be"
+        # Half a squared error and `loss / world_size` on 2 ranks are the same numbers.
+        why = f"the loss comes to {1 / ranks:.4g} of a mean, which may be meant. Audit it with --world_size 3 too"
         return [], [f"gradients: whether they are divided by the number of ranks twice: {why}."]
     return _other_factor(ranks, fits, steps, constant)
 
@@ -227,26 +269,11 @@ def _is_divided(each: _Scaled, ranks: int) -> bool:
     return is_part or bool(each.totals and not each.are_sums and near(each.factor, part))
 
 
-def _may_be_meant(step: StepFits, ranks: int) -> bool:
-    """Whether the losses may be an n-th of a mean by intention, as half a squared error is on two ranks."""
-    numbers = (ranks, 1 / ranks)
-    for micro in (micro for row in step.rows for micro in row["micro"]):
-        if micro["literals"] is None or not micro["divided"]:
-            return True
-        if not micro["by_ranks"] and not micro["counts"]:
-            return True
-        if any(near(number, value) for number in micro["literals"] for value in numbers):
-            return True
-        if any(near(number, 1 / ranks) for number in micro["multiplied"]):
-            return True
-    return False
-
-
 def _is_divided_outside(step: StepFits, ranks: int) -> bool:
-    """Whether a loss is divided by the number of ranks, or a multiple of it, and that number is not in the text."""
+    """Whether a loss is divided by the number of ranks, or by a multiple of it."""
     for micro in step.rows[0]["micro"]:
-        by = [number for number in micro["divided"] if number not in (micro["literals"] or ())]
-        if any(near(number, ranks * times) for number in by for times in {1, len(step.rows[0]["micro"])}):
+        times = {1, len(step.rows[0]["micro"])}
+        if any(near(number, ranks * each) for number in micro["divided"] for each in times):
             return True
     return False
 

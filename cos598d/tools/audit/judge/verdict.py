@@ -8,28 +8,29 @@ from cos598d.tools.audit.judge.words import WORDS
 
 FAULT, WASTE, NOTE = "fault", "waste", "note"
 Where = tuple[str, int, str]
-_DRIFT = ("optimizer_states_differ", "weights_drift")
 # What each fault brings about by itself, in the order in which causes are told.
 CONSEQUENCES = {
     "hang": ("uneven_steps", "uneven_calls"),
     "same_batches": ("all_data_everywhere", "overlapping_batches"),
     "all_data_everywhere": ("overlapping_batches", "evaluation_leak"),
+    "shares_drawn_apart": ("evaluation_leak",),
     "overlapping_batches": ("evaluation_leak",),
     "different_start": ("weights_drift",),
-    "never_averaged": _DRIFT,
-    "result_dropped": _DRIFT,
-    "not_scattered": ("different_gradients", *_DRIFT),
-    "weights_averaged": ("clipped_before_average", *_DRIFT),
-    "local_steps": ("clipped_before_average", *_DRIFT),
-    "forgotten_tensors": ("different_gradients", *_DRIFT),
-    "forgotten_micro_batches": ("different_gradients", *_DRIFT),
-    "modes_differ": ("same_dropout", "batch_norm_apart"),
-    "partial_average": ("clipped_before_average", *_DRIFT),
-    "different_gradients": ("unequal_weights", *_DRIFT),
-    "optimizers_differ": _DRIFT,
-    "optimizer_states_differ": ("weights_drift",),
-    "uneven_steps": ("uneven_calls", "batch_norm_apart", *_DRIFT),
-    "lost_micro_batches": ("unequal_micro_batches",),
+    "never_waited": ("not_scattered", "never_averaged", "result_dropped", "different_gradients", "weights_drift"),
+    "never_averaged": ("weights_drift",),
+    "result_dropped": ("weights_drift",),
+    "not_scattered": ("different_gradients", "weights_drift"),
+    "weights_averaged": ("clipped_before_average", "weights_drift"),
+    "local_steps": ("clipped_before_average", "weights_drift"),
+    "forgotten_tensors": ("different_gradients", "weights_drift"),
+    "partial_average": ("clipped_before_average", "weights_drift"),
+    "clipped_by_micro_batch": ("clipped_before_average", "lost_micro_batches", "different_gradients"),
+    "lost_micro_batches": ("different_gradients", "weights_drift"),
+    "leftover_micro_batches": ("stale_gradients", "lost_micro_batches"),
+    "different_gradients": ("unequal_weights", "weights_drift"),
+    "optimizers_differ": ("weights_drift",),
+    "skipped_by_one": ("uneven_steps", "uneven_calls", "batch_norm_apart", "weights_drift"),
+    "uneven_steps": ("uneven_calls", "batch_norm_apart", "weights_drift"),
 }
 
 

@@ -13,16 +13,16 @@ from cos598d.tools.audit.judge.gradients import (
     are_micro_batches,
     calls_of,
     gradient_place,
+    have_own_samples,
     most_common,
     named,
     near,
     step_place,
 )
-from cos598d.tools.audit.judge.verdict import AuditFinding, Where, where
+from cos598d.tools.audit.judge.verdict import AuditFinding, Where, loss_place, where
 
 Judged = tuple[list[AuditFinding], list[str]]
 _MEANT = "which may be meant: they are of one batch, or made on two lines"
-_FLAT = "flat_param"  # of FSDP's first form: its parts have different weights in them
 
 
 def median_factors(fits: Sequence[Fit]) -> tuple[float, ...]:
@@ -91,7 +91,35 @@ def judge_weighting(books: Sequence[Book], fits: Fits) -> Judged:
     known = [each for step in fits.steps for of_rank in step.fits for each in of_rank.values()]
     found, unjudged = _micro_batches(fits, known)
     unequal = _weights(fits)
-    return found + unequal, unjudged or ([] if found or unequal else _examples(fits))
+    found = _clipped_each(fits) + _leftover(books) + found + unequal
+    return found, unjudged or ([] if found else _examples(fits))
+
+
+def _clipped_each(fits: Fits) -> list[AuditFinding]:
+    """Clips by torch's functions between the backward passes of one step."""
+    for step in fits.steps:
+        row = step.rows[0]
+        last = len(row["micro"]) - 1
+        early = [each for each in row["events"] if each["kind"] == "clip" and each["micro"] < last]
+        if early and have_own_samples(row):
+            says = f"Step {step.iteration}: gradients are clipped to {early[0]['limit']:g} after backward pass "
+            says += f"{early[0]['micro'] + 1} of {last + 1}."
+            return [AuditFinding("clipped_by_micro_batch", (says,), where(early[0]))]
+    return []
+
+
+def _leftover(books: Sequence[Book]) -> list[AuditFinding]:
+    """Steps with more backward passes than most, because an epoch that ended without a step has left some."""
+    rows = books[0]["iterations"]
+    passes = [row["passes"] for row in rows]
+    within = [row["passes"] for row in rows if not row["begins_epoch"]]
+    usual = statistics.mode(within) if within else 0
+    more = [place for place, row in enumerate(rows, 1) if row["begins_epoch"] and row["passes"] > usual > 1]
+    if not more:
+        return []
+    says = f"Step {more[0]} has {passes[more[0] - 1]} backward passes, and a step within an epoch has {usual}. "
+    says += f"An epoch of the data began within it, and within {len(more)} such steps of {len(passes)} in all."
+    return [AuditFinding("leftover_micro_batches", (says,), loss_place(books))]
 
 
 def judge_zeros(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
@@ -129,9 +157,8 @@ def _micro_batches(fits: Fits, known: Sequence[Fit]) -> Judged:
     if len(uneven) * 2 > len(known):
         factors = ", ".join(f"{factor:.3f}" for factor in median_factors(uneven))
         if are_parts:
-            return [
-                AuditFinding("unequal_micro_batches", (f"Their factors in what is applied: {factors}.",), place)
-            ], []
+            says = f"Their factors in what is applied: {factors}."
+            return [AuditFinding("lost_micro_batches", (says,), place)], []
         return [], [f"gradients: the factors of a step's backward passes in what is applied are {factors}, {_MEANT}."]
     return [], []
 
@@ -154,7 +181,7 @@ def _weights(fits: Fits) -> list[AuditFinding]:
             sizes = ", ".join(str(micro["size"]) for micro in micros[0])
             says = f"Step {step.iteration}: losses of micro-batches of {sizes} samples are weighted by "
             says += f"{', '.join(format(micro['weight'], '.3g') for micro in micros[0])}."
-            return [AuditFinding("unequal_micro_batches", (says,), where(micros[0][0]))]
+            return [AuditFinding("lost_micro_batches", (says,), where(micros[0][0]))]
     return []
 
 
@@ -217,16 +244,10 @@ def _are_alike(weights: Sequence[float]) -> bool:
 def judge_parts(step: StepFits, place: Where) -> list[AuditFinding]:
     """The fault if ranks apply different multiples of the average, each to its own parts of the weights.
 
-    Only parts of the same weights are compared, since different weights may have different factors. A flat weight's
-    parts contain different weights, so there only a clip by torch's function is reported.
+    Only parts of the same weights are compared, since different weights may have different factors.
     """
     known = [{name: each.factor for name, each in of.items() if each.kind in (MEAN, INDISTINCT)} for of in step.fits]
     common = [name for name in known[0] if all(name in of for of in known) and name in step.rows[0]["places"]]
-    clips = [clip for clip in map(_clip, step.rows) if clip is not None and clip["norm"]]
-    norms = [clip["norm"] for clip in clips] if len(clips) == len(step.rows) else []
-    by_own_norm = bool(norms) and max(norms) - min(norms) > NEAR * max(norms)
-    if not by_own_norm:
-        common = [name for name in common if not name.endswith(_FLAT)]
     if not common:
         return []
     factors = [statistics.median(of[name] for name in common) for of in known]
@@ -234,14 +255,4 @@ def judge_parts(step: StepFits, place: Where) -> list[AuditFinding]:
         return []
     said = ", ".join(f"rank {rank} {factor:.3f}" for rank, factor in enumerate(factors))
     says = f"Step {step.iteration}: of one average the ranks apply different multiples to their own parts: {said}."
-    if by_own_norm:
-        told = f"They clip to {clips[0]['limit']:g} by norms of {', '.join(f'{norm:.3f}' for norm in norms)}, by rank."
-        return [AuditFinding("clipped_by_part", (says, told), where(clips[0]))]
-    if all(0 < factor <= 1 + NEAR for factor in factors):
-        return [AuditFinding("clipped_by_part", (says,), place)]
     return [AuditFinding("different_gradients", (says,), place)]
-
-
-def _clip(row: dict[str, Any]) -> dict[str, Any] | None:
-    """The last clip by torch's function in a step."""
-    return next((each for each in reversed(row["events"]) if each["kind"] == "clip" and each["how"] == "norm"), None)

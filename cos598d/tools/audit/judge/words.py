@@ -46,6 +46,24 @@ WORDS = {
         "An epoch takes n times too many steps, and each sample is trained on n times in it.",
         "Give the loader sampler=DistributedSampler(dataset), and leave shuffle out of the loader.",
     ),
+    "shares_drawn_apart": Words(
+        _F,
+        "each rank shuffles the data by itself before it takes its share",
+        "The shares overlap: some samples are trained on by several ranks, and others by none.",
+        "Shuffle with one seed on every rank, before the data is cut: random.Random(0).shuffle(files).",
+    ),
+    "sharded_twice": Words(
+        _F,
+        "the data is cut over the ranks twice",
+        "Each rank's share is cut again, so most samples are never drawn.",
+        "Cut once: give the loader the rank's Subset without a DistributedSampler, or the sampler the whole data.",
+    ),
+    "repeated_by_workers": Words(
+        _F,
+        "each worker of a loader reads all of a rank's samples",
+        "A rank draws each sample once for each worker, so an epoch is that many times too long.",
+        "Divide the stream in __iter__ by worker as well as by rank: torch.utils.data.get_worker_info().",
+    ),
     "evaluation_leak": Words(
         _F,
         "ranks are evaluated on samples that other ranks train on",
@@ -100,20 +118,6 @@ WORDS = {
         "Divide the sum over the ranks by their number, dist.get_world_size(), and by nothing else. Put a factor that "
         "you want into the loss or the learning rate.",
     ),
-    "forgotten_micro_batches": Words(
-        _F,
-        "some backward passes' gradients are not averaged",
-        "Gradients that are computed after the average stay on their own rank, so the replicas drift apart.",
-        "Average after the last backward pass of a step: with DistributedDataParallel all except the last are under "
-        "model.no_sync().",
-    ),
-    "modes_differ": Words(
-        _F,
-        "some ranks train in evaluation mode",
-        "Dropout is off there, and batch norm uses its running statistics without updating them. So these ranks "
-        "compute the gradients of another function.",
-        "Call model.train() on every rank before training, and again after each evaluation.",
-    ),
     "forgotten_tensors": Words(
         _F,
         "some tensors' gradients are not averaged",
@@ -133,14 +137,6 @@ WORDS = {
         "Each rank scales its part by its own norm, so the applied gradient is no multiple of the global batch's.",
         "Move the clip after the average, just before step().",
     ),
-    "clipped_by_part": Words(
-        _F,
-        "each rank clips by the norm of its own part of the gradients",
-        "If weights are sharded, a rank has only the gradients of its shards. Their norm is smaller than the norm of "
-        "all and differs between ranks, so the applied gradient is no multiple of one gradient.",
-        "Sum the squared norms over the ranks first: torch.nn.utils.clip_grad_norm_ does it for fully_shard, "
-        "model.clip_grad_norm_ for FullyShardedDataParallel.",
-    ),
     "unequal_weights": Words(
         _F,
         "the ranks' gradients count unequally",
@@ -153,17 +149,53 @@ WORDS = {
         "The other ranks' gradients are lost, and replicas that are averaged separately drift apart.",
         "Call the collective on the group of all ranks that share the weights.",
     ),
-    "unequal_micro_batches": Words(
-        _F,
-        "the micro-batches of a step count unequally",
-        "The applied gradient is not the mean over the accumulated batch.",
-        "Divide each micro-batch's loss by the number of micro-batches, or by its share of the samples.",
-    ),
     "lost_micro_batches": Words(
         _F,
-        "gradients of micro-batches are thrown away",
-        "Their forward and backward passes are wasted, and the step uses a smaller batch.",
-        "Call zero_grad() once after step(), not before every backward().",
+        "the micro-batches of a step count unequally, or not at all",
+        "The applied gradient is not the mean over the accumulated batch, and some of the work may be lost.",
+        "Call zero_grad() once after step(). Divide each micro-batch's loss by their number, or weight it by its share "
+        "of the samples. Average after the last backward pass: with DDP all others are under model.no_sync().",
+    ),
+    "micro_batches_summed": Words(
+        _F,
+        "the gradients of a step's micro-batches are added, not averaged",
+        "With k micro-batches a step is k times too large: the learning rate is multiplied by k, and clipping sets in "
+        "sooner.",
+        "Divide each micro-batch's loss by their number: (loss / accumulation_steps).backward().",
+    ),
+    "leftover_micro_batches": Words(
+        _F,
+        "an epoch's leftover micro-batches are added to the next epoch's first step",
+        "That step has more micro-batches than the others, and its loss is divided by too small a number.",
+        "Step after the last batch of an epoch too, with its loss divided by what is left; or drop what is left, and "
+        "call zero_grad() when an epoch begins.",
+    ),
+    "clipped_by_micro_batch": Words(
+        _F,
+        "gradients are clipped after each micro-batch",
+        "What earlier micro-batches left is scaled down again each time, so the last ones count more, and the norm is "
+        "not that of the whole gradient.",
+        "Clip once, after the last backward pass of a step and just before step().",
+    ),
+    "loss_times_ranks": Words(
+        _F,
+        "the loss is multiplied by the number of ranks, and the gradients are averaged",
+        "Every step is as large as if the gradients were summed: with SGD the learning rate is multiplied by n.",
+        "Take the factor out of the loss. It is right only where each rank's loss is over what it has gathered from "
+        "all ranks without a gradient.",
+    ),
+    "scale_left_in": Words(
+        _F,
+        "the gradient scaler's factor is still in what is applied",
+        "Each step is as many times too large as the scaler's factor.",
+        "Call scaler.unscale_(optimizer) after the average is in p.grad, or leave it to scaler.step(optimizer).",
+    ),
+    "never_waited": Words(
+        _F,
+        "an asynchronous call is never waited for",
+        "The optimizer steps while the gradients are still on their way: what it reads is sometimes the average, and "
+        "sometimes not.",
+        "Keep what the call returns, and call work.wait() on it before step().",
     ),
     "stale_gradients": Words(
         _F,
@@ -183,13 +215,6 @@ WORDS = {
         "At the end each rank has a different model, and only one of them is kept.",
         "Find what the ranks do differently: the gradients, the optimizers' settings, or a weight that one rank "
         "changes.",
-    ),
-    "old_weights": Words(
-        _F,
-        "the model gets the weights from before the step",
-        "Each rank steps its part of the weights after it has sent it, so each gradient is of weights that are one "
-        "step old.",
-        "Gather the parts into the model after optimizer.step(), not before it.",
     ),
     "no_set_epoch": Words(
         _F,
@@ -217,23 +242,11 @@ WORDS = {
         "Compute the learning rate and its schedule from what all ranks share: the number of steps, not a rank's own "
         "data.",
     ),
-    "optimizer_states_differ": Words(
-        _F,
-        "the optimizers' states differ between ranks",
-        "The same gradient makes a different step on each rank, because momentum or Adam's moments differ.",
-        "Load an optimizer's state on every rank, or on none; never step or reset the optimizer of only one rank.",
-    ),
     "counted_twice": Words(
         _F,
         "examples that pad the ranks' shares are counted twice in a metric",
         "A DistributedSampler repeats examples until all ranks have the same number: the metric is not the test set's.",
         "Leave the repeated ones out before adding up: rank r has len(range(r, len(dataset), world_size)) of its own.",
-    ),
-    "unweighted_metric": Words(
-        _F,
-        "a metric is averaged without weights over unequal shares",
-        "An example counts more on a rank that has fewer: the mean of the ranks' means is not the data set's mean.",
-        "Add up sums and counts over the ranks, then divide.",
     ),
     "saved_at_once": Words(
         _F,
@@ -241,11 +254,23 @@ WORDS = {
         "A file that two processes write at once may have parts of both, and then cannot be loaded.",
         "Save only on rank 0, and let the others wait in a barrier; or put the rank's number into the file's name.",
     ),
+    "uneven_sizes": Words(
+        _F,
+        "ranks give parts of different sizes to an all-gather",
+        "gloo and nccl gather equal parts only: the call fails, or mixes up what follows.",
+        "Fill the parts up to one size, gather, and cut off what was filled; or gather the sizes first.",
+    ),
     "uneven_calls": Words(
         _F,
         "the ranks do not make the same calls",
         "Collectives are matched by their order: one that not all ranks call is matched with another one, or waits.",
         "Move the call out of the branch that only some ranks go through. All ranks of a group have to make it.",
+    ),
+    "skipped_by_one": Words(
+        _F,
+        "a rank skips a step that the others make",
+        "It makes no calls in that step. The others' calls meet its next ones, or wait.",
+        "Decide together: all-reduce a flag (dist.ReduceOp.MAX), and skip on every rank or on none.",
     ),
     "uneven_steps": Words(
         _F,
@@ -271,20 +296,6 @@ WORDS = {
         "there is a barrier in every step",
         "Collectives already wait for all ranks. A barrier adds its own delay, and prevents overlap.",
         "Move it out of the loop.",
-    ),
-    "padded_duplicates": Words(
-        _N,
-        "samples that pad the last batch are evaluated twice",
-        "DistributedSampler repeats samples until all ranks have the same number. A metric that counts them is not the "
-        "test set's.",
-        "Drop the repeated ones when you combine the ranks' results.",
-    ),
-    "local_loss": Words(
-        _N,
-        "no loss is averaged over the ranks",
-        "A printed loss is then of one rank's share of the batch, not of the global batch.",
-        "Average a copy of it over the ranks for printing: mean = loss.detach().clone(), dist.all_reduce(mean), "
-        "mean /= world_size.",
     ),
     "local_steps": Words(
         _N,

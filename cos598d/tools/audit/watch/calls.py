@@ -43,6 +43,7 @@ _FUNCTIONS = frozenset(_BY_FUNCTION)
 _MOST_RUNS = 400  # tensors that are looked at for buckets by hand
 _NAMES = 4  # of a call that are noted
 _MOST = 64  # calls that are remembered, for ranks that are some calls ahead
+_MOST_LATE = 8  # calls that are kept, with their tensors, until somebody waits for them
 
 
 class CallLog:
@@ -58,7 +59,9 @@ class CallLog:
         self.totals: dict[str, list[float]] = {}  # of the iteration by kind: calls, payload, sent, received, seconds
         self.groups: set[tuple[int, ...]] = set()  # in which gradients travelled
         self.backend = ""
+        self.is_new = False  # whether the last call was the first of its kind, size and line
         self._pending: dict[int, tuple[Any, dict[str, Any], dict[str, Any], list[float]]] = {}
+        self._late: dict[int, tuple[Any, dict[str, Any], dict[str, Any], list[float]]] = {}
         self._places: dict[int, tuple[str, str, torch.Tensor]] = {}
         self._are_fresh = False
         self._early: list[tuple[list[int], dict[str, Any], dict[str, Any]]] = []
@@ -98,6 +101,7 @@ class CallLog:
             key = (call.op, kind, dtype)
             facts |= {"names": [], "where": ["", 0, ""]}
         sums = {"calls": 0, "payload_bytes": 0, "bytes_sent": 0, "bytes_received": 0, "seconds": 0.0}
+        self.is_new = key not in self.entries
         entry = self.entries.setdefault(key, facts | sums | {"first_iteration": iteration})
         added = {"calls": 1, "payload_bytes": payload, "bytes_sent": sent, "bytes_received": received}
         for name, value in added.items():
@@ -112,13 +116,13 @@ class CallLog:
         if kind == OTHER and not iteration and len(self._early) < MOST_ROWS:
             places = [each.untyped_storage().data_ptr() for each in call.tensors if _has_storage(each)]
             self._early.append((places, row, entry))
-        if call.work is not None and not in_backward:
+        if call.work is not None and not in_backward and call.function:  # else C++ waits for it
             self._pending[id(call.work)] = (call.work, row, entry, total)
         return row
 
     def waited(self, work: Any, seconds: float) -> None:
         """A call was waited for, for so many seconds."""
-        found = self._pending.pop(id(work), None)
+        found = self._pending.pop(id(work), None) or self._late.pop(id(work), None)
         if found is not None:
             _, row, entry, total = found
             row["seconds"] += seconds
@@ -141,10 +145,16 @@ class CallLog:
         self._early.clear()
 
     def take_totals(self) -> dict[str, list[float]]:
-        """The sums since the last call of this method. Calls that nobody has waited for are forgotten."""
+        """The sums since the last call of this method. Of the calls that nobody has waited for a few are kept."""
         found, self.totals = self.totals, {}
+        late = [each for each in self._pending.items() if each[1][1]["kind"] == GRADIENT]
+        self._late.update(late[: _MOST_LATE - len(self._late)])
         self._pending.clear()
         return found
+
+    def never_waited(self) -> list[dict[str, Any]]:
+        """Calls that carried gradients, and that nobody has waited for since their iteration ended."""
+        return [{name: row[name] for name in ("op", "where", "iteration")} for _, row, _, _ in self._late.values()]
 
     def _what(
         self, call: DispatchedCall, in_backward: bool, is_between: bool, arrived: list[torch.Tensor]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 from cos598d.tools.audit.watch.places import ScriptLine, here
@@ -80,6 +81,7 @@ class Data:
         self.samplers: dict[int, dict[str, Any]] = {}
         self.seconds = 0.0
         self.begun = 0  # epochs of all of them
+        self.batches = 0  # that loaders gave
         self._last: dict[str, dict[str, Any]] = {}
         self._drawn: dict[int, int] = {}  # the epochs that samplers drew and that were not trained on yet
         self._first: dict[int, int] = {}  # of each loader the time that it was first trained on
@@ -120,6 +122,9 @@ class Data:
             "dataset_length": _length(loader.dataset),
             "sampler_length": _length(sampler),
             "is_distributed": isinstance(sampler, DistributedSampler) or hasattr(sampler, "num_replicas"),
+            "is_iterable": isinstance(loader.dataset, IterableDataset),
+            "workers": loader.num_workers,
+            "subset": _subset(loader.dataset),
         })  # fmt: skip
 
     def sampler_began(self, sampler: DistributedSampler) -> None:
@@ -130,6 +135,8 @@ class Data:
             "share": _length(sampler),
             "shuffles": bool(sampler.shuffle),
             "epochs": [],
+            "subset": _subset(sampler.dataset),
+            "whole_length": _length(getattr(sampler.dataset, "dataset", sampler.dataset)),
         })  # fmt: skip
         known = self.samplers.get(id(sampler))
         if known is not None:
@@ -142,6 +149,7 @@ class Data:
     def batch_came(self, iterator: Any, seconds: float) -> None:
         """A loader has given a batch after so many seconds. A loader that evaluates may have begun in between."""
         self.seconds += seconds
+        self.batches += 1
         loader = self._iterators.get(iterator)
         for kind, known, what in (("loader", self.loaders, loader), ("sampler", self.samplers, _sampler(loader))):
             if what is not None and id(what) in known:
@@ -163,6 +171,14 @@ class Data:
 
 def _sampler(loader: Any) -> Any:
     return getattr(loader, "sampler", None)
+
+
+def _subset(dataset: Any) -> str:
+    """A digest of the places that a Subset has in its data set; "" for any other data set."""
+    if not isinstance(dataset, Subset):
+        return ""
+    places = np.asarray(dataset.indices, dtype=np.int64)
+    return hashlib.blake2b(places.tobytes(), digest_size=8).hexdigest()
 
 
 def _length(what: Any) -> int:

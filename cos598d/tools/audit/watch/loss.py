@@ -120,8 +120,6 @@ def _sum(node: Any, depth: int) -> Scale | None:
         return _added([_scale(each, depth - 1) for each, _ in node.next_functions])
     if getattr(node, "_saved_reduction", None) == _NONE:
         return Scale(1.0, _counts(node))
-    if name == "MulBackward0" and (masked := _masked(node)):
-        return masked
     by, rest = _by_number(node) if node is not None else (0.0, None)
     found = _sum(rest, depth - 1) if (by or name in _PASSING) and rest is not None and depth else None
     return found if found is None or not by else _changed(found, name, by)
@@ -132,26 +130,6 @@ def _kept(node: Any) -> float:
     if getattr(node, "_saved_ignore_index", None) is None or getattr(node, "_saved_weight", None) is not None:
         return 0.0
     return _counts(node)[0]
-
-
-def _masked(node: Any) -> Scale | None:
-    """The scale of one of torch's losses by example times a mask, whose ones count."""
-    below = [each for each, _ in node.next_functions]
-    if sum(each is not None for each in below) != 1:
-        return None
-    mask, rest = (node._saved_other, below[0]) if below[0] is not None else (node._saved_self, below[1])
-    while type(rest).__name__ in _PASSING:
-        rest = rest.next_functions[0][0]
-    if getattr(rest, "_saved_reduction", None) != _NONE or getattr(mask, "numel", lambda: 1)() < 2:
-        return None
-    every = float(rest._saved_target.numel())
-    if mask.numel() != every or not bool(((mask == 0) | (mask == 1)).all()):
-        return None
-    ignored = getattr(rest, "_saved_ignore_index", None)
-    kept = mask.flatten() != 0
-    if ignored is not None:
-        kept = kept & (rest._saved_target.flatten() != (ignored - 2**64 if ignored >= 2**63 else ignored))
-    return Scale(1.0, (float(kept.sum()), every))
 
 
 def _counts(node: Any) -> tuple[float, ...]:

@@ -56,10 +56,12 @@ def _install() -> None:
     for name, how in (("clip_grad_norm_", "norm"), ("clip_grad_value_", "value")):
         wrapped = _wrap(utils.clip_grad, name, functools.partial(_clip, how))
         setattr(utils, name, wrapped)
+    _wrap(GradScaler, "scale", _scaler_scale)
     _wrap(GradScaler, "step", _scaler_step)
     _wrap(torch, "save", _save)
     work: Any = dist.Work
     _wrap(work, "wait", _wait)
+    _wrap(work, "get_future", _wait)
     _wrap(data.DataLoader, "__iter__", _loader)
     _wrap(DistributedSampler, "__iter__", _sampler)
     _wrap(_BaseDataLoaderIter, "__next__", _batch)
@@ -136,10 +138,16 @@ def _sampler(listener: Any, original: Any, sampler: Any) -> Any:
 
 def _batch(listener: Any, original: Any, batches: Any) -> Any:
     began = time.perf_counter()
-    try:
-        return original(batches)
-    finally:
-        listener.data.batch_came(batches, time.perf_counter() - began)
+    batch = original(batches)
+    listener.data.batch_came(batches, time.perf_counter() - began)
+    return batch
+
+
+def _scaler_scale(listener: Any, original: Any, scaler: Any, outputs: Any) -> Any:
+    result = original(scaler, outputs)
+    if scaler.is_enabled():
+        listener.scaled(scaler.get_scale())
+    return result
 
 
 def _scaler_step(listener: Any, original: Any, scaler: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:

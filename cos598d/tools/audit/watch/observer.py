@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 
 from cos598d.comm.dispatcher import DispatchedCall, listening
-from cos598d.tools.audit.book import GRADIENT, MOST_ITERATIONS, REDUCE_SCATTER, SCALAR
+from cos598d.tools.audit.book import ALL_GATHER, GRADIENT, MOST_ITERATIONS, SCALAR
 from cos598d.tools.audit.sketch import Sketcher
 from cos598d.tools.audit.watch import moments
 from cos598d.tools.audit.watch.calls import CallLog, RecentCalls
 from cos598d.tools.audit.watch.data import Data, Samples
 from cos598d.tools.audit.watch.moments import Forwards
 from cos598d.tools.audit.watch.places import here
-from cos598d.tools.audit.watch.replica import TrainedModel, modes, random_state
+from cos598d.tools.audit.watch.replica import TrainedModel, random_state
 from cos598d.tools.audit.watch.shards import Shards, local
 from cos598d.tools.audit.watch.steps import RankSteps
 
@@ -49,11 +49,13 @@ class Observer:
         self.start: dict[str, Any] = {}
         self.counts = {"forward": 0, "backward": 0, "step": 0, "clip": 0}
         self.is_open = False
+        self._begun = 0  # epochs of loaders, at the last backward pass
         self._phases = dict.fromkeys(("forward", "backward", "clip", "step"), 0.0)
         self._losses: list[Any] = []
-        self._size = 0
+        self._size, self._passes = 0, 0
+        self._has_begun_epoch = False  # of the training data, after the first backward pass of the iteration
         # Modules that were called with gradients since the last backward pass: with which batch, and in which mode.
-        self._batches: dict[int, tuple[torch.nn.Module, list[torch.Tensor], list[int]]] = {}
+        self._batches: dict[int, tuple[torch.nn.Module, list[torch.Tensor], bool]] = {}
         self._rng, self._device = "", torch.device("cpu")
         self._probe: tuple[torch.Tensor, float] | None = None
         self._in_backward, self._is_evaluating = 0, False
@@ -132,6 +134,10 @@ class Observer:
         self._ended = time.perf_counter()
         self._guard(self.steps.step_ended)(optimizer)
 
+    def scaled(self, factor: float) -> None:
+        """A gradient scaler has multiplied a loss by this factor."""
+        self._guard(self.steps.scaled)(factor)
+
     def step_skipped(self) -> None:
         """A gradient scaler has skipped a step."""
         self._ended = time.perf_counter()
@@ -149,6 +155,10 @@ class Observer:
             path = os.path.realpath(os.fsdecode(file))
             self.saved.append({"path": path, "calls": self.recent.count, "where": [*here()]})
 
+    def look_for_group(self) -> None:
+        """The script ends, perhaps before its first call: note the process group that it has opened."""
+        self._guard(self._open)()
+
     def _open(self) -> None:
         if not self.is_open and dist.is_available() and dist.is_initialized():
             self.is_open = True
@@ -159,8 +169,6 @@ class Observer:
             self._mark = time.perf_counter()
         if torch.is_grad_enabled() and _is_trainable(module) and self.shards.look(module):
             self.steps.call(self.shards.names)
-            for flat in self.shards.flats:
-                self.steps.hook(flat)
         if torch.is_grad_enabled() and (self.steps.is_over or self.steps.is_examined):
             parameter = next(module.parameters())
             self._device = parameter.device
@@ -191,8 +199,7 @@ class Observer:
             self._called_with(module, batch)  # trained as it is used, if a backward pass follows
 
     def _called_with(self, module: torch.nn.Module, batch: list[torch.Tensor]) -> None:
-        is_examined = self.steps.iteration <= self.steps.examined
-        self._batches[id(module)] = module, batch, modes(module) if is_examined else [0, 0, 0]
+        self._batches[id(module)] = module, batch, module.training
 
     def _trains(self, module: torch.nn.Module) -> None:
         if self.replica.trained(module):
@@ -213,13 +220,15 @@ class Observer:
         if not self.start:
             self.start = self.replica.sketches()
         self.counts["backward"] += 1
+        self._has_begun_epoch |= self._passes > 0 and self.data.begun > self._begun
+        self._passes, self._begun = self._passes + 1, self.data.begun
         self.data.backward()
         # What one module makes for another is no batch.
         batches = [each for _, each, _ in called if not any(tensor.grad_fn is not None for tensor in each)]
         batch = (batches or [each for _, each, _ in called] or [[]])[-1]
         seen = {
             "rng": self._rng,
-            "modes": [sum(counts) for counts in zip(*(each for _, _, each in called), strict=True)],
+            "is_training": any(is_training for _, _, is_training in called),
         }
         self.steps.backward_begins(losses, gradients, begins, batch, seen, self.replica)
         self.samples.trained(batch, self.data.is_second_epoch())
@@ -254,10 +263,10 @@ class Observer:
             call, self.steps.iteration, in_backward, is_between, self.steps.backward_place, self.steps.arrived
         )
         self.recent.began(call, row)
+        if self.calls.is_new and call.op == ALL_GATHER and not in_backward:
+            self._kept()  # gloo aborts a process whose sizes do not match, before it could leave a book
         if row["kind"] == GRADIENT and in_backward and len(call.tensors) == 1 and call.tensors[0].numel() <= 1:
             row["kind"] = SCALAR  # DDP asks in a scalar which parameters were used
-        if call.op == REDUCE_SCATTER and not in_backward:
-            self.steps.scattered(call.tensors, len(call.ranks), call.rank, self.replica.known()["weight"])
         facts = {name: row[name] for name in ("op", "names", "elements", "dtype", "in_backward", "where")}
         self.steps.event("call", **facts, carries=row["kind"], root=call.root, ranks=list(call.ranks))
 
@@ -281,11 +290,14 @@ class Observer:
                     "phases": self._phases | {"data": data},
                     "totals": {kind: [*sums] for kind, sums in totals.items()},
                     "rates": self.steps.rates,
+                    "passes": self._passes,
+                    "begins_epoch": self._has_begun_epoch,
                 }
             )
         self._since_data = self.data.seconds
         self._phases = dict.fromkeys(self._phases, 0.0)
         self._losses, self._size, self.steps.rates = [], 0, []
+        self._passes, self._has_begun_epoch = 0, False
         if self.steps.iteration <= self.steps.examined:
             self._kept()
 

@@ -124,22 +124,6 @@ def describe(trained: Sequence[torch.nn.Module]) -> dict[str, Any]:
     }
 
 
-def modes(module: torch.nn.Module) -> list[int]:
-    """The number of modules that train differently from how they evaluate, and how many of these are in training mode.
-    Third, the number of all modules that are in evaluation mode."""
-    every = [*module.modules()]
-    known = [each for each in every if _has_modes(each)]
-    return [len(known), sum(each.training for each in known), sum(not each.training for each in every)]
-
-
-def _has_modes(module: torch.nn.Module) -> bool:
-    if isinstance(module, _BatchNorm | torch.nn.modules.instancenorm._InstanceNorm):
-        return module.track_running_stats
-    name = "p" if isinstance(module, torch.nn.modules.dropout._DropoutNd) else "dropout"
-    drops = getattr(module, name, getattr(module, "drop_prob", None))
-    return isinstance(drops, int | float) and drops > 0
-
-
 def _is_dense(tensor: torch.Tensor) -> bool:
     is_there = tensor.layout is torch.strided and not tensor.is_meta
     return is_there and tensor.is_floating_point() and is_plain(tensor)
@@ -154,8 +138,7 @@ def random_state(device: torch.device) -> str:
 class SteppedOptimizers:
     """The optimizers that have stepped, in order. They are not kept alive."""
 
-    def __init__(self, sketch: Sketcher, shards: Shards):
-        self._sketch, self._shards = sketch, shards
+    def __init__(self) -> None:
         self._seen: list[weakref.ref[torch.optim.Optimizer]] = []
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -166,22 +149,6 @@ class SteppedOptimizers:
     def settings(self) -> list[dict[str, Any]]:
         """The current settings of each."""
         return [settings_of(each) for each in (reference() for reference in self._seen) if each is not None]
-
-    def state(self, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, str]:
-        """Sketches of what it remembers of each named, whole weight, such as its moments, by both names.
-
-        Ranks may rightly remember different things about other weights: about sharded ones, and those not in the model.
-        """
-        found = {}
-        for group in optimizer.param_groups:
-            for weight in group["params"]:
-                if id(weight) not in names or not self._shards.are_whole(weight):
-                    continue
-                for key, value in (optimizer.state.get(weight) or {}).items():
-                    is_tensor = isinstance(value, torch.Tensor) and value.is_floating_point() and is_plain(value)
-                    if is_tensor and value.numel() in (1, weight.numel()):
-                        found[f"{key} of {names[id(weight)]}"] = to_text(self._sketch(value))
-        return found
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:

@@ -1,25 +1,14 @@
-"""Shards: which part of every gradient this rank keeps where FSDP, in either of its forms, cuts the weights over ranks.
+"""Shards: which part of every gradient this rank keeps where `fully_shard` (FSDP2) cuts the weights over the ranks.
 
 FSDP computes gradients of weights that it has gathered, and lets the optimizer step this rank's part of their average.
-So a local gradient is sketched part by part, as it will be cut, and what is applied is compared with the sketches of
-its own part.
-
-A script can also reduce-scatter all gradients in a row by hand, so that each rank steps a tensor of its own (ZeRO).
-That can be judged if the row is the model's gradients one after another. Its pieces, without the factor by which they
-were scaled before, are then this rank's gradients as they are cut.
+So a local gradient is sketched part by part, as it will be cut. What is applied is compared with the sketches of its
+own part. The first form of FSDP, and ZeRO by hand, are not judged.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-
-from cos598d.tools.audit.sketch import Sketcher
-
-NAME = "all gradients in a row"
-_EXACT = 1e-3  # of a gradient: what may differ
-_SMALL = 1e-7  # of the largest: rounding
 
 
 class TensorCut(NamedTuple):
@@ -45,7 +34,6 @@ class Shards:
         self._holders: dict[str, torch.Tensor] = {}
         self._by_module: dict[int, dict[str, torch.Tensor]] = {}
         self._homes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # gathered leaf and what holds its part
-        self._views: dict[int, torch.Tensor] = {}  # parameters that are views of a flat one's part
         self._looked_at: list[Any] = []  # kept, so that no two have the same id
 
     def look(self, module: torch.nn.Module) -> bool:
@@ -56,7 +44,7 @@ class Shards:
         if any(each is module for each in self._looked_at):
             return False
         self._looked_at.append(module)
-        units: list[str] = []  # of FSDP's second form, by their paths
+        units: list[str] = []  # of fully_shard, by their paths
         for path, child in module.named_modules():
             if any(kind.__name__ == "FSDPModule" for kind in type(child).__mro__):
                 units.append(f"{path}." if path else "")
@@ -67,12 +55,6 @@ class Shards:
                 if cut is not None and parameter is not None:
                     self._add(plain_name(f"{path}.{attribute}"), parameter, cut)
                     self._by_module.setdefault(id(child), {})[attribute] = parameter
-            handle = getattr(child, "_handle", None)
-            flat = getattr(handle, "flat_param", None)
-            if handle is not None and isinstance(flat, torch.Tensor):
-                cut = TensorCut(handle.world_size, handle.rank) if handle.uses_sharded_strategy else TensorCut(1, 0)
-                self._add(plain_name(f"{path}.{FLAT}"), flat, cut)
-                self._views |= {id(each): each for each in getattr(flat, "_params", None) or ()}
         return True
 
     def _add(self, name: str, holder: torch.Tensor, cut: TensorCut) -> None:
@@ -87,11 +69,6 @@ class Shards:
     def holders(self) -> dict[str, torch.Tensor]:
         """The tensors that hold this rank's parts, by name."""
         return self._holders
-
-    @property
-    def flats(self) -> list[torch.Tensor]:
-        """The flat parameters: the optimizer steps them, or views of them."""
-        return [each for name, each in self._holders.items() if name.endswith(FLAT)]
 
     def gathered(self, module: torch.nn.Module) -> Iterator[torch.Tensor]:
         """The leaves that are newly gathered in a module."""
@@ -111,18 +88,14 @@ class Shards:
         return self._cuts.get(id(holder))
 
     def are_whole(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is neither a part of one nor a view of such a part."""
-        return is_plain(tensor) and id(tensor) not in self._cuts and id(tensor) not in self._views
+        """Whether a tensor is no part of another one."""
+        return is_plain(tensor) and id(tensor) not in self._cuts
 
     def parts(self) -> Iterator[tuple[str, torch.Tensor]]:
         """This rank's part of each sharded weight, named with its place. Equal names mean equal parts."""
         for name, holder in self._holders.items():
             cut = self._cuts[id(holder)]
-            part = getattr(holder, "_local_shard", None)
-            yield f"{name}, part {cut.place + 1} of {cut.pieces}", local(holder) if part is None else part
-
-
-FLAT = "_flat_param"
+            yield f"{name}, part {cut.place + 1} of {cut.pieces}", local(holder)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -164,73 +137,3 @@ def _cut_of(parameter: torch.Tensor | None) -> TensorCut | None:
     distributed: Any = parameter
     mesh = distributed.device_mesh
     return TensorCut(mesh.size(cuts[0]), mesh.get_local_rank(cuts[0]), placements[cuts[0]].dim)
-
-
-def pieces_of(
-    tensors: Sequence[torch.Tensor],
-    ranks: int,
-    weights: Sequence[tuple[str, torch.Tensor]],
-    local: Mapping[str, Sequence[np.ndarray | None]],
-    sketch: Sketcher,
-) -> np.ndarray | None:
-    """Sketches (ranks, SIZE) of the local gradients, cut as `tensors`, which a rank gives to a reduce-scatter.
-
-    `weights` are the model's, in order. `local` are the sketches of their gradients by micro-batch. None unless the
-    tensors are all of these gradients in that order or the reverse, times one factor, plus zeros.
-    """
-    if any(each.layout is not torch.strided for each in tensors) or len(tensors) not in (1, ranks):
-        return None
-    with torch.no_grad():
-        row = torch.cat([each.detach().reshape(-1) for each in tensors])
-        order = [(name, weight.numel()) for name, weight in weights if name in local]
-        size = sum(numel for _, numel in order)
-        if not size or len(row) % ranks or not size <= len(row) < size + ranks * len(order):
-            return None
-        for names in (order, order[::-1]):
-            factor = _factor(row, names, local, sketch)
-            if factor:
-                return np.stack([sketch(each) for each in row.chunk(ranks)]) / factor
-    return None
-
-
-class SteppedPart:
-    """This rank's part of all weights in a row, which an optimizer is about to step: `tensor`, the part at `place`."""
-
-    def __init__(self, tensor: torch.Tensor, place: int):
-        self._tensor, self._place, self._before = tensor, place, tensor.detach().clone()
-
-    def is_old_in(self, weights: Sequence[torch.Tensor]) -> bool:
-        """Whether the model's `weights`, in either order, contain the part from before the step, not the new one."""
-        new = self._tensor.detach()
-        if any(each.layout is not torch.strided for each in weights):
-            return False
-        for order in (weights, weights[::-1]):
-            row = torch.cat([each.detach().reshape(-1) for each in order])
-            there = row[self._place * new.numel() :][: new.numel()]
-            here, before = (each.reshape(-1)[: len(there)].to(there.dtype) for each in (new, self._before))
-            if len(there) and torch.equal(there, before) and not torch.equal(there, here):
-                return True
-        return False
-
-
-def _factor(
-    row: torch.Tensor,
-    order: Sequence[tuple[str, int]],
-    local: Mapping[str, Sequence[np.ndarray | None]],
-    sketch: Sketcher,
-) -> float:
-    """The factor of the gradients in the row; 0.0 if the row is not made of them."""
-    found, place = [], 0
-    sums = {name: np.sum([each for each in local[name] if each is not None], axis=0) for name, _ in order}
-    largest = max(float(np.linalg.norm(each)) for each in sums.values())
-    for name, numel in order:
-        there, own = sketch(row[place : place + numel]), sums[name]
-        place += numel
-        if np.linalg.norm(own) <= _SMALL * largest:
-            continue
-        factor = float(there @ own / (own @ own))
-        if not abs(factor) or np.linalg.norm(there - factor * own) > _EXACT * np.linalg.norm(there):
-            return 0.0
-        found.append(factor)
-    is_one = bool(found) and max(found) - min(found) <= _EXACT * max(map(abs, found))
-    return found[0] if is_one and not row[place:].any() else 0.0

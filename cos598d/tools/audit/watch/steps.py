@@ -12,9 +12,9 @@ import torch
 from cos598d.tools.audit.sketch import Sketcher, to_text
 from cos598d.tools.audit.watch.data import batch_size, sample_digests
 from cos598d.tools.audit.watch.loss import factors_of, scale_of
-from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, divides_by_ranks, here, literals
+from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, here
 from cos598d.tools.audit.watch.replica import SteppedOptimizers, TrainedModel, rates_of, settings_of
-from cos598d.tools.audit.watch.shards import NAME, Shards, SteppedPart, gradient_of, is_in_shards, is_plain, pieces_of
+from cos598d.tools.audit.watch.shards import Shards, gradient_of, is_in_shards, is_plain
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -28,20 +28,18 @@ class RankSteps:
 
     def __init__(self, sketch: Sketcher, examined: int, guard: Guard, shards: Shards):
         self._sketch, self.examined, self._guard, self._shards = sketch, examined, guard, shards
-        self.optimizers = SteppedOptimizers(sketch, shards)
+        self.optimizers = SteppedOptimizers()
         self._last_local = 0.0
+        self._scale = 1.0  # of a gradient scaler, in the loss of the coming backward pass
         self.iteration = self.finished = self.backwards = 0
         self.rows: list[dict[str, Any]] = []
         self.backward_place = NOWHERE
         self.arrived: list[torch.Tensor] = []  # whose gradients this backward pass has computed, in order
         self._names: dict[int, str] = {}
-        self._of_model: dict[int, str] = {}
         self._hooked: dict[int, tuple[Any, Any]] = {}
         self._has_stepped, self._depth = False, 0
         self._row: dict[str, Any] = {}
-        self._scattered = -1  # elements of this rank's part of the gradients in a row
         self.rates: list[float] = []  # the learning rates of the iteration's steps
-        self._part: SteppedPart | None = None
         self._events = 0
 
     @property
@@ -78,7 +76,6 @@ class RankSteps:
     def call(self, names: dict[int, str]) -> None:
         """Give parameters these names, by id."""
         self._names |= names
-        self._of_model |= names
 
     def backward_begins(
         self,
@@ -95,12 +92,6 @@ class RankSteps:
         facts about that. `replica` has the weights.
         """
         if begins:
-            if self._part is not None:
-                weights = replica.known()["weight"]
-                self._row["is_old"] = self._part.is_old_in(
-                    [each for name, each in weights if name in self._row["local"]]
-                )
-                self._part = None
             self._begin()
         self.arrived = []
         self.backwards += 1
@@ -108,6 +99,7 @@ class RankSteps:
         loss, gradient = (
             next(iter(each), None) if isinstance(each, list | tuple) else each for each in (losses, gradients)
         )
+        scaler, self._scale = self._scale, 1.0
         if self.is_examined:
             # Of a gradient that is computed within a step what is applied is not what is seen before it.
             self._row["has_closure"] |= self._depth > 0
@@ -125,27 +117,13 @@ class RankSteps:
                     "kept": scale.kept if scale else 0.0,
                     "multiplied": [*multiplied],
                     "divided": [*divided],
-                    "literals": literals(self.backward_place.file),
-                    "by_ranks": divides_by_ranks(self.backward_place.file),
+                    "scaler": scaler,
                     "weights": replica.fingerprint(),
                     "adds": bool(self._row["micro"]) and (self._shards.are_there or replica.have_gradients()),
                     "where": [*self.backward_place],
                     "event": self._event(),
                 }
             )
-
-    def scattered(
-        self, tensors: list[torch.Tensor], ranks: int, place: int, weights: list[tuple[str, torch.Tensor]]
-    ) -> None:
-        """This rank has given `tensors` to a reduce-scatter of `ranks` ranks, and gets the part at `place`."""
-        if not self.is_examined or NAME in self._row["local_parts"]:
-            return
-        pieces = pieces_of(tensors, ranks, weights, self._row["local"], self._sketch)
-        if pieces is not None:
-            # Those of all micro-batches are in it already.
-            self._row["local_parts"][NAME] = [None] * self.micro + [pieces]
-            self._row["places"][NAME] = [place, ranks]
-            self._scattered = sum(each.numel() for each in tensors) // ranks
 
     def backward_ended(self) -> None:
         """The backward pass is over. Its time after its last gradient was communication that nothing overlapped."""
@@ -171,30 +149,27 @@ class RankSteps:
         self.event("step", where=[*where])
         stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         self._row["in_shards"] |= any(map(is_in_shards, stepped))
-        for tensor in [*stepped, *self._shards.flats]:
+        for tensor in stepped:
             gradient = gradient_of(tensor)
             if gradient is None:
                 continue
             if cut := self._shards.cut(tensor):
                 self._row["places"][self.name(tensor)] = [cut.place, cut.pieces]
-            if id(tensor) not in self._of_model and gradient.numel() == self._scattered:
-                self._applies(NAME, gradient)
-                self._part = SteppedPart(tensor, self._row["places"][NAME][0])
-            elif cut or self._shards.are_whole(tensor):
-                self._applies(self.name(tensor), gradient)
-
-    def _applies(self, name: str, gradient: torch.Tensor) -> None:
-        self._row["applied"][name] = to_text(self._sketch(gradient))
-        self._row["elements"][name] = gradient.numel()
+            if cut or is_plain(tensor):
+                name = self.name(tensor)
+                self._row["applied"][name] = to_text(self._sketch(gradient))
+                self._row["elements"][name] = gradient.numel()
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
         self._depth = max(self._depth - 1, 0)
-        if self.iteration == self.examined and not self._depth and self._row:
-            self._row["state"] |= self.optimizers.state(optimizer, self._of_model)
         if self.iteration and not self._depth:
             self._has_stepped = True
             self.finished = self.iteration
+
+    def scaled(self, factor: float) -> None:
+        """A gradient scaler has multiplied the loss of the coming backward pass by this factor."""
+        self._scale = factor
 
     def step_skipped(self) -> None:
         """A gradient scaler has skipped the step: the iteration is over, and cannot be judged."""
@@ -213,7 +188,7 @@ class RankSteps:
 
     def _begin(self) -> None:
         self.iteration += 1
-        self._has_stepped, self._events, self._scattered = False, 0, -1
+        self._has_stepped, self._events = False, 0
         if self.iteration == self.examined + 1:
             self.close()
         self._row = {}
@@ -227,7 +202,7 @@ class RankSteps:
                 "elements": {},
             }
             self._row |= {"events": [], "optimizers": [], "has_closure": False, "is_skipped": False, "in_shards": False}
-            self._row |= {"local_parts": {}, "places": {}, "state": {}, "seconds_after_gradients": 0.0}
+            self._row |= {"local_parts": {}, "places": {}, "seconds_after_gradients": 0.0}
             self.rows.append(self._row)
 
     def _local(self, tensor: torch.Tensor | None, gradient: torch.Tensor) -> None:
