@@ -60,5 +60,5 @@ def mistake(test, sync, n):
     try:
         TESTS[test](sync, SEED, n)
     except Wrong as wrong:
-        return f"{wrong.words} {wrong.detail}" or "refused"
+        return f"refused: {wrong.words} {wrong.detail}"
     return ""

@@ -65,10 +65,8 @@ def main():
             if told := verdict(number, code, says, sizes[0] if sizes else None):
                 bad[name] = told
                 print(f"{number} WRONG {name}: {told}", flush=True)
-        print(
-            f"{number}: {len(right) - len(accused)} of {len(right)} right, {len(cases.WRONG) - len(bad)} of {len(cases.WRONG)} wrong",
-            flush=True,
-        )
+        count = f"{len(right) - len(accused)} of {len(right)} right"
+        print(f"{number}: {count}, {len(cases.WRONG) - len(bad)} of {len(cases.WRONG)} wrong", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """On a rank: a sync around a model, the steps that it makes, and the notes of its calls.
 
-A sync is driven through the door, as in any script: `data_parallel` wraps the model, and when `backward()` returns every
-gradient is the average. The calls are those that torch's dispatcher sees, so it does not matter how a file makes them.
+A sync is driven through the door, as in any script: `data_parallel` wraps the model, and when `backward()` returns,
+every gradient is the average. The calls are those that torch's dispatcher sees, however a file makes them.
 """
 
 import contextlib
@@ -68,7 +68,10 @@ def drive(comm: LessonComm, module: Any, name: str, seed: int, runs: Sequence[Ru
     None for a way of cutting buckets, where the sync has none.
     """
     names = get_sync(name).options_kind.names()
-    return [None if run.label in BUCKETS and not {*run.options} <= {*names} else _drive(comm, name, seed, run) for run in runs]
+    return [
+        None if run.label in BUCKETS and not {*run.options} <= {*names} else _drive(comm, name, seed, run)
+        for run in runs
+    ]
 
 
 def _drive(comm: LessonComm, name: str, seed: int, run: Run) -> dict[str, Any]:

@@ -35,15 +35,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def sync(request: pytest.FixtureRequest) -> Callable[..., World]:
-    """`sync(n, function, ...)` calls `function(comm, None, name, ...)` on n ranks: exam's `run`, for the sync's name."""
+    """`sync(n, function, ...)` calls `function(comm, None, name, ...)` on n ranks, as exam's `run` does."""
     name = request.config.getoption("--sync")
     file: Path = request.config.getoption("--file")
     own = f"{file.resolve()}:{name.rpartition(':')[2]}" if ":" in name else name
     times = request.config.getoption("--patience")
 
-    def on_ranks(
-        n: int, function: Callable[..., Any], *arguments: Any, seconds: float = 8.0, name: str = own
-    ) -> World:
+    def on_ranks(n: int, function: Callable[..., Any], *arguments: Any, seconds: float = 8.0, name: str = own) -> World:
         return run(n, function, name, *arguments, file=file, seconds=times * seconds, loads=False)
 
     return functools.partial(on_ranks, name=own)

@@ -22,7 +22,7 @@ INEXACT = ("none", "local_sgd", "diloco")
 
 
 def tests_of(name: str) -> Path:
-    """The file of tests for a sync. Raises UsageError for a sync that does not exist, or claims nothing to be tested."""
+    """The file of tests for a sync. Raises UsageError for a sync that does not exist, or claims nothing to test."""
     here = files(__package__)
     if is_own(name):
         if not file_of(name).is_file():
@@ -62,7 +62,9 @@ def cost_in_words(name: str, n: int) -> str:
     nearest = min(stated, key=lambda other: (_distance(made, stated[other]), other != name))
     lines = [f"One step on {n} ranks, {job.P} tensors of {job.S:,} bytes in all:"]
     for rank, (mine, its) in enumerate(zip(made, stated[nearest], strict=True)):
-        lines.append(f"  rank {rank}: {mine['calls']} calls, {mine['sent']:,} bytes sent ({nearest}: {its['sent']:,.0f})")
+        lines.append(
+            f"  rank {rank}: {mine['calls']} calls, {mine['sent']:,} bytes sent ({nearest}: {its['sent']:,.0f})"
+        )
     is_equal = _distance(made, stated[nearest]) < 1e-3
     lines.append(f"The cost is {'that' if is_equal else 'nearest to that'} of the formula of {nearest}.")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Does a way to train, through the door, do what one process does? Every kind of sync: replicas, shards, averaged weights.
+"""Does a way to train, through the door, do what one process does? For every kind of sync.
 
 Each case has one feature that is often done wrong. The weights after training are compared with one process's.
 """

@@ -9,7 +9,7 @@ from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.heart.comm.ledger import Ledger
-from cos598d.tools.check.drawn import models, many_steps, overflowing
+from cos598d.tools.check.drawn import many_steps, models, overflowing
 from cos598d.tools.check.driving import BUCKETS, Run, Step, drive, hooks_of, noted, whole_state, wrap
 from cos598d.tools.check.judging import are_means, payload_of
 from cos598d.tools.check.of_drawn import do_not_drift, drive_drawn, judge_drawn
@@ -222,7 +222,9 @@ def drive_refusal(comm, module, name, seed):
 def judge_refusal(world):
     odd = world.size - 1
     for rank, sentence in enumerate(world.values if odd else ()):
-        world.require(bool(sentence), f"attach took models that differ, on rank {rank}: call super().attach(model)", rank)
+        world.require(
+            bool(sentence), f"attach took models that differ, on rank {rank}: call super().attach(model)", rank
+        )
         names_both = f"rank {odd}" in sentence and "sometimes.weight" in sentence
         world.require(names_both, f"attach's error does not name rank {odd} and sometimes.weight: {sentence}", rank)
 

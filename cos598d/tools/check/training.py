@@ -7,6 +7,7 @@
 4. Each rank draws its dropout from a generator of its own. It must be where it was when a backward ends.
 """
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -164,10 +165,8 @@ def drive_training(comm: LessonComm, module: Any, name: str, seed: int) -> dict[
                     wrapped(*inputs(seed, comm.rank, comm.world_size, step, 0))
                 wrapped.train()
             if moment.before == "exception":
-                try:
+                with contextlib.suppress(ValueError):
                     wrapped(torch.zeros(0, TOKENS), torch.zeros(97), True, False)
-                except ValueError:
-                    pass
             if moment.before == "settle":
                 wrapped.settle()
             if moment.before == "new sync":

@@ -53,7 +53,8 @@ class Assignment(msgspec.Struct, forbid_unknown_fields=True):
         sizes = ",".join(map(str, self.sizes))
         if self.tests == SYNC:
             own = f"{submission}:{self.class_name}"
-            return [_place("check/test_sync.py"), *exam, "-p", f"{PACKAGE}.check.plugin", "--sync", own, "--sizes", sizes]
+            check = ["-p", f"{PACKAGE}.check.plugin", "--sync", own, "--sizes", sizes]
+            return [_place("check/test_sync.py"), *exam, *check]
         if self.tests == SCRIPT:
             return [_place("grade/test_script.py"), *exam, "-p", f"{PACKAGE}.check.plugin", "--sizes", sizes]
         if self.tests == TESTS:
@@ -76,7 +77,8 @@ def assignment_of(word: str) -> Assignment:
         facts: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         return check(msgspec.convert(facts, Assignment), word)
     except (OSError, ValueError) as error:  # TOML's and msgspec's errors are ValueErrors
-        raise UsageError(f"{word} is no assignment: {error}. The keys are {', '.join(Assignment.__struct_fields__)}.")
+        keys = ", ".join(Assignment.__struct_fields__)
+        raise UsageError(f"{word} is no assignment: {error}. The keys are {keys}.") from None
 
 
 def check(assignment: Assignment, where: str) -> Assignment:

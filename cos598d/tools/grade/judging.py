@@ -7,7 +7,6 @@ and write where you can. Grade a class in a container, or on a platform that mak
 import contextlib
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from cos598d.errors import UsageError
 from cos598d.tools.grade.assignment import Assignment
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "PYTHONPATH", "HOME", "HF_HOME")
+LONGEST = 500  # letters of what pytest said
 FILE_BYTES = 1 << 28  # of one file that a submission writes
 MEMORY, PROCESSES = "8g", 300  # of a container
 ENDED = "the grader was ended before anything was judged"
@@ -46,8 +46,8 @@ def judge(submission: Path, assignment: Assignment, container: str = "") -> dict
         found = _read(results)
         if not found["tests"]:
             lines = output.read_text(errors="replace").splitlines() if output.exists() else []
-            why = LATE.format(seconds=assignment.seconds) if is_late else BROKEN.format(why=" / ".join(lines[-3:])[:500])
-            found["output"] = why
+            broken = BROKEN.format(why=" / ".join(lines[-3:])[:LONGEST])
+            found["output"] = LATE.format(seconds=assignment.seconds) if is_late else broken
         return found
 
 
@@ -74,7 +74,6 @@ def _run(command: Sequence[str], folder: str, output: Path, seconds: float) -> b
             stdout=written,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_limit,
         )
         try:
             process.wait(seconds)
@@ -87,14 +86,12 @@ def _run(command: Sequence[str], folder: str, output: Path, seconds: float) -> b
             process.wait()
 
 
-def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-# Starts the command, and at its end, or when it is told to, ends every process below it: also one that left its session.
+# Starts the command, within limits. At its end, or when it is told to, it ends every process below it, also one that
+# has left its session.
 _KEEPER = f"""
-import ctypes, os, signal, subprocess, sys
+import ctypes, os, resource, signal, subprocess, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, ({FILE_BYTES}, {FILE_BYTES}))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 ctypes.CDLL(None).prctl({_SUBREAPER}, 1, 0, 0, 0)
 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 def told(*_):

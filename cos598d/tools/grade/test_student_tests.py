@@ -103,7 +103,7 @@ def read_tests(file):
 
 
 def test_accepts_right_syncs(end_on):
-    """All tests pass on right syncs; and some test fails on a wrong one, for tests that reject nothing accept nothing."""
+    """All tests pass on right syncs; and some test fails on a wrong one: tests that reject nothing accept nothing."""
     for name, subject in RIGHT.items():
         words = end_on(name)
         assert not words, f"the tests do not pass on a correct sync, which {subject.words}: {words}"

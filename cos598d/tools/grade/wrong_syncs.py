@@ -252,7 +252,7 @@ RIGHT = {
     "from_the_last": Subject("averages from the last tensor to the first", FromTheLast),
     "divides_first": Subject("divides before it sums, which rounds differently", DividesFirst),
     "new_gradients": Subject("puts the averages into new tensors", NewGradients),
-    "in_two_halves": Subject("lets each rank sum one part of a gradient, and gathers the parts", ReduceScatterAllGather),
+    "in_two_halves": Subject("lets each rank sum a part of a gradient, and gathers the parts", ReduceScatterAllGather),
 }
 # In the order in which a student would think of them.
 WRONG = {

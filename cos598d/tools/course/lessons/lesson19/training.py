@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cos598d.tools.exam.models import seeded
 from cos598d.tools.course.lessons.common import add_flat
+from cos598d.tools.exam.models import seeded
 
 FEATURES, CLASSES, NOISE = 20, 5, 1.5
 BASE_BATCH, BASE_RATE = 16, 0.05  # which suit each other
