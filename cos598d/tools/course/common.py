@@ -58,8 +58,11 @@ def tensors(dtype: torch.dtype | None = None) -> list[torch.nn.Parameter]:
 
 def near(found: Any, right: Any, within: float = 1e-5) -> bool:
     """Whether numbers, tensors, or lists and dictionaries of them are equal up to `within` of the largest element."""
+    if right is None or found is None:
+        return found is right
     if isinstance(right, dict):
-        return isinstance(found, dict) and all(near(found.get(key), each, within) for key, each in right.items())
+        is_alike = isinstance(found, dict) and found.keys() == right.keys()
+        return is_alike and all(near(found[key], each, within) for key, each in right.items())
     if isinstance(right, list | tuple):
         if not isinstance(found, list | tuple) or len(found) != len(right):
             return False
