@@ -4,13 +4,13 @@ import argparse
 from pathlib import Path
 
 from cos598d.commands.flags import check_output_file, output_written
-from cos598d.commands.result_flags import add_needed_assignment
+from cos598d.commands.grade import add_assignment
 from cos598d.terminal.files import write_whole
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    add_needed_assignment(parser)
+    add_assignment(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the zip and return 0. Raises UserError if that cannot be done."""
     check_output_file("--output", options.output)
-    from cos598d.tools.grade.result_files import autograder
+    from cos598d.tools.grade.platforms import autograder
 
     content = autograder(options.assignment)
     with output_written(options.output):

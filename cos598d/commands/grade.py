@@ -3,94 +3,51 @@
 import argparse
 import sys
 import textwrap
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from cos598d.commands.flags import check_at_least_one, check_output_file
-from cos598d.commands.result_flags import add_needed_assignment, add_result_files
+from cos598d.commands.flags import check_at_least_one, check_output_file, output_written
 from cos598d.errors import WARNING, UsageError
+from cos598d.terminal.files import write_json
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
-from cos598d.terminal.words import number_of
-from cos598d.tools.grade.scored import NOT_JUDGED, PASSED, exit_code, most, number, total
-from cos598d.tools.learn.lessons import check_golf
 
-if TYPE_CHECKING:  # assignments need torch, which takes seconds, and flags that are refused do not
-    from cos598d.tools.grade.assignment import Assignment
-    from cos598d.tools.grade.grades import Graded
-    from cos598d.tools.learn.lessons import Lesson
-
-WORDS_WIDTH = 90
-MOST_PAIRS = 20
-OF_CLASS = ("parallel", "only", "regrade", "regrade_all", "roster", "feedback", "similar", "board")
+WIDTH = 90
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
     parser.add_argument(
-        "folder",
-        type=Path,
-        metavar="FOLDER",
-        help="a class's folder, with one folder or Python file per submission; with --gradescope or --classroom50, "
-        "one submission",
+        "place", type=Path, metavar="PLACE", help="a class's folder (with --csv), or one submission's file or folder"
     )
-    add_needed_assignment(parser)
-    of_class = parser.add_argument_group("for a class")
-    of_class.add_argument(
+    add_assignment(parser)
+    parser.add_argument(
         "--csv",
         type=Path,
         metavar="FILE",
-        help="write the class's table to FILE after each submission; the folder FILE.results keeps the results, so "
-        "that a later run does not grade them again",
+        help="write the class's table to FILE; the folder FILE.results keeps each result, so that a later run does not "
+        "grade it again",
     )
-    of_class.add_argument(
-        "--parallel",
-        type=int,
-        metavar="N",
-        help="grade N submissions at the same time, each with its own processes, network and temporary files "
-        "(default: one after the other; these are shared)",
-    )
-    of_class.add_argument("--only", action="append", default=[], metavar="NAME", help="grade only this submission")
-    of_class.add_argument(
-        "--regrade",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="grade this submission again, and all that have no result yet",
-    )
-    of_class.add_argument("--regrade_all", action="store_true", help="grade all submissions again")
-    of_class.add_argument(
-        "--roster",
-        type=Path,
-        metavar="FILE.csv",
-        help="table of the students: columns id, name, email, section; submissions are named by id, email, or the part "
-        "of the email before the @",
-    )
-    of_class.add_argument(
-        "--feedback",
-        type=Path,
-        metavar="FOLDER",
-        help="write a page for each student to FOLDER, with a picture of the step",
-    )
-    of_class.add_argument(
-        "--board",
-        type=Path,
-        metavar="FILE",
-        help="measure submissions that pass, and write a CSV table there, by bytes and then by seconds "
-        "as multiples of the answer's",
-    )
-    of_class.add_argument("--similar", action="store_true", help="list pairs of similar submissions, for you to read")
-    add_result_files(parser)
+    parser.add_argument("--parallel", type=int, metavar="N", help="grade N submissions of a class at the same time")
     parser.add_argument(
-        "--as_root",
-        action="store_true",
-        help="let submissions run as root if they cannot run as the user nobody (default: refuse)",
+        "--container", default="", metavar="IMAGE", help="judge each submission in a container (docker or podman)"
+    )
+    parser.add_argument("--gradescope", type=Path, metavar="FILE", help="write Gradescope's results.json there")
+    parser.add_argument("--classroom50", type=Path, metavar="FILE", help="write Classroom 50's result.json there")
+
+
+def add_assignment(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of the assignment."""
+    parser.add_argument(
+        "--assignment",
+        required=True,
+        metavar="FILE.toml",
+        help="the assignment's file, or what it tests, with its defaults: lesson3, sync, script or tests",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Grade, and return 0, 1 if a submission is wrong, 2 if one could not be judged; for a class only 0 or 2."""
+    """Grade. Returns 0 for a class; for one submission 0 if it has all points, else 1."""
     is_one = options.gradescope is not None or options.classroom50 is not None
     if is_one == (options.csv is not None):
         raise UsageError(
@@ -98,128 +55,60 @@ def run(options: argparse.Namespace) -> int:
             "for one submission."
         )
     check_at_least_one("--parallel", options.parallel)
-    given = next((name for name in OF_CLASS if getattr(options, name)), None)
-    if is_one and given:
-        raise UsageError(
-            f"--{given} is for a class. Leave it out, or give --csv FILE instead of --gradescope and --classroom50."
-        )
-    for flag in ("csv", "gradescope", "classroom50", "board"):
+    for flag in ("csv", "gradescope", "classroom50"):
         check_output_file(f"--{flag}", getattr(options, flag))
-    if not options.folder.exists():
-        raise UsageError(f"{options.folder} does not exist. Give a class's folder, or a submission.")
-    _check_imports(options.folder)
+    if not options.place.exists():
+        raise UsageError(f"{options.place} does not exist. Give a class's folder, or a submission.")
     from cos598d.tools.grade.assignment import assignment_of
+    from cos598d.tools.grade.judging import REMARK
 
     assignment = assignment_of(options.assignment)
-    if options.board is not None:
-        _golfed_lesson(assignment)
-        if options.board.resolve() == options.csv.resolve():
-            raise UsageError(f"--board {options.board} is the table's file. Give it another one.")
+    if not options.container and not is_one:
+        print(f"{WARNING}{REMARK}", file=sys.stderr)
     with exits_on_sigterm():
-        if is_one:
-            return _one(options, assignment)
-        from cos598d.tools.grade.grades import KeptResults
-
-        with KeptResults(options.csv).locked():
-            return _class(options, assignment)
+        return _one(options, assignment) if is_one else _class(options, assignment)
 
 
-def _check_imports(folder: Path) -> None:
-    """Raise UsageError if this process imports modules from what it grades: a student's psutil.py would run."""
-    is_folder = folder.is_dir()
-    place = folder.resolve() if is_folder else folder.resolve().parent
-    for entry in {Path(each).resolve() for each in sys.path}:
-        if entry == place or (is_folder and place in entry.parents):
-            raise UsageError(
-                f"Python would import modules from {printable(entry, 200)}, which contains submissions. "
-                "Run grade in another folder."
-            )
+def _one(options: argparse.Namespace, assignment: Any) -> int:
+    from cos598d.tools.grade.judging import judge
+    from cos598d.tools.grade.platforms import classroom50, submission_here
+    from cos598d.tools.grade.submissions import points_of
+
+    place = submission_here() if options.classroom50 else {}
+    file = options.place / assignment.file_name if options.place.is_dir() else options.place
+    results = judge(file, assignment, options.container)
+    if options.gradescope:
+        with output_written(f"--gradescope {options.gradescope}"):
+            write_json(options.gradescope, results)
+    if options.classroom50:
+        with output_written(f"--classroom50 {options.classroom50}"):
+            write_json(options.classroom50, classroom50(results, place))
+    for name, points, most, words in points_of(results):
+        print(f"{name}: {points:g} of {most:g}")
+        if words:
+            print(textwrap.indent(printable(words, 1000, keep="\n"), "    "))
+    if not results["tests"]:
+        print(results["output"])
+    most = sum(test["max_score"] for test in results["tests"])
+    print(f"{results['score']:g} of {most:g} points.")
+    return 0 if results["tests"] and results["score"] == most else 1
 
 
-def _one(options: argparse.Namespace, assignment: "Assignment") -> int:
-    from cos598d.tools.grade.result_files import ResultFiles
-    from cos598d.tools.grade.submission import grading
+def _class(options: argparse.Namespace, assignment: Any) -> int:
+    from cos598d.tools.grade.submissions import grade_class, submissions_in, write_table
 
-    with grading(assignment, options.as_root) as grader:
-        results = ResultFiles(assignment, options.gradescope, options.classroom50)
-        if grader.remark:
-            print(f"{WARNING}{grader.remark}")
-        end = grader.grade(options.folder, results.add)
-    remark = "\n".join(part for part in (end.remark, end.printed and f"It printed:\n{end.printed}") if part)
-    scored = results.finish(end.otherwise, remark)
-    print(f"{number(total(scored))} of {number(most(scored))} points.")
-    for each in scored:
-        print(f"{each.status:12}{each.name} ({number(each.points)} of {number(each.most)})")
-        if not each.passed:
-            print(f"{'':12}{printable(' '.join(each.words.split()), 300)}")
-    return exit_code(scored)
+    found, missing = submissions_in(options.place, assignment.file_name)
+    for name in missing:
+        print(f"{printable(name, 40):24} has no {assignment.file_name}")
 
+    def say(name: str, results: dict[str, Any]) -> None:
+        most = sum(test["max_score"] for test in results["tests"])
+        words = textwrap.shorten(printable(str(results["output"])), WIDTH, placeholder=" ...")
+        print(f"{printable(name, 40):24} {results['score']:g} of {most:g} points  {words}".rstrip(), flush=True)
 
-def _golfed_lesson(assignment: "Assignment") -> "Lesson":
-    """The lesson whose submissions are measured. Raises UsageError for an assignment that has none."""
-    from cos598d.tools.grade.kinds.lesson import LessonKind
-
-    if not isinstance(assignment.kind, LessonKind):
-        raise UsageError("--board needs an assignment of one lesson. Leave it out, or grade each lesson by itself.")
-    check_golf(assignment.kind.lesson, "--board")
-    return assignment.kind.lesson
-
-
-def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
-    from cos598d.tools.grade.folder import SubmittedClass, names, submissions_in
-    from cos598d.tools.grade.grades import write_board
-    from cos598d.tools.grade.handed_in import read_roster, similar_pairs
-    from cos598d.tools.grade.submission import grading
-
-    began = time.monotonic()
-    times: list[float] = []
-
-    def say(graded: "Graded") -> None:
-        points = f"{number(graded.points)} of {number(most(graded.scored))} pts"
-        words = textwrap.shorten(printable(graded.words), WORDS_WIDTH, placeholder=" ...")
-        seconds = graded.result.seconds
-        line = f"{printable(graded.result.name, 40):24} {points:>12}  {graded.status:11} {seconds:6.1f} s  {words}"
-        print(line.rstrip(), flush=True)
-        times.append(seconds)
-
-    points = assignment.points
-    most_points = number(sum(points.values()))
-    word = "point" if most_points == "1" else "points"
-    tests = number_of(len(points), "test")
-    print(f"{printable(assignment.title, 200)}: {most_points} {word} for {tests}")
-    submissions, passed_over = submissions_in(options.folder, options.feedback)
-    if passed_over:
-        print(f"skipped: {names(passed_over)} (submissions are folders and .py files, without . or _ at the start)")
-    students = read_roster(options.roster) if options.roster else []
-    submitted = SubmittedClass(submissions, assignment, options.csv, students, options.feedback)
-    only = submitted.chosen("--only", options.only) or {path.name for path in submissions}
-    again = only if options.regrade_all else submitted.chosen("--regrade", options.regrade)
-    wanted = (only - submitted.known.keys()) | again
-    if submitted.strangers:
-        print(f"not in {options.roster}: {names(submitted.strangers)}")
-    if submitted.absent:
-        print(f"handed in nothing: {names([student.id for student in submitted.absent])}")
-    if len(wanted) < len(submissions):
-        print(f"already graded: {len(submitted.known)} of {number_of(len(submissions), 'submission')}")
-    is_drawn = options.feedback is not None
-    lesson = _golfed_lesson(assignment) if options.board else None
-    answer = lesson.answer() if lesson else ""
-    with grading(assignment, options.as_root, options.parallel is not None, is_drawn, answer) as grader:
-        if grader.remark:
-            print(f"{WARNING}{grader.remark}")
-        graded = submitted.grade(wanted, grader, options.parallel or 1, say)
-    seconds = time.monotonic() - began
-    each = f", {seconds / len(times):.1f} s each ({min(times):.1f} to {max(times):.1f})" if times else ""
-    print(f"{number_of(len(times), 'submission')} in {seconds:.0f} s{each}: wrote {options.csv}")
-    if lesson:
-        on_board = write_board(options.board, graded, lesson.load_checks().least)
-        left = [each.result.name for each in graded if each.status == "passed" and each.result.end.golf is None]
-        remark = f"; passed, but not measured: {names(left)} (add --regrade NAME)" if left else ""
-        print(f"wrote {options.board}: {number_of(on_board, 'submission')}{remark}")
-    if options.similar:
-        pairs = similar_pairs({path.name: path for path in submissions}, assignment.kind.given())
-        found = number_of(len(pairs), "pair")
-        print(f"similar except for names and comments: {found} (no proof of copying until you read them)")
-        for share, one, other in pairs[:MOST_PAIRS]:
-            print(f"  {share:4.0%}  {printable(one, 40)}  {printable(other, 40)}")
-    return NOT_JUDGED if any(exit_code(each.scored) == NOT_JUDGED for each in graded) else PASSED
+    kept = options.csv.with_name(f"{options.csv.name}.results")
+    rows = grade_class(found, assignment, kept, options.parallel or 1, options.container, say)
+    with output_written(f"--csv {options.csv}"):
+        write_table(options.csv, rows)
+    print(f"wrote {options.csv}: {len(rows)} submissions")
+    return 0

@@ -153,6 +153,11 @@ class Ledger:
         if not ends_later:
             end()
 
+    @property
+    def named(self) -> str:
+        """What calls are about now, as `naming` says; "" outside of any."""
+        return self._call[1] if self._call else ""
+
     def sent(self, *purposes: str, iteration: int | None = None) -> int:
         """The bytes that this rank has sent for these purposes (default: all), in an iteration or in all of them."""
         chosen = (row for row in self.rows if iteration in (None, row.iteration))

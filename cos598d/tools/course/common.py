@@ -15,12 +15,16 @@ STEPS = 3
 Average = Callable[[LessonComm, dict[str, torch.Tensor]], None]
 
 
-def average_steps(comm: LessonComm, module: Any, seed: int, make: Callable[[Any], Average]) -> dict[str, Any]:
+def average_steps(
+    comm: LessonComm, module: Any, seed: int, make: Callable[[Any], Any], has_hooks: bool = False
+) -> dict[str, Any]:
     """On a rank: .grad after each of some steps, the weights at the end, and what the last step sent.
 
-    make: of the student's module, makes what averages all gradients by name.
+    make: of the student's module, makes what averages all gradients by name; if it `has_hooks`, what makes an object
+    of the communicator and the model, whose `finish()` ends the averages that its hooks have begun.
     """
-    model, average, grads, rows = toy_model(seed, SHAPE), make(module), [], comm.rows
+    model, grads, rows = toy_model(seed, SHAPE), [], comm.rows
+    average = _finish(make(module)(comm, model)) if has_hooks else make(module)
     for step in range(STEPS):
         begun = len(comm.rows)
         model(**local_batch(comm.rank, step, True, seed))[0].backward()
@@ -32,6 +36,10 @@ def average_steps(comm: LessonComm, module: Any, seed: int, make: Callable[[Any]
     for way in ("sent", "received"):
         traffic[way] = sum(getattr(row, f"bytes_{way}") for row in rows)
     return {"grads": grads, "weights": dict(model.named_parameters()), "traffic": traffic}
+
+
+def _finish(averager: Any) -> Average:
+    return lambda comm, gradients: averager.finish()
 
 
 def are_averages(world: World, seed: int, words: Mapping[str, str] | None = None) -> None:

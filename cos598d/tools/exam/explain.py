@@ -13,6 +13,7 @@ import torch
 
 CLOSE, NEAR = 3e-5, 3e-6  # what a hypothesis may leave over of a gradient; rounding, relative to the largest element
 _ROUNDED = 1e-2
+MOST_ELEMENTS = 3_000  # of a tensor, spread evenly: enough to tell one hypothesis from another
 Gradients = Mapping[str, torch.Tensor | None]
 Kind = tuple[str, dict[str, Any]]
 WORDS = {
@@ -35,7 +36,18 @@ WORDS = {
     "largest": "rank {rank} has the largest of the ranks' gradients instead of their mean: the operation is not the "
     "sum",
     "rounded": "rank {rank}'s gradient is rounded (a relative error of {error:.0e}): sent in a shorter dtype?",
+    "smallest": "rank {rank}'s gradient is the smallest of the ranks' gradients instead of their mean: the operation is "
+    "not the sum",
+    "cut off": "rank {rank}'s gradient is cut off at {most:.3g}",
+    "clipped": "the gradients were clipped to a norm of {norm:.3g} before the average: clip after it, all ranks alike",
+    "mixed": "rank {rank}'s gradient is mixed with the step before: {new:.3g} of this step's average and {old:.3g} of "
+    "the last one's",
+    "not zeroed": "the average of the step before is still in rank {rank}'s gradient: it was not zeroed",
+    "of holders": "rank {rank}'s gradient is the sum divided by the number of ranks whose gradient is there and not "
+    "zero: divide by n, since the others count as zero",
     "not finite": "rank {rank} has infinities or NaN instead of the average",
+    "misplaced": "rank {rank} has the averages in the wrong gradients: ranks match calls only by their order, so make "
+    "them in one order on all ranks",
     "missing": "a gradient is missing on rank {rank}: .grad is None instead of the average",
     "filled": "a parameter that no rank used gets a gradient on rank {rank}, instead of None",
     "shape": "rank {rank}'s gradient has another shape",
@@ -53,12 +65,15 @@ def mean_of(own: Sequence[Gradients]) -> dict[str, torch.Tensor | None]:
     return found
 
 
-def is_wrong(found: torch.Tensor | None, right: torch.Tensor | None, own: Sequence[torch.Tensor | None]) -> bool:
-    """Whether a gradient is not the right one, within what the order of additions may change."""
+def is_wrong(
+    found: torch.Tensor | None, right: torch.Tensor | None, own: Sequence[torch.Tensor | None], near: float = NEAR
+) -> bool:
+    """Whether a gradient is not the right one, within what the order of additions may change: `near`, relative to the
+    largest element of any rank."""
     if found is None or right is None:
         return found is not right
     scale = max((each.abs().max().item() for each in own if each is not None and each.numel()), default=0.0)
-    return found.shape != right.shape or not bool(((found - right).abs() <= NEAR * scale).all())
+    return found.shape != right.shape or not bool(((found - right).abs() <= near * scale).all())
 
 
 def explain(
@@ -66,13 +81,15 @@ def explain(
     own: Sequence[Gradients],
     before: Gradients | None = None,
     words: Mapping[str, str] | None = None,
+    near: float = NEAR,
 ) -> tuple[int, str, str] | None:
     """A rank, what is wrong with its gradients, and a number expected and found; None if all are the mean over ranks.
 
     found, own: by rank. before: the averages of the step before. words: sentences in place of those in WORDS.
+    near: as in `is_wrong`.
     """
     n, right = len(found), mean_of(own)
-    wrong = [[name for name in right if is_wrong(each[name], right[name], [g[name] for g in own])] for each in found]
+    wrong = [[name for name in right if is_wrong(each[name], right[name], [g[name] for g in own], near)] for each in found]
     bad = [rank for rank, names in enumerate(wrong) if names]
     if not bad:
         return None
@@ -101,15 +118,17 @@ def _kind(
             return ("filled" if mean is None else "missing"), {}
         if mine.shape != mean.shape:
             return "shape", {}
-        off[name] = (mine != mean).flatten()
+        places = (mine != mean).flatten().nonzero().flatten()
+        off[name] = places[:: -(-len(places) // MOST_ELEMENTS) or 1]
 
     def flat(some: Gradients) -> torch.Tensor:
         parts = []
         for name, places in off.items():
             tensor = some[name]
-            parts.append(torch.zeros(int(places.sum())) if tensor is None else tensor.flatten()[places])
+            parts.append(torch.zeros(len(places)) if tensor is None else tensor.flatten()[places])
         return torch.cat([part.double() for part in parts])
 
+    n = len(own)
     got, mean, each = flat(found), flat(right), [flat(gradients) for gradients in own]
     if not got.isfinite().all():
         return "not finite", {}
@@ -119,8 +138,63 @@ def _kind(
     def holds(what: torch.Tensor, within: float = CLOSE) -> bool:
         return bool((got - what).norm() <= within * got.norm())
 
-    last = None if before is None else flat(before)
-    return _simple(got, mean, each, rank, holds) or _combined(got, mean, each, last, holds)
+    if _is_of_holders(found, own, right, names):
+        return "of holders", {}
+    last = None if before is None or any(before[name] is None for name in names) else flat(before)
+    norms = [_norm(gradients) for gradients in own]
+    return (
+        _simple(got, mean, each, rank, holds)
+        or _of_steps(got, mean, last, holds)
+        or _of_elements(got, each, holds)
+        or _misplaced(found, right, names)
+        or _of_ranks(got, each, norms, holds)
+        or _rounded(got, mean, n, holds)
+    )
+
+
+def _rounded(got: torch.Tensor, mean: torch.Tensor, n: int, holds: Any) -> Kind:
+    """The mean, or a multiple of it, in fewer bits. Of two mistakes the factor is the larger one."""
+    if holds(mean, _ROUNDED):
+        return "rounded", {"error": ((got - mean).norm() / mean.norm()).item()}
+    factor = (got @ mean / (mean @ mean)).item()
+    if holds(factor * mean, _ROUNDED) and factor:
+        return _scaled(factor, n)
+    return "unknown", {}
+
+
+def _scaled(factor: float, n: int) -> Kind:
+    kind = "sum" if abs(factor / n - 1) < 1e-3 else "twice" if abs(factor * n - 1) < 1e-3 else "scaled"
+    return kind, {"factor": factor, "divisor": n / factor}
+
+
+def _misplaced(found: Gradients, right: Gradients, names: Sequence[str]) -> Kind | None:
+    """Whether each wrong tensor has the average of another one, or of several ranks' different ones."""
+    for name in names:
+        mine = found[name]
+        others = [mean for other, mean in right.items() if other != name and mean is not None and mine is not None]
+        same = [mean for mean in others if mine is not None and mean.shape == mine.shape and mean.dtype == mine.dtype]
+        if mine is None or not any((mine - mean).norm() <= CLOSE * mean.norm() for mean in same):
+            return None
+    return "misplaced", {}
+
+
+def _norm(gradients: Gradients) -> float:
+    return sum(float(each.double().norm()) ** 2 for each in gradients.values() if each is not None) ** 0.5
+
+
+def _is_of_holders(found: Gradients, own: Sequence[Gradients], right: Gradients, names: Sequence[str]) -> bool:
+    """Whether each wrong tensor is the sum divided by the number of ranks that have a nonzero gradient."""
+    n = len(own)
+    counts = []
+    for name in names:
+        mine, mean = found[name], right[name]
+        assert mine is not None
+        assert mean is not None
+        have = [gradient for each in own if (gradient := each[name]) is not None and bool(gradient.any())]
+        counts.append(len(have))
+        if not have or (mine.double() * len(have) - mean.double() * n).norm() > CLOSE * n * mean.double().norm():
+            return False
+    return max(counts) < n
 
 
 def _simple(got: torch.Tensor, mean: torch.Tensor, each: Sequence[torch.Tensor], rank: int, holds: Any) -> Kind | None:
@@ -130,8 +204,7 @@ def _simple(got: torch.Tensor, mean: torch.Tensor, each: Sequence[torch.Tensor],
         return "local", {}
     factor = (got @ mean / (mean @ mean)).item()
     if holds(factor * mean):
-        kind = "sum" if abs(factor / n - 1) < 1e-3 else "twice" if abs(factor * n - 1) < 1e-3 else "scaled"
-        return kind, {"factor": factor, "divisor": n / factor}
+        return _scaled(factor, n)
     for other, gradient in enumerate(each):
         if holds(gradient):
             return "broadcast", {"other": other}
@@ -139,24 +212,54 @@ def _simple(got: torch.Tensor, mean: torch.Tensor, each: Sequence[torch.Tensor],
     return ("divided alone", {"factor": factor}) if holds(factor * each[rank]) else None
 
 
-def _combined(
-    got: torch.Tensor, mean: torch.Tensor, each: Sequence[torch.Tensor], before: torch.Tensor | None, holds: Any
-) -> Kind:
-    """The step before, another operation than the sum, or a sum with wrong weights."""
-    n = len(each)
-    if before is not None and holds(before):
+def _weights(got: torch.Tensor, vectors: Sequence[torch.Tensor], holds: Any) -> list[float] | None:
+    """The weights with which the vectors add up to what was found; None if they do not."""
+    basis = torch.stack([*vectors], dim=1)
+    if len(got) <= 2 * len(vectors) or not bool(basis.isfinite().all()):
+        return None
+    scale = basis.norm(dim=0).clamp(min=1e-300)
+    weights = torch.linalg.lstsq(basis / scale, got.unsqueeze(1)).solution.flatten() / scale
+    return weights.tolist() if holds(basis @ weights) else None
+
+
+def _of_steps(got: torch.Tensor, mean: torch.Tensor, last: torch.Tensor | None, holds: Any) -> Kind | None:
+    """The average of the step before, or a mixture with it."""
+    if last is None:
+        return None
+    if holds(last):
         return "stale", {}
-    if holds(torch.stack([*each]).amax(dim=0)):
+    weights = _weights(got, [mean, last], holds)
+    if weights is None or abs(weights[1]) < 1e-3:
+        return None
+    new, old = weights
+    return ("not zeroed", {}) if max(abs(new - 1), abs(old - 1)) < 1e-3 else ("mixed", {"new": new, "old": old})
+
+
+def _of_elements(got: torch.Tensor, each: Sequence[torch.Tensor], holds: Any) -> Kind | None:
+    """Computed from the ranks' elements in another way than by a sum."""
+    every, most = torch.stack([*each]), got.abs().max()
+    if holds(every.amax(dim=0)):
         return "largest", {}
-    basis = torch.stack([*each], dim=1)
-    weights = torch.linalg.lstsq(basis, got.unsqueeze(1)).solution.flatten()
-    if len(got) > 2 * n and holds(basis @ weights):
-        absent = [rank for rank in range(n) if abs(weights[rank]) < 1e-3 / n]
-        told = ", ".join(f"{weight:.3g} of rank {rank}'s" for rank, weight in enumerate(weights.tolist()))
-        return ("left out", {"other": absent[0]}) if len(absent) == 1 else ("weighted", {"weights": told})
-    if holds(mean, _ROUNDED):
-        return "rounded", {"error": ((got - mean).norm() / mean.norm()).item()}
-    return "unknown", {}
+    if holds(every.amin(dim=0)):
+        return "smallest", {}
+    is_cut = len(got) > 2 and bool((got.abs() == most).all())
+    return ("cut off", {"most": most.item()}) if is_cut else None
+
+
+def _of_ranks(got: torch.Tensor, each: Sequence[torch.Tensor], norms: Sequence[float], holds: Any) -> Kind | None:
+    """A sum of the ranks' gradients with wrong weights. norms: of each rank's whole gradient."""
+    n = len(each)
+    weights = _weights(got, each, holds)
+    if weights is None:
+        return None
+    absent = [rank for rank, weight in enumerate(weights) if abs(weight) < 1e-3 / n]
+    if len(absent) == 1:
+        return "left out", {"other": absent[0]}
+    clipped = [n * weight * norm for weight, norm in zip(weights, norms, strict=True)]
+    if max(clipped) - min(clipped) < 1e-3 * max(clipped) and max(weights) < 1 / n:
+        return "clipped", {"norm": clipped[0]}
+    told = ", ".join(f"{weight:.3g} of rank {rank}'s" for rank, weight in enumerate(weights))
+    return "weighted", {"weights": told}
 
 
 def _where(names: Sequence[str], found: Gradients, right: Gradients, n: int) -> str:

@@ -13,9 +13,13 @@ import torch.distributed as dist
 
 from cos598d.heart.comm.gloo import bytes_moved
 
-COLLECTIVES = ("all_reduce", "broadcast", "gather", "scatter", "reduce", "all_gather")
+COLLECTIVES = ("all_reduce", "broadcast", "gather", "scatter", "reduce", "all_gather", "reduce_scatter", "all_to_all")
 LONGEST_NAME = 200
 Tell = Callable[..., None]
+
+
+class NotAsAgreed(Exception):
+    """On a rank: the file returned something that cannot be judged. The message is the whole sentence."""
 
 
 @dataclass
@@ -24,6 +28,7 @@ class Noted:
 
     peer: the root, or the other end of a message. waits: the line in which the rank waits for it, 0 if it does not.
     changed: whether its tensor was changed before. start and end are seconds on the clock that a host's ranks share.
+    through: what the file calls, comm or dist.
     """
 
     op: str
@@ -38,6 +43,7 @@ class Noted:
     raised: bool = False
     start: float = 0.0
     end: float = 0.0
+    through: str = "comm"
 
     @property
     def alike(self) -> tuple[Any, ...]:
@@ -56,7 +62,7 @@ class Noted:
         if self.waits not in (0, self.line):
             where += f", waited for in line {self.waits}"
         shape = "x".join(map(str, self.shape)) or "1"
-        return f"comm.{self.op} of {self.tensor}{to} ({shape} {self.dtype}, {where})"
+        return f"{self.through}.{self.op} of {self.tensor}{to} ({shape} {self.dtype}, {where})"
 
 
 @dataclass
@@ -64,14 +70,18 @@ class Trace:
     """All calls of one rank, in order."""
 
     calls: list[Noted] = field(default_factory=list)
+    through: str = "comm"
 
     def note(self, kind: str, rest: Sequence[Any]) -> None:
-        """Take a message of the rank: "begin", "waits", "end" or "failed", with what `LessonComm` tells of it."""
+        """Take a message of the rank: "through", "begin", "waits", "end" or "failed", with what `LessonComm` tells of it."""
         if kind == "begin":
             op, tensor, shape, dtype, peer, line, waits, now = rest
             about = (str(op), str(tensor), tuple(map(int, shape)), str(dtype), peer, int(line), int(waits))
             getattr(torch, str(dtype)).itemsize  # noqa: B018 - raises for what is no dtype
-            self.calls.append(Noted(*about, start=float(now), end=float(now)))
+            self.calls.append(Noted(*about, start=float(now), end=float(now), through=self.through))
+            return
+        if kind == "through":
+            self.through = str(rest[0])
             return
         call = self.calls[int(rest[0])]
         if kind == "waits":
@@ -169,6 +179,10 @@ class LessonComm:
         self.tell("begin", op, shown, [*tensor.shape], dtype, peer, line, waits_in, time.perf_counter())
         root = peer if op in COLLECTIVES and peer is not None else 0
         self.rows.append(Sent(op, *bytes_moved(op, tensor.nbytes, self.world_size, self.rank, root)))
+        return self.next_number()
+
+    def next_number(self) -> int:
+        """The number of the call whose beginning was just told."""
         self._begun += 1
         return self._begun - 1
 
@@ -182,7 +196,9 @@ class LessonComm:
         self.tell("end", number, time.perf_counter())
         return result
 
-    def all_reduce(self, tensor: torch.Tensor, name: str = "", *, async_op: bool = False, op: Any = None) -> Any:
+    def all_reduce(
+        self, tensor: torch.Tensor, name: str = "", *, async_op: bool = False, op: Any = None, purpose: str = ""
+    ) -> Any:
         """Put the sum over all ranks into `tensor`."""
         number = self.begin("all_reduce", tensor, name, None, not async_op)
         kind = op or dist.ReduceOp.SUM

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from cos598d.heart.comm.group import GLOO_RENDEZVOUS
 from cos598d.terminal.own_code import load_file
 from cos598d.tools.exam.notes import LessonComm
+from cos598d.tools.exam.own_order import compiled_for
 from cos598d.tools.exam.wire import pack
 from cos598d.world.network import choose_interface
 
@@ -32,13 +33,15 @@ _LONGEST = 500  # letters of an exception
 
 @dataclass(frozen=True)
 class Task:
-    """Which rank this is of how many, the exam's folder, the file, and the seconds that the rank may take."""
+    """Which rank this is of how many, the exam's folder, the file, the seconds that the rank may take, and whether the
+    file is loaded."""
 
     rank: int
     size: int
     folder: str
     file: Path
     seconds: float
+    loads: bool = True
 
 
 def be_rank(task: Task, pipe: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
@@ -70,7 +73,8 @@ def be_rank(task: Task, pipe: Connection, function: Callable[..., Any], argument
         dist.init_process_group("gloo", store=store, rank=task.rank, world_size=task.size)
         threading.Thread(target=too_late, daemon=True).start()
         comm = LessonComm(task.file, note)
-        value = pack(function(comm, load_file(task.file, task.file.name), *arguments))
+        module = load_file(task.file, task.file.name, compiled_for(task.rank)) if task.loads else None
+        value = pack(function(comm, module, *arguments))
         sys.stdout.flush()
         tell(b"V" + value)
     except BaseException as error:

@@ -6,6 +6,7 @@ The tests are plain functions of a file of ours: a lesson's, or check's. `--file
 import json
 import secrets
 import textwrap
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--file", type=Path, help="the file under test")
     group.addoption("--seed", type=int, default=None, help="the seed of what is drawn (default: a new one)")
     group.addoption("--results", type=Path, help="write Gradescope's results.json, again after each test")
+    group.addoption("--visibility", default="visible", help="of the results on Gradescope")
     group.addoption("--points", type=json.loads, default={}, help='points by test, as JSON; "default" for the others')
 
 
@@ -32,15 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep results if they are asked for."""
     config.addinivalue_line("markers", "calls_torch: the file may call torch.distributed itself")
     if config.getoption("--results"):
-        config.pluginmanager.register(Results(config.getoption("--results"), config.getoption("--points")))
+        words = (config.getoption(f"--{name}") for name in ("results", "points", "visibility"))
+        config.pluginmanager.register(Results(*words))
 
 
 class Results:
     """Gradescope's results.json: a test passes if it does on every number of ranks. It is written after each test, so
     that a file that ends the grader has a result too."""
 
-    def __init__(self, path: Path, points: dict[str, float]):
-        self._path, self._points = path, points
+    def __init__(self, path: Path, points: dict[str, float], visibility: str):
+        self._path, self._points, self._visibility, self._began = path, points, visibility, time.monotonic()
         self._tests: dict[str, dict[str, Any]] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -57,22 +60,40 @@ class Results:
         test = self._tests[_name(report.location[2])]
         test["left"] -= report.when == "call" or report.failed
         if report.failed and test["status"] == "passed":
-            test.update(status="failed", score=0, output=str(report.longrepr)[:MOST_OUTPUT])
+            test.update(status="failed", score=0, output=_short(report))
         self.write()
 
     def write(self) -> None:
         """Write the file, complete or not at all. A test that has not ended yet has no points."""
         late = {"score": 0, "status": "failed", "output": "not judged in time"}
         tests = [test if test["left"] <= 0 or test["output"] else test | late for test in self._tests.values()]
-        first = next((test["output"] for test in tests if test["output"]), "")
-        shown = [{key: value for key, value in test.items() if key != "left"} for test in tests]
+        about = {"output_format": "text", "visibility": self._visibility}
+        shown = [{key: value for key, value in (test | about).items() if key != "left"} for test in tests]
+        results = {
+            "score": sum(test["score"] for test in tests),
+            "execution_time": round(time.monotonic() - self._began, 1),
+            "output": next((test["output"] for test in tests if test["output"]), ""),
+            "output_format": "text",
+            "visibility": self._visibility,
+            "stdout_visibility": "hidden",
+            "tests": shown,
+        }
         beside = self._path.with_suffix(".part")
-        beside.write_text(json.dumps({"score": sum(test["score"] for test in tests), "output": first, "tests": shown}))
+        beside.write_text(json.dumps(results))
         beside.replace(self._path)
 
 
+def _short(report: pytest.TestReport) -> str:
+    """A failure in results.json: our sentence, or the last lines of pytest's."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message if crash else report.longrepr)[:MOST_OUTPUT]
+
+
 def _name(test: str) -> str:
-    return test.partition("[")[0].removeprefix("test_")
+    """A test's name in results.json: without its number of ranks, which are one test."""
+    name, _, which = test.removeprefix("test_").partition("[")
+    which = which.rstrip("]")
+    return name if not which or which.isdigit() else f"{name}_{which}"
 
 
 @pytest.fixture(scope="session")

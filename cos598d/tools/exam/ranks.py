@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cos598d.tools.exam.notes import Trace
+from cos598d.tools.exam.notes import NotAsAgreed, Trace
 from cos598d.tools.exam.on_rank import Task, be_rank
 from cos598d.tools.exam.source import line_of, rebound
 from cos598d.tools.exam.standstill import never_go_on, standstill, unlike
@@ -60,6 +60,12 @@ class World:
         if not holds:
             self.fail(words, rank, about=about)
 
+    def agree(self) -> None:
+        """Raise Wrong for calls that the ranks did not make alike."""
+        odd = unlike(self.traces, self.file.name, is_over=True)
+        if odd:
+            raise Wrong(*odd)
+
     def fail(self, words: str, rank: int = 0, detail: str = "", about: str = "") -> NoReturn:
         """Raise Wrong: for calls that the ranks did not make alike, if there are any; else with these words.
 
@@ -89,11 +95,13 @@ def run(
     file: Path,
     only: Sequence[str] = (),
     seconds: float = 8.0,
+    loads: bool = True,
 ) -> World:
     """Call `function(comm, module, *arguments)` on `size` ranks, where `module` is the file; return what came out.
 
     function: of a module of ours; it returns numbers, texts, lists, dictionaries and tensors. only: the calls that the
-    file may make; () for any. seconds: that a rank may take on an idle machine. Raises Wrong if a rank fails, does not
+    file may make; () for any. seconds: that a rank may take on an idle machine. loads: whether `module` is
+    loaded; else it is None, and the file only names lines. Raises Wrong if a rank fails, does not
     end, makes calls that it may not make, or leaves one that nobody waits for.
     """
     file, seconds = file.resolve(), seconds * patience()
@@ -105,7 +113,7 @@ def run(
         try:
             for rank in range(size):
                 mine, its = _context.Pipe()
-                task = Task(rank, size, folder, file, seconds)
+                task = Task(rank, size, folder, file, seconds, loads)
                 ranks.append(_context.Process(target=be_rank, args=(task, its, function, arguments)))
                 ranks[-1].start()
                 its.close()
@@ -192,6 +200,8 @@ def _judge_ends(world: World, ends: dict[int, End], exit_codes: Sequence[int | N
     kind, rest = how[rank]
     if kind == RAISED:
         name, message, line, code = rest
+        if name == NotAsAgreed.__name__:
+            raise Wrong(message, line or line_of(world.file))
         at = f", at `{code}`" if code else ""
         said = f"{name}: {message}" if name else message
         raise Wrong(f"rank {rank} raised an exception{at}: {said}", line or line_of(world.file))

@@ -1,0 +1,134 @@
+"""One submission: pytest judges it in a process of its own, within limits, or in a container.
+
+What the limits do not stop: without a container a submission has your rights. It can read your files, use the network,
+and write where you can. Grade a class in a container, or on a platform that makes one.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cos598d.errors import UsageError
+from cos598d.tools.grade.assignment import Assignment
+
+PASSED_ON = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "PYTHONPATH", "HOME", "HF_HOME")
+FILE_BYTES = 1 << 28  # of one file that a submission writes
+MEMORY, PROCESSES = "8g", 300  # of a container
+ENDED = "the grader was ended before anything was judged"
+LATE, BROKEN = "not judged within {seconds:g} seconds", "the tests could not be started: {why}"
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: what a submission leaves behind becomes ours to end
+REMARK = (
+    "without --container a submission has your rights: it can read your files, use the network and write where you can"
+)
+
+
+def judge(submission: Path, assignment: Assignment, container: str = "") -> dict[str, Any]:
+    """The results of a file, as Gradescope's results.json. Tests that did not end in time have no points."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.json"
+        words = [*assignment.words(submission.resolve()), "--results", str(results)]
+        words += ["--points", json.dumps(assignment.points), "--visibility", assignment.visibility]
+        python = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder, *words]
+        command = [sys.executable, *python]
+        if container:
+            command = _in_container(container, ["python3", *python], submission.resolve().parent, Path(folder))
+        output = Path(folder) / "output"
+        is_late = _run(command, folder, output, assignment.seconds)
+        found = _read(results)
+        if not found["tests"]:
+            lines = output.read_text(errors="replace").splitlines() if output.exists() else []
+            why = LATE.format(seconds=assignment.seconds) if is_late else BROKEN.format(why=" / ".join(lines[-3:])[:500])
+            found["output"] = why
+        return found
+
+
+def _in_container(image: str, command: Sequence[str], source: Path, folder: Path) -> list[str]:
+    """The command that runs it in a container, without a network, which can write only its results."""
+    program = next((name for name in ("docker", "podman") if shutil.which(name)), None)
+    if program is None:
+        raise UsageError(f"--container {image} needs docker or podman, and neither is installed. Leave it out.")
+    mounts = [f"--volume={source}:{source}:ro", f"--volume={folder}:{folder}:rw"]
+    limits = ["--network=none", f"--memory={MEMORY}", f"--pids-limit={PROCESSES}", "--env=OMP_NUM_THREADS=1"]
+    return [program, "run", "--rm", "--init", *limits, *mounts, image, *command]
+
+
+def _run(command: Sequence[str], folder: str, output: Path, seconds: float) -> bool:
+    """Run it to its end, or to the end of its time, and end all that it has started. Whether it was late."""
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
+    with output.open("wb") as written:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _KEEPER, *command],
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_limit,
+        )
+        try:
+            process.wait(seconds)
+            return False
+        except subprocess.TimeoutExpired:
+            return True
+        finally:
+            with contextlib.suppress(OSError):
+                process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+# Starts the command, and at its end, or when it is told to, ends every process below it: also one that left its session.
+_KEEPER = f"""
+import ctypes, os, signal, subprocess, sys
+ctypes.CDLL(None).prctl({_SUBREAPER}, 1, 0, 0, 0)
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+def told(*_):
+    raise SystemExit
+signal.signal(signal.SIGTERM, told)
+def below(pid):
+    try:
+        text = open(f"/proc/{{pid}}/task/{{pid}}/children").read()
+    except OSError:
+        return []
+    return [found for child in map(int, text.split()) for found in (child, *below(child))]
+try:
+    subprocess.run(sys.argv[1:])
+finally:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while children := below(os.getpid()):
+        for child in children:
+            try:
+                os.kill(child, signal.SIGKILL)
+            except OSError:
+                pass
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+"""
+
+
+def _read(results: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(results.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and isinstance(found.get("tests"), list) and "score" in found:
+            return found
+    except (OSError, ValueError):
+        pass
+    return {"score": 0, "output": ENDED, "tests": []}

@@ -1,0 +1,84 @@
+"""One step of a sync on real ranks, to be drawn: the calls of a small model, and the messages of one tensor."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.comm.dispatcher import DispatchedCall, listening
+from cos598d.errors import UserError
+from cos598d.heart.comm.ledger import Ledger
+from cos598d.tools.check_new.driving import file_of, noted, wrap
+from cos598d.tools.exam.models import plain_loss, plain_model
+from cos598d.tools.exam.notes import LessonComm, Trace
+from cos598d.tools.exam.ranks import Wrong, run
+from cos598d.tools.picture.steps import BASE, MOST_RANKS, Look, look_at, read_looks
+
+ELEMENTS = 840  # divided by every number of ranks up to 8
+
+
+def calls_of(name: str, ranks: int) -> list[Trace]:
+    """What each rank called in the second step of a small model. Raises UserError for a sync that fails."""
+    world = _run(ranks, two_steps, name)
+    return [
+        Trace(trace.calls[value:]) for trace, value in zip(world.traces, world.values, strict=True)
+    ]  # the first step makes buckets
+
+
+def two_steps(comm: LessonComm, module: Any, name: str) -> int:
+    """On a rank: two steps; where the calls of the second begin."""
+    model, ledger = plain_model(), Ledger()
+    with noted(comm, ledger) as notes:
+        wrapped = wrap(name, model, ledger, find_unused_parameters=False)
+        begun = 0
+        for step in range(2):
+            begun = notes.count
+            plain_loss(wrapped, comm.rank, step).backward()
+            model.zero_grad(set_to_none=True)
+        wrapped.detach()
+    return begun
+
+
+def looks_of(name: str, ranks: int) -> list[list[Look]]:
+    """What each rank holds of one gradient between its messages; [] for a sync that sends none."""
+    if ranks > MOST_RANKS:
+        return []
+    looks = [read_looks(value) for value in _run(ranks, look_between, name).values]
+    return looks if any(len(mine) > 1 for mine in looks) else []
+
+
+class One(nn.Module):
+    """One tensor, whose gradient is a number of the rank's own in every element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(ELEMENTS, dtype=torch.float64))
+
+    def forward(self, number: float) -> torch.Tensor:
+        """The loss, whose gradient is the number."""
+        return (self.weight * number).sum()
+
+
+def look_between(comm: LessonComm, module: Any, name: str) -> list[dict[str, Any]]:
+    """On a rank: what it holds when it begins to receive, and at the end."""
+    model, ledger, found, sent = One(), Ledger(), [], dict.fromkeys(range(comm.world_size), 0)
+
+    def look(call: DispatchedCall) -> None:
+        gradient = model.weight.grad
+        if call.op == "send" and gradient is not None:
+            sent[call.root] += 1
+        if call.op == "recv" and gradient is not None:
+            found.append(look_at(gradient.tolist(), call.root, sent, comm.world_size))
+
+    with noted(comm, ledger), listening(look):
+        wrapped = wrap(name, model, ledger, find_unused_parameters=False)
+        wrapped(float(BASE**comm.rank)).backward()
+    assert model.weight.grad is not None
+    return [*found, look_at(model.weight.grad.tolist(), -1, sent, comm.world_size)]
+
+
+def _run(ranks: int, function: Any, name: str) -> Any:
+    try:
+        return run(ranks, function, name, file=file_of(name), loads=False, seconds=30)
+    except Wrong as wrong:
+        raise UserError(f"{name} cannot be drawn, because it fails: {wrong.words}. Run `check {name}`.") from None

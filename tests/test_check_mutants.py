@@ -1,0 +1,55 @@
+"""`check` refuses every known mistake by its test and names it, and passes every right sync. Calls check's own tests,
+so that one world serves many syncs."""
+
+from pathlib import Path
+
+import mutants
+import mutants_field
+import pytest
+import right_syncs
+from check_worlds import TESTS, Together, alone, mistake
+
+ALL = mutants.MUTANTS | mutants_field.FIELD
+EXACT = (
+    *("gather_scatter", "reduce_broadcast", "all_reduce", "flat", "overlap", "bucketed", "ring", "halving_doubling"),
+    *("tree", "shared_memory", "hierarchical", "sparse_rows", "ddp"),
+)
+AT_ONCE = 8  # in one world, whose values are all kept
+GROUPS = sorted({(each.test, each.n) for each in ALL.values() if not each.alone})
+
+
+def own(name):
+    """FILE.py:CLASS of a mutant."""
+    module = mutants if name in mutants.MUTANTS else mutants_field
+    return f"{Path(module.__file__)}:{name}"
+
+
+def wrong_of(name, said):
+    """What is missing in what was said of a mutant; "" if nothing."""
+    return "" if said and ALL[name].says in said else f"{name}: wanted {ALL[name].says!r}, got {said[:300]!r}"
+
+
+@pytest.mark.parametrize(("test", "n"), GROUPS)
+def test_mutants_are_refused_and_named(test, n):
+    names = [name for name, each in ALL.items() if (each.test, each.n, each.alone) == (test, n, False)]
+    said = {}
+    for first in range(0, len(names), AT_ONCE):
+        some = names[first : first + AT_ONCE]
+        together = Together([own(name) for name in some])
+        said |= {name: mistake(test, together.sync_of(own(name)), n) for name in some}
+    assert [words for name in names if (words := wrong_of(name, said[name]))] == []
+
+
+@pytest.mark.parametrize("name", [name for name, each in ALL.items() if each.alone])
+def test_mutant_that_ends_its_world_is_named_with_its_line(name):
+    file = Path(own(name).rpartition(":")[0])
+    said = mistake(ALL[name].test, alone(own(name), file), ALL[name].n)
+    assert wrong_of(name, said) == ""
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_right_syncs_pass(test):
+    theirs = [f"{Path(right_syncs.__file__)}:{name}" for name in right_syncs.RIGHT]
+    names = [*EXACT, *theirs]
+    together = Together(names)
+    assert {name: said for name in names if (said := mistake(test, together.sync_of(name), 3))} == {}
