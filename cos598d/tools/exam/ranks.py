@@ -54,10 +54,10 @@ class World:
         """The number of ranks."""
         return len(self.traces)
 
-    def require(self, holds: bool, words: str, rank: int = 0) -> None:
+    def require(self, holds: bool, words: str, rank: int = 0, about: str = "") -> None:
         """Raise Wrong with these words unless it `holds`; `rank` is the one whose last call names the line."""
         if not holds:
-            self.fail(words, rank)
+            self.fail(words, rank, about=about)
 
     def agree(self) -> None:
         """Raise Wrong for calls that the ranks did not make alike."""
