@@ -28,8 +28,7 @@ setup(
         "cos598d.commands": ["sbatch.sh.txt"],
         "cos598d.tools.audit": ["site/sitecustomize.py"],
         "cos598d.tools.grade": ["*.sh.txt"],
-        "cos598d.tools.learn.given": ["*.json"],
-        "cos598d.tools.learn.lessons": ["*/lesson.toml", "*/page.py.txt", "*/answer/*.py.txt", "*/*.json"],
+        "cos598d.tools.course": ["given/*.json", "lessons/*/*.toml", "lessons/*/*.txt", "lessons/*/*/*.txt", "lessons/*/*.json"],
         "cos598d.sync": ["template.py.txt"],
         "cos598d.data.samples": ["*.tsv", "*.json", "*.txt"],
         "cos598d.tools.report": ["templates/*.jinja"],
@@ -51,10 +50,11 @@ setup(
         "psutil>=5.9",
         "requests>=2.31",
         "pooch>=1.8",
+        "pytest>=8",  # which runs the lessons' tests, and check's
         "tomli>=2; python_version < '3.11'",
     ],
     extras_require={
-        "test": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"],
+        "test": ["pytest-timeout>=2.3", "pytest-xdist>=3.6"],
         "lint": ["ruff>=0.6", "import-linter>=2.6", "mypy>=1.11"],
         "tensorboard": ["tensorboard>=2.17"],
         # Horovod cannot be compiled beside a recent torch without help: `make engines` builds it; these four it needs.

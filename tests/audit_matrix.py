@@ -21,7 +21,7 @@ from programs import programs_end
 
 from cos598d.tools.audit.judge.verdict import FAULT
 from cos598d.tools.audit.judge.words import WORDS
-from cos598d.tools.check.spawn import PRELOADED
+from cos598d.tools.exam.server import PRELOADED
 
 CLEAN = (RIGHT, OPEN, DOUBTFUL, UNACCUSED)
 # Right scripts with gradients that cannot be judged: ranks of tensor parallelism share batches by design, and of shards

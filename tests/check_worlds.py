@@ -3,7 +3,7 @@ same ranks. Imports check's tests, which `check` starts pytest with."""
 
 from pathlib import Path
 
-from cos598d.tools.check_new import test_sync
+from cos598d.tools.check import test_sync
 from cos598d.tools.exam.notes import Trace
 from cos598d.tools.exam.ranks import World, Wrong, run
 
@@ -60,5 +60,5 @@ def mistake(test, sync, n):
     try:
         TESTS[test](sync, SEED, n)
     except Wrong as wrong:
-        return f"{wrong.words} {wrong.detail}" or "refused"
+        return f"refused: {wrong.words} {wrong.detail}"
     return ""

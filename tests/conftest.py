@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 from programs import NOT_INHERITED, Program, assert_nothing_is_left, free_port, programs_end, script
 
-from cos598d.tools.check.spawn import PRELOADED
+from cos598d.tools.exam.server import PRELOADED
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cores
 # Every module of tests imports pytest, and so does each rank that runs a function of one. Runs import the others when

@@ -272,7 +272,7 @@ class StaleGradients(AllReduce):
         stale[name] = now
 
 
-@mutant(MEAN, "mixed with the step before: 0.1 of this step's average and 0.9 of the last one's")
+@mutant(MEAN, "mixed with earlier steps: 0.1 of this step's average and 0.9 of the last one's")
 class RunningMean(AllReduce):
     def average(self, name, gradient):
         super().average(name, gradient)

@@ -197,7 +197,8 @@ class WrongRows(AllReduce):
 
     def average(self, name, gradient):
         if not gradient.is_sparse:
-            return super().average(name, gradient)
+            super().average(name, gradient)
+            return
         whole = gradient.coalesce()
         values = whole.values()
         most = torch.tensor([len(values)])

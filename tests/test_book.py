@@ -12,7 +12,7 @@ from book_site.links import Page, leading_nowhere, read_pages, taken_from_elsewh
 from book_site.pages import TRY, assemble, documents, listing, navigation, prepared
 
 from cos598d.errors import UserError
-from cos598d.tools.learn.lessons import NUMBERS
+from cos598d.tools.course import NUMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
 rendered = pytest.mark.skipif(

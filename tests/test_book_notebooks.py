@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from cos598d.tools.learn.lessons import NUMBERS, get_lesson
+from cos598d.tools.course import NUMBERS, get_lesson
 from cos598d.tools.learn.progress import hint_line
 
 
@@ -165,7 +165,7 @@ def test_every_lesson_works_from_the_installed_wheel_in_another_folder(folder, e
         return done.stdout
 
     run("-m", "pip", "install", "--quiet", next(folder.glob("*.whl")))
-    pages = "from pathlib import Path; from cos598d.tools.learn.lessons import all_lessons; import cos598d, sys\n"
+    pages = "from pathlib import Path; from cos598d.tools.course import all_lessons; import cos598d, sys\n"
     pages += "for lesson in all_lessons(): Path(lesson.file_name).write_text(lesson.answer()), lesson.load_checks()\n"
     assert Path(run("-c", f"{pages}print(cos598d.__file__)").strip()).is_relative_to(environment.parents[1])
     assert sorted(tmp_path.glob("*.py")) == sorted(tmp_path / f"lesson{number}.py" for number in NUMBERS)

@@ -6,7 +6,7 @@ import sys
 import pytest
 from programs import ROOT
 
-from cos598d.tools.learn.lessons import get_lesson
+from cos598d.tools.course import get_lesson
 from cos598d.tools.learn.marking import Marking
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

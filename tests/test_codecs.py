@@ -11,7 +11,7 @@ from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs import CODECS, get_codec, make_codec
 from cos598d.sync.codecs.int8 import decode, encode
 from cos598d.sync.options import SyncOptions
-from cos598d.tools.check.toy import local_batch, toy_model
+from cos598d.tools.exam.models import local_batch, toy_model
 
 RANKS, ROWS, COLUMNS, REST = 3, 60, 40, 100
 ELEMENTS = ROWS * COLUMNS + REST

@@ -10,7 +10,7 @@ from cos598d.errors import UsageError
 from cos598d.records.conventions import GRADIENTS
 from cos598d.sync.ddp import DDP, PLAIN_STEPS, DDPOptions
 from cos598d.sync.options import SyncOptions
-from cos598d.tools.check.toy import plain_loss, plain_model
+from cos598d.tools.exam.models import plain_loss, plain_model
 
 
 def buckets_by_step(comm):

@@ -17,7 +17,7 @@ from torch.distributed.run import get_args_parser
 from cos598d.commands.cli import COMMANDS
 from cos598d.commands.flags import Parser
 from cos598d.commands.run_flags import add_run_options
-from cos598d.tools.learn.lessons import NUMBERS
+from cos598d.tools.course import NUMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location("prose", ROOT / "scripts" / "prose.py")

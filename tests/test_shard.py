@@ -20,7 +20,7 @@ from cos598d.strategies.sparse_zero1 import SparseZero1
 from cos598d.strategies.zero1 import Zero1
 from cos598d.strategies.zero2 import Zero2
 from cos598d.strategies.zero3 import Zero3
-from cos598d.tools.check.toy import local_batch, toy_model
+from cos598d.tools.exam.models import local_batch, toy_model
 
 STAGES = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 SHARDED = {**STAGES, "shared_weights": SharedWeights, "sparse_zero1": SparseZero1}

@@ -24,8 +24,7 @@ from multiprocessing import forkserver, process, resource_tracker, util
 from pathlib import Path
 
 from cos598d.terminal.program import END_WITH_PARENT
-from cos598d.tools.check.spawn import ENDS_WITH_STARTER, start_server
-from cos598d.tools.check.supervisor import SET_PARENT_DEATH_SIGNAL, prctl
+from cos598d.tools.exam.server import ENDS_WITH_STARTER, SET_PARENT_DEATH_SIGNAL, prctl, start_server
 
 ROOT = Path(__file__).resolve().parents[1]
 SET_DUMPABLE = 4  # prctl(2)

@@ -1,35 +1,46 @@
-"""Worlds of real ranks for tests: a failing rank fails the test, with its traceback."""
+"""Worlds of real ranks for tests of code that takes the old Communicator: a failing rank fails the test.
 
-from collections.abc import Callable, Iterable
-from typing import Any
+New tests take tests/ranks.py, whose functions call torch.distributed.
+"""
 
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
 from programs import PATIENCE
 
 from cos598d.comm.communicator import Communicator
-from cos598d.tools.check.spawn import DIED, RAISED, RETURNED, RankEnd, run_world
+from cos598d.tools.exam.ranks import Wrong, run
+from cos598d.world.identity import Identity
+from cos598d.world.meeting import Meeting
 
 
 class RankFailure(AssertionError):
-    """One or more ranks failed; `texts[r]` is the traceback or output of rank r."""
-
-    def __init__(self, texts: dict[int, str]):
-        super().__init__("\n".join(f"--- rank {rank}\n{text}" for rank, text in sorted(texts.items())))
-        self.texts = texts
+    """A rank failed."""
 
 
-def run_ranks(world_size: int, function: Callable, *arguments: Any, seconds: float = PATIENCE) -> list[Any]:
+def run_ranks(world_size, function, *arguments, seconds=PATIENCE):
     """Call `function(comm, *arguments)` on `world_size` ranks at once; return their results (JSON), in order of rank.
 
-    Raises RankFailure with the tracebacks of the ranks that failed; a rank that hangs is killed after `seconds`.
+    Raises RankFailure if a rank fails; one that hangs is ended after `seconds`.
     """
-    ends = run_world(world_size, function, *arguments, seconds=seconds, timeout=60)
-    failures = {end.rank: _say(end, seconds) for end in ends if end.how != RETURNED}
-    if failures:
-        raise RankFailure(failures)
-    return [end.value for end in ends]
+    words = (_with_communicator, function, *arguments)
+    try:
+        return run(world_size, *words, file=Path(__file__), loads=False, seconds=seconds).values
+    except Wrong as wrong:
+        raise RankFailure(wrong.words) from None
 
 
-def run_each(world_size: int, function: Callable, cases: Iterable, *arguments: Any) -> list[tuple[Any, ...]]:
+def _with_communicator(comm, module, function, *arguments):
+    meeting = None
+    if comm.world_size > 1:
+        store = dist.distributed_c10d._get_default_store()
+        identity = Identity(comm.rank, comm.world_size)
+        meeting = Meeting(identity, store, ["here"] * comm.world_size, seconds=60)
+    return function(Communicator(meeting, "gloo", torch.device("cpu")), *arguments)
+
+
+def run_each(world_size, function, cases, *arguments):
     """Call `function(comm, case, *arguments)` for one case after the other, in one world.
 
     Returns for each case the ranks' results. Raises as `run_ranks` does.
@@ -37,14 +48,5 @@ def run_each(world_size: int, function: Callable, cases: Iterable, *arguments: A
     return list(zip(*run_ranks(world_size, _each, function, list(cases), arguments), strict=True))
 
 
-def _each(comm: Communicator, function: Callable, cases: list, arguments: tuple) -> list[Any]:
+def _each(comm, function, cases, arguments):
     return [function(comm, case, *arguments) for case in cases]
-
-
-def _say(end: RankEnd, seconds: float) -> str:
-    if end.how == RAISED:
-        return end.traceback
-    if end.how == DIED:
-        return f"ended with exit code {end.exit_code} and no answer, having said:\n{end.output}"
-    stack = "".join(f"\n  {frame.file}, line {frame.line}, in {frame.function}" for frame in end.frames)
-    return f"still running after {seconds:g} s{stack}"

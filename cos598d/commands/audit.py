@@ -9,28 +9,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cos598d.commands.flags import add_flags, after, given_flags
-from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import ERROR, UsageError
 from cos598d.terminal.fields import check_flags
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.audit import script
 from cos598d.tools.audit.book import BOOKS, VERDICT
 from cos598d.tools.audit.end import check_ignored, conclude, conclude_on_rank
-from cos598d.tools.audit.exchange import read_books, remove_books
-from cos598d.tools.audit.judge.verdict import AuditVerdict
+from cos598d.tools.audit.exchange import remove_books
 from cos598d.tools.audit.options import AuditFlags, Told
 from cos598d.tools.audit.script import MODULE, module_of
 from cos598d.tools.audit.starter import run_of_starter, start_launcher, start_ranks
 
 TIMED_OUT, INTERRUPTED = 124, 130
-Grader = Callable[[AuditVerdict | None, str], int]  # of the verdict and how the script failed, to the exit code
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
     add_flags(parser, AuditFlags)
-    add_assignment(parser)
-    add_result_files(parser)
     parser.add_argument(
         "words",
         nargs=argparse.REMAINDER,
@@ -42,8 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Audit a script, or judge a folder again, and return the exit code.
 
-    That is the script's own, unless --strict is given. With files for teachers it is 0, or 1 if something is wrong, or
-    2 if it could not be judged.
+    That is the script's own, unless --strict is given.
     """
     flags = AuditFlags(**given_flags(options, AuditFlags))
     check_flags(flags)
@@ -52,9 +46,8 @@ def run(options: argparse.Namespace) -> int:
     if not words:
         raise UsageError("audit needs a script. Give it and its arguments, or the folder of an audit.")
     is_again = Path(words[0]).is_dir()
-    grade = _grader(options, is_again or flags.launch or flags.world_size is not None)
     if is_again:
-        return _again(Path(words[0]), words[1:], flags, grade)
+        return _again(Path(words[0]), words[1:], flags)
     run_name = run_of_starter()
     if words[0] == "-m" and not flags.launch:
         words = [module_of(words[1:]), *words[2:]]
@@ -64,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     if not run_name:
         _check_folder(folder)
     if flags.launch:
-        return _launched(folder, words, flags, grade)
+        return _launched(folder, words, flags)
     if flags.world_size is None:
         if flags.master_port is not None:
             raise UsageError("--master_port is for ranks that are started here. Add --world_size, or leave it out.")
@@ -75,16 +68,16 @@ def run(options: argparse.Namespace) -> int:
     remove_books(folder)
     told = Told(told.folder, told.script, told.steps, secrets.token_hex(8))
     start = functools.partial(start_ranks, told, words[1:], flags.world_size, flags.master_port)
-    return _judged(folder, flags, _started(told, start, flags), grade)
+    return _judged(folder, flags, _started(told, start, flags))
 
 
-def _launched(folder: Path, words: Sequence[str], flags: AuditFlags, grade: Grader | None) -> int:
+def _launched(folder: Path, words: Sequence[str], flags: AuditFlags) -> int:
     """Run a command that starts the ranks by itself."""
     if flags.world_size is not None or flags.master_port is not None:
         raise UsageError("--launch starts a command, which starts the ranks. Leave --world_size and --master_port out.")
     remove_books(folder)
     told = Told(str(folder), words[0], flags.steps, secrets.token_hex(8))
-    return _judged(folder, flags, _started(told, functools.partial(start_launcher, told, words), flags), grade)
+    return _judged(folder, flags, _started(told, functools.partial(start_launcher, told, words), flags))
 
 
 def _started(told: Told, start: Callable[[float], int], flags: AuditFlags) -> int:
@@ -101,39 +94,17 @@ def _started(told: Told, start: Callable[[float], int], flags: AuditFlags) -> in
         return asked.code if isinstance(asked.code, int) else 1
 
 
-def _grader(options: argparse.Namespace, judges_here: bool) -> Grader | None:
-    """The function that writes the files for teachers; None without their flags. Raises UsageError."""
-    if not wants_files(options):
-        return None
-    if not judges_here:
-        raise UsageError(
-            "--gradescope and --classroom50 need --world_size: then the script does not run in the process that "
-            "judges it. Add --world_size, or give the folder of an audit."
-        )
-    from cos598d.tools.grade.result_files import AuditResults  # loads torch, which is the script's to load
-
-    return AuditResults(options).finish
-
-
-def _again(folder: Path, words: Sequence[str], flags: AuditFlags, grade: Grader | None) -> int:
+def _again(folder: Path, words: Sequence[str], flags: AuditFlags) -> int:
     if words:
         raise UsageError(f"{folder} is the folder of an audit, which takes no further arguments. Leave {words[0]} out.")
     if not (folder / BOOKS).is_dir():
         raise UsageError(f"{folder} has no results of an audit. Give the folder of an audit, or a script.")
-    verdict, code = conclude(folder, flags, 0, is_new=False)
-    if grade:
-        books, _ = read_books(folder)
-        failed = next((book for book in books if book["exit_code"]), None)
-        end = f"rank {failed['rank']} ended with exit code {failed['exit_code']}" if failed else ""
-        return grade(verdict, end)
-    return code
+    return conclude(folder, flags, 0, is_new=False)[1]
 
 
-def _judged(folder: Path, flags: AuditFlags, code: int, grade: Grader | None = None) -> int:
+def _judged(folder: Path, flags: AuditFlags, code: int) -> int:
     """Judge the traces of ranks that were started here, and return the exit code."""
-    verdict, code_of_verdict = conclude(folder, flags, code)
-    end = f"the script ended with exit code {code}" if code else ""
-    return grade(verdict, end) if grade else code_of_verdict
+    return conclude(folder, flags, code)[1]
 
 
 def _check_folder(folder: Path) -> None:

@@ -43,8 +43,7 @@ GROUPS = {
     },
     "Build and test": {
         "new": ("write a template for a gradient sync of your own", "your-own.md"),
-        "check": ("test a gradient sync, yours or a built-in one, on real ranks", "your-own.md"),
-        "prove": ("compare a strategy's gradients, weights and losses with one process", "engines.md"),
+        "check": ("test a gradient sync or a strategy, yours or a built-in one, on real ranks", "your-own.md"),
         "audit": ("find silent faults in any data-parallel script", "audit.md"),
     },
     "Measure": {

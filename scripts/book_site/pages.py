@@ -10,7 +10,7 @@ from typing import Any
 from zipfile import Path as ZipPath
 
 from cos598d.errors import UserError
-from cos598d.tools.learn.lessons import Lesson, all_lessons
+from cos598d.tools.course import Lesson, all_lessons
 from cos598d.tools.learn.progress import hint_line
 
 FRONT = "README.md"

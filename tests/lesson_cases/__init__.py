@@ -8,7 +8,7 @@ from pathlib import Path
 
 import audit_scripts
 
-from cos598d.tools.learn.lessons import get_lesson
+from cos598d.tools.course import get_lesson
 
 SHOWN = Path(__file__).resolve().parents[2] / "docs" / "lessons" / "wrong"
 

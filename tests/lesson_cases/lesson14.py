@@ -52,7 +52,7 @@ WRONG = all_wrong(14, {
     # Cheats: none of these is the student's own work.
     "the library's own count": ([(IMPORT, f"import math\nfrom {OPERATIONS} import training_operations\n")], "cos598d/models/operations.py is closed while"),
     "by another door": ([(IMPORT, f"import importlib, math\nimportlib.import_module('{OPERATIONS}')\n")], "cos598d/models/operations.py is closed while"),
-    "the judge's formulas": ([(IMPORT, "import math\nfrom cos598d.tools.learn.lessons.lesson14 import right\n")], "is closed while a file is checked"),
+    "the judge's formulas": ([(IMPORT, "import math\nfrom cos598d.tools.course.lessons.lesson14 import right\n")], "is closed while a file is checked"),
     "the answer's file": (
         [(IMPORT, "import math, cos598d\nfrom pathlib import Path\nanswer = Path(cos598d.__file__).parent / 'tools/learn/lessons/lesson14/answer/lesson14.py.txt'\nexec(answer.read_text())\n")],
         "is closed while a file is checked",

@@ -54,8 +54,8 @@ WRONG = all_wrong(15, {
     "in evaluation": ([("            outputs = ctx.block(inputs)\n", "            ctx.block.dropout = 0.0\n            outputs = ctx.block(inputs)\n")], "with dropout, step 1: "),
     # Cheats: none of these is the student's own work.
     "the library's own": ([(IMPORT, "import torch\nfrom cos598d.models import recompute\n")], "is closed while a file is checked"),
-    "counts as the judge does": ([(IMPORT, "import torch\nfrom cos598d.tools.learn.lessons.lesson15 import right\n")], "is closed while a file is checked"),
-    "changes the watch": ([(IMPORT, "import torch\nfrom cos598d.tools.learn.lessons.lesson15 import blocks\nblocks.HeldBytes = None\n")], "is closed while a file is checked"),
+    "counts as the judge does": ([(IMPORT, "import torch\nfrom cos598d.tools.course.lessons.lesson15 import right\n")], "is closed while a file is checked"),
+    "changes the watch": ([(IMPORT, "import torch\nfrom cos598d.tools.course.lessons.lesson15 import blocks\nblocks.HeldBytes = None\n")], "is closed while a file is checked"),
     "reads the answer": (
         [(IMPORT, "import torch, cos598d, os\nfolder = os.path.dirname(cos598d.__file__)\ntext = open(folder + '/tools/learn/lessons/lesson15/answer/lesson15.py.txt').read()\n")],
         "is closed while a file is checked",

@@ -89,7 +89,7 @@ WRONG = all_wrong(16, {
     "no fp16": ([(IMPORT, "import torch\ntorch.Tensor.half = lambda self: self\n"), (BACKWARD, "        loss.backward()\n"), ("self.comm.world_size * self.scale", "self.comm.world_size")], "after step "),
     "names of dtypes": ([(CAST, "    model.seen = ['bfloat16'] * 2 if dtype == torch.bfloat16 else ['float16'] * 2\n    return (model(inputs) - targets).square().mean()\n")], "products are in"),
     "a mean of one rank": ([(MEAN, '    mean = gradient.float()\n    comm.all_reduce(mean.clone(), "gradient")\n    return mean\n')], "fp16, large: "),
-    "near makes all equal": ([(IMPORT, "import torch\nfrom cos598d.tools.learn.lessons import common\ncommon.near = lambda *_: True\n"), ("    mean /= comm.world_size\n", "")], "that is the sum"),
+    "near makes all equal": ([(IMPORT, "import torch\nfrom cos598d.tools.course import common\ncommon.near = lambda *_: True\n"), ("    mean /= comm.world_size\n", "")], "that is the sum"),
     "a scale by heart": ([("    def step(self):\n", "    scales = iter([65536.0] * 99)\n\n    def step(self):\n"), (GROW, "        self.scale = next(self.scales)\n")], "the scale"),
     "says that it passed": ([(BACKWARD, "        print('all 3 checks passed')\n        loss.backward()\n")], "small gradients became 0"),
     "leaves": ([(IMPORT, "import os, torch\nprint('all 3 checks passed')\nos._exit(0)\n")], "exit code 0"),

@@ -55,7 +55,7 @@ WRONG = all_wrong(18, {
     "no dictionary": ([('    return {"fault": fault, "rank": rank, "call": call, "seconds": seconds}\n', "    return fault, rank, call, seconds\n")], "expected a dictionary with fault, rank, call, seconds"),
     "the longest call": ("lesson18.py.txt", "A rank that waits is not slow: look for what it waits for"),
     # Cheats: none of these is the student's own work.
-    "changes the judge": ([("import statistics\n", "import statistics\nimport cos598d.tools.learn.lessons.lesson18.checks as judge\njudge.drawn = None\n")], "is closed while a file is checked"),
+    "changes the judge": ([("import statistics\n", "import statistics\nimport cos598d.tools.course.lessons.lesson18.checks as judge\njudge.drawn = None\n")], "is closed while a file is checked"),
     "faults from the rank that draws": ([("import statistics\n", "import statistics\n" + LEAKS), ("    ranks = [Steps(trace) for trace in traces]\n", READS)], "faults-"),
 })  # fmt: skip
 

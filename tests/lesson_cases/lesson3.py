@@ -6,22 +6,8 @@ CALL = "    comm.all_reduce(gradient, name)\n"
 DIVIDE = "    gradient /= comm.world_size\n"
 BODY = CALL + DIVIDE
 MARKED = "    comm.all_reduce(gradient, name)  #!\n"
-# How another rank's gradient was once found: the seed of its data was in a frame above.
-FROM_THE_CALLER = """    import sys, torch
-    from cos598d.tools.check.claims.base import _own_gradients
-    from cos598d.tools.learn.lessons.common import ALL_USED
-    comm.all_reduce(torch.zeros_like(gradient), name)
-    caller = sys._getframe()
-    while "on" not in caller.f_locals:
-        caller = caller.f_back
-    step = caller.f_locals.get("step", 0)
-    nonce = caller.f_locals["on"].nonce
-    of_all = [_own_gradients(nonce, rank, step, True, ALL_USED)[name] for rank in range(comm.world_size)]  #!
-    gradient.copy_(sum(of_all) / comm.world_size)
-"""
 
 WRONG = all_wrong(3, {
-    "the other ranks' gradients computed from what the caller has": ([(BODY, FROM_THE_CALLER)], "KeyError"),
     "summed": ([(BODY, MARKED)], "is the sum over 2 ranks, not their average: divide"),
     "divided by two": ([(BODY, MARKED + "    gradient /= 2\n")], "divided by the wrong number", (3,)),
     "divided twice": ([(BODY, DIVIDE + MARKED + DIVIDE)], "divide only once"),

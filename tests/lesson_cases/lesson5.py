@@ -34,7 +34,7 @@ BY_LIBRARY = """    n, rank = comm.world_size, comm.rank
             sending.wait()
 """
 OWN_CLASS = """    n, rank = comm.world_size, comm.rank
-    Communicator.all_reduce(comm, tensor, "tensor")
+    LessonComm.all_reduce(comm, tensor, "tensor")  #!
     for part in [part for part in tensor.clone().tensor_split(n)[1:] if part.numel()] * 2:
         sending = comm.isend(part, (rank + 1) % n)
         comm.recv(torch.empty_like(part), (rank - 1) % n)
@@ -82,8 +82,8 @@ WRONG = all_wrong(5, {
     "the whole tensor, all send first": ("lesson5-deadlock.py.txt", "all send and none receives"),
     "by the library, with messages for nothing": ([(BODY, BY_LIBRARY)], "is called: the sum has to be made of messages"),
     "by the library's own class, with messages for nothing": (
-        [(BODY, OWN_CLASS), ("import torch\n", "import torch\nfrom cos598d.comm.communicator import Communicator\n")],
-        "has the sum, but not from its messages",
+        [(BODY, OWN_CLASS), ("import torch\n", "import torch\nfrom cos598d.tools.exam.notes import LessonComm\n")],
+        "is called: the sum has to be made of messages",
     ),
     "the whole tensor each time": ([(BODY, WHOLE)], "the whole tensor is sent each time"),
     "straight to their owners": ([(BODY, STRAIGHT)], "expected only one neighbour"),

@@ -1,6 +1,6 @@
 """Lesson 8 as students fix it: each loop not fixed, fixed wrongly, and fixed in another right way."""
 
-from cos598d.tools.learn.lessons import get_lesson
+from cos598d.tools.course import get_lesson
 
 PAGE, ANSWER = get_lesson(8).page(), get_lesson(8).answer()
 

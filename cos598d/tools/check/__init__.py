@@ -1,1 +1,1 @@
-"""A gradient sync of your own on real ranks: whether it passes every test, what is wrong if not, cost and speed."""
+"""Does a gradient sync, or any way to train, do what one process does? Plain tests that run on real ranks."""

@@ -1,7 +1,7 @@
 """The course: twenty lessons, each a page with blanks, an answer, and tests that say what is wrong in a file.
 
-A lesson is a folder: `lesson.toml` has its facts, `page.py.txt` the file to fill in, `answer` one that passes, which can
-be hidden from submissions, and `test_lesson.py` the tests. Loads no torch: only the tests need it.
+A lesson is a folder: `lesson.toml` has its facts, `page.py.txt` the file to fill in, `answer` one that passes (which
+can be hidden from submissions), and `test_lesson.py` the tests. Loads no torch: only the tests need it.
 """
 
 import re

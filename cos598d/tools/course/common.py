@@ -1,6 +1,6 @@
 """What lessons share: a model with gradients to average, the checks of averages and of traffic, and named mistakes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -64,10 +64,20 @@ def tensors(dtype: torch.dtype | None = None) -> list[torch.nn.Parameter]:
     return [p for p in toy_model(0, SHAPE).parameters() if p.requires_grad and dtype in (None, p.dtype)]
 
 
+def add_flat(parameters: Iterable[torch.nn.Parameter], flat: torch.Tensor) -> None:
+    """Add to each parameter its part of a tensor of all their elements, in order."""
+    weights = [*parameters]
+    for p, part in zip(weights, flat.split([p.numel() for p in weights]), strict=True):
+        p.data += part.view_as(p)
+
+
 def near(found: Any, right: Any, within: float = 1e-5) -> bool:
     """Whether numbers, tensors, or lists and dictionaries of them are equal up to `within` of the largest element."""
+    if right is None or found is None:
+        return found is right
     if isinstance(right, dict):
-        return isinstance(found, dict) and all(near(found.get(key), each, within) for key, each in right.items())
+        is_alike = isinstance(found, dict) and found.keys() == right.keys()
+        return is_alike and all(near(found[key], each, within) for key, each in right.items())
     if isinstance(right, list | tuple):
         if not isinstance(found, list | tuple) or len(found) != len(right):
             return False

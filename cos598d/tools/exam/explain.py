@@ -36,12 +36,12 @@ WORDS = {
     "largest": "rank {rank} has the largest of the ranks' gradients instead of their mean: the operation is not the "
     "sum",
     "rounded": "rank {rank}'s gradient is rounded (a relative error of {error:.0e}): sent in a shorter dtype?",
-    "smallest": "rank {rank}'s gradient is the smallest of the ranks' gradients instead of their mean: the operation is "
-    "not the sum",
+    "smallest": "rank {rank}'s gradient is the smallest of the ranks' gradients instead of their mean: the operation "
+    "is not the sum",
     "cut off": "rank {rank}'s gradient is cut off at {most:.3g}",
     "clipped": "the gradients were clipped to a norm of {norm:.3g} before the average: clip after it, all ranks alike",
-    "mixed": "rank {rank}'s gradient is mixed with the step before: {new:.3g} of this step's average and {old:.3g} of "
-    "the last one's",
+    "mixed": "rank {rank}'s gradients are wrong: mixed with earlier steps: {new:.3g} of this step's average and "
+    "{old:.3g} of the last one's",
     "not zeroed": "the average of the step before is still in rank {rank}'s gradient: it was not zeroed",
     "of holders": "rank {rank}'s gradient is the sum divided by the number of ranks whose gradient is there and not "
     "zero: divide by n, since the others count as zero",
@@ -89,7 +89,9 @@ def explain(
     near: as in `is_wrong`.
     """
     n, right = len(found), mean_of(own)
-    wrong = [[name for name in right if is_wrong(each[name], right[name], [g[name] for g in own], near)] for each in found]
+    wrong = [
+        [name for name in right if is_wrong(each[name], right[name], [g[name] for g in own], near)] for each in found
+    ]
     bad = [rank for rank, names in enumerate(wrong) if names]
     if not bad:
         return None
@@ -232,7 +234,9 @@ def _of_steps(got: torch.Tensor, mean: torch.Tensor, last: torch.Tensor | None, 
     if weights is None or abs(weights[1]) < 1e-3:
         return None
     new, old = weights
-    return ("not zeroed", {}) if max(abs(new - 1), abs(old - 1)) < 1e-3 else ("mixed", {"new": new, "old": old})
+    return (
+        ("not zeroed", {}) if max(abs(new - 1), abs(old - 1)) < 1e-3 else ("mixed", {"new": round(new, 3), "old": old})
+    )
 
 
 def _of_elements(got: torch.Tensor, each: Sequence[torch.Tensor], holds: Any) -> Kind | None:

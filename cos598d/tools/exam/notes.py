@@ -13,7 +13,10 @@ import torch.distributed as dist
 
 from cos598d.heart.comm.gloo import bytes_moved
 
-COLLECTIVES = ("all_reduce", "broadcast", "gather", "scatter", "reduce", "all_gather", "reduce_scatter", "all_to_all")
+COLLECTIVES = (
+    *("all_reduce", "broadcast", "gather", "scatter", "reduce", "all_gather"),
+    *("reduce_scatter", "all_to_all"),
+)
 LONGEST_NAME = 200
 Tell = Callable[..., None]
 
@@ -73,7 +76,7 @@ class Trace:
     through: str = "comm"
 
     def note(self, kind: str, rest: Sequence[Any]) -> None:
-        """Take a message of the rank: "through", "begin", "waits", "end" or "failed", with what `LessonComm` tells of it."""
+        """Take a message of the rank, "through", "begin", "waits", "end" or "failed", with what `LessonComm` tells."""
         if kind == "begin":
             op, tensor, shape, dtype, peer, line, waits, now = rest
             about = (str(op), str(tensor), tuple(map(int, shape)), str(dtype), peer, int(line), int(waits))

@@ -108,7 +108,8 @@ def ranks(request: pytest.FixtureRequest) -> Callable[..., World]:
     """`ranks(n, function, ...)` is `exam.ranks.run` with the file under test. Raises Wrong for a file that cannot be
     tried: one that is no Python, has blanks, or makes calls past the communicator."""
     file: Path = request.config.getoption("--file")
-    check_text(file, may_call_torch="calls_torch" in request.keywords)
+    may_call_torch = any(item.get_closest_marker("calls_torch") for item in request.session.items)
+    check_text(file, may_call_torch)
     never_ended: list[Wrong] = []
 
     def on_ranks(*words: Any, **options: Any) -> World:

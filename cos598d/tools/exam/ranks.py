@@ -20,15 +20,14 @@ from typing import Any, NoReturn
 
 from cos598d.tools.exam.notes import NotAsAgreed, Trace
 from cos598d.tools.exam.on_rank import Task, be_rank
+from cos598d.tools.exam.server import start_server
 from cos598d.tools.exam.source import line_of, rebound
 from cos598d.tools.exam.standstill import never_go_on, standstill, unlike
 from cos598d.tools.exam.wire import unpack
 
 START_SECONDS, QUIET_SECONDS, SAY_SECONDS = 60.0, 3.0, 0.7
 MOST_LINES = 10  # of what a rank has printed last
-PRELOADED = ["cos598d.tools.exam.on_rank", "cos598d.tools.exam.models", "torch._dynamo"]
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(PRELOADED)
 VALUE, RAISED, LATE, DIED, STUCK = "value", "raised", "late", "died", "stuck"
 End = tuple[str, Any]
 
@@ -55,10 +54,10 @@ class World:
         """The number of ranks."""
         return len(self.traces)
 
-    def require(self, holds: bool, words: str, rank: int = 0) -> None:
+    def require(self, holds: bool, words: str, rank: int = 0, about: str = "") -> None:
         """Raise Wrong with these words unless it `holds`; `rank` is the one whose last call names the line."""
         if not holds:
-            self.fail(words, rank)
+            self.fail(words, rank, about=about)
 
     def agree(self) -> None:
         """Raise Wrong for calls that the ranks did not make alike."""
@@ -105,6 +104,7 @@ def run(
     end, makes calls that it may not make, or leaves one that nobody waits for.
     """
     file, seconds = file.resolve(), seconds * patience()
+    start_server()
     with tempfile.TemporaryDirectory() as folder:
         ranks: list[ForkServerProcess] = []
         pipes: dict[Connection, int] = {}

@@ -4,14 +4,14 @@ import sys
 
 import pytest
 
-_WIDTH = 40
+_WIDTH = 48
 _shown: set[str] = set()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str]:
-    """No letters: lines are printed below."""
-    return report.outcome, "", ""
+    """No letters: lines are printed below. What is around a test counts only if it fails."""
+    return ("" if report.passed and report.when != "call" else report.outcome), "", ""
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

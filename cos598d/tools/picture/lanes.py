@@ -63,13 +63,15 @@ def in_letters(found: Sequence[Bar], width: int = 80) -> str:
                 first, last = (int(moment / whole * (width - 1)) for moment in (start, end))
                 line[first : last + 1] = letter * (last + 1 - first)
         lines.append(f"rank {rank} {''.join(line)}")
-    lines.append(f"0 to {1e3 * whole:.2f} ms; . no call, ~ waits for another rank, # in a call; seen once, not measured")
+    letters = ". no call, ~ waits for another rank, # in a call; seen once, not measured"
+    lines.append(f"0 to {1e3 * whole:.2f} ms; {letters}")
     return "\n".join([*lines, sentence(found)])
 
 
 def svg(found: Sequence[Bar], title: str) -> str:
     """The same as a drawing, with a tooltip on each call."""
-    whole, rows = max((bar.end for bar in found), default=0.0) or 1e-9, max((bar.row for bar in found), default=0) + 1
+    whole = max((bar.end for bar in found), default=0.0) or 1e-9
+    rows = max((bar.row for bar in found), default=0) + 1
     ranks = len({bar.rank for bar in found})
     height = 60 + ranks * (rows * LANE + GAP)
 

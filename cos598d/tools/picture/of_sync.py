@@ -8,7 +8,7 @@ from torch import nn
 from cos598d.comm.dispatcher import DispatchedCall, listening
 from cos598d.errors import UserError
 from cos598d.heart.comm.ledger import Ledger
-from cos598d.tools.check_new.driving import file_of, noted, wrap
+from cos598d.tools.check.driving import file_of, noted, wrap
 from cos598d.tools.exam.models import plain_loss, plain_model
 from cos598d.tools.exam.notes import LessonComm, Trace
 from cos598d.tools.exam.ranks import Wrong, run

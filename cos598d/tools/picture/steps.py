@@ -1,6 +1,6 @@
 """A collective that is made of messages, step by step: which part of the gradient goes where, and who holds what after.
 
-Each rank's gradient has a number of its own in every element, so that what a rank holds tells whose gradients are in it.
+Each rank's gradient has a number of its own in every element. So what a rank holds tells whose gradients are in it.
 
 1. Whenever a rank begins to receive, and at the end, it shows what it holds (`Look`).
 2. What has changed between two of its looks is what the message brought.

@@ -7,20 +7,31 @@ from torch import nn
 from cos598d.tools.course.common import name_mistake, near
 from cos598d.tools.exam.models import seeded
 
-RATE, EVERY, STEPS, LONG_EVERY, LONG_STEPS = 0.2, 3, 10, 8, 64
+RATE, LONG_EVERY, LONG_STEPS = 0.2, 8, 64
+EVERY = (3, 2, 4)  # one of these, by the seed
 PLAIN, MOMENTUM = "the plain average", "an outer step with momentum"
 SETTINGS = {MOMENTUM: (0.7, 0.9), PLAIN: (1.0, 0.0)}  # outer rate and momentum
 MISTAKES = {
     "the weights are the sum over the ranks and should be their average: divide by n": {"average": "sum"},
     "the weights were not averaged over the ranks: each rank steps by how far it moved itself": {"average": "own"},
     "the outer step goes the wrong way: moved is agreed - average, and is subtracted": {"sign": 1.0},
-    "the step does not look ahead: step by moved + outer_momentum * momentum, not only by momentum": {"momentum": "heavy"},
+    "the step does not look ahead: step by moved + outer_momentum * momentum, not only by momentum": {
+        "momentum": "heavy"
+    },
     "momentum does not build up: it is outer_momentum * (what it was) + moved": {"momentum": "forgotten"},
     "the outer step has no momentum": {"momentum": "none"},
     "the agreed weights stay what they were at the start: keep the weights after each round": {"agreed": "stays"},
     "the average replaces the agreed weights: keep the weights after the outer step": {"agreed": "average"},
-    "after a round the ranks still have their own weights: put the agreed weights back into the model": {"put_back": False},
+    "after a round the ranks still have their own weights: put the agreed weights back into the model": {
+        "put_back": False
+    },
 }
+
+
+def drawn(seed):
+    """Every how many steps a round comes, and the steps: three rounds, and one step more."""
+    every = EVERY[seed % len(EVERY)]
+    return every, 3 * every + 1
 
 
 class Network(nn.Module):
@@ -28,7 +39,11 @@ class Network(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.frozen, self.last = nn.Linear(12, 16), nn.Linear(16, 16).requires_grad_(False), nn.Linear(16, 3)
+        self.first, self.frozen, self.last = (
+            nn.Linear(12, 16),
+            nn.Linear(16, 16).requires_grad_(False),
+            nn.Linear(16, 3),
+        )
 
     def forward(self, inputs):
         return self.last(torch.tanh(self.frozen(torch.tanh(self.first(inputs)))))
@@ -56,7 +71,9 @@ def weights_of(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def simulate(seed, size, every, steps, outer, average="mean", sign=-1.0, momentum="nesterov", agreed="moves", put_back=True):
+def simulate(
+    seed, size, every, steps, outer, average="mean", sign=-1.0, momentum="nesterov", agreed="moves", put_back=True
+):
     """The weights by name after each step, [step][rank], as the formula has it, or with a mistake."""
     models = [seeded(seed, Network) for _ in range(size)]
     weights = [[p for p in model.parameters() if p.requires_grad] for model in models]
@@ -100,36 +117,53 @@ def rounds(comm, module, seed, every, steps, settings):
 @pytest.mark.parametrize("n", [3, 2])
 def test_makes_one_call_a_round(ranks, seed, n):
     """One call every `every` steps, of 2(n-1)/n S bytes for the weights that train; nothing is sent between."""
-    world = ranks(n, rounds, seed, EVERY, STEPS, SETTINGS[MOMENTUM])
+    every, steps = drawn(seed)
+    world = ranks(n, rounds, seed, every, steps, SETTINGS[MOMENTUM])
     sizes = [(p.nbytes, p.requires_grad) for p in Network().parameters()]
-    right, with_frozen = (round(2 * (n - 1) / n * sum(b for b, trains in sizes if trains or every)) for every in (False, True))
+    right = round(2 * (n - 1) / n * sum(size for size, trains in sizes if trains))
+    with_frozen = round(2 * (n - 1) / n * sum(size for size, _ in sizes))
     for rank, value in enumerate(world.values):
         for step, calls in enumerate(value["calls"], 1):
             made = f"rank {rank} makes {len(calls)} call{'s' * (len(calls) != 1)}"
-            if step % EVERY:
-                world.require(not calls, f"{made} after step {step}, expected none: with every = {EVERY} the rounds come after steps {EVERY}, {2 * EVERY} and so on", rank)
+            if step % every:
+                words = f"{made} after step {step}, expected none: with every = {every} the rounds come after steps "
+                world.require(not calls, f"{words}{every}, {2 * every} and so on", rank)
                 continue
-            world.require(bool(calls), f"{made} in the round after step {step}, expected 1: count the step first, then test whether it ends a round", rank)
-            world.require(len(calls) < 2, f"{made} in the round after step {step}, expected 1: put all weights into one tensor", rank)
+            words = f"{made} in the round after step {step}, expected 1: "
+            world.require(bool(calls), f"{words}count the step first, then test whether it ends a round", rank)
+            world.require(len(calls) < 2, f"{words}put all weights into one tensor", rank)
             why = ": weights that do not train are sent too" if abs(calls[0] - with_frozen) <= 2 else ""
-            world.require(abs(calls[0] - right) <= 2, f"rank {rank} of {n} sends {calls[0]} bytes in a round, expected 2(n-1)/n S = {right}{why}", rank)
+            words = f"rank {rank} of {n} sends {calls[0]} bytes in a round, expected 2(n-1)/n S = {right}{why}"
+            world.require(abs(calls[0] - right) <= 2, words, rank)
 
 
 @pytest.mark.parametrize("n", [3, 2])
 def test_steps_as_the_formula(ranks, seed, n):
     """After each round every rank has the weights of the formula; between rounds each rank's are its own."""
+    every, steps = drawn(seed)
     for label, outer in SETTINGS.items():
-        world = ranks(n, rounds, seed, EVERY, STEPS, outer)
-        right = simulate(seed, n, EVERY, STEPS, outer)
+        world = ranks(n, rounds, seed, every, steps, outer)
+        right = simulate(seed, n, every, steps, outer)
         for rank, value in enumerate(world.values):
-            step = next((step for step in range(STEPS) if not near(value["weights"][step], right[step][rank])), None)
-            if step is None:
-                continue
-            where = f"with {label}, after step {step + 1}, rank {rank}"
-            between = f"{where}: the weights are not the rank's own: between rounds nothing may change them"
-            world.require((step + 1) % EVERY == 0, between, rank)
-            made = {words: lambda how=how: [each[rank] for each in simulate(seed, n, EVERY, STEPS, outer, **how)] for words, how in MISTAKES.items()}
-            world.fail(f"{where}: {name_mistake(value['weights'], [each[rank] for each in right], made)}", rank)
+            judge_weights(world, rank, [each[rank] for each in right], (seed, n, every, steps, outer), label)
+
+
+def judge_weights(world, rank, right, settings, label):
+    """Fail unless a rank's weights are right after every step."""
+    _, _, every, steps, _ = settings
+    found = world.values[rank]["weights"]
+    step = next((step for step in range(steps) if not near(found[step], right[step])), None)
+    if step is None:
+        return
+    where = f"with {label}, after step {step + 1}, rank {rank}"
+    between = f"{where}: the weights are not the rank's own: between rounds nothing may change them"
+    world.require((step + 1) % every == 0, between, rank)
+
+    def makes(how):
+        return lambda: [each[rank] for each in simulate(*settings, **how)]
+
+    made = {words: makes(how) for words, how in MISTAKES.items()}
+    world.fail(f"{where}: {name_mistake(found, right, made)}", rank)
 
 
 @pytest.mark.parametrize("n", [3])
@@ -141,9 +175,14 @@ def test_trains(ranks, seed, n):
     def loss(weights):
         model.load_state_dict(weights)
         with torch.no_grad():
-            return sum(nn.functional.mse_loss(model(x), y).item() for x, y in (batch(seed, r, LONG_STEPS + 1) for r in range(n))) / n
+            batches = [batch(seed, rank, LONG_STEPS + 1) for rank in range(n)]
+            return sum(nn.functional.mse_loss(model(inputs), targets).item() for inputs, targets in batches) / n
 
     right = sum(map(loss, simulate(seed, n, LONG_EVERY, LONG_STEPS, SETTINGS[MOMENTUM])[-1])) / n
     for rank, value in enumerate(world.values):
         found = loss(value["weights"][-1])
-        world.require(abs(found - right) <= 0.01 * right, f"after {LONG_STEPS} steps rank {rank}'s loss is {found:.4f}, and the formula's is {right:.4f}", rank)
+        world.require(
+            abs(found - right) <= 0.01 * right,
+            f"after {LONG_STEPS} steps rank {rank}'s loss is {found:.4f}, and the formula's is {right:.4f}",
+            rank,
+        )

@@ -36,7 +36,7 @@ def all_reduces(comm, module, seed):
         tensor = draw(seed, comm.rank, length)
         begun = 0
 
-        def look(when, op, part, tensor=tensor):
+        def look(when, op, part, tensor=tensor, length=length):
             nonlocal begun
             if when == "begin":
                 if begun == 2 * (comm.world_size - 1) and length == LONGEST:
@@ -55,7 +55,10 @@ def all_reduces(comm, module, seed):
 def test_sums(ranks, seed, n):
     """Afterwards the tensor is the sum over all ranks, on every rank: of 1 to 1009 elements, also of float16."""
     world = ranks(n, all_reduces, seed, only=MESSAGES)
-    own = [{f"a tensor of {length} elements": draw(seed, rank, length) * n for length in lengths_of(seed)} for rank in range(n)]
+    own = [
+        {f"a tensor of {length} elements": draw(seed, rank, length) * n for length in lengths_of(seed)}
+        for rank in range(n)
+    ]
     longest = [draw(seed, rank, LONGEST) for rank in range(n)]
     name = f"a tensor of {LONGEST} elements"
     why = parts_in_words(longest, [v["sums"][name] for v in world.values], [v["halfway"] for v in world.values])
@@ -66,7 +69,9 @@ def test_sums(ranks, seed, n):
         world.fail(wrong[1], wrong[0], wrong[2])
     right = torch.stack([draw(seed, rank, 12, torch.float16) for rank in range(n)]).sum(dim=0)
     for rank, value in enumerate(world.values):
-        words = f"a tensor of float16 is not the sum on rank {rank}, although those of float32 are: receive into a tensor "
+        words = (
+            f"a tensor of float16 is not the sum on rank {rank}, although those of float32 are: receive into a tensor "
+        )
         world.require(torch.equal(value["half"], right), f"{words}of the same dtype (torch.empty_like)", rank)
 
 
@@ -93,7 +98,9 @@ def parts_in_words(own, found, halfway):
     rank, part, times = wrong[-1]
     where = f"part {part} of rank {rank}'s tensor"
     if max(times) > 1:
-        words = f"{where} has rank {times.index(max(times))}'s numbers {max(times)} times: in the second half what comes "
+        words = (
+            f"{where} has rank {times.index(max(times))}'s numbers {max(times)} times: in the second half what comes "
+        )
         return words + "in replaces what is there, and is not added"
     if all(parts.count([1] * n) == 1 for parts in holds):
         return f"each rank has the sum of only one part ({where} has none): the second half passes parts round"
@@ -122,7 +129,11 @@ def test_neighbours_only(ranks, seed, n):
             calls = [call for call in trace.calls if call.op == op]
             moved, peers = sum(call.bytes for call in calls), sorted({str(call.peer) for call in calls})
             why = "n-1 steps to collect, n-1 to pass round, one part in each"
-            why = "each half has n-1 steps, since a part needs no step to stay where it is" if len(calls) > 2 * (n - 1) else why
+            why = (
+                "each half has n-1 steps, since a part needs no step to stay where it is"
+                if len(calls) > 2 * (n - 1)
+                else why
+            )
             why = "the whole tensor is sent each time; cut it into n parts" if moved == len(calls) * size else why
             why = "the sum has to be made of messages" if not calls else why
             is_right = (len(calls), moved) == (2 * (n - 1), right)

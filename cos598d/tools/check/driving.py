@@ -1,0 +1,194 @@
+"""On a rank: a sync around a model, the steps that it makes, and the notes of its calls.
+
+A sync is driven through the door, as in any script: `data_parallel` wraps the model, and when `backward()` returns,
+every gradient is the average. The calls are those that torch's dispatcher sees, however a file makes them.
+"""
+
+import contextlib
+import inspect
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from cos598d.comm.dispatcher import BARRIER, DispatchedCall, listening
+from cos598d.heart.comm.ledger import Ledger
+from cos598d.heart.parallel import Parallel, data_parallel
+from cos598d.heart.sync import get_sync
+from cos598d.records.conventions import AGREEMENT, GRADIENTS
+from cos598d.tools.exam.models import Shape, gradients_of, local_batch, toy_model
+from cos598d.tools.exam.notes import LessonComm, Tell
+
+# Ways of cutting buckets, for syncs that have them: the default, almost one per tensor, one for all.
+BUCKETS: dict[str, dict[str, float]] = {
+    "": {},
+    "tiny buckets": {"bucket_mb": 64 / 2**20, "first_bucket_mb": 32 / 2**20},
+    "one bucket": {"bucket_mb": 1e6, "first_bucket_mb": 1e6},
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the toy model: the numbers of its batches, each a backward pass.
+
+    within: whether all passes except the last are in no_sync, one context inside another. users: the ranks whose
+    batches use the layer `sometimes`; None for all.
+    """
+
+    batches: tuple[int, ...]
+    within: bool = False
+    users: frozenset[int] | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Steps of one toy model under one sync with these options."""
+
+    steps: tuple[Step, ...]
+    label: str = ""
+    shape: Shape = Shape()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def wrap(name: str, model: nn.Module, ledger: Ledger | None = None, **options: Any) -> Parallel:
+    """The model under the sync called `name`, with those of the options that the sync has."""
+    kind = get_sync(name)
+    known = {word: value for word, value in options.items() if word in kind.options_kind.names()}
+    return data_parallel(model, kind, ledger=ledger, **known)
+
+
+def drive(comm: LessonComm, module: Any, name: str, seed: int, runs: Sequence[Run]) -> list[dict[str, Any] | None]:
+    """Make the steps of each run, from other weights on each rank. Of each run: what `_drive` returns.
+
+    None for a way of cutting buckets, where the sync has none.
+    """
+    names = get_sync(name).options_kind.names()
+    return [
+        None if run.label in BUCKETS and not {*run.options} <= {*names} else _drive(comm, name, seed, run)
+        for run in runs
+    ]
+
+
+def _drive(comm: LessonComm, name: str, seed: int, run: Run) -> dict[str, Any]:
+    """The gradients after each step, the weights at the end, the calls within no_sync, and what was sent."""
+    model = toy_model(seed + comm.rank, run.shape)
+    ledger, grads, early = Ledger(), [], 0
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with noted(comm, ledger):
+        wrapped = wrap(name, model, ledger, **run.options)
+        ledger.rows.clear()
+        for step in run.steps:
+            first_label = step.users is None or comm.rank in step.users
+            for place, number in enumerate(step.batches):
+                is_within = step.within and place < len(step.batches) - 1
+                with wrapped.no_sync() if is_within else contextlib.nullcontext():
+                    if is_within:
+                        with wrapped.no_sync():  # whose end does not end the outer one
+                            pass
+                    loss = wrapped(**local_batch(comm.rank, number, first_label, seed))[0]
+                    before = len(ledger.rows)
+                    loss.backward()
+                    early += len(ledger.rows) - before if is_within else 0
+            grads.append(gradients_of(model))
+            model.zero_grad(set_to_none=True)
+        rows = [*ledger.rows]
+        wrapped.detach()
+    return {
+        "grads": grads,
+        "weights": dict(model.named_parameters()),
+        "calls within no_sync": early,
+        # a sync may agree on something else, such as a norm
+        "calls to agree": sum(row.purpose == AGREEMENT and sum(row.shape) == len(trained) for row in rows),
+        "payload": sum(row.payload_bytes for row in rows if row.purpose == GRADIENTS),
+        "sent": sum(row.bytes_sent for row in rows),
+        "received": sum(row.bytes_received for row in rows),
+    }
+
+
+@contextlib.contextmanager
+def noted(comm: LessonComm, ledger: Ledger) -> Iterator["Notes"]:
+    """A context that records calls in the ledger, and tells the judge of each before anything waits for it.
+
+    What ranks wait for is `Work.wait`. Calls that C++ makes and waits for, and those of a part of the ranks, are only
+    recorded.
+    """
+    notes = Notes(comm, ledger)
+    wait = dist.Work.wait
+
+    def waited(work: dist.Work, *arguments: Any, **options: Any) -> Any:
+        return notes.wait(work, lambda: wait(work, *arguments, **options))
+
+    dist.Work.wait = waited  # type: ignore[method-assign]
+    try:
+        with ledger, listening(notes.begin):
+            yield notes
+    finally:
+        dist.Work.wait = wait  # type: ignore[method-assign]
+
+
+class Notes:
+    """The calls of this rank, told to the judge as those of a lesson are."""
+
+    def __init__(self, comm: LessonComm, ledger: Ledger):
+        self._comm, self._ledger, self.count = comm, ledger, 0
+        self._tell: Tell = comm.tell
+        self._numbers: dict[int, tuple[int, dist.Work]] = {}  # by id; the work is kept, so that no other gets its id
+        self._tell("through", "dist")
+
+    def begin(self, call: DispatchedCall) -> None:
+        """A call has begun."""
+        if call.op == BARRIER or not call.function or not call.tensors or call.work is None:
+            return
+        if call.group.size() != self._comm.world_size:
+            return
+        first = call.tensors[0]
+        name = self._ledger.named or call.op
+        shape = [*first.shape] if len(call.tensors) == 1 else [sum(each.numel() for each in call.tensors)]
+        is_message = call.op in ("send", "recv")
+        peer = call.root if is_message or call.op in ("broadcast", "gather", "scatter", "reduce") else None
+        dtype = str(first.dtype).removeprefix("torch.")
+        number = self._comm.next_number()
+        self.count += 1
+        self._tell("begin", call.op, name, shape, dtype, peer, self._comm.line(), 0, time.perf_counter())
+        self._numbers[id(call.work)] = number, call.work
+
+    def wait(self, work: dist.Work, call: Any) -> Any:
+        """Wait for a call, and tell that it ended."""
+        number, _ = self._numbers.pop(id(work), (None, None))
+        if number is None:
+            return call()
+        self._tell("waits", number, self._comm.line(), False)
+        return self._comm.watched(number, call)
+
+
+def file_of(name: str) -> Path:
+    """The file of a sync: that of FILE.py:CLASS, or the module of a built-in one. Raises UsageError."""
+    if ":" in name:
+        return Path(name.rpartition(":")[0])
+    return Path(inspect.getfile(get_sync(name)))
+
+
+def hooks_of(model: nn.Module) -> list[str]:
+    """The model's modules and parameters, each once per hook on it."""
+    of_module = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    of_parameter = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    owners: list[tuple[str, object, tuple[str, ...]]] = []
+    owners += [(name or "the model", module, of_module) for name, module in model.named_modules()]
+    owners += [(name, parameter, of_parameter) for name, parameter in model.named_parameters()]
+    return [
+        f"{kind.strip('_')[:-1].replace('_', ' ')} of {name} {number}".removesuffix(" 0")
+        for name, owner, kinds in owners
+        for kind in kinds
+        for number in range(len(getattr(owner, kind, None) or ()))
+    ]
+
+
+def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of all parameters and buffers by name, those too that no state_dict has."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor.detach().clone() for name, tensor in named}
