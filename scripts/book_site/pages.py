@@ -11,7 +11,6 @@ from zipfile import Path as ZipPath
 
 from cos598d.errors import UserError
 from cos598d.tools.course import Lesson, all_lessons
-from cos598d.tools.learn.progress import hint_line
 
 FRONT = "README.md"
 MEASUREMENTS = (
@@ -234,7 +233,7 @@ def notebook(lesson: Lesson, facts: str) -> str:
         f"folder. Elsewhere, open `docs/lessons/lesson{number}.html` of the site.\n\n"
         f"Write your code in the next cell instead of `...`. The cell replaces `{file}` in this folder, so keep no "
         f"other work under that name. The check prints line numbers of `{file}`. In the cell each is one more.",
-        f"%%writefile {file}\n{lesson.page().rstrip()}\n\n\n{hint_line(lesson, 0)}",
+        f"%%writefile {file}\n{lesson.page().rstrip()}",
         f"Check it. This prints what `cos598d learn {number} --check` prints:",
         f"{command} --check",
         "A hint, one more each time:",
