@@ -229,6 +229,12 @@ def compiled(rank, how):
     return steps(rank, *wrapped(torch.compile(net(), backend="eager"), how), count=2)
 
 
+def compiled_layer(rank, how):
+    model = net()
+    model[2].compile(backend="eager")
+    return steps(rank, *wrapped(model, how), count=2)
+
+
 def autocast(rank, how):
     model, _ = wrapped(net().float(), how)
     with torch.autocast("cpu", torch.bfloat16):
@@ -263,9 +269,10 @@ def in_place_activation(rank, how):
 
 
 ALIKE = (
-    weight_norm, pruned, pre_hook, written_gradient, gradients_of_no_sync, dropped_gradient, no_zero_grad, two_backwards,
-    filled, replaced, loaded, clamped, evaluated, skipped_step, penalty, input_gradient, compiled, autocast, functional,
-    frozen_for_a_step, in_place_activation,
+    weight_norm, pruned, pre_hook, written_gradient, gradients_of_no_sync, dropped_gradient, no_zero_grad,
+    two_backwards, filled, replaced, loaded, clamped, evaluated, skipped_step, penalty, input_gradient, compiled,
+    compiled_layer,
+    autocast, functional, frozen_for_a_step, in_place_activation,
 )  # fmt: skip
 EDITS = (filled, loaded, clamped)  # in place, which shared_weights refuses
 
@@ -316,7 +323,8 @@ class Normed(torch.optim.SGD):
 
 
 def not_elementwise(rank, how):
-    return [words(lambda: wrapped(net(), how, lambda ps: kind(ps, lr=0.1))) for kind in (ByNorm, ByLargeNorm, Normed)]
+    makes = [functools.partial(kind, lr=0.1) for kind in (ByNorm, ByLargeNorm, Normed)]
+    return [words(functools.partial(wrapped, net(), how, make)) for make in makes]
 
 
 def copied(rank, how):
@@ -362,12 +370,11 @@ def other_strides(rank, how):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 2))
     model = model.to(memory_format=torch.channels_last).double()
     ddp = DistributedDataParallel(model)
-    make = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-    plain = (
-        make(model.parameters())
-        if how == "ddp"
-        else ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9)
-    )
+    options = {"lr": 0.05, "momentum": 0.9}
+    if how == "ddp":
+        plain = torch.optim.SGD(model.parameters(), **options)
+    else:
+        plain = ShardedOptimizer(model.parameters(), torch.optim.SGD, **options)
     for step in range(4):
         random = torch.Generator().manual_seed(10 * step + rank)
         x, y = torch.randn(6, 3, 8, 8, generator=random).double(), torch.randint(0, 2, (6,), generator=random)
@@ -385,7 +392,7 @@ def everything(rank, ranks):
     for case in ALIKE:
         for how in ("ddp", *SHARDED):
             if how == "shared_weights" and case in EDITS:
-                found[case.__name__, how] = words(lambda: case(rank, how))
+                found[case.__name__, how] = words(functools.partial(case, rank, how))
             else:
                 found[case.__name__, how] = case(rank, how)
     for case in SAID:

@@ -35,12 +35,12 @@ def resumed(rank, ranks, file):
                 model.load_state(state)
                 model.settle()
                 again = dict(model.state())
-                found[sync, name, *where, "kept"] = again.keys() == state.keys() and all(
+                found[(sync, name, *where, "kept")] = again.keys() == state.keys() and all(
                     torch.equal(again[key], value) for key, value in state.items()
                 )
                 train(model, optimizer, rank, ranks, range(3, 6))
                 model.settle()
-                found[sync, name, *where] = weights_of(net)
+                found[(sync, name, *where)] = weights_of(net)
         model.detach()
     return found
 

@@ -1,4 +1,4 @@
-"""ZeRO of the new heart against one process: weights, losses, bytes and memory. (Its place becomes cos598d.parallel.)"""
+"""ZeRO against one process: weights, losses, bytes and memory. Mutants are planted where their algorithm is."""
 
 import functools
 from unittest.mock import patch
@@ -20,20 +20,6 @@ WAYS = {
     "adamw, micro-batches, a layer left out": (adamw, {"micro": 2, "skips": True}),
 }
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# A fault of the algorithm, and what it is planted in. Each has to change the weights.
-MUTANTS = {
-    "the sum is not divided": (zero1, "add_up", lambda right: lambda flat, n, out=None: right(flat, n, out).mul_(n)),
-    "it is divided by one rank less": (
-        zero1, "add_up", lambda right: lambda flat, n, out=None: right(flat, n, out).mul_(n / max(1, n - 1)),
-    ),
-    "a part is not sent": (zero1, "start_reduce_scatter", lambda right: _without_last_part(right)),
-    "the weights are not gathered": (zero1, "start_all_gather", lambda right: lambda *_: lambda: None),
-    "the first rank's part is everyone's": (zero1, "start_reduce_scatter", lambda right: _first_part_to_all(right)),
-    "a part lands in its neighbour's place": (collectives.dist, "isend", lambda right: _to_neighbour(right)),
-    "the norm is only this rank's": (zero1.Zero1, "sum_over_ranks", lambda right: lambda self, squares: squares),
-    "what was added in no_sync is lost": (zero1.Zero1, "make_room", lambda right: _dropping(right)),
-}  # fmt: skip
-CLIP = {"the norm is only this rank's": 0.3}  # elsewhere a clip would hide a wrong divisor
 
 
 def _without_last_part(right):
@@ -62,6 +48,22 @@ def _dropping(right):
         parameter.grad = None
 
     return make_room
+
+
+# A fault of the algorithm, and what it is planted in. Each has to change the weights.
+MUTANTS = {
+    "the sum is not divided": (zero1, "add_up", lambda right: lambda flat, n, out=None: right(flat, n, out).mul_(n)),
+    "it is divided by one rank less": (
+        zero1, "add_up", lambda right: lambda flat, n, out=None: right(flat, n, out).mul_(n / max(1, n - 1)),
+    ),
+    "a part is not sent": (zero1, "start_reduce_scatter", _without_last_part),
+    "the weights are not gathered": (zero1, "start_all_gather", lambda right: lambda *_: lambda: None),
+    "the first rank's part is everyone's": (zero1, "start_reduce_scatter", _first_part_to_all),
+    "a part lands in its neighbour's place": (collectives.dist, "isend", _to_neighbour),
+    "the norm is only this rank's": (zero1.Zero1, "sum_over_ranks", lambda right: lambda self, squares: squares),
+    "what was added in no_sync is lost": (zero1.Zero1, "make_room", _dropping),
+}  # fmt: skip
+CLIP = {"the norm is only this rank's": 0.3}  # elsewhere a clip would hide a wrong divisor
 
 
 def one_process(make, **how):

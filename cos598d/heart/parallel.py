@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +16,7 @@ from cos598d.heart.comm.group import open_group
 from cos598d.heart.comm.ledger import Ledger
 from cos598d.heart.state import load_model, load_optimizer, model_state, optimizer_state
 from cos598d.heart.sync import get_sync, or_choose
-from cos598d.heart.sync.base import GradientSync
+from cos598d.heart.sync.base import GradientSync, weakly
 
 if TYPE_CHECKING:
     from cos598d.heart.zero.zero1 import Zero1
@@ -111,7 +110,7 @@ class Parallel(nn.Module):
         # Kept, because torch keeps neither the nodes nor their hooks.
         self._nodes = [get_gradient_edge(p).node for _, p in sync.parameters]
         hooked = zip(self._nodes, sync.parameters, strict=True)
-        self._hooks = [node.register_hook(_weakly(self, p)) for node, (_, p) in hooked]
+        self._hooks = [node.register_hook(weakly(self._on_gradient, p)) for node, (_, p) in hooked]
         if sync.shards and self.optimizer is not None:
             self._shards.shard(self.optimizer)
         if self.optimizer is not None:
@@ -216,9 +215,7 @@ class Parallel(nn.Module):
             )
         for parameters, key, p, shape, dtype in self._places:
             now = parameters.get(key)
-            is_lent = isinstance(now, torch.Tensor) and not isinstance(
-                now, nn.Parameter
-            )  # by torch.func.functional_call
+            is_lent = isinstance(now, torch.Tensor) and not isinstance(now, nn.Parameter)  # by torch.func
             if (now is not p and not is_lent) or p.shape != shape or p.dtype != dtype:
                 raise UserError(
                     f"a parameter called {key} is not the one that was wrapped, or has another shape or dtype. Change "
@@ -278,15 +275,3 @@ def make_sync(
 
 def _name_of(sync: str | type[GradientSync]) -> str:
     return sync if isinstance(sync, str) else sync.__name__
-
-
-def _weakly(wrapper: Parallel, parameter: nn.Parameter) -> Callable:
-    """A hook for the parameter's node. Python's garbage collector cannot see torch's reference to it, and a hook that
-    referred to the wrapper would keep it, and its model, forever."""
-    method = weakref.WeakMethod(wrapper._on_gradient)
-
-    def hook(*_: Any) -> None:
-        if call := method():
-            call(parameter)
-
-    return hook

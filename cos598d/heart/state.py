@@ -23,7 +23,7 @@ def model_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 @torch.no_grad()
 def load_model(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Copy them into the model. Raises UserError, before anything changes, if one is missing or has another shape."""
+    """Copy them into the model. Raises UserError, before anything has changed, if one is missing or does not fit."""
     own = dict(model_state(model))
     for key, tensor in own.items():
         if key not in state:

@@ -47,12 +47,13 @@ def start_all_gather(
     if unit.ranks == 1:
         return lambda: None
     if flat.device.type != "cpu":
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
+        gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13's new name
         with sync.ledger.naming(name, purpose):
-            return gather(flat, part.clone(), group=sync.group, async_op=True).wait
+            under_way: Any = gather(flat, part.clone(), group=sync.group, async_op=True)
+        return under_way.wait
     others = [rank for rank in range(unit.ranks) if rank != unit.rank]
     with sync.ledger.composing("all_gather", part, name, purpose, ends_later=True) as end:
-        calls = [dist.irecv(parts[rank], sync.peer(rank), sync.group, unit.number) for rank in others]
+        calls: list[Any] = [dist.irecv(parts[rank], sync.peer(rank), sync.group, unit.number) for rank in others]
         calls += [dist.isend(parts[unit.rank], sync.peer(rank), sync.group, unit.number) for rank in others]
 
     def wait() -> None:

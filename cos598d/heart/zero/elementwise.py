@@ -15,7 +15,7 @@ SCALES = (1e-8, 1.0, 1e8)  # of gradients: an optimizer may clip by a norm only 
 def twin_of(optimizer: torch.optim.Optimizer, parameters: Sequence[list[nn.Parameter]]) -> torch.optim.Optimizer:
     """An optimizer of the same class and options without a memory, for other parameters, a list for each group."""
     twin = object.__new__(type(optimizer))
-    hooks = {name: OrderedDict() for name in vars(optimizer) if name.endswith("_hooks")}
+    hooks: dict[str, Any] = {name: OrderedDict() for name in vars(optimizer) if name.endswith("_hooks")}
     groups = [{**group, "params": own} for group, own in zip(optimizer.param_groups, parameters, strict=True)]
     vars(twin).update({**vars(optimizer), **hooks, "param_groups": groups, "state": defaultdict(dict)})
     return twin

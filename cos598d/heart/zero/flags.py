@@ -1,7 +1,6 @@
-"""Flags and small numbers by which the ranks of one host wait for each other, in memory that they share."""
+"""Flags by which the ranks of one host wait for each other, in memory that they share."""
 
 import os
-import struct
 import time
 from collections.abc import Sequence
 
@@ -19,21 +18,19 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 30e-6, 500e-6
 class Flags:
     """One byte for each rank and stage of the work: how often the rank has come to it, modulo 256.
 
-    Ranks that wait for each other at a stage are at most one round apart there, so a flag that is ahead is up too. A
-    rank that reads a flag also sees what was written to any shared memory before it, on every architecture: to write or
-    read a file the kernel takes and drops a reference to its page, by atomic operations that are full barriers.
+    Ranks that wait for each other at a stage are at most one round apart there, so a flag that is one ahead is up too.
+    A rank that reads a flag also sees what was written to any shared memory before it, on every architecture: to write
+    or read a file the kernel takes and drops a reference to its page, by atomic operations that are full barriers.
     """
 
-    def __init__(self, sync: GradientSync, stages: Sequence[str], bytes_of_each: int):
-        """stages: what a rank does there, as verbs for an error. bytes_of_each: room for a note of each rank."""
-        self._rank, self._ranks, self._stages = sync.rank, sync.ranks, list(stages)
-        self._rounds = [0] * len(stages)
-        self._note = bytes_of_each
-        self._notes = len(stages) * self._ranks
-        self._numbers = self._notes + self._ranks * self._note
-        self._meetings = 0
-        self._file = share_file(sync, self._numbers + 2 * 8 * self._ranks, range(sync.ranks))
+    def __init__(self, sync: GradientSync, stages: Sequence[str], note_bytes: int):
+        """stages: what a rank does there, as verbs for an error. note_bytes: of what a rank tells the others there."""
+        self._rank, self._ranks, self._stages, self._note = sync.rank, sync.ranks, list(stages), note_bytes
+        self._rounds, self._meetings = [0] * len(stages), 0
+        self._notes = len(stages) * sync.ranks  # where notes begin
+        self._file = share_file(sync, self._notes + 2 * sync.ranks * note_bytes, range(sync.ranks))
         group = sync.group or dist.group.WORLD
+        assert group is not None
         self._seconds = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
 
     def come(self, stage: int) -> None:
@@ -58,24 +55,15 @@ class Flags:
             time.sleep(pause)
             pause = min(1.3 * pause, LONGEST_PAUSE_SECONDS)
 
-    def write_note(self, note: bytes) -> None:
-        """What the others read when this rank has come to a stage, until it has come there again."""
-        os.pwrite(self._file, note, self._notes + self._rank * self._note)
-
-    def notes(self) -> list[bytes]:
-        """Every rank's note."""
-        together = os.pread(self._file, self._ranks * self._note, self._notes)
-        return [together[rank * self._note : (rank + 1) * self._note] for rank in range(self._ranks)]
-
-    def meet(self, stage: int, number: float = 0.0) -> list[float]:
-        """Come to a stage with a number, and wait for all. Every rank's number, in order of rank."""
+    def meet(self, stage: int, note: bytes = b"") -> list[bytes]:
+        """Come to a stage with a note, and wait for all. Every rank's note, in order of rank."""
         self._meetings += 1
-        # Two places in turn: a rank comes to the next meeting when all have read this one's, not to the one after.
-        place = self._numbers + self._meetings % 2 * 8 * self._ranks
-        os.pwrite(self._file, struct.pack("d", number), place + 8 * self._rank)
+        # Two places in turn: a rank comes to the next meeting when all have read this one's notes, to no later one.
+        first = self._notes + self._meetings % 2 * self._ranks * self._note
+        os.pwrite(self._file, note, first + self._rank * self._note)
         self.come(stage)
         self.wait(stage)
-        return list(struct.unpack(f"{self._ranks}d", os.pread(self._file, 8 * self._ranks, place)))
+        return [os.pread(self._file, self._note, first + rank * self._note)[: len(note)] for rank in range(self._ranks)]
 
     def close(self) -> None:
         """Give the memory back."""

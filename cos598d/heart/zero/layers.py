@@ -5,28 +5,33 @@ from typing import TypeVar
 
 from torch import nn
 
+from cos598d.errors import UserError
+
 T = TypeVar("T")
 
 
 def owners(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
     """The layer that has each parameter: a member of the model's outermost lists, or a child next to such a list.
 
-    The model itself has those of no layer, those of several (tied weights), and all if torch.compile has compiled it:
-    a hook inside of compiled code would be compiled too.
+    The model itself has those of no layer, those of several (tied weights), and what is inside of code that
+    `module.compile()` has compiled: a hook there would be compiled too.
     """
     users: dict[nn.Parameter, list[nn.Module]] = {p: [] for p in model.parameters()}
 
     def walk(module: nn.Module, is_member: bool) -> None:
+        if module._compiled_call_impl is not None:
+            return
         is_called = type(module).forward is not nn.Module.forward
-        is_leaf = is_member or _is_compiled(module) or not any(map(_is_list, module.modules()))
+        is_leaf = is_member or hasattr(module, "_orig_mod") or not any(map(_is_list, module.modules()))
         if module is not model and is_called and is_leaf:
             for p in module.parameters():
                 users[p].append(module)
             return
-        for child in module.children() if module is not model or not _is_compiled(model) else ():
+        for child in module.children():
             walk(child, _is_list(module))
 
-    walk(model, False)
+    if not hasattr(model, "_orig_mod"):  # as torch.compile(model) returns it
+        walk(model, False)
     return {p: layers[0] if len(layers) == 1 else model for p, layers in users.items()}
 
 
@@ -43,5 +48,12 @@ def _is_list(module: nn.Module) -> bool:
     return isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+def refuse_max_norm(model: nn.Module) -> None:
+    """Raise UserError if a forward of the model changes weights: the ranks that own them would not see it."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise UserError(
+                f"{name or 'the model'} has max_norm {module.max_norm:g}, so its forward changes the rows that this "
+                "rank looks up, and other ranks would not learn it. Set max_norm to None and scale the rows after "
+                "optimizer.step()."
+            )

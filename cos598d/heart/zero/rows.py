@@ -100,3 +100,39 @@ class Table:
         self.rows = torch.cat([ids for ids, _ in self._terms]).unique()
         self._terms, self._calls = [], []
         return self.sums.view(-1)
+
+
+class SharedTable:
+    """A large embedding's gradients in every rank's segment, (rows, width): zeros except in marked rows.
+
+    A rank marks the rows to which it has added. Other ranks read its marks, as its rows, only in their own part.
+    """
+
+    def __init__(self, unit: Unit, segments: Sequence[torch.Tensor], marks: Sequence[torch.Tensor]):
+        """`segments` and `marks`: every rank's, in order of rank."""
+        views = [flat.view(-1, unit.align) for flat in segments]
+        count = unit.length // unit.align
+        self._first = unit.rank * count
+        mine = [marked[self._first : self._first + count] for marked in marks]
+        self._weight = unit.named[0][1]
+        self._own, self._marks, self._mine = views[unit.rank], marks[unit.rank], mine[unit.rank]
+        self._others = [pair for rank, pair in enumerate(zip(views, mine, strict=True)) if rank != unit.rank]
+        self._ranks = unit.ranks
+        self.summed = torch.empty(0, dtype=torch.int64)  # rows of this rank's part that are not zeros
+
+    def put(self, gradient: torch.Tensor | None) -> None:
+        """Take this rank's gradient of a backward, in place of the last one's."""
+        self._own[self._marks.nonzero().flatten()] = 0
+        self._marks.zero_()
+        ids, values = rows_of(gradient, self._weight)
+        self._own[ids] = values
+        self._marks[ids] = 1
+
+    def add_up(self) -> None:
+        """Average this rank's part: the rows that some rank has marked in it, in order of rank from this one on."""
+        for theirs, marked in self._others:
+            rows = marked.nonzero().flatten() + self._first
+            self._own.index_add_(0, rows, theirs[rows])
+            self._marks[rows] = 1
+        self.summed = self._mine.nonzero().flatten()
+        self._own[self.summed + self._first] /= self._ranks

@@ -1,6 +1,7 @@
 """An optimizer that steps pieces of parameters, and its whole state."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,25 +42,25 @@ class Shards:
     def squares(self, ranks: int) -> torch.Tensor:
         """The sum of squares of the averaged gradients' pieces; an n-th of it, for what every rank steps whole."""
         found = [
-            torch.linalg.vector_norm(part.grad if rows is None else part.grad.view(-1, width)[rows]).double().square()
+            torch.linalg.vector_norm(gradient if rows is None else gradient.view(-1, width)[rows]).double().square()
             * (unit.ranks / ranks)
-            for unit, part, rows, width in self._with_rows()
+            for unit, gradient, rows, width in self._gradients()
         ]
         return torch.stack(found).sum() if found else torch.zeros((), dtype=torch.float64)
 
     def scale(self, factor: torch.Tensor) -> None:
         """Multiply the averaged gradients' pieces in place."""
-        for _, part, rows, width in self._with_rows():
+        for _, gradient, rows, width in self._gradients():
             if rows is None:
-                part.grad.mul_(factor)
+                gradient.mul_(factor)
             else:
-                part.grad.view(-1, width)[rows] *= factor
+                gradient.view(-1, width)[rows] *= factor
 
-    def _with_rows(self) -> Iterator[tuple[Unit, nn.Parameter, torch.Tensor | None, int]]:
+    def _gradients(self) -> Iterator[tuple[Unit, torch.Tensor, torch.Tensor | None, int]]:
         for unit, _, part in self.pieces:
             if part.grad is not None:
                 address, rows, width = self._rows.get(part, (None, None, 0))
-                yield unit, part, rows if address == part.grad.data_ptr() else None, width
+                yield unit, part.grad, rows if address == part.grad.data_ptr() else None, width
 
     def whole_state(self, sync: GradientSync) -> Iterator[tuple[str, torch.Tensor]]:
         """What the optimizers of all ranks remember, whole, unit by unit. Every rank iterates to the end."""
@@ -93,10 +94,10 @@ class Shards:
                     name = type(self.optimizer).__name__
                     raise UserError(f"the state has {kind}, which {name} does not keep. Take the optimizer it is from.")
                 if not self._is_number(kind):
-                    own = unit.own(piece, value.to(part.device)).clone()
+                    own: Any = unit.own(piece, value.to(part.device)).clone()
                 else:
-                    number = value.to(number_device(self.optimizer, part), copy=True)
-                    own = number if isinstance(self._kinds[kind], torch.Tensor) else number.item()
+                    own = value.to(number_device(self.optimizer, part), copy=True)
+                    own = own if isinstance(self._kinds[kind], torch.Tensor) else own.item()
                 self.optimizer.state[part][kind] = own
 
     def _is_number(self, kind: str) -> bool:

@@ -1,7 +1,6 @@
 """ZeRO stage 1 on one host: weights stored once, in memory that all ranks map; each steps its n-th of them in place."""
 
-import mmap
-import os
+import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,12 +8,12 @@ import torch
 from torch import nn
 
 from cos598d.errors import UserError
-from cos598d.heart.sync.base import GradientSync, Named
+from cos598d.heart.sync.base import Named
 from cos598d.heart.sync.buckets import plan_buckets
 from cos598d.heart.sync.options import BucketSizes
-from cos598d.heart.sync.shared_memory import ranks_by_host, share_file
+from cos598d.heart.sync.shared_memory import ranks_by_host, share
 from cos598d.heart.zero.flags import Flags
-from cos598d.heart.zero.rows import make_sparse, row_embeddings, rows_of
+from cos598d.heart.zero.rows import SharedTable, make_sparse, row_embeddings
 from cos598d.heart.zero.unit import Unit
 from cos598d.heart.zero.zero1 import Zero1
 
@@ -43,8 +42,8 @@ class SharedWeights(Zero1):
     Cost for a gradient of S bytes: nothing is sent, and no collective is called. Every rank reads (2 + 1/n) S of memory
     and writes (1 + 1/n) S, beside its optimizer's work on S/n: to copy gradients S and S, to add them up S and S/n, for
     the norm S/n. It waits for the others three times in a step. Memory: (n+1) S for all ranks of the host together,
-    where `zero1` has 2n S, and with AdamW 2S/n of state on each. Choose it when all ranks share a host: it copies, sends
-    and computes less than any other exact sync there.
+    where `zero1` has 2n S, and with AdamW 2S/n of state on each. Choose it when all ranks share a host: it copies,
+    sends and computes less than any other exact sync there.
     """
 
     options_kind = BucketSizes
@@ -62,7 +61,7 @@ class SharedWeights(Zero1):
                 "Choose zero1 or sparse_zero1."
             )
         self._embeddings = row_embeddings(model)
-        self._tables: dict[Unit, _Rows] = {}
+        self._tables: dict[Unit, SharedTable] = {}
         self._filled: deque[Unit] = deque()  # by this rank; not added up yet
         self._is_open = True  # all ranks have added up the last backward's gradients
         call = super().attach(model)
@@ -84,30 +83,20 @@ class SharedWeights(Zero1):
 
     def lay_all(self) -> None:
         stages = [*STAGES, *(f"fill {unit.name}" for unit in self.units)]
-        self._flags = Flags(self, stages, bytes_of_each=len(self.parameters))
-        memory = _Memory()
-        weights = [memory.plan(unit.length * self.ranks, unit.dtype) for unit in self.units]
-        segments = [
-            [memory.plan(unit.length * self.ranks, unit.dtype) for _ in range(self.ranks)] for unit in self.units
-        ]
-        marks = {
-            unit: [memory.plan(unit.length * self.ranks // unit.align, torch.uint8) for _ in range(self.ranks)]
-            for unit in self.units
-            if unit.named[0][1] in self._embeddings
-        }
-        memory.map(self)
-        self._parts: dict[Unit, list[list[torch.Tensor]]] = {}  # blocks of this rank's own part, and of the others'
-        for unit, whole, every in zip(self.units, weights, segments, strict=True):
-            unit.hold(memory[whole])
-            unit.collect(memory[every[self.rank]])
-            own, *others = [unit.part_of(memory[every[(self.rank + k) % self.ranks]]) for k in range(self.ranks)]
-            if unit in marks:
-                self._tables[unit] = _Rows(unit, [memory[k] for k in every], [memory[k] for k in marks[unit]])
+        self._flags = Flags(self, stages, note_bytes=max(8, len(self.parameters)))
+        self._blocks: dict[Unit, list[list[torch.Tensor]]] = {}  # of this rank's own part, each with the others'
+        everyone = range(self.ranks)
+        for unit in self.units:
+            weights, *segments = share(self, unit.empty(), everyone, 1 + self.ranks)
+            unit.hold(weights)
+            unit.collect(segments[self.rank])
+            if unit.named[0][1] in self._embeddings:
+                marks = share(self, torch.empty(len(weights) // unit.align, dtype=torch.uint8), everyone, self.ranks)
+                self._tables[unit] = SharedTable(unit, segments, marks)
             else:
-                length = BLOCK_BYTES // own.element_size()
-                self._parts[unit] = [
-                    list(b) for b in zip(*(part.split(length) for part in (own, *others)), strict=True)
-                ]
+                parts = [unit.part_of(segments[(self.rank + k) % self.ranks]) for k in everyone]
+                cut = (part.split(BLOCK_BYTES // part.element_size()) for part in parts)
+                self._blocks[unit] = [list(block) for block in zip(*cut, strict=True)]
 
     def begin_forward(self) -> None:
         super().begin_forward()
@@ -139,19 +128,16 @@ class SharedWeights(Zero1):
             if unit in self._tables:
                 self._tables[unit].add_up()
             else:
-                for own, *others in self._parts[unit]:
+                for own, *others in self._blocks[unit]:
                     for other in others:
                         own += other
                     own /= self.ranks
-            self._averages[unit] = unit.part_of(unit.gradients)
+            self._averages[unit] = unit.part_of(unit.flat_gradients)
 
     def agree(self, has: list[bool]) -> list[bool]:
         if not self.options.find_unused_parameters:
             return super().agree(has)
-        self._flags.write_note(bytes(has))
-        self._flags.come(BACKWARD)
-        self._flags.wait(BACKWARD)
-        return [any(users) for users in zip(*self._flags.notes(), strict=True)]
+        return [any(users) for users in zip(*self._flags.meet(BACKWARD, bytes(has)), strict=True)]
 
     def finish(self) -> None:
         super().finish()
@@ -162,7 +148,8 @@ class SharedWeights(Zero1):
                 self.cut.note_rows(part, self._tables[unit].summed, unit.align)
 
     def sum_over_ranks(self, squares: torch.Tensor) -> torch.Tensor:
-        return squares.new_tensor(sum(self._flags.meet(MEET, squares.item())))
+        every = self._flags.meet(MEET, struct.pack("d", squares.item()))
+        return squares.new_tensor(sum(struct.unpack("d", number)[0] for number in every))
 
     def before_step(self) -> None:
         super().before_step()
@@ -185,65 +172,4 @@ class SharedWeights(Zero1):
         super().detach()
         self._flags.meet(MEET)
         self._flags.close()
-        self._tables, self._parts = {}, {}
-
-
-class _Rows:
-    """A large embedding's gradients in every rank's segment, (rows, width): zeros except in marked rows.
-
-    A rank marks the rows to which it has added. Other ranks read its marks, as its rows, only in their own part.
-    """
-
-    def __init__(self, unit: Unit, segments: Sequence[torch.Tensor], marks: Sequence[torch.Tensor]):
-        """`segments` and `marks`: every rank's, in order of rank."""
-        views = [flat.view(-1, unit.align) for flat in segments]
-        count = unit.length // unit.align
-        self._first = unit.rank * count
-        mine = [marked[self._first : self._first + count] for marked in marks]
-        self._weight = unit.named[0][1]
-        self._own, self._marks, self._mine = views[unit.rank], marks[unit.rank], mine[unit.rank]
-        self._others = [pair for rank, pair in enumerate(zip(views, mine, strict=True)) if rank != unit.rank]
-        self._ranks = unit.ranks
-        self.summed = torch.empty(0, dtype=torch.int64)  # rows of this rank's part that are not zeros
-
-    def put(self, gradient: torch.Tensor | None) -> None:
-        """Take this rank's gradient of a backward, in place of the last one's."""
-        self._own[self._marks.nonzero().flatten()] = 0
-        self._marks.zero_()
-        ids, values = rows_of(gradient, self._weight)
-        self._own[ids] = values
-        self._marks[ids] = 1
-
-    def add_up(self) -> None:
-        """Average this rank's part: the rows that some rank has marked in it, in order of rank from this one on."""
-        for theirs, marked in self._others:
-            rows = marked.nonzero().flatten() + self._first
-            self._own.index_add_(0, rows, theirs[rows])
-            self._marks[rows] = 1
-        self.summed = self._mine.nonzero().flatten()
-        self._own[self.summed + self._first] /= self._ranks
-
-
-class _Memory:
-    """Flat tensors in one piece of memory that all ranks map: planned, and then all made at once."""
-
-    def __init__(self) -> None:
-        self._planned: list[tuple[int, int, torch.dtype]] = []  # where each begins and ends, in bytes
-        self._bytes = 0
-
-    def plan(self, elements: int, dtype: torch.dtype) -> int:
-        """Reserve a tensor. The result is its number."""
-        end = self._bytes + elements * dtype.itemsize
-        self._planned.append((self._bytes, end, dtype))
-        self._bytes = -(-end // CACHE_LINE) * CACHE_LINE
-        return len(self._planned) - 1
-
-    def map(self, sync: GradientSync) -> None:
-        """Make them, of zeros. Every rank calls it."""
-        file = share_file(sync, max(1, self._bytes), range(sync.ranks))
-        self._memory = torch.frombuffer(mmap.mmap(file, max(1, self._bytes)), dtype=torch.uint8)
-        os.close(file)
-
-    def __getitem__(self, number: int) -> torch.Tensor:
-        begin, end, dtype = self._planned[number]
-        return self._memory[begin:end].view(dtype)
+        self._tables, self._blocks = {}, {}

@@ -65,6 +65,12 @@ class Unit:
             self.gradient_views = self.views(gradients)
             gradients[sum(self.sizes) :].zero_()
 
+    @property
+    def flat_gradients(self) -> torch.Tensor:
+        """The flat tensor in which gradients are collected."""
+        assert self.gradients is not None
+        return self.gradients
+
     def take_moved(self) -> None:
         """Lay a parameter into its place again where the script has given it other memory, by `p.data = values`."""
         for place, (name, p) in zip(self._places, self.named, strict=True):
@@ -73,7 +79,7 @@ class Unit:
                 p.data = place.copy_(p.data)
 
     def take_written(self) -> None:
-        """Take into this rank's part what the script has written to freed parameters: `p.data = ...`, `p.fill_(...)`."""
+        """Take into this rank's part what the script has given freed parameters: `p.data = ...`, `p.fill_(...)`."""
         moved = [p.data_ptr() != mark.data_ptr() for mark, (_, p) in zip(self.stand_ins, self.named, strict=True)]
         if any(moved) or not self.stand_ins.isnan().all():
             for is_moved, mark, place, piece in zip(moved, self.stand_ins, self._places, self.pieces(), strict=True):

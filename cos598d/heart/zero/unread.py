@@ -18,11 +18,11 @@ class Unread(torch.Tensor):
     def __new__(cls, parameter: nn.Parameter) -> "Unread":
         return torch.Tensor._make_wrapper_subclass(cls, parameter.shape, dtype=parameter.dtype, device=parameter.device)
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Unread{tuple(self.shape)}"
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[override]
         if function is torch.ops.aten.detach.default:
             return args[0]
         raise UserError(

@@ -1,6 +1,5 @@
 """ZeRO stage 1: every rank keeps the optimizer's state of one n-th of the weights, and steps only those."""
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 
 from cos598d.errors import UserError
-from cos598d.heart.sync.base import GradientSync, Named
+from cos598d.heart.sync.base import GradientSync, Named, weakly
 from cos598d.heart.sync.buckets import plan_buckets
 from cos598d.heart.sync.options import BucketSizes
 from cos598d.heart.zero.collectives import add_up, start_all_gather, start_reduce_scatter
-from cos598d.heart.zero.layers import by_layer
+from cos598d.heart.zero.layers import by_layer, refuse_max_norm
 from cos598d.heart.zero.shards import Shards
 from cos598d.heart.zero.unit import Unit
 from cos598d.heart.zero.unread import Unread
@@ -98,7 +97,7 @@ class Zero1(GradientSync):
         self._unread: dict[nn.Parameter, torch.Tensor] = {p: Unread(p) for _, p in self.parameters}
         self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for _, p in self.parameters]
         for node, (_, p) in zip(self._nodes, self.parameters, strict=True):
-            self._handles.append(node.register_prehook(_weakly(self, p)))
+            self._handles.append(node.register_prehook(weakly(self.make_room, p)))
         self._handles.append(optimizer.register_step_pre_hook(lambda *_: self.before_step()))
         if self._travels_late:
             self.wait_in_forward()
@@ -187,7 +186,7 @@ class Zero1(GradientSync):
             elif p.grad is not self._unread[p]:
                 own = unit.own(piece, dense(p.grad).detach())
                 adds = p in self._local and part.grad is not None  # the last backward was inside no_sync
-                part.grad = part.grad + own if adds else own.clone()
+                part.grad = torch.add(part.grad, own) if adds else own.clone()  # type: ignore[arg-type]
                 p.grad = self._unread[p]
 
     def after_step(self) -> None:
@@ -234,13 +233,18 @@ class Zero1(GradientSync):
 
     def start_sum(self, unit: Unit) -> None:
         """The unit's gradients are complete on this rank: start their reduce-scatter."""
-        assert unit.gradients is not None
-        longest = max(other.length for other in self.units if other.dtype == unit.dtype) * self.ranks
-        fits = [k for k, landing in enumerate(self._landings) if landing.dtype == unit.dtype]
-        whole = self._landings.pop(fits[0]) if fits else unit.gradients.new_empty(longest)
-        landing = whole[: len(unit.gradients)]
-        self._under_way.append((unit, whole, start_reduce_scatter(self, unit.gradients, landing, unit.name)))
+        whole = self.landing_for(unit)
+        landing = whole[: unit.length * self.ranks]
+        self._under_way.append((unit, whole, start_reduce_scatter(self, unit.flat_gradients, landing, unit.name)))
         self.end_sums(wait=False)
+
+    def landing_for(self, unit: Unit) -> torch.Tensor:
+        """Memory where the unit's gradients arrive: of an earlier unit, since new memory costs as much as a copy."""
+        for place, landing in enumerate(self._landings):
+            if landing.dtype == unit.dtype:
+                return self._landings.pop(place)
+        longest = max(other.length for other in self.units if other.dtype == unit.dtype)
+        return unit.part.new_empty(longest * self.ranks)
 
     def end_sums(self, wait: bool) -> None:
         """Average what has arrived; with `wait`, all that is under way."""
@@ -256,8 +260,7 @@ class Zero1(GradientSync):
 
     def average_of(self, unit: Unit, landing: torch.Tensor) -> torch.Tensor:
         """The average of this rank's part. It takes the place of the rank's own part of the gradients."""
-        assert unit.gradients is not None
-        return add_up(landing, self.ranks, out=unit.part_of(unit.gradients))
+        return add_up(landing, self.ranks, out=unit.part_of(unit.flat_gradients))
 
     def _begin(self) -> None:
         self._missing = {unit: {p for _, p in unit.named} for unit in self.units}
@@ -302,27 +305,6 @@ class Zero1(GradientSync):
         return lambda *_: self.wait_for(units)
 
 
-def _weakly(sync: Zero1, parameter: nn.Parameter) -> Callable[..., None]:
-    """A hook for the parameter's node, to which torch has a reference that Python's garbage collector cannot see."""
-    method = weakref.WeakMethod(sync.make_room)
-
-    def hook(*_: Any) -> None:
-        if call := method():
-            call(parameter)
-
-    return hook
-
-
 def dense(gradient: torch.Tensor) -> torch.Tensor:
     """The gradient, with its zeros if it was sparse."""
     return gradient if gradient.layout == torch.strided else gradient.to_dense()
-
-
-def refuse_max_norm(model: nn.Module) -> None:
-    """Raise UserError if a forward of the model changes weights: the ranks that own them would not see it."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-            raise UserError(
-                f"{name or 'the model'} has max_norm {module.max_norm:g}, so its forward changes the rows that this rank looks up, and "
-                "other ranks would not learn it. Set max_norm to None and scale the rows after optimizer.step()."
-            )

@@ -60,6 +60,10 @@ class Zero2(Zero1):
         unit.collect(None)
         return add_up(landing, self.ranks)
 
+    def landing_for(self, unit: Unit) -> torch.Tensor:
+        self._landings.clear()
+        return unit.empty()
+
     def finish(self) -> None:
         super().finish()
         self._landings.clear()
@@ -74,7 +78,7 @@ class Zero2(Zero1):
             some_inside, some_outside = self.count(is_inside)
         if some_inside and some_outside:
             raise UserError(
-                f"{some_inside} of {self.ranks} ranks are inside no_sync, and the others end their step: the ranks have "
-                "different numbers of micro-batches. Give every rank as many, since every backward is reduced."
+                f"{some_inside} of {self.ranks} ranks are inside no_sync, and the others end their step: the "
+                "ranks have different numbers of micro-batches. Give every rank as many: every backward is reduced."
             )
         return has

@@ -39,7 +39,7 @@ class Zero3(Zero2):
     links are fast.
     """
 
-    options_kind = Options
+    options_kind: type[Options] = Options  # type: ignore[assignment]  # without buckets
     most_under_way = math.inf  # a rank that waited for a sum could not send weights that another waits for
 
     def attach(self, model: nn.Module) -> Callable:
@@ -61,8 +61,8 @@ class Zero3(Zero2):
 
     def plan(self, model: nn.Module) -> list[tuple[str, list[Named]]]:
         layer_of = owners(model)
-        tables = [module for module in model.modules() if type(module) is nn.Embedding]
-        self._looked_up = {table.weight for table in tables if layer_of[table.weight] is not model}
+        tables = [p for module in model.modules() if type(module) is nn.Embedding for p in module.parameters()]
+        self._looked_up = {p for p in tables if layer_of[p] is not model}
         groups: dict[Any, list[Named]] = {}
         for name, p in reversed(self.parameters):
             groups.setdefault((layer_of[p], p.dtype, p in self._looked_up), []).append((name, p))
