@@ -1,11 +1,10 @@
 """The course's `utils_glue`: GLUE's examples as objects, and as padded lists of ids, for scripts that import it.
 
-Scripts keep their features in a file with `torch.save`, and read them with `torch.load` in their next run and on other
-ranks. Since torch 2.6 that refuses classes that nobody has named safe, so ours are registered below.
+Scripts keep their features with `torch.save`, and `torch.load` them in their next run and on other ranks. Since torch
+2.6 that refuses classes that nobody has named safe, so ours are registered below.
 """
 
 import csv
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cos598d.data.metrics import acc_and_f1, pearson_and_spearman, simple_accuracy
+from cos598d.data.metrics import acc_and_f1, pearson_and_spearman, simple_accuracy  # noqa: F401 - for scripts
 from cos598d.data.tables import GLUE, TABLES, Table
 from cos598d.errors import UserError
-
-__all__ = ["acc_and_f1", "pearson_and_spearman", "simple_accuracy"]
 
 
 @dataclass
@@ -58,13 +55,13 @@ class _GlueProcessor(DataProcessor):
     """A GLUE task's examples. Its labels are in the order of their ids; [None] for scores."""
 
     table: Table
-    dev_part = "dev"
+    dev_part: str
 
     def get_train_examples(self, data_dir: str) -> list[InputExample]:
-        return self._create_examples(self._read_tsv(os.path.join(data_dir, "train.tsv")), "train")
+        return self._create_examples(self._read_tsv(f"{data_dir}/train.tsv"), "train")
 
     def get_dev_examples(self, data_dir: str) -> list[InputExample]:
-        return self._create_examples(self._read_tsv(os.path.join(data_dir, f"{self.dev_part}.tsv")), self.dev_part)
+        return self._create_examples(self._read_tsv(f"{data_dir}/{self.dev_part}.tsv"), self.dev_part)
 
     def get_labels(self) -> list[str | None]:
         return list(self.table.labels or ()) or [None]  # a fresh list: scripts reorder it in place
@@ -74,29 +71,24 @@ class _GlueProcessor(DataProcessor):
         names, rows = (self.table.columns, lines) if self.table.columns else (lines[0], lines[1:])
         wanted = [list(names).index(name) for name in (*self.table.texts, self.table.label)]
         whole = [cells for cells in rows if len(cells) > max(wanted) or not self.table.skips]
-        texts = [[cells[place] for place in wanted] for cells in whole]
-        return [
-            InputExample(f"{set_type}-{n}", a, b[0] if b else None, label) for n, (a, *b, label) in enumerate(texts)
-        ]
+        found = []
+        for number, cells in enumerate(whole):
+            first, *second, label = [cells[place] for place in wanted]
+            found.append(InputExample(f"{set_type}-{number}", first, second[0] if second else None, label))
+        return found
 
 
-def _processor(name: str, task: str, dev_part: str = "dev") -> type[_GlueProcessor]:
+def _processor(prefix: str, task: str, dev_part: str) -> type[_GlueProcessor]:
     members = {"table": TABLES[task], "dev_part": dev_part, "__doc__": f"{task}'s examples.", "__module__": __name__}
-    return type(name, (_GlueProcessor,), members)
+    return type(f"{prefix}Processor", (_GlueProcessor,), members)
 
 
-ColaProcessor, Sst2Processor = _processor("ColaProcessor", "cola"), _processor("Sst2Processor", "sst-2")
-MrpcProcessor, StsbProcessor = _processor("MrpcProcessor", "mrpc"), _processor("StsbProcessor", "sts-b")
-QqpProcessor, QnliProcessor = _processor("QqpProcessor", "qqp"), _processor("QnliProcessor", "qnli")
-RteProcessor, WnliProcessor = _processor("RteProcessor", "rte"), _processor("WnliProcessor", "wnli")
-MnliProcessor = _processor("MnliProcessor", "mnli", "dev_matched")
-MnliMismatchedProcessor = _processor("MnliMismatchedProcessor", "mnli", "dev_mismatched")
-_KINDS = (
-    *(ColaProcessor, Sst2Processor, MrpcProcessor, StsbProcessor, QqpProcessor, MnliProcessor),
-    *(MnliMismatchedProcessor, QnliProcessor, RteProcessor, WnliProcessor),
-)
-_NAMES = (*GLUE[:6], "mnli-mm", *GLUE[6:])
-processors: dict[str, type[_GlueProcessor]] = dict(zip(_NAMES, _KINDS, strict=True))
+_PREFIXES = ("Cola", "Sst2", "Mrpc", "Stsb", "Qqp", "Mnli", "Qnli", "Rte", "Wnli")
+_KINDS = [_processor(prefix, task, TABLES[task].dev[0]) for prefix, task in zip(_PREFIXES, GLUE, strict=True)]
+ColaProcessor, Sst2Processor, MrpcProcessor, StsbProcessor, QqpProcessor, *_OTHERS = _KINDS
+MnliProcessor, QnliProcessor, RteProcessor, WnliProcessor = _OTHERS
+MnliMismatchedProcessor = _processor("MnliMismatched", "mnli", "dev_mismatched")
+processors = dict(zip(GLUE, _KINDS, strict=True)) | {"mnli-mm": MnliMismatchedProcessor}
 output_modes = {name: "classification" if one.table.labels else "regression" for name, one in processors.items()}
 # The assignment leaves the mismatched set out: it is evaluated with MNLI's model.
 GLUE_TASKS_NUM_LABELS = {name: len(TABLES[name].labels or ()) or 1 for name in GLUE}
@@ -126,10 +118,9 @@ def convert_examples_to_features(
     sequence_b_segment_id: int = 1,
     mask_padding_with_zero: bool = True,
 ) -> list[InputFeatures]:
-    """Examples as padded lists of `max_seq_length` ids.
+    """Examples as padded lists of `max_seq_length` ids, made by a tokenizer such as pytorch_transformers'.
 
-    tokenizer: anything with `tokenize(text)` and `convert_tokens_to_ids(tokens)`, such as pytorch_transformers'. The
-    defaults are the assignment's. Raises UserError for a label that is not in the list, or is not a number.
+    The defaults are the assignment's. Raises UserError for a label that is not in the list, or is not a number.
     """
     features = []
     for example in examples:
@@ -150,13 +141,10 @@ def convert_examples_to_features(
         for row, filler in zip(rows, (pad_token, 1 - real, pad_token_segment_id), strict=True):
             padding = [filler] * (max_seq_length - len(row))
             padded.append(padding + row if pad_on_left else row + padding)
-        features.append(InputFeatures(*padded, label_id=_label_id(example, label_list, output_mode)))
+        try:
+            label_id = {"classification": list(label_list).index, "regression": float}[output_mode](example.label)
+        except (ValueError, TypeError) as error:
+            known = f"one of {label_list}" if output_mode == "classification" else "a number"
+            raise UserError(f"Example {example.guid} has the label {example.label!r}. Use {known}.") from error
+        features.append(InputFeatures(*padded, label_id))
     return features
-
-
-def _label_id(example: InputExample, label_list: Sequence[str | None], output_mode: str) -> int | float:
-    try:
-        return {"classification": list(label_list).index, "regression": float}[output_mode](example.label)
-    except (ValueError, TypeError) as error:
-        known = f"one of {label_list}" if output_mode == "classification" else "a number"
-        raise UserError(f"Example {example.guid} has the label {example.label!r}. Use {known}.") from error

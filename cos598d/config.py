@@ -85,7 +85,7 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
     task_name: str = flag("rte", f"task to train: {', '.join(TASK_NAMES)}; FILE.py:CLASS for your own", group=DATA)
     data_dir: str | None = flag(
         None,
-        "folder of the task's files (else $GLUE_DIR/TASK, $SQUAD_DIR or $IMAGE_DIR, else the bundled sample)",
+        "folder of the task's files (else $GLUE_DIR/TASK, $SQUAD_DIR or $IMAGE_DIR, or a sample)",
         group=DATA,
         metavar="FOLDER",
         is_local=True,
@@ -116,12 +116,7 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
         False, "use an uncased vocabulary (implied by minilm, tiny and names with 'uncased')", group=MODEL
     )
     dropout: float | None = flag(
-        0.0,
-        "dropout probability: 0 for parity; 'model' for the model's own",
-        group=MODEL,
-        least=0,
-        below=1,
-        none="model",
+        0.0, "dropout probability, 0 for parity; 'model': the model's own", group=MODEL, least=0, below=1, none="model"
     )
 
     do_train: bool = flag(False, "train (without --do_train and --do_eval: do both)", group=TRAINING)
@@ -140,9 +135,7 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
     max_steps: int = flag(-1, "train for exactly this many steps instead; -1: whole epochs", group=TRAINING)
     seed: int = flag(42, "random seed of new weights, the order of examples, and dropout", group=TRAINING, least=0)
     activation_checkpointing: bool = flag(
-        False,
-        "recompute each layer's activations in backward: less memory, more time, the same gradients",
-        group=TRAINING,
+        False, "recompute activations in backward: less memory, more time, the same gradients", group=TRAINING
     )
     precision: str = flag(
         "fp32",
@@ -153,7 +146,7 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
 
     output_dir: str | None = flag(
         None,
-        "write the run's files to this folder (default: a new one in runs/)",
+        "the folder of the run's files (default: a new one in runs/)",
         group=RECORD,
         metavar="FOLDER",
         is_local=True,
@@ -161,18 +154,14 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
     overwrite_output_dir: bool = flag(False, "overwrite a non-empty output folder", group=RECORD, is_local=True)
     save_model: bool = flag(True, "do not write the trained model", group=RECORD)
     monitor_interval: float = flag(
-        1.0,
-        "seconds between samples of the network interface and the host; 0: no samples",
-        group=RECORD,
-        least=0,
-        is_local=True,
+        1.0, "seconds between samples of network and host; 0: no samples", group=RECORD, least=0, is_local=True
     )
     tensorboard: bool = flag(
         False, "also write TensorBoard events to tensorboard/ in the output folder", group=RECORD, is_local=True
     )
     logger: str | None = flag(
         None,
-        "also call your own logger for every step, evaluation and checkpoint",
+        "also call your logger for every step and evaluation",
         group=RECORD,
         metavar="FILE.py:CLASS",
         is_local=True,
@@ -242,14 +231,14 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
         """Raise UsageError if the label, a part of the run folder's name, would lead out of runs/."""
         if not re.fullmatch(r"[\w+=@][\w.+=@ -]{0,99}", self.label):
             shown = printable(self.label, 100)
-            raise UsageError(
-                f"--label {shown} is not valid. Give up to 100 letters, digits and . _ - + = @, a letter first."
-            )
+            raise UsageError(f"--label {shown} is not valid. Give a name of up to 100 letters, digits and ._-+=@.")
 
     def _check_sync(self, world_size: int) -> None:
         if self.sync == AUTO_SYNC:
             for name in given(self, SYNC_FIELDS):
-                raise UsageError(f"--sync {AUTO_SYNC} uses the default of --{name}. Leave it out, or name a sync.")
+                raise UsageError(
+                    f"--{name} cannot be combined with --sync {AUTO_SYNC}, which uses the defaults. Name a sync."
+                )
             return
         sync = get_sync(self.sync)
         for name in given(self, SYNC_FIELDS):

@@ -46,7 +46,7 @@ class Evaluation:
         """Return the metrics, losses and seconds of an evaluation, the same on every rank; {} if there are no parts.
 
         A task of classes adds MACRO, the first part's `by_class` and, with few classes, its `confusion`. Returns None
-        if any rank was asked to end meanwhile, even if its argument differs from other ranks'.
+        if any rank was asked to end meanwhile.
         """
         started, ranks, task = time.perf_counter(), self._ranks, self._task
         found: dict[str, Any] = {}
@@ -62,8 +62,7 @@ class Evaluation:
                 if task.tells_classes:
                     more |= by_class(outputs.argmax(axis=1), examples.labels, task.classes)
                 if place:  # a second part's are named as its metrics are: "validation_loss_mismatched"
-                    ending = part.removeprefix("dev")
-                    more = {key + ending: value for key, value in more.items() if key in (LOSS_METRIC, *MACRO)}
+                    more = {k + part.removeprefix("dev"): v for k, v in more.items() if k in (LOSS_METRIC, *MACRO)}
                 metrics = scores.metrics | more
                 self.files.update(scores.files)
             found |= ranks.exchange(metrics)[0]
@@ -106,8 +105,7 @@ def mean_loss(outputs: np.ndarray, widths: Sequence[int], examples: Examples) ->
     """The mean over all examples of the loss that training minimizes, from the `model_outputs` of `widths`.
 
     It is the cross entropy for classes and the squared error for scores. For spans, it is the mean of the start's and
-    the end's cross entropy over the example's own tokens. (In a window without the first gold answer, both targets are
-    its first token.)
+    the end's cross entropy over the example's own tokens.
     """
     scores = torch.from_numpy(outputs).double()
     if "labels" in examples.targets:
@@ -115,12 +113,9 @@ def mean_loss(outputs: np.ndarray, widths: Sequence[int], examples: Examples) ->
         is_score = labels.is_floating_point()
         return float(mse_loss(scores.flatten(), labels.double()) if is_score else cross_entropy(scores, labels))
     is_padding = torch.arange(widths[0]) >= torch.from_numpy(examples.lengths)[:, None]
-    sides = zip(scores.split(list(widths), dim=1), ("start_positions", "end_positions"), strict=True)
-    targets = examples.targets
-    losses = [
-        cross_entropy(side.masked_fill(is_padding, -torch.inf), torch.from_numpy(targets[name])) for side, name in sides
-    ]
-    return float(sum(losses) / 2)
+    sides = [side.masked_fill(is_padding, -torch.inf) for side in scores.split(list(widths), dim=1)]
+    targets = [torch.from_numpy(examples.targets[name]) for name in ("start_positions", "end_positions")]
+    return float(cross_entropy(sides[0], targets[0]) + cross_entropy(sides[1], targets[1])) / 2
 
 
 def predict(

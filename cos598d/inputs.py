@@ -61,11 +61,7 @@ def find_source(config: RunConfig, task: Task) -> ModelSource:
     UserError if there is no model, or if it cannot read such long texts.
     """
     name, form = config.model_name_or_path, task.image_form
-    flags: dict[str, Any] = {
-        "model_type": config.model_type,
-        "cache_dir": config.cache_dir,
-        "do_lower_case": config.do_lower_case,
-    }
+    flags: dict[str, Any] = {name: getattr(config, name) for name in ("model_type", "cache_dir", "do_lower_case")}
     try:
         source = find_model(name, form, **flags)
     except HubUnreachable as error:
@@ -78,10 +74,8 @@ def find_source(config: RunConfig, task: Task) -> ModelSource:
         source = replace(source, description=f"{source.description}, in place of {name}: no model hub can be reached")
     check_head(source.model_type, task.head)
     if source.longest_sequence and config.max_seq_length > source.longest_sequence:
-        raise UsageError(
-            f"--max_seq_length {config.max_seq_length} is more than this model can read. "
-            f"Give at most {source.longest_sequence}."
-        )
+        most = f"Give at most {source.longest_sequence}"
+        raise UsageError(f"--max_seq_length {config.max_seq_length} is more than this model can read. {most}.")
     return source
 
 
@@ -111,11 +105,9 @@ def _same(ranks: Ranks, examples: Examples, what: str) -> None:
     found = ranks.exchange([len(examples), examples.digest()])
     for rank, other in enumerate(found):
         if other != found[0]:
-            raise UserError(
-                f"{what} differs: rank {rank} has {other[0]} examples and rank 0 has {found[0][0]}"
-                f"{', with other contents or another vocabulary' if other[0] == found[0][0] else ''}. "
-                f"Give every rank the same data and model."
-            )
+            counts = f"rank {rank} has {other[0]} examples and rank 0 has {found[0][0]}"
+            contents = ", with other contents or another vocabulary" if other[0] == found[0][0] else ""
+            raise UserError(f"{what} differs: {counts}{contents}. Give every rank the same data and model.")
 
 
 def announced(config: RunConfig, inputs: RunInputs, ranks: Ranks, threads: int) -> list[str]:

@@ -201,7 +201,7 @@ def test_the_command_scores_files(tmp_path, capsys):
     assert main(words) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == official_2(golds_of(asked), answers, odds)
-    assert said.err == "warning: 1 predictions are for other questions and are ignored\n"
+    assert said.err == "warning: 1 predictions are for other questions and are ignored: strange\n"
 
 
 def test_an_empty_list_of_answers_means_version_2(tmp_path):

@@ -170,7 +170,7 @@ OWN_BAD = {
     "list.jsonl": ('{"text": "a", "label": 1}\n[1]\n', "line 2"),
     "label.jsonl": ('{"text": "a", "label": 1}\n{"text": "b"}\n', "line 2: no column label"),
     "classes.csv": ("text,label\na,b\nc,b\n", "1 different labels"),
-    "nothing.txt": ("a", "names no data"),
+    "nothing.txt": ("a", "has no train.tsv"),
 }
 
 
@@ -221,9 +221,9 @@ def test_ag_news_has_its_topics(encoder, tmp_path):
 def test_data_that_are_not_there_are_one_sentence(tmp_path):
     for name, place, words in (
         ("cola", None, "download_glue_data.py --data_dir D --tasks CoLA"),
-        ("rte", str(tmp_path), "names no data of rte"),
+        ("rte", str(tmp_path), "has no train.tsv or .csv or .jsonl of rte"),
         ("rte", str(tmp_path / "no"), "There is no"),
-        ("text", None, "names no data of text"),
+        ("text", None, "No data of text"),
     ):
         with pytest.raises(UserError, match=words):
             get_task(name).find(place)

@@ -249,8 +249,10 @@ def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> 
     missing, strange = golds.keys() - answers.keys(), answers.keys() - golds.keys()
     if len(missing) == len(golds):
         raise UserError(f"{predictions} answers no question of {data}. Give the predictions for this data.")
-    remarks = [f"{len(missing):,} of {len(golds):,} questions have no prediction and count as wrong"] * bool(missing)
-    remarks += [f"{len(strange):,} predictions are for other questions and are ignored"] * bool(strange)
+    wrong = f"{len(missing):,} of {len(golds):,} questions have no prediction and count as wrong"
+    ignored = f"{len(strange):,} predictions are for other questions and are ignored"
+    pairs = ((wrong, missing), (ignored, strange))
+    remarks = [f"{words}: {', '.join(sorted(which)[:3])}" for words, which in pairs if which]
     if not any(question.impossible for question in asked):
         if null_odds:
             raise UserError(f"{data} is SQuAD 1.1, which has no null odds. Leave --null_odds out.")

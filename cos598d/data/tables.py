@@ -83,20 +83,20 @@ class TableTask(TextTask):
         """A folder with a file for each part, or with the task's folder; or one file, of which a fifth is "dev"."""
         place = place_of(data_dir, "GLUE_DIR", os.environ)
         if place is None and self.name == "rte":
-            place = Path(str(files("cos598d.data.samples")))
-            self._files, self.tests = {part: place / f"rte-{part}.tsv" for part in self.parts}, {}
+            sample = Path(str(files("cos598d.data.samples")))
+            self._files, self.tests = {part: sample / f"rte-{part}.tsv" for part in self.parts}, {}
             return "the bundled sample"
-        folder = place / self.table.folder if place and (place / self.table.folder).is_dir() else place or Path("/")
+        if place is None:
+            raise UserError(f"No data of {self.name}. {self._how_to_get()}.")
+        folder = place / self.table.folder if (place / self.table.folder).is_dir() else place
         there = {file.stem.lower(): file for file in sorted(folder.glob("*")) if file.suffix in SUFFIXES}
-        for part in (*self.parts, *self.tests.values()) if place else ():
-            names = NAMES.get(part, (part,))
-            known = [there[name] for name in names if name in there]
-            if known:
-                self._files[part] = known[0]
-        if place and place.is_file() and place.suffix in SUFFIXES:
+        for part in (*self.parts, *self.tests.values()):
+            known = [there[name] for name in NAMES.get(part, (part,)) if name in there]
+            self._files |= {} if not known else {part: known[0]}
+        if place.is_file() and place.suffix in SUFFIXES:
             self._files = {"all": place}
-        if not self._files or place is None:
-            raise UserError(f"{place or 'the environment'} names no data of {self.name}. {self._how_to_get()}.")
+        if not self._files:
+            raise UserError(f"{place} has no train{' or '.join(SUFFIXES)} of {self.name}. {self._how_to_get()}.")
         self.tests = {ending: part for ending, part in self.tests.items() if part in self._files}
         if self.table.labels is None:
             labels = {label for _, _, label in read_rows(self._file("train"), self.table)}
@@ -110,7 +110,7 @@ class TableTask(TextTask):
 
     def rows(self, part: str, file: Path | None = None) -> Sequence[Row]:
         file, is_test = file or self._file(part), part in self.tests.values()
-        names = dict(zip(self._labels, self.classes, strict=True))
+        names = dict(zip(self._labels, self.classes, strict=False))  # no labels: those of a run that predicts
         found = [
             (first, second, names.get(label, label))
             for first, second, label in read_rows(file, self.table, self._labels, has_labels=not is_test)

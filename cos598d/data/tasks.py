@@ -32,22 +32,13 @@ class TaskFlags:
     )
     doc_stride: int = flag(128, "word pieces from one window over a long context to the next", group=SQUAD, least=1)
     image_size: int | None = flag(
-        None,
-        "width and height in pixels, for vit-tiny and vit-base (default: depends on the task; other models fix it)",
-        group=IMAGES,
-        least=4,
+        None, "width and height in pixels, for vit-tiny and vit-base (default: the task's)", group=IMAGES, least=4
     )
     augment: bool = flag(
-        False,
-        "augment training images: shift each by up to an eighth of its side, and mirror half of them if right "
-        "and left are alike",
-        group=IMAGES,
+        False, "augment training images: shift each, and mirror half of them if right and left are alike", group=IMAGES
     )
     text_columns: str = flag(
-        "text",
-        "the column of the text, or two for pairs, such as premise,hypothesis",
-        group=OWN_TEXTS,
-        metavar="NAME[,NAME]",
+        "text", "the column of the text, or two: premise,hypothesis", group=OWN_TEXTS, metavar="NAME[,NAME]"
     )
     label_column: str = flag("label", "the column of the class", group=OWN_TEXTS)
 

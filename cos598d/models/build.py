@@ -27,18 +27,15 @@ _HEAD_PARTS = ("classifier", "pre_classifier", "qa_outputs")
 class ModelSource:
     """A model that was found but not built yet.
 
-    config       its configuration, as in the source
-    weights      the file of its weights; None: random ones
-    encoder      of its texts or images
-    description  a phrase for the user: which model, from where, how large
-    product      the shape of the largest product of its linear layers, used to compare precisions
+    config: as in the source. weights: their file; None: random ones. encoder: of its texts or images. description: a
+    phrase for the user. product: the shape of the largest product of its layers, by which precisions are compared.
     """
 
     config: Any
     weights: Path | None
     encoder: Encoder
     description: str
-    product: ProductShape = ProductShape(rows=1, inputs=1, outputs=1)  # until the model's modules are known
+    product: ProductShape = ProductShape(1, 1, 1)  # until the model's modules are known
 
     @property
     def model_type(self) -> str:
@@ -82,9 +79,10 @@ def find_model(
         source = _random_image(name, form or ImageForm(224, 3))
     else:
         folder = find_folder(name, cache_dir)
-        config, weights = read_config(folder / "config.json"), find_weights(folder)
+        weights = find_weights(folder)
         if weights is None:
             raise UserError(f"{folder} has no model.safetensors or pytorch_model.bin. {WAYS_OUT}")
+        config = read_config(folder / "config.json")
         kind = type_of(config)
         if kind == "vit":
             encoder: Encoder = ImageEncoder(config.image_size, config.num_channels)
@@ -119,10 +117,8 @@ def _random_image(name: str, form: ImageForm) -> ModelSource:
     """A random shape takes images unchanged: `vit-tiny` in patches that suit their size, `vit-base` in those of 16."""
     patch = vit.patch_of(form.size) if name == "vit-tiny" else vit.ViTConfig.patch_size
     if not 1 <= form.size // patch <= vit.MOST_PATCHES or form.size % patch:
-        raise UserError(
-            f"{name} needs images of at most {vit.MOST_PATCHES} patches of {patch} pixels per side, and {form.size} "
-            "pixels are not. Give --image_size a multiple of 16, or of 4 or 8 for vit-tiny."
-        )
+        wanted = f"{name} needs images of at most {vit.MOST_PATCHES} patches of {patch} pixels per side"
+        raise UserError(f"{wanted}, not {form.size} pixels. Give --image_size a multiple of 16 (vit-tiny: of 4 or 8).")
     sizes: dict[str, Any] = vit.TINY if name == "vit-tiny" else {}
     config = vit.ViTConfig(image_size=form.size, patch_size=patch, num_channels=form.channels, **sizes)
     words = "tiny vit" if name == "vit-tiny" else "ViT-Base's shape"
@@ -137,15 +133,11 @@ def _check(name: str, source: ModelSource, form: ImageForm | None, model_type: s
         reads, has, way = ("images", "texts", "minilm or tiny") if kind == "vit" else ("texts", "images", "vit-tiny")
         raise UserError(f"{name} reads {reads}, and the task has {has}. Choose {way}.")
     if form is not None and form.is_asked_for and form.size != config.image_size:
-        raise UserError(
-            f"--image_size {form.size}: the model {name} reads images of {config.image_size} x {config.image_size} "
-            "pixels. Leave --image_size out, and images are scaled to that."
-        )
+        size = f"{name} reads images of {config.image_size} pixels per side"
+        raise UserError(f"--image_size {form.size}: {size}. Leave the flag out, and images are scaled to that.")
     if isinstance(encoder, TextEncoder) and encoder.vocab_size > config.vocab_size:
-        raise UserError(
-            f"the vocabulary of {name} has {encoder.vocab_size} entries, but the model has embeddings for "
-            f"{config.vocab_size}. Choose a folder whose files belong together."
-        )
+        counts = f"has {encoder.vocab_size} entries, and its model embeds {config.vocab_size}"
+        raise UserError(f"the vocabulary of {name} {counts}. Choose a folder whose files belong together.")
 
 
 def build_model(source: ModelSource, head: str, num_labels: int, dropout: float | None, seed: int) -> nn.Module:

@@ -53,7 +53,7 @@ def read_config(path: Path) -> Any:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}). Give a folder that holds a model's config.json.") from error
     kind = values.get("model_type", "bert") if isinstance(values, dict) else None
-    if kind not in CONFIGS:
+    if not isinstance(kind, str) or kind not in CONFIGS:
         raise UserError(f"{path} describes a model of type {printable(repr(kind), 60)}, not {', '.join(CONFIGS)}.")
     config = CONFIGS[kind]()
     for name in (*TINY[kind], *(() if kind == "vit" else ("vocab_size", "max_position_embeddings"))):

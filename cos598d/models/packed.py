@@ -85,14 +85,14 @@ class BertEncoder(modeling_bert.BertEncoder):
 
     def __init__(self, config: Any, first_only: bool):
         super().__init__(config)
-        self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
         self.first_only = first_only
+        self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor, head_mask: Any = None) -> Outputs:
         if hidden_states.device.type != "cpu":
             return super().forward(hidden_states, attention_mask, head_mask)
-        is_token = attention_mask[:, 0, 0] == 0  # the library's mask: 0 for tokens, -10000 for padding
-        return (_packed(self.layer, hidden_states, is_token, self.first_only),)
+        # the library's mask: 0 for tokens, -10000 for padding
+        return _packed(self.layer, hidden_states, attention_mask[:, 0, 0] == 0, self.first_only)
 
 
 class DistilBertEncoder(modeling_distilbert.Transformer):
@@ -100,26 +100,26 @@ class DistilBertEncoder(modeling_distilbert.Transformer):
 
     def __init__(self, config: Any, first_only: bool):
         super().__init__(config)
-        self.layer = nn.ModuleList(DistilBertLayer(config) for _ in range(config.n_layers))
         self.first_only = first_only
+        self.layer = nn.ModuleList(DistilBertLayer(config) for _ in range(config.n_layers))
 
     def forward(self, x: torch.Tensor, attn_mask: torch.Tensor, head_mask: Any = None) -> Outputs:
         if x.device.type != "cpu":
             return super().forward(x, attn_mask, head_mask)
-        return (_packed(self.layer, x, attn_mask != 0, self.first_only),)
+        return _packed(self.layer, x, attn_mask != 0, self.first_only)
 
 
-def _packed(layers: nn.ModuleList, padded: torch.Tensor, is_token: torch.Tensor, first_only: bool) -> torch.Tensor:
+def _packed(layers: nn.ModuleList, padded: torch.Tensor, is_token: torch.Tensor, first_only: bool) -> Outputs:
     packing, places = Packing(is_token.sum(dim=1).tolist()), is_token.flatten().nonzero().squeeze(1)
     tokens = padded.flatten(0, 1).index_select(0, places)
     for number, layer in enumerate(layers, start=1):
         if first_only and number == len(layers):
             lengths = torch.tensor(packing.lengths)
             tokens = layer(tokens, packing._replace(firsts=lengths.cumsum(0) - lengths))[0]
-            return tokens.unsqueeze(1)
+            return (tokens.unsqueeze(1),)
         tokens = layer(tokens, packing)[0]
     empty = tokens.new_zeros(is_token.numel(), tokens.shape[1])
-    return empty.index_copy(0, places, tokens).unflatten(0, is_token.shape)
+    return (empty.index_copy(0, places, tokens).unflatten(0, is_token.shape),)
 
 
 class _Answers(nn.Module):
@@ -127,24 +127,14 @@ class _Answers(nn.Module):
     how far its batch is padded, and so on the number of ranks."""
 
     base_model_prefix: str
-    qa_outputs: nn.Linear
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        token_type_ids: torch.Tensor | None = None,
-        start_positions: torch.Tensor | None = None,
-        end_positions: torch.Tensor | None = None,
-    ) -> Outputs:
+    def forward(self, attention_mask: torch.Tensor, start_positions=None, end_positions=None, **inputs) -> Outputs:
         """Ids, mask and segments, (batch, sequence), to scores of first and last tokens; with targets, loss first."""
-        segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        tokens = getattr(self, self.base_model_prefix)(input_ids, attention_mask=attention_mask, **segments)[0]
-        dropout = getattr(self, "dropout", None)
-        scores = self.qa_outputs(tokens if dropout is None else dropout(tokens))
+        tokens = getattr(self, self.base_model_prefix)(attention_mask=attention_mask, **inputs)[0]
+        scores = self.get_submodule("qa_outputs")(getattr(self, "dropout", nn.Identity())(tokens))
         scores = scores.masked_fill(attention_mask.unsqueeze(-1) == 0, torch.finfo(scores.dtype).min)
         begins, ends = scores.unbind(-1)
-        if start_positions is None or end_positions is None:
+        if start_positions is None:
             return begins, ends
         return (cross_entropy(begins, start_positions) + cross_entropy(ends, end_positions)) / 2, begins, ends
 

@@ -43,17 +43,15 @@ class ViTConfig:
 
 
 def patch_of(size: int) -> int:
-    """The patch size for small images of `size` pixels per side: the largest divisor that gives at least 7 patches per
-    side, or 2 in the smallest images. Digits of 8 pixels have 4 x 4 patches, those of 28 have 7 x 7, photographs of 32
-    have 8 x 8."""
+    """The patch size for small images: the largest divisor that gives at least 7 patches per side, or 2 in the smallest
+    images. Digits of 8 pixels have 4 x 4 patches, photographs of 32 have 8 x 8."""
     return max(patch for patch in range(1, max(2, size // 7) + 1) if size % patch == 0)
 
 
 class PatchProjection(nn.Conv2d):
-    """Every patch of pixels times the same matrix: a convolution with a stride of whole patches, computed as a product.
+    """Every patch of pixels times the same matrix: (batch, channels, size, size) to (batch, patches, width).
 
-    Pixels (batch, channels, size, size) to (batch, patches, width). Its weight, (width, channels, patch, patch), has a
-    contiguous gradient, which a convolution of one channel would not give.
+    It is a product, not a convolution: that gives its weight, (width, channels, patch, patch), a contiguous gradient.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -123,23 +121,6 @@ class Block(nn.Module):
         return self.attention["output"]["dense"](mixed.transpose(1, 2).flatten(2))
 
 
-class ViT(nn.Module):
-    """Pixels (batch, channels, size, size) to the encoder's output for each token (batch, 1 + patches, width)."""
-
-    def __init__(self, config: ViTConfig):
-        super().__init__()
-        blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.embeddings = Embeddings(config)
-        self.encoder: Any = nn.ModuleDict({"layer": blocks})
-        self.layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        tokens = self.embeddings(pixel_values)
-        for block in self.encoder["layer"]:
-            tokens = block(tokens)
-        return self.layernorm(tokens)
-
-
 class ViTForImageClassification(nn.Module):
     """Pixels (batch, channels, size, size) to `config.num_labels` scores, from the encoder's first token.
 
@@ -150,11 +131,17 @@ class ViTForImageClassification(nn.Module):
 
     def __init__(self, config: ViTConfig):
         super().__init__()
-        self.config, self.vit = config, ViT(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        norm, encoder = nn.LayerNorm(config.hidden_size, config.layer_norm_eps), nn.ModuleDict({"layer": blocks})
+        parts = {"embeddings": Embeddings(config), "encoder": encoder, "layernorm": norm}
+        self.vit: Any = nn.ModuleDict(parts)
+        self.config, self.classifier = config, nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        scores = self.classifier(self.vit(pixel_values)[:, 0])
+        tokens = self.vit["embeddings"](pixel_values)
+        for block in self.vit["encoder"]["layer"]:
+            tokens = block(tokens)
+        scores = self.classifier(self.vit["layernorm"](tokens)[:, 0])
         return (scores,) if labels is None else (cross_entropy(scores, labels), scores)
 
     def _init_weights(self, module: nn.Module) -> None:
