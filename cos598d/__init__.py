@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from cos598d.commands.from_python import TrainedRun as TrainedRun
     from cos598d.commands.from_python import compare as compare
     from cos598d.commands.from_python import train as train
+    from cos598d.heart.comm.ledger import Ledger as Ledger
     from cos598d.heart.parallel import Parallel as Parallel
     from cos598d.heart.parallel import data_parallel as data_parallel
     from cos598d.heart.parallel import parallelize as parallelize
@@ -20,6 +21,7 @@ _OFFERED = {
     "data_parallel": "cos598d.heart.parallel",
     "parallelize": "cos598d.heart.parallel",
     "Parallel": "cos598d.heart.parallel",
+    "Ledger": "cos598d.heart.comm.ledger",
     "GradientSync": "cos598d.heart.sync.base",
     "ShardedOptimizer": "cos598d.heart.zero.sharded_optimizer",
     "train": "cos598d.commands.from_python",

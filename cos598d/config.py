@@ -236,7 +236,9 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
     def _check_sync(self, world_size: int) -> None:
         if self.sync == AUTO_SYNC:
             for name in given(self, SYNC_FIELDS):
-                raise UsageError(f"--sync {AUTO_SYNC} uses the default of --{name}. Leave it out, or name a sync.")
+                raise UsageError(
+                    f"--{name} cannot be combined with --sync {AUTO_SYNC}, which uses the defaults. Name a sync."
+                )
             return
         sync = get_sync(self.sync)
         for name in given(self, SYNC_FIELDS):

@@ -53,7 +53,8 @@ class Control(Protocol):
     The ranks' `votes` are summed with a step's loss, and `count` gets the sums; `see` gets an evaluation's metrics.
     """
 
-    is_over: bool
+    @property
+    def is_over(self) -> bool: ...
 
     def begin(self, plan: Plan, model: Parallel, scaler: ShardedGradScaler) -> Position: ...
     def votes(self) -> Sequence[float]: ...
@@ -80,7 +81,8 @@ def step(
     over n ranks divides by n, so each loss is multiplied by n. Return whether the optimizer has stepped (not if fp16
     has overflowed), and sums over the ranks: the loss, and every rank's `votes`.
     """
-    sync, optimizer = model.sync, model.optimizer
+    sync = model.sync
+    optimizer: Any = model.optimizer
     device = next(model.module.parameters()).device
     sums = torch.zeros(1, dtype=torch.float64, device=device)
     for micro_batch in micro_batches:
@@ -208,7 +210,7 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: Cont
                 record.memory["between_steps"] = held(model)
             check_loss(loss, at.iteration, config.learning_rate)
             at.add(loss, plan.share(at.iteration))
-            facts = {"iteration": at.iteration, "loss": loss, "epoch": epoch, "learning_rate": rate}
+            facts: dict[str, Any] = {"iteration": at.iteration, "loss": loss, "epoch": epoch, "learning_rate": rate}
             facts |= {"examples": len(batch), "spans_seconds": clock.spans} | (
                 {"tokens_padded": tokens} if tokens else {}
             )

@@ -4,7 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -62,7 +62,7 @@ class TorchFSDP(GradientSync):
                     f"{p.dim()} dimensions and is {p.dtype}. Choose another --sync."
                 )
         self._apart = Apart(model)
-        self._cut: Any = self._apart.copy  # an FSDPModule soon, which its type does not show
+        self._cut = cast(Any, self._apart.copy)  # an FSDPModule soon, which its type does not show
         group: Any = self.group or dist.group.WORLD
         mesh = DeviceMesh.from_group(group, self.device.type)
         self._units = fully_sharded(self._cut, mesh, self.options.reshard == "yes")
