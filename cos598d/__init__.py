@@ -4,26 +4,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cos598d.comm.ledger import Ledger as Ledger
     from cos598d.commands.from_python import TrainedRun as TrainedRun
     from cos598d.commands.from_python import compare as compare
     from cos598d.commands.from_python import train as train
-    from cos598d.heart.comm.ledger import Ledger as Ledger
-    from cos598d.heart.parallel import Parallel as Parallel
-    from cos598d.heart.parallel import data_parallel as data_parallel
-    from cos598d.heart.parallel import parallelize as parallelize
-    from cos598d.heart.sync.base import GradientSync as GradientSync
-    from cos598d.heart.zero.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
+    from cos598d.parallel import Parallel as Parallel
+    from cos598d.parallel import data_parallel as data_parallel
+    from cos598d.parallel import parallelize as parallelize
+    from cos598d.sync.base import GradientSync as GradientSync
+    from cos598d.zero.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
 
 __version__ = "0.1.0"
 
 # What the package offers to Python, and the module of each name.
 _OFFERED = {
-    "data_parallel": "cos598d.heart.parallel",
-    "parallelize": "cos598d.heart.parallel",
-    "Parallel": "cos598d.heart.parallel",
-    "Ledger": "cos598d.heart.comm.ledger",
-    "GradientSync": "cos598d.heart.sync.base",
-    "ShardedOptimizer": "cos598d.heart.zero.sharded_optimizer",
+    "data_parallel": "cos598d.parallel",
+    "parallelize": "cos598d.parallel",
+    "Parallel": "cos598d.parallel",
+    "Ledger": "cos598d.comm.ledger",
+    "GradientSync": "cos598d.sync.base",
+    "ShardedOptimizer": "cos598d.zero.sharded_optimizer",
     "train": "cos598d.commands.from_python",
     "compare": "cos598d.commands.from_python",
     "TrainedRun": "cos598d.commands.from_python",

@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from cos598d.checkpoint_flags import LOSS_METRIC
+from cos598d.comm.group import Ranks
 from cos598d.config import RunConfig
 from cos598d.data import Task
 from cos598d.data.examples import Examples
 from cos598d.data.metrics import MACRO, by_class
 from cos598d.data.tables import GLUE
 from cos598d.data.task import predictions_table
-from cos598d.heart.comm.group import Ranks
-from cos598d.heart.precision import autocast
+from cos598d.precision import autocast
 from cos598d.records.conventions import EVALUATION
 
 

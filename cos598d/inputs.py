@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from cos598d.comm.group import Ranks
 from cos598d.config import RunConfig
 from cos598d.data import Task
 from cos598d.data.examples import Examples
 from cos598d.errors import HubUnreachable, UsageError, UserError
-from cos598d.heart.comm.group import Ranks
 from cos598d.measure.claim import TEST_PREDICTIONS
 from cos598d.measure.environment import network_facts
 from cos598d.measure.loggers import Logger, load_logger

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from cos598d.comm.group import Ranks, close_group, open_group
 from cos598d.errors import UserError, one_line
-from cos598d.heart.comm.group import Ranks, close_group, open_group
 from cos598d.terminal.signals import ENDING, GOES_ON
 from cos598d.world.devices import check_gpus_differ, choose_backend, choose_device, choose_threads, gpu_of
 from cos598d.world.end import exit_now, print_last_words

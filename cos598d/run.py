@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cos598d.config import OF_TRAINER, SYNC_FIELDS, RunConfig, folder_name
-from cos598d.data.sampler import micro_batches
-from cos598d.evaluate import Evaluation, predict_tests
-from cos598d.heart.attempt import leave, train_and_checkpoint
-from cos598d.heart.checkpoints.folder import FOLDER, Found
-from cos598d.heart.checkpoints.resume import (
+from cos598d.attempt import leave, train_and_checkpoint
+from cos598d.checkpoints.folder import FOLDER, Found
+from cos598d.checkpoints.resume import (
     facts_of,
     find_checkpoint,
     is_ours,
@@ -25,13 +22,11 @@ from cos598d.heart.checkpoints.resume import (
     open_record,
     say_if_finished,
 )
-from cos598d.heart.checkpoints.saving import Checkpoints
-from cos598d.heart.comm.group import Ranks
-from cos598d.heart.loop import Job
-from cos598d.heart.optimizers import make_optimizer
-from cos598d.heart.plan import Plan
-from cos598d.heart.precision import autocast, slow_on_this_processor
-from cos598d.heart.sync import AUTO_SYNC, get_sync
+from cos598d.checkpoints.saving import Checkpoints
+from cos598d.comm.group import Ranks
+from cos598d.config import OF_TRAINER, SYNC_FIELDS, RunConfig, folder_name
+from cos598d.data.sampler import micro_batches
+from cos598d.evaluate import Evaluation, predict_tests
 from cos598d.inputs import (
     RunInputs,
     announced,
@@ -42,6 +37,7 @@ from cos598d.inputs import (
     load_tests,
     summary_facts,
 )
+from cos598d.loop import Job
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import Monitor
@@ -52,8 +48,12 @@ from cos598d.models.checkpoint import save_description, save_run_model
 from cos598d.models.operations import training_operations
 from cos598d.models.products import core_peak
 from cos598d.models.recompute import recompute_activations
+from cos598d.optimizers import make_optimizer
+from cos598d.plan import Plan
+from cos598d.precision import autocast, slow_on_this_processor
 from cos598d.rank import RankProcess, init_rank
 from cos598d.records.conventions import MODEL
+from cos598d.sync import AUTO_SYNC, get_sync
 from cos598d.terminal.console import Console
 from cos598d.world.devices import launcher_facts, place_of
 from cos598d.world.identity import Identity

@@ -27,7 +27,7 @@ TINY_BENCH = ["-m", "cos598d", "bench", "--model", "tiny", "--world_size", 2, "-
 SUMMING = """
 import torch.distributed as dist
 
-from cos598d.heart.sync.base import GradientSync
+from cos598d.sync.base import GradientSync
 
 
 class Sum(GradientSync):

@@ -4,10 +4,10 @@ import re
 import sys
 
 import pytest
+from cos598d.tools.learn.marking import Marking
 from programs import ROOT
 
 from cos598d.tools.course import get_lesson
-from cos598d.tools.learn.marking import Marking
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

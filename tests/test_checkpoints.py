@@ -16,10 +16,10 @@ from ranks import world
 from safetensors.torch import load_file, save_file
 from training_cases import describe, train
 
+from cos598d.checkpoints.folder import Damaged, Training, newest, read, remove_all, steps, tidy, write
+from cos598d.checkpoints.stopping import Best
 from cos598d.errors import UserError
-from cos598d.heart.checkpoints.folder import Damaged, Training, newest, read, remove_all, steps, tidy, write
-from cos598d.heart.checkpoints.stopping import Best
-from cos598d.heart.plan import Position
+from cos598d.plan import Position
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from ranks import world
 from torch import nn
 
+from cos598d.comm.group import Ranks
+from cos598d.comm.ledger import Ledger
 from cos598d.commands.cli import main
 from cos598d.commands.start import exit_code_of
 from cos598d.config import RunConfig
@@ -22,13 +24,11 @@ from cos598d.cost.forecast import forecast, forecast_lines
 from cos598d.cost.predict import Link, fit, load
 from cos598d.cost.predict import calls_of as predicted_calls
 from cos598d.errors import UsageError
-from cos598d.heart.comm.group import Ranks
-from cos598d.heart.comm.ledger import Ledger
-from cos598d.heart.memory import held
-from cos598d.heart.optimizers import make_optimizer
-from cos598d.heart.parallel import parallelize
 from cos598d.inputs import find
+from cos598d.memory import held
 from cos598d.models.build import build_model
+from cos598d.optimizers import make_optimizer
+from cos598d.parallel import parallelize
 from cos598d.records.conventions import GRADIENTS, PARAMETERS
 
 BENCHES = Path(__file__).parent / "real_benches"

@@ -10,7 +10,7 @@ from ranks import world
 from training_cases import STEPS, train
 
 from cos598d.errors import UsageError
-from cos598d.heart.sync import ENGINES, get_sync
+from cos598d.sync import ENGINES, get_sync
 
 PACKAGES = {"horovod": "horovod", "fabric": "lightning", "deepspeed": "deepspeed"}
 CASES = {

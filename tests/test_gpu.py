@@ -10,13 +10,13 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.process_group import close_group, open_group
+from cos598d.doors.parallel import data_parallel
 from gpu import CUDA, NEEDS_GPU, keep
 from torch.profiler import ProfilerActivity, profile
 
-from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
-from cos598d.comm.process_group import close_group, open_group
-from cos598d.doors.parallel import data_parallel
 from cos598d.measure.clock import IterationClock
 from cos598d.models.build import find_model
 from cos598d.records.conventions import PHASES

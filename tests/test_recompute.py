@@ -7,6 +7,10 @@ import statistics
 
 import pytest
 import torch
+from cos598d.strategies.activations import Moment, activations_of_pass
+from cos598d.strategies.formula import MemoryEstimate, without_values
+from cos598d.strategies.memory import Peak, allocated_bytes, count_memory
+from cos598d.strategies.precision import computing_in
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,10 +18,6 @@ from cos598d.data.encoders import ImageForm
 from cos598d.models.build import build_model, find_model
 from cos598d.models.recompute import recompute_activations
 from cos598d.records.run import read_summary
-from cos598d.strategies.activations import Moment, activations_of_pass
-from cos598d.strategies.formula import MemoryEstimate, without_values
-from cos598d.strategies.memory import Peak, allocated_bytes, count_memory
-from cos598d.strategies.precision import computing_in
 
 TEXT, IMAGE, ANSWER = "sequence_classification", "image_classification", "question_answering"
 

@@ -10,9 +10,9 @@ import signal
 import pytest
 from programs import TINY, Program, worker_of_rank
 
+from cos598d.checkpoints.stopping import Best, EarlyStopping
 from cos598d.config import RunConfig
-from cos598d.heart.checkpoints.stopping import Best, EarlyStopping
-from cos598d.heart.plan import Plan, Position
+from cos598d.plan import Plan, Position
 
 # 16 examples of 40 per step: 3 steps in an epoch.
 RUN = ["-m", "cos598d", "train", *TINY, "--max_train_examples", "40", "--max_eval_examples", "16", "--dropout", "0.1"]

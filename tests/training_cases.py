@@ -11,19 +11,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from cos598d.checkpoints.folder import Found, newest, step_name
+from cos598d.checkpoints.saving import Checkpoints
+from cos598d.checkpoints.stopping import Best
+from cos598d.comm.group import Ranks
 from cos598d.data.sampler import micro_batches
-from cos598d.heart.checkpoints.folder import Found, newest, step_name
-from cos598d.heart.checkpoints.saving import Checkpoints
-from cos598d.heart.checkpoints.stopping import Best
-from cos598d.heart.comm.group import Ranks
-from cos598d.heart.loop import step
-from cos598d.heart.optimizers import OPTIMIZERS, OptimizerFlags, make_optimizer
-from cos598d.heart.parallel import parallelize
-from cos598d.heart.phases import Phases
-from cos598d.heart.plan import Position
-from cos598d.heart.precision import make_scaler
-from cos598d.heart.sync import get_sync
+from cos598d.loop import step
 from cos598d.measure.clock import IterationClock
+from cos598d.optimizers import OPTIMIZERS, OptimizerFlags, make_optimizer
+from cos598d.parallel import parallelize
+from cos598d.phases import Phases
+from cos598d.plan import Position
+from cos598d.precision import make_scaler
+from cos598d.sync import get_sync
 
 STEPS, EXAMPLES = 6, 12
 SEED = 5

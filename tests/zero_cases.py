@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from cos598d.heart.comm.ledger import Ledger
-from cos598d.heart.parallel import parallelize
+from cos598d.comm.ledger import Ledger
+from cos598d.parallel import parallelize
 
 ROWS = 12  # of a micro-batch, over all ranks
 

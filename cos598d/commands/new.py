@@ -12,7 +12,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the file and return 0. Raises UsageError if it cannot be written."""
-    from cos598d.heart.sync.from_file import write_template
+    from cos598d.sync.from_file import write_template
 
     write_template(options.file)
     print(f"wrote {options.file}: fill it in.\n\nNext: cos598d check {shlex.quote(f'{options.file}:MySync')}")

@@ -16,7 +16,7 @@ from cos598d.commands import many_runs
 from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.config import SYNC_FIELDS, config_from
 from cos598d.errors import WARNING, UsageError, UserError, flag_called
-from cos598d.heart.sync import get_sync
+from cos598d.sync import get_sync
 from cos598d.terminal.words import number_of
 from cos598d.tools.bench.candidates import read_candidate
 from cos598d.tools.report.blocks import Table, need

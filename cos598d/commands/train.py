@@ -22,8 +22,8 @@ from cos598d.commands.start import exit_code_of
 from cos598d.config import RunConfig, config_from
 from cos598d.data import get_task
 from cos598d.errors import UsageError
-from cos598d.heart.optimizers import load_compiler
 from cos598d.inputs import RunInputs, find
+from cos598d.optimizers import load_compiler
 from cos598d.run import run as run_rank
 from cos598d.world.launch import may_fork, start_local_workers
 

@@ -13,14 +13,14 @@ from torch import nn
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.errors import UsageError
-from cos598d.heart.formulas import FACTS, Job
-from cos598d.heart.optimizers import OPTIMIZERS
-from cos598d.heart.plan import Plan
-from cos598d.heart.sync import AUTO_SYNC
-from cos598d.heart.sync.sparse_rows import LEAST_BYTES, large_embeddings
-from cos598d.heart.zero.layers import owners
+from cos598d.formulas import FACTS, Job
 from cos598d.inputs import find
 from cos598d.models.build import build_model, count_parameters
+from cos598d.optimizers import OPTIMIZERS
+from cos598d.plan import Plan
+from cos598d.sync import AUTO_SYNC
+from cos598d.sync.sparse_rows import LEAST_BYTES, large_embeddings
+from cos598d.zero.layers import owners
 
 HELD = ("parameters", "gradients", "optimizer", "buckets")  # as `memory.held` counts them
 

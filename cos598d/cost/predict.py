@@ -30,14 +30,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
+from cos598d.comm.gloo import ring_segments
 from cos598d.errors import UserError
-from cos598d.heart.comm.gloo import ring_segments
-from cos598d.heart.formulas import FACTS, Job
-from cos598d.heart.sync import SYNCS, get_sync
-from cos598d.heart.sync.base import GradientSync
+from cos598d.formulas import FACTS, Job
 from cos598d.records.bench import Bench, read_bench
 from cos598d.records.conventions import FLOOR
 from cos598d.records.quantities import delay_words, parse_delay, parse_rate, rate_words
+from cos598d.sync import SYNCS, get_sync
+from cos598d.sync.base import GradientSync
 from cos598d.terminal.words import number_of
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from cos598d.comm.group import Ranks
 from cos598d.errors import UserError
-from cos598d.heart.comm.group import Ranks
-from cos598d.heart.parallel import Parallel, parallelize
-from cos598d.heart.sync import get_sync
+from cos598d.parallel import Parallel, parallelize
 from cos598d.records.conventions import FLOOR
+from cos598d.sync import get_sync
 
 # Those that are the fastest somewhere; the last two only where all ranks share a host.
 CANDIDATES = ("ddp", "bucketed", "flat", "sparse_rows", "shared_memory", "hierarchical")

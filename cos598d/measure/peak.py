@@ -10,7 +10,7 @@ from cos598d.world.devices import gpu_of
 from cos598d.world.processor import own_cores
 
 if TYPE_CHECKING:
-    from cos598d.heart.comm.group import Ranks
+    from cos598d.comm.group import Ranks
 
 # Dense products in 10^12 operations per second: in float32, in TF32 (None: the GPU has no such units) and in 16 bits.
 # The key is how torch's name of the GPU begins, or a part of it; the first that fits counts. From NVIDIA's data sheets,

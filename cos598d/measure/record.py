@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError, one_line
-from cos598d.heart.comm.ledger import Ledger
 from cos598d.measure.claim import PREDICTION_FILES
 from cos598d.measure.loggers import Logger
 from cos598d.measure.monitor import Monitor, peak_gpu_bytes, peak_memory_bytes
@@ -40,7 +40,7 @@ from cos598d.records.schema import AttemptRow, Iteration, Sample, read_rows
 from cos598d.terminal.files import write_json, write_whole
 
 if TYPE_CHECKING:
-    from cos598d.heart.comm.group import Ranks
+    from cos598d.comm.group import Ranks
 
 OF_RANKS = (ITERATIONS, COMMUNICATION, HOST)
 OF_RUN = (EPOCHS, EVALUATIONS, ATTEMPTS)  # rank 0's

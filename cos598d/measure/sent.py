@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from cos598d.heart.comm.ledger import Ledger, Totals
+from cos598d.comm.ledger import Ledger, Totals
 from cos598d.measure.wire import Counters
 from cos598d.records.figures import added
 

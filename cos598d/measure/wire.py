@@ -16,7 +16,7 @@ from cos598d.world.meeting import Meeting
 from cos598d.world.network import INTERFACE_VARIABLE, interface_facing, network_identity
 
 if TYPE_CHECKING:
-    from cos598d.heart.comm.group import Ranks
+    from cos598d.comm.group import Ranks
 
 
 @dataclass(frozen=True)

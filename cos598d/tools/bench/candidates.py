@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 from cos598d.config import SYNC_FIELDS, RunConfig
 from cos598d.errors import UsageError
-from cos598d.heart.sync import ENGINES, SYNCS, get_sync
 from cos598d.records.conventions import DDP, FLOOR, SPARSE_FLOOR
+from cos598d.sync import ENGINES, SYNCS, get_sync
 
 # The options that are switches.
 SWITCHES = tuple(name for name in SYNC_FIELDS if isinstance(getattr(RunConfig, name), bool))

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cos598d.heart.comm.group import Ranks
-from cos598d.heart.formulas import MIB
+from cos598d.comm.group import Ranks
+from cos598d.formulas import MIB
 from cos598d.measure.clock import Timestamp, timer_of
 from cos598d.records.conventions import WARM_UP
 from cos598d.records.fit import bandwidths, fit_call_cost

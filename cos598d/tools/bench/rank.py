@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from cos598d.comm.group import Ranks
 from cos598d.errors import UsageError, flag_called
-from cos598d.heart.comm.group import Ranks
-from cos598d.heart.precision import slow_on_this_processor
-from cos598d.heart.sync import get_sync
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import HostGauges, peak_memory_bytes
 from cos598d.measure.peak import peak_of_all
 from cos598d.models.build import ModelSource, count_parameters, find_model
 from cos598d.models.operations import training_operations
 from cos598d.models.products import core_peak
+from cos598d.precision import slow_on_this_processor
 from cos598d.rank import RankProcess, init_rank
 from cos598d.records.conventions import DDP, FLOOR, WARM_UP
 from cos598d.records.summary import summarize
+from cos598d.sync import get_sync
 from cos598d.terminal.console import Console
 from cos598d.tools.bench.candidates import Candidate
 from cos598d.tools.bench.messages import measure_arrivals, message_sizes, sweep_message_size

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import torch
 
-from cos598d.heart.comm.group import Ranks
+from cos598d.comm.group import Ranks
 from cos598d.records.summary import LAST_TO_LAST, SLOWEST, world_seconds
 from cos598d.tools.bench.candidates import Candidate
 from cos598d.tools.bench.turns import PHASES, Turn, make_turn

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from cos598d.heart.comm.group import Ranks
+from cos598d.comm.group import Ranks
 from cos598d.measure.clock import IterationClock
 from cos598d.terminal.files import write_whole
 from cos598d.tools.bench.candidates import Candidate

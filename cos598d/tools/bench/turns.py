@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from cos598d.comm.group import Ranks
+from cos598d.comm.ledger import Ledger, Totals
 from cos598d.config import RunConfig
-from cos598d.heart.comm.group import Ranks
-from cos598d.heart.comm.ledger import Ledger, Totals
-from cos598d.heart.optimizers import make_optimizer
-from cos598d.heart.parallel import Parallel, make_sync, parallelize
-from cos598d.heart.phases import Phases
 from cos598d.measure.clock import IterationClock
+from cos598d.optimizers import make_optimizer
+from cos598d.parallel import Parallel, make_sync, parallelize
+from cos598d.phases import Phases
 from cos598d.records.conventions import AGREEMENT, WARM_UP
 from cos598d.tools.bench.candidates import Candidate
 from cos598d.tools.bench.workload import Stepper, Workload, values_of

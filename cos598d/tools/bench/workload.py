@@ -8,10 +8,10 @@ from torch import nn
 
 from cos598d.config import RunConfig
 from cos598d.data import get_task
-from cos598d.heart.optimizers import make_optimizer
-from cos598d.heart.precision import autocast
-from cos598d.heart.sync.sparse_rows import LEAST_BYTES, large_embeddings
 from cos598d.models.build import ModelSource, build_model
+from cos598d.optimizers import make_optimizer
+from cos598d.precision import autocast
+from cos598d.sync.sparse_rows import LEAST_BYTES, large_embeddings
 
 TASK = get_task("rte")
 

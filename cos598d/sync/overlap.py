@@ -1,0 +1,32 @@
+"""One all-reduce for each gradient, started as soon as backward has computed it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cos598d.sync.base import Named
+from cos598d.sync.bucketed import Bucketed
+from cos598d.sync.options import BucketViews, Compression, Options
+
+
+@dataclass(frozen=True)
+class OverlapOptions(BucketViews, Compression):
+    """A bucket for each gradient needs no sizes."""
+
+
+class Overlap(Bucketed):
+    """All-reduce tensor by tensor, during backward: `bucketed` with a bucket for each gradient.
+
+    1. As soon as backward has computed a gradient, every rank copies it, divided by n, and starts its ring all-reduce.
+       The order is the reverse of registration, which is the order of arrival.
+    2. Backward continues with the layers below while the ring runs.
+    3. After backward every rank waits for the remaining calls.
+
+    Cost for P gradients of S bytes in all: P calls; every rank sends and receives 2(n-1)/n S, as in `all_reduce`. What
+    fits into backward's time is hidden, but each of the P calls still costs its 2(n-1) steps: too many for small
+    tensors. Choose it to see what overlap gains by itself; `bucketed` does the same with fewer calls.
+    """
+
+    options_kind: type[Options] = OverlapOptions
+
+    def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
+        return [[named] for named in reversed(parameters)]

@@ -1,0 +1,172 @@
+"""Gradients summed in memory that the ranks of one host share, without a network."""
+
+import functools
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from cos598d.errors import UserError
+from cos598d.records.conventions import AGREEMENT
+from cos598d.sync.base import GradientSync, Named
+from cos598d.sync.bucketed import Bucketed
+from cos598d.sync.buckets import Bucket
+from cos598d.sync.codecs import Codec, End
+from cos598d.sync.options import BucketSizes, BucketViews, Options
+from cos598d.world.network import network_identity
+
+
+@dataclass(frozen=True)
+class SharedMemoryOptions(BucketSizes, BucketViews):
+    """Nothing is sent, so nothing is compressed."""
+
+
+class SharedMemory(Bucketed):
+    """Averaging in shared memory: n segments, one filled by each rank, and one result, all mapped by all ranks.
+
+    1. The gradients are assigned to buckets as in `bucketed`. When backward has computed a gradient, it is copied into
+       its bucket in the rank's own segment, divided by n. A full bucket is announced.
+    2. When all ranks have filled a bucket, rank r adds up the r-th n-th of it from all segments into the result, and
+       announces that.
+    3. When all ranks have added, every rank copies the whole bucket from the result into its own segment.
+    These two waits are enough. Others read a rank's segment only in 2, so after the second wait it is the rank's own
+    again. The result is written only in 2 of the next step, after all ranks have filled again, which a rank does only
+    after its copy in 3.
+
+    Cost for a gradient of S bytes in B buckets: nothing is sent but 2B announcements, all-reduces of 4 bytes. Every
+    rank reads 3 S of memory and writes (2 + 1/n) S, for any number of ranks. The host holds (n+1) S for all ranks.
+    Choose it when all ranks share a host. The library would send 2(n-1)/n S through the loopback, and copy each byte
+    into the kernel and out again.
+    """
+
+    options_kind: type[Options] = SharedMemoryOptions
+    op = "shared_memory"
+
+    def attach(self, model: nn.Module) -> Callable:
+        for name, p in model.named_parameters():
+            if p.device.type != "cpu":
+                raise UserError(
+                    f"{self.op} needs tensors in the host's memory, and {name} is on {p.device}. Choose ddp, or keep "
+                    "the model on the CPU."
+                )
+        self.hosts = self.find_hosts()
+        self.members = next(ranks for ranks in self.hosts if self.rank in ranks)
+        self._result: dict[Bucket, torch.Tensor] = {}
+        self._parts: dict[Bucket, list[torch.Tensor]] = {}
+        return super().attach(model)
+
+    def find_hosts(self) -> list[list[int]]:
+        """The ranks of each host. Raises UserError, the same on every rank, for several hosts."""
+        hosts = ranks_by_host(self)
+        if len(hosts) > 1:
+            raise UserError(
+                f"{self.op} needs all ranks on one host, and rank {hosts[1][0]} is on another host than rank 0. "
+                "Choose hierarchical."
+            )
+        return hosts
+
+    def make_codec(self) -> Codec:
+        """What sums buckets: nothing does, since none is sent."""
+        return Codec(self.start_sum, group=self.group)
+
+    def make_bucket(self, name: str, group: Sequence[Named]) -> Bucket:
+        like = torch.empty(sum(p.numel() for _, p in group), dtype=group[0][1].dtype)
+        *segments, result = share(self, like, self.members, len(self.members) + 1)
+        place, count = self.members.index(self.rank), len(self.members)
+        bucket = Bucket(name, group, self.ranks, self.options.gradient_as_bucket_view, segments[place])
+        self._result[bucket] = result
+        self._parts[bucket] = [tensor.tensor_split(count)[place] for tensor in (result, *segments)]
+        return bucket
+
+    def begin_step(self) -> None:
+        super().begin_step()
+        self._filled: dict[Bucket, dist.Work] = {}
+        self._added: dict[Bucket, dist.Work] = {}
+
+    def start(self, bucket: Bucket) -> End:
+        self._filled[bucket] = self.announce("filled", bucket)
+        return functools.partial(self._end, bucket)
+
+    def between(self, bucket: Bucket) -> None:
+        """The host's ranks have added up: what has to happen before they copy the result."""
+
+    def announce(self, done: str, bucket: Bucket) -> Any:
+        """Tell all ranks that this one has done its part of the bucket. Wait for it to know that all have."""
+        with self.ledger.naming(f"ranks that have {done} {bucket.name}", AGREEMENT):
+            return dist.all_reduce(torch.zeros(1), group=self.group, async_op=True)
+
+    def _end(self, bucket: Bucket) -> None:
+        for other in self.buckets[len(self._added) :]:  # all buckets first, since others wait for this rank's parts
+            self._filled[other].wait()
+            total, first, *others = self._parts[other]
+            total.copy_(first)
+            for part in others:
+                total += part
+            self._added[other] = self.announce("added up", other)
+        with self.ledger.composing(self.op, bucket.numbers, bucket.name):
+            self._added[bucket].wait()
+            self.between(bucket)
+            bucket.buffer.copy_(self._result[bucket])
+
+    def detach(self) -> None:
+        """As in every sync. The memory is unmapped when the gradients that are views of it are freed too."""
+        self._result, self._parts = {}, {}
+        super().detach()
+
+
+def ranks_by_host(sync: GradientSync) -> list[list[int]]:
+    """The ranks of each host, in order of rank; hosts in the order of their first ranks. Every rank must call it.
+
+    Ranks share a host if they can share memory and need no network. A container, or a virtual host of an emulated
+    cluster, counts as a host of its own: it has another namespace of process ids.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank, identity in enumerate(sync.exchange(network_identity("pid"))):
+        groups.setdefault(identity, []).append(rank)
+    return list(groups.values())
+
+
+def share(sync: GradientSync, like: torch.Tensor, members: Sequence[int], count: int) -> list[torch.Tensor]:
+    """`count` tensors like a flat one, in memory that the `members`, the ranks of this host, map. Every rank calls it.
+
+    Raises UserError, the same on every rank, if the memory cannot be shared.
+    """
+    size = count * max(1, like.nbytes)
+    file = share_file(sync, size, members)
+    memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)[: count * like.nbytes]
+    os.close(file)
+    return list(memory.view(like.dtype).view(count, -1))
+
+
+def share_file(sync: GradientSync, size: int, members: Sequence[int]) -> int:
+    """The descriptor of a file of `size` bytes of zeros in the memory of the `members`' host. Every rank calls it.
+
+    1. The first member allocates all of it at once (memfd_create), and tells the others its process and descriptor. If
+       there is not enough memory, this raises an error now; later the out-of-memory killer would end the run.
+    2. They open it as /proc/PID/fd/N. It has no name, and is freed with the last process that maps or has it.
+    Raises UserError, the same on every rank, if the memory cannot be shared.
+    """
+    file, place, problem = None, None, ""
+    if sync.rank == members[0]:
+        try:
+            file = os.memfd_create("cos598d", os.MFD_CLOEXEC)
+            os.posix_fallocate(file, 0, size)
+            place = [os.getpid(), file]
+        except (AttributeError, OSError) as error:  # AttributeError: only Linux has memfd_create
+            problem = f"{size / 2**20:.0f} MiB of memory cannot be shared ({error})"
+    place = sync.exchange(place)[members[0]]
+    if file is None and place:
+        try:
+            file = os.open(f"/proc/{place[0]}/fd/{place[1]}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            problem = f"the memory of rank {members[0]} cannot be opened ({error.strerror})"
+    for rank, its in enumerate(sync.exchange(problem)):  # now all have opened it
+        if its:
+            raise UserError(f"rank {rank}: {its}. Free memory, or choose bucketed.")
+    assert file is not None
+    return file

@@ -1,0 +1,131 @@
+"""The whole state of a training: any sync's, on any number of ranks, loads into any other's."""
+
+import functools
+import itertools
+
+import pytest
+import torch
+from ranks import on_ranks
+from zero_cases import Net, adamw, options_of, sgd, train, weights_of
+
+from cos598d.errors import UserError
+from cos598d.parallel import parallelize
+
+SYNCS = ("bucketed", "zero1", "zero2", "zero3", "sparse_zero1", "shared_weights")
+MAKES = {"sgd": sgd, "adamw": adamw}
+RANKS = (2, 3)
+
+
+def resumed(rank, ranks, file):
+    """Three steps under every sync, and its state then; with a file of states, three more from each of these.
+
+    Returns weights after six steps, straight on, and from each state; all of them on this number of ranks."""
+    found, states = {}, file and torch.load(file)
+    for sync, (name, make) in itertools.product(SYNCS, MAKES.items()):
+        net = Net(rank)
+        model, optimizer = parallelize(net, make, sync, **options_of(sync))
+        if states is None:
+            train(model, optimizer, rank, ranks, range(3))
+            found[sync, name, "state"] = {key: value.clone() for key, value in model.state()}
+            train(model, optimizer, rank, ranks, range(3, 6))
+            model.settle()
+            found[sync, name, "straight on"] = weights_of(net)
+        else:
+            for where, state in states[sync, name].items():
+                model.load_state(state)
+                model.settle()
+                again = dict(model.state())
+                found[(sync, name, *where, "kept")] = again.keys() == state.keys() and all(
+                    torch.equal(again[key], value) for key, value in state.items()
+                )
+                train(model, optimizer, rank, ranks, range(3, 6))
+                model.settle()
+                found[(sync, name, *where)] = weights_of(net)
+        model.detach()
+    return found
+
+
+@pytest.fixture(scope="module")
+def first():
+    """By number of ranks: what each rank found."""
+    return {ranks: on_ranks(ranks, resumed, None) for ranks in RANKS}
+
+
+@pytest.fixture(scope="module")
+def then(first, tmp_path_factory):
+    """Every sync goes on from its own state on as many ranks, and from another's on another number."""
+    others = dict(zip(SYNCS, (*SYNCS[3:], *SYNCS[:3]), strict=True))
+    found = {}
+    for ranks, before in zip(RANKS, reversed(RANKS), strict=True):
+        states = {
+            (sync, name): {
+                (sync, ranks): first[ranks][0][sync, name, "state"],
+                (others[sync], before): first[before][0][others[sync], name, "state"],
+            }
+            for sync, name in itertools.product(SYNCS, MAKES)
+        }
+        file = tmp_path_factory.mktemp("states") / "states.pt"
+        torch.save(states, file)
+        found[ranks] = on_ranks(ranks, resumed, str(file))
+    return found
+
+
+@functools.cache
+def one_process(name):
+    net = Net()
+    train(net, MAKES[name](net.parameters()), 0, 1, range(6))
+    return weights_of(net)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("sync", SYNCS)
+def test_a_training_goes_on_from_any_state(first, then, sync, ranks):
+    """Within 1e-6 of one process from any sync's; to the last bit from its own on as many ranks."""
+    for of_rank, straight in zip(then[ranks], first[ranks], strict=True):
+        for (own, name, *where), weights in of_rank.items():
+            if own == sync and where[-1] == "kept":
+                assert weights, (name, where)  # what was loaded is given again, to the last bit
+            elif own == sync:
+                assert (weights - one_process(name)).abs().max() < 1e-6, (name, where)
+                if where == [sync, ranks]:
+                    assert torch.equal(weights, straight[sync, name, "straight on"]), name
+
+
+def test_a_state_has_plain_names_and_whole_tensors(first):
+    """The same keys and shapes under every sync: those of one process."""
+    net = Net()
+    optimizer = adamw(net.parameters())
+    train(net, optimizer, 0, 1, range(3))
+    expected = {f"weights/{name}": p.shape for name, p in net.named_parameters()}
+    for name, p in net.named_parameters():
+        expected |= {f"{kind}/{name}": value.shape for kind, value in optimizer.state.get(p, {}).items()}
+    for ranks, sync in itertools.product(RANKS, SYNCS):
+        for of_rank in first[ranks]:
+            state = of_rank[sync, "adamw", "state"]
+            assert {key: value.shape for key, value in state.items()} == expected, (sync, ranks)
+
+
+def wrong_states(rank, ranks):
+    said = []
+    for sync in ("bucketed", "zero3"):
+        model, _ = parallelize(Net(rank), sgd, sync, **options_of(sync))
+        state = {key: value.clone() for key, value in model.state()}
+        other_shape = state | {"weights/scale": torch.ones(2)}
+        lacking = {key: value for key, value in state.items() if key != "weights/tokens.weight"}
+        for wrong in (other_shape, lacking):
+            try:
+                model.load_state(wrong)
+            except UserError as error:
+                said.append(str(error))
+        model.detach()
+    model, _ = parallelize(Net(rank), sgd, "zero1", **options_of("zero1"))
+    with pytest.raises(UserError, match="the state has exp_avg, which SGD does not keep"):
+        model.load_state(state | {"exp_avg/scale": torch.ones(())})
+    return said
+
+
+def test_a_state_that_does_not_fit_is_said():
+    for said in on_ranks(2, wrong_states):
+        assert len(said) == 4
+        assert all("weights/scale has the shape (2,) in the state and () in the model" in one for one in said[::2])
+        assert all("the state has no weights/tokens.weight" in one for one in said[1::2])
