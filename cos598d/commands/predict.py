@@ -137,7 +137,7 @@ def _trained(options: argparse.Namespace) -> _Trained:
     from cos598d.config import config_from
     from cos598d.models.build import find_model
     from cos598d.records.conventions import MODEL
-    from cos598d.records.run import read_summary
+    from cos598d.records.schema import Summary, read
     from cos598d.terminal.own_code import is_own
 
     folder = options.trained
@@ -145,7 +145,7 @@ def _trained(options: argparse.Namespace) -> _Trained:
         raise UserError(f"{folder} has no summary.json. Give the folder of a finished run.")
     if not (folder / MODEL).is_dir():
         raise UserError(f"{folder} has no model. Train again without --no_save_model.")
-    values, summary = read_config(folder / "config.json"), read_summary(folder)
+    values, summary = read_config(folder / "config.json"), read(folder / "summary.json", Summary)
     asked = values["task_name"]
     if is_own(asked) and options.task_name is None:
         raise UsageError(f"the task of {folder} is code in a file, {asked}. Add --task_name {asked} to run that code.")
@@ -153,7 +153,7 @@ def _trained(options: argparse.Namespace) -> _Trained:
         raise UsageError(f"--task_name is for a task of your own, and the task of {folder} is {asked}. Leave it out.")
     config = config_from(values | {"task_name": options.task_name or asked})
     task = config.task()
-    classes = tuple(summary.get("classes") or ())
+    classes = tuple(summary.classes or ())
     if is_own(asked) and task.classes != classes:
         raise UserError(
             f"{folder} was trained on {_in_words(classes)}, and --task_name {options.task_name} has "
