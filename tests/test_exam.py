@@ -1,7 +1,6 @@
 """The engine that runs a file on real ranks: what it says of files that hang, die, raise or call unlike. Imports the
 engine, as every file of tests for it does."""
 
-
 import os
 import subprocess
 import sys
@@ -160,6 +159,3 @@ def _is_alive(pid):
             return given.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-

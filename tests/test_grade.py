@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 import time
-import tomllib
 import zipfile
 
 import pytest
+import tomllib
 
 from cos598d.tools.course import get_lesson
 
@@ -56,7 +56,13 @@ def rows_of(folder):
 def test_a_class_gets_a_table_with_the_first_sentence_of_each(klass):
     folder, text = klass
     rows = rows_of(folder)
-    assert {name: float(row["score"]) for name, row in rows.items()} == {"ann": 4, "bob": 1, "cho": 0, "dee": 0, "eve": 1}
+    assert {name: float(row["score"]) for name, row in rows.items()} == {
+        "ann": 4,
+        "bob": 1,
+        "cho": 0,
+        "dee": 0,
+        "eve": 1,
+    }
     assert "lesson3.py line 2: rank 1's gradient is the sum over 2 ranks" in rows["bob"]["words"]
     assert "did not end" in rows["cho"]["words"]
     assert "ended early" in rows["dee"]["words"]
@@ -92,7 +98,7 @@ def test_nothing_of_a_submission_is_left(klass):
 
 def test_one_submission_has_both_platforms_files(tmp_path):
     (tmp_path / "lesson3.py").write_text(SUM)
-    runner = {name: "x" for name in ("CLASSROOM", "ASSIGNMENT", "USERNAME", "COMMIT_URL", "RELEASE_URL")}
+    runner = dict.fromkeys(("CLASSROOM", "ASSIGNMENT", "USERNAME", "COMMIT_URL", "RELEASE_URL"), "x")
     words = ("--gradescope", "results.json", "--classroom50", "result.json")
     code, text = cos598d(
         tmp_path, "grade", "lesson3.py", "--assignment", "lesson3", *words, SUBMISSION_TAG="submit/1", **runner
