@@ -62,7 +62,7 @@ def test_averages_gradients(sync, seed, n):
 
 def unused(n: int) -> list[Run]:
     """Steps in which only the first rank uses the layer `sometimes`, only the last, and none."""
-    users = (frozenset({0}), frozenset({n - 1}), frozenset())
+    users: tuple[frozenset[int], ...] = (frozenset({0}), frozenset({n - 1}), frozenset())
     return with_buckets(tuple(Step((number,), users=those) for number, those in enumerate(users)))
 
 

@@ -74,7 +74,7 @@ def look_between(comm: LessonComm, module: Any, name: str) -> list[dict[str, Any
             return
         memory = call.tensors[0].untyped_storage()
         if call.tensors[0].dtype == gradient.dtype and memory.nbytes() == gradient.nbytes:
-            buffer[:] = [torch.empty(0, dtype=gradient.dtype).set_(memory, 0, (ELEMENTS,))]
+            buffer[:] = [torch.empty(0, dtype=gradient.dtype).set_(memory, 0, (ELEMENTS,), (1,))]
         if call.op == "send":
             sent[call.root] += 1
         else:
