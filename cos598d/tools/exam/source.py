@@ -9,9 +9,18 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 
 def line_of(file: Path, name: str = "") -> int:
-    """The line in which the file defines `name`; by default its last function or class. 0 if there is none."""
-    nodes = [each for each in ast.parse(file.read_bytes()).body if isinstance(each, Definition)]
-    return next((each.lineno for each in nodes if each.name == name), nodes[-1].lineno if nodes else 0)
+    """The line in which the file defines `name`, such as "average" or "Ring.step"; else of its last function or class.
+
+    0 if there is none.
+    """
+    body = ast.parse(file.read_bytes()).body
+    line = next((each.lineno for each in reversed(body) if isinstance(each, Definition)), 0)
+    for part in name.split("."):
+        node = next((each for each in body if isinstance(each, Definition) and each.name == part), None)
+        if node is None:
+            break
+        body, line = node.body, node.lineno
+    return line
 
 
 def rebound(file: Path) -> tuple[int, str] | None:
