@@ -115,7 +115,10 @@ def test_mlp_is_that_of_one_process(ranks, seed, n):
         right, known = mlp_in_one_process(seed, step, n)
         for rank, value in enumerate(world.values):
             for name, whole in right.items():
-                found, expected = value[step]["tensors"][name], part_of(name, whole, rank, n) if name in PARTS else whole
+                found, expected = (
+                    value[step]["tensors"][name],
+                    part_of(name, whole, rank, n) if name in PARTS else whole,
+                )
                 if near(found, expected):
                     continue
                 slips = {words: each[rank] if each.dim() > 2 else each for words, each in known.get(name, {}).items()}
