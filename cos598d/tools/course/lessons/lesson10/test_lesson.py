@@ -194,7 +194,9 @@ def test_takes_any_size(ranks, seed, n):
             found, count = value[number], count_of(SHARE, elements)
             words = f"the average is wrong; send the {count:,} largest of each rank's elements"
             if elements > 1 << 15 and not found[1 << 15 :].any():
-                words = "nothing arrives at places above 32,767: send a place as int32, since it does not fit into 16 bits"
+                words = (
+                    "nothing arrives at places above 32,767: send a place as int32, since it does not fit into 16 bits"
+                )
             if not close(found, right):
                 known = (way for way in MISTAKES if close(found, Simulation(SHARE, way).average("any", own)[rank]))
                 words = getattr(next(known, None), "words", words)

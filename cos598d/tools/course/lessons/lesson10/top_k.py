@@ -22,7 +22,9 @@ class TopKVariant:
 
 
 RIGHT = TopKVariant("")
-NO_FEEDBACK = TopKVariant("what was held back is never sent: add it to the next step's gradient of this name", "nothing")
+NO_FEEDBACK = TopKVariant(
+    "what was held back is never sent: add it to the next step's gradient of this name", "nothing"
+)
 MISTAKES = (
     NO_FEEDBACK,
     TopKVariant("it is the sum over the ranks and should be their average: divide by n", divides=False),

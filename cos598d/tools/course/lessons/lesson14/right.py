@@ -6,7 +6,7 @@ from typing import Any
 
 
 def flops(layers: int, width: int, inner: int, tokens: int) -> float:
-    """Four products with (width, width), two with (width, inner), two of tokens with tokens; backward has each twice."""
+    """Four products with (width, width), two with (width, inner), two of tokens with tokens; backward has two each."""
     return counted(4, 2, 2, layers, width, inner, tokens)
 
 

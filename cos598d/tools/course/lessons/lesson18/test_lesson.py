@@ -69,9 +69,7 @@ def test_reads_drawn_runs(ranks, seed, n):
 def test_reads_a_recording(ranks, seed, n):
     """In a real recording of three processes diagnose names the fault, its rank, its call and its seconds."""
     world = ranks(n, of_recording)
-    words = wrong_diagnosis(
-        world.values[0], TraceFault(STRAGGLER, SLOW_RANK, SLOW_LAYER, SLOW_SECONDS), recorded()
-    )
+    words = wrong_diagnosis(world.values[0], TraceFault(STRAGGLER, SLOW_RANK, SLOW_LAYER, SLOW_SECONDS), recorded())
     world.require(not words, f"the recording: {words}", about="diagnose")
 
 
