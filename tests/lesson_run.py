@@ -27,10 +27,10 @@ def tests_of(number):
     return [(name, test, test.pytestmark[0].args[1]) for name, test in found.items()]
 
 
-def first_mistake(number, code, sizes=None):
+def first_mistake(number, code, sizes=None, name=""):
     """The first mistake that the lesson's tests find in `code`; None if it passes. sizes: the numbers of ranks."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"lesson{number}.py"
+        path = Path(folder) / (name or f"lesson{number}.py")
         path.write_text(code)
         try:
             mark = getattr(module_of(number), "pytestmark", None)

@@ -11,7 +11,6 @@ from zipfile import Path as ZipPath
 
 from cos598d.errors import UserError
 from cos598d.tools.course import Lesson, all_lessons
-from cos598d.tools.learn.progress import hint_line
 
 FRONT = "README.md"
 MEASUREMENTS = (
@@ -79,18 +78,6 @@ if not there:
         sys.exit(f"error: pip could not install cos598d:\\n{done.stderr}\\nFix that, and run this cell again.")
 print(f"cos598d {installed()} is there, in {sys.prefix}.")
 """
-PICTURE = """import sys
-from pathlib import Path
-
-from IPython.display import SVG, display
-
-pictures = [Path("lessonN.svg"), Path("lessonN-steps.svg")]
-for picture in pictures:
-    picture.unlink(missing_ok=True)
-!COMMAND --picture lessonN.svg > /dev/null
-for picture in filter(Path.exists, pictures):
-    display(SVG(str(picture)))"""
-
 # Fenced blocks, and code spans: nothing in them is a link or a list.
 FENCED = re.compile(r"^ *(`{3,}).*?^ *\1`*[ \t]*$", flags=re.DOTALL | re.MULTILINE)
 CODE = re.compile(FENCED.pattern + r"|(?<!`)(`+)(?!`)(?:(?!\n\n).)+?(?<!`)\2(?!`)", flags=re.DOTALL | re.MULTILINE)
@@ -234,15 +221,12 @@ def notebook(lesson: Lesson, facts: str) -> str:
         f"folder. Elsewhere, open `docs/lessons/lesson{number}.html` of the site.\n\n"
         f"Write your code in the next cell instead of `...`. The cell replaces `{file}` in this folder, so keep no "
         f"other work under that name. The check prints line numbers of `{file}`. In the cell each is one more.",
-        f"%%writefile {file}\n{lesson.page().rstrip()}\n\n\n{hint_line(lesson, 0)}",
+        f"%%writefile {file}\n{lesson.page().rstrip()}",
         f"Check it. This prints what `cos598d learn {number} --check` prints:",
         f"{command} --check",
         "A hint, one more each time:",
         f"{command} --hint",
     ]
-    if lesson.has_picture:
-        cells += ["What your code does in a step, as a picture:", PICTURE.replace("lessonN", f"lesson{number}")]
-        cells[-1] = cells[-1].replace("COMMAND", command.partition("!")[2])
     kinds = ["code" if re.match(r"VERSION|%%|import|from", cell) else "markdown" for cell in cells]
     return json.dumps(
         {

@@ -52,11 +52,7 @@ def judge_start(world, seed):
                 world.require(is_same, f"{words}: send rank 0's to all ranks there", rank)
 
 
-AVERAGING = [
-    Run(PLAIN[:FEW], "long tensors", LARGE),
-    Run(PLAIN),
-    *with_buckets(PLAIN[:FEW])[1:],
-]
+AVERAGING = [Run(PLAIN), Run(PLAIN[:FEW], "long tensors", LARGE), *with_buckets(PLAIN[:FEW])[1:]]
 
 
 def test_averages_gradients(sync, seed, n):

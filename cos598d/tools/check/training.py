@@ -62,13 +62,11 @@ SCRIPT = (
     Moment(before="evaluation"),
     Moment(uses="the first micro-batch"),
     Moment(before="exception"),
-    Moment(uses=NONE),
+    Moment(uses=NONE, before="settle"),
     Moment(only_a_number="every rank", uses=NONE),
-    Moment(before="settle"),
     Moment(only_a_number="the last rank"),
     Moment(before="new sync"),
     Moment(uses="the first rank"),
-    Moment(),
 )
 
 
