@@ -15,6 +15,7 @@ from typing import Any
 
 BASE = 101  # the number of rank r is BASE**r; no sum of them, divided by the number of ranks, is another one
 MOST_RANKS = 8
+ROUNDING = 1e-9
 Counts = tuple[int, ...]  # how often each rank's gradient is in a part
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 WIDTH, CELL, ROW, LEFT, SECONDS = 760, 16, 22, 60, 1.6
@@ -47,12 +48,12 @@ class Move:
 def counts_in(value: float, ranks: int) -> Counts:
     """Whose gradients are in an element, and how often; of an average too."""
     for times in (1, ranks):
-        rest, found = value * times, []
+        whole = round(value * times)
+        rest, found = whole, []
         for _ in range(ranks):
             rest, count = divmod(rest, BASE)
-            found.append(int(count))
-        rounded = sum(count * BASE**rank for rank, count in enumerate(found))
-        if abs(value * times - rounded) < 1e-6 and max(found) <= ranks:
+            found.append(count)
+        if abs(value * times - whole) <= ROUNDING * max(1, whole) and not rest and max(found) <= ranks:
             return tuple(found)
     return (0,) * ranks
 

@@ -109,7 +109,7 @@ def test_estimates_from_two_batches(ranks, seed, n):
         for told, (batch, own) in zip((each["told"] for each in value), gradients(seed, n), strict=True):
             words = wrong_pair(told, own.double(), rank, batch)
             world.require(
-                not words, f"estimates on rank {rank} of {n}, of batches of {batch}: {words}", rank, "estimates"
+                not words, f"estimates on rank {rank} of {n}, with batch {batch}: {words}", rank, "estimates"
             )
 
 
