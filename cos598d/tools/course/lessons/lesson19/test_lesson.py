@@ -108,9 +108,7 @@ def test_estimates_from_two_batches(ranks, seed, n):
     for rank, value in enumerate(world.values):
         for told, (batch, own) in zip((each["told"] for each in value), gradients(seed, n), strict=True):
             words = wrong_pair(told, own.double(), rank, batch)
-            world.require(
-                not words, f"estimates on rank {rank} of {n}, with batch {batch}: {words}", rank, "estimates"
-            )
+            world.require(not words, f"estimates on rank {rank} of {n}, with batch {batch}: {words}", rank, "estimates")
 
 
 def wrong_pair(told: Sequence[Any], own: torch.Tensor, rank: int, b: int) -> str:
