@@ -30,8 +30,8 @@ class Shape:
 def shape_of(seed: int) -> Shape:
     """Drawn again each time."""
     draw = random.Random(seed)
-    width = draw.choice((48, 56, 64))
-    return Shape(draw.randint(4, 8), width, 4 * width, draw.randint(400, 600))
+    width = draw.choice((64, 72, 80))
+    return Shape(draw.randint(4, 8), width, 4 * width, draw.randint(500, 600))
 
 
 class CountedBlock(nn.Module):

@@ -78,7 +78,7 @@ def test_same_gradients(ranks, seed, n):
             step, name = wrong[0]
             words = wrong_gradients(found, known, step, name, seed, dropout)
             where = f"{'with' if dropout else 'without'} dropout, step {step + 1}"
-            world.fail(f"{where}: {words}", about="Again")
+            world.fail(f"{where}: {words}", about="Again.backward")
 
 
 def wrong_gradients(found: Any, known: Any, step: int, name: str, seed: int, dropout: float) -> str:
