@@ -195,7 +195,7 @@ def _judge_ends(world: World, ends: dict[int, End], exit_codes: Sequence[int | N
         odd = standstill(world.traces, world.file.name)
     if odd:
         raise Wrong(*odd)
-    # A rank that died makes the others' calls fail: it comes first. One that waits for others is not the one that loops.
+    # A rank that died makes the others' calls fail: it comes first. One that waits for others does not loop.
     order = (DIED, LATE, RAISED, STUCK)
     rank = min(bad, key=lambda each: (order.index(how[each][0]), world.traces[each].stuck_in is not None))
     kind, rest = how[rank]
