@@ -476,7 +476,7 @@ class FirstMillion(AllReduce):
         gradient.copy_(torch.cat([first, gradient.flatten()[1_000_000:]]).view_as(gradient))
 
 
-@mutant(ANY, "wrong only in steps with 3 backward passes", 3)
+@mutant(ANY, "in steps with more than one backward pass", 3)
 class LosesTheThird(AllReduce):
     """Of a step's backward passes."""
 

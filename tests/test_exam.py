@@ -52,7 +52,8 @@ WRONG = {
     "    if comm.rank:\n        comm.all_reduce(torch.ones(3), 'a')\n": f"line 6: rank 1 waits in {ONE.format(line=6)}"
     ", and rank 0 never makes that call",
     "    comm.all_reduce(torch.ones(3 + comm.rank), 'a')\n": f"line 5: rank 0 is in {ONE.format(line=5)} while "
-    "    comm.send(torch.ones(3), 1 - comm.rank)\n    comm.recv(torch.ones(3), 1 - comm.rank)\n": "all send and "
+    "rank 1 is in comm.all_reduce of a (4 float32, file.py line 5): every rank must make the same calls in the same "
+    "order",
     "    comm.send(torch.ones(3), 1 - comm.rank, 'a')\n    comm.recv(torch.ones(3), 1 - comm.rank)\n": "all send and "
     "none receives, so they wait forever",
     "    comm.all_reduce(torch.ones(3), 'a', async_op=True)\n": f"line 5: {ONE.format(line=5)} is never waited for: "
