@@ -127,7 +127,10 @@ def _kind(
         parts = []
         for name, places in off.items():
             tensor = some[name]
-            parts.append(torch.zeros(len(places)) if tensor is None else tensor.flatten()[places])
+            mean = right[name]
+            assert mean is not None
+            none = mean.new_zeros(len(places))
+            parts.append(none if tensor is None else tensor.flatten()[places])
         return torch.cat([_real(part).double() for part in parts])
 
     n = len(own)
@@ -199,11 +202,8 @@ def _is_of_holders(found: Gradients, own: Sequence[Gradients], right: Gradients,
         assert mean is not None
         have = [gradient for each in own if (gradient := each[name]) is not None and bool(gradient.any())]
         counts.append(len(have))
-        if (
-            not have
-            or (_real(mine).double() * len(have) - _real(mean).double() * n).norm()
-            > CLOSE * n * _real(mean).double().norm()
-        ):
+        got, whole = _real(mine).double() * len(have), _real(mean).double() * n
+        if not have or (got - whole).norm() > CLOSE * whole.norm():
             return False
     return max(counts) < n
 
