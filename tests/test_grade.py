@@ -140,7 +140,7 @@ def test_the_zip_has_the_assignment_and_no_answers(tmp_path):
     with zipfile.ZipFile(io.BytesIO((tmp_path / "autograder.zip").read_bytes())) as archive:
         names = archive.namelist()
         assert tomllib.loads(archive.read("assignment.toml").decode()) == {"tests": "lesson5"}
-        assert b"pytest" in archive.read("requirements.txt")
+        assert b"torch" in archive.read("requirements.txt")
     assert {"setup.sh", "run_autograder", "cos598d/tools/course/lessons/lesson5/test_lesson.py"} <= set(names)
     assert not [name for name in names if "/answer/" in name]
 
