@@ -28,7 +28,13 @@ setup(
         "cos598d.commands": ["sbatch.sh.txt"],
         "cos598d.tools.audit": ["site/sitecustomize.py"],
         "cos598d.tools.grade": ["*.sh.txt"],
-        "cos598d.tools.course": ["given/*.json", "lessons/*/*.toml", "lessons/*/*.txt", "lessons/*/*/*.txt", "lessons/*/*.json"],
+        "cos598d.tools.course": [
+            "given/*.json",
+            "lessons/*/*.toml",
+            "lessons/*/*.txt",
+            "lessons/*/*/*.txt",
+            "lessons/*/*.json",
+        ],
         "cos598d.sync": ["template.py.txt"],
         "cos598d.data.samples": ["*.tsv", "*.json", "*.txt"],
         "cos598d.tools.report": ["templates/*.jinja"],
@@ -49,13 +55,11 @@ setup(
         "filelock>=3.13",
         "psutil>=5.9",
         "requests>=2.31",
-        "urllib3>=2.2",
+        "pooch>=1.8",
         "pytest>=8",  # which runs the lessons' tests, and check's
         "tomli>=2; python_version < '3.11'",
     ],
     extras_require={
-        # Only tests/test_vit_transformers.py: it brings its own huggingface_hub and tokenizers, better not into .venv.
-        "vit-test": ["transformers>=4.40"],
         "test": ["pytest-timeout>=2.3", "pytest-xdist>=3.6"],
         "lint": ["ruff>=0.6", "import-linter>=2.6", "mypy>=1.11"],
         "tensorboard": ["tensorboard>=2.17"],

@@ -22,9 +22,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+
 from cos598d.data import get_task
 from cos598d.data.sampler import global_batches
-from cos598d.data.text.tokenization import load_encoder
 from cos598d.models.build import build_model, find_model
 from cos598d.models.checkpoint import save_model
 from cos598d.records.conventions import PRECISIONS, WARM_UP
@@ -101,9 +101,8 @@ def prepare(options: argparse.Namespace) -> tuple[Path, Path, Path]:
         data = (options.runs_dir / "sample").resolve()
         subprocess.run([sys.executable, "-m", "cos598d", "sample", str(data)], check=True, env=environment())
     task, source = get_task("rte"), find_model(options.model)
-    encoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
     folder = (options.runs_dir / "model").resolve()
-    save_model(folder, build_model(source, task.head, task.num_labels, 0.0, SEED), encoder)
+    save_model(folder, build_model(source, task.head, task.num_labels, 0.0, SEED), source.encoder)
     examples = len((data / "train.tsv").read_text(encoding="utf-8").splitlines()) - 1
     batches: list[list[int]] = []
     epoch = 0

@@ -112,8 +112,8 @@ def be_rank(options: argparse.Namespace, who: str, data: str, model_folder: str,
         model_folder, num_labels=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     task = get_task("rte")
-    encoder = find_model(model_folder, do_lower_case=True).load_encoder()
-    examples = task.load("train", task.locate(data)[0], encoder, options.max_seq_length)
+    task.find(str(data))
+    examples = task.load("train", find_model(str(model_folder), do_lower_case=True).encoder, options.max_seq_length)
     # Accelerate gives rank r every n-th batch: its slice of each global batch, one after the other.
     places = [place for batch in json.loads(Path(order).read_text()) for place in batch]
     losses, moments = [], [time.perf_counter()]

@@ -22,8 +22,8 @@ from typing import Any
 from book_pages import BENCH, FIGURES, OUTPUT, PICTURE, PROGRAM, Block, named
 
 from cos598d.errors import UserError
-from cos598d.records.bench import read_record
 from cos598d.records.conventions import DDP, FLOOR, FLOORS
+from cos598d.records.run import read_record
 from cos598d.records.summary import paired_ratio
 from cos598d.terminal.children import end_all
 from cos598d.terminal.printable import printable

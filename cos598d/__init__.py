@@ -4,22 +4,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cos598d.comm.ledger import Ledger as Ledger
     from cos598d.commands.from_python import TrainedRun as TrainedRun
     from cos598d.commands.from_python import compare as compare
     from cos598d.commands.from_python import train as train
-    from cos598d.doors.fully_shard import fully_shard as fully_shard
-    from cos598d.doors.parallel import data_parallel as data_parallel
-    from cos598d.doors.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
-    from cos598d.doors.sharded_parallel import parallelize as parallelize
+    from cos598d.parallel import Parallel as Parallel
+    from cos598d.parallel import data_parallel as data_parallel
+    from cos598d.parallel import parallelize as parallelize
+    from cos598d.sync.base import GradientSync as GradientSync
+    from cos598d.zero.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
 
 __version__ = "0.1.0"
 
 # What the package offers to Python, and the module of each name.
 _OFFERED = {
-    "data_parallel": "cos598d.doors.parallel",
-    "fully_shard": "cos598d.doors.fully_shard",
-    "parallelize": "cos598d.doors.sharded_parallel",
-    "ShardedOptimizer": "cos598d.doors.sharded_optimizer",
+    "data_parallel": "cos598d.parallel",
+    "parallelize": "cos598d.parallel",
+    "Parallel": "cos598d.parallel",
+    "Ledger": "cos598d.comm.ledger",
+    "GradientSync": "cos598d.sync.base",
+    "ShardedOptimizer": "cos598d.zero.sharded_optimizer",
     "train": "cos598d.commands.from_python",
     "compare": "cos598d.commands.from_python",
     "TrainedRun": "cos598d.commands.from_python",

@@ -1,18 +1,21 @@
 """One attempt of a run's training: from where it starts or resumes to its end, or until it is asked to stop."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cos598d.checkpoints import Checkpoints
-from cos598d.checkpoints.control import Stopping, TrainingControl
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+from cos598d.checkpoints.folder import step_name
 from cos598d.checkpoints.resume import how_to_go_on
-from cos598d.comm.communicator import Communicator
+from cos598d.checkpoints.saving import Checkpoints
+from cos598d.checkpoints.stopping import EarlyStopping, Stopping
 from cos598d.errors import UserError
 from cos598d.evaluate import Evaluation
-from cos598d.loop import train
-from cos598d.measure.record import RunRecord
-from cos598d.plan import TrainingSetup
+from cos598d.loop import Job, train
+from cos598d.optimizers import OPTIMIZERS
+from cos598d.parallel import Parallel
+from cos598d.plan import Plan, Position
 from cos598d.terminal.signals import GOES_ON, Requests
 
 
@@ -29,83 +32,127 @@ class TrainResult:
     best: dict[str, Any] | None
 
 
+class Attempt:
+    """Decides between two steps whether a training is saved and whether it goes on (`loop.Control`).
+
+    `stopped`: why it is stopped before its work is done; None if it is not, or if it ends early by its own rule. A
+    checkpoint is written when the plan says so, when the ranks' votes ask for one, and after the best evaluation.
+    """
+
+    stopped: str | None = None
+
+    def __init__(self, job: Job, stopping: Stopping, checkpoints: Checkpoints, facts: Mapping[str, Any]):
+        """`facts` are what must be equal in every attempt of a run."""
+        self.early = EarlyStopping(job.config.metric(), job.config.patience())
+        self._job, self._stopping, self._checkpoints, self._facts = job, stopping, checkpoints, dict(facts)
+        self._is_best = False  # whether the latest evaluation is the best so far
+
+    def begin(self, plan: Plan, model: Parallel, scaler: ShardedGradScaler) -> Position:
+        """Continue from the checkpoint, if any. Return where the training begins."""
+        self._plan, self._model, self._scaler, at = plan, model, scaler, Position()
+        config, checkpoints = self._job.config, self._checkpoints
+        if checkpoints.found is not None:
+            kinds = OPTIMIZERS[config.optimizer].kinds
+            training, said = checkpoints.restore(model, scaler, kinds, config.seed)
+            at = replace(training.position)
+            self.early.resume(training.best)
+            if config.dropout != 0 and training.ranks != self._job.ranks.world_size:
+                said.append("dropout masks differ")
+            self._job.console.say("; ".join(said))
+        if plan.has_checkpoints:
+            checkpoints.open()
+        self._saved = replace(at)
+        return at
+
+    def votes(self) -> Sequence[float]:
+        """This rank's votes, which are sent with a step's loss."""
+        return self._stopping.votes()
+
+    def count(self, votes: Sequence[float]) -> None:
+        """Take the sums of all ranks' votes: after a step, or when an evaluation was interrupted."""
+        self._stopping.count(votes)
+        self.stopped = self._stopping.reason
+
+    def see(self, metrics: Mapping[str, Any], at: Position) -> None:
+        """Take the metrics of an evaluation."""
+        self._is_best = self.early.see(metrics, at.iteration)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further step follows, even if the plan has more."""
+        return self.stopped is not None or self.early.is_over
+
+    def saves(self, at: Position) -> bool:
+        """Whether the training is to be saved now."""
+        if at == self._saved:
+            return False
+        is_best = self._is_best and self._plan.has_checkpoints
+        return self.stopped is not None or self._stopping.wants_save or is_best or self._plan.saves(at)
+
+    def save(self, at: Position) -> None:
+        """Save the training."""
+        if not self._plan.has_checkpoints:  # it is saved because it was asked to stop
+            self._checkpoints.open()
+        self._checkpoints.save(self._model, self._scaler, replace(at), self.early.best, self._facts)
+        self._job.record.checkpoint(self._checkpoints.folder / step_name(at.iteration))
+        self._stopping.saved()
+        self._is_best, self._saved = False, replace(at)
+
+
 def train_and_checkpoint(
-    setup: TrainingSetup, evaluation: Evaluation, checkpoints: Checkpoints, facts: Mapping[str, Any], began: float
+    job: Job, evaluation: Evaluation, checkpoints: Checkpoints, facts: Mapping[str, Any], began: float
 ) -> TrainResult:
     """Train until the work is done, or until a signal or --max_seconds asks for the end. Every rank calls it.
 
-    During training, the signals of `terminal/signals.ENDING` are only noted. `facts` are what must be equal in every
-    attempt of a run. --max_seconds counts from `began`, a time.monotonic(). With --early_stopping, the model has the
-    best weights afterwards. Raises UserError as `train` does, and if no checkpoint can be saved.
+    During training, the signals of `terminal/signals.ENDING` are only noted. --max_seconds counts from `began`, a
+    time.monotonic(). With --early_stopping, the model has the best weights afterwards. Raises UserError as `train`
+    does, and if no checkpoint can be saved.
     """
-    with Requests() as requests, checkpoints:
-        stopping = Stopping(setup.config, setup.comm, requests, began)
-        control = TrainingControl(setup, stopping, checkpoints, facts)
-        train(setup, lambda: evaluation(stopping.is_asked), control)
+    with Requests() as requests:
+        stopping = Stopping(job.config, job.ranks, requests, began)
+        attempt = Attempt(job, stopping, checkpoints, facts)
+        train(job, lambda: evaluation(stopping.is_asked), attempt)
         saved = checkpoints.close()
-        if control.stopped:
+        if attempt.stopped:
             requests.is_met = True
-            setup.record.ends(control.stopped)
-            return TrainResult(control.stopped, saved, None)
-        if control.early.is_over:
-            setup.console.say(control.early.sentence())
-            setup.record.ends(control.early.sentence())
-        return TrainResult(None, saved, _end_with_the_best(setup, control, checkpoints, evaluation))
+            job.record.ends(attempt.stopped)
+            return TrainResult(attempt.stopped, saved, None)
+        if attempt.early.is_over:
+            job.console.say(attempt.early.sentence())
+            job.record.ends(attempt.early.sentence())
+        return TrainResult(None, saved, _end_with_the_best(job, attempt.early, checkpoints, evaluation))
 
 
 def _end_with_the_best(
-    setup: TrainingSetup, control: TrainingControl, checkpoints: Checkpoints, evaluation: Evaluation
+    job: Job, early: EarlyStopping, checkpoints: Checkpoints, evaluation: Evaluation
 ) -> dict[str, Any] | None:
     """Return facts about the best evaluation. With --early_stopping, also load its weights and evaluate them again."""
-    early, console = control.early, setup.console
-    if early.best is None:
+    best = early.best
+    if best.value is None:
         return None
-    best = {"iteration": early.best_iteration, "metric": early.metric, "value": early.best}
-    if early.patience is None or early.best_iteration == setup.record.iterations:
-        return best
-    if not checkpoints.load_best(setup.model, early.best_iteration):  # the disk was full, or somebody deleted it
-        console.say(f"the best model, after iteration {early.best_iteration}, could not be kept, so the last one is")
-        return best
+    facts = {"iteration": best.iteration, "metric": best.metric, "value": best.value}
+    if early.patience is None or best.iteration == job.record.iterations:
+        return facts
+    if not checkpoints.load_best(job.model, best.iteration):  # the disk was full, or somebody deleted it
+        job.console.say(f"the best model, after iteration {best.iteration}, could not be kept, so the last one is")
+        return facts
     metrics = evaluation() or {}
-    console.evaluation({"iteration": early.best_iteration} | metrics)
-    return best | {"evaluated": metrics}
+    job.console.evaluation({"iteration": best.iteration} | metrics)
+    return facts | {"evaluated": metrics}
 
 
-def leave(result: TrainResult, setup: TrainingSetup) -> int:
+def leave(result: TrainResult, job: Job) -> int:
     """Print why a run stops before its work is done, and how to resume it; return the exit code.
 
     Raises UserError, the same on every rank, if it cannot be resumed because nothing is saved.
     """
-    iteration = setup.record.iterations
+    iteration = job.record.iterations
     if result.saved is None:
         raise UserError(
             f"{result.stopped} after iteration {iteration}, and no checkpoint could be saved. Make room in the run's "
             "folder, then start again."
         )
     lost = "" if result.saved == iteration else f"; the newest checkpoint is of iteration {result.saved}"
-    how = how_to_go_on(setup.record.folder, setup.config)
-    setup.console.say_last(f"{result.stopped} after iteration {iteration}{lost}. {how}")
+    how = how_to_go_on(job.record.folder, job.config)
+    job.console.say_last(f"{result.stopped} after iteration {iteration}{lost}. {how}")
     return GOES_ON
-
-
-def publish_record(
-    record: RunRecord, comm: Communicator, setting: Mapping[str, Any], files: Mapping[str, Any], keeps_model: bool
-) -> None:
-    """Give the files of a run that ended well their final names, the summary last. Every rank calls it.
-
-    `setting` are the summary's facts and `files` are as `RunRecord.stage` takes them; both count on rank 0. An earlier
-    run's model is deleted unless `keeps_model`. Raises UserError if the disk refuses. An earlier run's record is kept
-    until all of the new one is on the disk.
-    """
-    shares = comm.collect(record.share())
-    record.complete()
-    if shares is not None:  # on rank 0
-        record.stage(dict(setting), shares, files)
-    comm.exchange("the whole record is on the disk under temporary names")
-    if comm.rank == 0:
-        record.remove_old(with_model=not keeps_model)
-    comm.exchange("an earlier run's record is deleted")
-    record.publish()
-    comm.exchange("the rows have their final names")
-    if comm.rank == 0:
-        record.publish_summary()

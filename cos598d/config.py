@@ -2,44 +2,47 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cos598d.checkpoint_flags import CheckpointFlags
-from cos598d.data import TASK_NAMES, Task, get_task
-from cos598d.data.classes import MACRO
-from cos598d.data.images.task import ImageOptions
-from cos598d.data.squad.options import SquadOptions
-from cos598d.data.tasks import TaskOptions
-from cos598d.data.text.table import TextOptions
+from cos598d.data import TASK_NAMES, Task, TaskFlags, get_task
+from cos598d.data.metrics import MACRO
+from cos598d.data.squad import MOST_QUERY
+from cos598d.data.tasks import TASKS_WITH
 from cos598d.errors import UsageError
-from cos598d.measure.thinning import AUTO, FORMS, LedgerRule
-from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, TEXT_TYPES
-from cos598d.models.build import MODEL_TYPES
-from cos598d.models.recompute import MODEL_TYPES as RECOMPUTED
-from cos598d.records.conventions import AUTO_PRECISION, PRECISIONS
-from cos598d.strategies import AUTO_SYNC, class_of, known_names, options_kind_of, strategy_flags
-from cos598d.strategies.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
-from cos598d.sync import or_choose
-from cos598d.sync.codecs import CODECS, get_codec
-from cos598d.sync.options import SYNC_GROUP, SyncFlags, SyncOptions
+from cos598d.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
+from cos598d.records.conventions import PRECISIONS
+from cos598d.sync import AUTO_SYNC, KNOWN, get_sync, or_choose, sync_flags
+from cos598d.sync.codecs import get_codec
+from cos598d.sync.options import SYNC_GROUP
 from cos598d.terminal.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.terminal.own_code import label_of
 from cos598d.terminal.printable import printable
 from cos598d.world.devices import AUTO_BACKEND, check_threads
 
 if TYPE_CHECKING:
-    StrategyFlags = SyncFlags
+    from cos598d.sync.bucketed import BucketedOptions as SyncFlags
 else:
-    StrategyFlags = strategy_flags()
+    SyncFlags = sync_flags()
 
 BACKENDS = (AUTO_BACKEND, "gloo", "nccl")
-SYNC_FIELDS = tuple(defaults_of(StrategyFlags))
+SYNC_FIELDS = tuple(defaults_of(SyncFlags))
+# What the trainer knows of its models: every parameter is used, no buffer changes, no script reads weights or gradients
+# between two steps.
+OF_TRAINER = {
+    "find_unused_parameters": False,
+    "broadcast_buffers": False,
+    "gather_in_forward": True,
+    "gradient_as_bucket_view": True,
+}
 # Flags without effect on tasks of images.
-TEXT_FLAGS = ("max_seq_length", "tokenizer_name", "do_lower_case")
+TEXT_FLAGS = ("max_seq_length", "do_lower_case")
+# The model types, each with the default of --model_name_or_path.
+USUAL_MODELS = {"bert": "minilm", "roberta": "roberta-base", "distilbert": "distilbert-base-uncased", "vit": "vit-tiny"}
 # The headings of the flags below in --help.
 RANKS, DATA, MODEL, RECORD = "ranks", "task and data", "model", "output"
 
@@ -47,29 +50,21 @@ MOST_EXAMPLES = 1 << 20  # per step, or per micro-batch
 
 
 @dataclass(frozen=True)
-class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
+class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
     """The settings of a run. Each field is the flag of its name; `check` raises an error for what cannot work.
 
-    A flag is one line here, in a base class, or in the `options_kind` of a sync or strategy. The parser, --help, its
+    A flag is one line here, in a base class, or in the `options_kind` of a sync. The parser, --help, its
     range check and the comparison between ranks follow from it.
     """
 
     sync: str = flag(
         "ddp",
-        f"how ranks cooperate: {', '.join(known_names())}; FILE.py:CLASS for your own; {AUTO_SYNC} measures and picks "
-        "the fastest exact one",
-        group=SYNC_GROUP,
-    )
-    compress: str | None = flag(
-        None,
-        f"compress gradients, for syncs with buckets: {', '.join(CODECS)} (ddp: fp16)",
+        f"how ranks cooperate: {', '.join(KNOWN)}; FILE.py:CLASS for your own; {AUTO_SYNC} tries some and "
+        "takes the fastest",
         group=SYNC_GROUP,
     )
     check_replicas: int = flag(
-        0,
-        "check every N steps that all ranks' weights are equal; 0: only after every epoch",
-        group=SYNC_GROUP,
-        least=0,
+        0, "check every N steps that all ranks' weights are equal; 0: only after every epoch", group=SYNC_GROUP, least=0
     )
 
     backend: str = flag(
@@ -90,8 +85,7 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
     task_name: str = flag("rte", f"task to train: {', '.join(TASK_NAMES)}; FILE.py:CLASS for your own", group=DATA)
     data_dir: str | None = flag(
         None,
-        "folder of the task's files, or a zip of images (else $GLUE_DIR/TASK, $SQUAD_DIR, $IMAGE_DIR or $AG_NEWS_DIR, "
-        "else the bundled sample)",
+        "folder of the task's files (else $GLUE_DIR/TASK, $SQUAD_DIR or $IMAGE_DIR, or a sample)",
         group=DATA,
         metavar="FOLDER",
         is_local=True,
@@ -105,9 +99,10 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
     max_eval_examples: int | None = flag(
         None, "evaluate on only this many examples, spread evenly over the data", group=DATA, least=1
     )
-    overwrite_cache: bool = flag(False, "build the cached features again", group=DATA, is_local=True)
 
-    model_type: str = flag("bert", "architecture: {choices}", group=MODEL, choices=MODEL_TYPES)
+    model_type: str | None = flag(
+        None, "architecture: {choices} (default: the model's own)", group=MODEL, choices=tuple(USUAL_MODELS)
+    )
     model_name_or_path: str = flag(
         "minilm",
         "a folder, a hub name (NAME or NAME@REVISION), minilm, or random weights: tiny, bert-base, vit-tiny, vit-base; "
@@ -116,45 +111,22 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
         metavar="MODEL",
         is_local=True,
     )
-    config_name: str | None = flag(
-        None,
-        "folder or hub name of another model configuration",
-        group=MODEL,
-        metavar="MODEL",
-        is_local=True,
-    )
-    tokenizer_name: str | None = flag(
-        None, "folder, file or hub name of another vocabulary", group=MODEL, metavar="MODEL", is_local=True
-    )
     cache_dir: str | None = flag(None, "folder for models from the hub", group=MODEL, metavar="FOLDER", is_local=True)
     do_lower_case: bool = flag(
         False, "use an uncased vocabulary (implied by minilm, tiny and names with 'uncased')", group=MODEL
     )
     dropout: float | None = flag(
-        0.0,
-        "dropout probability: 0 for parity; 'model' for the model's own",
-        group=MODEL,
-        least=0,
-        below=1,
-        none="model",
+        0.0, "dropout probability, 0 for parity; 'model': the model's own", group=MODEL, least=0, below=1, none="model"
     )
 
     do_train: bool = flag(False, "train (without --do_train and --do_eval: do both)", group=TRAINING)
     do_eval: bool = flag(False, "evaluate after every epoch", group=TRAINING)
     do_predict: bool = flag(False, "at the end, predict the data's test set, as `cos598d predict` does", group=TRAINING)
     total_train_batch_size: int | None = flag(
-        None,
-        "examples per step, divided among all ranks (default: 64)",
-        group=TRAINING,
-        least=1,
-        below=MOST_EXAMPLES,
+        None, "examples per step, divided among all ranks (default: 64)", group=TRAINING, least=1, below=MOST_EXAMPLES
     )
     per_gpu_train_batch_size: int | None = flag(
-        None,
-        "instead: examples per rank and accumulation step",
-        group=TRAINING,
-        least=1,
-        below=MOST_EXAMPLES,
+        None, "instead: examples per rank and accumulation step", group=TRAINING, least=1, below=MOST_EXAMPLES
     )
     per_gpu_eval_batch_size: int = flag(8, "examples per rank in a batch of evaluation", group=TRAINING, least=1)
     gradient_accumulation_steps: int = flag(1, "micro-batches per step", group=TRAINING, least=1, below=MOST_EXAMPLES)
@@ -163,20 +135,18 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
     max_steps: int = flag(-1, "train for exactly this many steps instead; -1: whole epochs", group=TRAINING)
     seed: int = flag(42, "random seed of new weights, the order of examples, and dropout", group=TRAINING, least=0)
     activation_checkpointing: bool = flag(
-        False,
-        "recompute each layer's activations in backward: less memory, more time, the same gradients",
-        group=TRAINING,
+        False, "recompute activations in backward: less memory, more time, the same gradients", group=TRAINING
     )
     precision: str = flag(
         "fp32",
-        f"precision of torch's autocast: {{choices}}; {AUTO_PRECISION} measures, and picks the faster of fp32 and bf16",
+        "precision of torch's autocast: {choices}",
         group=TRAINING,
-        choices=(*PRECISIONS, AUTO_PRECISION),
+        choices=PRECISIONS,
     )
 
     output_dir: str | None = flag(
         None,
-        "write the run's files to this folder (default: a new one in runs/)",
+        "the folder of the run's files (default: a new one in runs/)",
         group=RECORD,
         metavar="FOLDER",
         is_local=True,
@@ -184,31 +154,14 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
     overwrite_output_dir: bool = flag(False, "overwrite a non-empty output folder", group=RECORD, is_local=True)
     save_model: bool = flag(True, "do not write the trained model", group=RECORD)
     monitor_interval: float = flag(
-        1.0,
-        "seconds between samples of the network interface and the host; 0: no samples",
-        group=RECORD,
-        least=0,
-        is_local=True,
-    )
-    ledger: str = flag(
-        AUTO,
-        f"which iterations have their calls listed in the communication log: {FORMS} (fewer in a long run, to stay "
-        "below 200 MB); totals always count every call",
-        group=RECORD,
-        metavar="RULE",
+        1.0, "seconds between samples of network and host; 0: no samples", group=RECORD, least=0, is_local=True
     )
     tensorboard: bool = flag(
-        False,
-        "also write TensorBoard events to tensorboard/ in the output folder",
-        group=RECORD,
-        is_local=True,
-    )
-    csv: bool = flag(
-        False, "also write steps.csv and evaluations.csv to the output folder", group=RECORD, is_local=True
+        False, "also write TensorBoard events to tensorboard/ in the output folder", group=RECORD, is_local=True
     )
     logger: str | None = flag(
         None,
-        "also call your own logger for every step, evaluation and checkpoint",
+        "also call your logger for every step and evaluation",
         group=RECORD,
         metavar="FILE.py:CLASS",
         is_local=True,
@@ -223,41 +176,25 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
         task = self.task()
         check_flags(self)
         self._check_sync(world_size)
-        able = task.model_types or (IMAGE_TYPES if task.image_form else TEXT_TYPES)
-        if self.model_type not in able:
+        if self.model_type and (self.model_type == "vit") != (task.image_form is not None):
+            able = [name for name in USUAL_MODELS if (name == "vit") == (task.image_form is not None)]
             raise UsageError(f"--model_type {self.model_type} cannot do {task.name}. Choose {' or '.join(able)}.")
-        if self.activation_checkpointing and self.model_type not in RECOMPUTED:
-            raise UsageError(
-                f"--activation_checkpointing is for {', '.join(RECOMPUTED)}, and --model_type is {self.model_type}. "
-                "Leave it out."
-            )
         if self.do_predict and task.head != "sequence_classification":
-            raise UsageError(
-                f"--do_predict is for tasks of texts, and {task.name} has no test set. Leave it out, and give files to "
-                "`cos598d predict`."
-            )
+            raise UsageError(f"--do_predict: {task.name} has no test set. Give files to `cos598d predict`.")
         self._check_task_flags(task)
-        metrics = (*task.metrics, *(MACRO if task.tells_classes else ()))
+        metrics = (*task.metric.names, *(MACRO if task.tells_classes else ()))
         self.check_life(self.do_train, self.do_eval, self.output_dir, metrics)
-        LedgerRule.parse(self.ledger)
         for owner, kind in OPTIMIZERS.items():
             for name in given(self, kind.flags) if self.optimizer != owner else ():
                 raise UsageError(f"--{name} has no effect with --optimizer {self.optimizer}. Leave it out.")
         if self.max_steps == 0 or self.max_steps < -1:
-            raise UsageError(
-                f"--max_steps {self.max_steps} is not valid. Give a number from 1, or -1 for whole epochs."
-            )
+            raise UsageError(f"--max_steps {self.max_steps} is not valid. Give 1 or more, or -1 for whole epochs.")
         if self.total_train_batch_size is not None and self.per_gpu_train_batch_size is not None:
             raise UsageError("--total_train_batch_size and --per_gpu_train_batch_size exclude each other. Give one.")
-        if self.sync == "none" and world_size > 1 and (self.do_eval or self.do_predict):
+        if self.sync == "none" and world_size > 1 and (self.do_eval or self.do_predict or self.check_replicas):
             raise UsageError(
-                f"--sync none on {world_size} ranks lets the replicas drift apart, so there is no model to evaluate. "
-                "Give only --do_train, or another --sync."
-            )
-        if self.sync == "none" and world_size > 1 and self.check_replicas:
-            raise UsageError(
-                f"--check_replicas {self.check_replicas}: with --sync none on {world_size} ranks the replicas drift "
-                "apart. Leave it out, or give another --sync."
+                f"--sync none on {world_size} ranks lets the replicas drift apart, so there is no model to evaluate or "
+                "to check. Give only --do_train, or another --sync."
             )
         if self.backend == "nccl" and (self.no_cuda or not torch.cuda.is_available()):
             reason = "--no_cuda was given" if self.no_cuda else "torch cannot use one on this machine"
@@ -267,10 +204,11 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
         """The task, with its flags applied. Raises UsageError for an unknown one."""
         return get_task(self.task_name, self)
 
-    def sync_options(self) -> SyncOptions:
-        """The options of the sync that --sync names; the shared ones for auto."""
-        kind = SyncOptions if self.sync == AUTO_SYNC else options_kind_of(class_of(self.sync))
-        return kind(**{name: getattr(self, name) for name in SYNC_FIELDS if name in defaults_of(kind)})
+    def sync_options(self) -> dict[str, Any]:
+        """The options of the sync that --sync names: its flags, and what the trainer knows."""
+        names = get_sync(self.sync).options_kind.names()
+        known = OF_TRAINER | {name: getattr(self, name) for name in SYNC_FIELDS}
+        return {name: known[name] for name in names if name in known}
 
     def total_batch_size(self, world_size: int) -> int:
         """Examples in a global batch, i.e. in one optimizer step of all ranks together (64 by default)."""
@@ -292,53 +230,38 @@ class RunConfig(TaskOptions, StrategyFlags, OptimizerFlags, CheckpointFlags):
     def _check_label(self) -> None:
         """Raise UsageError if the label, a part of the run folder's name, would lead out of runs/."""
         if not re.fullmatch(r"[\w+=@][\w.+=@ -]{0,99}", self.label):
-            raise UsageError(
-                f"--label {printable(self.label, 100)} is not valid. Give a name of up to 100 letters, digits and . "
-                "_ - + = @, without a dot or dash at the start."
-            )
+            shown = printable(self.label, 100)
+            raise UsageError(f"--label {shown} is not valid. Give a name of up to 100 letters, digits and ._-+=@.")
 
     def _check_sync(self, world_size: int) -> None:
         if self.sync == AUTO_SYNC:
             for name in given(self, SYNC_FIELDS):
                 raise UsageError(
-                    f"--{name} cannot be combined with --sync {AUTO_SYNC}, which uses the defaults. Leave it out, or "
-                    "name a sync."
+                    f"--{name} cannot be combined with --sync {AUTO_SYNC}, which uses the defaults. Name a sync."
                 )
             return
-        sync = class_of(self.sync)
+        sync = get_sync(self.sync)
         for name in given(self, SYNC_FIELDS):
-            if name not in getattr(sync, "uses", ()):
+            if name not in sync.options_kind.names():
                 raise UsageError(f"--{name} has no effect with --sync {self.sync}. Leave it out{or_choose(name)}.")
         if self.compress is not None:
             get_codec(self.compress)
-        if hasattr(sync, "check_options"):  # your own sync need not have it
-            sync.check_options(self.sync_options(), "gloo" if self.backend == AUTO_BACKEND else self.backend)
-        if hasattr(sync, "check_config"):
-            sync.check_config(self, world_size)
+        sync.check_run(world_size, self.precision)
 
     def _check_task_flags(self, task: Task) -> None:
-        for kind, whose in (
-            (SquadOptions, "SQuAD's"),
-            (ImageOptions, "for images"),
-            (TextOptions, "for --task_name text"),
-        ):
-            for name in given(self, flags_of(kind)) if task.options_kind is not kind else ():
-                raise UsageError(f"--{name} is {whose}, and the task is {task.name}. Leave it out.")
+        flags = flags_of(TaskFlags)
+        for name in given(self, flags):
+            tasks = TASKS_WITH.get(flags[name].group, (task.name,))
+            if task.name not in tasks:
+                raise UsageError(f"--{name} is for {', '.join(tasks)}, and the task is {task.name}. Leave it out.")
         if task.image_form:
             for name in given(self, TEXT_FLAGS):
                 raise UsageError(f"--{name} is for texts, and the task is {task.name}. Leave it out.")
-        if task.options_kind is SquadOptions:
-            self._check_squad()
-
-    def _check_squad(self) -> None:
         if self.null_score_diff_threshold and not self.version_2_with_negative:
             raise UsageError("--null_score_diff_threshold is for SQuAD 2.0. Add --version_2_with_negative.")
-        if self.max_seq_length < self.max_query_length + 4:
-            raise UsageError(
-                f"--max_seq_length {self.max_seq_length} leaves no room for text next to questions of "
-                f"{self.max_query_length} tokens. Give at least {self.max_query_length + 4} or lower "
-                "--max_query_length."
-            )
+        if task.head == "question_answering" and self.max_seq_length < MOST_QUERY + 4:
+            words = f"leaves no room for text next to questions of {MOST_QUERY} tokens. Give at least {MOST_QUERY + 4}"
+            raise UsageError(f"--max_seq_length {self.max_seq_length} {words}.")
 
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:
@@ -352,18 +275,12 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
     defaults = dict(get_task(chosen.get("task_name", RunConfig.task_name)).defaults)
     if chosen.get("per_gpu_train_batch_size") is not None:
         defaults.pop("total_train_batch_size", None)
-    usual = defaults.get("model_type", RunConfig.model_type)
-    if (named := chosen.get("model_type", usual)) != usual and named in ARCHITECTURES:
-        defaults["model_name_or_path"] = ARCHITECTURES[named].usual
+    if chosen.get("model_type") in USUAL_MODELS:
+        defaults["model_name_or_path"] = USUAL_MODELS[chosen["model_type"]]
     chosen = defaults | chosen
     if not chosen.get("do_train") and not chosen.get("do_eval"):
         chosen |= {"do_train": True, "do_eval": True}
     return RunConfig(**chosen)
-
-
-def recorded(options: SyncOptions) -> dict[str, Any]:
-    """`options` as records show them: next to those of all other syncs, which are at their defaults."""
-    return {name: getattr(RunConfig, name) for name in SYNC_FIELDS} | asdict(options)
 
 
 def folder_name(config: RunConfig, world_size: int, when: str) -> Path:

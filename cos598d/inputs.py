@@ -1,25 +1,21 @@
 """The inputs of a run, found, checked and announced: its data and its model, the same on every rank."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from cos598d.comm.communicator import Communicator
+from cos598d.comm.group import Ranks
 from cos598d.config import RunConfig
 from cos598d.data import Task
-from cos598d.data.encoder import Encoder
 from cos598d.data.examples import Examples
-from cos598d.data.text.encoder import TextEncoder
-from cos598d.data.unlabelled import Unlabelled, read_texts
 from cos598d.errors import HubUnreachable, UsageError, UserError
 from cos598d.measure.claim import TEST_PREDICTIONS
 from cos598d.measure.environment import network_facts
-from cos598d.measure.loggers import CsvLogger, Logger, load_logger
+from cos598d.measure.loggers import Logger, load_logger
 from cos598d.measure.tensorboard import Board, check_tensorboard
 from cos598d.models.build import ModelSource, find_model
+from cos598d.models.configs import check_head
 from cos598d.records.conventions import BY_LEDGER
-from cos598d.terminal.console import Console
 from cos598d.terminal.words import number_of
 
 # The models of the original assignment's commands, which must also train offline.
@@ -27,33 +23,31 @@ COURSE_MODELS = ("bert-base-cased", "bert-base-uncased")
 
 
 class RunInputs(NamedTuple):
-    """The inputs that a run's flags name, the same for all ranks of a host. `location` is from the task's `locate`."""
+    """The inputs that a run's flags name: its task, whose data were found, a phrase for where, and its model."""
 
     task: Task
-    location: Any
     data_words: str
     source: ModelSource
 
 
 def find(config: RunConfig) -> RunInputs:
     """Find and check a run's data and its model. Raises UserError for whatever cannot work."""
-    task, location, words = find_data(config)
-    return RunInputs(task, location, words, find_source(config, task))
+    task, words = find_data(config)
+    return RunInputs(task, words, find_source(config, task))
 
 
-def find_data(config: RunConfig) -> tuple[Task, Any, str]:
-    """Find and check a run's data. Return the task, its files' location, and a phrase for it. Raises UserError."""
+def find_data(config: RunConfig) -> tuple[Task, str]:
+    """Find and check a run's data. Return the task and a phrase for where they are. Raises UserError."""
     network_facts()  # raises now, before training, if its settings are wrong
     find_loggers(config)
     task = config.task()
-    location, words = task.locate(config.data_dir)
-    task.check(location, (["train"] if config.do_train else []) + list(task.evaluation_parts if config.do_eval else ()))
-    return task, location, words
+    words = task.find(config.data_dir)
+    return task, words
 
 
 def find_loggers(config: RunConfig) -> list[Callable[[], Logger]]:
     """The constructors of all loggers that the flags ask for. Raises UsageError for one that cannot be used."""
-    found: list[Callable[[], Logger]] = [CsvLogger] if config.csv else []
+    found: list[Callable[[], Logger]] = []
     if config.tensorboard:
         check_tensorboard()
         found.append(Board)
@@ -66,108 +60,81 @@ def find_source(config: RunConfig, task: Task) -> ModelSource:
     If the hub cannot be reached, MiniLM replaces a model of COURSE_MODELS, and its description shows that. Raises
     UserError if there is no model, or if it cannot read such long texts.
     """
-    find = functools.partial(
-        find_model,
-        model_type=config.model_type,
-        config_name=config.config_name,
-        tokenizer_name=config.tokenizer_name,
-        cache_dir=config.cache_dir,
-        do_lower_case=config.do_lower_case,
-        form=task.image_form,
-    )
-    name = config.model_name_or_path
+    name, form = config.model_name_or_path, task.image_form
+    flags: dict[str, Any] = {name: getattr(config, name) for name in ("model_type", "cache_dir", "do_lower_case")}
     try:
-        source = find(name)
+        source = find_model(name, form, **flags)
     except HubUnreachable as error:
-        if name not in COURSE_MODELS or config.config_name or config.tokenizer_name:
+        if name not in COURSE_MODELS:
             raise
         try:
-            source = find("minilm")
+            source = find_model("minilm", form, **flags)
         except UserError:
             raise error from None
         source = replace(source, description=f"{source.description}, in place of {name}: no model hub can be reached")
+    check_head(source.model_type, task.head)
     if source.longest_sequence and config.max_seq_length > source.longest_sequence:
-        raise UsageError(
-            f"--max_seq_length {config.max_seq_length} is more than this model can read. "
-            f"Give at most {source.longest_sequence}."
-        )
+        most = f"Give at most {source.longest_sequence}"
+        raise UsageError(f"--max_seq_length {config.max_seq_length} is more than this model can read. {most}.")
     return source
 
 
-def load_examples(
-    part: str, config: RunConfig, inputs: RunInputs, encoder: Any, comm: Communicator, console: Console
-) -> Examples:
+def load_examples(part: str, config: RunConfig, inputs: RunInputs, ranks: Ranks) -> Examples:
     """Load one part of the task's examples. Raises UserError, the same on every rank, if the ranks' data differ."""
     task, limit = inputs.task, config.max_train_examples if part == "train" else config.max_eval_examples
-    examples = task.load(part, inputs.location, encoder, config.max_seq_length, config.overwrite_cache, limit)
-    found = comm.exchange([len(examples), examples.digest()])
-    for rank, other in enumerate(found):
-        if other != found[0]:
-            raise UserError(
-                f"the {part} part of {task.name} differs: rank {rank} has {other[0]} examples and rank 0 has "
-                f"{found[0][0]}{', with other contents or another vocabulary' if other[0] == found[0][0] else ''}. "
-                f"Give every rank the same data and model."
-            )
-    for line in task.remarks(part, examples):
-        console.say(line)
+    examples = task.load(part, inputs.source.encoder, config.max_seq_length, limit)
+    _same(ranks, examples, f"the {part} part of {task.name}")
     return examples
 
 
-def read_test_sets(config: RunConfig, inputs: RunInputs, encoder: Encoder, comm: Communicator) -> dict[str, Unlabelled]:
-    """The test sets for --do_predict, by the names of their files in the run's folder.
+def load_tests(config: RunConfig, inputs: RunInputs, ranks: Ranks) -> dict[str, Examples]:
+    """The test sets for --do_predict, by the names of their predictions' files.
 
     Raises UserError for unfit files, and, the same on every rank, if the ranks' test sets differ.
     """
-    sets = inputs.task.test_sets(inputs.location)
-    if not sets:
-        raise UsageError(
-            f"--do_predict: {inputs.data_words} has no test set of {inputs.task.name}. Leave the flag out, and give "
-            "files to `cos598d predict`."
-        )
-    assert isinstance(encoder, TextEncoder)  # RunConfig.check has made sure of this
-    found = {
-        TEST_PREDICTIONS.format(part=ending): read_texts(inputs.task.unlabelled(source), encoder, config.max_seq_length)
-        for ending, source in sets.items()
-    }
-    digests = comm.exchange([one.features.digest() for one in found.values()])
-    for rank, digest in enumerate(digests):
-        if digest != digests[0]:
-            raise UserError(f"the test set of rank {rank} is not rank 0's. Give every rank the same data and model.")
-    return found
+    found = inputs.task.unlabelled(inputs.source.encoder, config.max_seq_length)
+    if not found:
+        raise UsageError(f"--do_predict: {inputs.task.name} has no test set. Give files to `cos598d predict`.")
+    for examples in found.values():
+        _same(ranks, examples, f"the test set of {inputs.task.name}")
+    return {TEST_PREDICTIONS.format(part=ending): examples for ending, examples in found.items()}
 
 
-def announced(config: RunConfig, inputs: RunInputs, comm: Communicator, threads: int) -> list[str]:
+def _same(ranks: Ranks, examples: Examples, what: str) -> None:
+    """Raise UserError, the same on every rank, unless all ranks have the same examples."""
+    found = ranks.exchange([len(examples), examples.digest()])
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            counts = f"rank {rank} has {other[0]} examples and rank 0 has {found[0][0]}"
+            contents = ", with other contents or another vocabulary" if other[0] == found[0][0] else ""
+            raise UserError(f"{what} differs: {counts}{contents}. Give every rank the same data and model.")
+
+
+def announced(config: RunConfig, inputs: RunInputs, ranks: Ranks, threads: int) -> list[str]:
     """The lines that a run prints first: the model and data, the sync, the number of ranks, and the main settings."""
-    ranks = number_of(comm.world_size, "rank")
-    each = f"{number_of(threads, 'thread')}{' each' if comm.world_size > 1 else ''}"
+    number = number_of(ranks.world_size, "rank")
+    each = f"{number_of(threads, 'thread')}{' each' if ranks.world_size > 1 else ''}"
     dropout = "the model's own" if config.dropout is None else f"{config.dropout:g}"
     return [
-        f"{config.label}: {inputs.task.name}, sync {config.sync}, "
-        f"{ranks} ({config.backend}, {comm.device}, {each}); "
+        f"{config.label}: {inputs.task.name}, sync {config.sync}, {number} ({config.backend}, {ranks.device}, {each}); "
         f"model: {inputs.source.description}; data: {inputs.data_words}",
-        f"{config.describe_batch(comm.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
+        f"{config.describe_batch(ranks.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
         f"{config.precision}, seed {config.seed}",
     ]
 
 
-def summary_facts(config: RunConfig, inputs: RunInputs, comm: Communicator, parameters: int) -> dict[str, Any]:
+def summary_facts(config: RunConfig, inputs: RunInputs, ranks: Ranks, parameters: int) -> dict[str, Any]:
     """The summary's facts that are not measurements. `parameters` is the model's number of weights."""
-    return {
+    named = ("label", "sync", "backend", "max_seq_length", "dropout", "precision", "seed")
+    return {name: getattr(config, name) for name in named} | {
         "task": inputs.task.name,
-        "label": config.label,
-        "sync": config.sync,
-        "world_size": comm.world_size,
-        "backend": config.backend,
-        "bytes_are_assumed": comm.bytes_are_assumed,
+        "world_size": ranks.world_size,
+        "bytes_are_assumed": ranks.backend == "nccl",
         "bytes_from": BY_LEDGER,
-        "device": comm.device.type,
+        "device": ranks.device.type,
         "model": inputs.source.description,
         "data": inputs.data_words,
         **({"classes": list(inputs.task.classes)} if inputs.task.tells_classes else {}),
         "parameters": parameters,
-        "total_train_batch_size": config.total_batch_size(comm.world_size),
-        "max_seq_length": config.max_seq_length,
-        "dropout": config.dropout,
-        "precision": config.precision,
-        "seed": config.seed,
+        "total_train_batch_size": config.total_batch_size(ranks.world_size),
     }

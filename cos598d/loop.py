@@ -1,114 +1,153 @@
-"""The training loop: epochs, global batches and steps, for any strategy, task and launcher."""
+"""The training loop: an ordinary PyTorch loop, around the door that any script uses."""
 
-import contextlib
 import functools
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from cos598d.checkpoints.control import TrainingControl
-from cos598d.comm.communicator import Communicator
+from cos598d.comm.group import Ranks
+from cos598d.config import RunConfig
 from cos598d.data import sampler
-from cos598d.data.loader import Ready, load_batches
+from cos598d.data.examples import Examples
 from cos598d.data.sampler import MicroBatch
-from cos598d.errors import UserError
 from cos598d.measure.clock import IterationClock
-from cos598d.models.checkpoint import all_finite
-from cos598d.models.padding import cuts_by_length
-from cos598d.plan import Plan, TrainingSetup
-from cos598d.records.conventions import WARM_UP, WITH_ACTIVATIONS
-from cos598d.strategies.base import Module, Strategy
-from cos598d.strategies.formula import TrainingSpec, without_values
-from cos598d.strategies.observed import TimedStrategy
-from cos598d.strategies.optimizers import counter_bytes, make_optimizer, set_learning_rate, states_per_weight
-from cos598d.strategies.replicas import check_replicas
+from cos598d.measure.record import RunRecord
+from cos598d.memory import held
+from cos598d.optimizers import make_optimizer, set_learning_rate
+from cos598d.parallel import Parallel, parallelize
+from cos598d.phases import Phases
+from cos598d.plan import Plan, Position
+from cos598d.precision import autocast, make_scaler, step_scaled
+from cos598d.records.conventions import CHECKPOINT, LOSS, WARM_UP
+from cos598d.replicas import check_loss, check_replicas, check_weights
+from cos598d.terminal.console import Console
 
-Inputs = dict[str, torch.Tensor]
+Load = Callable[[MicroBatch], dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one rank trains: `model` by `config` on `examples`. `sync_options` are those of the sync.
+
+    `record` takes the measurements, `console` prints.
+    """
+
+    config: RunConfig
+    ranks: Ranks
+    model: nn.Module
+    examples: Examples
+    record: RunRecord
+    console: Console
+    sync_options: dict[str, Any] = field(default_factory=dict)
+
+
+class Control(Protocol):
+    """Decides between two steps, the same on every rank, whether the training is saved and whether it goes on.
+
+    The ranks' `votes` are summed with a step's loss, and `count` gets the sums; `see` gets an evaluation's metrics.
+    """
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def begin(self, plan: Plan, model: Parallel, scaler: ShardedGradScaler) -> Position: ...
+    def votes(self) -> Sequence[float]: ...
+    def count(self, votes: Sequence[float]) -> None: ...
+    def see(self, metrics: dict[str, Any], at: Position) -> None: ...
+    def saves(self, at: Position) -> bool: ...
+    def save(self, at: Position) -> None: ...
 
 
 def step(
-    strategy: Strategy | TimedStrategy,
-    module: Module,
+    model: Parallel,
     micro_batches: Sequence[MicroBatch],
-    load: Callable[[MicroBatch], Inputs],
+    load: Load,
     max_grad_norm: float,
-) -> bool:
-    """Run one optimizer step on this rank's share of a global batch. Return False if fp16 overflowed and skipped it.
+    scaler: ShardedGradScaler,
+    precision: str,
+    phase: Phases,
+    votes: Callable[[], Sequence[float]] = tuple,
+    before_step: Callable[[], None] = lambda: None,
+) -> tuple[bool, list[float]]:
+    """Make one step on this rank's share of a global batch: micro-batches with their weights.
 
-    The losses of all ranks' micro-batches, each times its weight, add up to the global batch's mean loss.
+    The losses of all ranks' micro-batches, each times its weight, add up to the global batch's mean loss. The average
+    over n ranks divides by n, so each loss is multiplied by n. Return whether the optimizer has stepped (not if fp16
+    has overflowed), and sums over the ranks: the loss, and every rank's `votes`.
     """
+    sync = model.sync
+    optimizer: Any = model.optimizer
+    device = next(model.module.parameters()).device
+    sums = torch.zeros(1, dtype=torch.float64, device=device)
     for micro_batch in micro_batches:
-        inputs = load(micro_batch)
         is_last = micro_batch is micro_batches[-1]
-        with contextlib.nullcontext() if is_last else strategy.no_sync():
-            loss = module(**inputs)[0]  # BERT's outputs begin with the loss
-            strategy.backward(loss * micro_batch.weight)
-    strategy.finish()  # now every rank has the gradient of the global batch's mean loss, or its shard of it
-    # clips by the averaged gradient's norm: clipping on each rank before averaging would bias the average
-    strategy.clip(max_grad_norm)
-    return strategy.step()  # the optimizer's step, and zero_grad
+        with phase("data"):
+            inputs = load(micro_batch)
+        with nullcontext() if is_last else model.no_sync():
+            with phase("forward"), autocast(precision, device):
+                loss = model(**inputs)[0] * micro_batch.weight  # BERT's outputs begin with the loss
+            sums[0] += loss.detach()
+            if is_last:  # the loss travels while backward runs
+                sums = torch.cat([sums, sums.new_tensor(votes())])
+                with sync.ledger.naming("loss", LOSS):
+                    summing = dist.all_reduce(sums, group=sync.group, async_op=True)
+            with phase("backward"):
+                scaler.scale(loss * sync.ranks).backward()  # when the last one returns, .grad is the average
+    with phase("sync"):
+        summing.wait()
+    with phase("clip"):
+        scaler.unscale_(optimizer)
+        if max_grad_norm:
+            model.clip_grad_norm_(max_grad_norm)  # after the average, never before it
+    before_step()
+    with phase("step"):
+        has_stepped = step_scaled(scaler, optimizer, sync.ledger.iteration)
+        optimizer.zero_grad()
+    return has_stepped, sums.tolist()
 
 
-def train(
-    setup: TrainingSetup,
-    evaluate: Callable[[], dict[str, Any] | None],
-    control: TrainingControl | None = None,
-) -> None:
-    """Train the model of `setup` in place. Every rank calls it with the same arguments.
+def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: Control) -> None:
+    """Train the model of `job` in place. Every rank calls it with the same arguments.
 
     Every rank calls `evaluate` after every epoch, and at each step of --eval_steps. It returns the current model's
-    metrics, or None if a rank was asked to end meanwhile. `control` restores and saves the training, and ends it early;
-    without one nothing is saved.
+    metrics, or None if a rank was asked to end meanwhile.
 
     Raises UserError, the same on every rank, for a global batch's loss that is not finite, or such a weight before an
     evaluation. Also raises it if the replicas have diverged, or if fp16's loss scale would fall below 1.
     """
-    config, comm, model, strategy = setup.config, setup.comm, setup.model, setup.strategy
-    features, record, console = setup.examples, setup.record, setup.console
-    plan = Plan(config, len(features), comm.world_size)
-    control = control or TrainingControl(setup)
-    clock = IterationClock(comm.device)
-    job = TrainingSpec(
-        without_values(model), comm.world_size, comm.rank, states_per_weight(config), counter_bytes(config)
+    config, ranks, record, console, examples = job.config, job.ranks, job.record, job.console, job.examples
+    plan = Plan(config, len(examples), ranks.world_size)
+    clock = IterationClock(ranks.device)
+    phase = Phases(clock)
+    make = functools.partial(make_optimizer, flags=config, precision=config.precision)
+    model, optimizer = parallelize(
+        job.model, lambda _: make(job.model), config.sync, ledger=ranks.ledger, **job.sync_options
     )
-    observed = TimedStrategy(strategy, clock, comm, control.votes)
-    module = observed.attach(model, functools.partial(make_optimizer, config=config))
-    model.train()
-    at = control.begin(plan)  # the start, or where an earlier attempt of this run was saved
-    observed.watched = min(at.iteration + WARM_UP, plan.steps)
-
-    def split(batch: np.ndarray) -> list[MicroBatch]:
-        return sampler.micro_batches(
-            batch,
-            features.lengths,
-            comm.rank,
-            comm.world_size,
-            config.gradient_accumulation_steps,
-            group_by_length=cuts_by_length(model, comm.device.type == "cpu"),
-            equal_passes=strategy.equal_passes,
-        )
-
-    @clock.phase("data")
-    def load(ready: Ready, micro_batch: MicroBatch) -> Inputs:
-        return {name: tensor.to(comm.device) for name, tensor in ready.inputs(micro_batch).items()}
+    model.phase = phase
+    scaler = make_scaler(config.precision, ranks.device)
+    job.model.train()
+    at = control.begin(plan, model, scaler)  # the start, or where an earlier attempt of this run was saved
+    watched = min(at.iteration + WARM_UP, plan.steps)
 
     def validate() -> None:
         """Check and evaluate the current model, and record the metrics; after an epoch, record that too."""
         record.begin_training()  # after a resume, the bytes sent by settling are the first that count
-        strategy.settle()
+        model.settle()
         # once all ranks have received everything, this rank has sent and counted all its bytes
-        comm.exchange("settled")
+        ranks.exchange("settled")
         record.pause_training()
-        _check_replicas(comm, strategy, [*model.named_parameters(), *model.named_buffers()], at.iteration)
-        _check_weights(model, at.iteration, config.learning_rate)
+        if model.sync.replicas_equal:  # else the ranks hold different weights on purpose
+            check_replicas(ranks, [*job.model.named_parameters(), *job.model.named_buffers()], at.iteration)
+        check_weights(job.model.named_parameters(), at.iteration, config.learning_rate)
         found, epoch = evaluate(), plan.epoch_of(at.iteration)
         if found is None:
-            control.count([sum(votes) for votes in zip(*comm.exchange(control.votes()), strict=True)])
+            control.count([sum(votes) for votes in zip(*ranks.exchange(control.votes()), strict=True)])
             return
         at.evaluated = at.iteration
         control.see(found, at)
@@ -117,9 +156,8 @@ def train(
             record.epoch({"epoch": epoch} | cut | at.end_epoch(plan.share(at.iteration)) | found)
             console.epoch(record.epochs[-1])
         else:
-            evaluation = {"iteration": at.iteration, "epoch": epoch} | found
-            record.evaluation(evaluation)
-            console.evaluation(evaluation)
+            record.evaluation({"iteration": at.iteration, "epoch": epoch} | found)
+            console.evaluation({"iteration": at.iteration} | found)
 
     def goes_on() -> bool:
         """Do what is due between two steps. Return whether another step follows."""
@@ -127,56 +165,61 @@ def train(
             validate()
         if control.saves(at):
             record.begin_saving()
-            with clock.phase("checkpoint"):
+            with phase(CHECKPOINT):
                 control.save(at)
         return not control.is_over
 
     with console.progress(plan.steps, at.iteration, config.log_every) as progress:
-        batches = plan.batches(after=at.iteration) if goes_on() else ()
-        for epoch, batch, wait_for in load_batches(features, batches, split, config.seed):
+        for epoch, batch in plan.batches(after=at.iteration) if goes_on() else ():
             record.begin_training()
             at.iteration += 1
-            learning_rate = plan.learning_rate(at.stepped)
-            set_learning_rate(strategy.optimizer, learning_rate)
-            with observed.iteration(at.iteration):
-                with clock.phase("data"):
-                    ready = wait_for()
-                load_ready = functools.partial(load, ready)
-                at.stepped += step(observed, module, ready.micro_batches, load_ready, config.max_grad_norm)
-            _check_loss(observed.loss, at.iteration, config.learning_rate)
-            at.add(observed.loss, plan.share(at.iteration))
-            facts = {"epoch": epoch, "learning_rate": learning_rate, "examples": len(batch)}
-            record.iteration(observed.facts() | facts, observed.seconds, clock.phases, features.counts(batch))
-            progress(at.iteration, observed.loss, observed.seconds, len(batch))
-            if config.check_replicas and at.iteration % config.check_replicas == 0:
-                with strategy.whole():
-                    _check_replicas(comm, strategy, model.named_parameters(), at.iteration)
-            control.count(observed.counted)
+            rate = plan.learning_rate(at.stepped)
+            set_learning_rate(optimizer, rate)
+            clock.start()
+            ranks.ledger.begin(at.iteration, clock.started)
+            with phase("data"):
+                micro_batches = sampler.micro_batches(
+                    batch, ranks.rank, ranks.world_size, config.gradient_accumulation_steps
+                )
+            tokens = 0
+
+            def load(micro_batch: MicroBatch, draw: tuple[int, int] = (config.seed, epoch)) -> dict[str, torch.Tensor]:
+                nonlocal tokens
+                inputs = examples.collate(micro_batch.indices, draw)
+                tokens += inputs["input_ids"].numel() if "input_ids" in inputs else 0
+                return {name: tensor.to(ranks.device) for name, tensor in inputs.items()}
+
+            def weigh() -> None:
+                if at.iteration == watched:
+                    record.memory["peak"] = held(model)
+
+            has_stepped, (loss, *votes) = step(
+                model,
+                micro_batches,
+                load,
+                config.max_grad_norm,
+                scaler,
+                config.precision,
+                phase,
+                control.votes,
+                weigh,
+            )
+            seconds = clock.stop()
+            at.stepped += has_stepped
+            if at.iteration == watched:
+                record.memory["between_steps"] = held(model)
+            check_loss(loss, at.iteration, config.learning_rate)
+            at.add(loss, plan.share(at.iteration))
+            facts: dict[str, Any] = {"iteration": at.iteration, "loss": loss, "epoch": epoch, "learning_rate": rate}
+            facts |= {"examples": len(batch), "spans_seconds": clock.spans} | (
+                {"tokens_padded": tokens} if tokens else {}
+            )
+            record.iteration(facts, seconds, clock.phases, examples.counts(batch))
+            progress(at.iteration, loss, seconds, len(batch))
+            if config.check_replicas and at.iteration % config.check_replicas == 0 and model.sync.replicas_equal:
+                model.settle()
+                check_replicas(ranks, job.model.named_parameters(), at.iteration)
+            control.count(votes)
             if not goes_on():
                 break
-    expected = strategy.expected_memory(replace(job, passes=max(1, observed.passes)))
-    record.memory |= {"between_steps": observed.between_steps, "peak": observed.peak.held, **expected.as_record()}
-    record.memory[WITH_ACTIVATIONS] = observed.peak.with_activations
-    strategy.detach()
-
-
-def _check_replicas(
-    comm: Communicator, strategy: Strategy, tensors: Iterable[tuple[str, torch.Tensor]], iteration: int
-) -> None:
-    if strategy.replicas_equal:  # else the ranks hold different weights on purpose
-        check_replicas(comm, tensors, iteration)
-
-
-def _check_loss(loss: float, iteration: int, learning_rate: float) -> None:
-    if not math.isfinite(loss):
-        raise UserError(
-            f"the loss of iteration {iteration} is {loss}, not a finite number. "
-            f"Lower --learning_rate {learning_rate:g} or check the weights."
-        )
-
-
-def _check_weights(model: nn.Module, iteration: int, learning_rate: float) -> None:
-    if not all(all_finite(parameter.detach()) for parameter in model.parameters()):
-        raise UserError(
-            f"some weights are not finite numbers after iteration {iteration}. Lower --learning_rate {learning_rate:g}."
-        )
+    model.detach()

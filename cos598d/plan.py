@@ -6,16 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from torch import nn
 
-from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
-from cos598d.data.examples import Examples
 from cos598d.data.sampler import global_batches, steps_per_epoch
-from cos598d.measure.record import RunRecord
-from cos598d.strategies.base import Strategy
-from cos598d.strategies.optimizers import schedule
-from cos598d.terminal.console import Console
+from cos598d.optimizers import schedule
 
 
 @dataclass
@@ -113,16 +107,3 @@ def epochs_between_checkpoints(config: RunConfig) -> int:
 
 def _divides(interval: int | None, number: int) -> bool:
     return interval is not None and interval > 0 and number % interval == 0
-
-
-@dataclass(frozen=True)
-class TrainingSetup:
-    """What one rank trains: `model` with `strategy` on `examples`, by `config`. `record` takes the measurements."""
-
-    config: RunConfig
-    comm: Communicator
-    model: nn.Module
-    strategy: Strategy
-    examples: Examples
-    record: RunRecord
-    console: Console

@@ -1,6 +1,5 @@
 """The frame of one rank's process: it meets the other ranks, works, and ends with one sentence for any failure."""
 
-import re
 import signal
 import traceback
 from collections.abc import Mapping
@@ -8,25 +7,21 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from cos598d.comm import process_group
-from cos598d.comm.communicator import Communicator
+from cos598d.comm.group import Ranks, close_group, open_group
 from cos598d.errors import UserError, one_line
 from cos598d.terminal.signals import ENDING, GOES_ON
-from cos598d.terminal.words import ranks_in_words
 from cos598d.world.devices import check_gpus_differ, choose_backend, choose_device, choose_threads, gpu_of
-from cos598d.world.exit import exit_now, first_to_say, print_last_words
+from cos598d.world.end import exit_now, print_last_words
 from cos598d.world.identity import Identity
+from cos598d.world.lifeline import Lifeline
 from cos598d.world.limits import keep_freed_memory
+from cos598d.world.meet import meet, tell_failure
 from cos598d.world.meeting import Meeting
-from cos598d.world.rendezvous import meet, tell_failure
-from cos598d.world.watchdog import Watchdog
 
-# How long a rank whose collective broke waits for news of which rank was lost.
-NEWS_SECONDS = 5.0
-ANSWER_SECONDS = 2.0  # a rank that runs answers in milliseconds, whatever its main thread does
 # Substrings in errors of gloo and nccl which mean that a peer is gone or silent.
-BROKEN_COLLECTIVE = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
+BROKEN_COLLECTIVE = ("gloo", "Connection closed", "Connection reset", "Timed out", "timeout caused", "NCCL")
 
 
 class StoppedBySignal(BaseException):
@@ -38,18 +33,15 @@ class StoppedBySignal(BaseException):
 
 
 class RankContext(NamedTuple):
-    """A rank's environment: its collectives, its threads, and the number of ranks on its host."""
+    """A rank's environment: the ranks as it sees them, its threads, and the number of ranks on its host."""
 
-    comm: Communicator
+    ranks: Ranks
     threads: int
     ranks_on_host: int
 
 
 def init_rank(meeting: Meeting | None, backend: str, no_cuda: bool, threads: int | None) -> RankContext:
-    """Choose this rank's device, backend and threads, and open the process group.
-
-    `meeting` has the ranks that met; None for a single rank.
-    """
+    """Choose this rank's device, backend and threads, and open the process group; no meeting for a single rank."""
     use_cuda = torch.cuda.is_available() and not no_cuda
     device = choose_device(use_cuda, meeting.index_on_host if meeting else 0)
     gpus = meeting.exchange(gpu_of(device)) if meeting else [gpu_of(device)]
@@ -59,8 +51,7 @@ def init_rank(meeting: Meeting | None, backend: str, no_cuda: bool, threads: int
     ranks_on_host = meeting.ranks_on_host if meeting else 1
     threads = choose_threads(threads, ranks_on_host)
     keep_freed_memory()
-    process_group.open_group(meeting, backend)
-    return RankContext(Communicator(meeting, backend, device), threads, ranks_on_host)
+    return RankContext(open_group(meeting, backend, device), threads, ranks_on_host)
 
 
 class RankProcess:
@@ -78,8 +69,8 @@ class RankProcess:
 
     def __init__(self, identity: Identity):
         self._identity = identity
-        self._watchdog: Watchdog | None = None
-        self._is_prepared = False
+        self._lifeline: Lifeline | None = None
+        self._tries_to_meet = False
 
     def __enter__(self) -> "RankProcess":
         self._before = {number: signal.getsignal(number) for number in ENDING}
@@ -90,32 +81,27 @@ class RankProcess:
 
     def meet(self, seconds: float, facts: Mapping[str, Any]) -> Meeting | None:
         """Meet the other ranks within `seconds`, and compare `facts`; None for a single rank. Raises as `meet`."""
-        self._is_prepared = True
+        self._tries_to_meet = True
         if self._identity.world_size == 1:
             return None
         meeting = meet(self._identity, seconds, facts)
-        self._watchdog = Watchdog(meeting)
+        self._lifeline = Lifeline(meeting)
         return meeting
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
         try:
-            if error is None:
-                self._leave()
+            if error is None and self._lifeline:
+                self._lifeline.close()
         except BaseException as failure:
             error = failure
         if error is not None:
             self._fail(error)
-        return True
-
-    def _leave(self) -> None:
-        """After the work is done: wait for the other ranks and close the process group."""
-        if self._watchdog:
-            self._watchdog.close()
-        process_group.close_group()
+        close_group()
         for number, handler in self._before.items():
             # schedulers repeat their signals until the process ends
             if self.exit_code != GOES_ON or number == signal.SIGINT:
                 signal.signal(number, handler)
+        return True
 
     def _fail(self, error: BaseException) -> None:
         """Report the error that ended this rank to the other ranks and to the user."""
@@ -123,26 +109,19 @@ class RankProcess:
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
         identity = self._identity
-        sentence, self.exit_code = _explain(error, self._watchdog)
-        if self._watchdog:
-            self._watchdog.fail(sentence, self.exit_code)
+        sentence, self.exit_code = _explain(error, self._lifeline)
+        if self._lifeline:
+            self._lifeline.fail(sentence, self.exit_code)
             exit_now(identity.rank, sentence, self.exit_code)
-        process_group.close_group()
-        who = identity.rank if identity.world_size > 1 else None
-        if who is None or self._is_prepared or not isinstance(error, UserError):
-            print_last_words(who, sentence)
-        elif identity.shares_terminal:  # the launcher ends the other ranks
-            with first_to_say(sentence) as is_first:
-                if is_first:
-                    print_last_words(who, sentence)
-        else:
-            print_last_words(who, sentence)
+        # In one terminal, all ranks find the same fault in the flags, and rank 0 says it for all.
+        is_for_all = not self._tries_to_meet and isinstance(error, UserError) and identity.shares_terminal
+        if identity.rank == 0 or not is_for_all:
+            print_last_words(identity.rank if identity.world_size > 1 else None, sentence)
+        if not self._tries_to_meet and identity.world_size > 1 and not identity.shares_terminal:
             tell_failure(identity, sentence)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
 
-def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]:
+def _explain(error: BaseException, lifeline: Lifeline | None) -> tuple[str, int]:
     """The error sentence and the exit code of what ended this rank."""
     if isinstance(error, UserError):
         return str(error), error.exit_code
@@ -150,17 +129,8 @@ def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]
         return "interrupted (Ctrl-C).", 128 + signal.SIGINT
     if isinstance(error, StoppedBySignal):
         return f"stopped by {error.number.name}.", 128 + error.number
-    if isinstance(error, RuntimeError) and any(word in str(error) for word in BROKEN_COLLECTIVE):
-        late = re.search(r"Timed out waiting (\d+)ms", str(error))
-        silent = watchdog.silent_neighbours(ANSWER_SECONDS) if watchdog and late else []
-        if watchdog and not silent:
-            watchdog.wait_for_news(NEWS_SECONDS)
-        if late:
-            who = ranks_in_words(silent) if silent else "a rank"
-            what = watchdog.waited_for if watchdog else ""
-            end = f" while rank {watchdog.rank} waited for {what}" if watchdog and what else ""
-            return f"a collective failed: {who} was silent for {int(late[1]) / 1000:g} s (stopped, or stuck?){end}.", 1
-        return f"a collective failed: {one_line(error)}.", 1
+    if isinstance(error, dist.DistError) or any(word in str(error) for word in BROKEN_COLLECTIVE):
+        return f"a collective failed: {lifeline.explain() if lifeline else one_line(error)}.", 1
     if isinstance(error, BrokenPipeError) and not error.filename:
         return "the program that read this output has ended. Write the output to a file, or let its reader run on.", 1
     if isinstance(error, OSError) and error.strerror:  # such as a full disk, or a folder without write permission

@@ -2,19 +2,31 @@
 
 import contextlib
 import os
+import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cos598d.attempt import leave, publish_record, train_and_checkpoint
-from cos598d.checkpoints import FOLDER, Checkpoints
-from cos598d.checkpoints.resume import facts_of, find_checkpoint, is_ours, named_folder, open_record, say_if_finished
-from cos598d.comm.communicator import Communicator
-from cos598d.config import RunConfig, folder_name, recorded
-from cos598d.evaluate import Evaluation, predict_test_sets
+from cos598d.attempt import leave, train_and_checkpoint
+from cos598d.checkpoints.folder import FOLDER, Found
+from cos598d.checkpoints.resume import (
+    facts_of,
+    find_checkpoint,
+    is_ours,
+    named_folder,
+    open_record,
+    say_if_finished,
+)
+from cos598d.checkpoints.saving import Checkpoints
+from cos598d.comm.group import Ranks
+from cos598d.config import OF_TRAINER, SYNC_FIELDS, RunConfig, folder_name
+from cos598d.data.sampler import micro_batches
+from cos598d.evaluate import Evaluation, predict_tests
 from cos598d.inputs import (
     RunInputs,
     announced,
@@ -22,29 +34,34 @@ from cos598d.inputs import (
     find_loggers,
     find_source,
     load_examples,
-    read_test_sets,
+    load_tests,
     summary_facts,
 )
+from cos598d.loop import Job
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.peak import peak_of_all
 from cos598d.measure.wire import find_interface
-from cos598d.models.build import build_model, count_parameters, uses_every_parameter
+from cos598d.models.build import build_model, count_parameters
 from cos598d.models.checkpoint import save_description, save_run_model
 from cos598d.models.operations import training_operations
 from cos598d.models.products import core_peak
 from cos598d.models.recompute import recompute_activations
-from cos598d.plan import Plan, TrainingSetup
+from cos598d.optimizers import make_optimizer
+from cos598d.plan import Plan
+from cos598d.precision import autocast, slow_on_this_processor
 from cos598d.rank import RankProcess, init_rank
-from cos598d.records.conventions import AUTO_PRECISION
-from cos598d.strategies import AUTO_SYNC, get_strategy
-from cos598d.strategies.choose_precision import choose_precision
+from cos598d.records.conventions import MODEL
+from cos598d.sync import AUTO_SYNC, get_sync
 from cos598d.terminal.console import Console
-from cos598d.terminal.locks import locked
-from cos598d.world.devices import LAUNCHERS, launcher_facts, place_of, places_in_words
+from cos598d.world.devices import launcher_facts, place_of
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
+
+if TYPE_CHECKING:
+    from cos598d.cost.tune import Choice
+    from cos598d.data.examples import Examples
 
 
 def run(config: RunConfig, identity: Identity, inputs: RunInputs | None = None) -> int:
@@ -68,77 +85,58 @@ def _run(
     # Parse: what this rank can check by itself, before other ranks wait for it.
     began, asked = time.monotonic(), config
     config.check(identity.world_size)
-    task, location, words = inputs[:3] if inputs else find_data(config)
+    task, words = inputs[:2] if inputs else find_data(config)
     _claim_folder(config, identity, claims)
     source = inputs.source if inputs else find_source(config, task)  # may download
-    inputs = RunInputs(task, location, words, source)
+    inputs = RunInputs(task, words, source)
 
     # Join: meet the other ranks, and agree on the run's folder.
     meeting = process.meet(config.timeout, config.facts())
-    comm, threads, ranks_on_host = init_rank(meeting, config.backend, config.no_cuda, config.threads)
-    config = replace(config, backend=comm.backend)
-    config.check(identity.world_size)  # again, because an option may not fit the backend that was chosen
+    ranks, threads, ranks_on_host = init_rank(meeting, config.backend, config.no_cuda, config.threads)
+    config = replace(config, backend=ranks.backend)
     has_others = identity.world_size > 1 and not identity.shares_terminal
     console = Console(f"rank {identity.rank}: " if has_others else "", identity.speaks)
-    precision = choose_precision(config.precision, source.product, comm)
-    for line in announced(replace(config, precision=precision.precision), inputs, comm, threads):
+    for line in announced(config, inputs, ranks, threads):
         console.say(line)
-    if precision.remark and (config.do_train or config.precision == AUTO_PRECISION):
-        console.say(precision.remark)
-    if precision.warning and comm.rank == 0:
-        console.warn(precision.warning)
-    launcher, places = launcher_facts(identity), comm.collect(place_of(comm.device))  # places: on rank 0 only
-    if places and launcher["name"] in LAUNCHERS:
-        console.say(places_in_words(launcher, places))
-    output = _make_folder(config, comm, claims)
-    if say_if_finished(output, config, comm, console):
+    if ranks.rank == 0 and (warning := slow_on_this_processor(config.precision, ranks.device)):
+        console.warn(warning)
+    launcher, places = launcher_facts(identity), ranks.collect(place_of(ranks.device))  # places: on rank 0 only
+    output = _make_folder(config, ranks, claims)
+    if say_if_finished(output, config, ranks, console):
         return 0
-    config = replace(config, precision=precision.precision)
 
     # Load the examples, the same on every rank.
-    encoder = source.load_encoder()
-    parts = {
-        part: load_examples(part, config, inputs, encoder, comm, console)
-        for part in (task.evaluation_parts if config.do_eval else ())
-    }
-    training = load_examples("train", config, inputs, encoder, comm, console) if config.do_train else None
-    tests = read_test_sets(config, inputs, encoder, comm) if config.do_predict else {}
+    parts = {part: load_examples(part, config, inputs, ranks) for part in (task.parts[1:] if config.do_eval else ())}
+    training = load_examples("train", config, inputs, ranks) if config.do_train else None
+    tests = load_tests(config, inputs, ranks) if config.do_predict else {}
 
     # Build the model, the same on every rank. Find the checkpoint to resume from, and the sync to train with.
-    model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(comm.device)
+    model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(ranks.device)
     if config.activation_checkpointing:
         recompute_activations(model)
     # Dropout masks must differ between ranks, since each rank has other examples of the batch.
-    torch.manual_seed(config.seed + comm.rank)
-    may_be_unused = not uses_every_parameter(source.model_type, task.head)
+    torch.manual_seed(config.seed + ranks.rank)
     facts, saved, choice = {}, None, None
     if training is not None:
-        facts = facts_of(config, Plan(config, len(training), comm.world_size), training, parts, source)
-        saved = find_checkpoint(output, config, facts, comm, console, asked.precision == AUTO_PRECISION)
-        if saved is not None and asked.precision == AUTO_PRECISION:
-            config = replace(config, precision=saved.training["facts"]["precision"])
-            facts["precision"] = config.precision
+        facts = facts_of(config, Plan(config, len(training), ranks.world_size), training, parts, source)
+        saved = find_checkpoint(output, config, facts, ranks, console)
         if config.sync == AUTO_SYNC:
-            from cos598d.cost.choice import choose  # which few runs need
-
-            before = saved.sync if saved is not None and saved.world_size == comm.world_size else None
-            choice = choose(config, comm, model, training, may_be_unused, before)
+            choice = _choose_sync(config, ranks, model, training, saved)
             config = replace(config, sync=choice.sync)
-            if comm.rank == 0:
-                console.say(choice.sentence)
+            console.say(choice.sentence)
 
-    evaluation = Evaluation(task, parts, model, comm, config.per_gpu_eval_batch_size, config.precision)
-    monitor = _monitor(config, comm, console, meeting) if training is not None else None
-    loggers = [make() for make in find_loggers(config)] if comm.rank == 0 else []
-    with open_record(output, config, comm, saved, monitor, loggers) as record:
-        comm.ledger = record.ledger
-        setting = summary_facts(config, inputs, comm, count_parameters(model))
+    evaluation = Evaluation(task, parts, model, ranks, config.per_gpu_eval_batch_size, config.precision)
+    monitor = _monitor(config, ranks, console, meeting) if training is not None else None
+    loggers = [make() for make in find_loggers(config)] if ranks.rank == 0 else []
+    with open_record(output, config, ranks, saved, monitor, loggers) as record, record.ledger:
+        ranks.ledger = record.ledger
+        setting = summary_facts(config, inputs, ranks, count_parameters(model))
         setting |= {"auto": choice.as_record()} if choice else {}
         files = {}
-        if comm.rank == 0:
-            environment = describe_environment(comm.device, config.backend, threads, ranks_on_host)
+        if ranks.rank == 0:
+            environment = describe_environment(ranks.device, config.backend, threads, ranks_on_host)
             environment |= {"model_revisions": dict(source.revisions), "launcher": launcher, "places": places}
-            files = {"environment.json": environment, "config.json": asdict(asked) | {"world_size": comm.world_size}}
+            files = {"environment.json": environment, "config.json": asdict(asked) | {"world_size": ranks.world_size}}
             record.describe(files, setting)
             if record.remark:
                 console.say(record.remark)
@@ -149,39 +147,36 @@ def _run(
             console.epoch(record.epochs[-1])
         else:
             options = config.sync_options()
-            strategy = get_strategy(config.sync)(comm, may_be_unused, options, config.precision)
-            setting["bytes_from"] = strategy.bytes_from
-            if remark := strategy.remark(model):
-                console.say(remark)
-            setup = TrainingSetup(config, comm, model, strategy, training, record, console)
+            setting["bytes_from"] = get_sync(config.sync).bytes_from
+            job = Job(config, ranks, model, training, record, console, options)
             checkpoints = Checkpoints(
                 output / FOLDER,
-                comm,
+                ranks,
                 config.keep,
-                lambda folder: save_description(folder, model, encoder),
-                {"sync": config.sync} | recorded(options),
+                lambda folder: save_description(folder, model, source.encoder),
+                {"sync": config.sync} | options,
                 saved,
                 console.warn,
             )
-            result = train_and_checkpoint(setup, evaluation, checkpoints, facts, began)
+            result = train_and_checkpoint(job, evaluation, checkpoints, facts, began)
             if result.stopped is not None:
-                return leave(result, setup)
+                return leave(result, job)
             setting |= {"best": result.best} if result.best else {}
             needed = training_operations(source.model_type, source.config, task.head, task.num_labels, training.lengths)
-            if needed is not None:
-                peak = peak_of_all(comm, config.precision, threads, core_peak)
-                setting["operations"] = {"per_example": float(needed.mean()), "peak_per_second": peak}
+            peak = peak_of_all(ranks, config.precision, threads, core_peak)
+            setting["operations"] = {"per_example": float(needed.mean()), "peak_per_second": peak}
 
         # Predict the test set with the final model.
-        tables = predict_test_sets(model, task, tests, config, comm)
+        tables = predict_tests(model, task, tests, config, ranks)
 
-        # Publish the record, then save the model: the model is the largest file, so the likeliest not to fit on the
-        # disk.
-        saves_model = training is not None and config.save_model
-        publish_record(record, comm, setting, evaluation.files | tables | files, training is None or saves_model)
-        if comm.rank == 0 and saves_model:
-            save_run_model(output, model, encoder)
-        comm.exchange("the model is saved")
+        # Finish the record, then save the model: it is the largest file, so the likeliest not to fit on the disk.
+        record.finish(ranks, setting, evaluation.files | tables | files)
+        if ranks.rank == 0 and training is not None:
+            if config.save_model:
+                save_run_model(output, model, source.encoder)
+            else:
+                shutil.rmtree(output / MODEL, ignore_errors=True)  # an earlier run's
+        ranks.exchange("the model is saved")
     console.say(f"output: {output}")
     return 0
 
@@ -194,22 +189,47 @@ def _claim_folder(config: RunConfig, identity: Identity, claims: contextlib.Exit
     claims.enter_context(claim_folder(folder, may_be_full, locks=named is not None and identity.rank == 0))
 
 
-def _make_folder(config: RunConfig, comm: Communicator, claims: contextlib.ExitStack) -> Path:
+def _make_folder(config: RunConfig, ranks: Ranks, claims: contextlib.ExitStack) -> Path:
     """The run's folder: this rank's own if it was given one, else rank 0's. Hosts need not share it."""
     named = named_folder(config)
-    new = folder_name(config, comm.world_size, f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
-    first = comm.exchange(str(named or new))[0]
+    new = folder_name(config, ranks.world_size, f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
+    first = ranks.exchange(str(named or new))[0]
     folder = named if config.output_dir is not None and named else Path(first)
     folder.mkdir(parents=True, exist_ok=True)
-    if comm.rank == 0 and named is None:
-        claims.enter_context(locked(folder))  # the lock shows others that the run is at work
+    if ranks.rank == 0 and named is None:
+        claims.enter_context(claim_folder(folder, overwrite=True))  # the lock shows others that the run is at work
     return folder
 
 
-def _monitor(config: RunConfig, comm: Communicator, console: Console, meeting: Meeting | None) -> Monitor | None:
+def _choose_sync(
+    config: RunConfig, ranks: Ranks, model: torch.nn.Module, examples: "Examples", saved: Found | None
+) -> "Choice":
+    """The sync that is the fastest on the run's first batch, or that of the run that is resumed on as many ranks."""
+    from cos598d.cost.tune import choose  # which few runs need
+
+    plan = Plan(config, len(examples), ranks.world_size)
+    epoch, batch = next(plan.batches(after=0))
+
+    def loss_of(indices: Any, weight: float) -> Callable[[torch.nn.Module], torch.Tensor]:
+        inputs = {k: v.to(ranks.device) for k, v in examples.collate(indices, (config.seed, epoch)).items()}
+
+        def loss(wrapped: torch.nn.Module) -> torch.Tensor:
+            with autocast(config.precision, ranks.device):
+                return wrapped(**inputs)[0] * weight
+
+        return loss
+
+    parts = micro_batches(batch, ranks.rank, ranks.world_size, config.gradient_accumulation_steps)
+    losses = [loss_of(part.indices, part.weight) for part in parts]
+    before = saved.training.sync["sync"] if saved and saved.training.ranks == ranks.world_size else None
+    options = OF_TRAINER | {name: getattr(config, name) for name in SYNC_FIELDS}
+    return choose(ranks, model, lambda _: make_optimizer(model, config, config.precision), losses, options, before)
+
+
+def _monitor(config: RunConfig, ranks: Ranks, console: Console, meeting: Meeting | None) -> Monitor | None:
     """What samples this rank during training; None with --monitor_interval 0, which may differ between ranks."""
-    interface = find_interface(comm, meeting)
+    interface = find_interface(ranks, meeting)
     if not config.monitor_interval:
         return None
-    who = f"rank {comm.rank}: " if comm.world_size > 1 else ""
-    return Monitor(config.monitor_interval, interface, comm.device, lambda line: console.warn(f"{who}{line}"))
+    who = f"rank {ranks.rank}: " if ranks.world_size > 1 else ""
+    return Monitor(config.monitor_interval, interface, ranks.device, lambda line: console.warn(f"{who}{line}"))

@@ -98,8 +98,8 @@ def help_texts() -> Iterator[tuple[str, str]]:
     from cos598d.commands import cli
     from cos598d.commands.flags import Parser
 
-    for name, about in cli.COMMANDS.items():
-        parser = Parser(prog=name, description=about.meaning)
+    for name, (meaning, _) in cli.COMMANDS.items():
+        parser = Parser(prog=name, description=meaning)
         importlib.import_module(f"cos598d.commands.{name}").add_options(parser)
         yield f"{name} --help", "\n\n".join(helps_of(parser))
 

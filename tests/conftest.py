@@ -118,25 +118,6 @@ def start_ranks(start):
     return _start
 
 
-@pytest.fixture
-def servers(monkeypatch):
-    """Rank 0's servers in this process. They end with the test, and use the loopback interface."""
-    from cos598d.world import rendezvous
-
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    made = []
-
-    class Kept(rendezvous.RendezvousServer):
-        def start(self):
-            made.append(self)
-            super().start()
-
-    monkeypatch.setattr(rendezvous, "RendezvousServer", Kept)
-    yield made
-    for server in made:
-        server.stop()
-
-
 def pytest_addoption(parser):
     which = "which of the long tests to run: all, none, or a share, from 1/9 to 9/9"
     parser.addoption("--long", default="all", help=which)

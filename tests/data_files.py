@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from cos598d.data.squad.read import parse_squad
 from cos598d.errors import UserError
 
 STSB = "index genre filename year old_index source1 source2 sentence1 sentence2 score"
@@ -72,10 +71,6 @@ def squad_value(*paragraphs):
         "version": "1.1",
         "data": [{"title": "One", "paragraphs": [{"context": context, "qas": asked} for context, asked in paragraphs]}],
     }
-
-
-def squad_of(*paragraphs):
-    return parse_squad(squad_value(*paragraphs), "a test's file")
 
 
 def write_squad(path, *paragraphs):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from cos598d.heart.sync.all_reduce import AllReduce
-from cos598d.heart.sync.base import GradientSync
-from cos598d.heart.sync.bucketed import Bucketed
+from cos598d.sync.all_reduce import AllReduce
+from cos598d.sync.base import GradientSync
+from cos598d.sync.bucketed import Bucketed
 
 MEAN, START, UNUSED = "averages_gradients", "starts_from_rank_0", "handles_unused_parameters"
 ANY, OVERFLOW, TRAINS = "averages_any_tensors", "passes_overflow_on", "trains_like_one_process"

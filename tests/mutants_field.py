@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from mutants import TRAINS, Counting, Mutant
 
-from cos598d.heart.sync.all_reduce import AllReduce
-from cos598d.heart.sync.base import GradientSync
+from cos598d.sync.all_reduce import AllReduce
+from cos598d.sync.base import GradientSync
 
 FIELD: dict[str, Mutant] = {}
 

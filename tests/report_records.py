@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cos598d.commands.report import add_options, run
-from cos598d.records.conventions import ATTEMPTS, EPOCHS, EVALUATIONS, LIVE, PHASES, SETTING, WARM_UP
+from cos598d.records.conventions import ATTEMPTS, EPOCHS, EVALUATIONS, PHASES, SETTING, WARM_UP
 from cos598d.records.run import SETTING_FIELDS
 from cos598d.tools.report.load import load_run_as
 from cos598d.tools.report.sweep_entries import SweepEntry
@@ -120,18 +120,15 @@ def counted_run(ranks_by_interface=((0,), (1,)), **changes) -> dict:
 
 def write_unfinished(folder: Path, **changes) -> Path:
     """What a killed run leaves of such a record: an attempt that was lost, an evaluation, and a row that is cut off."""
-    whole = write_run(folder, **changes)
-    live = folder / LIVE
-    live.mkdir()
-    summary = read(whole / "summary.json")
-    (whole / "summary.json").unlink()
-    for path in whole.glob("*.json*"):
-        path.rename(live / path.name)
+    live = write_run(folder, **changes)
+    summary = read(live / "summary.json")
+    (live / "summary.json").unlink()
     (live / SETTING).write_text(json.dumps({name: summary[name] for name in (*SETTING_FIELDS, "label")}))
     write_rows(live / EPOCHS, summary["epochs"])
     write_rows(live / EVALUATIONS, [{"iteration": 2, "epoch": 1, "validation_loss": 0.7, "acc": 0.5}])
-    lost = attempt(ended=None, to_iteration=0, lost_iterations=1, why="rank 1 was lost")
-    (live / ATTEMPTS).write_text(json.dumps({"attempts": [lost, lost | {"lost_iterations": 0, "why": None}]}))
+    begun = {"begun": "2025-01-01T00:00:00Z", "from_iteration": 0, "ranks": 2, "iteration": 0}
+    ended = {"ended": "2025-01-01T00:01:00Z", "iteration": 0, "why": "rank 1 was lost"}
+    write_rows(live / ATTEMPTS, [begun | {"lost_iterations": 1}, ended, begun | {"lost_iterations": 0}])
     with (live / "iterations.rank0.jsonl").open("a") as rows:
         rows.write('{"iteration": 6, ')
     return folder

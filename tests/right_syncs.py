@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from cos598d.heart.sync.base import GradientSync
+from cos598d.sync.base import GradientSync
 
 RIGHT = ("FlatViews", "InDouble", "RandomRoot", "GathersInNumpy", "RunningMean", "FromHooks", "AgreesOnANorm", "Plain")
 

@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from cos598d.cost.benches import load_record
-from cos598d.cost.calls import overlaps, plan_calls, reason_left_out
-from cos598d.cost.model import Costs, arrange, iteration_seconds
 from cos598d.records.bench import FILE_NAME
 from cos598d.records.quantities import delay_words, rate_words
 from cos598d.records.summary import summarize
@@ -19,8 +16,6 @@ SYNCS = (
     "gather_scatter,reduce_broadcast,all_reduce,flat,overlap,bucketed,ring,halving_doubling,tree,hierarchical,"
     "sparse_rows,bucketed+bf16,ring+topk"
 )
-# What the shared costs cannot know is a codec's work.
-TRUTH = Costs(1e-3, 2e-4, 4e-10, 0.93, codec_seconds={"bucketed+bf16": 0.05, "ring+topk": 0.12})
 GBIT = 1e9
 SPREAD = (0.98, 0.99, 1.0, 1.0, 1.0, 1.01, 1.02)  # of a candidate's rounds around its median
 # An embedding that comes last, four layers of four tensors, and a head that comes first.
@@ -54,7 +49,7 @@ def bench_record(
             "cores": 2, "ranks_on_host": 1,
             "network": {"hosts": ranks, "rate": rate_words(rate), "delay": delay_words(delay)},
         },
-        "candidates": [{"label": c.label, "sync": c.name, "options": vars(c.options)} for c in candidates],
+        "candidates": [{"label": c.label, "sync": c.name, "options": c.options} for c in candidates],
         "samples": [
             {"candidate": "none", "seconds_forward_by_rank": [compute * 0.4] * ranks,
              "seconds_backward_by_rank": [backward] * ranks}
@@ -79,16 +74,15 @@ def write_bench(folder: Path, noise: float = 0.0, seed: int = 0, **setting: Any)
     """A record of this setting in a folder of its own, with the seconds that follow TRUTH and all that they make."""
     path = folder / FILE_NAME
     folder.mkdir(parents=True)
-    path.write_text(json.dumps(bench_record(**setting)))
-    record, found = load_record(path), json.loads(path.read_text())
-    factors = iter(1 + noise * np.random.default_rng(seed).standard_normal(len(record.rungs)))
+    found = bench_record(**setting)
+    factors = iter(1 + noise * np.random.default_rng(seed).standard_normal(len(found["candidates"])))
     medians = {label: summary["seconds_median"] for label, summary in found["summary"].items()}
-    for rung in record.rungs:
-        if reason_left_out(rung) is None and rung.sync != "none":
-            calls = arrange(plan_calls(rung, record, record.ranks, record.batch), record.compute, record.crowd)
-            costs = TRUTH.crowded(record.crowd)
-            seconds = iteration_seconds(rung.label, calls, record.compute, record.link, costs, overlaps(rung))
-            medians[rung.label] = seconds * next(factors)
+    rate, delay = setting.get("rate", GBIT), setting.get("delay", 0.0)
+    for label in medians if setting.get("ranks", 4) > 1 else ():
+        traffic = found["traffic"][label]
+        if label != "none":
+            sent = 8 * traffic["bytes_sent"][0] / rate + 6 * traffic["calls"][0] * (delay + 1e-3)
+            medians[label] = (medians[label] + sent) * next(factors)
     rounds = {
         label: [median * SPREAD[(place + number) % len(SPREAD)] for number in range(len(SPREAD))]
         for place, (label, median) in enumerate(medians.items())

@@ -1,43 +1,43 @@
 """The bench: its statistics, its fit and prediction, the names of candidates, and complete runs on real ranks."""
 
 import json
-import re
 import statistics
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from programs import ROOT
-from report_records import read
 
 from cos598d.commands.cli import main
 from cos598d.commands.flags import to_words
 from cos598d.errors import UsageError
 from cos598d.models.build import find_model
-from cos598d.records.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
+from cos598d.records.fit import CallCost, bandwidths, fit_call_cost
 from cos598d.records.summary import LAST_TO_LAST, median_interval, paired_ratio, summarize, world_seconds
-from cos598d.sync.parts import embeddings
-from cos598d.tools.bench.candidates import CAPACITIES_MB, parse_candidate, parse_candidates, references
+from cos598d.tools.bench.candidates import parse_candidate, parse_candidates, references
+from cos598d.tools.bench.messages import message_sizes
 from cos598d.tools.bench.plan import BenchPlan, plan_from
 from cos598d.tools.bench.rounds import order_of_round
-from cos598d.tools.bench.sweep import message_sizes
-from cos598d.tools.bench.trace import trace_candidate
 from cos598d.tools.bench.workload import Stepper, Workload, values_of
-from cos598d.tools.check.spawn import run_world
-from cos598d.tools.report.bench_table import candidate_rows, memory_rows
+from cos598d.tools.report.bench_table import candidate_rows
 
 SIZES = [1 << power for power in range(10, 29, 2)]
 TINY_BENCH = ["-m", "cos598d", "bench", "--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16]
 SUMMING = """
+import torch.distributed as dist
+
 from cos598d.sync.base import GradientSync
 
 
 class Sum(GradientSync):
     def average(self, name, gradient):
-        self.comm.all_reduce(gradient, name)
+        dist.all_reduce(gradient)
 """
+
+
+def read(path):
+    return json.loads(path.read_text())
 
 
 def times(overhead, bandwidth, noise=0.0):
@@ -59,19 +59,6 @@ def test_bandwidths_are_nccl_tests_and_calls_cost_their_overheads_and_bytes():
     assert bandwidths(1000, 0.5, 4) == (2000, 3000)
     assert bandwidths(1000, 0.5, 2) == (2000, 2000)
     assert CallCost(0.5, 100).seconds(300, calls=4) == 5
-
-
-def test_exposed_is_what_is_left_of_the_calls_when_backward_ends():
-    cost = CallCost(overhead_seconds=1, bytes_per_second=10)
-    # The first call ends at 2 + 1 + 2 = 5, after the second bucket is full: it ends at 5 + 1 + 3 = 9.
-    assert predict_exposed([(2, 20), (4, 30)], 8, cost) == 1
-    # A bucket that is full last waits for nobody: 8 + 1 + 3.
-    assert predict_exposed([(2, 20), (8, 30)], 8, cost) == 4
-    assert predict_exposed([(2, 20), (4, 30)], 20, cost) == 0
-
-
-def test_of_equal_capacities_the_largest_is_best():
-    assert best_capacity({1: 0.2, 5: 0.1, 25: 0.1, 100: 0.3}) == 25
 
 
 def test_the_median_s_interval_is_of_order_statistics_and_holds_it_as_often_as_stated():
@@ -132,20 +119,17 @@ def test_message_sizes_go_up_by_four_to_the_largest():
     ("word", "name", "options"),
     [
         ("all_reduce", "all_reduce", {}),
-        ("bucketed:bucket_mb=5", "bucketed", {"bucket_mb": 5.0, "first_bucket_mb": 1.0}),
-        ("bucketed:bucket_mb=0.5", "bucketed", {"bucket_mb": 0.5, "first_bucket_mb": 0.5}),
+        ("bucketed:bucket_mb=5", "bucketed", {"bucket_mb": 5.0}),
         ("bucketed+bf16", "bucketed", {"compress": "bf16"}),
         ("bucketed+topk:0.05:bucket_mb=5", "bucketed", {"compress": "topk:0.05", "bucket_mb": 5.0}),
         ("local_sgd:sync_every=4", "local_sgd", {"sync_every": 4}),
-        ("ddp:bucket_view", "ddp", {"bucket_view": True, "compress": None}),
-        ("ddp+fp16:bucket_view:bucket_mb=5", "ddp", {"bucket_view": True, "compress": "fp16", "bucket_mb": 5.0}),
+        ("ddp:bucket_mb=5", "ddp", {"bucket_mb": 5.0}),
     ],
 )
 def test_a_candidate_is_a_name_with_options(word, name, options):
     label, found, found_options = parse_candidate(word)
     assert (label, found) == (word, name)
-    for option, value in options.items():
-        assert getattr(found_options, option) == value
+    assert found_options.items() >= options.items()
 
 
 def test_a_candidate_may_be_a_class_in_a_file_whose_path_has_a_plus(tmp_path):
@@ -158,18 +142,15 @@ def test_a_candidate_may_be_a_class_in_a_file_whose_path_has_a_plus(tmp_path):
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("nosuch", "unknown --sync nosuch"),
+        ("nosuch", "unknown sync nosuch"),
         ("flat:bucket_mb=5", "--bucket_mb has no effect with --sync flat"),
-        ("bucketed:size=5", "unknown option 'size'. Choose from bucket_mb"),
+        ("bucketed:size=5", "unknown option 'size'. Choose from "),
         ("bucketed:bucket_mb=x", "bucket_mb 'x' is not valid. Give a number"),
         ("local_sgd:sync_every=1.5", "sync_every '1.5' is not valid. Give a whole number"),
         ("bucketed:bucket_mb=-1", "--bucket_mb -1"),
         ("bucketed+nosuch", "--compress nosuch: unknown compression"),
         ("bucketed+bf16:compress=fp16", "has two compressions"),
-        ("ddp:bucket_view=1", "bucket_view takes no value. Write ddp:bucket_view"),
-        ("bucketed:bucket_view", "--bucket_view has no effect with --sync bucketed"),
-        ("ddp+topk", "--compress topk with --sync ddp: torch's own hooks are fp16 and bf16"),
-        ("ddp+bf16", "--compress bf16 with --sync ddp: torch's hook is for nccl, and the backend is gloo"),
+        ("ddp+topk", "--compress has no effect with --sync ddp"),
     ],
 )
 def test_a_wrong_candidate_is_refused_in_a_sentence(word, sentence):
@@ -195,8 +176,8 @@ def test_the_floor_and_ddp_are_added_once():
     [
         ({"rounds": 0}, "--rounds 0"),
         ({"tokens": 4}, "--tokens 4"),
-        ({"sweep": "nosuch"}, "unknown --sweep nosuch. Choose one of bucket_mb, message_size"),
-        ({"sweep": "bucket_mb", "sync": "flat"}, "Leave --sync and --alone out"),
+        ({"sweep": "nosuch"}, "unknown --sweep nosuch. Choose one of message_size"),
+        ({"sweep": "message_size", "sync": "flat"}, "Leave --sync and --alone out"),
         ({"attach": "never"}, "--attach never"),
         ({"largest_mb": 0.0}, "--largest_mb 0"),
         ({"sync": ","}, "names no sync"),
@@ -241,7 +222,7 @@ def test_replicas_share_only_the_weights():
 
 
 def test_a_floor_with_sparse_gradients_clips_and_steps_like_a_dense_one(monkeypatch):
-    monkeypatch.setattr(embeddings, "LEAST_BYTES", 1000)
+    monkeypatch.setattr("cos598d.tools.bench.workload.LEAST_BYTES", 1000)
     found = []
     for is_sparse in (False, True):
         workload = Workload(find_model("tiny"), torch.device("cpu"), batch=2, tokens=16, seed=1)
@@ -256,7 +237,7 @@ def test_a_floor_with_sparse_gradients_clips_and_steps_like_a_dense_one(monkeypa
             assert norm == pytest.approx(1.0, rel=1e-4), "of what is clipped"
             stepper.step(replica)
             replica.zero_grad(set_to_none=True)
-        found.append(stepper.state())
+        found.append([value for state in stepper._optimizer.state.values() for value in state.values()])
     for dense, sparse in zip(*found, strict=True):
         torch.testing.assert_close(sparse, dense, rtol=1e-4, atol=1e-9)
 
@@ -312,8 +293,6 @@ def test_every_candidate_is_measured_in_every_round_and_is_in_the_table(start, t
     assert all(label in rows for label in labels)
     # A sum is not an average.
     assert "not the same work: mine.py:Sum.\n" in text
-    # The tiny model's word embedding is too small for sparse_rows.
-    assert text.count("sparse_rows sends what bucketed sends") == 1
 
 
 def test_candidates_that_step_by_themselves_are_measured_with_their_steps(start, tmp_path):
@@ -323,9 +302,9 @@ def test_candidates_that_step_by_themselves_are_measured_with_their_steps(start,
     assert " each), bf16, 1 round\n" in text
     assert "none:sparse_embeddings: as none" in text
     size = record["setting"]["gradient_bytes"]
-    # Of two ranks each sends half of the gradient and half of the weights, zero3 these twice.
+    # Of two ranks each sends half of the gradient and half of the weights, zero3 most of these twice.
     assert record["traffic"]["zero1"]["bytes_sent"] == pytest.approx([size, size], rel=1e-3)
-    assert record["traffic"]["zero3"]["bytes_sent"] == pytest.approx([1.5 * size] * 2, rel=1e-3)
+    assert all(size < sent < 1.5 * size for sent in record["traffic"]["zero3"]["bytes_sent"])  # looked-up rows once
     norms = record["gradient_norm"]
     # The ranks' sums are in another order.
     for name, other in (("zero1", "ddp"), ("zero3", "ddp"), ("none:sparse_embeddings", "none")):
@@ -333,78 +312,38 @@ def test_candidates_that_step_by_themselves_are_measured_with_their_steps(start,
     assert "not the same work" not in text
 
 
-def test_peak_memory_is_each_candidate_s_own_and_the_record_can_be_printed(start):
-    words = ["--rounds", 1, "--sync", "flat,zero3", "--alone", "--attach", "turns", "--step", "--memory", "--json", "-"]
-    text = bench(start, words)
-    record = json.loads(text[text.index("{\n") :])  # after stderr's lines of ranks that wait for others
-    assert list(record["peak_memory_bytes"]) == ["flat", "zero3"]
-    size, (flat, zero3) = record["setting"]["gradient_bytes"], record["memory"].values()
-    for rank in range(2):
-        whole, part = flat["between_steps"][rank], zero3["between_steps"][rank]
-        assert flat["peak"][rank]["gradients"] == whole["parameters"] == size
-        assert [whole["optimizer"], 2 * part["optimizer"]] == pytest.approx([2 * size] * 2, rel=1e-2)
-        assert part["parameters"] == pytest.approx(size / 2, rel=1e-2)
-        assert zero3["peak"][rank]["parameters"] > part["parameters"]
-    for candidate in (flat, zero3):
-        assert candidate["between_steps"] == candidate["expected_between_steps"], "what its formula says"
-        assert [reason for reason in candidate["expected_unsaid"] if reason] == []
-    rows = memory_rows(record)
-    assert [row[1] for row in rows] == ["held", *["between steps", "at a step's peak"] * 2]
-    assert [row[-1] for row in rows[1:]] == ["0.0%"] * 4
-    assert len(record["peak_memory_bytes"]["flat"]) == 2
-    assert all(peak > record["setting"]["gradient_bytes"] for peak in record["peak_memory_bytes"]["flat"])
-    assert (record["setting"]["attach"], record["setting"]["step"]) == ("turns", True)
-
-
-def test_a_sweep_fits_messages_and_predicts_each_capacity(start, tmp_path):
-    text = bench(start, ["--rounds", 1, "--sweep", "bucket_mb", "--largest_mb", 0.0625, "--output", "out"])
-    record = read(tmp_path / "out" / "bench.json")
-    assert [row["payload_bytes"] for row in record["message_size"]["sizes"]] == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
-    capacities = record["bucket_mb"]["capacities"]
-    assert [row["bucket_mb"] for row in capacities] == list(CAPACITIES_MB)
-    for row in capacities:
-        assert sum(bucket["bytes"] for bucket in row["buckets"]) == record["setting"]["gradient_bytes"]
-        fit = record["message_size"]["fit"]
-        cost = CallCost(fit["overhead_seconds"], fit["bytes_per_second"])
-        buckets = [(bucket["seconds_until_full"], bucket["bytes"]) for bucket in row["buckets"]]
-        expected = predict_exposed(buckets, record["bucket_mb"]["backward_seconds"], cost)
-        assert row["seconds_exposed_predicted"] == pytest.approx(expected)
-    assert "exposed s predicted" in text
-    assert "64 KiB" in text
-
-
 def test_an_unknown_sync_is_one_sentence_and_nothing_starts(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*map(str, TINY_BENCH[2:]), "--sync", "flat,nosuch"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: unknown --sync nosuch. Choose one of ")
+    assert said.startswith("error: unknown sync nosuch. Choose one of ")
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def _profiled(comm, name, folder):
-    workload = Workload(find_model("tiny"), comm.device, batch=2, tokens=16, seed=1)
-    return str(trace_candidate(Path(folder), parse_candidate(name), workload, comm))
+def test_a_sweep_of_message_sizes_fits_a_call(start, tmp_path):
+    text = bench(start, ["--rounds", 1, "--sweep", "message_size", "--largest_mb", 0.0625, "--output", "out"])
+    record = read(tmp_path / "out" / "bench.json")
+    assert [row["payload_bytes"] for row in record["message_size"]["sizes"]] == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
+    assert record["message_size"]["fit"]["bytes_per_second"] > 0
+    assert "64 KiB" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "overlaps"), [("bucketed:bucket_mb=0.1", True), ("overlap", True), ("all_reduce", False), ("flat", False)]
-)
-def test_the_profiler_s_trace_shows_whether_calls_start_before_backward_ends(name, overlaps, tmp_path):
-    mine, folder = tmp_path / "mine.txt", tmp_path / "traces"
-    mine.write_text("precious")
-    folder.mkdir()
-    links = [folder / f"{re.sub('[:]', '_', name)}.rank0.{ending}" for ending in ("partial", "json")]
-    for link in links:
-        link.symlink_to(mine)
-    for end in run_world(2, _profiled, name, str(folder), seconds=120):
-        assert end.how == "returned", end
-        events = [event for event in json.loads(Path(end.value).read_text())["traceEvents"] if "ts" in event]
+def test_json_is_also_written_and_the_table_still_printed(start, tmp_path):
+    text = bench(start, ["--rounds", 1, "--sync", "flat", "--alone", "--json", "one.json"])
+    assert "median s" in text
+    assert [one["label"] for one in read(tmp_path / "one.json")["candidates"]] == ["flat"]
+
+
+def test_the_profiler_s_trace_shows_whether_calls_start_before_backward_ends(start, tmp_path):
+    names = {"bucketed:bucket_mb=0.1": True, "overlap": True, "all_reduce": False, "flat": False}
+    bench(start, ["--rounds", 1, "--alone", "--sync", ",".join(names), "--output", "out", "--trace", "traces"])
+    for name, overlaps in names.items():
+        (file,) = (tmp_path / "traces").glob(f"{name.replace(':', '_')}.rank0.json")
+        events = [event for event in json.loads(file.read_text())["traceEvents"] if "ts" in event]
         # Only the order of what happened is looked at, never how long it took.
         backward = [e["ts"] for e in events if "evaluate_function" in e["name"]]
         starts = [e["ts"] for e in events if e["name"] == "c10d::allreduce_" and e["ts"] > min(backward)]
         assert starts
         assert (min(starts) < max(backward)) == overlaps
-    assert mine.read_text() == "precious"
-    links[0].unlink()
-    assert len(list(folder.iterdir())) == 2  # complete files, and no drafts
+    assert len(list((tmp_path / "traces").iterdir())) == 8  # complete files, and no drafts

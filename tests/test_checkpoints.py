@@ -1,302 +1,286 @@
-"""Checkpoints on the disk: what is saved comes back to the last bit, on any number of ranks, and what is old goes."""
+"""Checkpoints on the disk: what is in them, damaged and forged ones, and a process that is killed while it saves one.
 
+Calls the code that reads and writes them, since a damage is one byte and a program takes seconds.
+"""
+
+import errno
 import json
 import os
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from saved_states import COMM, SYNC, Stateful, Told, found_in, open_checkpoints, own_of, save, save_all
-from worlds import run_ranks
+from ranks import world
+from safetensors.torch import load_file, save_file
+from training_cases import describe, train
 
-from cos598d.checkpoints import find, load_random_states, random_states, writer
-from cos598d.checkpoints.restore import find_best
-from cos598d.checkpoints.snapshot import HostMemory
-from cos598d.data.text.tokenization import load_encoder
+from cos598d.checkpoints.folder import Damaged, Training, newest, read, remove_all, steps, tidy, write
+from cos598d.checkpoints.stopping import Best
 from cos598d.errors import UserError
-from cos598d.models.build import build_model, find_model
-from cos598d.models.checkpoint import save_model
+from cos598d.plan import Position
 
 
-def restored(comm, checkpoint, seed, sync=SYNC):
-    """Restore on this rank, hold it to what iteration `seed` had; whether all came back, with the same ranks."""
-    strategy, saved = Stateful(comm, seed=999), Stateful(comm, seed)
-    own, lost = checkpoint.restore(strategy, comm, sync)
-    strategy.assert_loaded(saved)
-    assert strategy.scalars_loaded == saved.scalars()
-    if lost is None:
-        facts, tensors = saved.own_state()
-        assert strategy.own[0] == facts
-        assert torch.equal(strategy.own[1]["error"], tensors["error"])
-    else:
-        assert strategy.own is None
-        assert lost == strategy.own_is_lost
-    if comm.rank < checkpoint.world_size:
-        assert own.facts == own_of(comm, seed).facts
-        assert torch.equal(own.tensors["random"], own_of(comm, seed).tensors["random"])
-    else:
-        assert own is None
-    return lost is None
+@pytest.fixture(scope="module")
+def ranks():
+    with world(2) as started:
+        yield started
 
 
-def saved_and_restored(comm, folder):
-    save_all(folder, comm, 3, 5)
-    return restored(comm, find("auto", Path(folder), comm), 5)
+@pytest.fixture(scope="module")
+def saved(ranks, tmp_path_factory):
+    """Two checkpoints of a training on two ranks, of iterations 2 and 4."""
+    folder = tmp_path_factory.mktemp("saved")
+    ranks.run(_save, str(folder))
+    return folder
 
 
-def restored_elsewhere(comm, folder, sync):
-    return restored(comm, find("auto", Path(folder), comm), 5, sync)
+@pytest.fixture
+def folder(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "copy")
+    return tmp_path / "copy"
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_what_is_saved_comes_back_to_the_last_bit(tmp_path, ranks):
-    """On another number of ranks or under another sync, all except what each rank's strategy remembered."""
-    assert run_ranks(ranks, saved_and_restored, str(tmp_path)) == [True] * ranks
-    each = [f"{kind}.rank{rank}.safetensors" for kind in ("optimizer", "own") for rank in range(ranks)]
-    files = [*each, *(f"rank{rank}.json" for rank in range(ranks)), "manifest.json", "model", "training.json"]
-    assert found_in(tmp_path / "step-00000005") == sorted(files)
-    after = {1: 2, 2: 3, 3: 1}[ranks]
-    assert run_ranks(after, restored_elsewhere, str(tmp_path), SYNC) == [False] * after
-    assert run_ranks(ranks, restored_elsewhere, str(tmp_path), SYNC | {"bucket_mb": 5}) == [False] * ranks
+def _save(folder):
+    train("bucketed", folder=folder, save_at=(2, 4), steps=4)
 
 
-def save_far(comm, folder):
-    # A rank that has another disk has no such folder, or another one of this name.
-    mine = Path(folder) / ("" if comm.rank != 1 else "elsewhere")
-    save_all(mine, comm, 4, 5)
-    return [restored(comm, find("auto", mine, comm), 5), mine.exists()]
+def make(folder: Path, iteration: int, keep: int = 2, best: int = 0) -> None:
+    """Write a checkpoint whose only weight is its iteration."""
+    training = Training(
+        3, "a run", iteration, 1, {}, Position(iteration, iteration), Best("acc", 0.5 if best else None, best), {}
+    )
+    tensors = {"weights/w": torch.full((3,), float(iteration)), "exp_avg/w": torch.zeros(3)}
+    write(folder, training, tensors, [b"\x02\0\0\0\0\0\0\0{}"], describe, keep)
 
 
-def test_only_rank_0_needs_the_folder_and_gets_what_other_ranks_have(tmp_path):
-    assert run_ranks(3, save_far, str(tmp_path)) == [[True, True], [True, False], [True, True]]
-    assert (tmp_path / "step-00000005" / "own.rank1.safetensors").exists()
-    assert found_in(tmp_path) == ["step-00000004", "step-00000005"]
+def test_a_checkpoint_is_a_model_and_no_pickle(saved):
+    place = saved / "step-00000004"
+    names = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+    assert names == {
+        *("model/config.json", "model/model.safetensors", "state.safetensors", "training.json"),
+        *("rank0.safetensors", "rank1.safetensors"),
+    }
+    model, state = load_file(place / "model/model.safetensors"), load_file(place / "state.safetensors")
+    assert model["table.weight"].shape == (3000, 8)
+    assert {"exp_avg/last.bias", "exp_avg_sq/last.bias", "step/last.bias", "buffers/shift"} <= set(state)
+    assert not any(key.endswith(("/never.weight", "/frozen.weight")) for key in state)
+    modes = {path.stat().st_mode for path in place.rglob("*") if path.is_file()}
+    assert len(modes) == 1  # the library's own files could be read by their owner only
 
 
-def test_a_checkpoint_s_weights_are_a_model_s_folder(tmp_path):
-    save_all(tmp_path, COMM, 5)
-    model = tmp_path / "step-00000005" / "model"
-    assert found_in(model) == ["config.json", "model.safetensors", "vocab.txt"]
-    wholes = Stateful(COMM, 5).wholes
-    expected = {name: tensor for (kind, name), tensor in wholes.items() if kind in ("weights", "buffers")}
-    found = load_file(model / "model.safetensors")
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    umask = os.umask(0)
-    os.umask(umask)
-    assert (model / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask, "whoever may read the folder may"
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    for iteration in range(1, 7):
+        make(tmp_path, iteration, keep=2, best=min(iteration, 3))
+    assert [number for number, _ in steps(tmp_path)] == [6, 5, 3]
+    make(tmp_path, 4, keep=2, best=3)  # another attempt: what came later is not its own
+    assert [number for number, _ in steps(tmp_path)] == [4, 3]
+    remove_all(tmp_path)
+    assert not tmp_path.exists()
 
 
-def test_a_checkpoint_s_weights_load_as_a_model(tmp_path):
-    source = find_model("tiny")
-    model = build_model(source, "sequence_classification", 2, 0.0, seed=3)
-
-    def describe(folder):
-        save_model(folder, model, load_encoder(source.model_type, source.vocabulary, source.lower_case))
-        (folder / "pytorch_model.bin").unlink()
-
-    strategy = Stateful(COMM)
-    strategy.wholes = {("weights", name): parameter.detach() for name, parameter in model.named_parameters()}
-    with Told(tmp_path, COMM, 1, describe=describe) as checkpoints:
-        checkpoints.save(strategy, 1, {}, lambda: own_of(COMM, 1))
-        assert checkpoints.hear() == []
-    found = find_model(str(tmp_path / "step-00000001" / "model"))
-    loaded = build_model(found, "sequence_classification", 2, 0.0, seed=4).state_dict()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+def edit(place: Path, **values) -> None:
+    training = json.loads((place / "training.json").read_text())
+    for name, value in values.items():
+        *path, last = name.split("__")
+        inside = training
+        for one in path:
+            inside = inside[one]
+        inside[last] = value
+    (place / "training.json").write_text(json.dumps(training))
 
 
-def test_a_device_s_copies_are_written_after_they_have_arrived(tmp_path, monkeypatch):
-    is_there = []
-
-    class Stream:
-        def record_event(self):
-            return self
-
-        def synchronize(self):
-            is_there.append(True)
-
-    def write(*arguments, really=writer.write_tensors):
-        assert is_there
-        return really(*arguments)
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
-    monkeypatch.setattr(writer, "write_tensors", write)
-    strategy = Stateful(COMM)
-    with open_checkpoints(tmp_path, COMM) as checkpoints:
-        checkpoints._memory = HostMemory(torch.device("cuda"))
-        monkeypatch.setattr(checkpoints._memory, "_new", lambda size: torch.empty(size, dtype=torch.uint8))
-        checkpoints.save(strategy, 1, {}, lambda: own_of(COMM, 1))
-        assert checkpoints.hear() == []
-    assert is_there == [True]
-
-
-def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    events = []
-
-    def sync(descriptor, really=os.fsync):
-        events.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
-        really(descriptor)
-
-    def rename(old, new, really=os.rename):
-        events.append((os.path.relpath(old, tmp_path), os.path.relpath(new, tmp_path)))
-        really(old, new)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(os, "rename", rename)
-    save_all(tmp_path, COMM, 5)
-    (named,) = [event for event in events if isinstance(event, tuple)]
-    place = events.index(named)
-    before = {os.path.relpath(event, named[0]) for event in events[:place]}
-    files = json.loads((tmp_path / "step-00000005" / "manifest.json").read_text())["files"]
-    assert before == {*files, "manifest.json", "model", "."}
-    assert os.path.relpath(events[place - 3], named[0]) == "manifest.json", "the last file"
-    assert events[place + 1 :] == ["."], "and its name"
+DAMAGES = {
+    "no training.json": lambda place: (place / "training.json").unlink(),
+    "an empty training.json": lambda place: (place / "training.json").write_bytes(b""),
+    "half of training.json": lambda place: _cut(place / "training.json"),
+    "training.json is a list": lambda place: (place / "training.json").write_text("[]"),
+    "training.json is no text": lambda place: (place / "training.json").write_bytes(b"\xff\xfe"),
+    "training.json is deep": lambda place: (place / "training.json").write_text("[" * 100_000),
+    "an older format": lambda place: edit(place, format=2),
+    "another iteration": lambda place: edit(place, iteration=5),
+    "another position": lambda place: edit(place, position__iteration=3),
+    "more steps than iterations": lambda place: edit(place, position__stepped=5),
+    "a negative number": lambda place: edit(place, position__evaluated=-1),
+    "no number of ranks": lambda place: edit(place, ranks="two"),
+    "no ranks": lambda place: edit(place, ranks=0),
+    "more ranks than files": lambda place: edit(place, ranks=3),
+    "a loss scale of 0": lambda place: edit(place, scale=0.0),
+    "a best value that is a word": lambda place: edit(place, best__value="good"),
+    "a rank's file is missing": lambda place: (place / "rank1.safetensors").unlink(),
+    "a rank's file is cut": lambda place: _cut(place / "rank0.safetensors"),
+    "the state is cut": lambda place: _cut(place / "state.safetensors"),
+    "the state is empty": lambda place: (place / "state.safetensors").write_bytes(b""),
+    "the state is a folder": lambda place: _folder(place / "state.safetensors"),
+    "the weights are missing": lambda place: shutil.rmtree(place / "model"),
+    "the weights' header lies": lambda place: (place / "model/model.safetensors").write_bytes(b"\xff" * 64),
+}
 
 
-def test_later_steps_do_not_change_a_checkpoint_that_is_being_written(tmp_path):
-    strategy = Stateful(COMM, 5)
-    before = {name: tensor.clone() for name, tensor in strategy.wholes.items()}
-    with open_checkpoints(tmp_path, COMM) as checkpoints:
-        facts = {"losses": [1.0]}
-        checkpoints.save(strategy, 5, facts, lambda: own_of(COMM, 5))
-        for tensor in strategy.wholes.values():  # the next step
-            tensor.zero_()
-        facts["losses"].append(2.0)
-        checkpoints.close()
-        checkpoints.save(strategy, 6, facts, lambda: own_of(COMM, 6))
-        checkpoints.close()
-    strategy.wholes = before
-    found = find(str(tmp_path / "step-00000005"), None, COMM)
-    assert found.training == {"losses": [1.0]}
-    again = Stateful(COMM)
-    found.restore(again, COMM, SYNC)
-    again.assert_loaded(strategy)
+def _cut(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
 
 
-def test_the_newest_and_the_best_are_kept_whatever_the_clock_says(tmp_path):
-    save_all(tmp_path, COMM, 1, 2, 3, best=(1,))
-    for age, name in enumerate(found_in(tmp_path)):
-        os.utime(tmp_path / name, (1e9 - age * 1e6,) * 2)  # the newest is the oldest by the clock
-    resumed = find("auto", tmp_path, COMM)
-    assert resumed.iteration == 3
-    save_all(tmp_path, COMM, 4, 5, resumed=resumed)
-    assert found_in(tmp_path) == ["step-00000001", "step-00000004", "step-00000005"]
-    save_all(tmp_path, COMM, 6, 7, best=(6,), resumed=find("auto", tmp_path, COMM))
-    assert found_in(tmp_path) == ["step-00000006", "step-00000007"], "a better one takes the best one's place"
-    save_all(tmp_path, COMM, 8, 9, keep=1, resumed=find("auto", tmp_path, COMM))
-    assert found_in(tmp_path) == ["step-00000006", "step-00000009"]
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
-def test_a_run_that_went_back_removes_later_checkpoints_after_its_own_first_one(tmp_path):
-    save_all(tmp_path, COMM, 10, 20, 30, keep=3, best=(30,))
-    resumed = find(str(tmp_path / "step-00000010"), None, COMM)
-    with open_checkpoints(tmp_path, COMM, resumed=resumed) as checkpoints:
-        assert found_in(tmp_path) == ["step-00000010", "step-00000020", "step-00000030"]
-        save(checkpoints, COMM, 20)
-    assert found_in(tmp_path) == ["step-00000010", "step-00000020"]
-    assert restored(COMM, find("auto", tmp_path, COMM), 20)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_one_is_passed_over_with_a_sentence(folder, damage):
+    place = folder / "step-00000004"
+    DAMAGES[damage](place)
+    with pytest.raises(Damaged):
+        read(place)
+    found, remarks = newest(folder)
+    assert found.training.iteration == 2
+    assert [remark.startswith(f"the checkpoint {place} is damaged (") for remark in remarks] == [True]
 
 
-def test_an_earlier_run_s_checkpoints_stay_until_the_new_run_has_one(tmp_path):
-    save_all(tmp_path, COMM, 3, 200, best=(3,))
-    with open_checkpoints(tmp_path, COMM) as checkpoints:
-        assert found_in(tmp_path) == ["step-00000003", "step-00000200"]
-        save(checkpoints, COMM, 5)
-    assert found_in(tmp_path) == ["step-00000005"]
+def test_with_none_that_can_be_read_every_one_is_named(folder):
+    for place in folder.iterdir():
+        (place / "training.json").unlink()
+    found, remarks = newest(folder)
+    assert found is None
+    assert len(remarks) == 2
 
 
-def test_the_next_start_removes_only_what_killed_saves_have_left(tmp_path):
-    save_all(tmp_path, COMM, 5, 6)
-    token = "0123456789abcdef"
-    for name in (f".step-00000007.{token}.partial", f".step-00000004.{token}.removed", f".probe-{token}"):
-        (tmp_path / name / "model").mkdir(parents=True)
-        (tmp_path / name / "model" / "config.json").write_text("x")
-    outside = tmp_path.with_name(f"{tmp_path.name}-outside")
-    outside.mkdir()
-    (outside / "kept").write_text("x")
-    (tmp_path / f".step-00000009.{token}.partial").symlink_to(outside)
-    (tmp_path / "step-00000005").rename(tmp_path / f".step-00000005.{token}.old")  # killed between two renames
-    for name in (".hidden", "notes.txt", ".step-00000007.partial"):
-        (tmp_path / name).write_text("the user's")
-    (tmp_path / "step-00000099").symlink_to(outside)
-    kept = [".hidden", ".step-00000007.partial", "notes.txt", "step-00000005", "step-00000006", "step-00000099"]
-    with open_checkpoints(tmp_path, COMM):
-        assert found_in(tmp_path) == kept
-    assert found_in(outside) == ["kept"]
-    assert find("auto", tmp_path, COMM).iteration == 6
-    save_all(tmp_path, COMM, 7)
-    assert found_in(outside) == ["kept"]
+def test_a_renamed_one_is_damaged(folder):
+    (folder / "step-00000004").rename(folder / "step-00000009")
+    assert newest(folder)[0].training.iteration == 2
 
 
-def test_the_second_of_two_runs_in_one_folder_is_refused(tmp_path):
-    with open_checkpoints(tmp_path / "one", COMM):
-        with pytest.raises(UserError, match="one is in use by another run. Choose another --output_dir"):
-            open_checkpoints(tmp_path / "one", COMM)
-        assert found_in(tmp_path / "one") == []
-    open_checkpoints(tmp_path / "one", COMM).__exit__()
+def _state(place: Path, change) -> None:
+    tensors = load_file(place / "state.safetensors")
+    change(tensors)
+    save_file(tensors, place / "state.safetensors")
 
 
-def test_auto_finds_nothing_without_a_folder_or_in_an_empty_one(tmp_path):
-    for folder in (None, tmp_path / "none", tmp_path):
-        assert find("auto", folder, COMM) is None
+def _rank(place: Path, tensors) -> None:
+    save_file(tensors, place / "rank0.safetensors")
 
 
-def test_a_checkpoint_a_run_and_a_run_s_checkpoints_can_be_named(tmp_path):
-    save_all(tmp_path / "run" / "checkpoints", COMM, 5, 6)
-    named = {"run": 6, "run/checkpoints": 6, "run/checkpoints/step-00000005": 5}
-    assert {name: find(str(tmp_path / name), None, COMM).iteration for name in named} == named
-    # A copy of one that is called something else.
-    (tmp_path / "run" / "checkpoints" / "step-00000005").rename(tmp_path / "copy")
-    assert find(str(tmp_path / "copy"), None, COMM).iteration == 5
+FORGED = {  # each can be read, and fits no training
+    "another shape of state": lambda p: _state(p, lambda t: t.update({"exp_avg/last.bias": torch.zeros(4)})),
+    "a state is missing": lambda p: _state(p, lambda t: t.pop("exp_avg_sq/last.bias")),
+    "a parameter that the model lacks": lambda p: _state(p, lambda t: t.update({"exp_avg/x": torch.zeros(1)})),
+    "another shape of a buffer": lambda p: _state(p, lambda t: t.update({"buffers/shift": torch.zeros(2)})),
+    "no weights": lambda p: save_file({}, p / "model/model.safetensors"),
+    "random states that are none": lambda p: _rank(p, {"random/cpu": torch.zeros(9, dtype=torch.uint8)}),
+    "random states of another dtype": lambda p: _rank(p, {"random/cpu": torch.zeros(9)}),
+    "a file of another kind": lambda p: _rank(p, {"other": torch.zeros(9)}),
+}
 
 
-def load_best(comm, folder):
-    with open_checkpoints(folder, comm) as checkpoints:
-        assert not checkpoints.load_best(torch.nn.Module(), 1)
-        for iteration in (1, 2, 3):
-            save(checkpoints, comm, iteration, is_best=iteration < 3)
-        assert not checkpoints.load_best(torch.nn.Module(), 1), "it is not the best any more"
-    model = torch.nn.Module()
-    model.layer = torch.nn.Linear(2, 1)
-    model.register_buffer("counted", torch.zeros(3))
-    names = {"layer.weight": (1, 2), "layer.bias": (1,)}
-    with open_checkpoints(f"{folder}/model", comm) as checkpoints:
-        strategy = Stateful(comm)
-        draw = torch.Generator().manual_seed(1)
-        strategy.wholes = {("weights", name): torch.randn(shape, generator=draw) for name, shape in names.items()}
-        strategy.wholes |= {("buffers", "counted"): torch.arange(3.0), ("exp_avg", "layer.bias"): torch.ones(1)}
-        checkpoints.save(strategy, 1, {}, lambda: own_of(comm, 1), is_best=True)
-        checkpoints.close()
-        assert checkpoints.load_best(model, 1)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, strategy.wholes["buffers" if name == "counted" else "weights", name]), name
-    return found_in(folder)
+def _resume(folder):
+    try:
+        train("bucketed", folder=folder, steps=5)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
-def test_every_rank_loads_the_best_checkpoint_s_model(tmp_path):
-    assert run_ranks(2, load_best, str(tmp_path)) == [["model", "step-00000002", "step-00000003"]] * 2
+@pytest.mark.parametrize("forgery", FORGED)
+def test_a_forged_one_ends_the_run_with_one_sentence(ranks, folder, forgery):
+    FORGED[forgery](folder / "step-00000004")
+    (said,) = set(ranks.run(_resume, str(folder), count=2))  # the same on every rank
+    assert "step-00000004" in said
+    assert "Resume" in said
 
 
-def test_the_best_is_also_found_where_the_run_was_resumed_from(tmp_path):
-    save_all(tmp_path / "old", COMM, 1, 2, best=(1,))
-    found = find(str(tmp_path / "old"), None, COMM)
-    with open_checkpoints(tmp_path / "new", COMM, resumed=found) as checkpoints:
-        save(checkpoints, COMM, 3)
-        folders, run = [tmp_path / "new", tmp_path / "old"], found.run
-        assert find_best(folders, run, COMM).path == tmp_path / "old" / "step-00000001"
-        save(checkpoints, COMM, 4, is_best=True)
-        assert find_best(folders, run, COMM).iteration == 4
+def test_another_optimizers_state_is_left_out(ranks, folder):
+    _state(folder / "step-00000004", lambda tensors: [tensors.pop(key) for key in list(tensors) if "exp_avg" in key])
+    _state(folder / "step-00000004", lambda tensors: [tensors.pop(key) for key in list(tensors) if "step/" in key])
+    (said,) = set(ranks.run(_said, str(folder), count=2))
+    assert "what the optimizer remembers starts from scratch" in said
 
 
-def test_restored_random_states_draw_the_same_numbers():
-    states = {name: state.clone() for name, state in random_states(torch.device("cpu")).items()}
-    drawn = torch.rand(3)
-    load_random_states(states, torch.device("cpu"))
-    assert torch.equal(torch.rand(3), drawn)
+def _said(folder):
+    return train("bucketed", folder=folder, steps=5)["said"]
 
 
-@pytest.mark.parametrize("state", [torch.zeros(3), torch.zeros(3, dtype=torch.uint8), torch.zeros(())])
-def test_damaged_random_states_are_refused(state):
-    with pytest.raises(UserError, match="random states cannot be restored"):
-        load_random_states({"random_cpu": state}, torch.device("cpu"))
+CALLS = ("fsync", "rename", "replace", "chmod", "mkdir")
+MOMENTS = 18  # of these calls; a save makes fewer
+
+
+@pytest.mark.parametrize("moment", range(MOMENTS))
+def test_a_process_killed_while_it_saves_leaves_a_whole_one(tmp_path, moment):
+    make(tmp_path, 3, keep=1)
+    child = os.fork()
+    if child == 0:
+        _die_at(moment)
+        make(tmp_path, 6, keep=1)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert status == 0 or os.WTERMSIG(status) == signal.SIGKILL
+    found, remarks = newest(tmp_path)
+    assert not remarks
+    assert found.training.iteration in ((6,) if status == 0 else (3, 6))
+    assert found.tensors["weights/w"].tolist() == [found.training.iteration] * 3
+    tidy(tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    make(tmp_path, 9, keep=1)
+    assert [number for number, _ in steps(tmp_path)] == [9]
+
+
+def test_some_moments_are_before_the_end(tmp_path):
+    """Else nothing would be killed above."""
+    made = []
+    _each_call(made.append, restore := {})
+    try:
+        make(tmp_path, 1)
+    finally:
+        for name, call in restore.items():
+            setattr(os, name, call)
+    assert 8 <= len(made) < MOMENTS
+    assert made.index("rename") < len(made) - 1
+
+
+def _die_at(moment: int) -> None:
+    left = [moment]
+
+    def count(_: str) -> None:
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+
+    _each_call(count, {})
+
+
+def _each_call(tell, before: dict) -> None:
+    for name in CALLS:
+        before[name] = getattr(os, name)
+
+        def call(*words, _name=name, **more):
+            tell(_name)
+            return before[_name](*words, **more)
+
+        setattr(os, name, call)
+
+
+def test_a_full_disk_costs_only_that_checkpoint(tmp_path, monkeypatch):
+    make(tmp_path, 3)
+    monkeypatch.setattr(os, "fsync", _full)
+    with pytest.raises(OSError, match="No space left"):
+        make(tmp_path, 6)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
+def _full(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_training_goes_on_when_the_disk_is_full(ranks, tmp_path):
+    for found in ranks.run(_train_on_a_full_disk, str(tmp_path), count=2):
+        assert len(found["losses"]) == 4
+    assert not list(tmp_path.iterdir())
+
+
+def _train_on_a_full_disk(folder):
+    before, os.fsync = os.fsync, _full
+    try:
+        return train("all_reduce", folder=folder, save_at=(2,), steps=4)
+    finally:
+        os.fsync = before

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from cos598d.commands.cli import main
 from cos598d.commands.flags import Parser, add_flags, given_flags
 from cos598d.commands.flags import to_words as flag_words
-from cos598d.commands.run_flags import CourseFlags, add_run_options, run_values, to_words
+from cos598d.commands.run_flags import ALIASES, FREQUENT, add_run_options, run_values, to_words
 from cos598d.config import SYNC_FIELDS, RunConfig, config_from, folder_name
 from cos598d.errors import UsageError
 from cos598d.strategies import class_of, known_names
@@ -34,15 +35,27 @@ def test_the_models_own_dropout_is_not_the_default():
     assert config_from(parse("--dropout", "0.1")).dropout == 0.1
 
 
-def test_the_course_s_flags_are_synonyms_of_ours():
+def test_the_course_s_flags_are_other_names_of_ours():
     assert config_from(parse("--fp16")).precision == "fp16"
     words = ("--per_device_train_batch_size", "64", "--per_device_eval_batch_size", "4", "--save_total_limit", "3")
     config = config_from(parse(*words, "--evaluate_during_training", "--logging_steps", "20"))
     assert (config.per_gpu_train_batch_size, config.per_gpu_eval_batch_size, config.keep) == (64, 4, 3)
-    assert (config.eval_steps, config.log_every) == (20, 20)
-    assert config_from(parse("--evaluate_during_training")).eval_steps == 50
-    with pytest.raises(UsageError, match="--save_total_limit contradicts --keep 1"):
-        parse("--keep", "1", "--save_total_limit", "2")
+    assert (config.eval_steps, config.log_every) == (50, 20)
+    assert {same for same, _ in ALIASES.values()} <= set(flags_of(RunConfig))
+
+
+def test_help_shows_the_frequent_flags_and_help_all_shows_all(capsys):
+    shown = {}
+    for words in (["--help"], ["--help", "all"]):
+        with pytest.raises(SystemExit):
+            main(["train", *words])
+        shown[len(words)] = capsys.readouterr().out
+    assert len(shown[1].splitlines()) <= 100, "two screens"
+    more = shown[2].count("\n  --") - shown[1].count("\n  --")
+    assert f"`--help all` shows {more} more flags" in shown[1]
+    assert [name for name in FREQUENT if f"  --{name}" not in shown[1] and f"  --no_{name}" not in shown[1]] == []
+    every = (*flags_of(RunConfig), *ALIASES)
+    assert [name for name in every if f"  --{name}" not in shown[2] and f"  --no_{name}" not in shown[2]] == []
 
 
 def test_a_batch_per_gpu_times_ranks_times_parts_is_the_global_batch():
@@ -80,10 +93,9 @@ def test_words_made_of_values_give_the_same_values_again():
 def test_every_field_of_a_run_is_a_flag_with_words_and_a_group():
     parser = Parser()
     add_run_options(parser)
-    of_the_launch = {"world_size", "local_rank", "master_ip", "master_port", "secret", "silence_seconds"}
-    of_the_launch |= {"max_restarts"}
+    of_the_launch = {"world_size", "local_rank", "master_ip", "master_port", "silence_seconds"}
     actions = {action.dest: action for action in parser._actions}
-    assert actions.keys() - of_the_launch - {*flags_of(CourseFlags), "help"} == set(RunConfig.__dataclass_fields__)
+    assert actions.keys() - of_the_launch - {"help"} == set(RunConfig.__dataclass_fields__)
     assert all(action.help for action in actions.values())
     assert "" not in {said.group for said in flags_of(RunConfig).values()}
 

@@ -76,7 +76,8 @@ def trained(tmp_path_factory):
     config = RunConfig(model_name_or_path="tiny")
     task = config.task()
     source = find_model("tiny")
-    features = task.load("train", task.locate(None)[0], source.load_encoder(), config.max_seq_length, False, None)
+    task.find(None)
+    features = task.load("train", source.encoder, config.max_seq_length)
     model = build_model(source, task.head, task.num_labels, 0.0, config.seed)
     batches = []
     for _, batch in zip(range(STEPS), global_batches(len(features), BATCH, config.seed, 0)):

@@ -10,15 +10,13 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from gpu import CUDA, NEEDS_GPU, keep
-from saved_states import SYNC, Stateful, open_checkpoints
-from torch.profiler import ProfilerActivity, profile
-
-from cos598d.checkpoints import RankState, find, load_random_states, random_states
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import Ledger
 from cos598d.comm.process_group import close_group, open_group
 from cos598d.doors.parallel import data_parallel
+from gpu import CUDA, NEEDS_GPU, keep
+from torch.profiler import ProfilerActivity, profile
+
+from cos598d.comm.ledger import Ledger
 from cos598d.measure.clock import IterationClock
 from cos598d.models.build import find_model
 from cos598d.records.conventions import PHASES
@@ -166,30 +164,3 @@ def test_phases_are_as_long_as_their_kernels_in_the_profile(tmp_path):
         assert kernels[phase] == pytest.approx(phases[phase], rel=0.2), (kernels, phases)
     for phase, seconds in kernels.items():
         assert seconds <= 1.05 * phases[phase] + 1e-4, (phase, kernels, phases)
-
-
-def test_a_save_copies_in_stream_order_without_waiting(tmp_path):
-    comm = Communicator(None, "gloo", CUDA)
-    strategy = Stateful(comm, 5, scale=50)
-    strategy.wholes = {name: tensor.to(CUDA) for name, tensor in strategy.wholes.items()}
-    with open_checkpoints(tmp_path, comm) as checkpoints:
-        # The first one asks for the memory of the copy, for which the host waits.
-        checkpoints.save(strategy, 1, {}, lambda: RankState({}, random_states(CUDA)))
-        assert checkpoints.hear() == []
-        torch.cuda._sleep(2_000_000_000)
-        for tensor in strategy.wholes.values():
-            tensor.add_(1)
-        checkpoints.save(strategy, 2, {}, lambda: RankState({}, random_states(CUDA)))
-        assert not torch.cuda.current_stream().query(), "the device is not there yet"
-        drawn = torch.rand(3, device=CUDA)
-        saved = {name: tensor.clone() for name, tensor in strategy.wholes.items()}
-        for tensor in strategy.wholes.values():
-            tensor.zero_()
-        assert checkpoints.hear() == []
-    again = Stateful(comm)
-    found = find("auto", tmp_path, comm)
-    own, _ = found.restore(again, comm, SYNC)
-    strategy.wholes = {name: tensor.cpu() for name, tensor in saved.items()}
-    again.assert_loaded(strategy)
-    load_random_states(own.tensors, CUDA)
-    assert torch.equal(torch.rand(3, device=CUDA), drawn)

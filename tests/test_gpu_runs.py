@@ -170,7 +170,7 @@ def test_squad_and_images_train_and_evaluate_on_the_gpu_as_on_the_cpu(task, comm
     words = ["train", "--task_name", task, "--sync", "zero2", *TWO, "--total_train_batch_size", 16]
     words += ["--max_train_examples", 64, "--max_eval_examples", 32, "--no_save_model", "--overwrite_output_dir"]
     if task == "squad":
-        words += ["--model_name_or_path", "tiny", "--max_seq_length", 64, "--max_query_length", 16]
+        words += ["--model_name_or_path", "tiny", "--max_seq_length", 96]
     found = []
     for device, more in (("cuda", []), ("cpu", ["--no_cuda"])):
         folder = RECORDS / f"{device}-{task}"

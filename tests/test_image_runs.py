@@ -4,7 +4,7 @@ import pytest
 from programs import ROOT, Program
 from report_records import read
 
-from cos598d.data.images.encoder import ImageEncoder
+from cos598d.data.encoders import ImageEncoder
 from cos598d.models.build import build_model, find_model
 from cos598d.tools.report.load import load_run
 

@@ -138,8 +138,8 @@ def use(named):
     from cos598d.models.build import find_model
 
     task = get_task(named)
-    task.check(None)
-    features = task.load("dev", None, find_model("tiny").load_encoder(), 16)
+    task.find(None)
+    features = task.load("dev", find_model("tiny").encoder, 16)
     task.score("dev", features.labels[:, None] == [[0, 1]], features)
 
 
@@ -154,17 +154,16 @@ BODY = "class T:\n    classes = ('a', 'b')\n    def examples(self, part, data_di
         ("T = 3\n", ["is a int"]),
         ("import nothing_here\n", ["ModuleNotFoundError", "line 1"]),
         ("class T: classes = ('a', 'b')\n", ["lacks examples"]),
-        ("class T:\n    def __init__(self, x): pass\n    def examples(self): pass\n", ["take no arguments"]),
-        ("class T:\n    def examples(self): pass\n", ["classes = ()", "different names"]),
-        (BODY.replace("'b'", "'a'") + "pass", ["('a', 'a')"]),
-        (BODY + "pass\n    def score(self, p, l): pass", ["metrics = ()"]),
-        (BODY + "return None", ["returned None", "Yield"]),
+        ("class T:\n    def __init__(self, x): pass\n    def examples(self): pass\n", ["cannot be made", "TypeError"]),
+        (BODY.replace("'b'", "3") + "pass", ["('a', 3)"]),
+        (BODY + "pass\n    def score(self, p, l): pass", ["metrics, a tuple"]),
+        (BODY + "return None", ["TypeError"]),
         (BODY + "return []", ["no example"]),
         (BODY + "yield 'text'", ["example 0", "(text, label)"]),
         (BODY + "yield 3, 'a'", ["example 0", "texts are str"]),
         (BODY + "yield 'text', 'c'", ["example 0", "'c'", "a, b"]),
         (BODY + "yield 'text', 'a'\n        1 / 0", ["ZeroDivisionError", "line 5"]),
-        (BODY + "yield 'text', 'a'\n    metrics = ('f1',)\n    def score(self, p, l): return 1", ["returned 1", "f1"]),
+        (BODY + "yield 'text', 'a'\n    metrics = ('f1',)\n    def score(self, p, l): return {}", ["returned {}"]),
         (BODY + "yield 'text', 'a'\n    metrics = ('f1',)\n    def score(self, p, l): return p.no", ["line 6"]),
     ],
 )  # fmt: skip

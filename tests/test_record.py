@@ -1,337 +1,357 @@
-"""A run's record as it grows: its figures, rows, disk errors, folder and wall time."""
+"""A run's record: rows are appended and cut, and every sum is that of its rows. Imports the record's own functions,
+since killed and resumed runs on changing ranks would take a minute each as programs."""
 
-import errno
-import gc
-import json
+import math
 import os
-import statistics
+import subprocess
+import sys
 import time
-import tracemalloc
+from functools import partial
 
-import numpy as np
 import pytest
-from recorded import SETTING, add_iteration, begin, finish, iterate, rows_of, summary_of
-from report_records import write_run
+from ranks import world
+from recording import EPOCH, NUMBERS, alone, record_run, rows_of, summary_of
 
-from cos598d.data.images.encoder import Images
-from cos598d.data.samples import vocabulary
-from cos598d.data.text.features import build_features
-from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.record import RunRecord
-from cos598d.records.conventions import PHASES, WARM_UP
-from cos598d.records.figures import (
-    RankSums,
-    epoch_traffic,
-    epoch_training,
-    run_figures,
-    summarize_seconds,
-    wire_figures,
+from cos598d.records.conventions import (
+    ATTEMPTS,
+    COMMUNICATION,
+    EPOCHS,
+    EVALUATION,
+    GRADIENTS,
+    HOST,
+    ITERATIONS,
+    LOSS,
+    WARM_UP,
 )
-from cos598d.terminal import files
-from cos598d.terminal.files import remove_unfinished, whole_file, whole_folder, write_whole
-from cos598d.tools.report.load import load_run
-from cos598d.tools.report.table import comparison, speed_rows
+from cos598d.records.figures import summarize_seconds
+from cos598d.records.schema import Iteration, Summary, read, read_rows
+from cos598d.records.unfinished import is_unfinished, read_summary
+
+SIZE = 4 * NUMBERS
+TIMED = ("second", "phases", "wall", "attempts", "counted", "wire", "memory", "unfinished")
 
 
-def test_the_summary_s_figures_are_those_of_the_rows(tmp_path):
-    (record,) = begin(tmp_path)
-    iterate(record, 1, 11)
-    finish([record], SETTING, {"config.json": {"seed": 1}})
-    summary, rows = summary_of(tmp_path), rows_of(tmp_path / "iterations.rank0.jsonl")
-    calls = [call for call in rows_of(tmp_path / "communication.rank0.jsonl") if call["purpose"] == "gradients"]
-    counted = rows[WARM_UP:]  # of bytes and calls all are
-    assert summary["losses"] == [row["loss"] for row in rows]
-    assert summary["seconds_per_iteration"] == summarize_seconds([row["seconds"] for row in rows])
-    for phase in PHASES:
-        name = f"seconds_{phase}"
-        assert summary["phases"][name] == pytest.approx(statistics.fmean(row[name] for row in counted), rel=1e-14)
-    by_iteration = [[call for call in calls if call["iteration"] == row["iteration"]] for row in rows]
-    assert summary["calls_per_iteration"] == statistics.fmean(map(len, by_iteration))
-    for name in ("bytes_sent", "bytes_received"):
-        sums = [sum(call[name] for call in of_one) for of_one in by_iteration]
-        assert summary[f"{name}_per_iteration"] == [statistics.fmean(sums)]
-    assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 1}
+@pytest.fixture(scope="module")
+def ranks():
+    with world(3) as started:
+        yield started
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_a_run_of_few_iterations_has_figures_too(count, tmp_path):
-    with RunRecord(tmp_path, 0) as record:
-        iterate(record, 1, count)
-        sums = RankSums(record.share()["sums"])
-    assert sums.mean("calls") == {0: 0, 1: 3, 2: 2.5}[count]
-    mean = sum(100 + 3 * iteration for iteration in range(1, count + 1)) / 1024 / 3 / max(1, count)
-    assert sums.mean_seconds("seconds_data") == (None if count == 0 else pytest.approx(mean))
+@pytest.fixture(scope="module")
+def whole(ranks, tmp_path_factory):
+    """A run of 12 iterations on 3 ranks, from its start to its end."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(ranks, str(folder), 12)
+    return folder
 
 
-def test_forged_sums_are_numbers_and_no_traceback():
-    sums = RankSums({"1": [{}, {"counted": 2}], "2": [{}, {}]})
-    assert epoch_traffic([sums, RankSums()], 1)["predicted_bytes_sent"] == [0, 0]
-    assert epoch_traffic([sums], 2) == {}
-    assert epoch_training(sums.epoch(1))["examples_per_second_wall"] is None
-    assert wire_figures([sums], [["eth0", [0]]])["bytes_sent_per_iteration"] == [0]
-    assert run_figures([sums], [], [])["phases"]["seconds_data"] is None
+def train(ranks, *arguments, count=None, **keywords):
+    """`record_run` on these ranks."""
+    ranks.run(partial(record_run, *arguments, **keywords), count=count)
 
 
-def test_an_iteration_leaves_nothing_in_memory(tmp_path):
-    with RunRecord(tmp_path, 0) as record:
-        iterate(record, 1, 50, epoch=1000)
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            iterate(record, 51, 1550, epoch=2000)
-            gc.collect()  # tuples that Python keeps at hand
-            grown = tracemalloc.get_traced_memory()[0] - before
-        finally:
-            tracemalloc.stop()
-    assert grown < 5000, "3 bytes of an iteration"
+def untimed(value):
+    """A summary without what differs between two equal runs."""
+    if isinstance(value, dict):
+        return {k: untimed(v) for k, v in value.items() if not any(word in k for word in TIMED)}
+    return [untimed(each) for each in value] if isinstance(value, list) else value
 
 
-def test_rows_can_be_read_during_the_run_and_are_renamed_not_copied(tmp_path):
-    names = ("iterations.rank0.jsonl", "communication.rank0.jsonl")
-    (record,) = begin(tmp_path)
-    for last in range(1, 4):
-        iterate(record, last, last)
-        rows = rows_of(tmp_path / "live" / names[0])
-        assert [row["iteration"] for row in rows] == list(range(1, last + 1))
-    numbers = [(tmp_path / "live" / name).stat().st_ino for name in names]
-    finish([record])
-    assert [(tmp_path / name).stat().st_ino for name in names] == numbers
-    assert {path.name for path in tmp_path.iterdir()} == {*names, "summary.json", "epochs.jsonl"}
+def test_each_sum_of_the_summary_is_that_of_the_rows(whole):
+    summary, rows = summary_of(whole), [rows_of(whole, ITERATIONS, rank) for rank in range(3)]
+    assert summary["losses"] == [1 / iteration for iteration in range(1, 13)]
+    assert summary["iterations"] == 12
+    for rank in range(3):
+        for name in ("bytes_sent", "bytes_received"):
+            mean = sum(row[name] for row in rows[rank]) / 12
+            assert summary[f"{name}_per_iteration"][rank] == mean
+        for purpose in (GRADIENTS, LOSS, EVALUATION):
+            sent = sum(row["by_purpose"].get(purpose, [0] * 4)[2] for row in rows[rank])
+            assert summary["ledger"]["by_purpose"][purpose]["bytes_sent"][rank] == sent
+    for epoch in summary["epochs"]:
+        own = [row for row in rows[0] if row["epoch"] == epoch["epoch"]]
+        assert epoch["predicted_bytes_sent"][0] == sum(row["predicted_bytes_sent"] for row in own)
+        assert epoch["training"]["examples"] == 4 * EPOCH
+        assert epoch["training"]["tokens"] == 32 * EPOCH
+        assert epoch["training"]["clock_seconds"] == pytest.approx(sum(row["seconds"] for row in own))
+    timed = rows[0][WARM_UP:]
+    clock, wall = sum(row["seconds"] for row in timed), sum(row["wall_seconds"] for row in timed)
+    assert summary["wall"]["examples_per_second_clock"] == pytest.approx(4 * len(timed) / clock)
+    assert summary["wall"]["share_off_the_clock"] == pytest.approx(1 - clock / wall)
+    forward = [sum(row["seconds_forward"] for row in own[WARM_UP:]) / len(timed) for own in rows]
+    assert summary["phases"]["seconds_forward"] == pytest.approx(sum(forward) / 3)
 
 
-@pytest.mark.parametrize(("umask", "file_mode", "folder_mode"), [(0o077, 0o600, 0o700), (0o022, 0o644, 0o755)])
-def test_files_have_the_rights_of_the_user_s_umask(umask, file_mode, folder_mode, tmp_path):
-    before = os.umask(umask)
-    try:
-        write_whole(tmp_path / "file", "")
-        with whole_folder(tmp_path / "folder"):
-            pass
-    finally:
-        os.umask(before)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
-    assert modes == {"file": file_mode, "folder": folder_mode}
+def test_a_step_sends_what_the_formula_says_and_the_kernel_counts(whole):
+    both_ways = 2 * 2 / 3
+    for rank in range(3):
+        rows = rows_of(whole, ITERATIONS, rank)
+        for row in rows:
+            settled = 4096 if row["iteration"] % EPOCH == 0 else 0
+            assert row["bytes_sent"] == pytest.approx(both_ways * (SIZE + settled), abs=2)
+            assert row["predicted_bytes_sent"] == pytest.approx(both_ways * (SIZE + settled + 8), abs=4)
+        counted, predicted = (sum(row[f"{how}_bytes_sent"] for row in rows) for how in ("counted", "predicted"))
+        assert predicted <= counted < 1.05 * predicted
+    wire = summary_of(whole)["wire"]
+    assert wire["interface"] == "own sockets"
+    assert wire["ranks_by_interface"] == [[0], [1], [2]]
+    assert wire["predicted_bytes_sent_per_iteration"][0] <= wire["bytes_sent_per_iteration"][0]
 
 
-def test_an_old_folder_stays_until_the_new_one_is_complete(tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "old").write_text("")
-    with pytest.raises(FileNotFoundError), whole_folder(folder) as new:
-        (new / "a folder that is not there" / "new").write_text("")
-    assert [path.name for path in folder.iterdir()] == ["old"]
-    with whole_folder(folder) as new:
-        (new / "new").write_text("")
-        assert (folder / "old").exists()
-    assert [path.name for path in folder.iterdir()] == ["new"]
-    assert list(tmp_path.iterdir()) == [folder]
+def test_what_an_evaluation_sends_counts_for_its_purpose_only(whole):
+    rows = rows_of(whole, ITERATIONS, 1)
+    with_evaluation = [row["iteration"] for row in rows if EVALUATION in row["by_purpose"]]
+    assert with_evaluation == [5, 10]
+    for row in rows:
+        of_training = sum(sums[2] for name, sums in row["by_purpose"].items() if name != EVALUATION)
+        assert row["predicted_bytes_sent"] == of_training
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_an_error_of_the_disk_names_the_final_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("cos598d.terminal.files._create", lambda name: os.open("/dev/full", os.O_WRONLY))
-    with pytest.raises(OSError, match="No space left") as error, whole_file(tmp_path / "summary.json") as handle:
-        handle.write("x")
-    assert error.value.filename == str(tmp_path / "summary.json")
+def test_calls_have_rows_of_their_own(whole):
+    calls = rows_of(whole, COMMUNICATION, 2)
+    assert len(calls) == 2 * 12 + 2 * 2
+    first = calls[0]
+    assert (first["iteration"], first["op"], first["tensor"]) == (1, "all_reduce", "layer.weight")
+    assert first["seconds"] > 0
+    assert first["started"] > 0
+    of_rows = sum(row["bytes_sent"] for row in calls)
+    sent = summary_of(whole)["ledger"]["by_purpose"]
+    assert of_rows == sum(each["bytes_sent"][2] for each in sent.values())
 
 
-class Full:
-    """A disk that takes so many bytes and then is full, until it `has_room`."""
-
-    def __init__(self, monkeypatch, left):
-        self.left, self.has_room, self._write = left, False, os.write
-        monkeypatch.setattr("cos598d.measure.row_files.os.write", self.write)
-
-    def write(self, descriptor, data):
-        taken = len(data) if self.has_room else min(len(data), self.left)
-        if data and not taken:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.left -= taken
-        return self._write(descriptor, data[:taken])
+def test_samples_of_the_host_rise(whole):
+    rows = rows_of(whole, HOST)
+    assert len(rows) >= 3
+    assert all(a["seconds"] <= b["seconds"] for a, b in zip(rows, rows[1:], strict=False))
+    assert all(a["process_cpu_seconds"] <= b["process_cpu_seconds"] for a, b in zip(rows, rows[1:], strict=False))
 
 
-def test_rows_wait_while_the_disk_is_full_and_none_is_lost(tmp_path, monkeypatch):
-    disk = Full(monkeypatch, 1000)
-    path = tmp_path / "live" / "iterations.rank0.jsonl"
-    with RunRecord(tmp_path, 0) as record:
-        iterate(record, 1, 20)
-        assert path.stat().st_size + (tmp_path / "live" / "communication.rank0.jsonl").stat().st_size == 1000
-        disk.has_room = True
-        iterate(record, 21, 21)
-        assert [row["iteration"] for row in rows_of(path)] == list(range(1, 22))
+def test_a_killed_run_has_the_figures_of_its_rows(ranks, whole, tmp_path):
+    train(ranks, str(tmp_path), 12, stops_after=10)
+    assert is_unfinished(tmp_path)
+    assert not (tmp_path / "summary.json").exists()
+    found = read_summary(tmp_path, unfinished=True)
+    assert found.unfinished == "ended after 10 iterations without an error (killed, or its host is down)"
+    assert found.losses == [1 / iteration for iteration in range(1, 11)]
+    complete = summary_of(whole)
+    assert [epoch["predicted_bytes_sent"] for epoch in found.epochs] == [
+        epoch["predicted_bytes_sent"] for epoch in complete["epochs"]
+    ]
+    attempt = found.attempts[-1]
+    assert (attempt.from_iteration, attempt.to_iteration, attempt.why) == (0, 10, None)
+    with pytest.raises(UserError, match=r"has no summary\.json\. Give the folder of a finished run"):
+        read_summary(tmp_path)
 
 
-@pytest.mark.parametrize("most", [10**9, 2000])
-def test_rows_that_do_not_fit_are_named_and_an_earlier_summary_stays(most, tmp_path, monkeypatch):
-    """At the run's end, or as soon as too many wait."""
-    (tmp_path / "summary.json").write_text("old")
-    Full(monkeypatch, 10)
-    monkeypatch.setattr("cos598d.measure.row_files.MOST_WAITING", most)
-    done = 0
-    with RunRecord(tmp_path, 0) as record, pytest.raises(UserError) as error:  # noqa: PT012
-        for done in range(1, 21):
-            iterate(record, done, done)
-        record.complete()
-    assert (done == 20) == (most == 10**9)
-    assert "rank0.jsonl cannot be written (No space left on device). " in str(error.value)
-    assert "Make room there" in str(error.value)
-    assert "an earlier run's files are still there" in str(error.value)
-    assert (tmp_path / "summary.json").read_text() == "old"
-    assert {path.name for path in tmp_path.iterdir()} == {"summary.json", "live"}
+def test_a_resumed_run_has_the_record_of_one_that_was_not_interrupted(ranks, whole, tmp_path):
+    train(ranks, str(tmp_path), 12, stops_after=8)
+    train(ranks, str(tmp_path), 12, at=6)
+    assert untimed(summary_of(tmp_path)) == untimed(summary_of(whole))
+    for rank in range(3):
+        assert [row["iteration"] for row in rows_of(tmp_path, ITERATIONS, rank)] == list(range(1, 13))
+        assert len(rows_of(tmp_path, COMMUNICATION, rank)) == len(rows_of(whole, COMMUNICATION, rank))
+        host = rows_of(tmp_path, HOST, rank)
+        assert all(a["seconds"] <= b["seconds"] for a, b in zip(host, host[1:], strict=False))
+    first, second = summary_of(tmp_path)["attempts"]
+    assert (first["to_iteration"], first["lost_iterations"], first["why"]) == (8, 2, "ended without a word")
+    assert (second["from_iteration"], second["to_iteration"], second["why"]) == (6, 12, "finished")
 
 
-@pytest.mark.parametrize("refused", ["fsync", "replace"])
-def test_an_earlier_record_is_removed_only_when_the_new_one_is_on_the_disk(refused, tmp_path, monkeypatch):
-    """What a network's disk or a quota refuses is refused late: at fsync, or where a name is given."""
-    (tmp_path / "summary.json").write_text("old")
-
-    def refuse(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with RunRecord(tmp_path, 0) as record:
-        iterate(record, 1, 3)
-        monkeypatch.setattr(os, refused, refuse)
-        with pytest.raises(UserError) as error:
-            finish([record])
-    monkeypatch.undo()
-    still = (tmp_path / "summary.json").exists()
-    assert still == (refused != "replace")
-    rows = (tmp_path / "live" / "iterations.rank0.jsonl").read_text().splitlines()
-    assert len(rows) == 3, "what it has done can be looked at all the same"
-    assert ("and an earlier run's files are still there." in str(error.value)) == still
-    assert ("are incomplete, and the earlier run's are already removed" in str(error.value)) != still
-    assert not list(tmp_path.glob(".*"))
+def test_lost_iterations_add_up_over_attempts(ranks, tmp_path):
+    train(ranks, str(tmp_path), 12, stops_after=9, count=1)
+    train(ranks, str(tmp_path), 12, at=6, stops_after=8, count=1)
+    train(ranks, str(tmp_path), 12, at=4, count=1)
+    attempts = summary_of(tmp_path)["attempts"]
+    came = [(one["from_iteration"], one["to_iteration"], one["lost_iterations"]) for one in attempts]
+    assert came == [(0, 9, 5), (6, 8, 2), (4, 12, 0)]
+    assert [row["epoch"] for row in rows_of(tmp_path, EPOCHS)] == [1, 2]
 
 
-def test_a_folder_belongs_to_one_run_until_it_ends(tmp_path):
-    folder = tmp_path / "run"
-    with claim_folder(folder, overwrite=False):
-        for overwrite in (False, True):
-            with pytest.raises(UserError, match="is in use by another run. Choose another folder"):
-                claim_folder(folder, overwrite).__enter__()
-        # The other ranks of the run that has claimed it only look.
-        with claim_folder(folder, overwrite=False, locks=False):
-            pass
-        (folder / "summary.json").write_text("")
-    with claim_folder(folder, overwrite=True):
-        pass
-    with pytest.raises(UserError, match="is not empty"):
-        claim_folder(folder, overwrite=False).__enter__()
+def test_a_run_may_resume_on_another_number_of_ranks(ranks, tmp_path):
+    train(ranks, str(tmp_path), 12, stops_after=7)
+    train(ranks, str(tmp_path), 12, at=5, stops_after=9, count=2)
+    assert [row["iteration"] for row in rows_of(tmp_path, ITERATIONS, 2)] == [1, 2, 3, 4, 5]
+    train(ranks, str(tmp_path), 12, at=9, count=2)
+    summary = summary_of(tmp_path)
+    assert summary["losses"] == [1 / iteration for iteration in range(1, 13)]
+    first, second = summary["epochs"]
+    assert len(first["predicted_bytes_sent"]) == 3
+    assert first["predicted_bytes_sent"][2] > 0
+    assert second["predicted_bytes_sent"][2] == 0  # this rank was not there any more
+    assert len(summary["bytes_sent_per_iteration"]) == 2
+    assert [one["ranks"] for one in summary["attempts"]] == [3, 2, 2]
 
 
-def end_meanwhile(folder):
-    with whole_folder(folder) as new:
-        for name in ("manifest", "weights"):
-            (new / name).write_text("whole")
-        remove_unfinished()
+def test_a_checkpoint_may_resume_in_another_folder(ranks, tmp_path):
+    before, after = tmp_path / "before", tmp_path / "after"
+    train(ranks, str(before), 12, stops_after=8, count=2)
+    kept = {path.name: path.read_bytes() for path in before.iterdir()}
+    train(ranks, str(after), 12, at=6, resumed_from=str(before), count=1)
+    assert [row["iteration"] for row in rows_of(after, ITERATIONS)] == list(range(1, 13))
+    assert [row["iteration"] for row in rows_of(after, ITERATIONS, 1)] == [1, 2, 3, 4, 5, 6]
+    assert len(rows_of(after, ATTEMPTS)) == 3  # two begins and an end
+    assert {path.name: path.read_bytes() for path in before.iterdir()} == kept
 
 
-def test_a_folder_that_is_being_removed_is_not_renamed(tmp_path, monkeypatch):
-    """The watchdog's thread ends the process while another is about to rename what it has written."""
-    monkeypatch.setattr(files.shutil, "rmtree", lambda place, **_: (place / "manifest").unlink(missing_ok=True))
-    with pytest.raises(FileNotFoundError):
-        end_meanwhile(tmp_path / "model")
-    assert not (tmp_path / "model").exists()
+def test_a_run_that_starts_over_removes_the_rows_of_the_earlier_one(ranks, tmp_path):
+    train(ranks, str(tmp_path), 6)
+    (tmp_path / "predictions.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("a user's own")
+    train(ranks, str(tmp_path), 5, stops_after=2, count=2)
+    assert not (tmp_path / "summary.json").exists()
+    assert not (tmp_path / "predictions.json").exists()
+    assert not rows_of(tmp_path, ITERATIONS, 2)
+    assert [row["iteration"] for row in rows_of(tmp_path, ITERATIONS, 1)] == [1, 2]
+    assert (tmp_path / "notes.txt").exists()
 
 
-def test_unfinished_files_are_removed_at_the_end(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        end_meanwhile(tmp_path / "model")
+def test_a_run_whose_earlier_rows_are_missing_goes_on(tmp_path):
+    alone(record_run, tmp_path, 4, stops_after=4)
+    (tmp_path / ITERATIONS.format(rank=0)).write_text("")
+    record = RunRecord(tmp_path, 0, resume_at=4)
+    with record:
+        assert record.remark == "4 rows of the first 4 iterations are missing."
+    alone(record_run, tmp_path, 6, at=4)
+    assert summary_of(tmp_path)["losses"] == [1 / 5, 1 / 6]
+
+
+def test_a_run_that_did_nothing_leaves_nothing(tmp_path):
+    record = RunRecord(tmp_path, 0)
+    with record:
+        record.describe({"config.json": {}}, {})
+        assert (tmp_path / "setting.json").exists()
     assert list(tmp_path.iterdir()) == []
 
 
-# Wall time next to the clock's: recording between two iterations is part of it, an evaluation is not.
+def test_the_summary_is_written_last(tmp_path):
+    with pytest.raises(UserError, match=r"config\.json cannot be written \(File exists\)"):
+        alone(record_run, tmp_path, 3, files={"config.json/environment.json": {}})
+    assert is_unfinished(tmp_path)
+    why = read_summary(tmp_path, unfinished=True).attempts[-1].why
+    assert "cannot be written" in why
 
 
-@pytest.fixture
-def host(monkeypatch):
-    """The host's clock, moved by hand."""
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    return now
+def test_a_long_run_keeps_the_rows_of_few_calls(ranks, tmp_path):
+    train(ranks, str(tmp_path), 201, counts=False, count=2)
+    logged = {row["iteration"] for row in rows_of(tmp_path, COMMUNICATION)}
+    assert logged == {*range(1, 21), 100, 200}
+    rows = rows_of(tmp_path, ITERATIONS)
+    assert {row["iteration"] for row in rows if "spans_seconds" in row} == logged
+    assert summary_of(tmp_path)["ledger"]["by_purpose"][LOSS]["calls"] == 201
+    assert rows[0]["counted_bytes_sent"] is None
+    assert summary_of(tmp_path)["wire"] is None
 
 
-def test_recording_is_off_the_clock_and_on_the_wall(tmp_path, host):
-    """Two epochs of 4 iterations of 8 examples, each 0.05 s, and 0.002 s to record each; 5 s of evaluation."""
-    record = RunRecord(tmp_path, 0).__enter__()
-    for epoch in (1, 2):
-        for number in range(1, 5):
-            record.begin_training()
-            host[0] += 0.05
-            add_iteration(record, 4 * (epoch - 1) + number, epoch, 0.05)
-            host[0] += 0.002
-        record.pause_training()
-        host[0] += 5.0
-        record.epoch({"epoch": epoch, "iterations": 4, "loss": 0.5})
-    finish([record])
-    rows = rows_of(tmp_path / "iterations.rank0.jsonl")
-    assert [round(row["wall_seconds"], 6) for row in rows] == [0.05, 0.052, 0.052, 0.052] * 2
-    for row in rows_of(tmp_path / "epochs.jsonl"):
-        training = row["training"]
-        assert training["clock_seconds"] == pytest.approx(4 * 0.05)
-        assert training["wall_seconds"] == pytest.approx(4 * 0.052)
-        assert training["examples_per_second_wall"] == pytest.approx(8 / 0.052)
-    wall = summary_of(tmp_path)["wall"]
-    # Iterations 3 to 8: all but the first of an epoch have recorded the one before.
-    assert wall["examples_per_second_clock"] == pytest.approx(160)
-    assert wall["examples_per_second_wall"] == pytest.approx(6 * 8 / (6 * 0.05 + 5 * 0.002))
-    assert wall["share_off_the_clock"] == pytest.approx(5 * 0.002 / (6 * 0.05 + 5 * 0.002))
+def test_a_summary_reads_back_as_it_was_written(whole):
+    found = read(whole / "summary.json", Summary)
+    assert found.losses == summary_of(whole)["losses"]
+    assert found.unfinished == ""
+    assert read_summary(whole, unfinished=True) == found
 
 
-def test_a_copy_after_an_evaluation_is_in_the_next_iteration_s_wall_time(tmp_path, run_here):
-    words = ["--model_name_or_path", "vit-tiny", "--task_name", "digits", "--do_train", "--max_train_examples", 32]
-    words += ["--total_train_batch_size", 32, "--num_train_epochs", 3, "--save_steps", 1, "--no_cuda"]
-    code, said = run_here("task1/run_glue.py", [*words, "--output_dir", tmp_path / "run"])
-    assert code in (0, None), said
-    rows = rows_of(tmp_path / "run" / "iterations.rank0.jsonl")
-    assert [row["seconds_checkpoint"] > 0 for row in rows] == [False, True, True]
-    assert all(row["wall_seconds"] >= row["seconds"] for row in rows)
+DAMAGES = {
+    "a word for a number": ('"world_size": 3', '"world_size": "three"', r"Expected `int`.*\$\.world_size"),
+    "no ranks": ('"world_size": 3', '"world_size": 0', r"Expected `int` >= 1 - at `\$\.world_size`"),
+    "a missing field": ('"iterations": 12,', "", "missing required field `iterations`"),
+    "a list for a mapping": ('"phases": {', '"phases": [{', "damaged"),
+    "not a number": ('"seed": 1', '"seed": NaN', "damaged"),
+    "half of it": ("", None, "damaged"),
+}
 
 
-def test_an_epoch_counts_its_tokens_over_a_resume(tmp_path, host):
-    """Three iterations of 8 examples and 100 tokens, a second each; the second goes on from where the first was."""
-
-    def second(record, iteration):
-        record.begin_training()
-        host[0] += 1.0
-        add_iteration(record, iteration, 1, 1.0, {"tokens": 100})
-
-    with RunRecord(tmp_path, 0) as record:
-        second(record, 1)
-        position = record.position()
-    with RunRecord(tmp_path, 0, resume=[position]) as record:
-        for iteration in (2, 3):
-            second(record, iteration)
-        record.pause_training()
-        record.epoch({"epoch": 1, "iterations": 3, "loss": 0.5})
-        training = record.epochs[0]["training"]
-    assert (training["examples"], training["tokens"]) == (24, 300)
-    assert training["tokens_per_second_wall"] == pytest.approx(100)
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_summary_is_one_sentence(whole, tmp_path, name):
+    old, new, said = DAMAGES[name]
+    text = (whole / "summary.json").read_text()
+    assert old in text
+    (tmp_path / "summary.json").write_text(text[: len(text) // 2] if new is None else text.replace(old, new, 1))
+    with pytest.raises(UserError, match=said) as caught:
+        read_summary(tmp_path)
+    assert str(caught.value).endswith("Run it again.")
+    assert "\n" not in str(caught.value)
 
 
-def test_both_speeds_are_next_to_each_other_and_an_older_record_has_none(tmp_path):
-    new, old = (load_run(write_run(tmp_path / name)) for name in ("new", "old"))
-    new["wall"] = {"examples_per_second_clock": 160.0, "examples_per_second_wall": 154.9, "share_off_the_clock": 0.032}
-    assert speed_rows([old]) == []
-    head, row = speed_rows([new, old])
-    assert dict(zip(head, row, strict=True)) == {
-        "run": "new", "examples/s": "160", "examples/s (wall clock)": "154.9", "share not timed": "3.2%",
-    }  # fmt: skip
-    new["operations"] = {"per_example": 2e9, "peak_per_second": 1e12, "share_of_peak": 0.32}
-    assert speed_rows([new, old])[0][-1] == "of the peak"
-    assert speed_rows([new, old])[1][-1] == "32%"
-    new["repeat_of"] = None
-    assert "examples/s (wall clock)" in comparison([new, old], each=True)
-    assert "examples/s (wall clock)" not in comparison([old])
+def test_a_damaged_row_is_named_and_one_that_is_being_written_left_out(whole, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    lines = (whole / ITERATIONS.format(rank=0)).read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3]) + lines[3][:40])
+    assert [row.iteration for row in read_rows(path, Iteration)] == [1, 2, 3]
+    path.write_bytes(lines[0] + lines[1].replace(b'"loss":0.5', b'"loss":"half"') + lines[2])
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 2 is damaged: Expected `float`.*\$\.loss"):
+        list(read_rows(path, Iteration))
+    assert list(read_rows(tmp_path / "nothing.jsonl", Iteration)) == []
 
 
-def test_texts_count_tokens_and_images_count_images():
-    encoder = load_encoder("bert", vocabulary(), True)
-    texts = build_features(
-        [("a", "", {"labels": 0}), ("a sentence", "another", {"labels": 1})], encoder, 16, {"labels": np.int64}
+def test_fifty_thousand_rows_read_in_about_a_second(whole, tmp_path):
+    line = (whole / ITERATIONS.format(rank=0)).read_bytes().splitlines(keepends=True)[-1]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(line * 50_000)
+    began = time.process_time()
+    assert sum(1 for _ in read_rows(path, Iteration)) == 50_000
+    assert time.process_time() - began < 3  # 0.4 on an idle machine
+
+
+def test_the_interval_of_the_mean_is_students():
+    from scipy import stats
+
+    seconds = [9.0, 8.0, 1.0, 1.2, 0.9, 1.1, 1.3]
+    found, counted = summarize_seconds(seconds), seconds[WARM_UP:]
+    low, high = stats.t.interval(0.95, len(counted) - 1, loc=sum(counted) / len(counted), scale=stats.sem(counted))
+    assert found["interval_95"] == pytest.approx([low, high])
+    assert (found["first"], found["counted"], found["median"]) == (9.0, 5, 1.1)
+    assert summarize_seconds([1.0])["mean"] is None
+    assert math.isclose(summarize_seconds([1, 1, 2])["mean"], 2)
+
+
+def refuses(folder, overwrite, says):
+    with pytest.raises(UserError, match=says), claim_folder(folder, overwrite):
+        pass
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path):
+    folder = tmp_path / "run"
+    code = (
+        "import sys, pathlib; from cos598d.measure.claim import claim_folder\n"
+        "with claim_folder(pathlib.Path(sys.argv[1]), overwrite=True):\n    print('mine', flush=True); sys.stdin.read()"
     )
-    tokens = int(texts.collate([0, 1])["attention_mask"].sum())
-    assert texts.counts(np.array([0, 1])) == {"tokens": tokens}, "padding is none"
-    images = Images(np.zeros((3, 8, 8, 1), np.uint8), np.zeros(3, np.int64), None)
-    assert images.counts(np.array([0, 2])) == {"images": 2}
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
+    )
+    try:
+        assert other.stdout.readline() == b"mine\n"
+        with (
+            pytest.raises(UserError, match=r"is in use by another run\. Choose another folder\."),
+            claim_folder(folder, overwrite=True),
+        ):
+            pass
+        other.kill()  # the kernel drops its lock
+        other.wait(20)
+        with claim_folder(folder, overwrite=False):
+            (folder / "notes.txt").write_text("mine")
+        with (
+            pytest.raises(UserError, match=r"is not empty\. Choose another folder or add --overwrite_output_dir"),
+            claim_folder(folder, overwrite=False),
+        ):
+            pass
+        with claim_folder(folder, overwrite=True):
+            pass
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_an_unfinished_run_is_not_overwritten_by_accident(tmp_path):
+    alone(record_run, tmp_path, 4, stops_after=2)
+    with (
+        pytest.raises(UserError, match=r"has an unfinished run\. Resume it with --resume auto, start over with"),
+        claim_folder(tmp_path, overwrite=False),
+    ):
+        pass
+    with (
+        pytest.raises(UserError, match=r"is a file\. Give a folder\."),
+        claim_folder(tmp_path / "setting.json", overwrite=False),
+    ):
+        pass

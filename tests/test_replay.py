@@ -83,26 +83,22 @@ def changed(file, folder, **values):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (
-            {"colour": "red"},
-            "has the field 'colour', which this version does not have: another version of cos598d wrote it",
-        ),
-        ({"seed": "gone"}, "lacks the field 'seed': another version of cos598d wrote it"),
+        ({"colour": "red"}, "has the field 'colour', which this version does not have"),
         ({"world_size": "gone"}, "has no world_size. Give the config.json of a run's folder."),
-        ({"seed": "7"}, "has seed 7, where a whole number is expected"),
-        ({"seed": 7.0}, "has seed 7.0, where a whole number is expected"),
-        ({"seed": None}, "has seed null, where a whole number is expected"),
-        ({"seed": 10**400}, "has seed 1000"),
-        ({"do_train": 1}, "has do_train 1, where true or false is expected"),
-        ({"learning_rate": [1]}, "has learning_rate [1], where a number is expected"),
+        ({"seed": "7"}, "is no config: Expected `int`, got `str` - at `$.seed`"),
+        ({"seed": 7.5}, "is no config: Expected `int`, got `float` - at `$.seed`"),
+        ({"seed": None}, "is no config: Expected `int`, got `null` - at `$.seed`"),
+        ({"seed": 10**400}, "--seed 1.00e+400 is not valid"),
+        ({"do_train": 1}, "is no config: Expected `bool`, got `int` - at `$.do_train`"),
+        ({"learning_rate": [1]}, "is no config: Expected `float`, got `array` - at `$.learning_rate`"),
         ({"learning_rate": -1}, "--learning_rate -1 is not valid. Give a number of at least 0."),
         ({"label": "../../etc"}, "--label ../../etc is not valid. Give a name"),
         ({"label": "\x1b[2J"}, "--label \\x1b[2J is not valid. Give a name"),
-        ({"seed": 1 << 63}, "has seed 9223372036854775808, where a whole number is expected"),
+        ({"seed": 1 << 63}, "--seed 9.22e+18 is not valid"),
         ({"sync": "evil.py:Sync"}, "is of a run whose sync is code in a file, evil.py:Sync. Add --sync"),
         ({"sync": "\x1b[2J.py"}, "code in a file, \\x1b[2J.py"),
-        ({"world_size": 0}, "has world_size 0, where a number of ranks from 1 to 65536 is expected."),
-        ({"world_size": True}, "has world_size True, where a number of ranks"),
+        ({"world_size": 0}, "has no world_size"),
+        ({"world_size": True}, "is no config: Expected `int`, got `bool` - at `$.world_size`"),
     ],
 )
 def test_a_value_that_is_no_flag_s_is_refused(recorded, tmp_path, monkeypatch, capsys, change, sentence):
@@ -138,12 +134,11 @@ def test_a_file_s_name_is_printed_as_text(recorded, tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b"", "is not valid JSON"),
-        (b"\xff\xfe", "is not valid JSON (it is not UTF-8)"),
-        (b"[1]", "is not a JSON object"),
-        (b'{"learning_rate": NaN}', "is not valid JSON (NaN is not a JSON number)"),
-        (b"[" * 100_000, "is not valid JSON"),
-        (b" " * (2 << 20), "cannot be read (it has more than 1 MiB). Give the config.json"),
+        (b"", "is no config: Input data was truncated"),
+        (b"\xff\xfe", "is no config: "),
+        (b"[1]", "is no config: Expected `object`, got `array`"),
+        (b'{"learning_rate": NaN}', "is no config: JSON is malformed"),
+        (b"[" * 100_000, "is no config: "),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path, capsys, text, sentence):

@@ -2,8 +2,8 @@
 
 import importlib
 import inspect
+import os
 import re
-import shlex
 import subprocess
 import sys
 
@@ -12,8 +12,7 @@ from programs import ROOT
 from report_records import write_run
 from scale_records import write_bench
 
-from cos598d.commands.cli import COMMANDS, DOCS, main
-from cos598d.commands.flags import Parser
+from cos598d.commands.cli import COMMANDS, main
 
 
 def python(code):
@@ -47,7 +46,7 @@ def test_every_command_is_a_file_of_the_same_shape():
     for name in COMMANDS:
         command = importlib.import_module(f"cos598d.commands.{name}")
         assert command.__doc__.startswith(f"`cos598d {name}`"), name
-        assert (ROOT / DOCS / COMMANDS[name].page).is_file(), name
+        assert (ROOT / "docs" / COMMANDS[name][1]).is_file(), name
         assert list(inspect.signature(command.add_options).parameters)[0] == "parser"
         assert list(inspect.signature(command.run).parameters) == ["options"]
 
@@ -63,14 +62,30 @@ def test_modules_that_are_imported_late_work():
     assert python(code) == ["two", "MosesTokenizer", "Session"]
 
 
-EXAMPLES = [(name, words) for name, about in COMMANDS.items() for words in about.examples]
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "audit"])
+def test_a_wrong_flag_of_every_command_is_one_sentence(name, capsys):
+    with pytest.raises(SystemExit) as left:
+        raise SystemExit(main([name, "--nosuch"]))
+    said = capsys.readouterr().err
+    assert left.value.code == 2
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize(("name", "words"), EXAMPLES)
-def test_the_examples_of_help_are_valid(name, words):
-    parser = Parser(prog=name)
-    importlib.import_module(f"cos598d.commands.{name}").add_options(parser)
-    parser.parse_args(shlex.split(words.partition(" > ")[0]))
+def test_output_that_nobody_reads_ends_the_program_silently():
+    words = [sys.executable, "-m", "cos598d", "train", "--help", "all"]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        program.stdout.close()
+        assert program.stderr.read() == ""
+        assert program.wait() in (141, 0)
+
+
+def test_a_character_that_the_output_lacks_is_an_escape():
+    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-m", "cos598d", "train", "--label", "\u00fc/x"]
+    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert "--label \\xfc/x is not valid" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

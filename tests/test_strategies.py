@@ -9,7 +9,6 @@ from programs import TINY, Program
 from report_records import edit, read, update
 
 from cos598d.commands import cli
-from cos598d.cost.planned import Known
 from cos598d.errors import UserError
 from cos598d.tools.report.load import load_entry_run
 from cos598d.tools.runs import runner
@@ -254,7 +253,6 @@ def test_an_interrupted_run_is_a_row_and_is_run_again(again, monkeypatch):
 
 
 def test_a_dry_run_lists_the_strategies_and_starts_none(again, monkeypatch):
-    monkeypatch.setattr("cos598d.tools.runs.results.Known", lambda costs_from: Known(times=False))
     text, code, started = again("baseline,zero3,dp", "--dry_run")
     assert (code, started) == (0, [])
     rows = {line.split()[0]: line.split()[1:4] for line in text.splitlines() if re.match(r"\S+-e2 ", line)}

@@ -265,7 +265,7 @@ def test_a_stopped_table_leaves_no_process_and_a_second_call_resumes(table, tmp_
 
 @pytest.mark.long
 def test_the_table_has_squad_s_scores(table, tmp_path):
-    squad = ("--task_name", "squad", "--version_2_with_negative", "--max_seq_length", "64", "--max_query_length", "16")
+    squad = ("--task_name", "squad", "--version_2_with_negative", "--max_seq_length", "96")
     call = table("baseline,zero3,dp", *squad, "--precision", "bf16", "--epochs", "1,2", "--max_train_examples", 24)
     assert call.wait() == 0, call.text
     lines = (tmp_path / "table" / "table.md").read_text().splitlines()

@@ -6,7 +6,6 @@ from report_records import counted_run, read
 from test_cluster import needs_cluster
 
 from cos598d.commands.cli import main
-from cos598d.cost.planned import Known
 from cos598d.errors import UserError
 from cos598d.tools.report.traffic_table import HEADER_BYTES, traffic_table
 
@@ -70,7 +69,6 @@ def test_every_setting_is_run_and_its_records_give_the_same_table(start, tmp_pat
 
 def test_a_dry_run_lists_each_setting_and_makes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cos598d.tools.runs.results.Known", lambda costs_from: Known(times=False))
     words = ["--batch_sizes", "8,4", "--hosts", "2", "--max_train_examples", "16", *TINY[:4], "--no_cuda"]
     assert main(["traffic", *map(str, words), "--parallel", "2", "--dry_run"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("batch")]

@@ -4,10 +4,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import torch
 from report_records import counted_run, write_run
 
-from cos598d.comm.communicator import Communicator
 from cos598d.measure.tensorboard import Board
 from cos598d.records.conventions import ASSUMED_BYTES
 from cos598d.tools.report.bench_table import remarks
@@ -38,8 +36,6 @@ def test_tables_mark_bytes_of_another_backend_as_assumed(runs):
     assert "assumed" not in traffic_table([counted_run()])
     assert remarks({"bytes_are_assumed": True}) == [f"bytes are assumed: {ASSUMED_BYTES}"]
     assert remarks({}) == remarks({"bytes_are_assumed": False}) == []
-    backends = {name: Communicator(None, name, torch.device("cpu")).bytes_are_assumed for name in ("gloo", "nccl")}
-    assert backends == {"gloo": False, "nccl": True}
 
 
 def test_the_report_marks_assumed_bytes_and_takes_calls_without_times(runs):

@@ -1,9 +1,9 @@
 """Random sentences for the toy model of `exam/models.py`, as the trainer takes them."""
 
 import numpy as np
-
 from cos598d.data.text.features import Features
 from cos598d.data.text.layout import Layout
+
 from cos598d.tools.exam.models import WORDS
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from cos598d.comm.communicator import Communicator
 from programs import PATIENCE
 
-from cos598d.comm.communicator import Communicator
 from cos598d.tools.exam.ranks import Wrong, run
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from cos598d.heart.comm.ledger import Ledger
-from cos598d.heart.parallel import parallelize
+from cos598d.comm.ledger import Ledger
+from cos598d.parallel import parallelize
 
 ROWS = 12  # of a micro-batch, over all ranks
 
@@ -57,7 +57,7 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [{"params": [], "weight_decay": 0.1}, {"params": [], "weight_decay": 0.0}]
     for p in parameters:
         groups[p.dim() < 2]["params"].append(p)
-    return torch.optim.AdamW(groups, lr=1e-3, fused=True)
+    return torch.optim.AdamW(groups, lr=1e-3, eps=1e-3, fused=True)  # a small eps turns last bits into steps
 
 
 def options_of(sync: str, **options: Any) -> dict[str, Any]:
@@ -81,13 +81,15 @@ def train(
     """Some steps of an ordinary loop; the losses, over all ranks. `skips`: rank 1 leaves a layer out. `each` is called
     just before every step of the optimizer."""
     losses, is_wrapped = [], hasattr(model, "no_sync")
-    scaler = ShardedGradScaler("cpu", init_scale=2.0**10) if precision == torch.float16 else None
+    kind = ShardedGradScaler if is_wrapped else torch.amp.GradScaler
+    scaler = kind("cpu", init_scale=2.0**10) if precision == torch.float16 else None
     for step in steps:
         total = torch.zeros(())
         for place in range(micro):
             ids, labels = (part.tensor_split(ranks)[rank] for part in batch(step, place))
             last = place == micro - 1 or not is_wrapped
-            with contextlib.nullcontext() if last else model.no_sync(), torch.autocast("cpu", precision, precision != torch.float32):
+            cast = torch.autocast("cpu", precision, enabled=precision != torch.float32)
+            with contextlib.nullcontext() if last else model.no_sync(), cast:
                 loss = model(ids, labels, rank if skips else None) * len(ids) / ROWS / micro
             (scaler.scale(loss * ranks) if scaler else loss * ranks).backward()
             total += loss.detach()

@@ -1,215 +1,211 @@
-"""The folder of a run's checkpoints: which of them are kept, how one gets its name, and what a killed program left.
+"""The files of a checkpoint, which only rank 0 writes and reads.
 
-Only files that a save has written are deleted, and no link is followed.
+    step-00000012/model/           a model's folder: weights and buffers, configuration, vocabulary
+    step-00000012/state.safetensors    what the optimizer remembers, and all buffers: KIND/NAME
+    step-00000012/rankR.safetensors    what only rank R has: random states, and what its sync keeps
+    step-00000012/training.json        the rest, as `Training`
+
+A checkpoint gets its name when all of it is on the disk. So a killed process leaves the older ones as they were.
 """
 
 import contextlib
-import errno
 import os
 import re
 import shutil
-import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
 
-from cos598d.checkpoints.layout import (
-    MANIFEST,
-    MODEL_FOLDER,
-    OPTIMIZER,
-    OWN,
-    RANK,
-    TRAINING,
-    Damaged,
-    Manifest,
-    read_json_inside,
-    read_manifest,
-    steps,
+import msgspec
+import torch
+from msgspec import Meta, Struct
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from cos598d.checkpoints.stopping import Best
+from cos598d.errors import first_line
+from cos598d.plan import Position
+from cos598d.records.conventions import CHECKPOINTS
+from cos598d.state import OF_MODEL
+
+FORMAT = 3
+FOLDER = CHECKPOINTS  # in a run's output folder
+MODEL, STATE, OF_RANK, TRAINING = (
+    "model/model.safetensors",
+    "state.safetensors",
+    "rank{rank}.safetensors",
+    "training.json",
 )
-from cos598d.records.conventions import MODEL_FILES
-from cos598d.terminal.files import is_named, own_folder, remove_known, sync_folder
+WEIGHTS, BUFFERS = OF_MODEL
 
-# What a save writes next to the manifest, which lists these names.
-FILES = (TRAINING, *(name.format(rank="[0-9]*") for name in (RANK, OWN, OPTIMIZER)))
-PARTIAL, OLD, REMOVED = "partial", "old", "removed"  # the states of a folder with a hidden name
-REMOVING = "0" * 16  # replaces the token when no ranks of a run do the removing
-
-_HIDDEN = re.compile(rf"\.(?:(step-\d{{8,15}})\.[0-9a-f]{{16}}\.({PARTIAL}|{OLD}|{REMOVED})|probe-[0-9a-f]{{16}})")
+_STEP = re.compile(r"step-(\d{8,15})")
+_UNFINISHED = re.compile(r"\.step-\d{8,15}")
+Count = Annotated[int, Meta(ge=0)]
 
 
-def hidden_name(name: str, token: str, state: str) -> str:
-    """The name of a checkpoint's folder in the state PARTIAL, OLD (to be replaced) or REMOVED."""
-    return f".{name}.{token}.{state}"
+class Damaged(Exception):
+    """A checkpoint is incomplete or damaged. The message has the file and the fault, as a phrase for brackets."""
 
 
-def probe_name(token: str) -> str:
-    """The name of the folder by which ranks find out whether they share a disk."""
-    return f".probe-{token}"
+class Training(Struct, frozen=True):
+    """training.json. `run` is equal in all checkpoints of a run, through its restarts; `ranks` have saved it.
 
-
-def prune(folder: Path, newest: Manifest, keep: int, token: str) -> None:
-    """Remove all checkpoints except the `keep` newest complete ones and the best one.
-
-    `newest` is complete, has just got its name, and is kept. Checkpoints of another run are removed. So are those later
-    than `newest`, in a run that went back to an earlier checkpoint. A damaged one is kept until there are `keep`
-    complete ones, so that a resume can report it. A folder without a manifest, which no save has finished, is kept too.
-    They are ordered by iteration, since clocks jump. Raises OSError at the end if one cannot be removed.
+    sync: the sync's name and options, on which the ranks' own state depends. scale, good_steps: fp16's loss scale, and
+    the steps since it has changed. facts: what must be equal in every attempt of a run.
     """
-    kept, has_best, refused = 0, False, None
-    for iteration, place in steps(folder):
-        if not _has_manifest(place):
-            continue
-        manifest = newest if iteration == newest.iteration else _whole(place)
-        if manifest and manifest.run == newest.run and manifest.iteration <= newest.iteration:
-            is_the_best = manifest.is_best and not has_best  # each was better than all before it
-            has_best |= manifest.is_best
-            kept += 1
-            if kept <= keep or is_the_best:
-                continue
-        elif manifest is None and iteration < newest.iteration and kept < keep:
-            continue
-        try:
-            remove(place, token)
-        except OSError as error:
-            refused = error
-    if refused is not None:
-        raise refused
+
+    format: int
+    run: str
+    iteration: Count
+    ranks: Annotated[int, Meta(ge=1, le=65536)]
+    sync: dict[str, Any]
+    position: Position
+    best: Best
+    facts: dict[str, Any]
+    scale: Annotated[float, Meta(ge=1)] | None = None
+    good_steps: Count = 0
 
 
-def remove(place: Path, token: str) -> None:
-    """Remove a checkpoint, renamed first, so that a half-removed one is not taken for one. Raises OSError.
+@dataclass
+class Found:
+    """A checkpoint that can be read. `tensors` is its state under plain names, on rank 0 only.
 
-    Files in its folder that no save has written stay there.
+    remarks: sentences about damaged ones that were skipped.
     """
-    hidden = place.with_name(hidden_name(place.name, token, REMOVED))
-    place.rename(hidden)
-    _discard(hidden)
+
+    path: Path
+    training: Training
+    tensors: dict[str, torch.Tensor] | None = field(default=None, repr=False)
+    remarks: list[str] = field(default_factory=list)
 
 
-def take_name(partial: Path, target: Path, token: str) -> None:
-    """Give a complete checkpoint its name, replacing one with that name, which is restored if this fails."""
-    old = target.with_name(hidden_name(target.name, token, OLD))
-    if os.path.lexists(target):
-        _check_replaceable(target)
-        target.rename(old)
-    try:
-        partial.rename(target)
-    except OSError:
-        if old.exists():
-            old.rename(target)
-        raise
-    sync_folder(target.parent)
-    if old.exists():
-        with contextlib.suppress(OSError):
-            _discard(old)
+def step_name(iteration: int) -> str:
+    """The name of a checkpoint's folder."""
+    return f"step-{iteration:08d}"
+
+
+def steps(folder: Path) -> list[tuple[int, Path]]:
+    """The checkpoints in `folder`, damaged ones too, by iteration, the last first. Clocks play no role."""
+    places = folder.iterdir() if folder.is_dir() else ()
+    named = [(int(name[1]), place) for place in places if (name := _STEP.fullmatch(place.name))]
+    return sorted(((number, place) for number, place in named if place.name == step_name(number)), reverse=True)
 
 
 def tidy(folder: Path) -> None:
-    """Remove what killed saves have left in `folder`, and restore a checkpoint that was about to be replaced.
-
-    Nothing else may save there at the same time. Raises OSError.
-    """
-    put_back(folder)
-    for place in list(folder.iterdir()):
-        found = _HIDDEN.fullmatch(place.name)
-        if found is None:
-            continue
-        if place.is_symlink() or not place.is_dir():
-            place.unlink()
-        elif found[2] in (OLD, REMOVED):  # a checkpoint, to which somebody may have added files
-            _discard(place)
-        else:
+    """Create the folder, and remove what killed saves have left in it. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in folder.iterdir():
+        if _UNFINISHED.fullmatch(place.name):
             shutil.rmtree(place)
 
 
-def put_back(folder: Path) -> None:
-    """If a run was killed while replacing a checkpoint, restore the old one's name, if that is free.
-
-    Nothing else may save in `folder` at the same time. Raises OSError.
-    """
-    for place in list(folder.iterdir()):
-        found = _HIDDEN.fullmatch(place.name)
-        if found and found[2] == OLD and not os.path.lexists(folder / found[1]):
-            place.rename(folder / found[1])
-
-
-def has_checkpoints(folder: Path) -> bool:
-    """Whether runs have left checkpoints in `folder`, complete or not."""
-    return folder.is_dir() and bool(steps(folder) or any(_HIDDEN.fullmatch(place.name) for place in folder.iterdir()))
-
-
-def whole_in(folder: Path) -> set[tuple[str, int]]:
-    """The complete checkpoints in `folder`: the run of each, as in its manifest, and its iteration."""
-    found = [_whole(place) for _, place in steps(folder)] if folder.is_dir() else []
-    return {(manifest.run, manifest.iteration) for manifest in found if manifest}
-
-
 def remove_all(folder: Path) -> None:
-    """Remove the checkpoints of all runs, and `folder` if nothing else is in it. Raises OSError."""
-    if not folder.is_dir():
-        return
-    own_folder(folder)
-    tidy(folder)  # first, because it restores names
-    for _, place in steps(folder):
-        if _has_manifest(place):
-            remove(place, REMOVING)
-    if not any(folder.iterdir()):
-        folder.rmdir()
+    """Remove all checkpoints, and `folder` if nothing else is in it. Raises OSError."""
+    if folder.is_dir():
+        tidy(folder)
+        for _, place in steps(folder):
+            shutil.rmtree(place)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
-def _has_manifest(place: Path) -> bool:
-    """Whether a save has finished the folder `place`: the manifest is written last. Without one it may be anybody's."""
-    try:
-        return stat.S_ISREG(os.lstat(place / MANIFEST).st_mode)
-    except OSError:
-        return False
+def write(
+    folder: Path,
+    training: Training,
+    tensors: Mapping[str, torch.Tensor],
+    own: Sequence[bytes],
+    describe: Callable[[Path], None],
+    keep: int,
+) -> None:
+    """Write a checkpoint, then remove all but the `keep` newest and the best. Raises OSError, and leaves nothing.
 
-
-def _whole(place: Path) -> Manifest | None:
-    """Its manifest, if all files have the sizes listed there."""
-    try:
-        return read_manifest(place)
-    except Damaged:
-        return None
-
-
-def _discard(hidden: Path) -> None:
-    """Remove what a save has written into a renamed folder. If something else is in it, restore its name.
-
-    Raises OSError.
+    tensors: the state, on the host. own: each rank's file. describe: writes a model's other files into a folder.
     """
-    ours, of_model = _names(hidden)
-    remove_known(hidden / MODEL_FOLDER, of_model)
-    remove_known(hidden, ours)
-    if hidden.is_dir():
-        (hidden / MANIFEST).unlink(missing_ok=True)  # last: it lists the others
-        found = _HIDDEN.fullmatch(hidden.name)
-        if not any(hidden.iterdir()):
-            hidden.rmdir()
-        elif found and not os.path.lexists(hidden.with_name(found[1])):
-            hidden.rename(hidden.with_name(found[1]))
-
-
-def _check_replaceable(place: Path) -> None:
-    """Raise OSError if `place`, which is to be replaced by a checkpoint, has anything that no save has written."""
-    ours, of_model = _names(place)
-    model = place / MODEL_FOLDER
-    foreign = place.is_symlink() or not _has_manifest(place) or model.is_symlink()
-    for inside in () if foreign else place.iterdir():
-        foreign |= inside != model and not is_named(inside.name, (*ours, MANIFEST))
-    for inside in model.iterdir() if not foreign and model.is_dir() else ():
-        foreign |= not is_named(inside.name, of_model)
-    if foreign:
-        raise OSError(errno.EEXIST, f"{place.name} there has files that no run has saved", str(place))
-
-
-def _names(place: Path) -> tuple[set[str], set[str]]:
-    """The checkpoint's own files in its folder, and those in the model's folder: all except the manifest."""
+    made, target = folder / f".{step_name(training.iteration)}", folder / step_name(training.iteration)
+    shutil.rmtree(made, ignore_errors=True)
     try:
-        named = read_json_inside(place, MANIFEST)["files"].keys()
-    except (Damaged, KeyError, TypeError, AttributeError):
-        named = ()
-    ours, of_model = set(FILES), set(MODEL_FILES)
-    for name in named:
-        folder, _, inside = name.rpartition("/")
-        if not set(inside) & set("*?[") and folder in ("", MODEL_FOLDER):
-            (of_model if folder else ours).add(inside)
-    return ours - {MANIFEST}, of_model
+        (made / MODEL).parent.mkdir(parents=True)
+        describe((made / MODEL).parent)
+        of_model = {key.partition("/")[2]: t for key, t in tensors.items() if key.partition("/")[0] in OF_MODEL}
+        others = {key: tensor for key, tensor in tensors.items() if key.partition("/")[0] != WEIGHTS}
+        (made / TRAINING).write_bytes(msgspec.json.format(msgspec.json.encode(training), indent=1))
+        for name, part in ((MODEL, of_model), (STATE, others)):
+            save_file(part, made / name, {"format": "pt"})
+            shutil.copymode(made / TRAINING, made / name)  # the library's files can be read by their owner only
+        for rank, content in enumerate(own):
+            (made / OF_RANK.format(rank=rank)).write_bytes(content)
+        for path in (*sorted(made.rglob("*")), made):
+            _to_disk(path)
+        if target.exists():
+            shutil.rmtree(target)
+        made.rename(target)
+        _to_disk(folder)
+        _prune(folder, training.iteration, keep, training.best.iteration)
+    except SafetensorError as error:
+        raise OSError(first_line(error)) from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def read(path: Path) -> Found:
+    """The checkpoint in the folder `path`. Raises Damaged."""
+    try:
+        training = msgspec.json.decode((path / TRAINING).read_bytes(), type=Training)
+        if training.format != FORMAT:
+            raise Damaged(f"{TRAINING} has the format {training.format}, and this program reads {FORMAT}")
+        position = training.position
+        known = (position.stepped, position.evaluated, position.epoch_iterations, training.best.iteration)
+        if position.iteration != training.iteration or path.name not in (step_name(training.iteration),):
+            raise Damaged(f"{TRAINING} belongs to iteration {training.iteration}")
+        if not all(0 <= number <= training.iteration for number in known):
+            raise Damaged(f"{TRAINING} counts more steps than its {training.iteration} iterations")
+        others = load_file(path / STATE)
+        weights = {f"{WEIGHTS}/{n}": t for n, t in load_file(path / MODEL).items() if f"{BUFFERS}/{n}" not in others}
+        for rank in range(training.ranks):
+            with safe_open(path / OF_RANK.format(rank=rank), framework="pt") as file:
+                file.keys()
+    except OSError as error:
+        where = f"{Path(error.filename).name} " if error.filename else ""
+        raise Damaged(f"{where}cannot be read: {error.strerror or first_line(error)}") from None
+    except (SafetensorError, msgspec.DecodeError, ValueError) as error:
+        raise Damaged(f"a file is damaged: {first_line(error)}") from None
+    return Found(path, training, weights | others)
+
+
+def newest(folder: Path) -> tuple[Found | None, list[str]]:
+    """The newest checkpoint in `folder` that can be read, and sentences about newer ones that cannot."""
+    remarks: list[str] = []
+    for _, place in steps(folder):
+        try:
+            found = read(place)
+        except Damaged as error:
+            remarks.append(f"the checkpoint {place} is damaged ({error}).")
+            continue
+        found.remarks = remarks
+        return found, remarks
+    return None, remarks
+
+
+def _prune(folder: Path, latest: int, keep: int, best: int) -> None:
+    """Remove old checkpoints, and those of later iterations: they are damaged, or another attempt's."""
+    known = steps(folder)
+    kept = [number for number, _ in known if number <= latest][:keep]
+    for number, place in known:
+        if number not in (*kept, best) or number > latest:
+            shutil.rmtree(place)
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, would survive a crash."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def own_files(found: Found) -> Iterator[bytes]:
+    """Each rank's own file, in order of rank."""
+    for rank in range(found.training.ranks):
+        yield (found.path / OF_RANK.format(rank=rank)).read_bytes()

@@ -1,35 +1,36 @@
 """How a run resumes: in which folder, from which checkpoint, and whether it is the same run."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cos598d.checkpoints import AUTO, FOLDER, Checkpoint, Forms, find, has_checkpoints, remove_all
-from cos598d.checkpoints.snapshot import RECORD
-from cos598d.comm.communicator import Communicator
+import msgspec
+
+from cos598d.checkpoints.folder import FOLDER, TRAINING, Damaged, Found, Training, newest, read, remove_all, steps
+from cos598d.comm.group import Ranks
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.errors import UsageError, UserError
-from cos598d.measure.claim import clear, was_left
+from cos598d.measure.claim import was_left
 from cos598d.measure.loggers import Logger
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.models.build import ModelSource
+from cos598d.models.configs import plain_config
 from cos598d.plan import Plan
-from cos598d.records.conventions import ITERATIONS
-from cos598d.records.run import CONFIG, read_object, read_summary
-from cos598d.records.saved import facts_after, training_after
+from cos598d.records.conventions import CONFIG_FILE, ITERATIONS, SUMMARY
 from cos598d.terminal.console import Console
 from cos598d.terminal.printable import printable
-from cos598d.world.exit import resumes_by
 
+AUTO = "auto"
 # If one of these flags changes, it is another run. The sync, the ranks and the times of saving may change.
 SAME_FLAGS = (
     *("task_name", "max_seq_length", "max_train_examples", "augment", "dropout", "precision", "seed", "optimizer"),
     *("learning_rate", "lr_scheduler", "warmup_steps", "weight_decay", "adam_epsilon", "momentum", "max_grad_norm"),
 )
-# Facts that no flag of SAME_FLAGS gives, and their names in a sentence; for digests, the complete phrase.
+# Facts that no flag of SAME_FLAGS gives, and how a sentence names them.
 OTHERS = {
     "total_train_batch_size": "--total_train_batch_size",
     "steps": "--num_train_epochs or --max_steps, in steps,",
@@ -40,8 +41,6 @@ DIGESTS = {
     "data": "the training data differ",
     "evaluation": "the evaluation data differ",
 }
-
-SUMMARY = "summary.json"
 
 
 def named_folder(config: RunConfig) -> Path | None:
@@ -55,15 +54,12 @@ def is_ours(folder: Path, config: RunConfig) -> bool:
         return False
     resumed = _resumed_folder(config)
     is_named = config.resume == AUTO or (resumed is not None and resumed.resolve() == folder.resolve())
-    if not is_named:
-        return False
-    if has_checkpoints(folder / FOLDER) or was_left(folder) or _is_finished(folder, config):
-        return True
-    # Rows of ranks on another host than rank 0, whose summary did not exist yet.
-    return any(folder.glob(ITERATIONS.format(rank="*"))) and not (folder / SUMMARY).is_file()
+    has_run = bool(steps(folder / FOLDER)) or was_left(folder) or _is_finished(folder, config)
+    # Another host than rank 0's has rows and no summary.
+    return is_named and (has_run or any(folder.glob(ITERATIONS.format(rank="*"))))
 
 
-def say_if_finished(folder: Path, config: RunConfig, comm: Communicator, console: Console) -> bool:
+def say_if_finished(folder: Path, config: RunConfig, ranks: Ranks, console: Console) -> bool:
     """Whether the run to resume has nothing left to do, the same on every rank. If so, print that.
 
     Raises UsageError, the same on every rank, if its flags make it another run.
@@ -71,9 +67,9 @@ def say_if_finished(folder: Path, config: RunConfig, comm: Communicator, console
     if config.resume is None or config.resume_anyway:
         return False
     is_finished, changes = False, ""
-    if comm.rank == 0 and _is_finished(folder, config):
-        is_finished, changes = True, "; ".join(_changed_flags(folder, config, comm.world_size))
-    is_finished, changes = comm.exchange([is_finished, changes])[0]
+    if ranks.rank == 0 and _is_finished(folder, config):
+        is_finished, changes = True, "; ".join(_changed_flags(folder, config, ranks.world_size))
+    is_finished, changes = ranks.exchange([is_finished, changes])[0]
     if changes:
         raise UsageError(
             f"the run in {folder} is finished, and this one differs: {changes}. Choose another folder, or add "
@@ -85,24 +81,17 @@ def say_if_finished(folder: Path, config: RunConfig, comm: Communicator, console
 
 
 def find_checkpoint(
-    folder: Path,
-    config: RunConfig,
-    facts: Mapping[str, Any],
-    comm: Communicator,
-    console: Console,
-    any_precision: bool = False,
-) -> Checkpoint | None:
-    """The checkpoint that --resume names; None without --resume, or if `auto` finds none.
+    folder: Path, config: RunConfig, facts: Mapping[str, Any], ranks: Ranks, console: Console
+) -> Found | None:
+    """The checkpoint that --resume names; None without --resume, or if `auto` finds none. The same on every rank.
 
-    With `any_precision`, its precision may differ from that in `facts`: the run then continues in the checkpoint's. The
-    result is the same on every rank. Raises UsageError if the named one cannot be used, if all are damaged, or if it is
-    another run's by its `facts`.
+    Raises UsageError if the named one cannot be used, if all are damaged, or if it is another run's by its `facts`.
     """
     if config.resume is None:
         return None
-    found = find(config.resume, folder / FOLDER, comm, Forms(training_after, facts_after))
+    found = _on_all_ranks(config.resume, folder / FOLDER, ranks)
     if found is None:
-        if comm.exchange((folder / SUMMARY).is_file() and not config.overwrite_output_dir)[0]:
+        if ranks.exchange((folder / SUMMARY).is_file() and not config.overwrite_output_dir)[0]:
             raise UsageError(
                 f"there is no checkpoint to resume from in {folder}, which has a finished run. Choose another "
                 "folder, or add --overwrite_output_dir."
@@ -111,14 +100,9 @@ def find_checkpoint(
         return None
     for sentence in found.remarks:
         console.say(sentence)
+    before = found.training.facts
     compared = {name: value for name, value in facts.items() if name != "evaluation" or config.early_stopping}
-    before = found.training["facts"]
-    if any_precision and before.get("precision") != facts["precision"]:
-        console.say(f"the run continues in {printable(before['precision'], 20)}, the precision that it was saved in")
-        compared.pop("precision")
-    changes = [
-        _difference(name, before.get(name), value) for name, value in compared.items() if before.get(name) != value
-    ]
+    changes = [_difference(name, before.get(name), now) for name, now in compared.items() if before.get(name) != now]
     if changes and not config.resume_anyway:
         raise UsageError(
             f"this differs from the run that was saved as {found.path}: {'; '.join(changes)}. Use the same flags as "
@@ -132,26 +116,17 @@ def find_checkpoint(
 def open_record(
     folder: Path,
     config: RunConfig,
-    comm: Communicator,
-    found: Checkpoint | None,
+    ranks: Ranks,
+    found: Found | None,
     monitor: Monitor | None = None,
     loggers: Sequence[Logger] = (),
 ) -> RunRecord:
     """The run's record, one over all attempts: it continues from `found`, or begins.
 
-    If a run starts over in a folder that is overwritten, an earlier run's rows and checkpoints are removed at once:
-    they could be mistaken for this one's. Raises UserError if they cannot be removed.
+    If a run starts over in a folder that is overwritten, an earlier run's checkpoints are removed at once: they could
+    be mistaken for this one's. Raises UserError if they cannot be removed.
     """
-    rank, world_size, kept = comm.rank, comm.world_size, config.ledger
-    saves = config.save_steps or config.save_epochs or config.save_seconds
-    resumes_by(f"--resume {_resume_word(folder, config)}" if saves and config.resume != AUTO else "")
-    if found is not None:
-        positions, place = found.facts_of_ranks(RECORD, comm), found.path.parent.parent
-        return RunRecord(
-            folder, rank, monitor, loggers, world_size=world_size, kept=kept, resume=positions, resumed_from=place
-        )
-    clear(folder)
-    if rank == 0 and config.do_train:
+    if found is None and ranks.rank == 0 and config.do_train:
         try:
             remove_all(folder / FOLDER)
         except OSError as error:
@@ -159,36 +134,80 @@ def open_record(
                 f"an earlier run's checkpoint cannot be removed ({error.filename}: {error.strerror}), and it would "
                 "be taken for one of this run. Choose another --output_dir."
             ) from None
-    comm.exchange("an earlier run's files are removed")
-    return RunRecord(folder, rank, monitor, loggers, world_size=world_size, kept=kept)
+    ranks.exchange("an earlier run's checkpoints are removed")
+    return RunRecord(
+        folder,
+        ranks.rank,
+        monitor,
+        loggers,
+        world_size=ranks.world_size,
+        resume_at=found.training.iteration if found else None,
+        resumed_from=found.path.parent.parent if found else None,
+    )
 
 
 def how_to_go_on(folder: Path, config: RunConfig) -> str:
     """What to do to resume a run that was stopped, as a sentence for the user."""
     if config.resume == AUTO:
         return "To go on, run the same command again."
-    if config.resume is not None and not has_checkpoints(folder / FOLDER):  # the disk has kept nothing of this attempt
+    if config.resume is not None and not steps(folder / FOLDER):  # the disk has kept nothing of this attempt
         return "To start over, run the same command with --overwrite_output_dir."
-    return f"To go on, run the same command with --resume {_resume_word(folder, config)}."
-
-
-def _resume_word(folder: Path, config: RunConfig) -> str:
-    return AUTO if config.output_dir is not None else str(folder)
+    return f"To go on, run the same command with --resume {AUTO if config.output_dir is not None else folder}."
 
 
 def facts_of(
-    config: RunConfig, plan: Plan, features: Examples, evaluated: Mapping[str, Examples], source: ModelSource
+    config: RunConfig, plan: Plan, examples: Examples, evaluated: Mapping[str, Examples], source: ModelSource
 ) -> dict[str, Any]:
     """What must be equal in every attempt of a run, as JSON values. `evaluated` counts if it can end the run."""
     facts = {name: getattr(config, name) for name in SAME_FLAGS}
     facts |= {"total_train_batch_size": plan.batch_size, "steps": plan.steps, "model": source.description}
-    configuration = hashlib.sha256(source.config.to_json_string().encode()).hexdigest()
-    data = {part: [len(examples), examples.digest()] for part, examples in evaluated.items()}
     return facts | {
-        "configuration": configuration,
-        "data": [len(features), features.digest()],
-        "evaluation": data,
+        "configuration": hashlib.sha256(json.dumps(plain_config(source.config), sort_keys=True).encode()).hexdigest(),
+        "data": [len(examples), examples.digest()],
+        "evaluation": {part: [len(one), one.digest()] for part, one in evaluated.items()},
     }
+
+
+def _on_all_ranks(resume: str, folder: Path, ranks: Ranks) -> Found | None:
+    """The checkpoint that rank 0 finds, on every rank; its error too."""
+    found, refusal = None, None
+    if ranks.rank == 0:
+        try:
+            found = _newest(folder, "Start over with --overwrite_output_dir.") if resume == AUTO else _named(resume)
+        except UserError as error:
+            refusal = str(error)
+    facts = found and [str(found.path), msgspec.to_builtins(found.training), found.remarks]
+    refusal, facts = ranks.exchange([refusal, facts])[0]
+    if refusal:
+        raise UsageError(refusal)
+    if facts is None or found is not None:
+        return found
+    return Found(Path(facts[0]), msgspec.convert(facts[1], Training), None, facts[2])
+
+
+def _newest(folder: Path, remedy: str) -> Found | None:
+    """The newest checkpoint that can be read; None if there is none. Raises UserError if all are damaged."""
+    found, remarks = newest(folder)
+    if found is None and remarks:
+        others = f", and {len(remarks) - 1} more" if len(remarks) > 1 else ""
+        raise UserError(f"no usable checkpoint is left in {folder}: {remarks[0].removesuffix('.')}{others}. {remedy}")
+    return found
+
+
+def _named(word: str) -> Found:
+    """The checkpoint of a path that the user gave: its own folder, a run's, or that of a run's checkpoints."""
+    path = Path(word).expanduser()
+    if not path.is_dir():
+        raise UserError(f"--resume {path}: there is no such folder. Give a checkpoint's, a run's, or auto.")
+    path = path / FOLDER if (path / FOLDER).is_dir() else path
+    if (path / TRAINING).exists():
+        try:
+            return read(path)
+        except Damaged as error:
+            raise UserError(f"--resume {path}: this checkpoint is damaged ({error}). Give another one.") from None
+    if found := _newest(path, "Leave out --resume to start over."):
+        return found
+    raise UserError(f"--resume {path}: this folder has no checkpoint. Give a run's folder with one, or auto.")
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
@@ -208,22 +227,18 @@ def _resumed_folder(config: RunConfig) -> Path | None:
 def _is_finished(folder: Path, config: RunConfig) -> bool:
     """Whether the record in a folder is that of a run that ended well, with its model."""
     has_model = not (config.do_train and config.save_model) or (folder / "model").is_dir()
-    return has_model and (folder / SUMMARY).is_file() and not was_left(folder)
+    return has_model and (folder / SUMMARY).is_file()
 
 
 def _changed_flags(folder: Path, config: RunConfig, world_size: int) -> list[str]:
-    """How this run's flags differ from those of the finished one in a folder, as phrases.
-
-    Raises UserError if its record is damaged.
-    """
-    before = read_object(folder / "config.json", CONFIG) or {}
+    """How this run's flags differ from those of the finished one in a folder, as phrases."""
+    try:
+        before = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=dict[str, Any])
+        batch = msgspec.json.decode((folder / SUMMARY).read_bytes(), type=dict[str, Any])["total_train_batch_size"]
+    except (OSError, msgspec.DecodeError, KeyError):
+        return [f"{folder}'s {CONFIG_FILE} or {SUMMARY} cannot be read"]
     now = {name: getattr(config, name) for name in (*SAME_FLAGS, "model_name_or_path", "max_steps")}
     if config.max_steps < 0:
         now["num_train_epochs"] = config.num_train_epochs
-    changed = [
-        _difference(name, before[name], value) for name, value in now.items() if before.get(name, value) != value
-    ]
-    batch, summary = config.total_batch_size(world_size), read_summary(folder)
-    if summary["total_train_batch_size"] != batch:
-        changed.append(_difference("total_train_batch_size", summary["total_train_batch_size"], batch))
-    return changed
+    before["total_train_batch_size"], now["total_train_batch_size"] = batch, config.total_batch_size(world_size)
+    return [_difference(name, before[name], value) for name, value in now.items() if before.get(name, value) != value]

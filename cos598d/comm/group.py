@@ -1,212 +1,94 @@
-"""The collectives of a process group that a script opened: errors are sentences, and a ledger has only totals."""
+"""The ranks of a run: opening and closing torch's default process group, and what every rank knows of the others."""
 
-import contextlib
-import functools
-import json
-import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import count
-from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional
+import torch.distributed.nn  # noqa: F401  # before a group opens: its functions keep one that is open as their default
 
-from cos598d.comm.calls import Call, Pending
-from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import Ledger, Row
-from cos598d.comm.timers import Timer, Timestamp
-from cos598d.errors import UserError, one_line
-from cos598d.records.conventions import GRADIENTS, STATE
+from cos598d.comm.ledger import Ledger
+from cos598d.world.network import choose_interface
 
-# The end of a sentence about a rank that is missing from a collective.
-AS_MANY_BATCHES = "Give every rank the same number of batches."
-# How often a waiting rank checks whether another one has left.
-LOOK_EVERY = timedelta(seconds=2)
-# For the ranks of a group, the number of its next communicator, which is the same on every rank.
-_NUMBERS: dict[tuple[int, ...], Iterator[int]] = defaultdict(count)
-# For the same key, the next unused tag: several models may train in one script.
-_TAGS: dict[tuple[int, ...], int] = defaultdict(lambda: 1)
+# How gloo's ranks find each other's addresses in the store. With these settings each asks once for up to 128 ranks, and
+# gets one address of each. By default each asks twice for every other rank, and gets a number for every pair that it is
+# in. Among n ranks these are 2 n^2 questions and n^3 numbers, all of them through rank 0. All ranks must have the same
+# settings.
+GLOO_RENDEZVOUS = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
+
+
+class Identity(Protocol):
+    """Which rank this process is."""
+
+    rank: int
+    world_size: int
+
+
+class Meeting(Protocol):
+    """The ranks that met (`cos598d.world`): their store, their hosts, and small values that they exchange."""
+
+    identity: Any  # an Identity
+    store: dist.Store
+    hosts: list[Hashable]
+    seconds: float
+
+    def exchange(self, value: Any) -> list[Any]: ...
+    def collect(self, value: Any) -> list[Any] | None: ...
 
 
 @dataclass
-class TensorTotals:
-    """The calls and bytes of one tensor or bucket; bytes by the ledger's formulas."""
+class Ranks:
+    """The ranks of a run, as one of them sees them.
 
-    calls: int = 0
-    payload_bytes: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-
-
-class TensorLedger(Ledger):
-    """A ledger with totals by purpose and tensor instead of rows, so that it does not grow with the steps."""
-
-    def __init__(self):
-        super().__init__()
-        self._totals: dict[tuple[str, str], TensorTotals] = {}
-
-    def enter(self, row: Row) -> None:
-        total = self._totals.setdefault((row.purpose, row.tensor), TensorTotals())
-        total.calls += 1
-        total.payload_bytes += row.payload_bytes
-        total.bytes_sent += row.bytes_sent
-        total.bytes_received += row.bytes_received
-
-    def enter_call(self, facts: dict[str, Any], time: Timer, started: Timestamp, ended: Timestamp) -> None:
-        # seconds are not kept, so the host need not wait for them
-        self.enter(Row(self.iteration, **facts, seconds=None))
-
-    def bytes_sent(self) -> dict[str, int]:
-        """The bytes that this rank has sent so far, by tensor or bucket, for all purposes."""
-        sent: dict[str, int] = defaultdict(int)
-        for (_, tensor), total in self._totals.items():
-            sent[tensor] += total.bytes_sent
-        return dict(sent)
-
-    def totals(self, purpose: str = "gradients") -> dict[str, TensorTotals]:
-        """What was sent so far, by tensor.
-
-        `purpose`: "gradients", "state" (at the start), "agreement" or "buffers".
-        """
-        return {tensor: total for (its, tensor), total in self._totals.items() if its == purpose}
-
-
-def release_groups() -> None:
-    """Make torch.distributed.nn's functions look their default group up, in place of one that was open at their import.
-
-    torch.optim imports them, so in most scripts. The group that they keep stays open after `destroy_process_group`,
-    and now and then its threads abort the exit: "terminate called without an active exception". None means the default
-    group to them, too.
+    hosts: for each rank, a value that is equal for the ranks of one host. device: where this rank's tensors are.
     """
-    for function in vars(torch.distributed.nn.functional).values():
-        if isinstance(function, FunctionType) and function.__defaults__:
-            function.__defaults__ = tuple(
-                None if isinstance(value, dist.ProcessGroup) else value for value in function.__defaults__
-            )
 
-
-class GroupCommunicator(Communicator):
-    """The collectives of a process group that was opened elsewhere (None: torch's default one)."""
-
-    ledger: TensorLedger
-
-    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, seconds: float):
-        release_groups()
-        # One backend, or one per kind of device: "cpu:gloo,cuda:nccl".
-        backends = dict(part.split(":") for part in dist.get_backend_config(group).split(",") if ":" in part)
-        super().__init__(None, backends.get(device.type, dist.get_backend(group)), device, TensorLedger())
-        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        # a reference to the default group would keep it open after it is destroyed
-        self.group = None if group is dist.group.WORLD else group
-        self._seconds = seconds
-        self.equal_already: set[str] = set()  # names of the parameters and buffers that need not be sent from rank 0
-        self.calls = 0  # collectives so far
-        self._ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
-        self._key = f"cos598d/left/{'-'.join(map(str, self._ranks))}/{next(_NUMBERS[self._ranks])}"
-        self._store = getattr(dist.distributed_c10d, "_get_default_store", lambda: None)()
-
-    def broadcast(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
-        if purpose != STATE or name not in self.equal_already:
-            super().broadcast(tensor, name, root=root, purpose=purpose)
-
-    @property
-    def timeout_seconds(self) -> float:
-        return self._seconds
-
-    def take_tags(self, count: int) -> int:
-        first = _TAGS[self._ranks]
-        _TAGS[self._ranks] += count
-        return first
-
-    def leave(self, calls: int) -> None:
-        """Tell the ranks that wait for this one in a collective that it takes part only in its first `calls`."""
-        if self._store is not None:
-            with contextlib.suppress(RuntimeError):  # the process with the store may have ended
-                self._store.set(f"{self._key}/{self.rank}", str(calls))
-
-    def has_left(self, call: int) -> int | None:
-        """A rank that has left before this call and will not make it; None if there is none."""
-        if self._store is None:
-            return None
-        with contextlib.suppress(RuntimeError):
-            for rank in self.others:
-                if self._store.check([f"{self._key}/{rank}"]) and int(self._store.get(f"{self._key}/{rank}")) < call:
-                    return rank
-        return None
-
-    def guard(self, start: Callable[[], Pending], name: str) -> Pending:
-        return _GuardedCall(self, start, name)
-
-    def _start(self, collective: Callable[[], Any], entry: tuple, *arguments: Any, **options: Any) -> Call:
-        self.calls += 1  # the same number on every rank
-        return super()._start(
-            lambda: _GuardedCall(self, collective, entry[2], self.calls), entry, *arguments, **options
-        )
+    rank: int
+    world_size: int
+    device: torch.device
+    backend: str
+    hosts: list[Any]
+    ledger: Ledger = field(default_factory=Ledger)
+    meeting: Meeting | None = None
 
     def exchange(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in order of rank: its JSON's bytes, padded to the longest, by two all-gathers."""
-        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
-        lengths = self._gathered(torch.tensor([len(mine)], device=self.device))
-        padded = torch.cat([mine, mine.new_zeros(int(max(lengths)) - len(mine))])
-        parts = self._gathered(padded)
-        return [json.loads(bytes(part[: int(n)].tolist())) for part, n in zip(parts, lengths, strict=True)]
+        """Every rank's `value` (JSON), in order of rank. For small values: they go through the store, uncounted."""
+        return self.meeting.exchange(value) if self.meeting else [value]
 
-    def _gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        collective = functools.partial(dist.all_gather, parts, tensor, group=self.group, async_op=True)
-        self.guard(collective, "what the ranks tell each other at the start").wait()
-        return parts
+    def collect(self, value: Any) -> list[Any] | None:
+        """Every rank's `value` (JSON) on rank 0, in order of rank. Other ranks get None at once."""
+        return self.meeting.collect(value) if self.meeting else [value]
 
 
-class _GuardedCall:
-    """A message or collective that has been started. Its `wait` raises a sentence if another rank has left.
+def open_group(
+    meeting: Meeting | None, backend: str = "gloo", device: torch.device | None = None, ledger: Ledger | None = None
+) -> Ranks:
+    """Open torch's default process group for the ranks that met. Collectives time out after the meeting's seconds.
 
-    A collective has a number. While it waits, it checks from time to time whether a rank has left before that number.
+    A single rank needs no meeting: its group has only itself, and is real, so that no code is special for one rank.
     """
+    device, ledger = device or torch.device("cpu"), ledger or Ledger()
+    if meeting is None:
+        choose_interface("127.0.0.1")
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        return Ranks(0, 1, device, backend, [0], ledger)
+    for name, value in GLOO_RENDEZVOUS.items():
+        os.environ.setdefault(name, value)
+    rank, world_size = meeting.identity.rank, meeting.identity.world_size
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", meeting.store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=meeting.seconds),
+    )
+    return Ranks(rank, world_size, device, backend, list(meeting.hosts), ledger, meeting)
 
-    def __init__(self, comm: GroupCommunicator, start: Callable[[], Any], name: str, number: int | None = None):
-        self._comm, self._name, self._number = comm, name, number
-        with self._explained():
-            self._work = start()
 
-    def wait(self) -> None:
-        with self._explained():
-            if self._number is None or self._comm.backend != "gloo":
-                self._work.wait()
-                return
-            while not self._is_over():
-                rank = self._comm.has_left(self._number)
-                if rank is not None:
-                    raise UserError(
-                        f"rank {rank} has called detach() or has lost a rank itself, and this rank waits for its part "
-                        f"of {self._name}. {AS_MANY_BATCHES}"
-                    )
-
-    def _is_over(self) -> bool:
-        """Wait for a while. Return whether the call has ended."""
-        try:
-            self._work.wait(LOOK_EVERY)
-        except RuntimeError:
-            if not self._work.is_completed():
-                return False
-            self._work.wait()  # it has ended in the meantime, maybe with an error of its own
-        return True
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            if not re.search("closed by peer|reset by peer|broken pipe|timed out|timeout", str(error), re.IGNORECASE):
-                raise
-            # Ranks further along a ring wait for this one, and their connections are intact.
-            self._comm.leave(self._comm.calls if self._number is None else self._number - 1)
-            raise UserError(
-                f"another rank took no part in {self._name}: {one_line(error)}. It failed, or it had fewer batches. "
-                f"{AS_MANY_BATCHES}"
-            ) from error
+def close_group() -> None:
+    """Leave the process group, and end its threads. A process that exits while they run may be aborted (SIGABRT)."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,32 +1,38 @@
-"""The ledger: one row for every collective call that a rank really made, with the bytes that it sent and received."""
+"""The ledger: one row for every collective call that this process makes, with the bytes that it sent and received.
 
-import functools
+Nothing of torch.distributed is replaced. torch's dispatcher tells the ledger of each call (`comm/dispatcher.py`). So it
+does not matter who calls: a sync, a student's file, FSDP, or DDP's reducer in C++. Calls in any process group count.
+
+The bytes are those of gloo's algorithms (`comm/gloo.py`). nccl chooses other algorithms by size and links, and does not
+report them. Its calls are assumed to send as many bytes as gloo's.
+"""
+
+import contextlib
 import json
+import time
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import torch
 
-from cos598d.comm.timers import Timer, Timestamp
-from cos598d.records.conventions import SYNCHRONIZING
+from cos598d.comm.dispatcher import BARRIER, DispatchedCall, listening
+from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS, PARAMETERS, SYNCHRONIZING
 
 BEFORE_TRAINING = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
     """One collective call of one rank.
 
-    `iteration` counts from 1; 0 is before training. A call belongs to the iteration in which it ended; after an
+    `iteration` counts from 1; 0 is before training. A call belongs to the iteration in which it started; after an
     iteration's end, to that one until the next begins. `payload_bytes` is the tensor's size. `bytes_sent` and
     `bytes_received` are this rank's bytes by the algorithm's formula, rounded to a byte. `seconds` is from the call to
-    its completion; for a call that overlaps other work, to the end of the wait for it; None if a library makes the call
-    and does not report it. On CUDA both are timestamps of the computing stream: when it reached the call, and when it
-    continued after waiting. `seconds` is None until the ledger's `settle`. `messages` is how many this rank sent, for a
-    sync's own collective; None for the library's collectives. `started` is in seconds since the iteration began. It is
-    None before training, and if `seconds` is. It is negative for a call that was started before the iteration.
+    its completion, on whatever thread; None while it runs, on CUDA, and if the backend does not tell, as for gloo's
+    messages. `messages` is how many this rank sent, for a collective made of messages; None for the library's.
+    `started` is in seconds since the iteration began; None before training.
     """
 
     iteration: int
@@ -38,14 +44,19 @@ class Row:
     payload_bytes: int
     bytes_sent: int
     bytes_received: int
-    seconds: float | None
+    seconds: float | None = None
     messages: int | None = None
     started: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row for a file: seconds are rounded to nanoseconds, the clock's resolution."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: round(value, 9) if isinstance(value, float) else value for name, value in found.items()}
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over one iteration's synchronizing calls: of gradients, or of weights that are held in shards.
+    """Sums over synchronizing calls: of gradients, or of weights that are held in shards.
 
     A tensor that is sent in several calls (gathered, then scattered) counts once in `tensors` and `payload_bytes`.
     """
@@ -56,10 +67,6 @@ class Totals:
     bytes_sent: int = 0
     bytes_received: int = 0
 
-    def plus(self, other: "Totals") -> "Totals":
-        """The sum, field by field."""
-        return Totals(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
 
 class Output(Protocol):
     """Anything with writelines(), such as a text file."""
@@ -68,160 +75,188 @@ class Output(Protocol):
         """Append the lines."""
 
 
-class RowFilter(Protocol):
-    """Decides which iterations' rows are written."""
-
-    def keeps(self, iteration: int, /) -> bool:
-        """Whether to write the rows of this iteration."""
-
-    def wrote(self, rows: int, /) -> None:
-        """Called after this number of rows has been written."""
-
-
 class Ledger:
-    """Rows in the order of the calls. `flush` writes them as JSON lines, and sums are kept.
+    """The rows of one process, in the order of its calls. `with ledger:` around a training writes them down.
 
-    The loop calls `begin` for each iteration. Without `output`, the rows of all iterations stay in `rows`. With it,
-    only two sums are kept: since the last `take`, and in `by_purpose` of all rows. Both include rows that the `keeper`
-    does not write.
+    Several ledgers may be entered at once: each gets every call. The loop calls `begin` for each iteration. Without
+    `output`, all rows stay in `rows`. With it, `take` writes those of the iterations that it `keeps` as JSON lines, and
+    drops them; `by_purpose` has the sums of all.
     """
 
-    def __init__(self, output: Output | None = None, keeper: RowFilter | None = None):
+    def __init__(self, output: Output | None = None, keeps: Callable[[int], bool] = lambda iteration: True):
         self.iteration = BEFORE_TRAINING
         self.rows: list[Row] = []
         # By purpose: calls, bytes of payload, bytes sent, bytes received.
         self.by_purpose: dict[str, tuple[int, int, int, int]] = {}
-        self.entered = self.written = 0  # rows flushed so far, and how many of them were written
-        self._output, self._keeper = output, keeper
-        self._flushed: dict[int, Totals] = {}
-        self._moved = (0, 0)  # bytes sent and received by rows that were flushed since the last `take`
-        self._began: Timestamp = None
-        # Rows whose end the device may not have reached: index, timer, begin of the iteration, start and end of the
-        # call.
-        self._unsettled: list[tuple[int, Timer, Timestamp, Timestamp, Timestamp]] = []
+        self._output, self._keeps = output, keeps
+        self._began: float | None = None  # when the iteration did
+        self._since: list[Row] = []  # the rows since the last `take`
+        self._under_way: set[Row] = set()  # their seconds will come
+        self._call: tuple[str, str] | None = None  # the purpose and tensor of the calls that are made now
+        self._composed: tuple[Row, tuple[str, str]] | None = None  # a collective that is being made of calls
+        self._unnamed = 0  # calls of this iteration that nobody has named
+        self._entered, self._is_entered = contextlib.ExitStack(), False
 
-    def begin(self, iteration: int, began: Timestamp) -> None:
-        """Begin `iteration`, to which the next rows belong. The device reached its begin at the timestamp `began`."""
-        self.iteration, self._began = iteration, began
+    def __enter__(self) -> "Ledger":
+        self._entered.enter_context(listening(self._listen))
+        self._is_entered = True
+        return self
 
-    def enter(self, row: Row) -> None:
-        """Add one call whose seconds are final, or will never be known."""
-        self.rows.append(row)
+    def __exit__(self, *_: Any) -> None:
+        self._entered.close()
+        self._is_entered = False
 
-    def enter_call(self, facts: dict[str, Any], time: Timer, started: Timestamp, ended: Timestamp) -> None:
-        """Add a call that has ended, from a row's fields without its iteration and times.
+    def begin(self, iteration: int, began: float | None = None) -> None:
+        """The next rows belong to this iteration, which began at this time.perf_counter(), by default now."""
+        self.iteration, self._unnamed = iteration, 0
+        self._began = time.perf_counter() if began is None else began
 
-        Its iteration is the current one, since the one in which it started may be over and summed up. Its times come
-        from two timestamps of `time`.
+    @contextlib.contextmanager
+    def naming(self, tensor: str, purpose: str = GRADIENTS) -> Iterator[None]:
+        """A context in which calls are about `tensor`, for a `purpose`. Contexts may be nested: the innermost counts.
+
+        Outside of any, a call's purpose is told by its operation, and it is numbered.
         """
-        if time.is_at_once:
-            self.rows.append(Row(self.iteration, **facts, **_times(time, self._began, started, ended)))
-            return
-        self._unsettled.append((len(self.rows), time, self._began, started, ended))
-        self.rows.append(Row(self.iteration, **facts, seconds=None))
+        before, self._call = self._call, (purpose, tensor)
+        try:
+            yield
+        finally:
+            self._call = before
 
-    def settle(self) -> None:
-        """Set the seconds of all rows. The host waits until the device has reached the end of each call."""
-        for place, time, began, started, ended in self._unsettled:
-            time.wait(ended)
-            self.rows[place] = replace(self.rows[place], **_times(time, began, started, ended))
-        self._unsettled = []
+    @contextlib.contextmanager
+    def composing(
+        self, op: str, tensor: torch.Tensor, name: str, purpose: str = GRADIENTS, ends_later: bool = False
+    ) -> Iterator[Callable[[], None]]:
+        """A context whose calls together are one collective `op` on `tensor`: one row, with what was really sent.
 
-    def forget(self) -> None:
-        """Drop the rows entered since the last flush."""
-        self.rows, self._unsettled = [], []
+        Calls that `naming` names within it have rows of their own. The collective ends with the context; if it
+        `ends_later`, when what the context gives is called.
+        """
+        began = time.perf_counter()
+        row = self._row((purpose, name), op, [tensor], (0, 0), began)
+        row.messages = 0
 
-    def flush(self) -> None:
-        """Write the rows since the last flush and drop them. Called between iterations, outside of any timed phase."""
-        if self._output is None or not self.rows:
-            return
-        self.settle()
-        kept = [row for row in self.rows if self._keeper is None or self._keeper.keeps(row.iteration)]
-        self._output.writelines(json.dumps(_shortened(row)) + "\n" for row in kept)
-        if self._keeper:
-            self._keeper.wrote(len(kept))
-        self.entered += len(self.rows)
-        self.written += len(kept)
-        for row in self.rows:
-            calls, payload, sent, received = self.by_purpose.get(row.purpose, (0, 0, 0, 0))
-            moved = (payload + row.payload_bytes, sent + row.bytes_sent, received + row.bytes_received)
-            self.by_purpose[row.purpose] = (calls + 1, *moved)
-            self._moved = (self._moved[0] + row.bytes_sent, self._moved[1] + row.bytes_received)
-        self._flushed = self.totals_by_iteration()
-        self.rows = []
+        def end() -> None:
+            row.seconds = time.perf_counter() - began
+            self._under_way.discard(row)
 
-    def totals_by_iteration(self) -> dict[int, Totals]:
-        """The synchronizing calls summed by iteration, over flushed and unflushed rows."""
-        found = dict(self._flushed)
-        for iteration, total in _sums(self.rows).items():
-            found[iteration] = found.get(iteration, Totals()).plus(total)
-        return found
+        with self.naming(name, purpose):
+            assert self._call is not None
+            before, self._composed = self._composed, (row, self._call)
+            try:
+                yield end
+            finally:
+                self._composed = before
+        if self._is_entered:
+            self._enter(row)
+            self._under_way.add(row)
+        if not ends_later:
+            end()
+
+    @contextlib.contextmanager
+    def unheard(self) -> Iterator[None]:
+        """A context whose calls have no rows, such as those of a resume, which an uninterrupted training has not."""
+        was, self._is_entered = self._is_entered, False
+        try:
+            yield
+        finally:
+            self._is_entered = was
+
+    @property
+    def named(self) -> str:
+        """What calls are about now, as `naming` says; "" outside of any."""
+        return self._call[1] if self._call else ""
+
+    def sent(self, *purposes: str, iteration: int | None = None) -> int:
+        """The bytes that this rank has sent for these purposes (default: all), in an iteration or in all of them."""
+        chosen = (row for row in self.rows if iteration in (None, row.iteration))
+        return sum(row.bytes_sent for row in chosen if row.purpose in purposes or not purposes)
 
     def take(self) -> tuple[tuple[int, int], Totals]:
-        """Flush, and return the sums since the last `take`: bytes sent and received, and the synchronizing calls."""
-        self.flush()
-        moved, found = self._moved, self._flushed
-        self._moved, self._flushed = (0, 0), {}
-        return moved, functools.reduce(Totals.plus, found.values(), Totals())
+        """The sums since the last `take`: bytes sent and received, and the synchronizing calls. Write rows, if asked.
 
-    def position(self) -> dict[str, Any]:
-        """The sums of all rows so far (JSON), for `resume`."""
-        return {"by_purpose": self.by_purpose, "entered": self.entered, "written": self.written}
+        A call that has not ended yet counts, and its row is written by a later `take`.
+        """
+        since, self._since = self._since, []
+        moved = sum(row.bytes_sent for row in since), sum(row.bytes_received for row in since)
+        if self._output is not None:
+            done = [row for row in self.rows if row not in self._under_way]
+            self.rows = [row for row in self.rows if row in self._under_way]
+            self._output.writelines(json.dumps(row.as_dict()) + "\n" for row in done if self._keeps(row.iteration))
+        return moved, total([row for row in since if row.purpose in SYNCHRONIZING])
 
-    def resume(self, position: dict[str, Any]) -> None:
-        """Continue from the result of `position`."""
-        self.by_purpose = {purpose: (*sums,) for purpose, sums in position["by_purpose"].items()}
-        self.entered, self.written = position["entered"], position["written"]
+    def _listen(self, call: DispatchedCall) -> None:
+        """Enter a call that torch has made."""
+        if not self._is_entered or call.op == BARRIER or call.group.size() == 1 or not call.tensors:
+            return
+        is_far = call.tensors[0].device.type != "cpu"
+        moved = call.moved(is_ideal=is_far)
+        if self._composed is not None and self._call is self._composed[1]:
+            row = self._composed[0]
+            row.messages = (row.messages or 0) + (call.op == "send")
+            row.bytes_sent += moved[0]
+            row.bytes_received += moved[1]
+        elif any(moved):
+            row = self._row(self._call or self._default(call), call.op, call.tensors, moved, call.began)
+            self._enter(row)
+            if not is_far and call.work is not None:
+                self._note_end(row, call)
+
+    def _row(
+        self, call: tuple[str, str], op: str, tensors: list[torch.Tensor], moved: tuple[int, int], began: float
+    ) -> Row:
+        shape = tuple(tensors[0].shape) if len(tensors) == 1 else (sum(tensor.numel() for tensor in tensors),)
+        payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        row = Row(self.iteration, call[0], op, call[1], shape, dtype_name(tensors[0].dtype), payload, *moved)
+        row.started = None if self._began is None else began - self._began
+        return row
+
+    def _enter(self, row: Row) -> None:
+        self.rows.append(row)
+        self._since.append(row)
+        calls, payload, sent, received = self.by_purpose.get(row.purpose, (0, 0, 0, 0))
+        moved = (payload + row.payload_bytes, sent + row.bytes_sent, received + row.bytes_received)
+        self.by_purpose[row.purpose] = (calls + 1, *moved)
+
+    def _note_end(self, row: Row, call: DispatchedCall) -> None:
+        """Set the row's seconds when the call ends, on the backend's thread."""
+
+        def end(_: Any) -> None:
+            row.seconds = time.perf_counter() - call.began
+            self._under_way.discard(row)
+
+        with contextlib.suppress(RuntimeError):  # gloo's messages have no future
+            future = call.work.get_future()
+            self._under_way.add(row)
+            future.add_done_callback(end)
+
+    def _default(self, call: DispatchedCall) -> tuple[str, str]:
+        """The purpose and name of a call that nobody has named, such as one of DDP's reducer."""
+        first = call.tensors[0]
+        if first.dtype == torch.int32 or sum(tensor.numel() for tensor in call.tensors) == 1:
+            return AGREEMENT, "what the ranks agree on"
+        if call.op == "broadcast":
+            return BUFFERS, "buffers"
+        self._unnamed += 1
+        return PARAMETERS if call.op == "all_gather" else GRADIENTS, f"call {self._unnamed}"
 
 
-_NAMES = tuple(field.name for field in fields(Row))
-
-
-def _shortened(row: Row) -> dict[str, Any]:
-    """A row for the file: seconds are rounded to nanoseconds, the clocks' resolution."""
-    found = {name: getattr(row, name) for name in _NAMES}
-    for name in ("seconds", "started"):
-        if found[name] is not None:
-            found[name] = round(found[name], 9)
-    return found
-
-
-def _times(time: Timer, began: Timestamp, started: Timestamp, ended: Timestamp) -> dict[str, Any]:
-    """The times of a call that ended in an iteration which `began` at that timestamp (None: before the first)."""
-    return {
-        "seconds": time.seconds(started, ended),
-        "started": None if began is None else time.seconds(began, started),
-    }
-
-
-def _sums(rows: Iterable[Row]) -> dict[int, Totals]:
-    gradients: dict[int, list[Row]] = defaultdict(list)
-    for row in rows:
-        if row.purpose in SYNCHRONIZING:
-            gradients[row.iteration].append(row)
-    return {iteration: _total(calls) for iteration, calls in gradients.items()}
-
-
-def _total(calls: list[Row]) -> Totals:
+def total(rows: list[Row]) -> Totals:
+    """The sums of some rows."""
     # A tensor may be sent in pieces (take the sum) and in several ways, such as out and back (take the largest).
-    by_op: dict[tuple[str, str], int] = defaultdict(int)
-    for row in calls:
-        by_op[row.tensor, row.op] += row.payload_bytes
-    payloads: dict[str, int] = defaultdict(int)
-    for (tensor, _), payload in by_op.items():
-        payloads[tensor] = max(payloads[tensor], payload)
+    by_op: dict[tuple[int, str, str], int] = defaultdict(int)
+    for row in rows:
+        by_op[row.iteration, row.tensor, row.op] += row.payload_bytes
+    payloads: dict[tuple[int, str], int] = defaultdict(int)
+    for (iteration, tensor, _), payload in by_op.items():
+        payloads[iteration, tensor] = max(payloads[iteration, tensor], payload)
     return Totals(
-        calls=len(calls),
+        calls=len(rows),
         tensors=len(payloads),
         payload_bytes=sum(payloads.values()),
-        bytes_sent=sum(row.bytes_sent for row in calls),
-        bytes_received=sum(row.bytes_received for row in calls),
+        bytes_sent=sum(row.bytes_sent for row in rows),
+        bytes_received=sum(row.bytes_received for row in rows),
     )
-
-
-def size_in_bytes(tensor: torch.Tensor) -> int:
-    """The payload of a tensor: the bytes of its elements."""
-    return tensor.numel() * tensor.element_size()
 
 
 def dtype_name(dtype: torch.dtype) -> str:

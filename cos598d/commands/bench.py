@@ -3,20 +3,20 @@
 import argparse
 import json
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cos598d.commands.flags import add_flags, check_output_file, given_flags, to_words
+from cos598d.commands.flags import add_flags, check_output_file, given_flags
 from cos598d.commands.run_flags import RankFlags, identity_from
+from cos598d.commands.start import exit_code_of
 from cos598d.errors import UsageError, UserError
 from cos598d.records.bench import FILE_NAME
-from cos598d.terminal.fields import flag
 from cos598d.terminal.files import write_json
-from cos598d.tools.bench.plan import HOW, BenchPlan, plan_from
+from cos598d.tools.bench.plan import BenchPlan, plan_from
 from cos598d.tools.report.answer import fastest_in
 from cos598d.tools.report.bench_table import bench_table
 from cos598d.tools.report.benches import bench_of
@@ -26,20 +26,9 @@ from cos598d.world.launch import start_local_workers
 WORLD_SIZE = 4
 
 
-@dataclass(frozen=True)
-class MemoryFlag:
-    """What a bench also does after its plan."""
-
-    memory: bool = flag(
-        False,
-        "afterwards, measure each sync's memory in separate processes, by category and at the peak",
-        group=HOW,
-    )
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`; one that is not given stays None in the result."""
-    add_flags(parser, BenchPlan, MemoryFlag, RankFlags, shown={"world_size": WORLD_SIZE})
+    add_flags(parser, BenchPlan, RankFlags, shown={"world_size": WORLD_SIZE})
     record = parser.add_argument_group("output")
     record.add_argument(
         "--output",
@@ -48,7 +37,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"folder for {FILE_NAME} (default: a new one in runs/, unless --json is given)",
     )
     record.add_argument(
-        "--json", metavar="FILE", help="write the results to this file, or to standard output (-), instead of the table"
+        "--json",
+        metavar="FILE",
+        help="also write the results to this file; -: to standard output, in place of the table",
     )
 
 
@@ -60,11 +51,6 @@ def run(options: argparse.Namespace) -> int:
     identity = identity_from(RankFlags(**given_flags(options, RankFlags)))
     if identity is not None and identity.source == "alone" and options.world_size is None:
         identity = None  # neither a launcher nor the user said how many ranks
-    if options.memory and (identity is not None or plan.sweep):
-        raise UsageError(
-            "--memory starts separate processes for each sync. "
-            "Leave --sweep and other launchers out, and give --world_size 2 or more."
-        )
     if identity is None or identity.rank == 0:  # the others write nothing
         check_output_file("--json", options.json)
     folder = options.output or (None if options.json else Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}")
@@ -80,30 +66,10 @@ def run(options: argparse.Namespace) -> int:
     plan.check(world_size)
     try:
         record = _measured_here(plan, world_size, options)
-        if options.memory:
-            by_itself = replace(
-                plan, precision=record["setting"]["precision"], alone=True, rounds=1, attach="once", trace=None
-            )
-            alone = {
-                candidate["label"]: _measured_here(replace(by_itself, sync=candidate["label"]), world_size, options)
-                for candidate in record["candidates"]
-            }
-            record |= peaks(alone)
     except RanksFailed as failed:
         return failed.exit_code
     deliver(record)
     return 0
-
-
-def peaks(alone: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The peak memory by candidate and rank, from the bench of only that candidate: of the host and, if there is one,
-    of the GPU; and each candidate's memory by category."""
-    found = {"peak_memory_bytes": {label: one["process_peak_memory_bytes"] for label, one in alone.items()}}
-    if all("memory" in one for one in alone.values()):
-        found["memory"] = {label: one["memory"][label] for label, one in alone.items()}
-    if all("gpu_peak_memory_bytes" in one for one in alone.values()):
-        found["peak_gpu_memory_bytes"] = {label: one["gpu_peak_memory_bytes"] for label, one in alone.items()}
-    return found
 
 
 class RanksFailed(Exception):
@@ -118,12 +84,22 @@ def _measured_here(plan: BenchPlan, world_size: int, options: argparse.Namespace
     """The results of `plan`, measured by ranks that are started on this host."""
     with tempfile.TemporaryDirectory(prefix="cos598d-bench-") as folder:
         path = Path(folder) / FILE_NAME
-        words = ["bench", *to_words(asdict(plan)), "--world_size", str(world_size), "--json", str(path)]
-        words += to_words({name: getattr(options, name) for name in ("secret", "silence_seconds")})
-        exit_code = start_local_workers(world_size, options.master_port, words)
+        deliver = partial(write_json, path)
+        ranks = RankFlags(**given_flags(options, RankFlags))
+        be_rank = partial(exit_code_of, partial(_be_rank, plan, replace(ranks, world_size=world_size), deliver))
+        exit_code = start_local_workers(world_size, options.master_port, be_rank)
         if exit_code:
             raise RanksFailed(exit_code)
         return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _be_rank(plan: BenchPlan, ranks: RankFlags, deliver: Callable[[dict[str, Any]], None]) -> int:
+    """In a process that was started here: be the rank that its environment names."""
+    from cos598d.tools.bench.rank import run_bench_rank
+
+    identity = identity_from(ranks)
+    assert identity is not None  # it is in the environment
+    return run_bench_rank(plan, identity, deliver)
 
 
 def _deliver(record: dict[str, Any], folder: Path | None, json_file: str | None) -> None:
@@ -142,8 +118,9 @@ def _deliver(record: dict[str, Any], folder: Path | None, json_file: str | None)
         ) from None
     if json_file == "-":
         print(json.dumps(record, indent=2))
-    elif folder and not json_file:
-        print(f"{_printed(record)}\n\noutput: {folder / FILE_NAME}; all columns: cos598d report {folder}")
+    else:
+        file = folder / FILE_NAME if folder else json_file
+        print(f"{_printed(record)}\n\noutput: {file}; all columns: cos598d report {folder or file}")
 
 
 def _printed(record: dict[str, Any]) -> str:

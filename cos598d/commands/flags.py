@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import functools
-import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +15,7 @@ from cos598d.terminal.words import did_you_mean
 
 WIDTH = 118  # characters of a line of --help
 METAVARS = {int: "N", float: "X", str: "NAME"}
-# argparse's messages about a wrong value.
-_NOT_A_NUMBER = re.compile(r"argument (\S+): invalid (int|float) value: (.*)", re.DOTALL)
-_NO_CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
+ALL = "all"  # the word after --help for every flag, of a command that has many
 NONE = object()  # what argparse keeps for a flag that was given the word for None; its own None is "not given"
 
 
@@ -58,13 +55,18 @@ def after(words: Sequence[str], *leading: str) -> list[str]:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one sentence."""
+    """An argument parser whose errors are one sentence.
+
+    If some flags are `frequent`, --help shows only those, and --help all shows all.
+    """
 
     def __init__(self, **keywords: Any):
         # Wide enough that a flag and its help share a line.
         formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=34, width=WIDTH)
-        settings: dict[str, Any] = {"allow_abbrev": False, "formatter_class": formatter}
+        settings: dict[str, Any] = {"allow_abbrev": False, "formatter_class": formatter, "add_help": False}
         super().__init__(**settings | keywords)
+        self.add_argument("-h", "--help", action=_Help, nargs="?", help="show this help, and exit")
+        self.frequent: Collection[str] = ()
         self._behind_dashes: str | None = None
 
     def ends_at_dashes(self, name: str) -> None:
@@ -81,14 +83,21 @@ class Parser(argparse.ArgumentParser):
         setattr(found, self._behind_dashes, words[place + 1 :])
         return found, unknown
 
+    def help_in_short(self) -> str:
+        """The help without the flags that are not frequent."""
+        names = {f"--{word}{name}" for name in (*self.frequent, "help") for word in ("", "no_")}
+        hidden = [each for each in self._actions if each.option_strings and names.isdisjoint(each.option_strings)]
+        said = [each.help for each in hidden]
+        for each in hidden:
+            each.help = argparse.SUPPRESS
+        text = self.format_help()
+        for each, words in zip(hidden, said, strict=True):
+            each.help = words
+        return f"{text}\n`--help {ALL}` shows {len(hidden)} more flags.\n"
+
     def error(self, message: str) -> NoReturn:
         kind, _, words = message.partition(": ")
         near = did_you_mean(words.split()[0], self._flags()) if kind == "unrecognized arguments" else ""
-        if found := _NOT_A_NUMBER.fullmatch(message):
-            message = f"{found[1]} {found[3]} is not {'a whole number' if found[2] == 'int' else 'a number'}."
-        elif found := _NO_CHOICE.fullmatch(message):
-            known = re.findall(r"'([^']*)'", found[3])
-            message = f"unknown {found[1]} {found[2]}.{did_you_mean(found[2], known)} Choose one of {', '.join(known)}."
         sentence = message if message.endswith(("?", ".")) else f"{message}."
         print(f"{ERROR}{printable(sentence)}{near} See --help.", file=sys.stderr)
         sys.exit(2)
@@ -100,6 +109,17 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 found = found.union(*(command._flags() for command in action.choices.values()))
         return found
+
+
+class _Help(argparse.Action):
+    """Prints the help, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, value: Any, __: str | None = None) -> NoReturn:
+        assert isinstance(parser, Parser)
+        if value not in (None, ALL):
+            parser.error(f"--help {value}: give {ALL}, or nothing, after --help.")
+        print(parser.help_in_short() if parser.frequent and value != ALL else parser.format_help(), end="")
+        parser.exit()
 
 
 def add_flags(

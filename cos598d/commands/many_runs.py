@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from cos598d.checkpoint_flags import GROUP as CHECKPOINTS
 from cos598d.commands.flags import check_at_least_one
-from cos598d.commands.run_flags import add_dry_run, check_dry_run, to_words
+from cos598d.commands.run_flags import add_dry_run, to_words
 from cos598d.config import config_from
 from cos598d.measure.claim import claim_folder
 from cos598d.terminal.printable import printable
@@ -29,9 +29,9 @@ Folder = TypeVar("Folder", bound=RunsFolder)
 # somebody else starts.
 SET_HERE = frozenset(
     ("label", "output_dir", "overwrite_output_dir", "save_model", "per_gpu_train_batch_size")
-    + ("do_train", "do_eval", "max_restarts", CHECKPOINTS)
+    + ("do_train", "do_eval", CHECKPOINTS)
 )
-OF_RANKS = frozenset(("local_rank", "master_ip", "master_port", "secret", "silence_seconds"))
+OF_RANKS = frozenset(("local_rank", "master_ip", "master_port", "silence_seconds"))
 
 
 def add_flags(
@@ -46,13 +46,12 @@ def add_flags(
         help="folder for the runs; in an earlier call's folder, run only what is missing (default: a new one in runs/)",
     )
     place.add_argument("--parallel", type=int, metavar="K", help=parallel)
-    add_dry_run(parser, "a row for each run: iterations, bytes, memory and predicted seconds")
+    add_dry_run(parser, "a row for each run: iterations, bytes and memory")
 
 
 def check(options: argparse.Namespace, values: Mapping[str, Any] | None = None) -> None:
     """Raise UsageError for arguments that cannot work; `values` are RunConfig's, for --world_size ranks."""
     check_at_least_one("--parallel", options.parallel)
-    check_dry_run(options)
     if values is not None:
         Identity(0, options.world_size)  # for its checks
         config_from(values).check(options.world_size)
@@ -72,7 +71,7 @@ def remarks(options: argparse.Namespace) -> list[str]:
 
 def print_forecast(options: argparse.Namespace, runs: Sequence[PlannedRun], before: Sequence[str] = ()) -> int:
     """Print what the runs will cost, then the remarks in `before`; return 0."""
-    print(forecast_words(runs, options.parallel or 1, tuple(options.costs_from or ())))
+    print(forecast_words(runs))
     for line in before:
         print(printable(line))
     return 0

@@ -1,13 +1,14 @@
 """`cos598d predict`: predict with a run's model, for texts, questions or images without labels."""
 
 import argparse
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cos598d.commands.flags import add_flags, check_output_file, given_flags
 from cos598d.commands.run_flags import RankFlags, identity_from
+from cos598d.commands.start import exit_code_of
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from cos598d.config import RunConfig
     from cos598d.data import Task
     from cos598d.data.examples import Examples
+    from cos598d.data.task import Row
     from cos598d.models.build import ModelSource
+    from cos598d.world.identity import Identity
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +60,27 @@ def run(options: argparse.Namespace) -> int:
     check_output_file("--output", options.output)
     ranks = RankFlags(**given_flags(options, RankFlags))
     identity = identity_from(ranks)
-    if identity is None:
-        from cos598d.world.launch import start_local_workers
+    if identity is not None:
+        return _predict(options, identity)
+    from cos598d.world.launch import start_local_workers
 
-        assert ranks.world_size is not None  # ranks that are to be started here have a number
-        return start_local_workers(ranks.world_size, ranks.master_port, options.words)
+    assert ranks.world_size is not None  # ranks that are to be started here have a number
+    be_rank = partial(
+        exit_code_of,
+        partial(_be_rank, argparse.Namespace(**{k: v for k, v in vars(options).items() if k != "run"}), ranks),
+    )
+    return start_local_workers(ranks.world_size, ranks.master_port, be_rank)
+
+
+def _be_rank(options: argparse.Namespace, ranks: RankFlags) -> int:
+    """In a process that was started here: be the rank that its environment names."""
+    identity = identity_from(ranks)
+    assert identity is not None  # it is in the environment
+    return _predict(options, identity)
+
+
+def _predict(options: argparse.Namespace, identity: "Identity") -> int:
+    """Be one rank; rank 0 prints or writes the predictions. Return the exit code."""
     from cos598d.evaluate import predict
     from cos598d.models.build import build_model
     from cos598d.rank import RankProcess, init_rank
@@ -71,12 +90,12 @@ def run(options: argparse.Namespace) -> int:
         trained = _trained(options)
         config, task, asked = trained.config, trained.task, _asked(trained, options)
         meeting = process.meet(config.timeout, config.facts() | {"file": asked.features.digest()})
-        comm = init_rank(meeting, "auto", config.no_cuda, config.threads).comm
-        model = build_model(trained.source, task.head, task.num_labels, 0.0, config.seed).to(comm.device)
-        outputs = predict(model, task, asked.features, config, comm, options.batch)
-        if comm.rank == 0 and options.output is None:
+        ranks = init_rank(meeting, "auto", config.no_cuda, config.threads).ranks
+        model = build_model(trained.source, task.head, task.num_labels, 0.0, config.seed).to(ranks.device)
+        outputs = predict(model, task, asked.features, config, ranks, options.batch)
+        if ranks.rank == 0 and options.output is None:
             print(asked.in_words(outputs), end="")
-        elif comm.rank == 0:
+        elif ranks.rank == 0:
             write_whole(options.output, asked.in_words(outputs))
     return process.exit_code
 
@@ -133,7 +152,6 @@ def _trained(options: argparse.Namespace) -> _Trained:
     if options.task_name is not None and not is_own(asked):
         raise UsageError(f"--task_name is for a task of your own, and the task of {folder} is {asked}. Leave it out.")
     config = config_from(values | {"task_name": options.task_name or asked})
-    config = replace(config, precision=summary["precision"])  # which --precision auto has chosen
     task = config.task()
     classes = tuple(summary.get("classes") or ())
     if is_own(asked) and task.classes != classes:
@@ -142,10 +160,7 @@ def _trained(options: argparse.Namespace) -> _Trained:
             f"{_in_words(task.classes)}. Give the task that it was trained on."
         )
     task.classes = task.classes or classes
-    if task.tells_classes and not task.classes:
-        raise UserError(f"{folder} was written by an older version and does not list its classes. Train again.")
-    task.num_labels = task.num_labels or len(task.classes)
-    return _Trained(config, task, find_model(str(folder / MODEL), config.model_type, form=task.image_form))
+    return _Trained(config, task, find_model(str(folder / MODEL), task.image_form))
 
 
 def _in_words(classes: tuple[str, ...]) -> str:
@@ -153,12 +168,12 @@ def _in_words(classes: tuple[str, ...]) -> str:
 
 
 def _texts(trained: _Trained, options: argparse.Namespace) -> _Asked:
-    """A table of tab-separated values: the example's index or id, its class or score, and the class's probability."""
-    from cos598d.data.glue.task import GlueTask
-    from cos598d.data.text.encoder import TextEncoder
-    from cos598d.data.unlabelled import read_texts, table
+    """A table of tab-separated values: the example's index, its class or score, and the class's probability."""
+    from cos598d.data.tables import GLUE, TableTask
+    from cos598d.data.task import TextTask, predictions_table
 
-    task = trained.task
+    task, encoder, most = trained.task, trained.source.encoder, trained.config.max_seq_length
+    assert isinstance(task, TextTask)  # its head implies it
     if options.text:
         wanted = task.texts
         if len(options.text) not in ((1, 2) if wanted is None else (wanted,)):
@@ -166,61 +181,52 @@ def _texts(trained: _Trained, options: argparse.Namespace) -> _Asked:
             raise UsageError(
                 f"--text has {len(options.text)} texts, and an example of {task.name} is {known}, each in quotes."
             )
-    rows = [("0", tuple(options.text))] if options.text else task.unlabelled(options.file)
-    encoder = trained.source.load_encoder()
-    assert isinstance(encoder, TextEncoder)  # the task's head implies it
-    found = read_texts(rows, encoder, trained.config.max_seq_length)
-    with_probability = True if options.text else not isinstance(task, GlueTask)
-    return _Asked(found.features, lambda outputs: table(found.names, outputs, task, with_probability))
+        first, *others = options.text
+        rows: Sequence[Row] = [(first, others[0] if others else None, "")]
+    elif isinstance(task, TableTask):
+        rows = task.rows(task.tests[""], options.file)
+    else:
+        task.find(str(options.file))
+        rows = task.rows("test")
+    features, names = task.encoded(rows, encoder, most), [str(number) for number in range(len(rows))]
+    with_probability = bool(options.text) or task.name not in GLUE
+    return _Asked(features, lambda outputs: predictions_table(task, names, outputs, with_probability))
 
 
 def _images(trained: _Trained, options: argparse.Namespace) -> _Asked:
     """A table of tab-separated values: the file, its class, and the class's probability."""
     import numpy as np
 
-    from cos598d.data.images.decode import Refused, check_pillow, decode
-    from cos598d.data.images.encoder import ImageEncoder, Images
-    from cos598d.data.images.files import MOST_BYTES
-    from cos598d.data.unlabelled import table
-    from cos598d.terminal.reading import read_plain
+    from cos598d.data.encoders import ImageEncoder
+    from cos598d.data.examples import Images
+    from cos598d.data.images import decode
+    from cos598d.data.task import predictions_table
 
-    check_pillow()
-    encoder = trained.source.load_encoder()
+    encoder = trained.source.encoder
     assert isinstance(encoder, ImageEncoder)  # the task's head implies it
-    pixels = []
-    for name in options.image:
-        try:
-            pixels.append(encoder.fit(decode(read_plain(Path(name), MOST_BYTES))[None]))
-        except (OSError, Refused) as why:
-            reason = f"cannot be read ({why.strerror})" if isinstance(why, OSError) else str(why)
-            raise UserError(f"--image {printable(name, 100)} {reason}. Give an image file.") from None
-    images = Images(np.concatenate(pixels), np.zeros(len(pixels), dtype=np.int64), encoder, False, False)
-    return _Asked(images, lambda outputs: table(options.image, outputs, trained.task, first="file"))
+    images = Images(decode([Path(name) for name in options.image], encoder), np.zeros(len(options.image)), encoder)
+    return _Asked(images, lambda outputs: predictions_table(trained.task, options.image, outputs, first="file"))
 
 
 def _questions(trained: _Trained, options: argparse.Namespace) -> _Asked:
     """The answer to --question as a line, or those of a file by id, as SQuAD's scorer reads them."""
-    from cos598d.data.squad.predict import predict
-    from cos598d.data.squad.read import Question, Squad, read_squad
-    from cos598d.data.squad.windows import WindowOptions, build_windows
-    from cos598d.data.text.encoder import TextEncoder
+    from cos598d.data.encoders import TextEncoder
+    from cos598d.data.squad import Question, build_windows, predict, read_questions
     from cos598d.terminal.files import json_text
 
-    config = trained.config
+    config, encoder = trained.config, trained.source.encoder
+    assert isinstance(encoder, TextEncoder)  # the task's head implies it
     if options.file is not None:
-        squad = read_squad(options.file)
+        asked = read_questions(options.file)
     else:
         if not options.context.strip() or not options.question.strip():
             raise UsageError("--question or --context is empty. Give a text for each.")
-        squad = Squad("--question", [options.context], [Question("0", 0, options.question, (), False)])
-    chosen = list(range(len(squad.questions)))
-    windows = WindowOptions(config.max_seq_length, config.max_query_length, config.doc_stride)
-    encoder = trained.source.load_encoder()
-    assert isinstance(encoder, TextEncoder)  # the task's head implies it
-    features = build_windows(squad, chosen, encoder, windows, training=False)
+        asked = [Question("0", options.question, options.context, ())]
+    windows = build_windows(asked, encoder, config.max_seq_length, config.doc_stride)
 
     def in_words(outputs: "np.ndarray") -> str:
-        texts = predict(squad, chosen, features, outputs, config).texts
+        with_impossible = config.version_2_with_negative
+        texts, _ = predict(asked, windows, outputs, with_impossible, config.null_score_diff_threshold)
         return json_text(texts) if options.file is not None else f"{printable(texts['0']) or '(no answer)'}\n"
 
-    return _Asked(features, in_words)
+    return _Asked(windows, in_words)

@@ -2,20 +2,18 @@
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args
+from typing import Any
+
+import msgspec
 
 from cos598d.commands.flags import to_words
 from cos598d.commands.run_flags import RankFlags, identity_from
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
-from cos598d.records.run import RANKS
-from cos598d.terminal.fields import LARGEST
 from cos598d.terminal.own_code import is_own
 from cos598d.terminal.printable import printable
-from cos598d.terminal.reading import parse_json, read_plain
 
 # Flags of the earlier run's folder, or of its resumes, which a repetition does not take.
 PLACES = ("output_dir", "overwrite_output_dir", "overwrite_cache", "resume", "resume_anyway")
@@ -23,9 +21,7 @@ PLACES = ("output_dir", "overwrite_output_dir", "overwrite_cache", "resume", "re
 EXCLUSIVE = {"total_train_batch_size": "per_gpu_train_batch_size", "per_gpu_train_batch_size": "total_train_batch_size"}
 # Flags that may name code, which runs only if you name it yourself.
 OWN = {"sync": "sync", "task_name": "task", "logger": "logger"}
-MOST_BYTES = 1 << 20  # of a file
 WORLD_SIZE = "world_size"
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 def add_replay(parser: argparse.ArgumentParser) -> None:
@@ -92,60 +88,32 @@ class EarlierRun:
         return printable(f"repeats {self.path}" + (f", except for {' '.join(words)}" if words else ""))
 
 
+@dataclass(frozen=True)
+class Recorded(RunConfig):
+    """What a run's config.json has: its flags, and the number of its ranks."""
+
+    world_size: int = 0
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """The values in a run's config.json: of every field of RunConfig, and the number of ranks as "world_size".
 
     Only their types are checked here; RunConfig checks their ranges, as for flags. Raises UsageError for a file that
-    cannot be read, that is no config, or that another version wrote.
+    cannot be read, that is no config, or that has a field which this version does not know.
     """
     try:
-        values = parse_json(read_plain(path, MOST_BYTES).decode("utf-8"))
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        values = asdict(msgspec.convert(found, Recorded))
     except OSError as error:
-        raise UsageError(
-            f"--config {path} cannot be read ({error.strerror}). Give the config.json of a run's folder."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else printable(error, 100).rstrip(".")
-        raise _no_config(path, f"is not valid JSON ({reason})") from None
-    if not isinstance(values, dict):
-        raise _no_config(path, "is not a JSON object")
-    if WORLD_SIZE not in values or "sync" not in values:
-        raise _no_config(path, f"has no {'sync' if WORLD_SIZE in values else WORLD_SIZE}")
-    known = {one.name: one.type for one in fields(RunConfig)}
-    for name in values:
-        if name not in known and name != WORLD_SIZE:
-            raise _other_version(path, f"has the field {printable(name, 60)!r}, which this version does not have")
-    for name, kind in known.items():
-        if name not in values:
-            raise _other_version(path, f"lacks the field {name!r}")
-        values[name] = _of_kind(path, name, values[name], kind)
-    if not RANKS.fits(values[WORLD_SIZE]):
-        raise UsageError(
-            f"--config {path} has {WORLD_SIZE} {printable(values[WORLD_SIZE], 60)}, where {RANKS.wanted} is "
-            "expected. Give a run's own file."
-        )
+        raise _no_config(path, f"cannot be read ({error.strerror})") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _no_config(path, f"is no config: {printable(error, 100)}") from None
+    for name in (name for name in found if name not in values):
+        raise _no_config(path, f"has the field {printable(name, 60)!r}, which this version does not have")
+    for name in (name for name in ("sync", WORLD_SIZE) if not found.get(name)):
+        raise _no_config(path, f"has no {name}")
     return values
-
-
-def _of_kind(path: Path, name: str, value: Any, kind: Any) -> Any:
-    """The value of a field; a whole number is accepted for a number."""
-    kinds = get_args(kind) or (kind,)
-    wanted = next(one for one in kinds if one is not NoneType)
-    if value is None and NoneType in kinds:
-        return None
-    is_small = type(value) is not int or abs(value) < LARGEST
-    if is_small and type(value) in ((int, float) if wanted is float else (wanted,)):
-        return wanted(value)
-    shown = "null" if value is None else printable(value, 60)
-    raise UsageError(f"--config {path} has {name} {shown}, where {WORDS[wanted]} is expected. Give a run's own file.")
 
 
 def _no_config(path: Path, what: str) -> UsageError:
     return UsageError(f"--config {path} {what}. Give the config.json of a run's folder.")
-
-
-def _other_version(path: Path, what: str) -> UsageError:
-    return UsageError(
-        f"--config {path} {what}: another version of cos598d wrote it. Use that version, or give the run's flags "
-        "yourself."
-    )

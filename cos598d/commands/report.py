@@ -8,7 +8,7 @@ from pathlib import Path
 from cos598d.commands.flags import check_output_file, output_written
 from cos598d.errors import UsageError, UserError
 from cos598d.records.bench import FILE_NAME
-from cos598d.records.unfinished import live_folder
+from cos598d.records.run import live_folder
 from cos598d.terminal.files import write_together, write_whole
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.benches import Bench, load_bench

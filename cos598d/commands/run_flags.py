@@ -1,18 +1,16 @@
 """The flags of a run and of its ranks, the original assignment's names for some of them, and --dry_run."""
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any
 
-from cos598d.checkpoint_flags import GROUP as CHECKPOINTS
 from cos598d.checkpoints.resume import is_ours, named_folder
 from cos598d.commands.flags import add_flags, given_flags
 from cos598d.commands.flags import to_words as to_plain_words
-from cos598d.config import RANKS, TRAINING, RunConfig
-from cos598d.errors import WARNING, UsageError
-from cos598d.terminal.fields import check_flags, flag, flags_of
+from cos598d.config import RANKS, RunConfig
+from cos598d.errors import WARNING
+from cos598d.terminal.fields import check_flags, flag
 from cos598d.terminal.printable import printable
 from cos598d.world.identity import SILENCE_SECONDS, Identity, find_identity
 from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT
@@ -26,43 +24,12 @@ class RankFlags:
     local_rank: int | None = flag(None, "this process's rank, from 0 (torchrun, srun and mpirun set it)", group=RANKS)
     master_ip: str | None = flag(None, f"address of rank 0 (default: {DEFAULT_IP})", group=RANKS, metavar="ADDRESS")
     master_port: int | None = flag(None, f"port of the rendezvous on rank 0 (default: {DEFAULT_PORT})", group=RANKS)
-    secret: str | None = flag(
-        None,
-        "file with the secret that all ranks share (else $COS598D_SECRET; not needed on one host)",
-        group=RANKS,
-        metavar="FILE",
-    )
     silence_seconds: int | None = flag(
         None,
         f"seconds of silence after which a host counts as lost (default: {SILENCE_SECONDS})",
         group=RANKS,
+        least=4,
     )
-
-
-@dataclass(frozen=True)
-class StarterFlags:
-    """Flags of a command that starts the ranks itself."""
-
-    max_restarts: int = flag(
-        0,
-        "restart failed local ranks up to N times, from the newest checkpoint",
-        group=RANKS,
-        least=0,
-    )
-
-
-def restarts_from(asked: int | None, identity: Identity | None) -> int:
-    """How often to restart ranks that fail: --max_restarts as `asked`, 0 by default.
-
-    Raises UsageError if a launcher has started this rank.
-    """
-    flags_of(StarterFlags)["max_restarts"].check("max_restarts", asked)
-    if asked and identity is not None and identity.source != "local":
-        raise UsageError(
-            f"--max_restarts {asked} is for a command that starts the ranks itself: with --world_size N, without "
-            "--local_rank. Leave it out, and let the ranks' launcher restart them."
-        )
-    return asked or 0
 
 
 def identity_from(flags: RankFlags) -> Identity | None:
@@ -71,30 +38,34 @@ def identity_from(flags: RankFlags) -> Identity | None:
     return find_identity(*astuple(flags))
 
 
-LOGGING_STEPS = 50  # as in the original assignment's scripts
-
-
-@dataclass(frozen=True)
-class CourseFlags:
-    """Other names of RunConfig's flags, as in the original assignment's scripts."""
-
-    fp16: bool = flag(False, "the same as --precision fp16", group=TRAINING)
-    per_device_train_batch_size: int | None = flag(None, "the same as --per_gpu_train_batch_size", group=TRAINING)
-    per_device_eval_batch_size: int | None = flag(None, "the same as --per_gpu_eval_batch_size", group=TRAINING)
-    evaluate_during_training: bool = flag(
-        False, f"the same as --eval_steps N, with --logging_steps N (default: {LOGGING_STEPS})", group=CHECKPOINTS
-    )
-    logging_steps: int | None = flag(None, "the same as --log_every", group=CHECKPOINTS)
-    save_total_limit: int | None = flag(None, "the same as --keep", group=CHECKPOINTS)
-
-
-# The flags of RunConfig by their names in the original assignment.
-SAME = {
-    "per_device_train_batch_size": "per_gpu_train_batch_size",
-    "per_device_eval_batch_size": "per_gpu_eval_batch_size",
-    "logging_steps": "log_every",
-    "save_total_limit": "keep",
+# Other names of flags, which scripts for transformers and the original assignment use: the flag, and the value that a
+# switch gives it.
+ALIASES = {
+    "fp16": ("precision", "fp16"),
+    "per_device_train_batch_size": ("per_gpu_train_batch_size", None),
+    "per_device_eval_batch_size": ("per_gpu_eval_batch_size", None),
+    "logging_steps": ("log_every", None),
+    "save_total_limit": ("keep", None),
+    "evaluate_during_training": ("eval_steps", 50),
 }
+# What --help shows; --help all shows the rest.
+FREQUENT = (
+    *("world_size", "local_rank", "master_ip", "master_port", "sync", "compress", "bucket_mb", "backend", "threads"),
+    *("task_name", "data_dir", "max_seq_length", "max_train_examples", "max_eval_examples", "model_type"),
+    *("model_name_or_path", "do_train", "do_eval", "total_train_batch_size", "per_gpu_train_batch_size"),
+    *("gradient_accumulation_steps", "max_grad_norm", "num_train_epochs", "max_steps", "seed", "precision"),
+    *(
+        "optimizer",
+        "learning_rate",
+        "weight_decay",
+        "warmup_steps",
+        "save_steps",
+        "save_epochs",
+        "resume",
+        "eval_steps",
+    ),
+    *("output_dir", "overwrite_output_dir", "save_model", "dry_run", "config"),
+)
 
 
 def add_run_options(parser: argparse.ArgumentParser, but: Collection[str] = (), **defaults: Any) -> None:
@@ -102,22 +73,19 @@ def add_run_options(parser: argparse.ArgumentParser, but: Collection[str] = (), 
 
     `defaults` are a task script's own, shown in the help; a flag that is not given stays None in the result.
     """
-    add_flags(parser, RankFlags, StarterFlags, RunConfig, CourseFlags, shown=defaults, but=but)
+    add_flags(parser, RankFlags, RunConfig, shown=defaults, but=but)
+    section = parser.add_argument_group("other names, as in the original assignment")
+    for name, (same, value) in ALIASES.items():
+        what: dict[str, Any] = (
+            {"type": int, "metavar": "N"} if value is None else {"action": "store_const", "const": value}
+        )
+        words = f"the same as --{same}" + ("" if value is None else f" {value}")
+        section.add_argument(f"--{name}", dest=same, help=words, default=argparse.SUPPRESS, **what)
 
 
 def run_values(options: argparse.Namespace) -> dict[str, Any]:
-    """The flags that the user gave, under RunConfig's names, and no others. Raises UsageError."""
-    values, course = given_flags(options, RunConfig), given_flags(options, CourseFlags)
-    same = {SAME[name]: (f"--{name}", value) for name, value in course.items() if name in SAME}
-    if course.get("fp16"):
-        same["precision"] = ("--fp16", "fp16")
-    if course.get("evaluate_during_training"):
-        same["eval_steps"] = ("--evaluate_during_training", course.get("logging_steps", LOGGING_STEPS))
-    for name, (word, value) in same.items():
-        if values.get(name, value) != value:
-            raise UsageError(f"{word} contradicts --{name} {values[name]}. Give only one.")
-        values[name] = value
-    return values
+    """The flags that the user gave, under RunConfig's names, and no others."""
+    return given_flags(options, RunConfig)
 
 
 def to_words(values: Mapping[str, Any]) -> list[str]:
@@ -133,34 +101,13 @@ def add_dry_run(parser: argparse.ArgumentParser, what: str) -> None:
         action="store_true",
         help=f"start nothing; print {what}",
     )
-    section.add_argument(
-        "--from",
-        dest="costs_from",
-        nargs="+",
-        type=Path,
-        metavar="BENCH",
-        help="folders of benches to predict seconds from (default: run a short bench now)",
-    )
 
 
-def check_dry_run(options: argparse.Namespace) -> None:
-    """Raise UsageError for --from without --dry_run, and for a bench that does not exist, before any work begins."""
-    if options.costs_from and not options.dry_run:
-        raise UsageError(
-            "--from is for --dry_run, which uses it to predict seconds. Add --dry_run, or leave --from out."
-        )
-    for path in options.costs_from or ():
-        if not path.exists():
-            raise UsageError(f"--from {path} does not exist. Give the folder of a bench, which `cos598d bench` writes.")
-
-
-def print_forecast(config: RunConfig, world_size: int, costs_from: Sequence[Path] | None) -> None:
+def print_forecast(config: RunConfig, world_size: int) -> None:
     """Print what the run would cost. Raises UserError as `forecast` does."""
     from cos598d.cost.forecast import forecast, forecast_lines
-    from cos598d.cost.planned import Known
 
-    known = Known(costs_from=tuple(costs_from or ()))
-    lines = forecast_lines(config, world_size, forecast(config, world_size, timings=known))
+    lines = forecast_lines(config, world_size, forecast(config, world_size))
     folder = named_folder(config)
     is_full = folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir())))
     if folder is not None and is_full and not (config.overwrite_output_dir or is_ours(folder, config)):

@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the scores as JSON and return 0. Raises UserError for a file that cannot be scored."""
-    from cos598d.data.squad.score import score_file
+    from cos598d.data.squad import score_file
 
     scores, remarks = score_file(options.data, options.predictions, options.null_odds)
     for remark in remarks:

@@ -12,7 +12,7 @@ def script(label: str, sync: str, **options: Any) -> NoReturn:
     """A task folder's script: `run_script` with the same arguments, as a program."""
 
     def load() -> Callable[..., int]:
-        from cos598d.commands import train  # noqa: F401 - takes seconds, during which Ctrl-C ends the process at once
+        from cos598d.commands import train  # noqa: F401 - takes seconds
 
         return run_script
 
@@ -24,7 +24,7 @@ def run_script(
 ) -> int:
     """Train with a task script's label and sync, on GLUE or on SQuAD (`task` "squad"), and return the exit code."""
     from cos598d.commands import train
-    from cos598d.data.text.table import OWN_TEXTS
+    from cos598d.data.tasks import OWN_TEXTS
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     example = "" if single_process else " --master_ip IP --master_port P --world_size N --local_rank R"

@@ -16,9 +16,7 @@ from cos598d.commands import many_runs
 from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.config import SYNC_FIELDS, config_from
 from cos598d.errors import WARNING, UsageError, UserError, flag_called
-from cos598d.strategies import class_of, known_names
-from cos598d.sync import unknown
-from cos598d.terminal.own_code import is_own
+from cos598d.sync import get_sync
 from cos598d.terminal.words import number_of
 from cos598d.tools.bench.candidates import read_candidate
 from cos598d.tools.report.blocks import Table, need
@@ -101,10 +99,7 @@ def _planned(words: str, epochs: Sequence[float], values: Mapping[str, Any], wor
     for name in names:
         with flag_called("--strategies", "--sync"):
             sync, options = ("none", {}) if name == BASELINE else read_candidate(name)
-        if sync not in known_names():
-            if not is_own(sync):
-                raise unknown("--strategies", sync, [BASELINE, *known_names()])
-            class_of(sync)  # which the file must have
+        get_sync(sync)  # which must be there
         label = re.sub(r"[^\w.+=@-]", "-", name).lstrip("-.")
         if label in found:
             raise UsageError(f"--strategies {name} would use another one's folder, {label}. Leave one of them out.")

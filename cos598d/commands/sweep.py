@@ -14,7 +14,7 @@ from typing import Any
 
 from cos598d.commands import many_runs, sbatch, train
 from cos598d.commands.flags import Parser, after, check_at_least_one
-from cos598d.commands.run_flags import RankFlags, StarterFlags, check_dry_run, run_values
+from cos598d.commands.run_flags import RankFlags, run_values
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.measure.claim import claim_folder
@@ -180,7 +180,7 @@ def _shared_flags(words: Sequence[str]) -> dict[str, Any]:
     parser = Parser(prog="sweep -- train")
     train.add_options(parser)
     given = parser.parse_args(words)
-    for name in (*flags_of(RankFlags), *flags_of(StarterFlags)):
+    for name in flags_of(RankFlags):
         if getattr(given, name) is not None:
             why = INSTEAD.get(name, "the sweep starts the ranks itself. Leave it out")
             raise UsageError(f"--{name} {getattr(given, name)}: {why}.")
@@ -188,7 +188,6 @@ def _shared_flags(words: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"--config {given.config} cannot be used in a sweep. Give the run's flags after -- instead.")
     if given.dry_run:
         raise UsageError("--dry_run is a flag of sweep, not of train. Write it before the --.")
-    check_dry_run(given)
     values = run_values(given)
     if values.get("do_eval") and not values.get("do_train"):
         raise UsageError("--do_eval without --do_train trains nothing. Add --do_train, or leave --do_eval out.")

@@ -117,7 +117,7 @@ def _train_all(options: argparse.Namespace, runs: Sequence[PlannedRun]) -> list[
 
     def command_of(one: PlannedRun, begins: Sequence[str]) -> list[str]:
         words = [*OURS, "train", *many_runs.train_words(one, path), *begins]
-        words += _given(options, "secret", "silence_seconds")
+        words += _given(options, "silence_seconds")
         if is_of_several:
             place = ["--local_rank", str(options.local_rank), "--world_size", str(one.setup.world_size)]
             return [*words, *place, *_given(options, "master_ip", "master_port")]

@@ -1,236 +1,150 @@
-"""What a run will cost, by formula and by the cost model, without starting any rank: `--dry_run`."""
+"""What a run will cost, by formula, without starting any rank: `--dry_run`.
+
+The iterations are the plan's. Bytes and memory are those of `formulas.FACTS`, for the model's own tensors.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from torch import nn
 
-from cos598d.checkpoints.control import Stopping
-from cos598d.comm.communicator import Communicator
-from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.config import RunConfig
-from cos598d.cost.model import Link
-from cos598d.cost.planned import Known, PlannedSteps, Work
-from cos598d.cost.seconds import OF_COMPUTE, predict_seconds
-from cos598d.cost.writes import writes
-from cos598d.errors import WARNING, UsageError
-from cos598d.models.build import bare_model, count_parameters
-from cos598d.models.recompute import recompute_activations
-from cos598d.strategies import AUTO_SYNC, get_strategy
-from cos598d.strategies.activations import Moment, activations_of_pass
-from cos598d.strategies.choose_precision import PrecisionChoice, choose_precision
-from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, TrainingSpec
-from cos598d.strategies.optimizers import counter_bytes, states_per_weight
+from cos598d.data.examples import Examples
+from cos598d.errors import UsageError
+from cos598d.formulas import FACTS, Job
+from cos598d.inputs import find
+from cos598d.models.build import build_model, count_parameters
+from cos598d.optimizers import OPTIMIZERS
+from cos598d.plan import Plan
+from cos598d.sync import AUTO_SYNC
+from cos598d.sync.sparse_rows import LEAST_BYTES, large_embeddings
+from cos598d.zero.layers import owners
 
-NOT_ON_GPU = "without activations, which are predicted only for CPUs"
-NOT_FOLLOWED = "without activations, since this model's pass cannot be followed by the shapes of its tensors alone"
+HELD = ("parameters", "gradients", "optimizer", "buckets")  # as `memory.held` counts them
 
 
 @dataclass(frozen=True)
 class Forecast:
     """What a run on some ranks costs.
 
-    model                       a phrase for the model, and for what replaces one that no hub gave
-    precision                   the one that this machine would compute in, with its remark and warning
-    parameters                  of the model, frozen ones included
-    memory                      bytes by category that a rank holds between two steps, by the strategy's own formula;
-                                for the rank that holds most at the peak
-    peak                        the same at the peak of a step, with the pass's activations
-    memory_unsaid               why the two are empty, or what they lack; "" if nothing is missing
-    activations_unsaid          why `peak` has no activations; "" if it has them
-    iterations                  of the run; and per epoch
-    bytes_sent_per_iteration    by rank, of gradients and of weights held in shards, as in a record; empty if there is
-                                no prediction
-    bytes_sent_per_epoch        by rank, of everything that an epoch's training sends, as predicted in its row
-    bytes_unsaid                why the two are empty; "" if they are not
-    bytes_more                  why the run may send more than the two, as a phrase; "" if they are exact
-    seconds_per_iteration       None if none were asked for, or none are known
-    seconds_per_epoch           of training only, without evaluation and checkpoints
-    seconds_from                a phrase for the source of the seconds, or for why there are none
-    writes                      what the run would write to the disk, and roughly how many bytes
+    model: a phrase. parameters: of the model, frozen ones included. memory: bytes by category that a rank holds just
+    before a step, without activations. calls: of gradients and weights, in an iteration. bytes_sent: by rank, in an
+    iteration. unsaid: why memory, calls and bytes are not known; "" if they are.
     """
 
     model: str
-    precision: PrecisionChoice
     parameters: int
-    memory: Mapping[str, int]
-    peak: Mapping[str, int]
-    memory_unsaid: str
-    activations_unsaid: str
     iterations: int
     iterations_per_epoch: int
-    bytes_sent_per_iteration: Sequence[int]
-    bytes_sent_per_epoch: Sequence[int]
-    bytes_unsaid: str
-    bytes_more: str
-    seconds_per_iteration: float | None
-    seconds_per_epoch: float | None
-    seconds_from: str
-    writes: Sequence[tuple[Path, int]]
+    memory: Mapping[str, int]
+    calls: float
+    bytes_sent: Sequence[int]
+    unsaid: str = ""
 
     @property
-    def peak_bytes(self) -> int:
-        """The rank's bytes at the peak of a step, over all categories; 0 if there is no prediction."""
-        return sum(self.peak.values())
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of all iterations of the run."""
-        return None if self.seconds_per_iteration is None else self.seconds_per_iteration * self.iterations
+    def bytes_sent_per_epoch(self) -> list[int]:
+        """By rank."""
+        return [sent * min(self.iterations_per_epoch, self.iterations) for sent in self.bytes_sent]
 
 
-# compute memory for this many ranks; for more, only the first and last ones, since shares differ by rounding
-LOOKED_AT = 16
-OWN_CALLS = 2  # per step, in addition to those that synchronize: the loss, and what the ranks agree on
-LOSS_BYTES = 8  # also of each vote that is sent with it
+def forecast(config: RunConfig, world_size: int) -> Forecast:
+    """What a run with these flags costs on `world_size` ranks. No rank is started, and no run's folder is created.
 
-
-def forecast(
-    config: RunConfig,
-    world_size: int,
-    hosts: int = 1,
-    rate: float | None = None,
-    delay: float = 0.0,
-    timings: Known | None = None,
-) -> Forecast:
-    """What a run with these flags costs on `world_size` ranks, spread evenly over `hosts`.
-
-    `rate` (bits per second, None: no limit) and `delay` (seconds, host to host) describe the links. `timings` caches
-    what was found and timed, for several forecasts. Nothing is started, and no run's folder is created. The training
-    data are read as the run reads them, into the same cache. Raises UserError, as the run would, for flags, data and a
-    model that cannot work.
+    The training data are read as the run reads them. Raises UserError, as the run would, for flags, data and a model
+    that cannot work.
     """
     config.check(world_size)
     if not config.do_train:
         raise UsageError("--dry_run predicts a training. Add --do_train.")
     if config.sync == AUTO_SYNC:
-        raise UsageError(f"--dry_run starts no ranks, so --sync {AUTO_SYNC} cannot measure anything. Name a sync.")
-    known = timings or Known()
-    work = known.work(config)
-    alone = Communicator(None, "gloo", torch.device("cpu"))
-    asked, product = config.precision, work.source.product
-    precision = known.once(("precision", asked, product), lambda: choose_precision(asked, product, alone))
-    config = replace(config, precision=precision.precision)
-    strategy = get_strategy(config.sync)(alone, work.may_be_unused, config.sync_options(), config.precision)
-    steps = PlannedSteps(config, work.examples, world_size, strategy.equal_passes, work.model)
-    layout = [range(host * world_size // hosts, (host + 1) * world_size // hosts) for host in range(hosts)]
+        raise UsageError(f"--dry_run starts no ranks, so --sync {AUTO_SYNC} cannot try anything. Name a sync.")
+    inputs = find(config)
+    task, source = inputs.task, inputs.source
+    examples = task.load("train", source.encoder, config.max_seq_length, config.max_train_examples)
+    with torch.device("meta"):
+        model = build_model(source, task.head, task.num_labels, config.dropout, config.seed)
+    plan = Plan(config, len(examples), world_size)
+    found = Forecast(source.description, count_parameters(model), plan.steps, plan.epoch_steps, {}, 0, [])
+    if unsaid := _unsaid(config):
+        return Forecast(**vars(found) | {"unsaid": unsaid})
+    facts, job = FACTS[config.sync], _job(config, model, examples, plan, world_size)
+    held = facts.held(job)
+    frozen = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
+    memory = dict(zip(HELD, (held.weights + frozen, held.gradients, held.state, held.buffers), strict=True))
+    alone = world_size == 1
+    sent = [0.0 if alone else facts.sent(job, rank) for rank in range(world_size)]
+    more = {"memory": {name: round(size) for name, size in memory.items()}, "bytes_sent": list(map(round, sent))}
+    return Forecast(**vars(found) | more | {"calls": 0 if alone else facts.calls(job)})
 
-    def job(rank: int) -> TrainingSpec:
-        return TrainingSpec(
-            work.model,
-            world_size,
-            rank,
-            states_per_weight(config),
-            counter_bytes(config),
-            steps.passes(rank),
-            config.max_grad_norm > 0 or config.precision == "fp16",
-            layout,
-        )
 
-    sent = [strategy.expected_sent(job(rank)) for rank in range(world_size)]
-    looked_at = _looked_at(world_size)
-    batch_flags = *(getattr(config, name) for name in OF_COMPUTE), strategy.equal_passes, world_size
-    moments = known.once(("moments", known.work_key(config), *batch_flags), lambda: _moments(config, work, steps))
-    held = _most(
-        [strategy.expected_memory(job(rank)).with_activations(moments, steps.passes(rank)) for rank in looked_at]
+def _unsaid(config: RunConfig) -> str:
+    """Why the formulas do not hold for this run; "" if they do."""
+    if config.sync not in FACTS:
+        return f"no formula is known for {config.sync}"
+    codec = config.sync_options().get("compress")
+    return f"how much --compress {codec} leaves of a gradient is measured, not predicted" if codec else ""
+
+
+def _job(config: RunConfig, model: nn.Module, examples: Examples, plan: Plan, ranks: int) -> Job:
+    """A step of this run, for the formulas."""
+    options = config.sync_options()
+    _, batch = next(plan.batches(after=0))
+    layer_of = owners(model)
+    if config.sync == "zero3":  # every embedding that is only looked up is a unit of its own
+        every = [table for one in model.modules() if isinstance(one, nn.Embedding) for table in one.parameters()]
+        tables = [table for table in every if layer_of[table] is not model]
+    else:
+        tables = large_embeddings(model, LEAST_BYTES)
+    rows = max(map(len, tables), default=0)
+    return Job(
+        sizes=tuple(p.nbytes for p in model.parameters() if p.requires_grad),
+        n=ranks,
+        a=config.gradient_accumulation_steps,
+        state=OPTIMIZERS[config.optimizer].numbers(config),
+        L=len({(layer, any(p is table for table in tables)) for p, layer in layer_of.items()}),
+        E=sum(table.nbytes for table in tables),
+        u=_looked_up(examples, batch, rows),
+        v=_looked_up(examples, batch[::ranks], rows),
+        H=options.get("sync_every", 1),
+        F=options.get("fragments", Job.F),
+        **{name: options[name] for name in ("bucket_mb", "first_bucket_mb") if name in options},
     )
-    bytes_unsaid = sent[0].unsaid
-    seconds = predict_seconds(config, strategy, job(0), steps, sent[0], Link(rate, delay), known)
-    in_all = seconds.iteration and seconds.iteration * steps.plan.steps
-    return Forecast(
-        model=work.source.description,
-        precision=precision,
-        parameters=count_parameters(work.model),
-        memory=dict(held.between_steps or {}),
-        peak=dict(held.peak or {}),
-        memory_unsaid=held.unsaid,
-        activations_unsaid="" if moments or not held.peak else NOT_ON_GPU if not steps.is_on_cpu else NOT_FOLLOWED,
-        iterations=steps.plan.steps,
-        iterations_per_epoch=steps.plan.epoch_steps,
-        bytes_sent_per_iteration=[] if bytes_unsaid else [each.synchronizing for each in sent],
-        bytes_sent_per_epoch=[] if bytes_unsaid else [_of_an_epoch(each, steps) for each in sent],
-        bytes_unsaid=bytes_unsaid,
-        bytes_more=sent[0].more,
-        seconds_per_iteration=seconds.iteration,
-        seconds_per_epoch=seconds.epoch,
-        seconds_from=seconds.words,
-        writes=writes(config, work, steps, sent[0].calls + OWN_CALLS, in_all),
-    )
 
 
-def _moments(config: RunConfig, work: Work, steps: PlannedSteps) -> list[Moment]:
-    """What the largest pass holds next to weights and gradients."""
-    model = bare_model(work.source, work.task.head, work.task.num_labels, config.dropout)
-    if config.activation_checkpointing:
-        recompute_activations(model)
-    largest = steps.largest_pass(_looked_at(steps.ranks))
-    inputs = work.examples.collate(largest.indices, (config.seed, 1))
-    return activations_of_pass(model, inputs, config.precision, torch.device("cpu" if steps.is_on_cpu else "cuda"))
-
-
-def _of_an_epoch(sent: TrafficEstimate, steps: PlannedSteps) -> int:
-    """Bytes of an epoch, with the loss and the votes that are sent with it in every step."""
-    loss = all_reduce_bytes(LOSS_BYTES * (1 + len(Stopping.VOTES)), steps.ranks)
-    iterations = min(steps.plan.epoch_steps, steps.plan.steps)
-    in_steps = iterations * (sent.synchronizing + sent.others + loss)
-    return in_steps + steps.evaluations_per_epoch() * sent.settling
-
-
-def _looked_at(ranks: int) -> Sequence[int]:
-    return range(ranks) if ranks <= LOOKED_AT else (0, ranks - 1)
-
-
-def _most(found: Sequence[MemoryEstimate]) -> MemoryEstimate:
-    """The estimate of the rank that holds most at the peak."""
-    return max(found, key=lambda each: sum((each.peak or each.between_steps or {}).values()))
+def _looked_up(examples: Examples, batch: np.ndarray, rows: int) -> float:
+    """The share of the largest embedding's rows that these examples look up, for all embeddings."""
+    inputs = examples.collate(batch) if rows else {}
+    return len(torch.unique(inputs["input_ids"])) / rows if "input_ids" in inputs else 1.0
 
 
 def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[str]:
-    """The forecast for the run of `config`, a line per fact, with its source."""
+    """The forecast for the run of `config`, a line per fact."""
     ranks = f"{world_size} rank{'s'[: world_size != 1]}"
-    lacks = "; ".join(filter(None, [found.memory_unsaid, found.activations_unsaid]))
+    parts = ", ".join(f"{name} {_size(size)}" for name, size in found.memory.items())
     lines = [
         f"{config.label}: {config.task_name}, sync {config.sync}, {ranks}; nothing is started (--dry_run)",
         f"model: {found.model}",
-        f"precision: {found.precision.precision}",
-        *filter(None, [found.precision.remark, found.precision.warning and WARNING + found.precision.warning]),
         f"parameters: {found.parameters:,}",
         f"iterations: {found.iterations:,}, {found.iterations_per_epoch:,} per epoch; "
         f"{config.describe_batch(world_size)}",
-        f"memory per rank between two steps: {_held(found.memory, found.memory_unsaid)}",
-        f"memory per rank at a step's peak: {_held(found.peak, lacks)}",
-        f"sent per rank and iteration: {_sent(found.bytes_sent_per_iteration, found)}",
-        f"sent per rank and epoch, in total: {_sent(found.bytes_sent_per_epoch, found)}",
-        _seconds(found),
     ]
-    lines += [f"would write {path}: about {_size(size)}" for path, size in found.writes]
-    return lines
+    if found.unsaid:
+        return [*lines, f"memory and bytes: not known, since {found.unsaid}"]
+    return [
+        *lines,
+        f"memory per rank just before a step: {_size(sum(found.memory.values()))} ({parts}), and activations",
+        f"calls per iteration: {found.calls:,.4g}",
+        f"sent per iteration: {_sent(found.bytes_sent)}",
+        f"sent per epoch: {_sent(found.bytes_sent_per_epoch)}",
+    ]
 
 
-def _held(held: Mapping[str, int], unsaid: str) -> str:
-    if not held:
-        return f"not known: {unsaid or 'this strategy predicts nothing'}"
-    parts = ", ".join(f"{name} {_size(size)}" for name, size in held.items())
-    return f"{_size(sum(held.values()))} ({parts}){f'; {unsaid}' if unsaid else ''}"
-
-
-def _sent(by_rank: Sequence[int], found: Forecast) -> str:
-    if not by_rank:
-        return f"not known: {found.bytes_unsaid}"
+def _sent(by_rank: Sequence[int]) -> str:
     same = min(by_rank) == max(by_rank)
     sizes = f"{by_rank[0]:,}" if same else ", ".join(f"{size:,}" for size in by_rank)
-    least = f" or more: {found.bytes_more}" if found.bytes_more else ""
-    return f"{sizes} bytes{'' if same else ', rank by rank'}{least}"
-
-
-def _seconds(found: Forecast) -> str:
-    if found.seconds_per_iteration is None or found.seconds_per_epoch is None or found.seconds is None:
-        return f"seconds: not known, {found.seconds_from}"
-    return (
-        f"seconds: {found.seconds_per_iteration:.3g} per iteration, {found.seconds_per_epoch:.3g} per epoch, "
-        f"{found.seconds:.3g} in total, without evaluation and checkpoints; {found.seconds_from}"
-    )
+    return f"{sizes} bytes by {'each rank' if same else 'rank 0, 1, ...'}"
 
 
 def _size(size: float) -> str:

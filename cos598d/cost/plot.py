@@ -3,45 +3,39 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from cos598d.cost.scaling import Prediction
+from cos598d.cost.scaling import Point
 from cos598d.errors import UserError
 from cos598d.records.conventions import FLOOR
 from cos598d.terminal.colours import SERIES
 from cos598d.terminal.files import whole_file
 
-MARKERS = "osD^vP*"
 DASHES = ("--", ":", "-.")
 
 
-def draw(points: Sequence[Prediction], path: Path, title: str) -> None:
-    """Write two panels with a line per sync: markers for measurements, broken lines for extrapolations.
+def draw(points: Sequence[Point], path: Path, title: str) -> None:
+    """Write two panels with a line per sync: dots for measurements, broken lines for predictions.
 
     Raises UserError without matplotlib, or if the file cannot be written.
     """
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise UserError("drawing needs matplotlib. Run `pip install -e '.[report]'` in the project's folder.") from None
     figure = Figure(figsize=(12, 5), layout="constrained")
-    FigureCanvasAgg(figure)
     speed, share = figure.subplots(1, 2)
     counts = sorted({point.hosts for point in points})
     speed.plot(counts, counts, color="0.75", linewidth=4, label="linear", zorder=1)
     # The floor is the straight line, by definition.
     for place, label in enumerate(dict.fromkeys(point.sync for point in points if point.sync != FLOOR)):
         line = [point for point in points if point.sync == label]
+        measured = [point for point in line if point.measured_seconds]
         style = {"color": SERIES[place % len(SERIES)]}
-        again = place // len(SERIES)  # a colour's second and third lines have other dashes and markers
-        dashes, marker = DASHES[again % len(DASHES)], MARKERS[(place + again) % len(MARKERS)]
-        for axes, value, found in (
-            (speed, lambda p: p.speed_up, lambda p: p.measured_speed_up),
-            (share, lambda p: p.efficiency, lambda p: p.measured_speed_up / p.hosts),
-        ):
+        dashes = DASHES[place // len(SERIES) % len(DASHES)]  # a colour's second line has other dashes
+        for axes, value in ((speed, lambda p: p.speed_up), (share, lambda p: p.speed_up / p.hosts)):
             axes.plot([p.hosts for p in line], [value(p) for p in line], dashes, linewidth=1.3, **style)
-            measured = [p for p in line if p.measured_seconds is not None]
-            axes.plot([p.hosts for p in measured], [found(p) for p in measured], marker, markersize=7, **style)
-        speed.plot([], [], f"{dashes}{marker}", label=label, **style)
+            found = [value(p) * p.seconds / p.measured_seconds for p in measured]
+            axes.plot([p.hosts for p in measured], found, "o", markersize=7, **style)
+        speed.plot([], [], f"{dashes}o", label=label, **style)
     for axes, words in ((speed, "speed-up over one host"), (share, "efficiency")):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2 if axes is speed else 10)
@@ -49,10 +43,9 @@ def draw(points: Sequence[Prediction], path: Path, title: str) -> None:
         axes.set_xlabel("hosts")
         axes.set_ylabel(words)
         axes.grid(True, which="both", color="0.92")
-    speed.yaxis.set_major_formatter("{x:g}")
-    share.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
     figure.legend(loc="outside right center", fontsize="small")
-    figure.suptitle(f"{title}\nmarkers: measured; broken lines: extrapolated by the model", fontsize="medium")
+    figure.suptitle(f"{title}\ndots: measured; broken lines: predicted", fontsize="medium")
     try:
         with whole_file(path, "wb") as file:
             figure.savefig(file, format=path.suffix[1:].lower())

@@ -1,31 +1,31 @@
-"""The examples of a part of a task: their number, their lengths, and how batches are made."""
+"""The examples of a part of a task, in memory: their inputs, their targets, and how batches are made of them."""
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import torch
 
-if TYPE_CHECKING:  # imported where it is used: importing torch takes seconds
-    import torch
+from cos598d.data.cache import cached
+from cos598d.data.encoders import ImageEncoder, Text, TextEncoder
 
-_DEV_SHARE = 5  # in data without parts, one example in this many of each class is evaluated on
-_SEED = 598
-
+_BLOCK = 1024  # texts that are encoded at a time: an Encoding is large, its ids are small
+_DEV_SHARE, _SEED = 5, 598  # in data without parts, one example in five of each class is evaluated on
 Draw = tuple[int, ...]  # the seed of random changes of examples
 
 
 class Examples(ABC):
     """The examples of one part, in the order of the data.
 
-    lengths: int32 (examples,), each example's tokens that go through the model.
+    lengths: int32 (examples,), each example's tokens that go through the model; 1 for an image.
     targets: what the model's head is trained on, each (examples,); "labels" for classes and scores.
-    is_slow: whether `collate` is so slow that a separate thread should run it during training.
     """
 
-    lengths: np.ndarray
-    targets: Mapping[str, np.ndarray]
-    is_slow = False
+    unit = "tokens"  # of speed, whose number per example is `lengths`
+
+    def __init__(self, lengths: np.ndarray, targets: Mapping[str, np.ndarray]):
+        self.lengths, self.targets = lengths.astype(np.int32), dict(targets)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -36,30 +36,142 @@ class Examples(ABC):
         return self.targets["labels"]
 
     def counts(self, indices: np.ndarray) -> dict[str, int]:
-        """The examples' units of speed, by name: here their tokens, without padding."""
-        return {"tokens": int(self.lengths[indices].sum())}
+        """The examples' units of speed, by name; tokens without padding."""
+        return {self.unit: int(self.lengths[indices].sum())}
 
-    @abstractmethod
-    def collate(self, indices: Sequence[int] | np.ndarray, draw: Draw | None = None) -> dict[str, "torch.Tensor"]:
-        """A batch of the examples at `indices`, in that order: the model's inputs by name, and the targets.
+    def collate(self, indices: Sequence[int] | np.ndarray, draw: Draw | None = None) -> dict[str, torch.Tensor]:
+        """A batch of the examples at `indices`: the model's inputs and the targets, by name.
 
-        If a task changes its examples at random in training, an example's changes depend only on `draw` and its index,
-        not on the rest of the batch. Without `draw` they are unchanged.
+        Random changes of an example depend only on `draw` and its index; without `draw` there are none.
         """
+        chosen = np.asarray(indices, dtype=np.int64)
+        targets = {name: torch.from_numpy(values[chosen]) for name, values in self.targets.items()}
+        return self.inputs(chosen, draw) | targets
 
     @abstractmethod
+    def inputs(self, indices: np.ndarray, draw: Draw | None = None) -> dict[str, torch.Tensor]:
+        """The batch without its targets."""
+
+    @abstractmethod
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What the inputs are made of."""
+
     def digest(self) -> str:
-        """A digest of everything: equal digests mean equal examples."""
+        """Equal digests mean equal examples: ranks compare them."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, array in sorted((self.arrays() | self.targets).items()):
+            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+class Texts(Examples):
+    """Texts as tokens.
+
+    tokens: int32, of all examples one after the other, with special tokens; example i has lengths[i] of them.
+    splits: int32 (examples,), the index at which each example's second segment begins; its length if it has none.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        splits: np.ndarray,
+        targets: Mapping[str, np.ndarray],
+        pad_id: int,
+        has_segments: bool,
+    ):
+        super().__init__(lengths, targets)
+        self.tokens, self.splits, self.pad_id, self.has_segments = tokens, splits, pad_id, has_segments
+        self.starts = np.cumsum(lengths, dtype=np.int64) - lengths
+
+    def inputs(self, indices: np.ndarray, draw: Draw | None = None) -> dict[str, torch.Tensor]:
+        """input_ids, attention_mask and perhaps token_type_ids, int64 (batch, longest of these), padded at the end."""
+        lengths, starts = self.lengths[indices][:, None], self.starts[indices][:, None]
+        places = np.arange(lengths.max())[None, :]
+        is_token = places < lengths
+        ids = np.where(is_token, self.tokens[np.where(is_token, starts + places, 0)], self.pad_id)
+        found = {"input_ids": ids, "attention_mask": is_token}
+        if self.has_segments:
+            found["token_type_ids"] = is_token & (places >= self.splits[indices][:, None])
+        return {name: torch.from_numpy(array.astype(np.int64)) for name, array in found.items()}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"tokens": self.tokens, "lengths": self.lengths, "splits": self.splits}
+
+
+class Images(Examples):
+    """Images as pixels, uint8 (examples, size, size, channels); `augments` shifts them, `mirrors` also mirrors half."""
+
+    unit = "images"
+
+    def __init__(
+        self,
+        pixels: np.ndarray,
+        labels: np.ndarray,
+        encoder: ImageEncoder,
+        augments: bool = False,
+        mirrors: bool = False,
+    ):
+        super().__init__(np.ones(len(pixels)), {"labels": labels.astype(np.int64)})
+        self.pixels, self._encoder, self._augments, self._mirrors = pixels, encoder, augments, mirrors
+
+    def inputs(self, indices: np.ndarray, draw: Draw | None = None) -> dict[str, torch.Tensor]:
+        """pixel_values, float32 (batch, channels, size, size)."""
+        pixels = self.pixels[indices]
+        if self._augments and draw is not None:
+            pixels = augment(pixels, indices, draw, self._mirrors)
+        return {"pixel_values": self._encoder.scale(pixels)}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"pixels": self.pixels}
+
+
+def encode(
+    name: str, rows: Sequence[Text], labels: np.ndarray, encoder: TextEncoder, most: int, overwrite: bool = False
+) -> Texts:
+    """Texts or pairs as examples of at most `most` tokens, from the cache if they are there under `name`."""
+
+    def build() -> dict[str, np.ndarray]:
+        tokens, lengths, splits = [], [], []
+        for start in range(0, len(rows), _BLOCK):
+            for one in encoder.encode(rows[start : start + _BLOCK], most):
+                tokens.append(np.array(one.ids, dtype=np.int32))
+                lengths.append(len(one.ids))
+                splits.append(one.type_ids.index(1) if 1 in one.type_ids else len(one.ids))
+        return {
+            "tokens": np.concatenate(tokens),
+            "lengths": np.array(lengths, dtype=np.int32),
+            "splits": np.array(splits, dtype=np.int32),
+        }
+
+    key = (encoder.digest, str(most), *(text or "\0" for row in rows for text in row))
+    found = cached(name, key, build, overwrite)
+    return Texts(**found, targets={"labels": labels}, pad_id=encoder.pad_id, has_segments=encoder.has_segments)
+
+
+def augment(pixels: np.ndarray, indices: Iterable[int], draw: Draw, mirrors: bool) -> np.ndarray:
+    """Shift each image by up to an eighth of its side, over black; if it `mirrors`, mirror half of them at random.
+
+    An example's changes depend only on `draw` and its index, not on the rank that computes it.
+    """
+    size = pixels.shape[1]
+    margin = max(1, size // 8)
+    padded = np.pad(pixels, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
+    changed = np.empty_like(pixels)
+    for place, index in enumerate(indices):
+        top, left, side = np.random.default_rng((*draw, int(index))).integers(0, (2 * margin + 1, 2 * margin + 1, 2))
+        shifted = padded[place, top : top + size, left : left + size]
+        changed[place] = shifted[:, ::-1] if mirrors and side else shifted
+    return changed
 
 
 def spread(count: int, limit: int | None) -> np.ndarray:
     """`limit` of the indices 0 to count - 1, spread evenly, in order; all of them if there are no more."""
-    if limit is None or limit >= count:
-        return np.arange(count)
-    return np.arange(limit) * count // limit
+    return np.arange(count) if limit is None or limit >= count else np.arange(limit) * count // limit
 
 
-def split(labels: Sequence[int] | np.ndarray, part: str) -> np.ndarray:
+def split(labels: Sequence[int] | Sequence[str] | np.ndarray, part: str) -> np.ndarray:
     """The indices of `part`, "train" or "dev", in data without parts: one fifth of each class is for evaluation.
 
     The choice is the same for every run and every machine, whatever the --seed.

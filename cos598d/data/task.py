@@ -1,7 +1,5 @@
-"""The interface of a task for the training loop: its data as features, the head it needs, and its scores."""
+"""The interface of a task for the training loop: its data as examples, the head it needs, and its scores."""
 
-import hashlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from cos598d.data.encoder import ImageForm
-from cos598d.data.examples import Examples
-from cos598d.errors import UsageError, UserError
+from cos598d.data import metrics
+from cos598d.data.encoders import ImageForm
+from cos598d.data.examples import Examples, encode, spread
+from cos598d.errors import UserError
+from cos598d.terminal.printable import printable
+
+Row = tuple[str, str | None, Any]  # the first text, the second or None, the label
 
 
 @dataclass(frozen=True)
@@ -24,114 +26,116 @@ class Scores:
 
 
 class Task(ABC):
-    """One task.
+    """One task. Call `find` first: the task remembers where its data are, and takes the classes that the data name.
 
-    name: its name on the command line, in lower case.
-    head: the model's head that it trains: "sequence_classification", "question_answering" or "image_classification".
-    num_labels: outputs of the head; 1 for regression. If a task finds its classes in the data, `locate` sets it.
-    evaluation_parts: the parts to evaluate on, in order.
-    metrics: the keys of the metrics that every evaluation has, all of them better when larger; the task is ranked by
-        the first. A task of classes adds `classes.MACRO`.
-    classes: the names of its classes by their numbers. If a task finds them in the data, `locate` sets them.
-    model_types: the model types that can do it; None for all that read texts, or images if `image_form` is set.
-    defaults: values of RunConfig's that differ for this task.
-    options_kind: the dataclass of the flags that only tasks of its kind have.
-    image_form: the form of a task's images; None for texts.
+    name: on the command line. head: "sequence_classification", "question_answering" or "image_classification".
+    classes: their names in the order of their numbers; () if labels are numbers (regression), or for spans.
+    parts: "train", then those to evaluate on. metric: its official one; the task is ranked by its first name.
+    defaults: values of RunConfig's that differ for this task. image_form: of its images; None for texts.
     texts: 2 if examples are pairs of texts, 1 if they are single ones; None if both are possible.
-
-    In all methods, a `location` is the result of `locate`: where the data are. An `encoder` is the model's, for texts
-    or for images. Features are the result of `load`.
+    rebuilds: whether cached features are built again (--overwrite_cache).
     """
 
     name: str
-    head: str
-    num_labels: int
-    evaluation_parts: tuple[str, ...]
-    metrics: tuple[str, ...] = ("acc",)
+    head = "sequence_classification"
     classes: tuple[str, ...] = ()
-    model_types: tuple[str, ...] | None = None
+    parts: tuple[str, ...] = ("train", "dev")
+    metric = metrics.ACCURACY
     defaults: Mapping[str, Any] = {}
-    options_kind: type | None = None
     image_form: ImageForm | None = None
     texts: int | None = None
+    rebuilds = False
+
+    @property
+    def num_labels(self) -> int:
+        """Outputs of the head."""
+        return 2 if self.head == "question_answering" else len(self.classes) or 1
 
     @property
     def tells_classes(self) -> bool:
-        """Whether an example belongs to one of several classes."""
-        return self.head.endswith("_classification") and self.num_labels != 1
+        """Whether an example belongs to one of several classes, which the data may name later."""
+        return bool(self.classes)
 
     @abstractmethod
-    def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Any, str]:
-        """Where the data are, from --data_dir or else the environment, and a phrase for that.
+    def find(self, data_dir: str | None) -> str:
+        """Find the data in --data_dir or where the environment says, and return a phrase for that. Raises UserError."""
 
-        Raises UserError if a named folder does not have the task's data, or if there are no data.
+    @abstractmethod
+    def load(self, part: str, encoder: Any, most: int, limit: int | None = None) -> Examples:
+        """One part as examples of at most `most` tokens; `limit` takes that many, spread evenly.
+
+        Raises UserError with the place of anything that does not fit the task.
         """
 
-    @abstractmethod
-    def check(self, location: Any, parts: Sequence[str] | None = None) -> None:
-        """Raise UserError unless the files of `parts` (None: all) exist and are not empty."""
-
-    @abstractmethod
-    def load(
-        self,
-        part: str,
-        location: Any,
-        encoder: Any,
-        max_seq_length: int,
-        overwrite_cache: bool = False,
-        limit: int | None = None,
-    ) -> Examples:
-        """One part ("train" or one of `evaluation_parts`) as features, from texts of at most `max_seq_length` tokens.
-
-        `limit` takes that many examples, spread evenly over the part. The result is cached, and built only once for all
-        processes. Raises UserError with the position of anything that does not fit the task, and ValueError for a part
-        that it does not have.
-        """
-
-    def test_sets(self, location: Any) -> Mapping[str, Any]:
-        """The data without labels that --do_predict predicts, for `unlabelled`, by the suffixes of their files."""
+    def unlabelled(self, encoder: Any, most: int) -> dict[str, Examples]:
+        """The test sets of --do_predict, by the ending of their file's name. Their labels mean nothing."""
         return {}
 
-    def unlabelled(self, source: Any) -> Iterable[tuple[str, tuple[str, ...]]]:
-        """The examples of a file without labels: each one's name, and its one or two texts. Raises UserError."""
-        raise UsageError(f"{self.name} has no form for --file. Give --text.")
-
-    def remarks(self, part: str, features: Any) -> list[str]:
-        """Facts about a part's data that the user should see, one line each."""
-        return []
-
-    def output_widths(self, features: Any) -> tuple[int, ...]:
+    def widths(self, examples: Examples) -> tuple[int, ...]:
         """The most values per example in each of the model's outputs."""
         return (self.num_labels,)
 
-    def score(self, part: str, outputs: np.ndarray, features: Any) -> Scores:
-        """The official metrics, here the accuracy, from the model's outputs.
+    def score(self, part: str, outputs: np.ndarray, examples: Examples) -> Scores:
+        """The metrics, from the outputs: float (examples, sum of `widths`), in the examples' order."""
+        predicted = outputs.argmax(axis=1) if self.classes else outputs.reshape(-1)
+        return Scores(self.metric.compute(predicted, examples.labels))
 
-        outputs: float (examples, sum of `output_widths`), in the features' order. Narrower outputs are zero-padded.
-        """
-        return Scores({"acc": float((outputs.argmax(axis=1) == features.labels).mean())})
+
+class TextTask(Task):
+    """A task whose examples are rows of one text or two, with a class or a number each."""
+
+    tests: Mapping[str, str] = {"": "test"}  # parts without labels, by the ending of their predictions' file
+
+    @abstractmethod
+    def rows(self, part: str) -> Sequence[Row]:
+        """All rows of a part; "test" has no labels. Raises UserError with the place of what cannot be read."""
+
+    def load(self, part: str, encoder: Any, most: int, limit: int | None = None) -> Examples:
+        rows = self.rows(part)
+        chosen = [rows[place] for place in spread(len(rows), limit)]
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        labels = [numbers[label] if numbers else float(label) for _, _, label in chosen]
+        kind = np.int64 if numbers else np.float32
+        texts = [(first, second) for first, second, _ in chosen]
+        return encode(f"{self.name}-{part}", texts, np.array(labels, kind), encoder, most, self.rebuilds)
+
+    def unlabelled(self, encoder: Any, most: int) -> dict[str, Examples]:
+        return {ending: self.encoded(self.rows(part), encoder, most) for ending, part in self.tests.items()}
+
+    def encoded(self, rows: Sequence[Row], encoder: Any, most: int) -> Examples:
+        """Rows whose labels are not read."""
+        nothing = np.zeros(len(rows), np.int64)
+        return encode(f"{self.name}-test", [(a, b) for a, b, _ in rows], nothing, encoder, most, self.rebuilds)
+
+
+def predictions_table(
+    task: Task, names: Iterable[str], outputs: np.ndarray, with_probability: bool = True, first: str = "index"
+) -> str:
+    """A table of tab-separated values: each example's name, its class or score, and, if asked, the class's probability.
+
+    `first` is the title of the first column, of names.
+    """
+    if not task.classes:
+        rows = zip(names, outputs, strict=True)
+        return "".join([f"{first}\tprediction\n", *(f"{name}\t{row[0]:.3f}\n" for name, row in rows)])
+    best = outputs.argmax(axis=1)
+    shifted = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    sure = shifted[np.arange(len(best)), best] / shifted.sum(axis=1)
+    lines = [f"{first}\tprediction" + ("\tprobability" if with_probability else "")]
+    for name, place, probability in zip(names, best, sure, strict=True):
+        cells = [printable(name), printable(task.classes[place]), f"{probability:.4f}"]
+        lines.append("\t".join(cells if with_probability else cells[:2]))
+    return "\n".join(lines) + "\n"
+
+
+def place_of(data_dir: str | None, variable: str, environ: Mapping[str, str]) -> Path | None:
+    """The folder or file that --data_dir or else the variable names; None if neither does. Raises UserError."""
+    named = data_dir or environ.get(variable)
+    if named and not Path(named).exists():
+        raise UserError(f"There is no {named} ({'--data_dir' if data_dir else variable}). Give the data's folder.")
+    return Path(named) if named else None
 
 
 def fetch_command(name: str) -> str:
     """The command that fetches a data set, for sentences; `name` is the data set's for --tasks."""
     return f"`python download_glue_data.py --data_dir D --tasks {name}`"
-
-
-def check_file(file: Path, how_to_get: str) -> None:
-    """Raise UserError unless `file` has contents."""
-    if not file.is_file() or file.stat().st_size == 0:
-        state = "is empty" if file.is_file() else "is missing"
-        raise UserError(f"{file} {state}. {how_to_get}.")
-
-
-def digest_file(file: Path, kind: str = "sha256") -> tuple[str, int]:
-    """A file's digest (sha256 or md5, in hex), and its number of lines. Raises UserError if it cannot be read."""
-    digest, lines = hashlib.new(kind, usedforsecurity=kind != "md5"), 0
-    try:
-        with open(file, "rb") as handle:
-            while block := handle.read(1 << 20):
-                digest.update(block)
-                lines += block.count(b"\n")
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}). Make it readable.") from error
-    return digest.hexdigest(), lines

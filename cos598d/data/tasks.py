@@ -1,55 +1,74 @@
-"""The registry of tasks: GLUE's from a table, others one file each, loaded when their name is used; and yours."""
+"""The registry of tasks: those of tables, SQuAD, images, your own texts, and yours as FILE.py:CLASS."""
 
-import importlib
 from dataclasses import dataclass
 
-from cos598d.data.glue import read as glue
-from cos598d.data.glue.task import GlueTask
-from cos598d.data.images.task import ImageOptions
-from cos598d.data.squad.options import SquadOptions
+from cos598d.data.images import Cifar10Task, DigitsTask, ImageFolderTask
+from cos598d.data.own import OwnTask
+from cos598d.data.squad import SquadTask
+from cos598d.data.tables import TABLES, Table, TableTask
 from cos598d.data.task import Task
-from cos598d.data.text.table import TextOptions
 from cos598d.errors import UsageError
+from cos598d.terminal.fields import flag
 from cos598d.terminal.own_code import is_own
 from cos598d.terminal.words import did_you_mean
 
+_IMAGES = {one.name: one for one in (DigitsTask, Cifar10Task, ImageFolderTask)}
+TASK_NAMES: tuple[str, ...] = (*TABLES, "squad", *_IMAGES, "text")
+# The flags that only some tasks read: their heading in --help, and the tasks.
+SQUAD, IMAGES, OWN_TEXTS = "SQuAD", "images", "your own texts"
+TASKS_WITH = {SQUAD: ("squad",), IMAGES: tuple(_IMAGES), OWN_TEXTS: ("text",)}
+
 
 @dataclass(frozen=True)
-class TaskOptions(SquadOptions, ImageOptions, TextOptions):
-    """The flags that only some tasks have."""
+class TaskFlags:
+    """The flags of tasks' data. Those of a heading of TASKS_WITH have an effect only on its tasks."""
+
+    overwrite_cache: bool = flag(False, "build the cached features again", group="task and data", is_local=True)
+    version_2_with_negative: bool = flag(
+        False, "SQuAD 2.0: questions may have no answer; files are those of v2.0", group=SQUAD
+    )
+    null_score_diff_threshold: float = flag(
+        0.0, "predict no answer if its score is higher than the best answer's by more than X", group=SQUAD
+    )
+    doc_stride: int = flag(128, "word pieces from one window over a long context to the next", group=SQUAD, least=1)
+    image_size: int | None = flag(
+        None, "width and height in pixels, for vit-tiny and vit-base (default: the task's)", group=IMAGES, least=4
+    )
+    augment: bool = flag(
+        False, "augment training images: shift each, and mirror half of them if right and left are alike", group=IMAGES
+    )
+    text_columns: str = flag(
+        "text", "the column of the text, or two: premise,hypothesis", group=OWN_TEXTS, metavar="NAME[,NAME]"
+    )
+    label_column: str = flag("label", "the column of the class", group=OWN_TEXTS)
 
 
-_GLUE: dict[str, Task] = {name: GlueTask(form) for name, form in glue.FORMATS.items()}
-# name on the command line -> module and class, which is called with the TaskOptions
-_OTHERS = {
-    "squad": "cos598d.data.squad.task:SquadTask",
-    "digits": "cos598d.data.images.digits:DigitsTask",
-    "mnist": "cos598d.data.images.mnist:MnistTask",
-    "cifar10": "cos598d.data.images.cifar10:Cifar10Task",
-    "image_folder": "cos598d.data.images.folder:ImageFolderTask",
-    "ag_news": "cos598d.data.ag_news:AgNewsTask",
-    "text": "cos598d.data.text.table:TextTask",
-}
-TASK_NAMES: tuple[str, ...] = (*_GLUE, *_OTHERS)
-_STANDARD = TaskOptions()
+_STANDARD = TaskFlags()
 
 
-def get_task(name: str, options: TaskOptions = _STANDARD) -> Task:
-    """The task with that name, in upper or lower case, or your own as FILE.py:CLASS.
+def get_task(name: str, flags: TaskFlags = _STANDARD) -> Task:
+    """The task with that name, in upper or lower case, or your own as FILE.py:CLASS, with its flags applied.
 
-    `options` are the flags of tasks of its kind. Raises UsageError with the known names, or with a file's error.
+    Raises UsageError with the known names, or with the error of your file.
     """
-    if is_own(name):
-        from cos598d.data.own import OwnTask
+    task = OwnTask(name) if is_own(name) else _known(name.lower(), flags)
+    task.rebuilds = flags.overwrite_cache
+    return task
 
-        return OwnTask(name)
-    known = name.lower()
-    if known in _GLUE:
-        return _GLUE[known]
-    if known not in _OTHERS:
-        near = did_you_mean(known, TASK_NAMES)
-        raise UsageError(
-            f"unknown task {name!r}.{near} Choose one of {', '.join(TASK_NAMES)}, or your own as FILE.py:CLASS."
-        )
-    module, class_name = _OTHERS[known].split(":")
-    return getattr(importlib.import_module(module), class_name)(options)
+
+def _known(name: str, flags: TaskFlags) -> Task:
+    if name in TABLES:
+        return TableTask(name, TABLES[name])
+    if name in _IMAGES:
+        return _IMAGES[name](flags.image_size, flags.augment)
+    if name == "squad":
+        return SquadTask(flags.version_2_with_negative, flags.doc_stride, flags.null_score_diff_threshold)
+    if name == "text":
+        texts = tuple(column.strip() for column in flags.text_columns.split(","))
+        if not all(texts) or len(texts) > 2:
+            raise UsageError(f"--text_columns {flags.text_columns} has to be one or two names.")
+        return TableTask(name, Table("", texts, flags.label_column, None))
+    near = did_you_mean(name, TASK_NAMES)
+    raise UsageError(
+        f"unknown task {name!r}.{near} Choose one of {', '.join(TASK_NAMES)}, or your own as FILE.py:CLASS."
+    )

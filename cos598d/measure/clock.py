@@ -1,13 +1,63 @@
-"""The clock of an iteration: seconds by phase."""
+"""The clock of an iteration: seconds by phase, by the host's clock or, on a GPU, by the stream that computes."""
 
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from cos598d.comm.timers import Timestamp, timer_of
 from cos598d.records.conventions import PHASES
+
+Timestamp = Any  # the result of a timer's `now`, for that timer only
+
+
+class Timer:
+    """The host's clock, for a device that has done its work when a call returns. Timestamps are seconds."""
+
+    is_at_once = True  # whether a timestamp is known as soon as it is taken
+
+    def now(self) -> Timestamp:
+        """A timestamp after everything that the device was given so far."""
+        return time.perf_counter()
+
+    def wait(self, timestamp: Timestamp) -> None:
+        """Block the host until the device has reached `timestamp`."""
+
+    def seconds(self, first: Timestamp, last: Timestamp) -> float:
+        """Seconds between two timestamps, the earlier one first. The device must have reached both."""
+        return last - first
+
+
+class StreamTimer(Timer):
+    """A CUDA device's current stream: a timestamp is when the device gets there, not when the host asks.
+
+    `now` puts a timing event into the stream and returns. So a phase has the time of its own work and of what it waits
+    for, not of other streams' work. Synchronizing the device instead would wait for all streams. It would add the time
+    of a collective that overlaps backward to backward's time.
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
+    """
+
+    is_at_once = False
+
+    def __init__(self, device: torch.device):
+        self._device = device
+
+    def now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def wait(self, timestamp: torch.cuda.Event) -> None:
+        timestamp.synchronize()
+
+    def seconds(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+        return first.elapsed_time(last) / 1e3
+
+
+def timer_of(device: torch.device) -> Timer:
+    """The timer of a device's work."""
+    return StreamTimer(device) if device.type == "cuda" else Timer()
 
 
 class IterationClock:

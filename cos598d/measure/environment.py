@@ -7,13 +7,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import torch
 
-from cos598d.records.kinds import OrNone
-from cos598d.records.run import NETWORK
-from cos598d.records.schema import check
-from cos598d.terminal.reading import parse_json
+from cos598d.errors import UserError
+from cos598d.records.schema import Network
 
 PACKAGES = ("torch", "pytorch-transformers", "numpy", "tokenizers", "safetensors", "huggingface_hub", "scikit-learn")
 
@@ -53,13 +52,14 @@ def network_facts() -> dict[str, Any] | None:
 
     Raises UserError for a value that our clusters do not set.
     """
-    said = os.environ.get("COS598D_NETWORK", "null")
     try:
-        value = parse_json(said)
-    except ValueError:
-        value = said
-    check(value, OrNone(NETWORK), "the environment's COS598D_NETWORK", "Leave it out, or start with `cluster exec`")
-    return value
+        found = msgspec.json.decode(os.environ.get("COS598D_NETWORK", "null"), type=Network | None)
+    except msgspec.DecodeError as error:
+        raise UserError(
+            f"the environment's COS598D_NETWORK is not of a cluster ({error}). Leave it out, or start with "
+            "`cluster exec`."
+        ) from None
+    return None if found is None else msgspec.structs.asdict(found)
 
 
 def _version(package: str) -> str | None:

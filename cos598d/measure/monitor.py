@@ -1,6 +1,5 @@
-"""Samples during a run: an interface's counters, and the gauges of a rank's process, host and GPU."""
+"""Samples during a run: the kernel's counters of the network, and the gauges of a rank's process, host and GPU."""
 
-import json
 import resource
 import sys
 import threading
@@ -12,86 +11,65 @@ from typing import Any, TypeVar
 import psutil
 import torch
 
-from cos598d.measure.thinning import Thinning
 from cos598d.measure.wire import Counters, Interface, WireCounter
+from cos598d.records.schema import Sample
 
 JOIN_SECONDS = 2.0  # a sample takes less than a millisecond; a gauge that hangs must not delay the end
 
-Sample = TypeVar("Sample")
-Write = Callable[[str], Any]  # of one line with a row
-
-# In a long run rows are rarer than one per `interval` seconds: the time to the next row is at least this part of the
-# time since training started.
-SPACING = 1 / 2000
+Row = dict[str, Any]
+T = TypeVar("T")
 
 
 class Monitor:
-    """One rank's samples, as rows in one file for the network ("wire") and one for the host.
+    """One rank's samples: the host's every `interval` seconds as rows, and the network's bytes at each iteration's end.
 
-    `begin` and `pause` enclose training: evaluation, the rendezvous and the exchange of facts are not counted.
-    1. `begin` reads both and starts a thread, which reads both every `interval` seconds, and less often in a run of
-       many hours.
-    2. `end_iteration` reads the network's counters, outside the iteration's clock and without communication. What other
-       ranks are still sending counts for the next iteration. `read` does the same between two iterations.
-    3. `pause` reads both. After that the thread reads only the host, until the next `begin` with its row "resume".
-    4. `stop` ends the thread.
-
-    Without an `interface` there are no rows for the network. An error calls `warn` and ends the sampling, not the run.
+    `begin` and `pause` enclose training: evaluation, the rendezvous and the exchange of facts are not counted. What
+    other ranks are still sending when an iteration ends counts for the next one. An error calls `warn` and ends the
+    sampling, not the run.
     """
 
     def __init__(self, interval: float, interface: Interface | None, device: torch.device, warn: Callable[[str], None]):
-        self.interface = interface
+        self.interface, self._warn = interface, warn
         self._interval = min(interval, threading.TIMEOUT_MAX)
-        self._warn = warn
         self._counter = WireCounter(interface) if interface else None
         self._gauges = HostGauges(device, warn)
-        self._counted = Counters()
-        self._began = 0.0  # time of the first row, by time.perf_counter
-        self._before = 0.0  # seconds from the first row to the last before the run was resumed
-        self._thinning: Thinning | None = None
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
+        self._before = 0.0  # seconds of the attempts before
+        self._began = 0.0
+        self._lock, self._stopping = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
-    def open(self, wire: Write, host: Write, iteration: Callable[[], int], thinning: Thinning | None = None) -> None:
-        """Set how rows are written, which iteration is running (or just ended), and which network rows are kept."""
-        self._wire, self._host, self._iteration, self._thinning = wire, host, iteration, thinning
+    def open(
+        self, write: Callable[[dict[str, Any]], None], iteration: Callable[[], int], last: Sample | None = None
+    ) -> None:
+        """Set how the host's rows are written, and which iteration is running (or just ended).
 
-    def position(self) -> dict[str, Any]:
-        """The state of the rows (JSON), for `resume`."""
-        with self._lock:
-            return {
-                "seconds": self._seconds() if self._began else self._before,
-                "process_cpu_seconds": self._gauges.process_cpu_seconds,
-                "total": self._counter.total if self._counter else Counters(),
-                "counted": self._counted,
-            }
-
-    def resume(self, position: dict[str, Any]) -> None:
-        """Continue from there: the rows' seconds and sums do not start again. Call it before `begin`."""
-        self._before = position["seconds"]
-        self._gauges.before = position["process_cpu_seconds"]
-        self._counted = Counters(*position["counted"])
-        if self._counter:
-            self._counter.total = Counters(*position["total"])
+        `last` is the last row of an earlier attempt: seconds continue there.
+        """
+        self._write, self._iteration = write, iteration
+        if last:
+            self._before, self._gauges.before = last.seconds, last.process_cpu_seconds
 
     def begin(self) -> None:
         """Start counting: training begins, or continues after a pause."""
-        self._sample(self._on_begin)
+        if self._counter:
+            self._sampled(self._counter.resume)
         if not self._thread.ident and not self._stopping.is_set():
+            self._began = time.perf_counter()
+            self._gauges.start()
+            self._sampled(self._add_row)
             self._thread.start()
 
-    def end_iteration(self, iteration: int) -> Counters | None:
-        """The interface's bytes and packets since the last iteration's end; None if they are not known."""
-        return self._sample(lambda: self._count("iteration", iteration))
-
     def read(self) -> Counters | None:
-        """The same since the last iteration's end, for what is sent between two iterations."""
-        return self._sample(lambda: self._count("interval", self._iteration()))
+        """The interface's bytes since the last reading; None if they are not known. It takes no communication."""
+        return self._sampled(self._counter.read) if self._counter else None
 
     def pause(self) -> Counters | None:
-        """Stop counting: training ends, or stops to evaluate. Return the counts since the last iteration's end."""
-        return self._sample(self._on_pause)
+        """Stop counting: training ends, or stops to evaluate. Return the bytes since the last reading."""
+        counted = self.read()
+        if self._counter:
+            self._counter.pause()
+        self._sampled(self._add_row)
+        return counted
 
     def stop(self) -> None:
         """End the thread. There are no more rows after this."""
@@ -99,61 +77,11 @@ class Monitor:
         if self._thread.ident:
             self._thread.join(JOIN_SECONDS)
 
-    def _on_begin(self) -> None:
-        is_first = not self._began
-        if is_first:
-            self._began = time.perf_counter()
-            self._gauges.start()
-        if self._counter:
-            self._counter.resume()
-            kind = "iteration" if is_first and not self._before else "resume"
-            # The counts at `resume`: what arrives meanwhile belongs to the iteration, not to the time before it.
-            self._add_wire_row(self._counter, kind, self._iteration(), self._counter.total)
-        self._add_host_row()
+    def _add_row(self) -> None:
+        seconds = round(self._before + time.perf_counter() - self._began, 6)
+        self._write({"seconds": seconds, "iteration": self._iteration()} | self._gauges.read())
 
-    def _on_pause(self) -> Counters | None:
-        counted = self._count("interval", self._iteration())
-        if self._counter:
-            self._counter.pause()
-        self._add_host_row()
-        return counted
-
-    def _on_interval(self) -> None:
-        if self._counter and self._counter.counts:
-            self._add_wire_row(self._counter, "interval", self._iteration())
-        self._add_host_row()
-
-    def _count(self, kind: str, iteration: int) -> Counters | None:
-        if not self._counter or not self._counter.counts:
-            return None
-        total = self._counter.read()
-        if kind != "iteration" or self._thinning is None or self._thinning.keeps(iteration):
-            self._add_wire_row(self._counter, kind, iteration, total)
-        counted, self._counted = total.less(self._counted), total
-        return counted
-
-    def _add_wire_row(self, counter: WireCounter, kind: str, iteration: int, total: Counters | None = None) -> None:
-        total = total or counter.read()
-        row = self._place(iteration) | {
-            "kind": kind,
-            "interface": counter.interface.name,
-            "shared_by_ranks": len(counter.interface.ranks),
-        }
-        self._wire(json.dumps(row | total._asdict()) + "\n")
-        if self._thinning and kind == "iteration":
-            self._thinning.wrote(1)
-
-    def _add_host_row(self) -> None:
-        self._host(json.dumps(self._place(self._iteration()) | self._gauges.read()) + "\n")
-
-    def _place(self, iteration: int) -> dict[str, Any]:
-        return {"seconds": round(self._seconds(), 6), "iteration": iteration}
-
-    def _seconds(self) -> float:
-        """Since the first row, on one clock over all attempts, without the time between them."""
-        return self._before + time.perf_counter() - self._began
-
-    def _sample(self, take: Callable[[], Sample]) -> Sample | None:
+    def _sampled(self, take: Callable[[], T]) -> T | None:
         """Call `take` for a sample, one thread at a time. After an error, or after `stop`, return None."""
         with self._lock:
             if self._stopping.is_set():
@@ -167,8 +95,8 @@ class Monitor:
         return None
 
     def _watch(self) -> None:
-        while not self._stopping.wait(max(self._interval, SPACING * self._seconds())):
-            self._sample(self._on_interval)
+        while not self._stopping.wait(self._interval):
+            self._sampled(self._add_row)
 
 
 class HostGauges:

@@ -1,14 +1,16 @@
 """The peak of operations per second of all ranks' CPUs or GPUs together in a product of matrices."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cos598d.comm.communicator import Communicator
 from cos598d.measure.environment import computes_in_tf32
 from cos598d.world.devices import gpu_of
 from cos598d.world.processor import own_cores
+
+if TYPE_CHECKING:
+    from cos598d.comm.group import Ranks
 
 # Dense products in 10^12 operations per second: in float32, in TF32 (None: the GPU has no such units) and in 16 bits.
 # The key is how torch's name of the GPU begins, or a part of it; the first that fits counts. From NVIDIA's data sheets,
@@ -46,7 +48,7 @@ def gpu_peak(name: str, precision: str, tf32: bool) -> float | None:
     return per_second * 1e12
 
 
-def peak_of_all(comm: Communicator, precision: str, threads: int, core_peak: Callable[[str], float]) -> float | None:
+def peak_of_all(comm: "Ranks", precision: str, threads: int, core_peak: Callable[[str], float]) -> float | None:
     """Operations per second of all ranks' devices together in this precision; None if that is not known.
 
     On CPUs each rank measures one core by `core_peak`. The mean counts for each core that the ranks may use, at most

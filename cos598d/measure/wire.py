@@ -7,14 +7,16 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from cos598d.comm.communicator import Communicator
 from cos598d.records.conventions import OWN_SOCKETS
 from cos598d.world.meeting import Meeting
 from cos598d.world.network import INTERFACE_VARIABLE, interface_facing, network_identity
+
+if TYPE_CHECKING:
+    from cos598d.comm.group import Ranks
 
 
 @dataclass(frozen=True)
@@ -29,27 +31,25 @@ class Interface:
 
 
 class Counters(NamedTuple):
-    """Bytes and packets, sent and received, including repeated ones.
+    """Bytes sent and received, including repeated ones.
 
-    On an interface, bytes include all headers and acknowledgements, and the host's other traffic. Bytes of a process's
+    On an interface, they include all headers and acknowledgements, and the host's other traffic. Bytes of a process's
     own sockets exclude both.
     """
 
     bytes_sent: int = 0
     bytes_received: int = 0
-    packets_sent: int = 0
-    packets_received: int = 0
 
     def plus(self, other: "Counters") -> "Counters":
         """The sum, field by field."""
-        return Counters(*(a + b for a, b in zip(self, other, strict=True)))
+        return Counters(self[0] + other[0], self[1] + other[1])
 
     def less(self, other: "Counters") -> "Counters":
         """The difference, field by field."""
-        return Counters(*(a - b for a, b in zip(self, other, strict=True)))
+        return Counters(self[0] - other[0], self[1] - other[1])
 
 
-def find_interface(comm: Communicator, meeting: Meeting | None) -> Interface | None:
+def find_interface(comm: "Ranks", meeting: Meeting | None) -> Interface | None:
     """The interface that carries this rank's messages to the others, with the ranks that count on it.
 
     Between ranks that share all interfaces, the kernel delivers by loopback, whichever interface gloo uses. Its
@@ -83,11 +83,11 @@ def read_counters(interface: str) -> Counters:
     found = psutil.net_io_counters(pernic=True, nowrap=False).get(interface)
     if found is None:
         raise OSError(f"the interface {interface} is gone")
-    return Counters(found.bytes_sent, found.bytes_recv, found.packets_sent, found.packets_recv)
+    return Counters(found.bytes_sent, found.bytes_recv)
 
 
 class OwnSockets:
-    """The bytes and packets of this process's TCP connections, by the kernel's counts for each (TCP_INFO; Linux).
+    """The bytes of this process's TCP connections, by the kernel's counts for each (TCP_INFO; Linux).
 
     What a connection carries between the last reading and its end is not counted.
     """
@@ -117,8 +117,8 @@ class OwnSockets:
 
 
 FOLDER = Path("/proc/self/fd")
-# Offsets in the kernel's struct tcp_info: received, segments out and in, sent (Linux 4.19 and later).
-_INFO, _RECEIVED, _SEGMENTS, _SENT = 256, 128, 136, 200
+# Offsets in the kernel's struct tcp_info: bytes received and sent (Linux 4.19 and later).
+_INFO, _RECEIVED, _SENT = 256, 128, 200
 
 
 def _sockets() -> Iterator[tuple[str, Counters]]:
@@ -133,39 +133,33 @@ def _sockets() -> Iterator[tuple[str, Counters]]:
                     continue
                 info = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
                 (received,), (sent,) = (struct.unpack_from("=Q", info, place) for place in (_RECEIVED, _SENT))
-                yield number, Counters(sent, received, *struct.unpack_from("=II", info, _SEGMENTS))
+                yield number, Counters(sent, received)
 
 
 class WireCounter:
-    """What an interface has carried between each `resume` and the next `pause`: `total`, as of the last reading."""
+    """What an interface carries between each `resume` and the next `pause`."""
 
     def __init__(self, interface: Interface):
-        self.interface = interface
+        self._name = interface.name
         self._now: Callable[[], Counters] = (
             OwnSockets().read if interface.name == OWN_SOCKETS else lambda: read_counters(interface.name)
         )
-        self.total = Counters()
         self._last: Counters | None = None
 
-    @property
-    def counts(self) -> bool:
-        """Whether it is not paused."""
-        return self._last is not None
-
     def resume(self) -> None:
-        """Count from now on. Raises OSError as `read_counters`."""
-        self._last = self._now()
+        """Count from now on, if it is paused. Raises OSError as `read_counters`."""
+        self._last = self._last or self._now()
 
     def pause(self) -> None:
         """Do not count what is sent from now on."""
         self._last = None
 
-    def read(self) -> Counters:
-        """The sum so far. Raises OSError if the interface is gone or was created again."""
+    def read(self) -> Counters | None:
+        """Since the last reading; None if it is paused. Raises OSError if the interface is gone, or was made again."""
+        if self._last is None:
+            return None
         now = self._now()
-        moved = now.less(self._last or now)
+        moved, self._last = now.less(self._last), now
         if min(moved) < 0:
-            raise OSError(f"the counters of {self.interface.name} went back")
-        self.total = self.total.plus(moved)
-        self._last = now
-        return self.total
+            raise OSError(f"the counters of {self._name} went back")
+        return moved

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cos598d.models.linear import mkl_is_slow, multiply
 from cos598d.world.processor import seconds_in_turn
 
 LEAST_ROWS, MOST_ROWS = 64, 1024  # tokens of the product
@@ -43,16 +42,12 @@ def widest_product(model: nn.Module) -> ProductShape:
 
 
 def seconds_of_product(shape: ProductShape, *precisions: str) -> dict[str, float]:
-    """Seconds of one core for one product of this shape in each of these precisions, measured now, in turn.
-
-    float32 uses the same library as the model's layers.
-    """
+    """Seconds of one core for one product of this shape in each of these precisions, measured now, in turn."""
     rows, weight = torch.ones(shape.rows, shape.inputs), torch.ones(shape.outputs, shape.inputs)
     calls = {}
     for precision in precisions:
         dtype = DTYPES[precision]
-        product = multiply if precision == "fp32" and mkl_is_slow() else functional.linear
-        calls[precision] = partial(product, rows.to(dtype), weight.to(dtype))
+        calls[precision] = partial(functional.linear, rows.to(dtype), weight.to(dtype))
     return seconds_in_turn(calls)
 
 

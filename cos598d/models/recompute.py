@@ -5,11 +5,8 @@ from functools import partial
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from cos598d.data.library import modeling_bert
+from cos598d.models.packed import BertLayer, DistilBertLayer
 from cos598d.models.vit import Block
-
-MODEL_TYPES = ("bert", "roberta", "vit")  # types whose encoders consist of these layers
-_LAYERS = (modeling_bert.BertLayer, Block)
 
 
 def recompute_activations(model: nn.Module) -> None:
@@ -22,6 +19,6 @@ def recompute_activations(model: nn.Module) -> None:
     It costs one more forward for each backward. Memory holds one layer's activations and the inputs of all others.
     """
     for layer in model.modules():
-        if isinstance(layer, _LAYERS):
+        if isinstance(layer, (BertLayer, DistilBertLayer, Block)):
             again = partial(checkpoint, layer.forward, use_reentrant=False)
             setattr(layer, "forward", again)  # noqa: B010 - by its name torch's type forbids it

@@ -1,120 +1,92 @@
-"""A bench's record: the fields of its file, and how to read it."""
+"""bench.json: what `cos598d bench` has measured, in rounds that each run every candidate once."""
 
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from cos598d.errors import UserError
-from cos598d.records.conventions import BY_COUNTERS, BY_LEDGER
-from cos598d.records.kinds import (
-    COUNT,
-    FLAG,
-    NOT_NEGATIVE,
-    NUMBER,
-    POSITIVE,
-    SIZE,
-    TEXT,
-    Fields,
-    ListOf,
-    MapOf,
-    OneOf,
-    OrNone,
-)
-from cos598d.records.run import ENVIRONMENT, HELD, MOMENTS, RANKS, memory_of
-from cos598d.records.schema import check, read
+from cos598d.records.schema import AtLeastZero, Count, Environment, Positive, Ranks, Size, read
 
 FILE_NAME = "bench.json"
-REMEDY = "Measure again"
-
-SETTING = Fields(
-    {},
-    {
-        **dict.fromkeys(("model", "task"), OrNone(TEXT)),
-        **dict.fromkeys(("backend", "device", "attach", "precision", "precision_note"), TEXT),
-        **dict.fromkeys(("gradient_bytes", "tokens", "batch"), OrNone(COUNT)),
-        **dict.fromkeys(("threads_per_rank", "rounds"), SIZE),
-        "world_size": RANKS,
-        "step": FLAG,
-        "operations": COUNT,  # of all ranks in an iteration, by formula
-        "peak_per_second": OrNone(POSITIVE),
-    },
-)
-RATIO = OrNone(Fields({"median": POSITIVE, "interval_95": OrNone(ListOf(POSITIVE, count=2))}))
-SUMMARY = Fields(
-    {"seconds_median": POSITIVE},
-    {
-        "seconds_quartiles": ListOf(POSITIVE, count=2),
-        "seconds_exposed": OrNone(NUMBER),
-        **dict.fromkeys(("ratio_to_ddp", "ratio_to_floor"), RATIO),
-    },
-)
-TENSOR = Fields(
-    {"name": TEXT, "shape": ListOf(COUNT), "dtype": TEXT, "bytes": COUNT, "seconds": OrNone(NOT_NEGATIVE)},
-)
-SAMPLE = Fields(
-    {"candidate": TEXT},
-    dict.fromkeys(("seconds_forward_by_rank", "seconds_backward_by_rank"), ListOf(NOT_NEGATIVE, least=1)),
-)
-MESSAGE = Fields(
-    {"payload_bytes": COUNT}
-    | dict.fromkeys(("seconds_median", "seconds_fitted"), NUMBER)
-    | dict.fromkeys(("algbw_bytes_per_second", "busbw_bytes_per_second"), NUMBER)
-)
-CAPACITY = Fields(
-    {"bucket_mb": POSITIVE, "buckets": ListOf(Fields()), "seconds_exposed_predicted": OrNone(NUMBER)}
-    | {"candidate": TEXT},
-    {"seconds_exposed_at_most": OrNone(NUMBER)},
-)
-CANDIDATE = Fields(
-    {"label": TEXT},
-    {"sync": TEXT, "options": Fields({"bucket_mb": POSITIVE}), "bytes_from": OneOf((BY_LEDGER, BY_COUNTERS))},
-)
-BENCH = Fields(
-    {
-        "candidates": ListOf(CANDIDATE),
-        "setting": SETTING,
-        "environment": ENVIRONMENT,
-    },
-    {
-        "summary": MapOf(SUMMARY),
-        "traffic": MapOf(
-            Fields(dict.fromkeys(("calls", "payload_bytes", "bytes_sent"), ListOf(NOT_NEGATIVE, least=1)))
-        ),
-        "samples": ListOf(SAMPLE),
-        "arrivals": Fields({"backward_seconds": POSITIVE, "tensors": ListOf(TENSOR)}),
-        "message_size": Fields(
-            {
-                "sizes": ListOf(MESSAGE),
-                "fit": Fields({"overhead_seconds": NUMBER, "bytes_per_second": POSITIVE}),
-            }
-        ),
-        "bucket_mb": Fields(
-            {"backward_seconds": OrNone(NUMBER), "best_predicted_mb": POSITIVE, "capacities": ListOf(CAPACITY, least=1)}
-        ),
-        "remarks": ListOf(TEXT),
-        "gradient_norm": MapOf(ListOf(OrNone(NUMBER))),
-        "memory": MapOf(
-            Fields(
-                dict.fromkeys(MOMENTS, ListOf(HELD, least=1)),
-                memory_of(ListOf(HELD, least=1), ListOf(OrNone(HELD)), ListOf(TEXT)),
-            )
-        ),
-        # Per rank, over the time in which the syncs were measured.
-        "host": ListOf(
-            Fields(dict.fromkeys(("seconds", "process_cpu_seconds", "host_cpu_percent"), NOT_NEGATIVE)), least=1
-        ),
-        "peak_memory_bytes": MapOf(ListOf(NOT_NEGATIVE, least=1)),
-    },
-)
 
 
-def read_record(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The record's file and contents, from a bench's output folder or its file. Raises UserError."""
+class BenchSetting(Struct):
+    """What was measured. Benches that differ only in ranks, links and batch measure the same work."""
+
+    world_size: Ranks
+    batch: Size | None = None  # examples on each rank
+    model: str | None = None
+    task: str | None = None
+    gradient_bytes: Count | None = None
+    tokens: Count | None = None
+    step: bool = False
+    precision: str = "fp32"
+    backend: str = "gloo"
+    device: str = "cpu"
+    threads_per_rank: Size = 1
+
+
+class Candidate(Struct):
+    """A sync with options, and the name that it has in the other tables."""
+
+    label: str
+    sync: str = ""
+    options: dict[str, Any] = {}
+
+
+class Measured(Struct):
+    """A candidate's seconds per iteration."""
+
+    seconds_median: Positive
+
+
+class Traffic(Struct):
+    """What a candidate has sent in an iteration, by rank."""
+
+    payload_bytes: list[AtLeastZero]
+
+
+class Turn(Struct):
+    """A candidate's turn in a round: seconds by rank, where it has such parts."""
+
+    candidate: str
+    seconds_forward_by_rank: list[AtLeastZero] = []
+    seconds_backward_by_rank: list[AtLeastZero] = []
+
+
+class Arrival(Struct):
+    """A trainable tensor, in the model's order, and when backward has its gradient (None: never)."""
+
+    name: str
+    shape: list[Count]
+    dtype: str
+    bytes: Count
+    seconds: AtLeastZero | None
+
+
+class Arrivals(Struct):
+    """When the gradients are there, in seconds from backward's begin."""
+
+    backward_seconds: Positive
+    tensors: list[Arrival]
+
+
+class Bench(Struct):
+    """What is read of a bench's record. Without candidates it has only sizes of messages."""
+
+    setting: BenchSetting
+    environment: Environment
+    candidates: list[Candidate]
+    summary: dict[str, Measured] = {}
+    traffic: dict[str, Traffic] = {}
+    samples: list[Turn] = []
+    arrivals: Arrivals | None = None
+
+
+def read_bench(path: Path) -> tuple[Path, Bench]:
+    """The file and the contents of a bench's record, from its folder or its file. Raises UserError."""
     file = path / FILE_NAME if path.is_dir() else path
-    try:
-        found = read(file, Fields(), REMEDY)
-    except OSError:
-        raise UserError(f"{file} cannot be read. Give a folder that `bench --output` has written.") from None
-    if "candidates" not in found or "setting" not in found:
-        raise UserError(f"{file} is not the result of a bench. Give a folder that `bench --output` has written.")
-    check(found, BENCH, file, REMEDY)
-    return file, found
+    if not file.exists():
+        raise UserError(f"{file} does not exist. Give a folder that `bench --output` has written.")
+    return file, read(file, Bench, "Measure again")

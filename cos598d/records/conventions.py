@@ -38,22 +38,17 @@ WHOLE_WEIGHTS = "whole weights"  # weights gathered for an evaluation, if each r
 SYNCHRONIZING = (GRADIENTS, PARAMETERS)
 # Sent during training, between two evaluations.
 OF_TRAINING = (GRADIENTS, PARAMETERS, AGREEMENT, LOSS, BUFFERS, WHOLE_WEIGHTS)
-# The files of a run's record, during the run and after it.
-LIVE = "live"  # the folder inside a run's folder that has the rows until the run has ended well
-# One file of each per rank.
-ITERATIONS, COMMUNICATION = "iterations.rank{rank}.jsonl", "communication.rank{rank}.jsonl"
-# And of these, if it has rows for them.
-WIRE, HOST = "wire.rank{rank}.jsonl", "host.rank{rank}.jsonl"
-MONITOR_ROWS = (WIRE, HOST)
-ROWS = (ITERATIONS, COMMUNICATION, *MONITOR_ROWS)
-# Only on rank 0.
-EPOCHS, EVALUATIONS = "epochs.jsonl", "evaluations.jsonl"
-# Only on rank 0 with --csv, for other programs.
-CSV_STEPS, CSV_EVALUATIONS = "steps.csv", "evaluations.csv"
-# The summary's facts about the setting, and the run's attempts.
-SETTING, ATTEMPTS = "setting.json", "attempts.json"
-# Rank 0's other files there.
-CONFIG_FILE, ENVIRONMENT_FILE = "config.json", "environment.json"
+# The files of a run's record. One of each per rank:
+ITERATIONS, COMMUNICATION, HOST = (
+    "iterations.rank{rank}.jsonl",
+    "communication.rank{rank}.jsonl",
+    "host.rank{rank}.jsonl",
+)
+# Only on rank 0: rows, and the run's facts. The summary is written last, when the run has ended well.
+EPOCHS, EVALUATIONS, ATTEMPTS = "epochs.jsonl", "evaluations.jsonl", "attempts.jsonl"
+SETTING, CONFIG_FILE, ENVIRONMENT_FILE = "setting.json", "config.json", "environment.json"
+SUMMARY = "summary.json"
+LOCK = ".lock"  # locked by the program that uses the folder
 # The other folders of a run's folder, and a model's files there and in a checkpoint.
 MODEL, CHECKPOINTS, TENSORBOARD = "model", "checkpoints", "tensorboard"
 MODEL_FILES = frozenset(

@@ -1,6 +1,6 @@
 """A call's overhead and bandwidth, fitted to measured seconds, and what they predict for buckets. Pure functions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,22 +55,9 @@ def predict_exposed(buckets: Sequence[tuple[float, int]], backward_seconds: floa
 
     When backward ends at T, exposed = max(0, e_B - T) remains. A large bucket is full late; small ones cost their
     overhead B times. This assumes that calls and backward overlap without slowing each other. On a host whose cores are
-    busy with backward it is a lower bound, and `most_exposed` is the upper one.
+    busy with backward it is a lower bound.
     """
     ended = 0.0
     for ready, size in buckets:
         ended = max(ended, ready) + cost.seconds(size)
     return max(0.0, ended - backward_seconds)
-
-
-def most_exposed(buckets: Sequence[tuple[float, int]], cost: CallCost) -> float:
-    """Seconds of communication if every second of a call keeps backward's cores from backward.
-
-    Nothing is hidden then, whatever overlaps: it is the sum of the calls.
-    """
-    return sum(cost.seconds(size) for _, size in buckets)
-
-
-def best_capacity(exposed: Mapping[float, float]) -> float:
-    """The capacity with the least exposed seconds; of equal ones the largest, which makes the fewest calls."""
-    return min(exposed, key=lambda capacity: (exposed[capacity], -capacity))

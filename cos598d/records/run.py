@@ -5,7 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cos598d.errors import UserError
+from cos598d.records.bench import read_bench
 from cos598d.records.conventions import BY_COUNTERS, BY_LEDGER, CHECKPOINT, COUNTED, PHASES, WITH_ACTIVATIONS
 from cos598d.records.kinds import (
     COUNT,
@@ -25,11 +28,32 @@ from cos598d.records.kinds import (
     OrNone,
     ValueKind,
 )
-from cos598d.records.schema import check, read, read_rows
+from cos598d.records.old_schema import check, read, read_rows
+from cos598d.records.unfinished import is_unfinished
+from cos598d.records.unfinished import read_summary as read_any
 
 # Every record has the seconds of these; records of older versions have no checkpoint phase.
 _OLD_PHASES = [f"seconds_{phase}" for phase in PHASES if phase != CHECKPOINT]
 _NEW_PHASE = f"seconds_{CHECKPOINT}"
+
+LIVE, WIRE = "live", "wire.rank{rank}.jsonl"  # of older versions
+
+
+def live_folder(folder: Path) -> Path | None:
+    """The folder, if its run has not ended well."""
+    return folder if is_unfinished(folder) else None
+
+
+def read_unfinished(folder: Path) -> "Summary":
+    """What the summary would be if the run ended now."""
+    return msgspec.to_builtins(read_any(folder, unfinished=True))
+
+
+def read_record(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The record's file and contents, from a bench's output folder or its file. Raises UserError."""
+    file, _ = read_bench(path)
+    return file, msgspec.json.decode(file.read_bytes())
+
 
 # A run's summary.json, checked by `summary_of`, plus what `tools/report/load` adds to it.
 Summary = dict[str, Any]
@@ -102,7 +126,7 @@ def _memory(world_size: int | None = None) -> ValueKind:
 
 MEMORY = _memory()
 LEDGER = Fields(
-    {"kept": TEXT, "rows": ListOf(COUNT), "rows_kept": ListOf(COUNT)},
+    {},
     {
         "by_purpose": MapOf(
             Fields(

@@ -1,113 +1,216 @@
-"""Reading JSON files of a record and checking their kinds. A damaged file is reported with its first wrong field."""
+"""The files of a run's folder: a struct for each. Decoding checks every field, and names the first wrong one."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
 
 from cos598d.errors import UserError
-from cos598d.records.kinds import DEEPEST, ValueKind, fault, is_too_deep
-from cos598d.terminal.printable import printable
-from cos598d.terminal.reading import MOST_BYTES, lines_of, open_plain, parse_json, read_plain
+from cos598d.records.conventions import BY_LEDGER
 
-MOST_ROW = 16 << 20  # characters; an epoch's row with a thousand classes has some 5 million
-STEP = 1 << 16  # bytes, of which a last row is looked for
+Count = Annotated[int, Meta(ge=0)]
+Size = Annotated[int, Meta(ge=1)]
+AtLeastZero = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Ranks = Annotated[int, Meta(ge=1, le=65536)]
+# Calls, and bytes of payload, sent and received.
+Sums = tuple[Count, Count, Count, Count]
+T = TypeVar("T")
 
 
-def read(path: Path, kind: ValueKind, remedy: str, most: int = MOST_BYTES) -> Any:
-    """The value of a JSON file, of this kind. Raises OSError as `open`, and UserError for a damaged file.
+class Iteration(Struct, omit_defaults=True):
+    """A row of iterations.rankR.jsonl.
 
-    Its text is made printable here, so that nothing hostile reaches a terminal or a page.
+    Seconds are by the iteration's clock; of `wall_seconds`, from the end of the iteration before to this one's end, and
+    `wall_seconds_after` until an evaluation, by wall time. `calls` to `bytes_received` are of gradients, and of weights
+    that are held in shards: see `figures.totals`. `predicted_bytes_*` are of all calls in training, by the formulas of
+    their algorithms; `counted_bytes_*` are the kernel's, or None. `by_purpose` has all calls since the row before,
+    those of evaluations too.
     """
-    try:
-        return _checked(read_plain(path, most).decode("utf-8"), kind, str(path), remedy)
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is damaged: not UTF-8. {remedy}.") from None
+
+    iteration: Count
+    loss: float
+    seconds: Positive
+    epoch: Count
+    examples: Size
+    seconds_data: float
+    seconds_forward: float
+    seconds_backward: float
+    seconds_sync: float
+    seconds_clip: float
+    seconds_step: float
+    seconds_checkpoint: float
+    wall_seconds: float
+    wall_seconds_after: float
+    calls: Count
+    tensors: Count
+    payload_bytes: Count
+    bytes_sent: Count
+    bytes_received: Count
+    predicted_bytes_sent: Count
+    predicted_bytes_received: Count
+    counted_bytes_sent: Count | None
+    counted_bytes_received: Count | None
+    by_purpose: dict[str, Sums]
+    learning_rate: float | None = None
+    tokens: Count | None = None
+    tokens_padded: Count | None = None
+    images: Count | None = None
+    # Each part of a phase: its name, its begin in seconds since the iteration's, and its seconds.
+    spans_seconds: list[tuple[str, float, float]] = []
 
 
-def read_rows(path: Path, kind: ValueKind, remedy: str, grows: bool = False) -> Iterator[Any]:
-    """The values of a JSON-lines file, one by one, each of this kind. Raises as `read`.
+class Sample(Struct, omit_defaults=True):
+    """A row of host.rankR.jsonl. `seconds` since training began, without the time between attempts."""
 
-    If a file `grows`, or its writer was killed, the last row may be incomplete: it is skipped.
+    seconds: AtLeastZero
+    iteration: Count
+    process_cpu_seconds: float
+    host_cpu_percent: AtLeastZero
+    rss_bytes: Count
+    gpu_memory_bytes: Count | None = None
+    gpu_utilization_percent: float | None = None
+
+
+class AttemptRow(Struct, omit_defaults=True):
+    """A row of attempts.jsonl: an attempt began after `iteration`, or ended after it.
+
+    The row of a begin has `ranks` and how many iterations of the attempt before are lost; that of an end has `why`.
     """
+
+    iteration: Count
+    begun: str | None = None
+    ranks: Ranks | None = None
+    lost_iterations: Count = 0
+    ended: str | None = None
+    why: str | None = None
+
+
+class Attempt(Struct):
+    """One attempt of a run. `ended` and `why` are None while it runs, and if it was killed."""
+
+    begun: str
+    from_iteration: Count
+    to_iteration: Count
+    lost_iterations: Count  # those that a later attempt repeated
+    ranks: Ranks
+    ended: str | None = None
+    why: str | None = None
+
+
+class Network(Struct):
+    """The links of an emulated cluster, as `cluster` was told them: "1gbit", "10ms"."""
+
+    hosts: Size = 1
+    rate: str | None = None
+    delay: str | None = None
+    offload: str | None = None
+
+
+class Environment(Struct):
+    """What the figures of a bench depend on, of environment.json."""
+
+    cores: Size | None = None
+    ranks_on_host: Size = 1
+    network: Network | None = None
+
+
+class Seconds(Struct):
+    """The seconds of iterations after the warm-up; the first one by itself."""
+
+    first: Positive | None
+    counted: Count
+    mean: Positive | None
+    median: Positive | None
+    p90: Positive | None
+    interval_95: tuple[float, float] | None
+
+
+class Purpose(Struct):
+    """What calls of one purpose were and sent: rank 0's calls and payload, and bytes by rank."""
+
+    calls: Count
+    payload_bytes: Count
+    bytes_sent: list[Count]
+    bytes_received: list[Count]
+
+
+class Setting(Struct, kw_only=True):
+    """setting.json: what is known before a run begins."""
+
+    task: str
+    model: str
+    data: str
+    precision: str
+    sync: str
+    total_train_batch_size: Size
+    max_seq_length: Size
+    seed: int
+    world_size: Ranks
+    dropout: float | None = None
+    label: str = ""
+    backend: str = ""
+    device: str = ""
+    parameters: Count = 0
+    bytes_from: str = BY_LEDGER
+    classes: list[str] | None = None
+    auto: dict[str, Any] = {}  # the choice of --sync auto: `cost.tune.Choice`
+
+
+class Summary(Setting, kw_only=True):
+    """summary.json. Lists are by rank. Rows of epochs and evaluations have a metric for each name of the task.
+
+    `wire`: what the kernel has counted per iteration, None if nothing. `memory`: at the peak and between two steps.
+    """
+
+    iterations: Count
+    losses: list[float]
+    seconds_per_iteration: Seconds
+    phases: dict[str, float | None]
+    calls_per_iteration: AtLeastZero
+    tensors_per_iteration: AtLeastZero
+    payload_bytes_per_iteration: AtLeastZero
+    bytes_sent_per_iteration: list[AtLeastZero]
+    bytes_received_per_iteration: list[AtLeastZero]
+    ledger: dict[str, dict[str, Purpose]] = {}
+    wall: dict[str, float | None] = {}
+    epochs: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
+    attempts: list[Attempt] = []
+    wire: dict[str, Any] | None = None
+    memory: dict[str, list[Any]] = {}
+    best: dict[str, Any] = {}
+    operations: dict[str, float | None] = {}
+    unfinished: str = ""  # how far a run got that is at work, or has not ended well
+
+
+def read(path: Path, kind: type[T], remedy: str = "Run it again") -> T:
+    """The value of a JSON file. Raises UserError, with the first wrong field, for one that is not of this kind."""
     try:
-        with open_plain(path) as lines:
-            for number, line in enumerate(lines_of(lines, MOST_ROW), start=1):
-                if len(line) == MOST_ROW:
-                    raise too_long(path, number, remedy)
-                if not line.endswith("\n"):
-                    if grows:
-                        return
-                    raise not_whole(path, number, remedy)
-                yield parse_row(line, kind, path, remedy, number)
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is damaged: not UTF-8 text. {remedy}.") from None
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}). Give the folder of a finished run.") from None
+    except msgspec.DecodeError as error:
+        raise UserError(f"{path} is damaged: {error}. {remedy}.") from None
 
 
-def last_row(path: Path, kind: ValueKind, remedy: str) -> Any:
-    """The last value of a JSON-lines file, of this kind, without reading the others; None if there is none. Raises as
-    `read`."""
-    tail = b""
-    with open_plain(path, "rb") as file:
-        begin = file.seek(0, os.SEEK_END)
-        while begin > 0 and len(tail) < MOST_ROW and b"\n" not in tail[:-1]:
-            length = min(begin, STEP)
-            begin = file.seek(begin - length)
-            tail = file.read(length) + tail
-    if not tail:
-        return None
-    if not tail.endswith(b"\n"):
-        raise UserError(f"{path} is damaged: its last row is not complete. {remedy}.")
-    line = tail[:-1].rpartition(b"\n")[2].decode("utf-8", "replace")
-    return _checked(line, kind, f"{path}, last line", remedy)
+def read_rows(path: Path, kind: type[T]) -> Iterator[T]:
+    """The rows of a file; none if it does not exist. A last row that is being written, or never was, is left out.
 
-
-def not_whole(path: Path, line: int, remedy: str) -> UserError:
-    """The error for a last line that does not end."""
-    return UserError(f"{path}, line {line} is damaged: not a complete JSON row. {remedy}.")
-
-
-def too_long(path: Path, line: int, remedy: str) -> UserError:
-    """The error for a line that is longer than any row of ours."""
-    return UserError(f"{path}, line {line} has more than {MOST_ROW >> 20} MiB: it is damaged. {remedy}.")
-
-
-def parse_row(text: str, kind: ValueKind, path: Path, remedy: str, line: int) -> Any:
-    """The value of a line of a file, of this kind. Raises UserError as `read`."""
-    return _checked(text, kind, f"{path}, line {line}", remedy)
-
-
-def check(value: Any, kind: ValueKind, where: str | Path, remedy: str) -> None:
-    """Raise UserError if a value of the file `where` is not of this kind."""
-    if (wrong := fault(value, kind)) is not None:
-        raise UserError(f"{printable(where)} is damaged: {wrong}. {remedy}.")
-
-
-def is_as_read(found: Any, value: Any) -> bool:
-    """Whether `read` would return `found` for this value: the value itself, or with its text made printable."""
-    return found == value or found == _shown(value)
-
-
-def _checked(text: str, kind: ValueKind, where: str, remedy: str) -> Any:
+    Raises UserError for a damaged row.
+    """
+    decode, number = msgspec.json.Decoder(kind).decode, 0
     try:
-        value = parse_json(text)
-    except ValueError as error:
-        reason = printable(error, 100).rstrip(".")
-        raise UserError(f"{where} is not JSON ({reason}): it is damaged. {remedy}.") from None
-    if text.count("[") + text.count("{") > DEEPEST and is_too_deep(value):  # it has too few brackets to be so deep
-        raise UserError(f"{where} is nested more than {DEEPEST} deep: it is damaged. {remedy}.")
-    if "\\" in text or not text.replace("\n", "").isprintable():
-        value = _shown(value)
-    check(value, kind, where, remedy)
-    return value
-
-
-def _shown(value: Any) -> Any:
-    """The value with every text in it made printable."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list):
-        return [_shown(part) for part in value]
-    if isinstance(value, dict):
-        return {printable(name): _shown(part) for name, part in value.items()}
-    return value
+        with path.open("rb") as file:
+            for line in file:
+                number += 1
+                if line.endswith(b"\n"):
+                    yield decode(line)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}). Make it readable.") from None
+    except msgspec.DecodeError as error:
+        raise UserError(f"{path}, line {number} is damaged: {error}. Run it again.") from None

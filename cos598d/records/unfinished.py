@@ -1,68 +1,56 @@
-"""The record of a run that is running or was killed: a summary made from the rows so far."""
+"""The record of a run that is running or was killed: what its summary would be, from the rows so far."""
 
-from array import array
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+import filelock
+import msgspec
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import ATTEMPTS, EPOCHS, EVALUATIONS, ITERATIONS, LIVE, SETTING
-from cos598d.records.figures import RankSums, run_figures
-from cos598d.records.run import (
-    ATTEMPTS_FILE,
-    EPOCH,
-    EVALUATION,
-    ITERATION,
-    SETTING_FILE,
-    Summary,
-    read_object,
-    read_table,
-)
-from cos598d.terminal.locks import is_locked
+from cos598d.records.conventions import ATTEMPTS, EPOCHS, EVALUATIONS, ITERATIONS, LOCK, SETTING, SUMMARY
+from cos598d.records.figures import attempts_of, epoch_traffic, rank_figures, run_figures
+from cos598d.records.schema import AttemptRow, Iteration, Setting, Summary, read, read_rows
 
 
-def live_folder(folder: Path) -> Path | None:
-    """The folder of an unfinished run's rows, given its folder or its `live/`; None if there is a summary."""
-    if (folder / "summary.json").exists():
-        return None
-    for place in (folder / LIVE, folder):
-        if (place / SETTING).exists():
-            return place
-    return None
+def is_at_work(folder: Path) -> bool:
+    """Whether a program has locked the folder."""
+    if not (folder / LOCK).exists():
+        return False
+    try:
+        with filelock.FileLock(folder / LOCK, blocking=False):
+            return False
+    except filelock.Timeout:
+        return True
+    except OSError:  # somebody else's folder, which this user may only read
+        return False
 
 
-def read_unfinished(live: Path) -> Summary:
-    """What the summary would be if the run ended now; `unfinished` is a phrase for how far it got.
+def is_unfinished(folder: Path) -> bool:
+    """Whether the folder has a run that is at work, or has not ended well."""
+    return (folder / SETTING).exists() and not (folder / SUMMARY).exists()
 
-    An iteration that some ranks have not written yet is summed without them. Facts known only at the end are missing,
-    such as the kernel's byte counts of an epoch. Raises UserError if something is damaged.
+
+def read_summary(folder: Path, unfinished: bool = False) -> Summary:
+    """The summary of the run in a folder; if it may be `unfinished`, what it would be if the run ended now.
+
+    An iteration that some ranks have not written yet is summed without them. What is known only at the end is missing,
+    such as memory. Raises UserError if there is no run, or if a file is damaged.
     """
-    setting = read_object(live / SETTING, SETTING_FILE)
-    if setting is None:
-        raise UserError(f"{live / SETTING} is missing: the run has not started yet, or has just ended. Look again.")
-    attempts = (read_object(live / ATTEMPTS, ATTEMPTS_FILE) or {"attempts": []})["attempts"]
-    ranks = [RankSums() for _ in range(setting["world_size"])]
-    losses, seconds = array("d"), array("d")
-    for rank, sums in enumerate(ranks):
-        for row in read_table(live / ITERATIONS.format(rank=rank), ITERATION, is_needed=rank == 0, grows=True):
-            sums.add(row)
-            if rank == 0:
-                losses.append(row["loss"])
-                seconds.append(row["seconds"])
-    return {
-        **setting,
-        **run_figures(ranks, losses, seconds),
-        "epochs": list(read_table(live / EPOCHS, EPOCH, is_needed=False, grows=True)),
-        "evaluations": list(read_table(live / EVALUATIONS, EVALUATION, is_needed=False, grows=True)),
-        "attempts": attempts,
-        "unfinished": _where(live, len(losses), attempts[-1] if attempts else {}),
-    }
-
-
-def _where(live: Path, iterations: int, attempt: Mapping[str, Any]) -> str:
-    if is_locked(live.parent):
-        return f"is still running, and has done {iterations} iterations"
-    why = attempt.get("why")
-    return f"ended after {iterations} iterations" + (
-        f": {why}" if why else " without an error (killed, or its host is down)"
-    )
+    if (folder / SUMMARY).exists():
+        return read(folder / SUMMARY, Summary)
+    if not unfinished or not is_unfinished(folder):
+        lack = "has no summary.json" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {lack}. Give the folder of a finished run.")
+    setting = read(folder / SETTING, Setting)
+    files = [folder / ITERATIONS.format(rank=rank) for rank in range(setting.world_size)]
+    ranks = [rank_figures(read_rows(file, Iteration)) for file in files]
+    figures = run_figures(read_rows(files[0], Iteration), ranks)
+    epochs = [row | epoch_traffic(ranks, row["epoch"]) for row in read_rows(folder / EPOCHS, dict)]
+    attempts = attempts_of(read_rows(folder / ATTEMPTS, AttemptRow), figures["iterations"])
+    done, why = f"{figures['iterations']} iterations", attempts[-1].why if attempts else None
+    if is_at_work(folder):
+        where = f"is still running, and has done {done}"
+    else:
+        where = f"ended after {done}" + (f": {why}" if why else " without an error (killed, or its host is down)")
+    tables = {"epochs": epochs, "evaluations": list(read_rows(folder / EVALUATIONS, dict)), "attempts": attempts}
+    found = {**msgspec.structs.asdict(setting), **figures, **tables, "unfinished": where}
+    return msgspec.convert(msgspec.to_builtins(found), Summary)

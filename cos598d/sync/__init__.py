@@ -1,53 +1,87 @@
-"""The registry of gradient syncs. Each is one file of this folder, loaded when its name is used."""
+"""The registry of gradient syncs: each is one file, loaded when its name is used."""
 
+import functools
 import importlib
-from collections.abc import Iterable, Sequence
+from dataclasses import field, fields, make_dataclass
 
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
 
-# The names on the command line, equal to those of the files, in the order of tables.
-SYNCS = (
-    *("none", "gather_scatter", "reduce_broadcast", "all_reduce", "flat", "overlap", "bucketed"),
-    *("ring", "halving_doubling", "tree", "shared_memory", "hierarchical", "sparse_rows"),
-    *("local_sgd", "diloco", "ddp"),
-)
+# The names on the command line, in the order of tables -> the class of each.
+SYNCS = {
+    "none": "cos598d.sync.none:NoSync",
+    "gather_scatter": "cos598d.sync.gather_scatter:GatherScatter",
+    "reduce_broadcast": "cos598d.sync.reduce_broadcast:ReduceBroadcast",
+    "all_reduce": "cos598d.sync.all_reduce:AllReduce",
+    "flat": "cos598d.sync.flat:Flat",
+    "overlap": "cos598d.sync.overlap:Overlap",
+    "bucketed": "cos598d.sync.bucketed:Bucketed",
+    "ring": "cos598d.sync.ring:Ring",
+    "halving_doubling": "cos598d.sync.halving_doubling:HalvingDoubling",
+    "tree": "cos598d.sync.tree:Tree",
+    "shared_memory": "cos598d.sync.shared_memory:SharedMemory",
+    "hierarchical": "cos598d.sync.hierarchical:Hierarchical",
+    "sparse_rows": "cos598d.sync.sparse_rows:SparseRows",
+    "local_sgd": "cos598d.sync.local_sgd:LocalSGD",
+    "diloco": "cos598d.sync.diloco:DiLoCo",
+    "ddp": "cos598d.sync.ddp:DDP",
+    "zero1": "cos598d.zero.zero1:Zero1",
+    "zero2": "cos598d.zero.zero2:Zero2",
+    "zero3": "cos598d.zero.zero3:Zero3",
+    "sparse_zero1": "cos598d.zero.sparse_zero1:SparseZero1",
+    "shared_weights": "cos598d.zero.shared_weights:SharedWeights",
+}
+# Other libraries' engines, which may not be installed.
+ENGINES = {
+    "torch_zero1": "cos598d.engines.torch_zero1:TorchZero1",
+    "torch_fsdp": "cos598d.engines.torch_fsdp:TorchFSDP",
+    "horovod": "cos598d.engines.horovod:Horovod",
+    "dp": "cos598d.engines.dp:DP",
+    "fabric": "cos598d.engines.fabric:Fabric",
+    "deepspeed": "cos598d.engines.deepspeed:DeepSpeed",
+}
+KNOWN = SYNCS | ENGINES
+AUTO_SYNC = "auto"  # the name by which --sync tries several, and takes the fastest
+WITH_FLAGS = ("bucketed", "diloco", "torch_fsdp", "deepspeed")  # together they have every flag, in the order of --help
 
 
-def or_choose(option: str) -> str:
-    """The end of a sentence that rejects an option for one sync: the registered syncs that take it, if any."""
-    takers = [name for name in SYNCS if option in get_sync(name).uses]
-    return f", or choose one of {', '.join(takers)}" if takers else ""
+def get_sync(name: str) -> type[GradientSync]:
+    """The class of the sync called `name`, or of your own in a file, FILE.py:CLASS.
 
-
-def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:
-    """The class of the gradient sync called `name`, or of your own in a file, FILE.py:CLASS.
-
-    Raises UsageError for any other name, with the known names and those in `also`; and for a file that cannot be used,
-    with the reason.
+    Raises UsageError for any other name, with the known names; and for a file that cannot be used, with the reason.
     """
-    if name in SYNCS:
-        file = importlib.import_module(f"cos598d.sync.{name}")
-        (found,) = (kind for kind in vars(file).values() if _is_sync_of(kind, file.__name__))
-        return found
+    if name in KNOWN:
+        file, _, kind = KNOWN[name].partition(":")
+        return getattr(importlib.import_module(file), kind)
     from cos598d.terminal.own_code import is_own  # which few runs need
 
     if is_own(name):
         from cos598d.sync.from_file import load_own
 
         return load_own(name)
-    raise unknown("--sync", name, [*SYNCS, *also])
-
-
-def unknown(flag: str, name: str, known: Sequence[str]) -> UsageError:
-    """The error for a `name` that is not `known`, given for `flag`: with the nearest name, and all of them."""
     from cos598d.terminal.words import did_you_mean  # which only a wrong name needs
 
-    choices = ", ".join(known)
-    return UsageError(
-        f"unknown {flag} {name}.{did_you_mean(name, known)} Choose one of {choices}, or your own as FILE.py:CLASS."
+    choices = ", ".join(KNOWN)
+    raise UsageError(
+        f"unknown sync {name}.{did_you_mean(name, list(KNOWN))} Choose one of {choices}, or your own as FILE.py:CLASS."
     )
 
 
-def _is_sync_of(kind: object, module: str) -> bool:
-    return isinstance(kind, type) and issubclass(kind, GradientSync) and kind.__module__ == module
+def takers(option: str) -> list[str]:
+    """The names of the syncs that have this option."""
+    return [name for name in KNOWN if option in get_sync(name).options_kind.names()]
+
+
+def or_choose(option: str) -> str:
+    """The end of a sentence that rejects an option for one sync: the syncs that take it, if any."""
+    names = takers(option)
+    return f", or choose one of {', '.join(names)}" if names else ""
+
+
+@functools.cache
+def sync_flags() -> type:
+    """A dataclass whose fields are the flags of all syncs."""
+    kinds = [get_sync(name).options_kind for name in WITH_FLAGS]
+    found = {one.name: one for kind in kinds for one in fields(kind) if "flag" in one.metadata}
+    copies = [(one.name, one.type, field(default=one.default, metadata=one.metadata)) for one in found.values()]
+    return make_dataclass("SyncFlags", copies, frozen=True)

@@ -2,20 +2,18 @@
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from cos598d.errors import UserError
 
-if TYPE_CHECKING:
-    from cos598d.comm.communicator import Communicator
 
-
-def check_models(comm: "Communicator", model: nn.Module) -> None:
-    """Compare the model's parameters and buffers with the other ranks': names, order, shapes, dtypes, which are frozen,
-    and which have sparse gradients.
+def check_models(model: nn.Module, exchange: Callable[[Any], list[Any]]) -> None:
+    """Compare the model's parameters and buffers with the other ranks': names, order, shapes, dtypes, strides,
+    which are frozen, and which have sparse gradients. `exchange(value)` returns every rank's value, in order of rank.
 
     Every rank calls it. Raises UserError, the same on every rank. It names the first tensor that differs from rank 0's,
     or the first that cannot be sent on some rank.
@@ -24,30 +22,23 @@ def check_models(comm: "Communicator", model: nn.Module) -> None:
     problem = next((f"{name} {why}" for name, tensor in tensors if (why := _why_not_sent(tensor))), "")
     sparse = sparse_weights(model)
     mine = problem or [
-        [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad, tensor in sparse]
+        [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch."), _order(tensor)]
+        + [" frozen" * (not tensor.requires_grad), " sparse" * (tensor in sparse)]
         for name, tensor in tensors
     ]
-    digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()
-    digests = comm.exchange(digest)
-    if len(set(digests)) == 1 and not problem:
+    digests = exchange([hashlib.sha256(json.dumps(mine).encode()).hexdigest(), bool(problem)])
+    if all(digest == digests[0] for digest in digests) and not problem:
         return
-    models = comm.exchange(mine)
+    models = exchange(mine)
     for rank, one in enumerate(models):
         if isinstance(one, str):
             raise UserError(f"rank {rank}'s {one}.")
-    rank = next(r for r, other in enumerate(digests) if other != digests[0])
+    rank = next(r for r, other in enumerate(models) if other != models[0])
     theirs, first = models[rank], models[0]
     place = next((i for i, pair in enumerate(zip(theirs, first)) if pair[0] != pair[1]), min(len(theirs), len(first)))
-
-    def describe(model: list) -> str:
-        if place >= len(model):
-            return f"only {len(model)} tensors"
-        name, shape, dtype, trainable, is_sparse = model[place]
-        return f"{name} {tuple(shape)} {dtype}{'' if trainable else ' frozen'}{' sparse' if is_sparse else ''}"
-
     raise UserError(
-        f"the ranks' models differ: rank {rank} has {describe(theirs)} where rank 0 has {describe(first)}. "
-        f"Start every rank with the same model."
+        f"the ranks' models differ: rank {rank} has {_described(theirs, place)} where rank 0 has "
+        f"{_described(first, place)}. Start every rank with the same model."
     )
 
 
@@ -55,6 +46,18 @@ def sparse_weights(model: nn.Module) -> set[torch.Tensor]:
     """The trainable weights with sparse gradients, as `nn.Embedding(..., sparse=True)` has."""
     tables = (one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse)
     return {table.weight for table in tables if table.weight.requires_grad}
+
+
+def _described(model: list, place: int) -> str:
+    if place >= len(model):
+        return f"only {len(model)} tensors"
+    name, shape, *words = model[place]
+    return f"{name} {tuple(shape)} {''.join(words)}"
+
+
+def _order(tensor: torch.Tensor) -> str:
+    """The order of a tensor's elements in memory, if it is not the usual one."""
+    return "" if tensor.is_contiguous() else f" with strides {tensor.stride()}"
 
 
 def _why_not_sent(tensor: torch.Tensor) -> str | None:

@@ -1,107 +1,260 @@
-"""The interface of a gradient sync: what the training loop calls, and what every way of averaging must guarantee."""
+"""The interface of a gradient sync: what happens between `loss.backward()` and `optimizer.step()`."""
 
-import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
-from cos598d.records.conventions import STATE
-from cos598d.sync.agreement import Agreement
+from cos598d.records.conventions import AGREEMENT, BUFFERS, BY_LEDGER, STATE
 from cos598d.sync.alike import check_models, sparse_weights
-from cos598d.sync.facts import SyncFacts
-from cos598d.sync.options import DEFAULTS, SyncOptions
+from cos598d.sync.options import Options
 
-if TYPE_CHECKING:
-    from cos598d.comm.communicator import Communicator
+Named = tuple[str, nn.Parameter]
 
 
-class GradientSync(Agreement, SyncFacts):
-    """One way for replicas to agree on their gradients. The loop uses it like this:
+class GradientSync:
+    """One way for n replicas to agree on their gradients. `Parallel` (parallel.py) calls it like this:
 
-        module = sync.attach(model)          # rank 0's state on every rank
-        ...
-        with sync.no_sync():                 # for all micro-batches of a step except the last
-            module(...).backward()
-        module(...).backward()
-        sync.finish()                        # every rank's .grad is the average over ranks
-        optimizer.step()
-        sync.after_step()                    # for syncs that average weights instead
-        # or, if the gradients are not finite and fp16's loss scale is lowered, only:
-        sync.forget_step()                   # the step leaves no trace
-        ...
-        sync.settle()                        # before the model is evaluated or saved: weights and buffers are equal
+        call = sync.attach(model)      # rank 0's state on every rank; what to call in the model's place
+        loss.backward()                # for each gradient that backward has computed: sync.ready(parameter)
+                                       # at backward's end: sync.finish(); now .grad is the average over the ranks
+        optimizer.step()               # then: sync.after_step()
+        sync.settle()                  # before the model is evaluated or saved: weights and buffers are equal
         sync.detach()
 
-    The simplest kind acts after backward, and implements only `average`. Reach other ranks only through `self.comm`.
+    The simplest kind acts after backward and implements only `average`, with plain calls of torch.distributed. The
+    ledger sees them by itself.
 
-    `find_unused_parameters` (as in torch's DDP): whether a step may leave a trainable parameter without a gradient on
-    some rank. If so the ranks agree on each step's set before they average (`cos598d/sync/agreement.py`). If not, a
-    missing gradient is an error.
-
-    Buffers, such as BatchNorm's running statistics, follow each rank's own examples during training. `settle` gives
-    rank 0's to all ranks, so that the model that is evaluated and saved is the one that torch's DDP makes. DDP also
-    sends rank 0's before every step, which matters only for a buffer that training reads. `--sync ddp` does so, and
-    `data_parallel` too, by calling `settle` there.
-
-    `loss_scale`: the factor of this step's losses, and so of its gradients; 1 except in fp16. The loop sets it before
-    backward. It differs from step to step, so a sync that keeps part of a gradient keeps it divided by `loss_scale`.
-
-    The options, cost, memory and checkpoint of a sync have defaults that suit most syncs: `cos598d/sync/facts.py`.
+    shards: whether each rank's optimizer steps only a part of the weights. every_backward: whether backwards inside
+    `no_sync` are reduced too. replicas_equal: whether all ranks hold the same weights between two steps.
+    options_kind: the class of its options. takes_sparse: whether it averages the gradients of
+    `nn.Embedding(..., sparse=True)`. keeps_optimizer_state: whether a checkpoint has what the optimizer remembers.
+    bytes_from: whether the ledger has its bytes, or only the kernel's counters.
     """
 
-    loss_scale = 1.0
+    shards = every_backward = takes_sparse = False
+    replicas_equal = keeps_optimizer_state = True
+    bytes_from = BY_LEDGER
+    options_kind: type[Options] = Options
+    options: Any  # of that class
+    optimizer: torch.optim.Optimizer | None = None  # set by `Parallel`
+    buffers_are_due = True  # an average was made since rank 0's buffers were sent
 
-    def __init__(self, comm: "Communicator", find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
-        self.comm = comm
-        self.find_unused_parameters = find_unused_parameters
-        self.options = self.options_kind.of(options)
-        self.parameters: list[tuple[str, nn.Parameter]] = []
-        self._sparse: set[torch.Tensor] = set()
+    def __init__(
+        self, ledger: Ledger | None = None, options: Options | None = None, group: dist.ProcessGroup | None = None
+    ):
+        """`group`: the ranks that train the model; None for all of them."""
+        self.ledger, self.options, self.group = ledger or Ledger(), options or self.options_kind(), group
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.parameters: list[Named] = []
 
-    def attach(self, model: nn.Module) -> nn.Module:
-        """Make every rank's model equal rank 0's and return the module to call in its place.
+    def __deepcopy__(self, memo: dict) -> "GradientSync":
+        """A copy of a model has copies of its hooks, and they belong to this sync as before."""
+        return self
+
+    @property
+    def comm(self) -> Any:
+        """What syncs of older files called."""
+        raise UserError(
+            f"{type(self).__name__} uses self.comm, which no sync has any more. Call torch.distributed itself: "
+            "`import torch.distributed as dist` and `dist.all_reduce(gradient)` in place of "
+            "`self.comm.all_reduce(gradient, name)`; self.rank and self.ranks are numbers."
+        )
+
+    @classmethod
+    def check_run(cls, ranks: int, precision: str) -> None:
+        """Raise UsageError, before the ranks meet, if it cannot train on so many ranks, or in this precision."""
+
+    # What `Parallel` calls
+
+    def attach(self, model: nn.Module) -> Callable:
+        """Make every rank's model equal rank 0's. Return what to call in its place.
 
         Trainable parameters, frozen ones and buffers are sent; tied weights once. Raises UserError, the same on every
-        rank, if the ranks' parameters differ in name, order, shape, dtype or requires_grad. Also raises it if a tensor
-        cannot be sent, or if this sync cannot average a sparse gradient that will come.
+        rank, if the ranks' models differ, or if a gradient will come that this sync cannot average.
         """
-        check_models(self.comm, model)
-        self._sparse = sparse_weights(model)
-        if self._sparse and not self.takes_sparse:
-            name = next(name for name, p in model.named_parameters() if p in self._sparse)
-            raise UserError(
-                f"{name} has sparse gradients, which {type(self).__name__} does not average. Choose all_reduce, "
-                "overlap or ddp, make the layer without sparse=True, or set takes_sparse = True in your own class."
-            )
-        with torch.no_grad():
-            buffers = model.named_buffers() if self.options.broadcast_buffers else ()
-            for name, tensor in (*model.named_parameters(), *buffers):
-                self.comm.broadcast(tensor.data, name, purpose=STATE)
-        self.parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self._model = model
+        self.model = model
+        check_models(model, self.exchange)
+        self.sparse = sparse_weights(model)
+        for name, p in model.named_parameters():
+            if p in self.sparse and not self.takes_sparse:
+                raise UserError(
+                    f"{name} has sparse gradients, which {type(self).__name__} does not average. Choose all_reduce or "
+                    "ddp, or make the layer without sparse=True."
+                )
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            self.broadcast(tensor, name, STATE)
+        # A tensor without elements is on all ranks what it is.
+        self.parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
         return model
 
-    def finish(self) -> None:
-        """Block until every trainable parameter's .grad is the average over all ranks, on every rank.
+    def take_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer that the script steps: this one, or that of a library, made from it."""
+        return optimizer
 
-        A parameter that no rank used keeps None; where only some ranks used it, the others count as zero.
-        """
+    def begin_forward(self) -> None:
+        """A forward is about to begin, of training or of evaluation."""
+        if self.buffers_are_due and self.options.broadcast_buffers:
+            self.send_buffers()
+
+    def ready(self, parameter: nn.Parameter) -> None:
+        """Backward has computed this parameter's .grad. It may start to send it."""
+
+    def finish(self) -> None:
+        """Block until every .grad is the average over the ranks. A parameter that no rank used keeps None."""
         for name, gradient in self.gradients():
-            self.average(name, gradient)
+            with self.ledger.naming(name):
+                self.average(name, gradient)
 
     def average(self, name: str, gradient: torch.Tensor) -> None:
         """Replace `gradient` by its average over the ranks, in place. Called in the same order on every rank."""
         raise NotImplementedError(f"{type(self).__name__} has no average()")
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """A context for forward and backward in which gradients only accumulate."""
-        yield
+    def after_step(self) -> None:
+        """The optimizer has stepped."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context for a library that has to be told that a backward only accumulates."""
+        return nullcontext()
+
+    def settle(self) -> None:
+        """Make the ranks' models equal: give every rank rank 0's buffers, and shared weights if they differ."""
+        self.send_buffers()
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """What this rank keeps from one step to the next, by name, for a checkpoint. Every rank calls it, settled."""
+        return {}
+
+    def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Continue from what the same rank's `own_state` gave. Called after `attach`, before the first step."""
 
     def detach(self) -> None:
         """Remove hooks and free buffers. The model does not change."""
         self.parameters = []
-        self._model = None
+
+    # What syncs call
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The gradients to average, the same on every rank: real numbers, in the order of the parameter's memory.
+
+        A rank without one that others have gets zeros.
+        """
+        seen: set[int] = set()
+        for (name, p), used in zip(self.parameters, self.used(), strict=True):
+            if not used:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            if p in self.sparse:
+                p.grad = p.grad if p.grad.is_sparse else p.grad.to_sparse(1)
+                yield name, p.grad
+                continue
+            if p.grad.data_ptr() in seen or p.grad.stride() != p.stride() or p.grad.is_conj():
+                p.grad = torch.empty_like(p).copy_(p.grad)  # another's memory, or another order of elements
+            seen.add(p.grad.data_ptr())
+            yield name, torch.view_as_real(p.grad) if p.is_complex() else p.grad
+
+    def used(self) -> list[bool]:
+        """Whether any rank has a gradient, for each parameter."""
+        return self.agree([p.grad is not None for _, p in self.parameters])
+
+    def agree(self, has: list[bool]) -> list[bool]:
+        """Whether any rank has what this one `has`, for each parameter: a small all-reduce.
+
+        With find_unused_parameters off, nothing is sent: raises UserError if this rank lacks one.
+        """
+        if not self.options.find_unused_parameters:
+            if not all(has):
+                raise UserError(
+                    f"{self.parameters[has.index(False)][0]} got no gradient in this step, although "
+                    "find_unused_parameters is False. Give find_unused_parameters=True for a model that leaves "
+                    "parameters unused."
+                )
+            return has
+        return [users > 0 for users in self.count(has)]
+
+    def count(self, numbers: Sequence[int]) -> list[int]:
+        """The sums of these small numbers over the ranks, of which every rank gives as many: a small all-reduce."""
+        sums = torch.tensor(numbers, dtype=torch.int32, device=self.device)
+        with self.ledger.naming("ranks that used each parameter", AGREEMENT):
+            dist.all_reduce(sums, group=self.group)
+        return sums.tolist()
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in order of rank. For small values before training."""
+        values: list[Any] = [None] * self.ranks
+        with self.ledger.naming("what the ranks tell each other", AGREEMENT):
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def broadcast(self, tensor: torch.Tensor, name: str, purpose: str) -> None:
+        """Put rank 0's tensor into each rank's, whatever its dtype and strides."""
+        data = tensor.detach()
+        dense = data.contiguous()
+        if dense.numel():
+            with self.ledger.naming(name, purpose):
+                dist.broadcast(dense.view(-1).view(torch.uint8), self.peer(0), group=self.group)
+        if dense is not data:
+            data.copy_(dense)
+
+    def send_buffers(self) -> None:
+        """Give every rank rank 0's buffers: packed as bytes, so that one call sends all, whatever their dtypes."""
+        self.buffers_are_due = False
+        buffers = [buffer.detach() for buffer in self.model.buffers()]
+        parts = [buffer.contiguous().view(-1).view(torch.uint8) for buffer in buffers]
+        if not buffers or self.ranks == 1:
+            return
+        together = torch.cat(parts)
+        self.broadcast(together, "buffers", BUFFERS)
+        for buffer, part in zip(buffers, together.split([len(part) for part in parts]), strict=True):
+            # .data: the graph of an earlier forward may have saved the buffer, as with torch's DDP
+            buffer.data.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+
+    @contextmanager
+    def in_reach(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The tensor, or a copy in the host's memory, whose changes are copied back.
+
+        gloo has no gather, scatter or messages for tensors on a device.
+        """
+        is_far = tensor.device.type != "cpu" and "gloo" in dist.get_backend(self.group)
+        there = tensor.cpu() if is_far else tensor
+        yield there
+        if there is not tensor:
+            tensor.copy_(there)
+
+    def swap(self, outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:
+        """Send a tensor to the rank `to` while another arrives from the rank `source`. Block until both are done."""
+        sending = dist.P2POp(dist.isend, outgoing, self.peer(to), self.group)
+        receiving = dist.P2POp(dist.irecv, incoming, self.peer(source), self.group)
+        for work in dist.batch_isend_irecv([receiving, sending]):
+            work.wait()
+
+    def peer(self, rank: int) -> int:
+        """The number of this group's rank among all processes, as torch needs it."""
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.parameters[0][1].device
+
+
+def weakly(method: Callable[[nn.Parameter], None], parameter: nn.Parameter) -> Callable[..., None]:
+    """A hook for a parameter's node that calls the method with the parameter.
+
+    Python's garbage collector cannot see torch's reference to a hook: one that referred to the method's object would
+    keep it, and its model, forever.
+    """
+    weak = weakref.WeakMethod(method)
+
+    def hook(*_: Any) -> None:
+        if call := weak():
+            call(parameter)
+
+    return hook

@@ -1,81 +1,118 @@
 """All-reduce of buckets of gradients while backward runs, as torch's DDP does it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
-from cos598d.comm.calls import Call, Pending
-from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
-from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
-from cos598d.sync.estimate import Buffers, Tensor
-from cos598d.sync.options import SyncOptions
-from cos598d.sync.parts.overlapping import OverlappingSync
-from cos598d.sync.parts.with_codec import WithCodec
+from cos598d.errors import UserError
+from cos598d.sync.base import GradientSync, Named
+from cos598d.sync.buckets import Bucket, plan_buckets
+from cos598d.sync.codecs import Codec, End, make_codec
+from cos598d.sync.options import BucketSizes, BucketViews, Compression, Options
 
 
-class Bucketed(WithCodec, OverlappingSync):
+@dataclass(frozen=True)
+class BucketedOptions(BucketSizes, BucketViews, Compression):
+    """The sizes of buckets, and what is done with them."""
+
+
+class Bucketed(GradientSync):
     """Averaging in buckets, during backward (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).
 
     1. The gradients are assigned to buckets of at most `bucket_mb`, in the reverse order of registration, since
        backward computes the last layers' gradients first. The first bucket is small, so that its call starts early.
-    2. When backward has computed a gradient, a hook copies it into its bucket, divided by n, and .grad becomes a view
-       of that copy. A full bucket's ring all-reduce starts at once, while backward continues.
-    3. After backward every rank waits for the remaining calls. Each .grad is a view of its bucket, so nothing is copied
-       back. (With `copies_gradients`, .grad stays autograd's, and the averages are copied back into it.)
-
-    The hooks are those of `OverlappingSync`. It calls `ready` for each gradient, `start` for each full bucket (which it
-    calls a unit), and `end` for each bucket from `finish`.
+    2. When backward has computed a gradient, it is copied into its bucket, divided by n. A bucket's ring all-reduce
+       starts when it is full and all buckets before it have started. So every rank makes the same calls in the same
+       order, whatever the order in which its gradients arrive.
+    3. At backward's end every rank starts what is left, waits for all calls in order, and copies the averages back.
+       (With `gradient_as_bucket_view` each .grad becomes a view of its bucket, and nothing is copied back.)
 
     Cost for a gradient of S bytes in B buckets: B calls; every rank sends and receives 2(n-1)/n S. Only what follows
     the last gradient is exposed: the last bucket, and whatever the network has not finished sending. The buckets take S
-    bytes; backward's own gradient of a parameter is freed as soon as it is copied. `--compress` sends the buckets
-    compressed (`cos598d/sync/codecs`). A good default, like DDP.
+    bytes. `--compress` sends the buckets compressed (`codecs.py`). A good default, like DDP.
     """
 
-    uses = ("bucket_mb", "compress", "copies_gradients")
+    options_kind: type[Options] = BucketedOptions
 
-    def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
-        self._under_way: dict[int, tuple[Bucket, Pending]] = {}
-        groups = plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb)
-        copies = self.options.copies_gradients
-        self.buckets = [Bucket(f"bucket {number}", group, copies=copies) for number, group in enumerate(groups)]
-        return groups
+    def attach(self, model: nn.Module) -> Callable:
+        call = super().attach(model)
+        groups = self.plan(self.parameters)
+        names = [group[0][0] if len(group) == 1 else f"bucket {number}" for number, group in enumerate(groups)]
+        self.buckets = [self.make_bucket(name, group) for name, group in zip(names, groups, strict=True)]
+        self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
+        self.codec = self.make_codec()
+        self.begin_step()
+        return call
 
-    def ready(self, unit: int, place: int) -> None:
-        self.buckets[unit].take(place, 1 / self.comm.world_size)
+    def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
+        """The parameters of each bucket, in the order in which the buckets are sent."""
+        return plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb)
 
-    def start(self, unit: int) -> Pending:
-        return self.send(unit, self.buckets[unit])
+    def make_bucket(self, name: str, group: Sequence[Named]) -> Bucket:
+        """A bucket for these parameters."""
+        return Bucket(name, group, self.ranks, self.options.gradient_as_bucket_view)
 
-    def send(self, unit: int, bucket: Bucket) -> Pending:
-        """Start to send the unit's full bucket."""
-        pending = self.codec.start(bucket, self.loss_scale)
-        self._under_way[unit] = bucket, pending
-        return pending
+    def make_codec(self) -> Codec:
+        """What sums buckets."""
+        return make_codec(self.options.compress, self.start_sum, self.group)
 
-    def receive(self, unit: int, is_used: Sequence[bool]) -> Bucket:
-        """The unit's bucket with the averages."""
-        bucket, pending = self._under_way.pop(unit)
-        self.codec.finish(bucket, pending)
-        self.codec.put_back_unused(bucket, is_used)
-        return bucket
+    def begin_step(self) -> None:
+        """Forget the last step."""
+        self._missing = {bucket: set(bucket.views) for bucket in self.buckets}
+        self._ends: list[End] = []
 
-    def sum_up(self, tensor: torch.Tensor, name: str) -> Call:
-        return self.comm.all_reduce(tensor, name, async_op=True)
+    def ready(self, parameter: nn.Parameter) -> None:
+        bucket = self._bucket_of[parameter]
+        if parameter not in self._missing[bucket]:
+            name = next(name for name, p in self.parameters if p is parameter)
+            raise UserError(
+                f"one backward reached {name} twice, as reentrant checkpoints that share a parameter do. Checkpoint "
+                "with use_reentrant=False, or choose all_reduce."
+            )
+        bucket.take(parameter)
+        self._missing[bucket].discard(parameter)
+        while len(self._ends) < len(self.buckets) and not self._missing[self.buckets[len(self._ends)]]:
+            self._start_next()
 
-    def end(self, unit: int, is_used: Sequence[bool]) -> None:
-        self.receive(unit, is_used).hand_out(is_used)
+    def finish(self) -> None:
+        has = [p.grad is not None for _, p in self.parameters]
+        if not self.options.find_unused_parameters:
+            self.agree(has)
+        for bucket, missing in self._missing.items():
+            for p in missing:  # the last backward left it out; an earlier one may have computed it
+                bucket.take(p)
+        while len(self._ends) < len(self.buckets):
+            self._start_next()
+        # Only now: every rank has started every bucket, so this call has the same place in the order too.
+        self.is_used = dict(zip((p for _, p in self.parameters), self.agree(has), strict=True))
+        for bucket, end in zip(self.buckets, self._ends, strict=True):
+            with self.ledger.naming(bucket.name):
+                end()
+            bucket.hand_out(self.is_used)
+        self.begin_step()
 
-    @classmethod
-    def calls(cls, step: Step) -> list[CollectiveCall] | None:
-        return [CollectiveCall(ALL_REDUCE, bucket) for bucket in in_buckets(step.tensors, step.options)]
+    def start(self, bucket: Bucket) -> End:
+        """Start to replace the bucket's numbers by their sum over the ranks. Return what ends it."""
+        return self.codec.start(bucket.name, bucket.numbers, bucket.shapes)
 
-    @classmethod
-    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
-        if options.compress:
-            return Buffers(unsaid="the memory of the compression is not predicted")
-        return Buffers(in_buckets(tensors, options), at_once=True)
+    def start_sum(self, numbers: torch.Tensor, name: str) -> End:
+        """Start the sum of a tensor over the ranks, in place."""
+        return dist.all_reduce(numbers, group=self.group, async_op=True).wait
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        return self.codec.state()
+
+    def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.codec.load(state, self.device)
 
     def detach(self) -> None:
-        self.buckets = []
+        self.buckets, self._bucket_of, self._missing = [], {}, {}
         super().detach()
+
+    def _start_next(self) -> None:
+        bucket = self.buckets[len(self._ends)]
+        with self.ledger.naming(bucket.name):
+            self._ends.append(self.start(bucket))

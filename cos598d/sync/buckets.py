@@ -1,80 +1,70 @@
 """Gradients packed in one buffer, so that many tensors are sent in one call."""
 
-import math
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from cos598d.errors import UserError
-from cos598d.sync.estimate import Tensor
-from cos598d.sync.options import SyncOptions
+from cos598d.sync.base import Named
 
 MIB = 1 << 20
-Named = tuple[str, nn.Parameter]
-
-
-class Sized(Protocol):
-    """The methods of a tensor that the planning of buckets uses."""
-
-    @property
-    def dtype(self) -> Any: ...
-
-    def numel(self) -> int: ...
-
-    def element_size(self) -> int: ...
-
-
-T = TypeVar("T", bound=Sized)
 
 
 class Bucket:
     """A buffer for the gradients of some parameters of one dtype. Each parameter has a view of its part.
 
-    Filling it copies the gradients and scales them. The averages are handed out as views, so nothing is copied back:
-    the parameters' gradients stay in the buffer until the optimizer's zero_grad. So the next step overwrites a gradient
-    that you have kept. With `copies`, the averages are copied back into the gradients that autograd made.
+    Filling it divides by the number of ranks, so that the sum over the ranks is the average, and fits into 16 bits
+    where the average does. The averages are copied back into the gradients that autograd made; with `is_view`, each
+    .grad becomes the view itself.
     """
 
-    copies = False
-
     def __init__(
-        self, name: str, parameters: Sequence[Named], buffer: torch.Tensor | None = None, copies: bool = False
+        self,
+        name: str,
+        parameters: Sequence[Named],
+        ranks: int,
+        is_view: bool = False,
+        buffer: torch.Tensor | None = None,
     ):
-        """`buffer`, (elements of all parameters,), is allocated here unless it is given."""
-        self.name, self.parameters, self.copies = name, list(parameters), copies
-        first = self.parameters[0][1]
-        sizes = [p.numel() for _, p in self.parameters]
-        self.buffer = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device) if buffer is None else buffer
-        self.views = [part.view_as(p) for part, (_, p) in zip(self.buffer.split(sizes), self.parameters, strict=True)]
+        """`buffer`, (elements of all parameters,), is made here unless it is given."""
+        self.name, self.parameters, self.share, self.is_view = name, list(parameters), 1 / ranks, is_view
+        sizes = [p.numel() for _, p in parameters]
+        self.buffer = parameters[0][1].new_zeros(sum(sizes)) if buffer is None else buffer
+        parts = zip(self.buffer.split(sizes), parameters, strict=True)
+        self.views = {p: shaped_like(part, p) for part, (_, p) in parts}
 
-    def fill(self, place: int, scale: float) -> None:
-        """Copy `scale` times the parameter's gradient to its place, or zeros if it has none."""
-        gradient = self.parameters[place][1].grad
+    @property
+    def numbers(self) -> torch.Tensor:
+        """The buffer as it is sent: real numbers, (count,)."""
+        return torch.view_as_real(self.buffer).view(-1) if self.buffer.is_complex() else self.buffer
+
+    @property
+    def shapes(self) -> list[torch.Size]:
+        """The shapes of the gradients that lie side by side in the buffer."""
+        return [p.shape for p in self.views]
+
+    def take(self, parameter: nn.Parameter) -> None:
+        """Put the parameter's gradient, divided by the ranks, into the buffer; zeros if it has none."""
+        view, gradient = self.views[parameter], parameter.grad
         if gradient is None:
-            self.views[place].zero_()
+            view.zero_()
+        elif gradient is view:  # another backward has been added to the last average
+            view.mul_(self.share)
         elif gradient.is_sparse:
-            raise UserError(
-                f"{self.parameters[place][0]} has a sparse gradient, which cannot be in a bucket. Choose --sync "
-                "all_reduce "
-                "or overlap, or compute it without sparse=True."
-            )
+            name = next(name for name, p in self.parameters if p is parameter)
+            raise UserError(f"{name} has a sparse gradient, which cannot be in a bucket. Choose all_reduce or ddp.")
         else:
-            torch.mul(gradient, scale, out=self.views[place])
+            torch.mul(gradient, self.share, out=view)
+            if self.is_view:
+                parameter.grad = view
 
-    def take(self, place: int, scale: float) -> None:
-        """As `fill`, but without `copies` .grad becomes the bucket's copy, so that backward's own can be freed."""
-        self.fill(place, scale)
-        if not self.copies:
-            self.parameters[place][1].grad = self.views[place]
-
-    def hand_out(self, is_used: Sequence[bool]) -> None:
-        """Set the parameters' gradients to the buffer's values; None for a parameter that no rank used."""
-        for (_, parameter), view, used in zip(self.parameters, self.views, is_used, strict=True):
-            if not used:
+    def hand_out(self, is_used: Mapping[nn.Parameter, bool]) -> None:
+        """The buffer has the average: give it to the parameters. One that no rank used gets None."""
+        for parameter, view in self.views.items():
+            if not is_used[parameter]:
                 parameter.grad = None
-            elif not self.copies:
+            elif self.is_view:
                 parameter.grad = view
             elif parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter).copy_(view)
@@ -82,52 +72,28 @@ class Bucket:
                 parameter.grad.copy_(view)
 
 
-class RowBucket(Bucket):
-    """Some rows of one parameter's gradient, packed as they are sent in one step. Which rows these are differs by step,
-    but not by rank."""
-
-    def __init__(self, name: str, parameter: nn.Parameter, rows: torch.Tensor, values: torch.Tensor):
-        """`rows`, (number,), are the indices of `values`, (number, ...), which are contiguous and become the buffer."""
-        self.name, self.parameters, self.rows = name, [(name, parameter)], rows
-        self.buffer, self.views = values.view(-1), [values]
+def shaped_like(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A flat part of a buffer as a tensor with the shape of `like`, and with its strides if it fills its memory."""
+    strides = torch.empty_like(like, device="meta").stride()  # those of a dense tensor that torch would make
+    return part.as_strided(like.shape, strides, part.storage_offset())
 
 
-def plan_buckets(
-    parameters: Sequence[tuple[str, T]],
-    bucket_mb: float,
-    first_bucket_mb: float,
-    layer_of: Callable[[T], Hashable] = lambda _: None,
-) -> list[list[tuple[str, T]]]:
-    """Group the parameters in reverse order, as their gradients arrive, by dtype and into at most `bucket_mb` each.
+def plan_buckets(parameters: Sequence[Named], bucket_mb: float, first_bucket_mb: float) -> list[list[Named]]:
+    """Group the parameters in reverse order, as their gradients arrive, by dtype and into at most `bucket_mb` MiB each.
 
-    The first group of each dtype holds at most `first_bucket_mb`. A tensor larger than a group's limit gets a group to
-    itself. Sizes are in MiB. Groups are in the order in which their last gradient is expected. If `layer_of` tells
-    layers apart, a group of at least `first_bucket_mb` ends with its layer.
+    The first group of each dtype, which is sent first, holds at most `first_bucket_mb`. A tensor larger than a group's
+    limit gets a group to itself. Groups are in the order in which their last gradient is expected.
     """
-    open_groups: dict[Hashable, list[tuple[str, T]]] = {}
-    done: list[list[tuple[str, T]]] = []
-    room: dict[Hashable, float] = {}  # bytes left in the open group
-    held: dict[Hashable, int] = {}  # bytes in the open group
+    open_groups: dict[torch.dtype, list[Named]] = {}
+    done: list[list[Named]] = []
+    room: dict[torch.dtype, float] = {}  # bytes left in the open group
     for name, parameter in reversed(parameters):
         dtype, size = parameter.dtype, parameter.numel() * parameter.element_size()
-        if dtype in open_groups:
-            is_over = layer_of(open_groups[dtype][-1][1]) != layer_of(parameter)
-            if size > room[dtype] or (is_over and held[dtype] >= first_bucket_mb * MIB):
-                done.append(open_groups.pop(dtype))
+        if dtype in open_groups and size > room[dtype]:
+            done.append(open_groups.pop(dtype))
         if dtype not in open_groups:
-            open_groups[dtype], held[dtype] = [], 0
-            room[dtype] = (bucket_mb if dtype in room else first_bucket_mb) * MIB
+            open_groups[dtype] = []
+            room[dtype] = (bucket_mb if dtype in room else min(first_bucket_mb, bucket_mb)) * MIB
         open_groups[dtype].append((name, parameter))
         room[dtype] -= size
-        held[dtype] += size
     return done + list(open_groups.values())
-
-
-def in_buckets(tensors: Sequence[Tensor], options: SyncOptions | None = None) -> list[list[Tensor]]:
-    """The tensors grouped as by `plan_buckets`, for a sync that predicts its calls.
-
-    Without `options`, all tensors of a dtype are in one bucket.
-    """
-    sizes = (options.bucket_mb, options.first_bucket_mb) if options else (math.inf, math.inf)
-    groups = plan_buckets([(tensor.name, tensor) for tensor in tensors], *sizes)
-    return [[tensor for _, tensor in group] for group in groups]

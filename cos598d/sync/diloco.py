@@ -1,25 +1,21 @@
 """Local training whose averages are sent in fragments while training continues: streaming DiLoCo."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from cos598d.comm.calls import Call
-from cos598d.sync.codecs import make_codec
-from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
-from cos598d.sync.estimate import Buffers, Tensor
-from cos598d.sync.local_sgd import LocalSGD
-from cos598d.sync.options import SYNC_GROUP, SyncOptions
-from cos598d.sync.parts.fragments import Fragment, by_dtype, cut_in_rows, rows_of
+from cos598d.sync.codecs import Codec, End, make_codec
+from cos598d.sync.local_sgd import LocalSGD, LocalSGDOptions
+from cos598d.sync.options import SYNC_GROUP, Compression, Options
 from cos598d.terminal.fields import flag
 
 
 @dataclass(frozen=True)
-class DiLoCoOptions(SyncOptions):
+class DiLoCoOptions(LocalSGDOptions, Compression):
     """The options of diloco.
 
     fragments: the number of parts that weights are averaged in, one after the other.
@@ -46,14 +42,10 @@ class DiLoCo(LocalSGD):
        weights and the agreed ones, and an all-reduce averages that while training continues.
     3. H steps later, before the next fragment is sent, it has arrived. The agreed weights make a step of SGD along the
        average, with Nesterov's momentum (`--outer_learning_rate`, `--outer_momentum`). Each rank adds to its own
-       weights the difference between the new agreed weights and its own weights of point
-    2. So it keeps what it has learned since.
+       weights the difference between the new agreed weights and its own weights of point 2. So it keeps what it has
+       learned since.
     4. Before the model is evaluated or saved, all ranks average their weights, as in `local_sgd`, and that becomes the
        agreed copy. A fragment that is being sent is dropped, because the average replaces it.
-    5. Under fp16 the ranks agree on overflows as in `local_sgd`.
-    6. A checkpoint waits for the fragment that is being sent, and keeps its average: the run resumes from there to the
-       last bit. A resume with other ranks, or with another sync, starts from the average of all weights: that fragment
-       and the momentum are dropped.
 
     The paper mixes the arriving weights with a rank's own, half and half; point 3 adds instead. With H = 1, F = 1, an
     outer learning rate of 1 and no momentum, every rank holds the previous step's average plus its own last step.
@@ -64,100 +56,153 @@ class DiLoCo(LocalSGD):
     time than sending its gradients.
     """
 
-    options: DiLoCoOptions
-    options_kind = DiLoCoOptions
-    uses = ("sync_every", "compress", "fragments", "outer_learning_rate", "outer_momentum")
-    keeps_nothing = False
+    options_kind: type[Options] = DiLoCoOptions
 
-    def attach(self, model: nn.Module) -> nn.Module:
-        module = super().attach(model)
-        self._fragments: list[list[Fragment]] = []  # one per dtype in each
-        return module
+    def attach(self, model: nn.Module) -> Callable:
+        call = super().attach(model)
+        self._fragments: list[list[Fragment]] = [[] for _ in range(self.options.fragments)]  # one per dtype in each
+        for dtype in dict.fromkeys(p.dtype for _, p in self.parameters):
+            weights = [p for _, p in self.parameters if p.dtype == dtype]
+            for place, cuts in enumerate(cut_in_rows(weights, self.options.fragments)):
+                codec = make_codec(self.options.compress, self._start_sum, self.group)
+                self._fragments[place].append(Fragment(f"fragment {place}", weights, cuts, codec))
+        return call
 
-    def finish(self) -> None:
-        """Nothing is sent. Before the first step, all ranks' equal weights become the agreed ones."""
-        if not self._fragments:
-            self._cut()
-
+    @torch.no_grad()
     def after_step(self) -> None:
-        self._steps += 1
-        self.replicas_equal = False
-        if self._steps % self.options.sync_every:
+        self.steps += 1
+        self.replicas_equal = self.ranks == 1
+        if self.steps % self.options.sync_every:
             return
         for fragment in self._every():
             fragment.step(self.options.outer_learning_rate, self.options.outer_momentum)
-        for fragment in self._fragments[self._steps // self.options.sync_every % len(self._fragments)]:
-            fragment.start(self.comm)
+        for fragment in self._fragments[self.steps // self.options.sync_every % len(self._fragments)]:
+            with self.ledger.naming(fragment.name):
+                fragment.start(self.ranks)
 
-    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        facts, _ = super().own_state()
-        tensors = {
-            f"{place}/{name}": tensor
-            for place, fragment in enumerate(self._every())
-            for name, tensor in fragment.state().items()
-        }
-        return facts, tensors
-
-    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        super().load_own_state(facts, tensors)
-        if not tensors:
-            return
-        self._cut()
-        for place, fragment in enumerate(self._every()):
-            prefix = f"{place}/"
-            fragment.load({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
-
-    @property
-    def own_is_lost(self) -> str:
-        return " and ".join(
-            filter(None, [super().own_is_lost, "the outer steps' momentum, with the fragment that was under way"])
-        )
-
-    @classmethod
-    def round_steps(cls, options: SyncOptions) -> int:
-        return DiLoCoOptions.of(options).fragments * options.sync_every
-
-    @classmethod
-    def averages(cls, step: Step) -> list[CollectiveCall]:
-        count = DiLoCoOptions.of(step.options).fragments
-        return [
-            CollectiveCall(ALL_REDUCE, [tensors[cut.place].of_rows(cut.rows) for cut in cuts])
-            for tensors in by_dtype(step.tensors)
-            for cuts in cut_in_rows(tensors, [rows_of(tensor.shape) for tensor in tensors], count)
-        ]
-
-    @classmethod
-    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
-        return Buffers(unsaid="a fragment that is being sent takes more memory")
-
-    def detach(self) -> None:
-        self._drop()
-        self._fragments = []
-        super().detach()
-
-    def _average_weights(self) -> None:
-        self._drop()
-        super()._average_weights()
+    @torch.no_grad()
+    def average_weights(self) -> None:
+        for fragment in self._every():
+            fragment.drop()
+        super().average_weights()
         for fragment in self._every():
             fragment.agree()
 
-    def _drop(self) -> None:
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """As for `local_sgd`, and each fragment's momentum. Settled, the agreed weights are the model's."""
+        own = super().own_state()
+        for place, fragment in enumerate(self._every()):
+            own |= {f"{place}/{name}": tensor for name, tensor in fragment.state().items()}
+        return own
+
+    def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        super().load_own_state(state)
+        for place, fragment in enumerate(self._every()):
+            fragment.agree()
+            fragment.load({name.partition("/")[2]: t for name, t in state.items() if name.startswith(f"{place}/")})
+
+    def detach(self) -> None:
         for fragment in self._every():
             fragment.drop()
+        self._fragments = []
+        super().detach()
 
-    def _every(self) -> Iterator[Fragment]:
-        return chain.from_iterable(self._fragments)
+    def _every(self) -> Iterator["Fragment"]:
+        for fragments in self._fragments:
+            yield from fragments
 
-    def _cut(self) -> None:
-        """Make the current weights the agreed ones."""
-        self._fragments = [[] for _ in range(self.options.fragments)]
-        for weights in by_dtype([p for _, p in self.parameters]):
-            names = {p: name for name, p in self.parameters}
-            cuts = cut_in_rows(weights, [rows_of(p.shape) for p in weights], self.options.fragments)
-            for place, each in enumerate(cuts):
-                codec = make_codec(self.options.compress, self.comm, self._all_reduce)
-                named = [(names[p], p) for p in weights]
-                self._fragments[place].append(Fragment(f"fragment {place}", named, each, codec))
+    def _start_sum(self, numbers: torch.Tensor, name: str) -> End:
+        return dist.all_reduce(numbers, group=self.group, async_op=True).wait
 
-    def _all_reduce(self, tensor: torch.Tensor, name: str) -> Call:
-        return self.comm.all_reduce(tensor, name, async_op=True)
+
+class RowRange(NamedTuple):
+    """Rows [first, end) of the tensor at index `place`."""
+
+    place: int
+    first: int
+    end: int
+
+
+def cut_in_rows(tensors: Sequence[torch.Tensor], count: int) -> list[list[RowRange]]:
+    """All rows of the tensors, in order, in at most `count` fragments whose sizes differ by about a row."""
+    total = sum(tensor.numel() for tensor in tensors)
+    fragments: list[list[RowRange]] = [[] for _ in range(count)]
+    begin = 0  # of the tensor, in elements
+    for place, tensor in enumerate(tensors):
+        height = len(tensor) if tensor.dim() else 1
+        first, width = 0, tensor.numel() // height
+        while first < height:
+            fragment = (begin + first * width) * count // total
+            limit = -(-(fragment + 1) * total // count)  # where the next fragment begins
+            end = min(height, max(first + 1, -(-(limit - begin) // width)))
+            fragments[fragment].append(RowRange(place, first, end))
+            first = end
+        begin += tensor.numel()
+    return [fragment for fragment in fragments if fragment]
+
+
+class Fragment:
+    """Rows of some parameters of one dtype, their last agreed weights, and their average while it is being sent.
+
+    agreed     the weights that all ranks agree on as the model: the same on each
+    momentum   the momentum of the steps that change them
+    """
+
+    def __init__(self, name: str, parameters: Sequence[nn.Parameter], cuts: Sequence[RowRange], codec: Codec):
+        self.name, self.codec, self._parameters, self._cuts = name, codec, parameters, cuts
+        self.agreed = self._side_by_side()
+        self.momentum = torch.zeros_like(self.agreed)
+        self._moved = torch.empty_like(self.agreed)
+        self._before: torch.Tensor | None = None  # this rank's weights when their average was started
+        self._end: End | None = None
+
+    def start(self, ranks: int) -> None:
+        """Start to average the difference between the agreed weights and this rank's."""
+        self._before = self._side_by_side()
+        torch.sub(self.agreed, self._before, out=self._moved).div_(ranks)
+        numbers = torch.view_as_real(self._moved).view(-1) if self._moved.is_complex() else self._moved
+        self._end = self.codec.start(self.name, numbers, [rows.shape for rows in self._rows()])
+
+    def step(self, learning_rate: float, momentum: float) -> None:
+        """Wait for the average, if one was started. The agreed weights make Nesterov's step along it. This rank's
+        weights change by the difference between the new agreed weights and its weights when the average was started. So
+        the rank keeps what it has learned since."""
+        if self._before is None or self._end is None:
+            return
+        self._end()
+        mean = self._moved
+        self.momentum.mul_(momentum).add_(mean)
+        self.agreed.sub_(mean.add_(self.momentum, alpha=momentum), alpha=learning_rate)
+        change = self.agreed - self._before
+        for rows, part in zip(self._rows(), change.split([rows.numel() for rows in self._rows()]), strict=True):
+            rows.add_(part.view_as(rows))
+        self._before = self._end = None
+
+    def drop(self) -> None:
+        """Drop the average that is being sent, because it is outdated."""
+        if self._end is not None:
+            self._end()
+        self._before = self._end = None
+
+    def agree(self) -> None:
+        """Make the current weights, equal on all ranks, the agreed ones."""
+        self.agreed.copy_(self._side_by_side())
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What it keeps while no average is being sent."""
+        return {"momentum": self.momentum} | {f"codec/{name}": each for name, each in self.codec.state().items()}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Continue from a `state`; of other fragments, nothing."""
+        if "momentum" in state and state["momentum"].shape == self.momentum.shape:
+            self.momentum.copy_(state["momentum"])
+            codec = {name.removeprefix("codec/"): each for name, each in state.items() if name.startswith("codec/")}
+            self.codec.load(codec, self.momentum.device)
+
+    def _rows(self) -> list[torch.Tensor]:
+        """Views of the rows in the parameters' memory."""
+        weights = [(self._parameters[cut.place].detach(), cut) for cut in self._cuts]
+        return [weight[cut.first : cut.end] if weight.dim() else weight for weight, cut in weights]
+
+    def _side_by_side(self) -> torch.Tensor:
+        return torch.cat([rows.flatten() for rows in self._rows()])

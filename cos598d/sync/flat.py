@@ -1,64 +1,71 @@
 """All gradients in one buffer, with one all-reduce after backward."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from cos598d.comm.calls import Call
-from cos598d.sync.buckets import Bucket, in_buckets, plan_buckets
-from cos598d.sync.cost import ALL_REDUCE, Collective, CollectiveCall, Step
-from cos598d.sync.estimate import Buffers, Tensor
-from cos598d.sync.options import SyncOptions
-from cos598d.sync.parts.with_codec import WithCodec
+from cos598d.sync.base import GradientSync
+from cos598d.sync.buckets import Bucket, plan_buckets
+from cos598d.sync.codecs import End, make_codec
+from cos598d.sync.options import BucketViews, Compression, Options
 
 
-class Flat(WithCodec):
+@dataclass(frozen=True)
+class FlatOptions(BucketViews, Compression):
+    """One buffer needs no sizes."""
+
+
+class Flat(GradientSync):
     """Averaging in one call (one for each dtype).
 
     1. After backward every rank copies its gradients into one buffer, divided by n.
-    2. A ring all-reduce sums the buffers.
-    3. Each .grad becomes a view of its part of the buffer. (With `copies_gradients` that part is copied into it.)
+    2. A ring all-reduce sums the buffers (`sum_up`).
+    3. The averages are copied back into the gradients. (With `gradient_as_bucket_view` each .grad becomes a view.)
 
     Cost for a gradient of S bytes: 1 call; every rank sends and receives 2(n-1)/n S, and holds another S bytes. This is
     the fewest calls possible, but nothing overlaps with backward. Choose it if calls are expensive and the gradient is
-    small, or to measure the cost of all-reduce itself. `--compress` as for `bucketed`. Syncs that only sum a whole
-    buffer in another way replace `sum_up`, and name their `collective`.
+    small, or to measure the cost of all-reduce itself. `--compress` as for `bucketed`. Syncs that sum a whole buffer in
+    another way replace `sum_up`.
     """
 
-    uses = ("compress", "copies_gradients")
-    collective: Collective = ALL_REDUCE
+    options_kind: type[Options] = FlatOptions
 
-    def attach(self, model: nn.Module) -> nn.Module:
-        module = super().attach(model)
-        groups = plan_buckets(self.parameters, float("inf"), float("inf"))
-        copies = self.options.copies_gradients
-        self.buckets = [Bucket(f"all of {str(group[0][1].dtype)[6:]}", group, copies=copies) for group in groups]
-        return module
+    def attach(self, model: nn.Module) -> Callable:
+        call = super().attach(model)
+        self.buckets = [
+            Bucket(f"all of {str(group[0][1].dtype)[6:]}", group, self.ranks, self.options.gradient_as_bucket_view)
+            for group in plan_buckets(self.parameters, math.inf, math.inf)
+        ]
+        self.codec = make_codec(self.options.compress, self._start_sum, self.group)
+        return call
 
     def finish(self) -> None:
-        is_used = self.agree_on_used([p.grad is not None for _, p in self.parameters])
+        is_used = dict(zip((p for _, p in self.parameters), self.used(), strict=True))
         for bucket in self.buckets:
-            for place in range(len(bucket.parameters)):
-                bucket.fill(place, 1 / self.comm.world_size)
-            self.codec.finish(bucket, self.codec.start(bucket, self.loss_scale))
-            used = [is_used[p] for _, p in bucket.parameters]
-            self.codec.put_back_unused(bucket, used)
-            bucket.hand_out(used)
+            for _, p in bucket.parameters:
+                bucket.take(p)
+            with self.ledger.naming(bucket.name):
+                self.codec.start(bucket.name, bucket.numbers, bucket.shapes)()
+            bucket.hand_out(is_used)
 
-    def sum_up(self, tensor: torch.Tensor, name: str) -> Call:
-        return self.comm.all_reduce(tensor, name)
+    def sum_up(self, buffer: torch.Tensor, name: str) -> None:
+        """Replace the buffer, (elements,), by its sum over the ranks."""
+        dist.all_reduce(buffer, group=self.group)
 
-    @classmethod
-    def calls(cls, step: Step) -> list[CollectiveCall]:
-        return [CollectiveCall(cls.collective, group) for group in in_buckets(step.tensors)]
+    def own_state(self) -> dict[str, torch.Tensor]:
+        return self.codec.state()
 
-    @classmethod
-    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
-        if options.compress:
-            return Buffers(unsaid="the memory of the compression is not predicted")
-        return Buffers(in_buckets(tensors))
+    def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.codec.load(state, self.device)
 
     def detach(self) -> None:
         self.buckets = []
         super().detach()
+
+    def _start_sum(self, buffer: torch.Tensor, name: str) -> End:
+        self.sum_up(buffer, name)
+        return lambda: None

@@ -1,26 +1,9 @@
 """Task 2(a): rank 0 gathers each gradient, averages it and scatters the average."""
 
-from dataclasses import dataclass
-
 import torch
+import torch.distributed as dist
 
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import Collective, CollectiveCall, Step
-from cos598d.sync.estimate import Load
-
-
-@dataclass(frozen=True)
-class WithRoot(Collective):
-    """From all ranks to rank 0 at once, or from rank 0 to all: n-1 payloads through its link."""
-
-    op: str
-
-    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
-        moved = (ranks - 1) * payload * factor
-        return Load(1, moved, 2 * moved / ranks, moved)
-
-
-GATHER, SCATTER = WithRoot("gather"), WithRoot("scatter")
 
 
 class GatherScatter(GradientSync):
@@ -36,19 +19,14 @@ class GatherScatter(GradientSync):
     of the largest gradient. Choose it to see why all-reduce was invented.
     """
 
-    keeps_nothing = True
-
     def average(self, name: str, gradient: torch.Tensor) -> None:
-        copies = self.comm.gather(gradient, name)
-        parts = None
-        if copies is not None:
-            mean = copies[0]
-            for copy in copies[1:]:
-                mean += copy
-            mean /= self.comm.world_size
-            parts = [mean] * self.comm.world_size
-        self.comm.scatter(gradient, parts, name)
-
-    @classmethod
-    def calls(cls, step: Step) -> list[CollectiveCall]:
-        return [CollectiveCall(collective, [tensor]) for tensor in step.tensors for collective in (GATHER, SCATTER)]
+        with self.in_reach(gradient) as own:
+            copies = [torch.empty_like(own) for _ in range(self.ranks)] if self.rank == 0 else None
+            dist.gather(own, copies, dst=self.peer(0), group=self.group)
+            averages = None
+            if copies:
+                mean = torch.zeros_like(own)
+                for copy in copies:
+                    mean += copy / self.ranks
+                averages = [mean] * self.ranks
+            dist.scatter(own, averages, src=self.peer(0), group=self.group)

@@ -1,16 +1,24 @@
 """Weights averaged every few steps instead of gradients in every step."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from cos598d.records.kinds import COUNT, FLAG, Fields, expect
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
-from cos598d.sync.parts.fragments import by_dtype
+from cos598d.sync.options import SYNC_GROUP, Options
+from cos598d.terminal.fields import flag
 
-OWN = Fields({"steps": COUNT, "replicas_equal": FLAG})
+
+@dataclass(frozen=True)
+class LocalSGDOptions(Options):
+    """For syncs that average weights: the steps from one average to the next."""
+
+    sync_every: int = flag(
+        1, "steps from one average of the weights to the next, for local_sgd and diloco", group=SYNC_GROUP, least=1
+    )
 
 
 class LocalSGD(GradientSync):
@@ -18,10 +26,9 @@ class LocalSGD(GradientSync):
 
     1. In every step each rank steps by the gradient of its own share of the global batch, clipped by its own norm.
     2. After every H-th step (`--sync_every H`), and before the model is evaluated or saved, all ranks average their
-       weights, in one buffer, by a ring all-reduce. Each rank keeps its own optimizer state; a run that resumes with
-       other ranks, or with another sync, uses rank 0's.
-    3. Under fp16 the ranks agree in every step on whether any of them overflowed, by an all-reduce of 4 bytes. They
-       skip the same steps, so loss scales and learning rates stay equal.
+       weights, in one buffer for each dtype, by a ring all-reduce. Each rank keeps its own optimizer state; a run that
+       resumes with other ranks, or with another sync, uses rank 0's.
+    3. Under fp16 all ranks must skip the same steps, as torch's ShardedGradScaler lets them.
 
     Parity: with H = 1, plain SGD and no clipping, the weights are those of averaged gradients, up to rounding. With
     Adam, clipping or H > 1 they are not. It is another algorithm then: compare its loss, not its weights.
@@ -30,61 +37,56 @@ class LocalSGD(GradientSync):
     Choose it if links are so slow that a step must not wait for them.
     """
 
-    uses: tuple[str, ...] = ("sync_every",)
-    averages_weights = keeps_nothing = takes_sparse = True
-    exact = False
-    not_modelled = "it does not average gradients in every step"
-    claims = ("starts_from_rank_0", "refuses_different_models")
+    options_kind: type[Options] = LocalSGDOptions
+    takes_sparse = True
 
-    def attach(self, model: nn.Module) -> nn.Module:
-        module = super().attach(model)
-        self._steps = 0
-        self.replicas_equal = True  # until the first step, and after each average until the next step
-        return module
+    def attach(self, model: nn.Module) -> Callable:
+        self.steps, self.replicas_equal = 0, True  # equal until the first step, and from each average to the next step
+        return super().attach(model)
 
     def finish(self) -> None:
         """Nothing is sent: each rank trains by itself until the next average."""
 
     def after_step(self) -> None:
-        self._steps += 1
-        self.replicas_equal = False
-        if self._steps % self.options.sync_every == 0:
-            self._average_weights()
-
-    def agree_on_finite(self, is_finite: bool) -> bool:
-        return self.all_finite(is_finite)
+        self.steps += 1
+        self.replicas_equal = self.ranks == 1
+        if self.steps % self.options.sync_every == 0:
+            self.average_weights()
 
     def settle(self) -> None:
         if not self.replicas_equal:
-            self._average_weights()
+            self.average_weights()
         super().settle()
 
-    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        return {"steps": self._steps, "replicas_equal": self.replicas_equal}, {}
-
-    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        expect(facts, OWN)
-        self._steps, self.replicas_equal = facts["steps"], facts["replicas_equal"]
-
-    @property
-    def own_is_lost(self) -> str | None:
-        if self.comm.world_size == 1:
-            return None
-        return (
-            "each rank's own weights since the last average, and its optimizer's state (training continues from the "
-            "average, with rank 0's optimizer)"
-        )
-
-    @classmethod
-    def averages(cls, step: Step) -> list[CollectiveCall]:
-        return [CollectiveCall(ALL_REDUCE, tensors) for tensors in by_dtype(step.tensors)]
-
-    def _average_weights(self) -> None:
+    @torch.no_grad()
+    def average_weights(self) -> None:
+        """Give every rank the mean of all ranks' weights."""
         self.replicas_equal = True
         for dtype in dict.fromkeys(p.dtype for _, p in self.parameters):
-            weights = [p.data for _, p in self.parameters if p.dtype == dtype]
-            flat = torch.cat([weight.flatten() for weight in weights])
-            self.comm.all_reduce(flat, f"weights of {str(dtype)[6:]}")
-            flat /= self.comm.world_size
-            for weight, part in zip(weights, flat.split([weight.numel() for weight in weights]), strict=True):
-                weight.copy_(part.view_as(weight))
+            weights = [p for _, p in self.parameters if p.dtype == dtype]
+            flat = torch.cat([p.flatten() for p in weights]).div_(self.ranks)
+            with self.ledger.naming(f"weights of {str(dtype)[6:]}"):
+                dist.all_reduce(flat, group=self.group)
+            for p, part in zip(weights, flat.split([p.numel() for p in weights]), strict=True):
+                p.copy_(part.view_as(p))
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """The number of steps, and what this rank's optimizer remembers."""
+        states = self.optimizer.state if self.optimizer else {}
+        own = {
+            f"optimizer/{kind}/{name}": torch.as_tensor(value)
+            for name, p in self.parameters
+            for kind, value in states.get(p, {}).items()
+        }
+        return {"steps": torch.tensor(self.steps), **own}
+
+    def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        if "steps" in state:
+            self.steps = int(state["steps"])
+        named = dict(self.parameters)
+        for key, value in state.items():
+            root, _, rest = key.partition("/")
+            kind, _, name = rest.partition("/")
+            if root == "optimizer" and name in named and self.optimizer:
+                device = named[name].device if value.dim() else "cpu"
+                self.optimizer.state[named[name]][kind] = value.to(device, copy=True)

@@ -1,9 +1,12 @@
 """No synchronization: a single process, and the compute-only baseline for exposed communication."""
 
-from cos598d.comm.communicator import Communicator
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from cos598d.state import load_model, load_optimizer, model_state, optimizer_state
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import CollectiveCall, Step
-from cos598d.sync.options import DEFAULTS, SyncOptions
 
 
 class NoSync(GradientSync):
@@ -17,18 +20,28 @@ class NoSync(GradientSync):
     iteration's time with this sync from that with another, and you get its exposed communication.
     """
 
-    keeps_nothing = takes_sparse = True
+    takes_sparse = True
 
-    def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
-        super().__init__(comm, find_unused_parameters, options)
-        self.replicas_equal = comm.world_size == 1
+    def attach(self, model: nn.Module) -> Callable:
+        self.replicas_equal = self.ranks == 1
+        return super().attach(model)
+
+    def begin_forward(self) -> None:
+        """Nothing to do: each rank has buffers of its own."""
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """This rank's model, and what its optimizer remembers, since the replicas differ."""
+        if self.replicas_equal or self.optimizer is None:
+            return {}
+        return dict(model_state(self.model)) | dict(optimizer_state(self.optimizer, self.model))
+
+    def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        if state and self.optimizer is not None:
+            load_model(self.model, state)
+            load_optimizer(self.optimizer, self.model, state)
 
     def settle(self) -> None:
         """Nothing to do: the replicas stay different."""
 
     def finish(self) -> None:
         """Nothing to do: the local gradients are the result."""
-
-    @classmethod
-    def calls(cls, step: Step) -> list[CollectiveCall]:
-        return []

@@ -1,54 +1,65 @@
-"""The options that gradient syncs share: their flags on the command line, and what only the program sets.
+"""The options of gradient syncs: fields of a dataclass, of which those that are flags say so next to their default.
 
-A sync or strategy with options of its own declares them in its own file, in a subclass of SyncOptions that it names as
-its `options_kind` (`cos598d/sync/ddp.py`).
+Each sync names the class of its options as its `options_kind`, and has exactly the options of that class. An option of
+one sync only is declared in that sync's file.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 from cos598d.terminal.fields import flag
 
-SYNC_GROUP = "gradient sync"  # the heading of the flags of syncs and strategies in --help
+SYNC_GROUP = "gradient sync"  # the heading of these flags in --help
 
 
 @dataclass(frozen=True)
-class SyncFlags:
-    """The flags that several syncs share. A sync lists the flags that it `uses`, and refuses the others.
+class Options:
+    """What every sync may be told.
 
-    bucket_mb: capacity of a bucket in MiB (torch DDP's default).
-    compress: the compressor of the buckets (`cos598d/sync/codecs`); None: buckets are sent uncompressed.
-    sync_every: the steps from one average to the next, for syncs that average weights.
+    find_unused_parameters: whether a step may leave a trainable parameter without a gradient on some rank. Finding out
+        costs an all-reduce of 4 bytes per parameter in each step.
+    broadcast_buffers: whether rank 0's buffers, such as running statistics, are sent to all ranks before the first
+        forward after an average, as torch's DDP does.
     """
 
-    bucket_mb: float = flag(25.0, "capacity of a bucket in MiB, for syncs with buckets", group=SYNC_GROUP, above=0)
-    compress: str | None = None  # RunConfig makes it a flag, with the names of the compressors
-    sync_every: int = flag(
-        1, "steps from one average of the weights to the next, for local_sgd and diloco", group=SYNC_GROUP, least=1
-    )
-
-
-@dataclass(frozen=True)
-class SyncOptions(SyncFlags):
-    """The options that every sync's constructor takes: the shared flags, and options that have no flag.
-
-    first_bucket_mb: capacity in MiB of the first bucket to fill up. It is small, so that the first call starts early
-    (torch DDP's default).
-    copies_gradients: whether averages are copied back into the gradients that autograd made. A script that keeps such
-    a gradient finds it unchanged. The training loop keeps none, and its gradients are views of the buckets.
-    broadcast_buffers: whether rank 0's buffers are sent at the start, and by torch's DDP before a step's first forward.
-    """
-
-    first_bucket_mb: float = 1.0
-    copies_gradients: bool = False
+    find_unused_parameters: bool = True
     broadcast_buffers: bool = True
 
     @classmethod
-    def of(cls, options: "SyncOptions") -> Self:
-        """`options` as options of this class. Those that they lack have their defaults."""
-        if isinstance(options, cls) or not isinstance(options, SyncOptions):  # the second: a class of the user's
-            return options
-        return cls(**{one.name: getattr(options, one.name) for one in fields(cls) if hasattr(options, one.name)})
+    def names(cls) -> tuple[str, ...]:
+        """The names of all options of this kind."""
+        return tuple(one.name for one in fields(cls))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Those of the `values` that are options of this kind; the others are another sync's."""
+        return cls(**{name: values[name] for name in cls.names() if name in values})
 
 
-DEFAULTS = SyncOptions()
+@dataclass(frozen=True)
+class BucketSizes(Options):
+    """For syncs with buckets: the capacity of a bucket in MiB, and of the first one, which is small so that its call
+    starts early. The defaults are those of torch's DDP."""
+
+    bucket_mb: float = flag(25.0, "capacity of a bucket in MiB, for syncs with buckets", group=SYNC_GROUP, above=0)
+    first_bucket_mb: float = 1.0
+
+
+@dataclass(frozen=True)
+class BucketViews(Options):
+    """For syncs that pack gradients: whether each .grad becomes a view of its bucket, so that nothing is copied back.
+
+    A script that keeps a gradient after `zero_grad` then finds it overwritten by the next step.
+    """
+
+    gradient_as_bucket_view: bool = False
+
+
+@dataclass(frozen=True)
+class Compression(Options):
+    """For syncs whose buckets may be compressed: the codec, as in `codecs.py`; None for none."""
+
+    compress: str | None = flag(
+        None, "compression: bf16, fp16, int8, topk, topk:SHARE, powersgd or powersgd:RANK", group=SYNC_GROUP
+    )

@@ -1,20 +1,23 @@
 """One all-reduce for each gradient, started as soon as backward has computed it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
-
-from cos598d.comm.calls import Call
-from cos598d.sync.buckets import Named
-from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
-from cos598d.sync.parts.overlapping import OverlappingSync
+from cos598d.sync.base import Named
+from cos598d.sync.bucketed import Bucketed
+from cos598d.sync.options import BucketViews, Compression, Options
 
 
-class Overlap(OverlappingSync):
-    """All-reduce tensor by tensor, during backward.
+@dataclass(frozen=True)
+class OverlapOptions(BucketViews, Compression):
+    """A bucket for each gradient needs no sizes."""
 
-    1. As soon as backward has computed a gradient, every rank divides it by n, into memory of its own, and starts its
-       ring all-reduce. The order is the reverse of registration, which is the order of arrival.
+
+class Overlap(Bucketed):
+    """All-reduce tensor by tensor, during backward: `bucketed` with a bucket for each gradient.
+
+    1. As soon as backward has computed a gradient, every rank copies it, divided by n, and starts its ring all-reduce.
+       The order is the reverse of registration, which is the order of arrival.
     2. Backward continues with the layers below while the ring runs.
     3. After backward every rank waits for the remaining calls.
 
@@ -23,31 +26,7 @@ class Overlap(OverlappingSync):
     tensors. Choose it to see what overlap gains by itself; `bucketed` does the same with fewer calls.
     """
 
-    keeps_nothing = takes_sparse = True
+    options_kind: type[Options] = OverlapOptions
 
-    def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
-        self._averages: dict[int, torch.Tensor] = {}  # gradients, or their averages being computed, by unit
+    def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
         return [[named] for named in reversed(parameters)]
-
-    def ready(self, unit: int, place: int) -> None:
-        parameter = self.units[unit][place][1]
-        # Not in place: autograd may have shared this memory with another parameter, or still need it.
-        self._averages[unit] = self.fill_in(parameter) / self.comm.world_size
-        if not self.options.copies_gradients:
-            parameter.grad = self._averages[unit]
-
-    def start(self, unit: int) -> Call:
-        return self.comm.all_reduce(self._averages[unit], self.units[unit][0][0], async_op=True)
-
-    def end(self, unit: int, is_used: Sequence[bool]) -> None:
-        parameter, average = self.units[unit][0][1], self._averages.pop(unit)
-        if not is_used[0]:
-            parameter.grad = None
-        elif self.options.copies_gradients and parameter.grad is not None:
-            parameter.grad.copy_(average)
-        else:
-            parameter.grad = average
-
-    @classmethod
-    def calls(cls, step: Step) -> list[CollectiveCall]:
-        return [CollectiveCall(ALL_REDUCE, [tensor]) for tensor in reversed(step.tensors)]

@@ -1,159 +1,172 @@
 """Gradients summed in memory that the ranks of one host share, without a network."""
 
-from collections.abc import Sequence
+import functools
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from cos598d.comm.messages import PointToPointCollective
-from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
-from cos598d.sync.cost import Collective, CollectiveCall, Step
-from cos598d.sync.estimate import Buffers, Load, Tensor
-from cos598d.sync.options import SyncOptions
-from cos598d.sync.parts.overlapping import OverlappingSync
-from cos598d.sync.parts.shared_buffers import CACHE_LINE, Segments, check_on_host, find_one_host, in_blocks
-
-FILL, ADD, AVERAGE = "fill", "add up", "average"
-
-
-def copied_by(payload: float, ranks: int) -> float:
-    """Bytes that each of a host's ranks reads and writes to average `payload` bytes in shared memory."""
-    return (5 + 1 / ranks) * payload if ranks > 1 else 0.0
+from cos598d.errors import UserError
+from cos598d.records.conventions import AGREEMENT
+from cos598d.sync.base import GradientSync, Named
+from cos598d.sync.bucketed import Bucketed
+from cos598d.sync.buckets import Bucket
+from cos598d.sync.codecs import Codec, End
+from cos598d.sync.options import BucketSizes, BucketViews, Options
+from cos598d.world.network import network_identity
 
 
-class SharedMemoryCollective(Collective):
-    """Through memory that the ranks of one host share: nothing is sent. `shared_memory.py` describes what is copied."""
-
-    def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
-        return 0, 0
-
-    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
-        return Load(0, 0.0, 0.0, 0.0, copied_bytes=copied_by(payload, ranks))
+@dataclass(frozen=True)
+class SharedMemoryOptions(BucketSizes, BucketViews):
+    """Nothing is sent, so nothing is compressed."""
 
 
-class SharedMemory(OverlappingSync):
+class SharedMemory(Bucketed):
     """Averaging in shared memory: n segments, one filled by each rank, and one result, all mapped by all ranks.
 
-    1. The gradients are assigned to buckets as in `bucketed`. When backward has computed a gradient, a hook copies it
-       into its bucket in the rank's own segment, divided by n. A full bucket raises this rank's first flag.
-    2. When all ranks have filled a bucket, rank r adds up the r-th n-th of it from all segments into the result, block
-       by block. Then it raises its second flag. During backward it does so for full buckets without waiting; afterwards
-       it waits for the rest.
-    3. When all ranks have added, every rank copies the whole bucket from the result into its own segment. The .grads
-       are views of that, so other ranks do not see what you do to them, such as clipping.
+    1. The gradients are assigned to buckets as in `bucketed`. When backward has computed a gradient, it is copied into
+       its bucket in the rank's own segment, divided by n. A full bucket is announced.
+    2. When all ranks have filled a bucket, rank r adds up the r-th n-th of it from all segments into the result, and
+       announces that.
+    3. When all ranks have added, every rank copies the whole bucket from the result into its own segment.
     These two waits are enough. Others read a rank's segment only in 2, so after the second wait it is the rank's own
     again. The result is written only in 2 of the next step, after all ranks have filled again, which a rank does only
     after its copy in 3.
 
-    Cost for a gradient of S bytes in B buckets: nothing is sent. Every rank reads 3 S of memory and writes (2 + 1/n) S:
-    S and S in 1, S and S/n in 2, S and S in 3, for any number of ranks. The host holds (n+1) S for all ranks, in
-    addition to the gradients that backward makes. Choose it when all ranks share a host. The library would send
-    2(n-1)/n S through the loopback, and copy each byte into the kernel and out again.
+    Cost for a gradient of S bytes in B buckets: nothing is sent but 2B announcements, all-reduces of 4 bytes. Every
+    rank reads 3 S of memory and writes (2 + 1/n) S, for any number of ranks. The host holds (n+1) S for all ranks.
+    Choose it when all ranks share a host. The library would send 2(n-1)/n S through the loopback, and copy each byte
+    into the kernel and out again.
     """
 
-    uses: tuple[str, ...] = ("bucket_mb", "copies_gradients")
+    options_kind: type[Options] = SharedMemoryOptions
     op = "shared_memory"
-    one_host = shares_memory = True
-    not_modelled: str | None = "it is for one host only"
 
-    def attach(self, model: nn.Module) -> nn.Module:
-        check_on_host(model, self.op)
+    def attach(self, model: nn.Module) -> Callable:
+        for name, p in model.named_parameters():
+            if p.device.type != "cpu":
+                raise UserError(
+                    f"{self.op} needs tensors in the host's memory, and {name} is on {p.device}. Choose ddp, or keep "
+                    "the model on the CPU."
+                )
         self.hosts = self.find_hosts()
-        self.step = 0
+        self.members = next(ranks for ranks in self.hosts if self.rank in ranks)
+        self._result: dict[Bucket, torch.Tensor] = {}
+        self._parts: dict[Bucket, list[torch.Tensor]] = {}
         return super().attach(model)
 
     def find_hosts(self) -> list[list[int]]:
-        """The ranks of each host that takes part. Raises UserError, the same on every rank, for several hosts."""
-        return find_one_host(self.comm, self.op, instead="hierarchical")
+        """The ranks of each host. Raises UserError, the same on every rank, for several hosts."""
+        hosts = ranks_by_host(self)
+        if len(hosts) > 1:
+            raise UserError(
+                f"{self.op} needs all ranks on one host, and rank {hosts[1][0]} is on another host than rank 0. "
+                "Choose hierarchical."
+            )
+        return hosts
 
-    def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
-        groups = plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb)
-        sizes = [(sum(p.numel() for _, p in group), group[0][1].dtype) for group in groups]
-        self.members = next(ranks for ranks in self.hosts if self.comm.rank in ranks)
-        self.segments = Segments(self.comm, self.members, sizes, (FILL, ADD, AVERAGE))
-        self.buckets = [
-            Bucket(f"bucket {number}", group, self.segments.own[number], self.options.copies_gradients)
-            for number, group in enumerate(groups)
-        ]
-        # Cut once, because each step uses the same blocks.
-        self._blocks = [self._cut(unit) for unit in range(len(groups))]
-        return groups
+    def make_codec(self) -> Codec:
+        """What sums buckets: nothing does, since none is sent."""
+        return Codec(self.start_sum, group=self.group)
 
-    def ready(self, unit: int, place: int) -> None:
-        self.buckets[unit].take(place, 1 / self.comm.world_size)
-
-    def start(self, unit: int) -> "_Averaging":
-        self.segments.raise_flag(FILL, unit, self.step)
-        self._add_up(unit + 1, waits=False)
-        bucket = self.buckets[unit]
-        return _Averaging(self, unit, self.comm.compose(self.op, bucket.buffer, bucket.name))
-
-    def average_bucket(self, unit: int, call: PointToPointCollective) -> None:
-        """Wait until the bucket's average is in the result, and copy it into this rank's segment."""
-        self._add_up(len(self.buckets), waits=True)  # all buckets first, since others wait for this rank's part
-        self.wait_for_result(unit, call)
-        result, own = self.segments.result[unit], self.segments.own[unit]
-        if result is not own:
-            own.copy_(result)
-
-    def wait_for_result(self, unit: int, call: PointToPointCollective) -> None:
-        """Block until the average over all ranks is in the bucket's result, and end the call."""
-        self.segments.wait(ADD, unit, self.step)
-        call.end()
-
-    def end(self, unit: int, is_used: Sequence[bool]) -> None:
-        self.buckets[unit].hand_out(is_used)
-
-    @classmethod
-    def calls(cls, step: Step) -> list[CollectiveCall]:
-        return [CollectiveCall(SharedMemoryCollective(), bucket) for bucket in in_buckets(step.tensors, step.options)]
-
-    @classmethod
-    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
-        return Buffers(unsaid="the ranks of a host share one piece of memory, and each counts all of it")
-
-    def detach(self) -> None:
-        """As in every sync. The memory is unmapped when the model's gradients, which are views of it, are freed too."""
-        self.buckets, self._blocks = [], []
-        self.segments.close()
-        super().detach()
+    def make_bucket(self, name: str, group: Sequence[Named]) -> Bucket:
+        like = torch.empty(sum(p.numel() for _, p in group), dtype=group[0][1].dtype)
+        *segments, result = share(self, like, self.members, len(self.members) + 1)
+        place, count = self.members.index(self.rank), len(self.members)
+        bucket = Bucket(name, group, self.ranks, self.options.gradient_as_bucket_view, segments[place])
+        self._result[bucket] = result
+        self._parts[bucket] = [tensor.tensor_split(count)[place] for tensor in (result, *segments)]
+        return bucket
 
     def begin_step(self) -> None:
-        self.step += 1
-        self._added = 0
         super().begin_step()
+        self._filled: dict[Bucket, dist.Work] = {}
+        self._added: dict[Bucket, dist.Work] = {}
 
-    def _add_up(self, until: int, waits: bool) -> None:
-        """Add this rank's parts of the buckets before `until`: all of them, or only those that need no waiting."""
-        while self._added < until:
-            if waits:
-                self.segments.wait(FILL, self._added, self.step)
-            elif self.segments.missing(FILL, self._added, self.step):
-                return
-            for total, first, second, *others in self._blocks[self._added]:
-                torch.add(first, second, out=total)
-                for other in others:
-                    total += other
-            self.segments.raise_flag(ADD, self._added, self.step)
-            self._added += 1
+    def start(self, bucket: Bucket) -> End:
+        self._filled[bucket] = self.announce("filled", bucket)
+        return functools.partial(self._end, bucket)
 
-    def _cut(self, unit: int) -> list[list[torch.Tensor]]:
-        """The blocks that this rank adds up: the result's, then each segment's. None for a single rank on its host."""
-        every = self.segments.every[unit]
-        if not every:
-            return []
-        result, place = self.segments.result[unit], self.members.index(self.comm.rank)
-        # No two ranks write into the same cache line.
-        line = CACHE_LINE // result.element_size()
-        size = -(-result.numel() // (len(every) * line)) * line
-        return in_blocks([tensor[place * size : (place + 1) * size] for tensor in (result, *every)])
+    def between(self, bucket: Bucket) -> None:
+        """The host's ranks have added up: what has to happen before they copy the result."""
+
+    def announce(self, done: str, bucket: Bucket) -> Any:
+        """Tell all ranks that this one has done its part of the bucket. Wait for it to know that all have."""
+        with self.ledger.naming(f"ranks that have {done} {bucket.name}", AGREEMENT):
+            return dist.all_reduce(torch.zeros(1), group=self.group, async_op=True)
+
+    def _end(self, bucket: Bucket) -> None:
+        for other in self.buckets[len(self._added) :]:  # all buckets first, since others wait for this rank's parts
+            self._filled[other].wait()
+            total, first, *others = self._parts[other]
+            total.copy_(first)
+            for part in others:
+                total += part
+            self._added[other] = self.announce("added up", other)
+        with self.ledger.composing(self.op, bucket.numbers, bucket.name):
+            self._added[bucket].wait()
+            self.between(bucket)
+            bucket.buffer.copy_(self._result[bucket])
+
+    def detach(self) -> None:
+        """As in every sync. The memory is unmapped when the gradients that are views of it are freed too."""
+        self._result, self._parts = {}, {}
+        super().detach()
 
 
-class _Averaging:
-    """A bucket being averaged. `wait` blocks until its average is in this rank's segment, and ends its call."""
+def ranks_by_host(sync: GradientSync) -> list[list[int]]:
+    """The ranks of each host, in order of rank; hosts in the order of their first ranks. Every rank must call it.
 
-    def __init__(self, sync: SharedMemory, unit: int, call: PointToPointCollective):
-        self._sync, self._unit, self._call = sync, unit, call
+    Ranks share a host if they can share memory and need no network. A container, or a virtual host of an emulated
+    cluster, counts as a host of its own: it has another namespace of process ids.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank, identity in enumerate(sync.exchange(network_identity("pid"))):
+        groups.setdefault(identity, []).append(rank)
+    return list(groups.values())
 
-    def wait(self) -> None:
-        self._sync.average_bucket(self._unit, self._call)
+
+def share(sync: GradientSync, like: torch.Tensor, members: Sequence[int], count: int) -> list[torch.Tensor]:
+    """`count` tensors like a flat one, in memory that the `members`, the ranks of this host, map. Every rank calls it.
+
+    Raises UserError, the same on every rank, if the memory cannot be shared.
+    """
+    size = count * max(1, like.nbytes)
+    file = share_file(sync, size, members)
+    memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)[: count * like.nbytes]
+    os.close(file)
+    return list(memory.view(like.dtype).view(count, -1))
+
+
+def share_file(sync: GradientSync, size: int, members: Sequence[int]) -> int:
+    """The descriptor of a file of `size` bytes of zeros in the memory of the `members`' host. Every rank calls it.
+
+    1. The first member allocates all of it at once (memfd_create), and tells the others its process and descriptor. If
+       there is not enough memory, this raises an error now; later the out-of-memory killer would end the run.
+    2. They open it as /proc/PID/fd/N. It has no name, and is freed with the last process that maps or has it.
+    Raises UserError, the same on every rank, if the memory cannot be shared.
+    """
+    file, place, problem = None, None, ""
+    if sync.rank == members[0]:
+        try:
+            file = os.memfd_create("cos598d", os.MFD_CLOEXEC)
+            os.posix_fallocate(file, 0, size)
+            place = [os.getpid(), file]
+        except (AttributeError, OSError) as error:  # AttributeError: only Linux has memfd_create
+            problem = f"{size / 2**20:.0f} MiB of memory cannot be shared ({error})"
+    place = sync.exchange(place)[members[0]]
+    if file is None and place:
+        try:
+            file = os.open(f"/proc/{place[0]}/fd/{place[1]}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            problem = f"the memory of rank {members[0]} cannot be opened ({error.strerror})"
+    for rank, its in enumerate(sync.exchange(problem)):  # now all have opened it
+        if its:
+            raise UserError(f"rank {rank}: {its}. Free memory, or choose bucketed.")
+    assert file is not None
+    return file

@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 from cos598d.errors import WARNING
 from cos598d.terminal.printable import printable
-from cos598d.terminal.streams import OutputLost
 from cos598d.terminal.words import number_of
 
 FIRST_LOSSES = 5
@@ -26,7 +25,7 @@ class Console:
     def say(self, line: str) -> None:
         """Print one line on standard output, above the progress bar if there is one."""
         if self._speaks:
-            with contextlib.suppress(OutputLost):  # a run is worth more than its output
+            with contextlib.suppress(OSError):  # a run is worth more than its output
                 tqdm.write(printable(f"{self._prefix}{line}"), file=sys.stdout)
                 sys.stdout.flush()
 

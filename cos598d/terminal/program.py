@@ -16,18 +16,12 @@ END_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import large libraries within the block: without garbage collection, which takes a fifth of their time.
-
-    If torch is among them, all that exists at the end is frozen: later collections do not visit it, nor copy memory
-    that forks share. Later nothing is frozen, since there may be garbage.
-    """
-    was_enabled, is_first = gc.isenabled(), "torch" not in sys.modules
+    """Import large libraries within the block: without garbage collection, which takes a fifth of their time."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if is_first and "torch" in sys.modules:
-            gc.freeze()
         if was_enabled:
             gc.enable()
 
@@ -45,18 +39,11 @@ def program() -> list[str]:
 
 
 def as_typed() -> str:
-    """The command that starts this program again, as you type it here: `.venv/bin/cos598d`, or `cos598d`."""
-    started = Path(sys.argv[0])
-    if started.name == "__main__.py":
-        installed = Path(sys.executable).with_name("cos598d")
-        return _from_here(installed) if installed.is_file() else f"{_from_here(Path(sys.executable))} -m cos598d"
-    return started.name if shutil.which(started.name) == str(started) else _from_here(started)
-
-
-def _from_here(path: Path) -> str:
-    """A program's path, relative to the working directory if it is below that."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path)
+    """The command that starts this program again, as you type it: `cos598d`, or `python -m cos598d`."""
+    words = program()
+    if words[0] != "-m":
+        return Path(words[0]).name if shutil.which(Path(words[0]).name) else words[0]
+    return " ".join([os.path.relpath(sys.executable), *words])
 
 
 def own_environment() -> dict[str, str]:

@@ -2,17 +2,16 @@
 
 import os
 import re
-import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from cos598d.errors import UsageError, UserError
-from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT, interface_of, is_loopback
-from cos598d.world.secret import find_secret
+from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT
 
-SILENCE_SECONDS, SHORTEST_SILENCE = 8, 4
-# Set by `launch.start_local_workers` for its workers: its process id (they end without it), and rank 0's socket.
+SILENCE_SECONDS = 8
+# Set by `launch.start_local_workers` for its workers: its process id (they end without it), and rank 0's bound socket.
 LAUNCHER_PID, LISTENER = "COS598D_LAUNCHER_PID", "COS598D_LISTENER"
+SECRET_VARIABLE = "COS598D_SECRET"  # what all ranks of a run know, and no other program
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # set only by torchrun's agent, for its workers
 PARENT_PID = os.getppid()  # when this process started
 NOT_STARTED = "not started"  # the source of a world whose ranks must still be started
@@ -35,7 +34,6 @@ class Identity:
     shares_terminal: bool = False  # started with others in one terminal: rank 0 prints for all
     one_host: bool = False  # the launcher reports that all ranks are on this host
     run_id: str = ""  # the launcher's name for this run, if it has one
-    secret: bytes = field(default=b"", repr=False)  # what every rank must know; may be empty
     silence_seconds: int = SILENCE_SECONDS  # a host that is silent for this long counts as lost
 
     def __post_init__(self):
@@ -48,11 +46,6 @@ class Identity:
             )
         if not 0 < self.master_port < 65536:
             raise UsageError(f"--master_port {self.master_port} is not a port. Give a number from 1 to 65535.")
-        if self.silence_seconds < SHORTEST_SILENCE:
-            raise UsageError(
-                f"--silence_seconds {self.silence_seconds} is not valid. Give a whole number of at least "
-                f"{SHORTEST_SILENCE}."
-            )
 
     @property
     def endpoint(self) -> str:
@@ -75,7 +68,6 @@ def find_identity(
     rank: int | None = None,
     master_ip: str | None = None,
     master_port: int | None = None,
-    secret: str | None = None,
     silence_seconds: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Identity | None:
@@ -83,18 +75,15 @@ def find_identity(
 
     A rank flag wins. After that come the variables of torchrun, srun and mpirun. Without any of them the world is only
     this process, unless `world_size` asks for more. Then the result is None, and `start_local_workers` should start the
-    ranks. `secret` is a file's name; `find_secret` lists other places for the secret.
+    ranks.
 
     Raises UsageError for a rank outside the world, a variable that is not a number, or a flag that contradicts the
     launcher's variables.
     """
     found = _find_place(world_size, rank, master_ip, master_port, environ)
-    found = replace(found, silence_seconds=SILENCE_SECONDS if silence_seconds is None else silence_seconds)
     if found.source == NOT_STARTED:
         return None
-    if found.world_size == 1:
-        return found
-    return replace(found, secret=find_secret(secret, is_loopback(found.listening_ip), environ))
+    return replace(found, silence_seconds=silence_seconds or SILENCE_SECONDS)
 
 
 def _find_place(
@@ -116,8 +105,6 @@ def _find_place(
             )
         if not found.store_is_served:
             found = replace(found, master_ip=master_ip or found.master_ip, master_port=master_port or found.master_port)
-        if found.source == "srun" and not master_ip and not environ.get("MASTER_ADDR"):
-            found = replace(found, master_ip=_known_address(found, environ))
         return found
     if world_size is None or world_size == 1:
         return Identity(0, 1, ip, port, source="alone")
@@ -162,34 +149,16 @@ def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
         return None
     size = _number(environ, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS")
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
+    is_one_node = environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES")) == "1"
     return Identity(
         _number(environ, "SLURM_PROCID"),
         size,
-        environ.get("MASTER_ADDR") or first_host(nodes) or DEFAULT_IP,
+        environ.get("MASTER_ADDR") or ("" if is_one_node else first_host(nodes)) or DEFAULT_IP,
         _number(environ, "MASTER_PORT", DEFAULT_PORT),
         source="srun",
         shares_terminal=True,
         run_id=f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}",
     )
-
-
-def _known_address(identity: Identity, environ: Mapping[str, str]) -> str:
-    """Rank 0's address under srun, where SLURM gives only the name of its node.
-
-    On a single node it is loopback. If this host cannot resolve the name, it is replaced by the address of the node
-    where srun was called. In a batch job that is rank 0's node; rank 0 checks it. Otherwise the name stays, and finding
-    rank 0 fails with a sentence.
-    """
-    if environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES")) == "1":
-        return DEFAULT_IP
-    try:
-        socket.getaddrinfo(identity.master_ip, None)
-        return identity.master_ip
-    except socket.gaierror:
-        launched_on = environ.get("SLURM_LAUNCH_NODE_IPADDR")
-    if launched_on and (identity.rank != 0 or interface_of(launched_on)):
-        return launched_on
-    return identity.master_ip
 
 
 def first_host(nodes: str) -> str:

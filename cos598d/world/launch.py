@@ -1,176 +1,149 @@
-"""Local workers: this same program once per rank, with an endpoint and a secret of their own.
+"""Local ranks: processes of this host, one for each rank, forked if that is as good as a fresh interpreter."""
 
-We do not use torch's elastic agent, which also restarts workers. Its store listens at all of the host's addresses and
-admits anybody. Its rendezvous unpickles what it finds there. It passes no socket to rank 0. It restarts ranks that have
-ended with exit code 75, which are to resume later.
-"""
-
-import itertools
+import contextlib
+import gc
+import multiprocessing
 import os
+import secrets
 import signal
-import subprocess
+import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
-from types import FrameType
+from multiprocessing.connection import wait as wait_for_one
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
-from cos598d.errors import UsageError, UserError
-from cos598d.terminal.children import end_all, exit_code_of, wait_together
-from cos598d.terminal.program import program
+import torch
+
+from cos598d.errors import UserError
 from cos598d.terminal.signals import ENDING, GOES_ON, signal_name
-from cos598d.world.endpoint import listen
-from cos598d.world.identity import LAUNCHER_PID, LISTENER
-from cos598d.world.limits import allow_workers
+from cos598d.world.devices import may_have_gpu
+from cos598d.world.identity import LAUNCHER_PID, LISTENER, SECRET_VARIABLE
+from cos598d.world.meet import bind
 from cos598d.world.network import DEFAULT_IP
-from cos598d.world.secret import SECRET_VARIABLE, new_secret
-from cos598d.world.workers import Fork, held, may_fork
 
-SAY_SECONDS = 0.5  # how long the others may take to report a failure before they are stopped
-STOP_SECONDS = 30.0  # how long a worker may take to stop
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
-
-Worker = subprocess.Popen[bytes] | Fork  # its process leads a session of its own
-FINAL = (0, UsageError.exit_code, GOES_ON)  # exit codes after which a restart would not help
+SAY_SECONDS = 1.0  # how long the others may take to report a failure before they are stopped
+STOP_SECONDS = 30.0  # how long a rank may take to save its state after a signal
+END_SECONDS = 5.0  # how long one may take to end
 
 
-class _Stopped(BaseException):
-    """A signal came that ends this process."""
-
-    def __init__(self, number: int):
-        self.number = number
+def may_fork() -> bool:
+    """Whether a fork is as good as a fresh interpreter: on Linux, with no other threads, and without a GPU's driver."""
+    return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1 and not may_have_gpu()
 
 
-def start_local_workers(
-    world_size: int,
-    master_port: int | None,
-    arguments: Sequence[str],
-    max_restarts: int = 0,
-    again: Callable[[], Sequence[str]] = tuple,
-    be_rank: Callable[[], int] | None = None,
-) -> int:
-    """Start `world_size` workers on this host and wait for them; return the exit code.
+def start_local_workers(world_size: int, master_port: int | None, be_rank: Callable[[], int]) -> int:
+    """Start `world_size` ranks here, each of which calls `be_rank`; return the exit code when all have ended.
 
-    Every worker runs this same program with `arguments`, in an interpreter of its own. The first time it may instead
-    be a fork of this process, which calls `be_rank` and ends with its result. That needs `be_rank` and `may_fork`. Rank
-    0 inherits a socket on loopback that is opened here, and all get a secret that only they know.
-    When one fails, the others are stopped, and the result is its exit code (128 + N if signal N ended it, or ended
-    all). Up to `max_restarts` times all are then restarted, with the further arguments that `again` returns, another
-    secret and, unless `master_port` is set, another port. They are not restarted if they rejected an argument, or ended
-    to resume later.
-    The first signal that arrives here is passed on, so that training workers can save their state. A further Ctrl-C
-    ends them. They are not restarted after either.
-    Raises UserError if the port is taken, or if this host does not allow so many processes or open files.
+    `be_rank` can be pickled: where a fork is not as good, a fresh interpreter calls it. Rank 0 gets a socket on
+    loopback that is bound here, and all get a secret that only they know. When one rank fails, the others are stopped,
+    and the result is its exit code (128 + N if signal N ended it). Signals are passed on: a training saves its state
+    and ends. A second Ctrl-C ends all at once.
     """
-    workers: list[Worker] = []
-    asked = signal.SIGTERM
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    context = multiprocessing.get_context("fork" if may_fork() else "spawn")
+    listener = bind(DEFAULT_IP, master_port or 0)
+    environ = _environment(world_size, listener.getsockname()[1])
+    ranks: list[BaseProcess] = []
+    for rank in range(world_size):
+        arguments = (be_rank, rank, environ, listener)
+        ranks.append(context.Process(target=_be, args=arguments))  # type: ignore[attr-defined]  # every context has it
+    asked: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        force = number == signal.SIGINT and signal.SIGINT in asked
+        asked.append(number)
+        _send(ranks, signal.SIGKILL if force else number)
+
+    before = {number: signal.getsignal(number) for number in ENDING}
     try:
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:  # else the command that started it wants it to continue: nohup, or `&`
-                signal.signal(number, _stop)
-        for attempt in itertools.count():
-            words = [*arguments, *(again() if attempt else ())]
-            _start(workers, world_size, master_port, words, attempt, None if attempt else be_rank)
-            try:
-                exit_code = _wait(workers)
-            except _Stopped as stopped:
-                for number in SIGNALS:  # schedulers repeat theirs; a user who presses Ctrl-C again means it
-                    if number != signal.SIGINT:
-                        signal.signal(number, signal.SIG_IGN)
-                for worker in workers:  # SIGHUP and SIGQUIT mean nothing to them
-                    worker.send_signal(stopped.number if stopped.number in ENDING else signal.SIGTERM)
-                exit_code = _wait(workers)
-                return exit_code if exit_code in (0, GOES_ON) else 128 + stopped.number
-            if exit_code in FINAL or attempt == max_restarts:
-                return exit_code
-            end_all(workers, STOP_SECONDS, asked)
-            workers.clear()
-            print(
-                f"the ranks ended with exit code {exit_code}: restart {attempt + 1} of {max_restarts}.",
-                file=sys.stderr,
-                flush=True,
-            )
-        raise AssertionError("every rank has counted its attempts")
-    except _Stopped as stopped:
-        if stopped.number == signal.SIGINT:  # the workers report the interruption themselves
-            asked = signal.SIGINT
-        else:
-            print(f"stopped by {signal.Signals(stopped.number).name}.", file=sys.stderr)
-        return 128 + stopped.number
+                signal.signal(number, pass_on)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until each has a session of its own
+        try:
+            with listener:
+                for each in ranks:
+                    each.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        failed = _failure(ranks)
+    except OSError as error:
+        raise UserError(f"{world_size} ranks cannot be started here ({error.strerror}). Start fewer.") from None
     finally:
-        for number in SIGNALS:  # from here on this process only waits for the workers to end
-            signal.signal(number, signal.SIG_IGN)
-        end_all(workers, STOP_SECONDS, asked)
+        _end(ranks)
         for number, handler in before.items():
             signal.signal(number, handler)
+    if asked and failed not in (0, GOES_ON):
+        return 128 + asked[0]
+    if failed < 0:
+        print(
+            f"rank {[rank.exitcode for rank in ranks].index(failed)} was ended by {signal_name(-failed)}.",
+            file=sys.stderr,
+        )
+    return failed if failed >= 0 else 128 - failed
 
 
-def _start(
-    workers: list[Worker],
-    world_size: int,
-    master_port: int | None,
-    arguments: Sequence[str],
-    attempt: int,
-    be_rank: Callable[[], int] | None,
-) -> None:
-    """Start the workers. Each is added to `workers` once it exists."""
-    allow_workers(world_size)
-    with listen(DEFAULT_IP, master_port or 0, at_once=False) as listener:
-        environ = _environment(world_size, listener.getsockname()[1], attempt)
-        forks = be_rank is not None and may_fork()
-        for rank in range(world_size):
-            own = environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            if rank == 0:
-                own[LISTENER] = str(listener.fileno())
-            try:
-                if be_rank is not None and forks:
-                    with held(SIGNALS) as mask:  # until it is in `workers` and has its own session
-                        workers.append(Fork(be_rank, f"rank {rank}", own, listener, mask))
-                else:
-                    workers.append(
-                        subprocess.Popen(
-                            [sys.executable, "-u", *program(), *arguments],
-                            env=own,
-                            pass_fds=[listener.fileno()] if rank == 0 else [],
-                            start_new_session=True,  # a Ctrl-C reaches only this process, which passes it on
-                        )
-                    )
-            except OSError as error:
-                raise UserError(
-                    f"rank {rank} of {world_size} cannot be started on this host ({error.strerror}). "
-                    f"Start fewer ranks, or raise its limits of processes and memory (ulimit -u, -v)."
-                ) from None
-            listener.close()  # rank 0 has it now, and is about to listen
+def _environment(world_size: int, port: int) -> dict[str, str]:
+    """What every rank finds in its environment, under torchrun's names and ours."""
+    ours = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    ours |= {"MASTER_ADDR": DEFAULT_IP, "MASTER_PORT": str(port)}
+    return ours | {LAUNCHER_PID: str(os.getpid()), SECRET_VARIABLE: secrets.token_hex(32)}
 
 
-def _environment(world_size: int, port: int, attempt: int) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
-    # One thread until the ranks have met; then each takes its share of the cores.
-    return (
-        {"OMP_NUM_THREADS": "1"}
-        | inherited
-        | {
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": DEFAULT_IP,
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_RESTART_COUNT": str(attempt),
-            LAUNCHER_PID: str(os.getpid()),
-            SECRET_VARIABLE: new_secret(),
-        }
-    )
+def _be(be_rank: Callable[[], int], rank: int, environ: dict[str, str], listener: socket.socket) -> None:
+    """In the new process: become a rank."""
+    os.setsid()  # a Ctrl-C reaches only the launcher, which passes it on
+    for number in ENDING:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(f"rank {rank}")  # what `ps -e` and `top` show
+    gc.freeze()  # garbage collection would copy the pages that all share
+    torch.set_num_threads(1)  # until the ranks have met
+    os.environ.update(environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+    for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
+        del os.environ[name]
+    if rank == 0:
+        os.environ[LISTENER] = str(listener.detach())
+    else:
+        listener.close()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that nothing is lost at its end
+    try:
+        sys.exit(be_rank())
+    except KeyboardInterrupt:  # before the rank could report it
+        sys.exit(128 + signal.SIGINT)
 
 
-def _wait(workers: Sequence[Worker]) -> int:
-    """Wait until all have ended well, or one has failed. Return its exit code."""
-    # Ranks that end normally, with 0 or to resume later, do so together.
-    failed = wait_together(workers, lambda code: STOP_SECONDS if code == GOES_ON else SAY_SECONDS)
-    if failed is None:
-        return 0
-    rank, code = failed
-    if code < 0:
-        print(f"rank {rank} was ended by {signal_name(-code)}.", file=sys.stderr)
-    return exit_code_of(code)
+def _failure(ranks: Sequence[BaseProcess]) -> int:
+    """Wait until all have ended well, or one has failed and the others had time to report it; return its exit code."""
+    running = list(ranks)
+    while running:
+        wait_for_one([rank.sentinel for rank in running])
+        failed = {rank.exitcode for rank in ranks if rank.exitcode}
+        if failed:
+            _join(ranks, STOP_SECONDS if failed == {GOES_ON} else SAY_SECONDS)
+            break
+        running = [rank for rank in running if rank.exitcode is None]
+    # Of several the cause is the one that a signal ended: its code is negative.
+    return min((rank.exitcode for rank in ranks if rank.exitcode), default=0)
 
 
-def _stop(number: int, _: FrameType | None) -> None:
-    raise _Stopped(number)
+def _end(ranks: Sequence[BaseProcess]) -> None:
+    """End those that still run: by SIGTERM, then by force."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        _send(ranks, number)
+        _join(ranks, END_SECONDS)
+
+
+def _send(ranks: Sequence[BaseProcess], number: int) -> None:
+    for rank in ranks:
+        if rank.pid and rank.is_alive():
+            os.kill(rank.pid, number)
+
+
+def _join(ranks: Sequence[BaseProcess], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for rank in ranks:
+        if rank.pid:
+            rank.join(max(0.0, deadline - time.monotonic()))

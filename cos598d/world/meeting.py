@@ -1,44 +1,37 @@
-"""The ranks of one run after the rendezvous: who and where they are, and how they exchange small values."""
+"""The ranks of one run after they met: who and where they are, and how they exchange small values."""
 
+import contextlib
 import json
+import math
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from torch.distributed import Store
+import torch.distributed as dist
 
 from cos598d.errors import UserError
 from cos598d.terminal.words import ranks_in_words
-from cos598d.world.deadlock import DeadlockDetector
 from cos598d.world.identity import Identity
-from cos598d.world.store import StoreClient, StoreTimeout
+from cos598d.world.waiting import wait
 
-SHORTEST_POLL, LONGEST_POLL = 0.001, 0.05
+ANSWER_SECONDS = 3.0  # how long the store of a rank 0 that runs may take to answer, on a busy machine
 
 
 class Meeting:
-    """The ranks of one run, joined by a key-value store; the result of the rendezvous.
+    """The ranks of one run, joined by a store.
 
-    `store` serves torch's process group. `hosts[r]` is equal for all ranks of a host. The other ranks reach this one at
-    `address`. `secret` is the shared secret, which may be empty. Values are exchanged as JSON. `deadlocks` records what
-    this rank waits for.
+    `hosts[r]` is equal for all ranks of a host. `store` also serves torch's process group. Collectives may take
+    `seconds`. `waits_for` is a phrase for what this rank waits for now, for the error if it never comes. `deadline` is
+    when the store must have answered, if it is asked now: the store of a stopped rank 0 never does, and torch would
+    wait forever. The lifeline looks at it.
     """
 
-    def __init__(
-        self,
-        identity: Identity,
-        store: Store,
-        hosts: Sequence[Hashable],
-        seconds: float,
-        address: str = "127.0.0.1",
-        secret: bytes = b"",
-    ):
+    def __init__(self, identity: Identity, store: dist.Store, hosts: Sequence[Hashable], seconds: float):
         self.identity, self.store, self.hosts, self.seconds = identity, store, list(hosts), seconds
-        self.address, self.secret = address, secret
-        self.deadlocks = DeadlockDetector()
-        self._is_served = isinstance(store, StoreClient)  # by rank 0; otherwise by a store of torch's, for a few ranks
+        self.waits_for = ""
+        self.deadline = math.inf  # of time.monotonic
         self._exchanges = 0
-        self._read = ""  # on rank 0: the key of the last exchange's values
+        self._given: list[str] = []  # the keys of this rank's values that others may still read
 
     @property
     def ranks_on_host(self) -> int:
@@ -55,64 +48,50 @@ class Meeting:
 
         Raises UserError with the ranks that did not call it within `seconds`.
         """
-        name = self._give(value)
-        if not self._is_served:
-            return [json.loads(text) for text in self._take(name)]
-        if self.identity.rank == 0:
-            texts = self._take(name)
-            # Equal values of several ranks are sent once: the distinct values, and for each rank the index of its own.
-            places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-            self.store.set(f"{name}/all", f"[[{','.join(places)}],{json.dumps([places[text] for text in texts])}]")
-            self._read = f"{name}/all"
-        values, of_ranks = json.loads(self._get([f"{name}/all"], name)[0])
-        return [values[place] for place in of_ranks]
+        with self.asking(self.seconds + ANSWER_SECONDS):
+            before, self._given = self._given, []
+            keys = self._give(value)
+            values = self._take(keys)
+            for key in before:  # all have read these, since they have begun this exchange
+                self.store.delete_key(key)
+            self._given.append(keys[self.identity.rank])
+            return values
 
     def collect(self, value: Any) -> list[Any] | None:
         """Give `value` (JSON) to rank 0, which gets every rank's, in order of rank. Other ranks get None at once.
 
         Every rank must call it. Raises UserError on rank 0 with the ranks that did not.
         """
-        name = self._give(value)
-        return [json.loads(text) for text in self._take(name)] if self.identity.rank == 0 else None
-
-    def _give(self, value: Any) -> str:
-        """Send this rank's value to rank 0. Return the name of the exchange."""
-        self._exchanges += 1
-        name = f"exchange/{self._exchanges}"
-        self.store.set(f"{name}/{self.identity.rank}", json.dumps(value))
-        return name
-
-    def _take(self, name: str) -> list[str]:
-        """Every rank's value, as JSON."""
-        keys = [f"{name}/{rank}" for rank in range(self.identity.world_size)]
-        texts = [value.decode() for value in self._get(keys, name)]
-        if self._is_served:
-            # All ranks have read the last exchange's values, since they have begun this one.
-            for key in (*keys, *filter(None, [self._read])):
+        with self.asking(self.seconds + ANSWER_SECONDS):
+            keys = self._give(value)
+            if self.identity.rank != 0:
+                return None
+            values = self._take(keys)
+            for key in keys:
                 self.store.delete_key(key)
-            self._read = ""
-        return texts
+            return values
 
-    def _get(self, keys: list[str], name: str) -> list[bytes]:
-        """The values of `keys`, in the exchange `name`. Raises UserError if they do not come."""
+    @contextlib.contextmanager
+    def asking(self, seconds: float) -> Iterator[None]:
+        """Within the block the store is asked, which may take `seconds`."""
+        self.deadline = time.monotonic() + seconds
         try:
-            if self._is_served:
-                return self.store.multi_get(keys)
-            self._poll(keys)
-            return [self.store.get(key) for key in keys]
-        except StoreTimeout:
-            ranks = range(self.identity.world_size)
-            missing = [rank for rank in ranks if not self.store.check([f"{name}/{rank}"])] or [0]
-            raise UserError(
-                f"no answer from {ranks_in_words(missing)} within {self.seconds:g} s. Check whether they run, or "
-                "raise --timeout."
-            ) from None
+            yield
+        finally:
+            self.deadline = math.inf
 
-    def _poll(self, keys: list[str]) -> None:
-        """Wait for keys of a store of torch's, which polls seldom and blocks signals meanwhile."""
-        deadline, pause = time.monotonic() + self.seconds, SHORTEST_POLL
-        while not self.store.check(keys):
-            if time.monotonic() > deadline:
-                raise StoreTimeout("Timed out")
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_POLL)
+    def _give(self, value: Any) -> list[str]:
+        """Put this rank's value into the store. Return the keys of all ranks' values."""
+        self._exchanges += 1
+        keys = [f"exchange/{self._exchanges}/{rank}" for rank in range(self.identity.world_size)]
+        self.store.set(keys[self.identity.rank], json.dumps(value))
+        return keys
+
+    def _take(self, keys: list[str]) -> list[Any]:
+        if not wait(lambda: self.store.check(keys), self.seconds):
+            missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+            raise UserError(
+                f"{ranks_in_words(missing)} did not answer within {self.seconds:g} s (stopped, or stuck?). Look there, "
+                "or raise --timeout."
+            )
+        return [json.loads(self.store.get(key)) for key in keys]

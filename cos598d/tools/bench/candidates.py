@@ -1,19 +1,14 @@
 """The syncs to compare, from the arguments that name them: NAME, NAME+CODEC, NAME:option=value, FILE.py:Class."""
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cos598d.config import SYNC_FIELDS, RunConfig
 from cos598d.errors import UsageError
 from cos598d.records.conventions import DDP, FLOOR, SPARSE_FLOOR
-from cos598d.strategies import known_names
-from cos598d.sync import SYNCS, unknown
-from cos598d.sync.options import SyncOptions
-from cos598d.terminal.own_code import is_own
+from cos598d.sync import ENGINES, SYNCS, get_sync
 
 # The options that are switches.
 SWITCHES = tuple(name for name in SYNC_FIELDS if isinstance(getattr(RunConfig, name), bool))
-CAPACITIES_MB = (0.5, 1, 2, 5, 10, 25, 50, 100)
 
 
 class Candidate(NamedTuple):
@@ -21,7 +16,12 @@ class Candidate(NamedTuple):
 
     label: str
     name: str
-    options: SyncOptions
+    options: dict[str, Any]
+
+    @property
+    def steps_itself(self) -> bool:
+        """Whether it takes part in the optimizer's step: it shards, or is another library's engine."""
+        return self.name in ENGINES or get_sync(self.name).shards
 
     @property
     def has_sparse_embeddings(self) -> bool:
@@ -35,19 +35,16 @@ def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
     all_reduce                    a registered sync
     my_sync.py:MySync             a class in a file
     bucketed:bucket_mb=5          with options, any number of them
-    ddp:bucket_view               a switch, turned on
     bucketed+bf16, ring+topk:0.05   with gradient compression, the same as :compress=bf16
     none:sparse_embeddings          the floor whose large embeddings have sparse gradients
 
     Raises UsageError for an unknown sync, option or value.
     """
     name, values = (FLOOR, {}) if word == SPARSE_FLOOR else read_candidate(word)
-    if name not in known_names() and not is_own(name):
-        raise unknown("--sync", name, known_names())
+    get_sync(name)
     config = RunConfig(sync=name, backend=backend, **values)
     config.check(world_size=1)
-    options = config.sync_options()
-    return Candidate(word, name, replace(options, first_bucket_mb=min(options.first_bucket_mb, options.bucket_mb)))
+    return Candidate(word, name, config.sync_options())
 
 
 def read_candidate(word: str) -> tuple[str, dict[str, Any]]:
@@ -77,8 +74,9 @@ def read_candidate(word: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse_candidates(words: str | None, backend: str = "gloo") -> list[Candidate]:
-    """The candidates in `words`, separated by commas, each once. None: every registered sync."""
-    named = list(SYNCS) if words is None else [word.strip() for word in words.split(",") if word.strip()]
+    """The candidates in `words`, separated by commas, each once. None: every built-in sync that averages gradients."""
+    averaging = [name for name in SYNCS if not get_sync(name).shards]
+    named = averaging if words is None else [word.strip() for word in words.split(",") if word.strip()]
     if not named:
         raise UsageError(f"--sync {words!r} names no sync. Give one or more, separated by commas.")
     return [parse_candidate(word, backend) for word in dict.fromkeys(named)]
@@ -92,11 +90,6 @@ def references(candidates: list[Candidate], with_step: bool = False) -> list[Can
     labels = [candidate.label for candidate in candidates]
     all_references = (FLOOR, SPARSE_FLOOR, DDP) if with_step else (FLOOR, DDP)
     return candidates + [parse_candidate(label) for label in all_references if label not in labels]
-
-
-def sweep_candidates() -> list[Candidate]:
-    """`bucketed` with each capacity of the sweep."""
-    return [parse_candidate(f"bucketed:bucket_mb={capacity:g}") for capacity in CAPACITIES_MB]
 
 
 def _value(word: str, option: str, text: str) -> float | int | str:

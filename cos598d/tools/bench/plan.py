@@ -6,10 +6,8 @@ from typing import Any
 
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
-from cos598d.records.conventions import AUTO_PRECISION
-from cos598d.strategies import STRATEGIES
 from cos598d.terminal.fields import check_flags, flag, flag_like, flags_of
-from cos598d.tools.bench.candidates import Candidate, parse_candidates, references, sweep_candidates
+from cos598d.tools.bench.candidates import Candidate, parse_candidates, references
 
 # The headings of the flags below in --help, in addition to those for ranks.
 WHAT, HOW = "what", "how"
@@ -21,15 +19,15 @@ class BenchPlan:
 
     sync: str | None = flag(
         None,
-        "syncs, separated by commas: NAME, FILE.py:CLASS, NAME+COMPRESSION (ddp+fp16) or NAME:OPTION (ddp:bucket_view, "
-        "bucketed:bucket_mb=5) (default: every built-in sync); none and ddp always run too",
+        "syncs, separated by commas: NAME, FILE.py:CLASS, NAME+COMPRESSION (bucketed+fp16) or NAME:OPTION "
+        "(bucketed:bucket_mb=5) (default: every sync that averages); none and ddp always run too",
         group=WHAT,
     )
     sweep: str | None = flag(
         None,
-        "instead of --sync, measure a range of: {choices} (bucket_mb: both, and a prediction)",
+        "instead of --sync, measure a range of: {choices}",
         group=WHAT,
-        choices=("bucket_mb", "message_size"),
+        choices=("message_size",),
     )
     alone: bool = flag(False, "run only these syncs, without none and ddp", group=WHAT)
     step: bool = flag(False, "include clipping and AdamW (learning rate 0) in an iteration", group=WHAT)
@@ -45,7 +43,7 @@ class BenchPlan:
         "fp32",
         "precision of forward and backward, as in `train --precision`: {choices}",
         group=WHAT,
-        choices=("fp32", "bf16", AUTO_PRECISION),  # a bench does not measure fp16's loss scale
+        choices=("fp32", "bf16"),  # a bench does not measure fp16's loss scale
     )
     tokens: int = flag(64, "tokens per example; examples are cut or padded to this", group=WHAT, least=8)
     rounds: int = flag(10, "number of rounds; each runs every sync once", group=HOW, least=1)
@@ -88,11 +86,11 @@ class BenchPlan:
 
     def candidates(self) -> list[Candidate]:
         """The syncs to measure, in the order of the table. Raises UsageError for an unknown one."""
-        if self.sweep == "message_size":
+        if self.sweep:
             return []
-        found = sweep_candidates() if self.sweep else parse_candidates(self.sync, self.backend)
+        found = parse_candidates(self.sync, self.backend)
         for candidate in found:
-            if candidate.name in STRATEGIES and not self.step:
+            if candidate.steps_itself and not self.step:
                 raise UsageError(
                     f"--sync {candidate.label} takes the optimizer's step itself. Add --step, so that every sync's "
                     "step is measured."

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from cos598d.comm.communicator import Communicator
-from cos598d.config import recorded
+from cos598d.comm.group import Ranks
 from cos598d.errors import UsageError, flag_called
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import HostGauges, peak_memory_bytes
@@ -18,17 +17,16 @@ from cos598d.measure.peak import peak_of_all
 from cos598d.models.build import ModelSource, count_parameters, find_model
 from cos598d.models.operations import training_operations
 from cos598d.models.products import core_peak
+from cos598d.precision import slow_on_this_processor
 from cos598d.rank import RankProcess, init_rank
-from cos598d.records.conventions import AUTO_PRECISION, BY_LEDGER, DDP, FLOOR, WARM_UP
+from cos598d.records.conventions import DDP, FLOOR, WARM_UP
 from cos598d.records.summary import summarize
-from cos598d.strategies import class_of
-from cos598d.strategies.base import Strategy
-from cos598d.strategies.choose_precision import choose_precision
+from cos598d.sync import get_sync
 from cos598d.terminal.console import Console
 from cos598d.tools.bench.candidates import Candidate
+from cos598d.tools.bench.messages import measure_arrivals, message_sizes, sweep_message_size
 from cos598d.tools.bench.plan import BenchPlan
 from cos598d.tools.bench.rounds import measure_rounds, stays_attached
-from cos598d.tools.bench.sweep import measure_arrivals, message_sizes, predict_capacities, sweep_message_size
 from cos598d.tools.bench.trace import trace_candidate
 from cos598d.tools.bench.workload import TASK, Workload
 from cos598d.world.identity import Identity
@@ -39,7 +37,7 @@ def run_bench_rank(plan: BenchPlan, identity: Identity, deliver: Callable[[dict[
     """Run one rank and return the process's exit code. Rank 0 calls `deliver` with the record."""
     with RankProcess(identity) as process:
         plan.check(identity.world_size)
-        source = _find_model(plan) if plan.sweep != "message_size" else None
+        source = None if plan.sweep else _find_model(plan)
         record = _work(plan, source, process.meet(plan.timeout, plan.facts()))
         if identity.rank == 0:
             deliver(record)
@@ -57,39 +55,39 @@ def _find_model(plan: BenchPlan) -> ModelSource:
 
 
 def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) -> dict[str, Any]:
-    comm, threads, ranks_on_host = init_rank(meeting, plan.backend, plan.no_cuda, plan.threads)
+    ranks, threads, ranks_on_host = init_rank(meeting, plan.backend, plan.no_cuda, plan.threads)
     candidates = plan.candidates()
     record: dict[str, Any] = {
         "setting": {
             "model": source and source.description,
-            "world_size": comm.world_size,
-            "backend": comm.backend,
-            "device": comm.device.type,
+            "world_size": ranks.world_size,
+            "backend": ranks.backend,
+            "device": ranks.device.type,
             "threads_per_rank": threads,
             "rounds": plan.rounds,
             "warm_up": WARM_UP,
             "seed": plan.seed,
         },
-        "environment": describe_environment(comm.device, comm.backend, threads, ranks_on_host)
+        "environment": describe_environment(ranks.device, ranks.backend, threads, ranks_on_host)
         | {"model_revisions": dict(source.revisions) if source else {}},
         "candidates": [_describe(candidate) for candidate in candidates],
-        "bytes_are_assumed": comm.bytes_are_assumed,
+        "bytes_are_assumed": ranks.backend == "nccl",
     }
     sizes = len(message_sizes(plan.largest_mb)) * (plan.rounds + 1) if plan.sweep else 0
     # On standard error, and only on a terminal: standard output may be the record.
     turns = sizes + len(candidates) * plan.rounds
-    with tqdm(total=turns, unit="turn", disable=None if comm.rank == 0 else True, leave=False) as bar:
+    with tqdm(total=turns, unit="turn", disable=None if ranks.rank == 0 else True, leave=False) as bar:
         if plan.sweep:
-            record["message_size"] = sweep_message_size(comm, plan.largest_mb, plan.rounds, plan.seed, bar.update)
+            record["message_size"] = sweep_message_size(ranks, plan.largest_mb, plan.rounds, plan.seed, bar.update)
         if candidates and source:
-            gauges, began = HostGauges(comm.device, lambda sentence: None), time.perf_counter()
+            gauges, began = HostGauges(ranks.device, lambda sentence: None), time.perf_counter()
             gauges.start()
-            record |= _measure(plan, source, candidates, comm, ranks_on_host, record, bar.update)
-            record["host"] = comm.collect({"seconds": time.perf_counter() - began, **gauges.read()})
-    record["process_peak_memory_bytes"] = comm.collect(peak_memory_bytes())
-    if comm.device.type == "cuda":
+            record |= _measure(plan, source, candidates, ranks, ranks_on_host, record, bar.update)
+            record["host"] = ranks.collect({"seconds": time.perf_counter() - began, **gauges.read()})
+    record["process_peak_memory_bytes"] = ranks.collect(peak_memory_bytes())
+    if ranks.device.type == "cuda":
         # Of the tensors, without the memory that CUDA and the backend use themselves.
-        record["gpu_peak_memory_bytes"] = comm.collect(torch.cuda.max_memory_allocated(comm.device))
+        record["gpu_peak_memory_bytes"] = ranks.collect(torch.cuda.max_memory_allocated(ranks.device))
     return record
 
 
@@ -97,26 +95,25 @@ def _measure(
     plan: BenchPlan,
     source: ModelSource,
     candidates: list[Candidate],
-    comm: Communicator,
+    ranks: Ranks,
     ranks_on_host: int,
     record: dict[str, Any],
     progress: Callable[[], Any],
 ) -> dict[str, Any]:
     """The candidates' part of the record."""
-    chosen = choose_precision(plan.precision, source.product, comm)
-    workload = Workload(source, comm.device, plan.batch, plan.tokens, plan.seed, chosen.precision)
-    if chosen.warning and comm.rank == 0:  # now, since it warns about slow rounds
-        Console("", True).warn(chosen.warning)
-    note = chosen.warning or (chosen.remark if plan.precision == AUTO_PRECISION else "")
-    stay = stays_attached(workload, candidates, comm, ranks_on_host, plan.attach)
-    found = measure_rounds(workload, candidates, comm, plan.rounds, plan.seed, stay, plan.step, progress)
+    workload = Workload(source, ranks.device, plan.batch, plan.tokens, plan.seed, plan.precision)
+    note = slow_on_this_processor(plan.precision, ranks.device)
+    if note and ranks.rank == 0:  # now, since it warns about slow rounds
+        Console("", True).warn(note)
+    stay = stays_attached(workload, candidates, ranks, ranks_on_host, plan.attach)
+    found = measure_rounds(workload, candidates, ranks, plan.rounds, plan.seed, stay, plan.step, progress)
     seconds = {
         candidate.label: [s["seconds"] for s in found["samples"] if s["candidate"] == candidate.label]
         for candidate in candidates
     }
     if plan.trace:
         for candidate in candidates:
-            trace_candidate(Path(plan.trace), candidate, workload, comm, plan.step)
+            trace_candidate(Path(plan.trace), candidate, workload, ranks, plan.step)
     found["summary"] = summarize(seconds, FLOOR, DDP)
     found["setting"] = record["setting"] | {
         "seconds_of": found.pop("seconds_of"),
@@ -127,34 +124,20 @@ def _measure(
         "batch": plan.batch,
         "tokens": plan.tokens,
         "step": plan.step,
-        "precision": chosen.precision,
+        "precision": plan.precision,
         "attach": "once" if stay else "turns",
     }
     per_rank = np.full(plan.batch, plan.tokens)
     needed = training_operations(source.model_type, source.config, TASK.head, TASK.num_labels, per_rank)
-    if needed is not None:
-        peak = peak_of_all(comm, chosen.precision, record["setting"]["threads_per_rank"], core_peak)
-        found["setting"] |= {"operations": int(needed.sum()) * comm.world_size, "peak_per_second": peak}
+    peak = peak_of_all(ranks, plan.precision, record["setting"]["threads_per_rank"], core_peak)
+    found["setting"] |= {"operations": int(needed.sum()) * ranks.world_size, "peak_per_second": peak}
     if note:
         found["setting"]["precision_note"] = note
-    if comm.world_size > 1:
-        found["remarks"] = _remarks(candidates, workload)
     if FLOOR in seconds:  # they belong to the pass without a sync
-        found["arrivals"] = measure_arrivals(workload, comm)
-    if plan.sweep == "bucket_mb":
-        found["bucket_mb"] = predict_capacities(workload, found["arrivals"], record["message_size"]["fit"])
+        found["arrivals"] = measure_arrivals(workload, ranks)
     return found
 
 
-def _remarks(candidates: list[Candidate], workload: Workload) -> list[str]:
-    """The remarks about the gradient syncs with this model, each sentence once."""
-    kinds = [class_of(candidate.name) for candidate in candidates]
-    said = [kind.remark(workload.model) for kind in kinds if not issubclass(kind, Strategy)]
-    return [line for line in dict.fromkeys(said) if line]
-
-
 def _describe(candidate: Candidate) -> dict[str, Any]:
-    kind = class_of(candidate.name)
-    bytes_from = kind.bytes_from if issubclass(kind, Strategy) else BY_LEDGER
-    named = {"label": candidate.label, "sync": candidate.name, "options": recorded(candidate.options)}
-    return named | {"bytes_from": bytes_from}
+    bytes_from = get_sync(candidate.name).bytes_from
+    return {"label": candidate.label, "sync": candidate.name, "options": candidate.options, "bytes_from": bytes_from}

@@ -8,13 +8,10 @@ from typing import Any
 import psutil
 import torch
 
-from cos598d.comm.communicator import Communicator
-from cos598d.comm.hosts import host_groups
-from cos598d.comm.ledger import Totals
+from cos598d.comm.group import Ranks
 from cos598d.records.summary import LAST_TO_LAST, SLOWEST, world_seconds
-from cos598d.strategies import STRATEGIES
 from cos598d.tools.bench.candidates import Candidate
-from cos598d.tools.bench.turns import PHASES, StrategyTurn, Turn, make_turn
+from cos598d.tools.bench.turns import PHASES, Turn, make_turn
 from cos598d.tools.bench.workload import Stepper, Workload
 from cos598d.world.devices import gpu_of
 
@@ -32,7 +29,7 @@ def order_of_round(count: int, number: int, seed: int) -> list[int]:
 
 
 def stays_attached(
-    workload: Workload, candidates: Sequence[Candidate], comm: Communicator, ranks_on_host: int, choice: str
+    workload: Workload, candidates: Sequence[Candidate], ranks: Ranks, ranks_on_host: int, choice: str
 ) -> bool:
     """Whether every candidate stays attached to its replica from the first round to the last.
 
@@ -41,10 +38,10 @@ def stays_attached(
     """
     if choice != "auto":
         return choice == "once"
-    gpu = gpu_of(comm.device)
-    free = psutil.virtual_memory().available if gpu is None else torch.cuda.mem_get_info(comm.device)[0]
-    kept = len(candidates) + OWN_STATE * sum(candidate.name in STRATEGIES for candidate in candidates)
-    return fits(comm.exchange([gpu, ranks_on_host, free]), workload.gradient_bytes * (kept + WORKING_GRADIENTS))
+    gpu = gpu_of(ranks.device)
+    free = psutil.virtual_memory().available if gpu is None else torch.cuda.mem_get_info(ranks.device)[0]
+    kept = len(candidates) + OWN_STATE * sum(candidate.steps_itself for candidate in candidates)
+    return fits(ranks.exchange([gpu, ranks_on_host, free]), workload.gradient_bytes * (kept + WORKING_GRADIENTS))
 
 
 def fits(memories: Sequence[tuple[str | None, int, int]], needed: int) -> bool:
@@ -62,7 +59,7 @@ def fits(memories: Sequence[tuple[str | None, int, int]], needed: int) -> bool:
 def measure_rounds(
     workload: Workload,
     candidates: Sequence[Candidate],
-    comm: Communicator,
+    ranks: Ranks,
     rounds: int,
     seed: int,
     stay: bool,
@@ -77,42 +74,37 @@ def measure_rounds(
                      them it started
     traffic          for each candidate the calls and bytes of its last iteration, by rank
     gradient_norm    for each candidate the norm of the averaged gradient of the first batch, by rank
-    memory           for a single candidate that stays attached: the bytes held between steps and at a step's peak, by
-                     rank and category
 
     Communication before a turn (the weights from rank 0, the warm-up) and the start line are not included. `progress`
     is called after every turn.
     """
     stepper = Stepper(workload.model) if step else None
 
-    def attach(candidate: Candidate) -> Turn | StrategyTurn:
-        return make_turn(candidate, workload, comm, stepper)
+    def attach(candidate: Candidate) -> Turn:
+        return make_turn(candidate, workload, ranks, stepper)
 
     attached = [attach(candidate) if stay else None for candidate in candidates]
     rows: list[list[Any]] = []
     traffic, norms = {}, {}
     for number in range(rounds):
-        inputs = workload.inputs(number, comm.rank, comm.world_size)
+        inputs = workload.inputs(number, ranks.rank, ranks.world_size)
         for place, index in enumerate(order_of_round(len(candidates), number, seed)):
             label = candidates[index].label
             turn = attached[index] or attach(candidates[index])
             rows.append([number, place, label, *turn.iterate(inputs)])
-            totals = comm.ledger.totals_by_iteration().get(comm.ledger.iteration, Totals())
+            totals = turn.totals
             traffic[label] = [totals.calls, totals.payload_bytes, totals.bytes_sent, totals.bytes_received]
             norms[label] = turn.gradient_norm
             if not stay:
                 turn.detach()
             del turn
             progress()
-    # Only for a single candidate: several would share the weights.
-    (only,) = attached if len(attached) == 1 else (None,)
-    held = only.held(workload.inputs(0, comm.rank, comm.world_size)) if only else None
     for stayed in attached:
         if stayed:
             stayed.detach()
-    everyone = comm.exchange([[row[3:] for row in rows], traffic, norms, held])
-    seconds, counts, found, held_by_rank = zip(*everyone, strict=True)
-    one_clock = len(host_groups(comm)) == 1
+    everyone = ranks.exchange([[row[3:] for row in rows], traffic, norms])
+    seconds, counts, found = zip(*everyone, strict=True)
+    one_clock = len({str(host) for host in ranks.hosts}) == 1
     samples = []
     for position, (number, place, label, *_) in enumerate(rows):
         by_rank = [list(values) for values in zip(*(rank[position] for rank in seconds), strict=True)]
@@ -132,5 +124,4 @@ def measure_rounds(
             label: {name: [rank[label][i] for rank in counts] for i, name in enumerate(names)} for label in labels
         },
         "gradient_norm": {label: [rank[label] for rank in found] for label in labels},
-        **({"memory": {labels[0]: {when: [rank[when] for rank in held_by_rank] for when in held}}} if held else {}),
     }

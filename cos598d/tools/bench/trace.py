@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from cos598d.comm.communicator import Communicator
+from cos598d.comm.group import Ranks
 from cos598d.measure.clock import IterationClock
 from cos598d.terminal.files import write_whole
 from cos598d.tools.bench.candidates import Candidate
@@ -25,9 +25,7 @@ class MarkedClock(IterationClock):
             yield
 
 
-def trace_candidate(
-    folder: Path, candidate: Candidate, workload: Workload, comm: Communicator, step: bool = False
-) -> Path:
+def trace_candidate(folder: Path, candidate: Candidate, workload: Workload, ranks: Ranks, step: bool = False) -> Path:
     """Write one iteration of `candidate`, after its warm-up, to `folder` and return the file: LABEL.rankR.json.
 
     The format is Chrome's trace events; https://ui.perfetto.dev and chrome://tracing show it. Forward, backward and
@@ -35,15 +33,15 @@ def trace_candidate(
     c10d::... where it was started, and gloo:... from there to its end. The profiler costs time itself, so durations are
     longer than in a bench; use the trace for the order.
     """
-    turn = make_turn(candidate, workload, comm, Stepper(workload.model) if step else None)
-    turn.clock = MarkedClock(comm.device)
-    inputs = workload.inputs(0, comm.rank, comm.world_size)
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if comm.device.type == "cuda" else [])
+    turn = make_turn(candidate, workload, ranks, Stepper(workload.model) if step else None)
+    turn.timed_by(MarkedClock(ranks.device))
+    inputs = workload.inputs(0, ranks.rank, ranks.world_size)
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if ranks.device.type == "cuda" else [])
     with profile(activities=activities) as profiler:
         turn.iterate(inputs)
     turn.detach()
     label = re.sub(r"[^A-Za-z0-9_.=+-]", "_", candidate.label)
-    path = folder / f"{label}.rank{comm.rank}.json"
+    path = folder / f"{label}.rank{ranks.rank}.json"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".trace.") as place:  # the profiler would follow a link
         draft = Path(place) / path.name

@@ -1,23 +1,20 @@
 """One candidate's turn: an iteration of its replica, timed from a common start."""
 
-import functools
 import math
-from typing import Any
+from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import Ledger
+from cos598d.comm.group import Ranks
+from cos598d.comm.ledger import Ledger, Totals
 from cos598d.config import RunConfig
 from cos598d.measure.clock import IterationClock
+from cos598d.optimizers import make_optimizer
+from cos598d.parallel import Parallel, make_sync, parallelize
+from cos598d.phases import Phases
 from cos598d.records.conventions import AGREEMENT, WARM_UP
-from cos598d.strategies import STRATEGIES, get_strategy
-from cos598d.strategies.formula import MemoryEstimate, TrainingSpec, without_values
-from cos598d.strategies.memory import Peak, count_memory, tensors_in
-from cos598d.strategies.optimizers import counter_bytes, make_optimizer, states_per_weight
-from cos598d.strategies.replicated import Replicated
-from cos598d.sync import get_sync
 from cos598d.tools.bench.candidates import Candidate
 from cos598d.tools.bench.workload import Stepper, Workload, values_of
 
@@ -25,183 +22,124 @@ PHASES = ("forward", "backward", "sync")
 
 
 class Turn:
-    """One candidate with its replica of the model, from attaching to detaching."""
+    """One candidate with its replica of the model, from attaching to detaching.
 
-    def __init__(self, candidate: Candidate, workload: Workload, comm: Communicator, stepper: Stepper | None):
-        self._comm, self._stepper = comm, stepper
-        self.clock = IterationClock(comm.device)
-        self._job = job_of(workload, comm, with_state=stepper is not None)
-        self._is_sparse = candidate.has_sparse_embeddings
-        self._model: nn.Module = workload.replica(candidate.has_sparse_embeddings)
-        self._sync = get_sync(candidate.name)(comm, workload.may_leave_unused, candidate.options)
-        self._module = workload.computing(self._sync.attach(self._model))
-        first = workload.inputs(0, comm.rank, comm.world_size)
+    The bench's `stepper`, if there is one, clips and steps for every candidate with one AdamW state. A candidate that
+    steps by itself has an optimizer of its own, with learning rate 0 as the stepper's, and is an `OwnStepTurn`.
+    """
+
+    def __init__(self, candidate: Candidate, workload: Workload, ranks: Ranks, stepper: Stepper | None):
+        self._ranks, self._stepper = ranks, stepper
+        self.clock = IterationClock(ranks.device)
+        self.ledger, self.totals = Ledger(), Totals()
+        self._config = RunConfig(learning_rate=0.0)
+        self._replica: nn.Module = workload.replica(candidate.has_sparse_embeddings)
+        self._model = self._wrapped(candidate)
+        self._module = workload.computing(self._model)
+        self.timed_by(self.clock)
+        first = workload.inputs(0, ranks.rank, ranks.world_size)
+        self.gradient_norm = self._first_norm(first)
         for _ in range(WARM_UP):
             self.iterate(first)
-        self.gradient_norm = self._norm(first)
+
+    def timed_by(self, clock: IterationClock) -> None:
+        """Take the phases' times by this clock."""
+        self.clock = clock
+        self._phase = self._model.phase = Phases(clock)  # type: ignore[method-assign]
 
     def iterate(self, inputs: dict[str, torch.Tensor]) -> list[float]:
         """One iteration from a common start: its seconds on this rank, those of its phases, and its start and end on
-        the host's clock.
+        the host's clock. `totals` has what it sent.
 
-        Forward, backward, the sync's finish (with a stepper also clipping and AdamW), and gradients set to None.
+        Forward, backward with the sync, clipping and AdamW with a stepper, and gradients set to None.
         """
-        start_line(self._comm)
-        self._comm.ledger = Ledger()
-        clock = self.clock
-        clock.start()
-        self._average(inputs)
-        if self._stepper:
-            with clock.phase("clip"):
-                self._stepper.clip(self._model)
-            with clock.phase("step"):
-                self._stepper.step(self._model)
-        with clock.phase("sync"):
-            self._sync.after_step()
-        self._model.zero_grad(set_to_none=True)
-        seconds = clock.stop()
-        return [seconds, *(clock.phases[phase] for phase in PHASES), clock.started, clock.stopped]
+        start_line(self._ranks)
+        self.ledger.begin(self.ledger.iteration + 1)
+        self.clock.start()
+        with self.ledger:
+            self._work(inputs)
+        seconds = self.clock.stop()
+        _, self.totals = self.ledger.take()
+        self.ledger.rows.clear()
+        return [seconds, *(self.clock.phases[phase] for phase in PHASES), self.clock.started, self.clock.stopped]
 
     def detach(self) -> None:
         """Undo the attaching."""
-        self._sync.detach()
+        self._model.detach()
         del self._module
 
-    def held(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-        """One more, untimed iteration: the bytes held at its peak and at its end, by category; and a formula's
-        prediction for both."""
-        peak = Peak(self._memory)
-        with peak.watching():
-            self._module(**inputs)[0].backward()
-        peak.look()
-        self._sync.finish()
-        peak.look()
-        if self._stepper:
-            self._stepper.clip(self._model)
-            self._stepper.step(self._model)
-        self._sync.after_step()
-        self._model.zero_grad(set_to_none=True)
-        expected = Replicated(self._sync, comm=self._comm).expected_memory(self._job)
-        if self._is_sparse:
-            expected = MemoryEstimate(unsaid="the rows of a sparse gradient depend on the batch's words")
-        return {"between_steps": self._memory(), "peak": peak.held, **expected.as_record()}
+    def _wrapped(self, candidate: Candidate) -> Parallel:
+        return Parallel(self._replica, make_sync(candidate.name, None, self.ledger, candidate.options))
 
-    def _memory(self) -> dict[str, int]:
-        parameters = list(self._model.parameters())
-        held = count_memory(
-            parameters=[p.data for p in parameters],
-            gradients=[p.grad for p in parameters if p.grad is not None],
-            optimizer=self._stepper.state() if self._stepper else (),
-            buckets=tensors_in(self._sync),
-        )
-        return held | {"buckets": held["buckets"] + self._sync.hidden_bytes()}
+    def _work(self, inputs: dict[str, torch.Tensor]) -> None:
+        self._average(inputs)
+        if self._stepper:
+            with self._phase("clip"):
+                self._stepper.clip(self._replica)
+            with self._phase("step"):
+                self._stepper.step(self._replica)
+        with self._phase("sync"):
+            self._model.sync.after_step()
+        self._replica.zero_grad(set_to_none=True)
 
     def _average(self, inputs: dict[str, torch.Tensor]) -> None:
-        with self.clock.phase("forward"):
+        with self._phase("forward"):
             loss = self._module(**inputs)[0]
-        with self.clock.phase("backward"):
+        with self._phase("backward"):
             loss.backward()
-        with self.clock.phase("sync"):
-            self._sync.finish()
 
-    def _norm(self, inputs: dict[str, torch.Tensor]) -> float | None:
+    def _first_norm(self, inputs: dict[str, torch.Tensor]) -> float | None:
         """The norm of the averaged gradient, which exposes a candidate that does not average; None if it is not finite
         (JSON has no such numbers)."""
         self.clock.start()
         self._average(inputs)
-        norm = torch.nn.utils.get_total_norm(values_of(self._model.parameters())).item()
+        norm = self._norm()
         self.clock.stop()  # otherwise its phases would count for the next iteration
-        self._sync.after_step()
-        self._model.zero_grad(set_to_none=True)
+        self._model.sync.after_step()
+        self._replica.zero_grad(set_to_none=True)
+        return norm if math.isfinite(norm) else None
+
+    def _norm(self) -> float:
+        return torch.nn.utils.get_total_norm(values_of(self._replica.parameters())).item()
+
+
+class OwnStepTurn(Turn):
+    """One candidate that steps by itself: it shards, or it is another library's engine.
+
+    Its iteration begins with the optimizer's step by the gradients of the one before, and ends with clipping. So
+    communication that a step starts, such as gathering weights during the next forward, counts once, as in training.
+    """
+
+    def _wrapped(self, candidate: Candidate) -> Parallel:
+        make: Callable = lambda _: make_optimizer(self._replica, self._config)  # noqa: E731
+        model, _ = parallelize(self._replica, make, candidate.name, ledger=self.ledger, **candidate.options)
+        return model
+
+    def _work(self, inputs: dict[str, torch.Tensor]) -> None:
+        assert self._model.optimizer is not None
+        with self._phase("step"):
+            self._model.optimizer.step()
+            self._model.optimizer.zero_grad()
+        self._average(inputs)
+        with self._phase("clip"):
+            self._model.clip_grad_norm_(self._config.max_grad_norm)
+
+    def _first_norm(self, inputs: dict[str, torch.Tensor]) -> float | None:
+        self.clock.start()
+        self._average(inputs)
+        norm = float(self._model.clip_grad_norm_(self._config.max_grad_norm))
+        self.clock.stop()
         return norm if math.isfinite(norm) else None
 
 
-class StrategyTurn:
-    """One candidate that steps by itself, as `Turn` with a stepper: a sharded one, or another library's engine.
-
-    Its iteration begins with the optimizer's step by the previous gradients, and ends with clipping. So communication
-    that a step starts, such as gathering weights during the next forward, counts once, as in training. The learning
-    rate is 0, as the stepper's.
-    """
-
-    def __init__(self, candidate: Candidate, workload: Workload, comm: Communicator):
-        self._comm, self._config = comm, RunConfig(learning_rate=0.0)
-        self.clock = IterationClock(comm.device)
-        make_strategy = get_strategy(candidate.name)
-        self._strategy = make_strategy(comm, workload.may_leave_unused, candidate.options, workload.precision)
-        self._job = job_of(workload, comm)
-        optimizer = functools.partial(make_optimizer, config=self._config)
-        self._module = self._strategy.attach(workload.replica(), optimizer)
-        first = workload.inputs(0, comm.rank, comm.world_size)
-        self.clock.start()
-        norm = self._average(first)
-        # Of the average over the ranks, which exposes a candidate that does not average.
-        self.gradient_norm = norm if math.isfinite(norm) else None
-        for _ in range(WARM_UP):
-            self.iterate(first)
-
-    def iterate(self, inputs: dict[str, torch.Tensor]) -> list[float]:
-        """As `Turn.iterate`."""
-        start_line(self._comm)
-        self._comm.ledger = Ledger()
-        clock = self._strategy_clock()
-        clock.start()
-        self._strategy.step()
-        self._average(inputs)
-        seconds = clock.stop()
-        return [seconds, *(clock.phases[phase] for phase in PHASES), clock.started, clock.stopped]
-
-    def detach(self) -> None:
-        """Undo the attaching."""
-        self._strategy.detach()
-        del self._module
-
-    def held(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-        """As `Turn.held`."""
-        self._strategy.step()
-        between, peak = self._strategy.memory(), Peak(self._strategy.memory)
-        with peak.watching():
-            self._strategy.backward(self._module(**inputs)[0] / self._comm.world_size)
-        peak.look()
-        self._strategy.finish()
-        peak.look()
-        self._strategy.clip(self._config.max_grad_norm)
-        return {"between_steps": between, "peak": peak.held, **self._strategy.expected_memory(self._job).as_record()}
-
-    def _strategy_clock(self) -> IterationClock:
-        self._strategy.phase = self.clock.phase  # a trace replaces the clock
-        return self.clock
-
-    def _average(self, inputs: dict[str, torch.Tensor]) -> float:
-        """Forward, backward, finish and clip. Return the norm before clipping."""
-        with self.clock.phase("forward"):
-            loss = self._module(**inputs)[0]
-        with self.clock.phase("backward"):
-            self._strategy.backward(loss / self._comm.world_size)
-        with self.clock.phase("sync"):
-            self._strategy.finish()
-        with self.clock.phase("clip"):
-            norm = self._strategy.clip(self._config.max_grad_norm)
-        return math.nan if norm is None else float(norm)
-
-
-def job_of(workload: Workload, comm: Communicator, with_state: bool = True) -> TrainingSpec:
-    """The workload's settings for memory formulas: one micro-batch per step, and the optimizer's state if any."""
-    config = RunConfig()
-    states = (states_per_weight(config), counter_bytes(config)) if with_state else (0, 0)
-    return TrainingSpec(without_values(workload.model), comm.world_size, comm.rank, *states)
-
-
-def make_turn(
-    candidate: Candidate, workload: Workload, comm: Communicator, stepper: Stepper | None
-) -> Turn | StrategyTurn:
+def make_turn(candidate: Candidate, workload: Workload, ranks: Ranks, stepper: Stepper | None) -> Turn:
     """The candidate, attached to a replica of its own and warmed up."""
-    if candidate.name in STRATEGIES:
-        return StrategyTurn(candidate, workload, comm)
-    return Turn(candidate, workload, comm, stepper)
+    return (OwnStepTurn if candidate.steps_itself else Turn)(candidate, workload, ranks, stepper)
 
 
-def start_line(comm: Communicator) -> None:
+def start_line(ranks: Ranks) -> None:
     """A barrier: start all ranks together, as precisely as an all-reduce of 4 bytes can."""
-    comm.all_reduce(torch.zeros(1, device=comm.device), "start line", purpose=AGREEMENT)
-    comm.time.wait(comm.time.now())  # otherwise a CUDA rank's host would continue before its device has met the others
+    with ranks.ledger.naming("start line", AGREEMENT):
+        dist.all_reduce(torch.zeros(1, device=ranks.device))
+    if ranks.device.type == "cuda":  # otherwise a rank's host would go on before its device has met the others
+        torch.cuda.synchronize(ranks.device)

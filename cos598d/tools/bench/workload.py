@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from cos598d.comm.ledger import size_in_bytes
 from cos598d.config import RunConfig
 from cos598d.data import get_task
-from cos598d.data.text.features import Features
-from cos598d.models.build import ModelSource, build_model, uses_every_parameter
-from cos598d.strategies.memory import state_tensors
-from cos598d.strategies.optimizers import make_optimizer
-from cos598d.strategies.precision import computing_in
-from cos598d.sync.parts.embeddings import large_embeddings
+from cos598d.models.build import ModelSource, build_model
+from cos598d.optimizers import make_optimizer
+from cos598d.precision import autocast
+from cos598d.sync.sparse_rows import LEAST_BYTES, large_embeddings
 
 TASK = get_task("rte")
 
@@ -34,12 +31,9 @@ class Workload:
         seed: int,
         precision: str = "fp32",
     ):
-        encoder = source.load_encoder()
         self.model = build_model(source, TASK.head, TASK.num_labels, 0.0, seed).to(device)
-        self.may_leave_unused = not uses_every_parameter(source.model_type, TASK.head)
-        features = TASK.load("train", None, encoder, tokens)
-        assert isinstance(features, Features)  # a task with texts
-        self.features = features
+        TASK.find(None)
+        self.features = TASK.load("train", source.encoder, tokens)
         self._device, self._batch, self._tokens = device, batch, tokens
         self.precision = precision
 
@@ -51,7 +45,7 @@ class Workload:
     @property
     def gradient_bytes(self) -> int:
         """The gradient's size S in bytes."""
-        return sum(size_in_bytes(p) for _, p in self.trainable)
+        return sum(p.nbytes for _, p in self.trainable)
 
     def inputs(self, number: int, rank: int, ranks: int) -> dict[str, torch.Tensor]:
         """A rank's part of batch `number`: other examples on every rank, filled up to all tokens, which all count.
@@ -61,10 +55,8 @@ class Workload:
         first = (number * ranks + rank) * self._batch
         batch = self.features.collate([(first + place) % len(self.features) for place in range(self._batch)])
         batch["attention_mask"].fill_(1)
-        layout = self.features.layout
-        fillers = {"input_ids": self.features.pad_id, "attention_mask": 1, "token_type_ids": layout.pad_segment}
-        missing = self._tokens - batch["input_ids"].shape[1]
-        sides = (missing, 0) if layout.pad_on_left else (0, missing)
+        fillers = {"input_ids": 0, "attention_mask": 1, "token_type_ids": 0}
+        sides = (0, self._tokens - batch["input_ids"].shape[1])
         return {
             name: (nn.functional.pad(tensor, sides, value=fillers[name]) if name in fillers else tensor).to(
                 self._device
@@ -74,7 +66,12 @@ class Workload:
 
     def computing(self, module: Callable[..., tuple]) -> Callable[..., tuple]:
         """`module` for training in this workload's precision."""
-        return computing_in(self.precision, self._device, module)
+
+        def call(**inputs: torch.Tensor) -> tuple:
+            with autocast(self.precision, self._device):
+                return module(**inputs)
+
+        return call
 
     def replica(self, has_sparse_embeddings: bool = False) -> nn.Module:
         """A model with its own gradients and hooks, whose weights share memory with all other replicas'.
@@ -87,8 +84,10 @@ class Workload:
         }
         shared |= {id(buffer): buffer for buffer in self.model.buffers()}
         replica = copy.deepcopy(self.model, shared)
-        for embedding in large_embeddings(replica).values() if has_sparse_embeddings else ():
-            embedding.sparse = True
+        large = set(large_embeddings(replica, LEAST_BYTES)) if has_sparse_embeddings else set()
+        for module in replica.modules():
+            if isinstance(module, nn.Embedding) and module.weight in large:
+                module.sparse = True
         return replica
 
 
@@ -103,7 +102,7 @@ class Stepper:
         config = RunConfig(learning_rate=0.0)
         self._max_grad_norm = config.max_grad_norm
         self._parameters = list(model.parameters())
-        self._optimizer = make_optimizer(model.named_parameters(), config)
+        self._optimizer = make_optimizer(model, config)
         # torch's fused AdamW does not accept sparse gradients, and it moves all rows, by momentum: mostly zeros.
         self._dense: dict[nn.Parameter, torch.Tensor] = {}
 
@@ -115,10 +114,6 @@ class Stepper:
         values = values_of(replica.parameters())
         norm = torch.nn.utils.get_total_norm(values)
         torch._foreach_mul_(values, (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-
-    def state(self) -> list[torch.Tensor]:
-        """AdamW's state."""
-        return state_tensors(self._optimizer)
 
     def step(self, replica: nn.Module) -> None:
         """One step with the replica's gradients."""

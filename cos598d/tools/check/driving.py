@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import nn
 
 from cos598d.comm.dispatcher import BARRIER, DispatchedCall, listening
-from cos598d.heart.comm.ledger import Ledger
-from cos598d.heart.parallel import Parallel, data_parallel
-from cos598d.heart.sync import get_sync
+from cos598d.comm.ledger import Ledger
+from cos598d.parallel import Parallel, data_parallel
 from cos598d.records.conventions import AGREEMENT, GRADIENTS
+from cos598d.sync import get_sync
 from cos598d.tools.exam.models import Shape, gradients_of, local_batch, toy_model
 from cos598d.tools.exam.notes import LessonComm, Tell
 

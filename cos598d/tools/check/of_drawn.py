@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cos598d.heart.comm.ledger import Ledger
+from cos598d.comm.ledger import Ledger
 from cos598d.tools.check.drawn import Draw, DrawnStep
 from cos598d.tools.check.driving import BUCKETS, noted, wrap
 from cos598d.tools.check.patterns import only_in

@@ -5,11 +5,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError
-from cos598d.heart.comm.ledger import Ledger
-from cos598d.heart.formulas import FACTS, Job
-from cos598d.heart.sync import SYNCS, get_sync
+from cos598d.formulas import FACTS, Job
 from cos598d.records.conventions import GRADIENTS
+from cos598d.sync import SYNCS, get_sync
 from cos598d.terminal.own_code import is_own
 from cos598d.tools.check.driving import file_of, noted, wrap
 from cos598d.tools.exam.models import plain_loss, plain_model

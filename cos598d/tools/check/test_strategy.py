@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from cos598d.heart.comm.ledger import Ledger
-from cos598d.heart.parallel import parallelize
-from cos598d.heart.sync import get_sync
+from cos598d.comm.ledger import Ledger
+from cos598d.parallel import parallelize
+from cos598d.sync import get_sync
 from cos598d.tools.check.driving import noted
 from cos598d.tools.check.model import Examples, Parts, proof_model
 

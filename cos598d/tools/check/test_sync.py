@@ -7,8 +7,8 @@ runs in the parent, and computes what is right from the seed.
 import torch
 from torch import nn
 
+from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
-from cos598d.heart.comm.ledger import Ledger
 from cos598d.tools.check.drawn import many_steps, models, overflowing
 from cos598d.tools.check.driving import BUCKETS, Run, Step, drive, hooks_of, noted, whole_state, wrap
 from cos598d.tools.check.judging import are_means, payload_of

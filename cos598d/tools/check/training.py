@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cos598d.heart.comm.ledger import Ledger
-from cos598d.heart.sync import get_sync
+from cos598d.comm.ledger import Ledger
+from cos598d.sync import get_sync
 from cos598d.tools.check.driving import noted, whole_state, wrap
 from cos598d.tools.exam.explain import explain, mean_of
 from cos598d.tools.exam.models import gradients_of, seeded

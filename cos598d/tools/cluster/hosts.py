@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from cos598d.terminal.words import number_of
 from cos598d.tools.cluster.network import Network
 from cos598d.tools.cluster.plan import INTERFACE, Cluster, address
 from cos598d.tools.cluster.switch import READY
+from cos598d.world.identity import SECRET_VARIABLE
 from cos598d.world.network import DEFAULT_PORT
-from cos598d.world.secret import SECRET_VARIABLE, new_secret
 
 NETWORK_FACTS = "COS598D_NETWORK"  # describes the hosts' links for the record of a run
 # Makes the kernel end a program when this process ends, in whatever way.
@@ -105,7 +106,7 @@ def run_on_hosts(cluster: Cluster, words: Sequence[str], ranks_per_host: int, ou
     readers: list[threading.Thread] = []
     lock = threading.Lock()
     # The same for all ranks, and not in any command line.
-    secret = {SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or new_secret()}
+    secret = {SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or secrets.token_hex(32)}
     try:
         for host in cluster.numbers:
             for index in range(ranks_per_host):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cos598d.heart.comm.gloo import bytes_moved
+from cos598d.comm.gloo import bytes_moved
 
 COLLECTIVES = (
     *("all_reduce", "broadcast", "gather", "scatter", "reduce", "all_gather"),

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cos598d.heart.comm.group import GLOO_RENDEZVOUS
+from cos598d.comm.group import GLOO_RENDEZVOUS
 from cos598d.terminal.own_code import load_file
 from cos598d.tools.exam.notes import LessonComm
 from cos598d.tools.exam.own_order import compiled_for

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from cos598d.heart.parallel import data_parallel
+from cos598d.parallel import data_parallel
 from cos598d.tools.exam.ranks import Wrong, run
 from cos598d.tools.grade.wrong_syncs import RIGHT, WRONG
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cos598d.heart.sync.all_reduce import AllReduce
-from cos598d.heart.sync.base import GradientSync
+from cos598d.sync.all_reduce import AllReduce
+from cos598d.sync.base import GradientSync
 
 
 class FromTheLast(AllReduce):

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from cos598d.comm.dispatcher import DispatchedCall, listening
+from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
-from cos598d.heart.comm.ledger import Ledger
 from cos598d.tools.check.driving import file_of, noted, wrap
 from cos598d.tools.exam.models import plain_loss, plain_model
 from cos598d.tools.exam.notes import LessonComm, Trace

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.bench import read_record
 from cos598d.records.conventions import DDP, FLOOR, FLOORS, PRECISIONS
 from cos598d.records.facts import OF_BENCHES, collect
+from cos598d.records.run import read_record
 from cos598d.terminal.colours import DARK_GREY, GREY, SKY, VERMILLION
 from cos598d.terminal.printable import printable
 from cos598d.terminal.words import listed

@@ -7,26 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import AUTO_PRECISION, COMMUNICATION, HOST, ITERATIONS, LIVE, WARM_UP, WIRE
+from cos598d.records.conventions import AUTO_PRECISION, COMMUNICATION, HOST, ITERATIONS, WARM_UP
 from cos598d.records.facts import ALSO_OF_WORK, CODE, GROUND, NOT_OF_A_STEP, OF_RUNS, OF_WORK, collect
 from cos598d.records.kinds import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone, ValueKind
+from cos598d.records.old_schema import check, is_as_read, last_row
 from cos598d.records.run import (
     CALL,
     CONFIG,
     ENVIRONMENT,
     HOST_ROW,
     ITERATION,
+    LIVE,
     MEMORY,
     REMEDY,
+    WIRE,
     WIRE_ROW,
     Summary,
+    live_folder,
     read_object,
     read_summary,
     read_table,
+    read_unfinished,
     reading,
 )
-from cos598d.records.schema import check, is_as_read, last_row
-from cos598d.records.unfinished import live_folder, read_unfinished
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.disturbed import busy_and_own, share_of_others
 from cos598d.tools.report.numbers import plain

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import WARM_UP
+from cos598d.records.old_schema import MOST_ROW, not_whole, parse_row, too_long
 from cos598d.records.run import CALL, ITERATION, REMEDY, read_table, reading
-from cos598d.records.schema import MOST_ROW, not_whole, parse_row, too_long
 from cos598d.terminal.reading import MOST_BYTES, lines_of, open_plain
 
 Row = Mapping[str, Any]

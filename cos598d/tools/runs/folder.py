@@ -12,7 +12,7 @@ from typing import Any
 from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, OUTCOMES
 from cos598d.records.kinds import COUNT, NOT_NEGATIVE, SIZE, TEXT, Fields, MapOf, Of, OneOf, OrNone, ValueKind
-from cos598d.records.schema import is_as_read, read
+from cos598d.records.old_schema import is_as_read, read
 from cos598d.terminal.files import write_json
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.load import AnotherRun, Run, load_entry_run

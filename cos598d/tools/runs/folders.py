@@ -11,9 +11,9 @@ from cos598d.config import SYNC_FIELDS, config_from
 from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
 from cos598d.records.kinds import COUNT, POSITIVE, SIZE, TEXT, Fields, ListOf, MapOf, OrNone
+from cos598d.records.old_schema import read
 from cos598d.records.quantities import delay_words, rate_words
 from cos598d.records.run import CONFIG, RANKS, REMEDY, read_object
-from cos598d.records.schema import read
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.load import AnotherRun, Run
 from cos598d.tools.report.references import PLACES

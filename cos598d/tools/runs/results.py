@@ -8,10 +8,9 @@ from pathlib import Path
 from cos598d.checkpoint_flags import LOSS_METRIC
 from cos598d.config import config_from
 from cos598d.cost.forecast import Forecast, forecast
-from cos598d.cost.planned import Known
 from cos598d.data import get_task
 from cos598d.errors import WARNING, UserError
-from cos598d.records.conventions import AUTO_PRECISION, BROKEN_OFF, FAILED, LEFT_OUT, NOT_METRICS
+from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT, NOT_METRICS
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.own_code import is_own
 from cos598d.terminal.printable import printable
@@ -19,7 +18,7 @@ from cos598d.terminal.tables import as_markdown, as_text, markdown_text
 from cos598d.tools.report.blocks import Page, Table, as_html
 from cos598d.tools.report.epochs import epoch_seconds
 from cos598d.tools.report.load import Run
-from cos598d.tools.report.numbers import cell, is_number
+from cos598d.tools.report.numbers import is_number
 from cos598d.tools.report.sweep_entries import SweepEntry
 from cos598d.tools.report.sweep_page import sentences, sweep_page
 from cos598d.tools.report.sweep_table import BRIEF_NOTE, TABLE_NOTE, brief_rows, sweep_rows, unlike
@@ -27,59 +26,35 @@ from cos598d.tools.runs.folder import writing
 from cos598d.tools.runs.plan import PlannedRun
 
 PAGE, TABLE = "report.html", "table.md"
-HEAD = ["run", "times", "ranks", "iterations", "sent MB/it", "peak MB", "s/it", "seconds"]
+HEAD = ["run", "times", "ranks", "iterations", "sent MB/it", "held MB"]
 
 
-def forecast_words(runs: Sequence[PlannedRun], parallel: int, costs_from: tuple[Path, ...] = ()) -> str:
-    """The seconds of all runs, then a table of what the runs of each name send, hold and take, then its sources.
+def forecast_words(runs: Sequence[PlannedRun]) -> str:
+    """A table of what the runs of each name send and hold. A run without a prediction has a sentence instead.
 
-    The first run of each name stands for the others. Sent: by the rank that sends most. Peak: model, gradients and
-    optimizer of the rank that holds most. Seconds: training only. A run without a prediction has a sentence instead.
+    The first run of each name stands for the others. Sent: by the rank that sends most. Held: just before a step.
     """
-    known, rows, notes, total = Known(costs_from), [HEAD], list[str](), 0.0
-    basis: dict[tuple[int, bool], str] = {}  # one source for each number of ranks, since they differ only in details
+    rows, notes = [HEAD], list[str]()
     times = Counter(one.name for one in runs if not one.refused)
     for name in times:
         one = next(one for one in runs if one.name == name)
         try:
-            found = forecast(config_from(one.values), one.setup.world_size, one.setup.hosts, one.rate, one.delay, known)
+            found = forecast(config_from(one.values), one.setup.world_size)
         except UserError as error:
             notes.append(f"{name}: {error}")
             continue
         rows.append([name, str(times[name]), str(one.setup.world_size), *_cells(found)])
-        total += (found.seconds or 0.0) * times[name]
-        chosen = found.precision
-        notes += [f"{name} may send more: {found.bytes_more}."] if found.bytes_more else []
-        notes += filter(
-            None,
-            [
-                found.bytes_unsaid,
-                found.memory_unsaid,
-                found.activations_unsaid,
-                chosen.warning and WARNING + chosen.warning,
-            ],
-        )
-        notes += [chosen.remark] if one.values.get("precision") == AUTO_PRECISION else []
-        ranks = one.setup.world_size
-        basis.setdefault(
-            (ranks, found.seconds is None), f"Seconds on {ranks} rank{'s'[: ranks - 1]}: {found.seconds_from}."
-        )
-    notes = list(dict.fromkeys([*notes, *basis.values()]))
-    answer = []
-    if total:
-        at_a_time = f", if there are cores for {parallel} runs at a time" if parallel > 1 else ""
-        answer.append(f"About {seconds_words(total / parallel)} of training{at_a_time}, plus start and evaluation.")
-    return "\n\n".join([*answer, as_text(rows, numbers=True), *map(printable, notes)])
+        notes += [f"{name}: {found.unsaid}."] if found.unsaid else []
+    return "\n\n".join([as_text(rows, numbers=True), *map(printable, dict.fromkeys(notes))])
 
 
 def _cells(found: Forecast) -> list[str]:
-    sent = max(found.bytes_sent_per_iteration, default=None)
+    if found.unsaid:
+        return [str(found.iterations), "-", "-"]
     return [
         str(found.iterations),
-        "-" if sent is None else f"{sent / 1e6:,.2f}",
-        f"{found.peak_bytes / 1e6:,.1f}" if found.peak else "-",
-        cell(found.seconds_per_iteration, ".3g"),
-        cell(found.seconds, ".3g"),
+        f"{max(found.bytes_sent) / 1e6:,.2f}",
+        f"{sum(found.memory.values()) / 1e6:,.1f}",
     ]
 
 
@@ -88,7 +63,7 @@ def result_words(run: Run) -> str:
     last = run.summary["epochs"][-1]
     task = run.config["task_name"]
     metrics = [name for name in last if name not in NOT_METRICS | {LOSS_METRIC}]  # no code of a user's file is run here
-    names = [*(metrics if is_own(task) else get_task(task).metrics), LOSS_METRIC, "loss"]
+    names = [*(metrics if is_own(task) else get_task(task).metric.names), LOSS_METRIC, "loss"]
     shown = [f"{name} {last[name]:.4f}" for name in names if is_number(last.get(name))]
     return ", ".join([*shown, f"{epoch_seconds(run):.3g} s per epoch"])
 

@@ -4,15 +4,14 @@
 """
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from cos598d.checkpoints import FOLDER as CHECKPOINTS
-from cos598d.checkpoints import remove_all
 from cos598d.errors import UserError
-from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
+from cos598d.records.conventions import BROKEN_OFF, CHECKPOINTS, FAILED, FINISHED, LEFT_OUT
 from cos598d.terminal.locks import is_locked
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import GOES_ON
@@ -152,7 +151,7 @@ class Runner:
     def _tidy(self, one: PlannedRun) -> None:
         checkpoints = self._folder.path / one.place / CHECKPOINTS
         if not self._keeps and not checkpoints.is_symlink():  # files elsewhere are not ours
-            remove_all(checkpoints)
+            shutil.rmtree(checkpoints, ignore_errors=True)
 
     def _failed(self, one: PlannedRun, outcome: str, said: str) -> str:
         self._unfinished += 1

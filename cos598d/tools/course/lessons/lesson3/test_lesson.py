@@ -2,7 +2,7 @@
 
 import pytest
 
-from cos598d.heart.comm.gloo import all_reduce_bytes
+from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.tools.course.common import are_averages, average_steps, tensors
 
 

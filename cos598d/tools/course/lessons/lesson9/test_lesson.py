@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cos598d.heart.comm.gloo import bytes_moved
+from cos598d.comm.gloo import bytes_moved
 from cos598d.tools.course.formulas import agree, call_each
 
 GATHERED, EXCHANGE, RING = WAYS = ("gather_scatter", "exchange", "ring")

@@ -1,1 +1,0 @@
-"""Data sets over HTTP: the catalogue, fetching, unpacking and checking."""

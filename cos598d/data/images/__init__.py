@@ -1,1 +1,0 @@
-"""Images and their classes: from files to cached pixels, and from these to a vision model's inputs."""

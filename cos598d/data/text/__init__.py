@@ -1,1 +1,0 @@
-"""Text to integers: words, vocabulary ids, layouts of sequences, and cached features."""

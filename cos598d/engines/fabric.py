@@ -1,0 +1,97 @@
+"""Lightning Fabric: torch's DDP, set up by another library."""
+
+import logging
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import nn
+
+from cos598d.engines import need
+from cos598d.sync.base import GradientSync
+
+
+class Fabric(GradientSync):
+    """Fabric's `setup_module` around the model (Lightning AI), with its DDP strategy.
+
+    1. Fabric is told the ranks that have met, and starts none.
+    2. It wraps the model in torch's DDP, which averages in buckets while backward runs.
+    3. Clipping and the step are on whole averages, the same on every rank.
+
+    Cost and memory: as for `ddp`, 2(n-1)/n S, and buckets of S. Choose it to keep your own loop and change strategies
+    by a word; it uses torch's engines underneath.
+    """
+
+    @classmethod
+    def check_run(cls, ranks: int, precision: str) -> None:
+        need("lightning", "Lightning Fabric", "2.5", "fabric")
+
+    def attach(self, model: nn.Module) -> Callable:
+        super().attach(model)
+        self._fabric = _fabric(self)
+        self._module: Any = self._fabric.setup_module(model)
+        return self._module
+
+    def begin_forward(self) -> None:
+        """Nothing to do: torch's DDP sends rank 0's buffers itself."""
+
+    def finish(self) -> None:
+        """Nothing to do: the end of backward has waited."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self._fabric.no_backward_sync(self._module)
+
+    def detach(self) -> None:
+        self._module._forward_module._remove_autograd_hooks()
+        del self._module, self._fabric
+        super().detach()
+
+
+def _fabric(sync: Fabric) -> Any:
+    """Fabric with the existing ranks. Each counts as a node of one device."""
+    for name in ("lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    import lightning.fabric
+    from lightning.fabric.plugins.environments import LightningEnvironment
+    from lightning.fabric.strategies import DDPStrategy
+
+    class Ours(LightningEnvironment):
+        """The ranks that have met. The process group is open already."""
+
+        creates_processes_externally = True
+
+        def world_size(self) -> int:
+            return sync.ranks
+
+        def global_rank(self) -> int:
+            return sync.rank
+
+        def local_rank(self) -> int:
+            return 0
+
+        def node_rank(self) -> int:
+            return sync.rank
+
+        def set_world_size(self, size: int) -> None:
+            """Nothing to do: it is known."""
+
+        def set_global_rank(self, rank: int) -> None:
+            """Nothing to do: it is known."""
+
+        def teardown(self) -> None:
+            """Nothing to undo."""
+
+    device = sync.device
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fabric = lightning.fabric.Fabric(
+            accelerator=device.type,
+            devices=1 if device.type == "cpu" else [device.index or 0],
+            num_nodes=sync.ranks,
+            # init_sync: `attach` has just done it
+            strategy=DDPStrategy(find_unused_parameters=sync.options.find_unused_parameters, init_sync=False),
+            plugins=[Ours()],
+        )
+        fabric.launch()
+    return fabric

@@ -1,1 +1,0 @@
-"""Training on many ranks, built beside the old one."""

@@ -1,1 +1,0 @@
-"""What travels: the ledger, the dispatcher, gloo, the group."""

@@ -1,0 +1,121 @@
+"""The optimizers of a run: one declaration per optimizer, their flags, and the learning rate's schedule."""
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.terminal.fields import flag
+
+TRAINING = "training"  # the heading of the flags below in --help
+# The learning rate's factor, as a function of the share of the steps after warm-up that is left.
+SCHEDULERS: dict[str, Callable[[float], float]] = {
+    "linear": lambda left: left,
+    "constant": lambda left: 1.0,
+    "cosine": lambda left: (1 + math.cos(math.pi * (1 - left))) / 2,
+}
+NO_WEIGHT_DECAY = re.compile(r"bias$|layer_?norm[^/]*weight$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """One value of --optimizer.
+
+    make     make(parameter groups, flags, is_fused) -> the optimizer; it must step every element by itself, since
+             ranks may step parts of tensors
+    kinds    the names of what it remembers of each parameter
+    numbers  numbers(flags) -> how many numbers that is for each weight
+    flags    the flags of OptimizerFlags that only this optimizer uses
+    """
+
+    make: Callable[[list[dict[str, Any]], "OptimizerFlags", bool], torch.optim.Optimizer]
+    kinds: tuple[str, ...]
+    numbers: Callable[["OptimizerFlags"], int]
+    flags: tuple[str, ...] = ()
+
+
+OPTIMIZERS = {
+    "adamw": OptimizerKind(
+        # fused: one pass over the weights instead of several, which saves time on CPUs that ranks share.
+        make=lambda groups, flags, is_fused: torch.optim.AdamW(
+            groups, lr=flags.learning_rate, eps=flags.adam_epsilon, fused=is_fused
+        ),
+        kinds=("step", "exp_avg", "exp_avg_sq"),
+        numbers=lambda flags: 2,
+        flags=("adam_epsilon",),
+    ),
+    "sgd": OptimizerKind(
+        # Never fused: torch's fused SGD fails if a parameter's first gradient comes later than the others'.
+        make=lambda groups, flags, _: torch.optim.SGD(groups, lr=flags.learning_rate, momentum=flags.momentum),
+        kinds=("momentum_buffer",),
+        numbers=lambda flags: int(flags.momentum > 0),
+        flags=("momentum",),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class OptimizerFlags:
+    """The flags for the optimizer and its learning rate."""
+
+    optimizer: str = flag("adamw", "optimizer: {choices}", group=TRAINING, choices=tuple(OPTIMIZERS))
+    learning_rate: float = flag(5e-5, "the optimizer's peak learning rate", group=TRAINING, least=0)
+    weight_decay: float = flag(
+        0.0, "the optimizer's weight decay, on all but biases and layer norms", group=TRAINING, least=0
+    )
+    adam_epsilon: float = flag(1e-8, "AdamW's epsilon", group=TRAINING, least=0)
+    momentum: float = flag(0.0, "SGD's momentum", group=TRAINING, least=0, below=1)
+    warmup_steps: int = flag(0, "steps over which the learning rate rises from 0", group=TRAINING, least=0)
+    lr_scheduler: str = flag(
+        "linear",
+        "learning rate after the warm-up: {choices} (linear: down to 0; cosine: down to 0 along half a cosine)",
+        group=TRAINING,
+        choices=tuple(SCHEDULERS),
+    )
+
+
+def load_compiler() -> None:
+    """Import torch's compiler, which torch imports with the first optimizer. It takes a second."""
+    importlib.import_module("torch._dynamo")
+
+
+def make_optimizer(model: nn.Module, flags: OptimizerFlags, precision: str = "fp32") -> torch.optim.Optimizer:
+    """The optimizer that the flags name, with weight decay on all parameters except biases and layer norms.
+
+    Frozen parameters are left out. It is not fused for fp16: on a CPU torch's scaler cannot unscale for a fused one.
+    """
+    decayed, plain = decayed_and_plain(model.named_parameters())
+    groups = [{"params": decayed, "weight_decay": flags.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return OPTIMIZERS[flags.optimizer].make([group for group in groups if group["params"]], flags, precision != "fp16")
+
+
+def decayed_and_plain(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> tuple[list[nn.Parameter], ...]:
+    """The trainable parameters in two groups: those whose weights decay, and the others."""
+    groups: tuple[list[nn.Parameter], ...] = ([], [])
+    for name, parameter in named_parameters:
+        if parameter.requires_grad:
+            groups[bool(NO_WEIGHT_DECAY.search(name))].append(parameter)
+    return groups
+
+
+def schedule(kind: str, learning_rate: float, warmup_steps: int, steps: int) -> Callable[[int], float]:
+    """The learning rate as a function of the steps so far: from 0 up over `warmup_steps`, then by SCHEDULERS[kind]."""
+    factor = SCHEDULERS[kind]
+
+    def rate(done: int) -> float:
+        if done < warmup_steps:
+            return learning_rate * (done / warmup_steps)
+        return learning_rate * factor(max(0.0, (steps - done) / max(1, steps - warmup_steps)))
+
+    return rate
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of the next step for all parameters."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,71 @@
+"""A training's tensors under the model's plain names, whole: what any sync gives, any other can load.
+
+weights/NAME   a parameter            buffers/NAME   a buffer
+KIND/NAME      what the optimizer remembers of a parameter, such as exp_avg/NAME; of some kinds it is one number
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.errors import UserError
+
+OF_MODEL = ("weights", "buffers")
+
+
+def model_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Its weights and buffers, as they lie in memory."""
+    for kind, named in zip(OF_MODEL, (model.named_parameters(), model.named_buffers()), strict=True):
+        yield from ((f"{kind}/{name}", tensor.detach()) for name, tensor in named)
+
+
+@torch.no_grad()
+def load_model(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Copy them into the model. Raises UserError, before anything has changed, if one is missing or does not fit."""
+    own = dict(model_state(model))
+    for key, tensor in own.items():
+        if key not in state:
+            raise UserError(f"the state has no {key}, which the model has. Load it into the model that it is from.")
+        if state[key].shape != tensor.shape:
+            raise UserError(
+                f"{key} has the shape {tuple(state[key].shape)} in the state and {tuple(tensor.shape)} in the model. "
+                "Load it into the model that it is from."
+            )
+    for key, tensor in own.items():
+        tensor.copy_(state[key])
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What an optimizer of whole parameters remembers."""
+    for name, p in model.named_parameters():
+        for kind, value in optimizer.state.get(p, {}).items():
+            if value is not None:
+                yield f"{kind}/{name}", torch.as_tensor(value)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Let it remember copies of what `optimizer_state` gave, and nothing else."""
+    optimizer.state.clear()
+    of_parameter = by_parameter(state)
+    for name, p in model.named_parameters():
+        for kind, value in of_parameter.get(name, {}).items():
+            is_number = value.dim() == 0 and (p.dim() > 0 or kind == "step")
+            optimizer.state[p][kind] = value.to(number_device(optimizer, p) if is_number else p.device, copy=True)
+
+
+def by_parameter(state: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """The optimizer's part of a state: for each parameter's name its kinds, with their values."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for key, value in state.items():
+        kind, _, name = key.partition("/")
+        if kind not in OF_MODEL:
+            found.setdefault(name, {})[kind] = value
+    return found
+
+
+def number_device(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> Any:
+    """Where the optimizer counts a parameter's steps: next to it if one kernel steps it, else in the host's memory."""
+    options = optimizer.defaults
+    return p.device if options.get("fused") or options.get("capturable") else "cpu"

@@ -1,1 +1,0 @@
-"""The parts of sharded strategies: units, their gradients and weights, and how these are sent."""

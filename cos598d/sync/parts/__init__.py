@@ -1,1 +1,0 @@
-"""Code that the built-in syncs share."""

@@ -1,0 +1,64 @@
+"""The two collectives that ZeRO is made of, on a flat tensor of n equal parts: reduce-scatter and all-gather."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cos598d.records.conventions import GRADIENTS, PARAMETERS
+from cos598d.sync.base import GradientSync
+from cos598d.zero.unit import Unit
+
+
+def start_reduce_scatter(sync: GradientSync, flat: torch.Tensor, landing: torch.Tensor, name: str) -> Any:
+    """Start to send part k of `flat` to rank k. When the call is done, `landing` has the n ranks' part r.
+
+    An all-to-all: every rank sends and receives (n-1)/n S. gloo's own reduce-scatter would send twice as much.
+    """
+    with sync.ledger.naming(name, GRADIENTS):
+        return dist.all_to_all_single(landing, flat, group=sync.group, async_op=True)
+
+
+def add_up(landing: torch.Tensor, ranks: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The average of the n parts in `landing`, (part,), summed in order of rank.
+
+    16-bit numbers are summed in 32 bits, so that their sum does not overflow where their average would not.
+    """
+    parts = landing.view(ranks, -1)
+    if landing.dtype not in (torch.float16, torch.bfloat16):
+        return torch.sum(parts, dim=0, out=out).div_(ranks)
+    average = parts.sum(dim=0, dtype=torch.float32).div_(ranks)
+    return average.to(landing.dtype) if out is None else out.copy_(average)
+
+
+def start_all_gather(
+    sync: GradientSync, unit: Unit, flat: torch.Tensor, part: torch.Tensor, name: str, purpose: str = PARAMETERS
+) -> Callable[[], None]:
+    """Start to gather `flat`, of the unit's layout, from every rank's `part`. Call the result to wait for it.
+
+    On CPUs every rank sends its part to every other, straight into its place: (n-1)/n S, and no copy. (gloo's own
+    all-gather lands in new memory, is copied from there, and takes twice the processor's time.) Units may then be
+    started in another order on every rank. On other devices it is the backend's collective, in one order on all ranks.
+    """
+    parts = flat.view(unit.ranks, -1)
+    if parts[unit.rank].data_ptr() != part.data_ptr():
+        parts[unit.rank].copy_(part)
+    if unit.ranks == 1:
+        return lambda: None
+    if flat.device.type != "cpu":
+        gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13's new name
+        with sync.ledger.naming(name, purpose):
+            under_way: Any = gather(flat, part.clone(), group=sync.group, async_op=True)
+        return under_way.wait
+    others = [rank for rank in range(unit.ranks) if rank != unit.rank]
+    with sync.ledger.composing("all_gather", part, name, purpose, ends_later=True) as end:
+        calls: list[Any] = [dist.irecv(parts[rank], sync.peer(rank), sync.group, unit.number) for rank in others]
+        calls += [dist.isend(parts[unit.rank], sync.peer(rank), sync.group, unit.number) for rank in others]
+
+    def wait() -> None:
+        for call in calls:
+            call.wait()
+        end()
+
+    return wait

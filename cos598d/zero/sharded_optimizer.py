@@ -1,0 +1,65 @@
+"""`ShardedOptimizer`: the optimizer's state cut over the ranks, for gradients that are whole on every rank."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from cos598d.state import by_parameter
+from cos598d.sync.base import GradientSync
+from cos598d.sync.buckets import plan_buckets
+from cos598d.zero.collectives import start_all_gather
+from cos598d.zero.shards import Shards
+from cos598d.zero.unit import Unit
+
+BUCKET_MB = 25.0
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """An optimizer of which each rank keeps the state of an n-th, in the form of torch's ZeroRedundancyOptimizer.
+
+    It is for gradients that are whole and equal on every rank when `step` is called: after DDP, `data_parallel`, or an
+    all-reduce of the script's own. In `step` rank r steps part r of the parameters, and sends it to all others.
+    """
+
+    def __init__(self, params: Iterable[Any], optimizer_class: type[torch.optim.Optimizer], **options: Any):
+        """`group` and the optimizer's `options`. Raises UserError for an optimizer that is not elementwise."""
+        self._sync = GradientSync(group=options.pop("group", None))
+        self._own = optimizer_class(params, **options)
+        super().__init__([dict(group) for group in self._own.param_groups], self._own.defaults)
+        every = enumerate(p for group in self.param_groups for p in group["params"])
+        buckets = plan_buckets([(str(place), p) for place, p in every if p.numel()], BUCKET_MB, BUCKET_MB)
+        cut = self._sync.rank, self._sync.ranks
+        self._units = [Unit(place, f"bucket {place}", bucket, *cut) for place, bucket in enumerate(buckets)]
+        for unit in self._units:
+            unit.hold(unit.empty())
+        self._shards = Shards(self._units, self._own)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As torch's. Every rank calls it."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group, own in zip(self.param_groups, self._own.param_groups, strict=True):
+            own.update({key: value for key, value in group.items() if key != "params"})
+        for unit, piece, part in self._shards.pieces:
+            unit.take_moved()
+            gradient = piece.parameter.grad
+            part.grad = None if gradient is None else unit.own(piece, gradient.to_dense())
+        self._own.step()
+        for arrive in [start_all_gather(self._sync, unit, unit.weights, unit.part, unit.name) for unit in self._units]:
+            arrive()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """What one optimizer of all parameters would give, whole, on every rank. Every rank calls it."""
+        found = by_parameter(dict(self._shards.whole_state(self._sync)))
+        return {**super().state_dict(), "state": {int(place): found[place] for place in sorted(found, key=int)}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict` gave, of any number of ranks, or of one optimizer. Every rank calls it."""
+        super().load_state_dict({**state_dict, "state": {}})
+        kinds = [(kind, place, value) for place, of in state_dict["state"].items() for kind, value in of.items()]
+        self._shards.load(
+            {f"{kind}/{place}": torch.as_tensor(value) for kind, place, value in kinds if value is not None}
+        )

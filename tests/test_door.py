@@ -1,0 +1,650 @@
+"""The door in a script: as torch's DDP, or one sentence. Reads the heart while it has no place of its own."""
+
+import contextlib
+import copy
+import gc
+import os
+import re
+import weakref
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import world
+from sync_cases import EXACT, options_of
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
+
+from cos598d.comm.ledger import Ledger
+from cos598d.errors import UserError
+from cos598d.parallel import data_parallel, parallelize
+from cos598d.sync.base import GradientSync
+from cos598d.sync.from_file import write_template
+
+OURS = [name for name in EXACT if name != "ddp"]
+FOUND_LATE = ("bucketed", "all_reduce", "sparse_rows", "ddp")  # one of each kind of finish
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with world(3) as started:
+        yield started
+
+
+class MySync(GradientSync):
+    """The smallest one."""
+
+    def average(self, name, gradient):
+        dist.all_reduce(gradient)
+        gradient /= dist.get_world_size()
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def batch(step=0):
+    generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+    return torch.randn(6, 8, generator=generator).double(), torch.randint(0, 3, (6,), generator=generator)
+
+
+def wrap(model, sync, **options):
+    """torch's DDP for "torch", else ours."""
+    if sync == "torch":
+        return DistributedDataParallel(model, find_unused_parameters=options.get("find_unused_parameters", True))
+    return data_parallel(model, sync, **options_of(sync, **options))
+
+
+def train(model, sync, steps=3, **options):
+    """The losses of some steps, of this rank's batches."""
+    wrapped, losses = wrap(model, sync, **options), []
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+    for step in range(steps):
+        inputs, labels = batch(step)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(wrapped(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def said(action, *arguments, **keywords):
+    """The sentence of the UserError that an action raises; "" if it raises none."""
+    try:
+        action(*arguments, **keywords)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def as_torch(make, syncs, **options):
+    """The losses of each sync, with torch's first."""
+    return [train(make(), sync, **options) for sync in ("torch", *syncs)]
+
+
+def assert_like_first(found):
+    for losses in found:
+        for other in losses[1:]:
+            assert other == pytest.approx(losses[0], abs=1e-12)
+
+
+# A sync of one's own
+
+
+def test_a_sync_of_three_lines(ranks):
+    assert_like_first(ranks.run(as_torch, net, [MySync], count=2))
+
+
+def _comm_is_explained():
+    class OldSync(GradientSync):
+        def average(self, name, gradient):
+            self.comm.all_reduce(gradient, name)
+
+    wrapped = data_parallel(net(), OldSync)
+    inputs, _ = batch()
+    return said(wrapped(inputs).sum().backward)
+
+
+def test_a_file_of_an_older_version_is_told_the_new_line(ranks):
+    for sentence in ranks.run(_comm_is_explained, count=2):
+        assert "dist.all_reduce(gradient)` in place of" in sentence
+
+
+def _from_a_file(name):
+    return [train(net(), "torch"), train(net(), name)]
+
+
+def test_a_file_made_from_the_template(ranks, tmp_path):
+    path = tmp_path / "mine.py"
+    write_template(path)
+    assert "Check it:   cos598d check mine.py:MySync" in path.read_text()
+    assert "average() is still to be written" in ranks.run(_unwritten, f"{path}:MySync", count=1)[0]
+    text = path.read_text()
+    body = text.index("        raise NotImplementedError")
+    path.write_text(text[:body] + "        dist.all_reduce(gradient)\n        gradient /= self.ranks\n")
+    assert_like_first(ranks.run(_from_a_file, f"{path}:MySync", count=2))
+
+
+def _unwritten(name):
+    try:
+        data_parallel(net(), name)(batch()[0]).sum().backward()
+    except NotImplementedError as error:
+        return str(error)
+    return ""
+
+
+# Hooks of the script
+
+
+def _zeroing(when, sync):
+    model = nn.Linear(4, 2)
+
+    def zero(p):
+        p.grad.zero_()
+
+    if when == "before":
+        model.weight.register_post_accumulate_grad_hook(zero)
+    wrapped = wrap(model, sync)
+    if when == "after":
+        model.weight.register_post_accumulate_grad_hook(zero)
+    wrapped(torch.ones(3, 4)).sum().backward()
+    return model.weight.grad.norm().item()
+
+
+def _zeroing_all():
+    return {f"{sync} {when}": _zeroing(when, sync) for sync in ("torch", *EXACT) for when in ("before", "after")}
+
+
+def test_a_hook_on_a_gradient_runs_before_the_average(ranks):
+    for found in ranks.run(_zeroing_all, count=2):
+        assert set(found.values()) == {0.0}, found
+
+
+def weight_normed():
+    model = net()
+    nn.utils.weight_norm(model[0])
+    return model
+
+
+def pruned():
+    model = net()
+    prune.l1_unstructured(model[0], "weight", 0.3)
+    return model
+
+
+def hooked():
+    model = net()
+    model[0].register_forward_pre_hook(lambda module, inputs: (inputs[0] + module.weight.mean(),))
+    return model
+
+
+def normalized_batches():
+    return nn.Sequential(net(), nn.BatchNorm1d(3, dtype=torch.float64))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*")
+@pytest.mark.parametrize("make", [weight_normed, pruned, hooked, normalized_batches])
+def test_hooks_and_buffers_that_the_model_has(ranks, make):
+    assert_like_first(ranks.run(as_torch, make, EXACT, count=2))
+
+
+# Steps of odd shapes
+
+
+def _gan(sync, unused):
+    g, d = (
+        wrap(net(), sync, find_unused_parameters=unused),
+        wrap(nn.Linear(3, 1).double(), sync, find_unused_parameters=unused),
+    )
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (g, d)]
+    for step in range(3):
+        inputs, _ = batch(step)
+        d.requires_grad_(True)
+        optimizers[1].zero_grad()
+        (d(g(inputs).detach()).mean() - d(inputs[:, :3]).mean()).backward()
+        optimizers[1].step()
+        d.requires_grad_(False)
+        optimizers[0].zero_grad()
+        (-d(g(inputs)).mean()).backward()
+        optimizers[0].step()
+    return [p.detach().sum().item() for each in (g, d) for p in each.parameters()]
+
+
+def _gans():
+    return [_gan("torch", False), *(_gan(sync, unused) for sync in FOUND_LATE for unused in (False, True))]
+
+
+def test_a_discriminator_that_is_frozen_for_a_step(ranks):
+    assert_like_first(ranks.run(_gans, count=2))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.layers, self.reentrant = nn.Linear(8, 8).double(), net(), reentrant
+
+    def forward(self, inputs):
+        return checkpoint(self.layers, self.first(inputs), use_reentrant=self.reentrant)
+
+
+def checkpointed():
+    torch.manual_seed(1)
+    return Checkpointed(False)
+
+
+def checkpointed_reentrant():
+    torch.manual_seed(1)
+    return Checkpointed(True)
+
+
+def _hidden_from_torch():
+    return said(train, checkpointed_reentrant(), "ddp")
+
+
+def test_checkpointed_layers(ranks):
+    assert_like_first(ranks.run(as_torch, checkpointed, EXACT, count=2))
+    for found in ranks.run(_reentrant, count=2):
+        for other in found[1:]:
+            assert other == pytest.approx(found[0], abs=1e-12)
+    assert all("Give find_unused_parameters=False" in each for each in ranks.run(_hidden_from_torch, count=2))
+
+
+def _reentrant():
+    found = [train(checkpointed(), "torch")]
+    found += [train(checkpointed_reentrant(), sync) for sync in OURS]
+    return [*found, train(checkpointed_reentrant(), "ddp", find_unused_parameters=False)]
+
+
+def _gradients(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()]).clone()
+
+
+def _no_syncs(sync):
+    """The gradients after a step of several backwards, in each order of contexts that DDP allows."""
+    found, model = [], net()
+    wrapped = wrap(model, sync)
+    with wrapped.no_sync():
+        inside = wrapped(batch(1)[0]).sum()
+        with wrapped.no_sync():
+            pass
+        wrapped(batch(2)[0]).sum().backward()
+    own = _gradients(model)
+    inside.backward()  # its forward was inside
+    found += [(_gradients(model) - own).norm() > 0]
+    outside = wrapped(batch(3)[0]).sum()
+    with wrapped.no_sync():
+        outside.backward()  # its forward was outside
+    found.append(_gradients(model))
+    wrapped(batch(4)[0]).sum().backward()  # a second average in one step
+    found.append(_gradients(model))
+    model.zero_grad(set_to_none=False)
+    wrapped(batch(5)[0]).sum().backward()
+    found.append(_gradients(model))
+    return found
+
+
+def _no_syncs_of_all():
+    return [_no_syncs(sync) for sync in ("torch", *EXACT)]
+
+
+def test_which_backwards_average(ranks):
+    for found in ranks.run(_no_syncs_of_all, count=2):
+        for name, other in zip(EXACT, found[1:], strict=True):
+            for step, (own, right) in enumerate(zip(other, found[0], strict=True)):
+                torch.testing.assert_close(own, right, rtol=0, atol=1e-12, msg=f"{name}, average {step}")
+
+
+def _two_models(sync):
+    first, second = net(1), nn.Linear(3, 3).double()
+    one, two = wrap(first, sync), wrap(second, sync)
+    two(one(batch()[0])).square().sum().backward()
+    return torch.cat([_gradients(first), _gradients(second)])
+
+
+def _two_models_of_all():
+    return [_two_models(sync) for sync in ("torch", *EXACT)]
+
+
+def test_two_models_in_one_backward(ranks):
+    for found in ranks.run(_two_models_of_all, count=2):
+        for name, other in zip(EXACT, found[1:], strict=True):
+            torch.testing.assert_close(other, found[0], rtol=0, atol=1e-12, msg=name)
+
+
+def _grad_of_inputs(sync):
+    """torch.autograd.grad on one rank only: nothing is sent, so nobody waits."""
+    model = net()
+    wrapped = wrap(model, sync, find_unused_parameters=False)
+    if dist.get_rank() == 0:
+        inputs = batch()[0].requires_grad_()
+        torch.autograd.grad(wrapped(inputs).sum(), inputs)
+    has = [p.grad is None for p in model.parameters()]
+    wrapped(batch()[0]).sum().backward()
+    return all(has)
+
+
+def test_gradients_of_inputs_are_not_averaged(ranks):
+    for sync in FOUND_LATE[:-1]:
+        assert ranks.run(_grad_of_inputs, sync, count=2) == [True, True]
+
+
+def _an_exception(sync):
+    model = net()
+    wrapped = wrap(model, sync)
+    outputs = wrapped(batch()[0])
+
+    def fail(_):
+        raise KeyError("the script's own")
+
+    handle = model[0].weight.register_hook(fail)
+    with contextlib.suppress(KeyError):
+        outputs.sum().backward()
+        return "no exception"
+    handle.remove()
+    return said(wrapped, batch()[0])
+
+
+@pytest.mark.parametrize("sync", OURS)
+def test_an_exception_in_backward_is_itself_and_the_next_step_says_so(ranks, sync):
+    for sentence in ranks.run(_an_exception, sync, count=2):
+        assert "ended in an exception" in sentence
+
+
+# Gradients of odd kinds
+
+
+def looked_up_sparsely():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(12, 2))
+
+
+def _through_doubles(sync):
+    """The gradients of a call with functions of the parameters in their place."""
+    model = net()
+    wrapped = wrap(model, sync, find_unused_parameters=False)
+    doubles = {name: 2 * p for name, p in wrapped.named_parameters()}
+    torch.func.functional_call(wrapped, doubles, batch()[0]).sum().backward()
+    return _gradients(model)
+
+
+def _through_doubles_of_all():
+    return [_through_doubles(sync) for sync in ("torch", *EXACT)]
+
+
+def test_a_functional_call(ranks):
+    for found in ranks.run(_through_doubles_of_all, count=2):
+        for name, other in zip(EXACT, found[1:], strict=True):
+            torch.testing.assert_close(other, found[0], rtol=0, atol=1e-12, msg=name)
+
+
+def _sparse(sync, unused):
+    model = looked_up_sparsely()
+    wrapped = wrap(model, sync, find_unused_parameters=unused)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        optimizer.zero_grad()
+        wrapped(torch.randint(0, 50, (4, 3), generator=generator)).square().mean().backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def _sparse_of_all():
+    found = [_sparse(sync, unused) for sync in ("torch", "all_reduce", "ddp") for unused in (False, True)]
+    refused = [said(wrap, looked_up_sparsely(), sync) for sync in OURS if sync != "all_reduce"]
+    return found, refused
+
+
+def test_sparse_gradients(ranks):
+    for found, refused in ranks.run(_sparse_of_all, count=2):
+        for other in found:
+            torch.testing.assert_close(other, found[0], rtol=0, atol=1e-6)
+        assert all("has sparse gradients" in sentence for sentence in refused)
+
+
+class Kinds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.numbers = nn.Parameter(torch.ones(5, dtype=torch.complex128))
+        self.volume = nn.Parameter(torch.ones(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d))
+        self.below, self.above = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(6))
+
+    def forward(self, inputs):
+        shared = self.below.view(6) + self.above  # their gradients lie in one memory
+        wave = (self.numbers * torch.complex(inputs[:5], -inputs[:5])).real.sum()
+        return (
+            wave
+            + (self.volume * torch.arange(720.0).view(self.volume.shape)).sum() * inputs[0]
+            + (shared * inputs[2]).sum()
+        )
+
+
+def _kinds(sync):
+    model = Kinds()
+    inputs = torch.arange(1.0, 9.0, dtype=torch.float64) * (dist.get_rank() + 1)
+    wrap(model, sync)(inputs).backward()
+    return {name: p.grad.contiguous() for name, p in model.named_parameters()}
+
+
+def _kinds_of_all():
+    return {sync: _kinds(sync) for sync in OURS}
+
+
+def test_complex_numbers_volumes_and_gradients_that_share_memory(ranks):
+    mean = torch.arange(1.0, 9.0, dtype=torch.float64) * 1.5
+    right = {
+        "numbers": torch.complex(mean[:5], mean[:5]),
+        "volume": (torch.arange(720.0) * mean[0].float()).view(2, 3, 4, 5, 6),
+        "below": torch.full((2, 3), mean[2].item()),
+        "above": torch.full((6,), mean[2].item()),
+    }
+    for found in ranks.run(_kinds_of_all, count=2):
+        for sync, gradients in found.items():
+            for name, gradient in gradients.items():
+                torch.testing.assert_close(gradient, right[name], msg=f"{sync}: {name}")
+
+
+def _large_halves(sync):
+    model = nn.Linear(1, 1, bias=False).half()
+    (wrap(model, sync)(torch.ones(1, 1).half()) * 40_000).sum().backward()
+    return model.weight.grad.item()
+
+
+def _large_halves_of_all():
+    return {sync: _large_halves(sync) for sync in EXACT}
+
+
+def test_a_sum_of_halves_does_not_overflow_where_the_average_does_not(ranks):
+    for found in ranks.run(_large_halves_of_all, count=2):
+        assert all(value == 40_000 for value in found.values()), found
+
+
+def _kept(sync):
+    """A gradient that the script keeps, as PCGrad does, after the next step's backward."""
+    model = net()
+    wrapped = wrap(model, sync)
+    wrapped(batch(1)[0]).sum().backward()
+    kept = [p.grad for p in model.parameters()]
+    before = [gradient.clone() for gradient in kept]
+    model.zero_grad()
+    wrapped(batch(2)[0]).sum().backward()
+    return all(torch.equal(*pair) for pair in zip(kept, before, strict=True))
+
+
+def _kept_of_all():
+    return {sync: _kept(sync) for sync in EXACT}
+
+
+def test_a_gradient_that_the_script_keeps_stays(ranks):
+    for found in ranks.run(_kept_of_all, count=2):
+        assert all(found.values()), found
+
+
+# Groups of ranks
+
+
+def _subgroup():
+    members = [1, 2]
+    group = dist.new_group(members)
+    if dist.get_rank() not in members:
+        return {}
+    found = {}
+    for sync in EXACT:
+        model = nn.Linear(2, 1, bias=False)
+        nn.init.constant_(model.weight, dist.get_rank())
+        wrapped = data_parallel(model, sync, group=group)
+        wrapped(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
+        found[sync] = [model.weight[0, 0].item(), model.weight.grad[0, 0].item()]
+    return found
+
+
+def test_a_group_of_some_ranks(ranks):
+    alone, *members = ranks.run(_subgroup)
+    assert alone == {}
+    for found in members:
+        assert found == dict.fromkeys(EXACT, [1.0, 1.5])  # the group's first rank's weights, and the group's average
+
+
+# Buffers
+
+
+class Counts(nn.Module):
+    def __init__(self, rank):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("large", torch.tensor([2**53 + 1 + rank]))
+        self.register_buffer("hidden", torch.tensor([1.5 + rank]), persistent=False)
+        self.register_buffer("flags", torch.tensor([rank == 0, True]))
+
+    def forward(self, inputs):
+        if self.training:
+            self.large += dist.get_rank()
+            self.hidden += dist.get_rank()
+        return inputs * self.weight * self.hidden
+
+
+def _buffers(sync):
+    model = Counts(dist.get_rank())
+    wrapped = wrap(model, sync)
+    wrapped(torch.ones(1)).sum().backward()
+    wrapped.eval()
+    with torch.no_grad():
+        output = wrapped(torch.ones(1)).item()  # as with DDP, on rank 0's buffers
+    model.train()
+    wrapped(torch.ones(1)).sum().backward()
+    is_training = model.training
+    if sync != "torch":
+        wrapped.settle()
+    return output, model.large.item(), model.hidden.item(), model.flags.tolist(), is_training and model.training
+
+
+def _buffers_of_all():
+    return {sync: _buffers(sync) for sync in OURS}
+
+
+def test_buffers_are_those_of_rank_0(ranks):
+    for found in ranks.run(_buffers_of_all, count=2):
+        for sync, values in found.items():
+            assert values == (1.5, 2**53 + 1, 1.5, [True, True], True), sync
+
+
+# What is refused, in one sentence
+
+
+def _refusals():
+    found, model = {}, net()
+    wrapped, _ = parallelize(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1), "bucketed")
+    inputs, _ = batch()
+    found["cannot be copied"] = said(copy.deepcopy, wrapped)
+    replaced = net()
+    other = data_parallel(replaced)
+    replaced[0].weight = nn.Parameter(torch.ones(16, 8).double())
+    found["is not the one that was wrapped"] = said(other, inputs)
+    with torch.no_grad():  # an evaluation with other weights is no step
+        found[""] = said(other, inputs)
+    model[2].weight.data = torch.ones(3, 17).double()
+    found["another shape"] = said(wrapped, inputs)
+    frozen = net()
+    frozen[0].requires_grad_(False)
+    wrapped = data_parallel(frozen)
+    frozen[0].requires_grad_(True)
+    found["was frozen when the model was wrapped"] = said(wrapped, inputs)
+    wrapped = data_parallel(net(), find_unused_parameters=False)
+    wrapped.module[2].bias.requires_grad_(False)
+    found["2.bias got no gradient"] = said(wrapped(inputs).sum().backward)
+    different = nn.Linear(8, 3 + dist.get_rank())
+    found["the ranks' models differ: rank 1 has weight (4, 8) float32 where rank 0"] = said(data_parallel, different)
+    found["bucket_mb has no effect with all_reduce"] = said(data_parallel, net(), "all_reduce", bucket_mb=1.0)
+    found["unknown sync buckted. Did you mean 'bucketed'?"] = said(data_parallel, net(), "buckted")
+    found["local_sgd acts in the optimizer's step"] = said(data_parallel, net(), "local_sgd")
+    found["zero1 acts in the optimizer's step"] = said(data_parallel, net(), "zero1")
+    found["has elements that share memory"] = said(data_parallel, Overlapping())
+    return found
+
+
+class Overlapping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1).expand(3))
+
+
+def test_refusals(ranks):
+    for found in ranks.run(_refusals, count=2):
+        for words, sentence in found.items():
+            assert re.search(re.escape(words), sentence), (words, sentence)
+            assert sentence == "" if words == "" else sentence.endswith(".")
+
+
+def test_a_script_without_a_group():
+    with patch.dict(os.environ, {"WORLD_SIZE": "2"}), pytest.raises(UserError, match="no process group is open"):
+        data_parallel(net())
+    with patch.dict(os.environ, {"WORLD_SIZE": "1"}):
+        wrapped = data_parallel(net())
+    try:
+        wrapped(torch.ones(1, 8).double()).sum().backward()
+        assert wrapped.module[0].weight.grad is not None
+    finally:
+        dist.destroy_process_group()
+
+
+# The end
+
+
+def _after_detach(sync):
+    ledger, model = Ledger(), net()
+    wrapped = data_parallel(model, sync, ledger=ledger, **options_of(sync))
+    wrapped(batch()[0]).sum().backward()
+    assert wrapped.detach() is model
+    with ledger:
+        model(batch()[0]).sum().backward()
+        wrapped(batch()[0]).sum().backward()
+    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+    return len(ledger.rows), hooks
+
+
+def _after_detach_of_all():
+    return {sync: _after_detach(sync) for sync in EXACT}
+
+
+def test_a_detached_model_is_the_scripts_own(ranks):
+    for found in ranks.run(_after_detach_of_all, count=2):
+        assert found == dict.fromkeys(EXACT, (0, 0))
+
+
+def _dropped():
+    model = net()
+    wrapped = data_parallel(model)
+    wrapped(batch()[0]).sum().backward()
+    seen = weakref.ref(model)
+    del model, wrapped
+    gc.collect()
+    return seen() is None
+
+
+def test_a_wrapper_that_is_dropped_is_freed(ranks):
+    assert ranks.run(_dropped, count=2) == [True, True]

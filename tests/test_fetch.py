@@ -1,0 +1,156 @@
+"""Downloads from a server on loopback: complete or not at all, and one sentence for everything that goes wrong."""
+
+import hashlib
+import io
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from cos598d.data import fetch, get_task
+from cos598d.data.encoders import TextEncoder, word_pieces
+from cos598d.data.fetch import DATASETS, Dataset, main
+
+RTE = "index\tsentence1\tsentence2\tlabel\n0\tone\ttwo\tentailment\n"
+MRPC_HEAD = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+
+
+def zipped(files):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return buffer.getvalue()
+
+
+def tarred(files):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+FILES = {
+    "RTE.zip": zipped({"RTE/train.tsv": RTE, "RTE/dev.tsv": RTE, "__MACOSX/x": ""}),
+    "msr_paraphrase_train.txt": (MRPC_HEAD + "1\t7\t8\ta\tb\n0\t9\t10\tc\td\n").encode("utf-8-sig"),
+    "msr_paraphrase_test.txt": MRPC_HEAD.encode(),
+    "mrpc_dev_ids.tsv": b"9\t10\n",
+    **{
+        f"{part}-v{version}.json": f"{part} {version}".encode()
+        for part in ("train", "dev")
+        for version in ("1.1", "2.0")
+    },
+    "cifar-10-binary.tar.gz": tarred({"cifar-10-batches-bin/test_batch.bin": b"\x01" + bytes(3072)}),
+}
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A mirror of FILES, with their digests in the catalogue; `cut` are names of files that break off."""
+    cut, asked = set(), []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            name = self.path.rpartition("/")[2]
+            asked.append(name)
+            content = FILES.get(name)
+            self.send_response(404 if content is None else 200)
+            self.send_header("Content-Length", str(len(content or b"")))
+            self.end_headers()
+            self.wfile.write((content or b"")[: 10 if name in cut else None])
+
+        def log_message(self, *_):
+            pass
+
+    for name, dataset in DATASETS.items():
+        known = {url: FILES.get(url.rpartition("/")[2]) for url in dataset.files}
+        digests = {url: hashlib.sha256(content or b"?").hexdigest() for url, content in known.items()}
+        monkeypatch.setitem(DATASETS, name, Dataset(dataset.folder, digests))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        running.cut, running.asked, running.url = cut, asked, f"http://127.0.0.1:{running.server_port}/files/"
+        yield running
+        running.shutdown()
+
+
+def run(server, folder, tasks):
+    return main(["--data_dir", str(folder), "--tasks", tasks, "--base_url", server.url])
+
+
+def test_what_is_fetched_is_what_training_reads(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "data"
+    assert run(server, folder, "rte,MRPC,squad,CIFAR10") == 0
+    said = capsys.readouterr().out
+    assert f"RTE: in {folder}/RTE" in said
+    assert f"export GLUE_DIR={folder} SQUAD_DIR={folder}/SQuAD IMAGE_DIR={folder}" in said
+    encoder = TextEncoder(word_pieces(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "one"], lower_case=True))
+    monkeypatch.setenv("GLUE_DIR", str(folder))
+    for name, part, count in (("rte", "train", 1), ("mrpc", "train", 1), ("mrpc", "dev", 1)):
+        task = get_task(name)
+        task.find(None)
+        assert len(task.load(part, encoder, 16)) == count
+    assert sorted(one.name for one in (folder / "SQuAD").iterdir()) == [
+        *("dev-v1.1.json", "dev-v2.0.json", "train-v1.1.json", "train-v2.0.json")
+    ]
+    assert (folder / "CIFAR10" / "test_batch.bin").stat().st_size == 3073
+    assert sorted(one.name for one in folder.iterdir()) == ["CIFAR10", "MRPC", "RTE", "SQuAD"]
+    before = list(server.asked)
+    assert run(server, folder, "rte,MRPC,squad,CIFAR10") == 0
+    assert server.asked == before, "what is there is not fetched again"
+
+
+def failed(server, folder, tasks, words, capsys):
+    assert run(server, folder, tasks) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert not [one for one in folder.rglob("*") if one.is_file()], "nothing is left behind"
+    assert not list(folder.iterdir())
+
+
+def test_a_wrong_digest_is_refused_and_nothing_is_left(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(FILES, "RTE.zip", zipped({"RTE/train.tsv": "forged"}))
+    failed(server, tmp_path, "RTE", "another sha256 than the published file", capsys)
+
+
+def test_a_cut_connection_leaves_nothing_and_the_next_call_succeeds(server, tmp_path, capsys):
+    server.cut.add("RTE.zip")
+    failed(server, tmp_path, "RTE", "was not fetched", capsys)
+    server.cut.clear()
+    assert run(server, tmp_path, "RTE") == 0
+
+
+def test_a_missing_file_and_no_network_are_one_sentence(server, tmp_path, capsys):
+    failed(server, tmp_path, "CoLA", "404", capsys)
+    server.url = "http://127.0.0.1:9/"
+    failed(server, tmp_path, "RTE", "Try again later", capsys)
+
+
+def test_a_full_disk_leaves_nothing(server, tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fetch.shutil, "unpack_archive", full)
+    failed(server, tmp_path, "RTE", "No space left on device", capsys)
+
+
+def test_unknown_names_are_refused(tmp_path, capsys):
+    for words in ("RTEE", "", "RTE,x"):
+        with pytest.raises(SystemExit) as caught:
+            main(["--data_dir", str(tmp_path), "--tasks", words])
+        assert caught.value.code == 2
+        assert "Choose from CoLA" in capsys.readouterr().err
+
+
+def test_the_catalogue_pins_every_file():
+    for dataset in DATASETS.values():
+        for url, digest in dataset.files.items():
+            assert url.startswith("https://")
+            assert len(digest) == 64

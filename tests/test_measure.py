@@ -1,0 +1,253 @@
+"""Clock, counters, samples and loggers. Imports them, since a kernel's counts and a device's clock have to be known."""
+
+import socket
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from recording import alone, record_run, rows_of
+
+from cos598d.errors import UsageError, UserError
+from cos598d.measure.clock import IterationClock
+from cos598d.measure.environment import describe_environment, network_facts
+from cos598d.measure.loggers import load_logger
+from cos598d.measure.monitor import Monitor
+from cos598d.measure.peak import gpu_peak, share_of_peak
+from cos598d.measure.wire import Interface, OwnSockets, WireCounter
+from cos598d.records.conventions import HOST, ITERATIONS, OWN_SOCKETS, PHASES
+
+CPU = torch.device("cpu")
+
+
+def send(sender, receiver, size):
+    sender.sendall(b"x" * size)
+    while size:
+        size -= len(receiver.recv(size))
+    time.sleep(0.05)  # the acknowledgement
+
+
+@pytest.fixture
+def connection():
+    """Both ends of a TCP connection of this process."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    with one, other:
+        yield one, other
+
+
+def test_own_sockets_are_counted_to_the_byte(connection):
+    counters = OwnSockets()
+    before = counters.read()
+    send(*connection, 100_000)
+    send(connection[1], connection[0], 3_000)
+    moved = counters.read().less(before)
+    assert moved == (103_000, 103_000)  # both ends are here
+
+
+def test_only_what_is_sent_between_resume_and_pause_counts(connection):
+    counter = WireCounter(Interface(OWN_SOCKETS, (0,)))
+    assert counter.read() is None
+    send(*connection, 1000)
+    counter.resume()
+    send(*connection, 2000)
+    counter.resume()  # it counts already
+    assert counter.read() == (2000, 2000)
+    assert counter.read() == (0, 0)
+    counter.pause()
+    send(*connection, 4000)
+    assert counter.read() is None
+    counter.resume()
+    assert counter.read() == (0, 0)
+
+
+def test_a_gauge_that_fails_ends_the_sampling_and_not_the_run(monkeypatch, tmp_path):
+    said, rows = [], []
+    monitor = Monitor(60.0, Interface(OWN_SOCKETS, (0,)), CPU, said.append)
+    monitor.open(rows.append, lambda: 3)
+    monitor.begin()
+    assert monitor.read() == (0, 0)
+    assert [row["iteration"] for row in rows] == [3]
+    monkeypatch.setattr("cos598d.measure.wire._sockets", lambda: 1 / 0)
+    assert monitor.read() is None
+    assert monitor.pause() is None
+    monitor.stop()
+    assert said == ["sampling of CPU, memory and network stopped, and training continues: division by zero."]
+    assert len(rows) == 1
+
+
+def test_host_rows_have_this_process_and_its_host(tmp_path):
+    alone(record_run, tmp_path, 3, pause=0.05)
+    rows = rows_of(tmp_path, HOST)
+    assert rows[-1]["iteration"] == 3
+    assert all(0 <= row["host_cpu_percent"] <= 100 and row["rss_bytes"] > 10_000_000 for row in rows)
+
+
+def test_a_clock_sums_phases_over_their_parts():
+    clock = IterationClock(CPU)
+    with clock.phase("checkpoint"):  # between two iterations: it counts for the next one
+        time.sleep(0.02)
+    clock.start()
+    for _ in range(2):
+        with clock.phase("forward"):
+            time.sleep(0.01)
+    seconds = clock.stop()
+    assert clock.phases["checkpoint"] >= 0.02
+    assert clock.phases["forward"] >= 0.02
+    assert seconds == pytest.approx(clock.stopped - clock.started + clock.phases["checkpoint"])
+    assert [name for name, _, _ in clock.spans] == ["forward", "forward"]
+    assert set(clock.phases) == set(PHASES)
+    assert clock.spans[0][1] + clock.spans[0][2] <= clock.spans[1][1]
+
+
+def test_a_gpu_is_timed_by_its_stream_and_waited_for_once(monkeypatch):
+    stream, waited = SimpleNamespace(seconds=0.0), []
+
+    class Event:
+        """An event of a stream whose work takes as long as the test says."""
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, on):
+            self.at = on.seconds
+
+        def synchronize(self):
+            waited.append(self.at)
+
+        def elapsed_time(self, other):
+            return 1e3 * (other.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    clock = IterationClock(torch.device("cuda", 0))
+    clock.start()
+    for name, takes in (("forward", 3.0), ("backward", 6.0), ("forward", 1.0)):
+        with clock.phase(name):
+            stream.seconds += takes  # the host does not wait
+    assert clock.stop() == pytest.approx(10.0)
+    assert waited == [10.0]
+    assert (clock.phases["forward"], clock.phases["backward"]) == (pytest.approx(4.0), pytest.approx(6.0))
+    assert clock.spans[1][1:] == (pytest.approx(3.0), pytest.approx(6.0))
+
+
+OWN = """
+class Mine:
+    def __init__(self):
+        self.calls = []
+    def run(self, folder, config, iteration):
+        self.calls.append(("run", folder.name, config["sync"], iteration))
+    def step(self, row):
+        self.calls.append(("step", row["iteration"], row["loss"]))
+    def evaluation(self, row):
+        self.calls.append(("evaluation", row["iteration"], row["acc"]))
+    def end(self, row):
+        self.calls.append(("end", row["iteration"], row["why"]))
+        (open("calls.txt", "a")).write(repr(self.calls))
+
+class Fails:
+    def step(self, row):
+        return row["nothing"]
+
+class Takes:
+    def step(self):
+        pass
+
+class Nothing:
+    pass
+
+class Needs:
+    def __init__(self, more):
+        pass
+    def step(self, row):
+        pass
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return "own.py"
+
+
+def test_your_own_logger_hears_of_everything(own_file, tmp_path):
+    alone(record_run, tmp_path / "run", 5, loggers=[load_logger(f"{own_file}:Mine")()])
+    calls = eval((tmp_path / "calls.txt").read_text())
+    steps = [("step", iteration, 1 / iteration) for iteration in range(1, 6)]
+    assert calls == [("run", "run", "all_reduce", 0), *steps, ("evaluation", 5, 0.75), ("end", 5, None)]
+
+
+def test_an_error_in_your_own_logger_is_yours(own_file, tmp_path):
+    with pytest.raises(UserError, match=r"own\.py:Fails: step\(\) .*KeyError.*nothing.*Fix that file"):
+        alone(record_run, tmp_path / "run", 5, loggers=[load_logger(f"{own_file}:Fails")()])
+
+
+WRONG = {
+    "Takes": r"step\(\) cannot be called .* Write step\(self, row",
+    "Nothing": r"is not a logger\. Give it one or more of the methods run, step",
+    "Needs": r"cannot be constructed .* Let its __init__ take no arguments",
+    "Absent": "has no class Absent",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_logger_that_cannot_be_used_is_refused(own_file, name):
+    with pytest.raises(UsageError, match=WRONG[name]):
+        load_logger(f"{own_file}:{name}")()
+
+
+def test_tensorboard_shows_the_rows(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from cos598d.measure.tensorboard import Board
+
+    alone(record_run, tmp_path, 7, stops_after=7, loggers=[Board()])
+    alone(record_run, tmp_path, 8, at=6, loggers=[Board()])
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+
+    def shown(tag):
+        return {event.step: event.value for event in events.Scalars(tag)}
+
+    rows = rows_of(tmp_path, ITERATIONS)
+    assert shown("loss") == {row["iteration"]: pytest.approx(row["loss"]) for row in rows}
+    assert shown("seconds/forward")[8] == pytest.approx(rows[7]["seconds_forward"])
+    assert shown("bytes/predicted_sent")[1] == rows[0]["predicted_bytes_sent"]
+    assert shown("evaluation/acc") == shown("epoch/acc") == {5: 0.75}
+    assert shown("epoch/examples_per_second")[5] > 0
+
+
+def test_an_emulated_network_is_recorded_and_nonsense_refused(monkeypatch):
+    monkeypatch.setenv("COS598D_NETWORK", '{"hosts": 4, "rate": "1gbit", "delay": "10ms"}')
+    found = describe_environment(CPU, "gloo", 2, 4)
+    assert found["network"] == {"hosts": 4, "rate": "1gbit", "delay": "10ms", "offload": None}
+    assert (found["threads_per_rank"], found["ranks_on_host"], found["device"]) == (2, 4, "cpu")
+    monkeypatch.setenv("COS598D_NETWORK", '{"hosts": "four"}')
+    with pytest.raises(UserError, match=r"COS598D_NETWORK is not of a cluster \(Expected `int`"):
+        network_facts()
+    monkeypatch.delenv("COS598D_NETWORK")
+    assert network_facts() is None
+
+
+PEAKS = {
+    ("NVIDIA H100 80GB HBM3", "fp32", False): 67e12,
+    ("NVIDIA H100 80GB HBM3", "fp32", True): 494.7e12,
+    ("NVIDIA H100 PCIe", "bf16", False): 756e12,
+    ("Tesla T4", "fp16", False): 65e12,
+    ("Tesla T4", "bf16", False): None,  # it has no such units
+    ("NVIDIA A100-SXM4-40GB", "bf16", False): 312e12,
+    ("NVIDIA A1000", "bf16", False): None,
+}
+
+
+@pytest.mark.parametrize("gpu", PEAKS)
+def test_a_gpus_peak_is_its_data_sheets(gpu):
+    assert gpu_peak(*gpu) == PEAKS[gpu]
+
+
+def test_the_share_of_the_peak_is_what_was_needed_per_second():
+    found = share_of_peak({"per_example": 2e9, "peak_per_second": 1e12}, 100.0)
+    assert found["share_of_peak"] == pytest.approx(0.2)
+    assert share_of_peak({"per_example": 2e9, "peak_per_second": None}, 100.0)["share_of_peak"] is None

@@ -1,0 +1,445 @@
+"""What scripts do around a model of shards: used as torch's DDP or a plain optimizer would, or one sentence."""
+
+import copy
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import prune
+
+from cos598d.parallel import parallelize
+from cos598d.zero.sharded_optimizer import ShardedOptimizer
+
+ZERO = ("zero1", "zero2", "zero3")
+SHARDED = (*ZERO, "sparse_zero1", "shared_weights")
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def batch(step, rank):
+    random = torch.Generator().manual_seed(10 * step + rank)
+    return torch.randn(6, 8, generator=random).double(), torch.randint(0, 3, (6,), generator=random)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+def wrapped(model, how, make=sgd):
+    """A model and its optimizer under a sync, or under torch's DDP."""
+    if how == "ddp":
+        model = DistributedDataParallel(model)
+        return model, make(model.parameters())
+    return parallelize(model, make, how)
+
+
+def loss_of(model, step, rank):
+    x, y = batch(step, rank)
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def whole(model):
+    """All weights in one tensor."""
+    if hasattr(model, "settle"):
+        model.settle()
+    return torch.cat([p.detach().flatten() for p in model.module.parameters()])
+
+
+def steps(rank, model, optimizer, count=3, change=lambda model: None):
+    for step in range(count):
+        loss_of(model, step, rank).backward()
+        change(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    return whole(model)
+
+
+# Each case is (rank, how) -> a tensor, under a sync or torch's DDP: they have to be equal.
+
+
+def weight_norm(rank, how):
+    model = net()
+    nn.utils.weight_norm(model[0])
+    return steps(rank, *wrapped(model, how))
+
+
+def pruned(rank, how):
+    model = net()
+    prune.l1_unstructured(model[2], "weight", 0.3)
+    return steps(rank, *wrapped(model, how))
+
+
+def pre_hook(rank, how):
+    model = net()
+    model[2].register_forward_pre_hook(lambda module, inputs: (inputs[0] + module.weight.mean(),))
+    return steps(rank, *wrapped(model, how))
+
+
+def written_gradient(rank, how):
+    """As PCGrad does: the script's own gradient takes the average's place."""
+
+    def write(model):
+        for p in model.module.parameters():
+            p.grad = torch.ones(p.shape, dtype=p.dtype)
+
+    return steps(rank, *wrapped(net(), how), change=write)
+
+
+def gradients_of_no_sync(rank, how):
+    """As DP-SGD does: this rank's gradients are changed, then averaged by the script."""
+    model, optimizer = wrapped(net(), how)
+    for step in range(2):
+        if how in ("zero2", "zero3"):  # they average every backward
+            loss_of(model, step, rank).backward()
+        else:
+            with model.no_sync():
+                loss_of(model, step, rank).backward()
+            for p in model.module.parameters():
+                dist.all_reduce(p.grad)
+                p.grad /= 2
+        optimizer.step()
+        optimizer.zero_grad()
+    return whole(model)
+
+
+def dropped_gradient(rank, how):
+    def drop(model):
+        next(model.module.parameters()).grad = None
+
+    return steps(rank, *wrapped(net(), how), change=drop)
+
+
+def no_zero_grad(rank, how):
+    model, optimizer = wrapped(net(), how)
+    for step in range(3):  # each gradient is added to the last average
+        loss_of(model, step, rank).backward()
+        optimizer.step()
+    return whole(model)
+
+
+def two_backwards(rank, how):
+    model, optimizer = wrapped(net(), how)
+    for step in range(2):
+        loss_of(model, step, rank).backward()
+        loss_of(model, 10 + step, rank).backward()
+        optimizer.step()
+        model.zero_grad()
+    return whole(model)
+
+
+def filled(rank, how):
+    return edited(rank, how, lambda model, kept: [p.fill_(0.1) for p in model.module.parameters()])
+
+
+def replaced(rank, how):
+    def replace(model, kept):
+        for p in model.module.parameters():
+            p.data = torch.full_like(p, 0.2)
+
+    return edited(rank, how, replace)
+
+
+def loaded(rank, how):
+    values = {name: torch.full_like(value, 0.3) for name, value in net().state_dict().items()}
+    return edited(rank, how, lambda model, kept: model.module.load_state_dict(values))
+
+
+def clamped(rank, how):
+    return edited(rank, how, lambda model, kept: [p.clamp_(-0.05, 0.05) for p in kept])
+
+
+def edited(rank, how, edit):
+    """Weights that the script changes between two steps, before the first one and after it."""
+    model = net()
+    kept = list(model.parameters())
+    model, optimizer = wrapped(model, how)
+    outputs = []
+    for step in range(2):
+        if how == "zero3" and edit.__name__ == "<lambda>":
+            model.settle()
+        with torch.no_grad():
+            edit(model, kept)
+        loss = loss_of(model, step, rank)
+        outputs.append(loss.detach().view(1))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([*outputs, whole(model)])
+
+
+def evaluated(rank, how):
+    """An evaluation between steps, and one between backward and the step."""
+    model, optimizer = wrapped(net(), how)
+    seen = []
+    for step in range(3):
+        loss_of(model, step, rank).backward()
+        with torch.no_grad():
+            seen.append(loss_of(model, 50, 0).view(1))
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            seen.append(loss_of(model, 50, 0).view(1))
+    return torch.cat([*seen, whole(model)])
+
+
+def skipped_step(rank, how):
+    model, optimizer = wrapped(net(), how)
+    for step in range(3):
+        loss_of(model, step, rank).backward()
+        if step != 1:
+            optimizer.step()
+        optimizer.zero_grad()
+    return whole(model)
+
+
+def penalty(rank, how):
+    """Double backward through three layers."""
+    model, optimizer = wrapped(net(), how)
+    for step in range(2):
+        x, y = batch(step, rank)
+        x.requires_grad_(True)
+        output = model(x)
+        (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        (nn.functional.cross_entropy(output, y) + gradient.norm(dim=1).mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return whole(model)
+
+
+def input_gradient(rank, how):
+    model, optimizer = wrapped(net(), how)
+    for step in range(2):
+        x, y = batch(step, rank)
+        x.requires_grad_(True)
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), x)
+        nn.functional.cross_entropy(model((x + 0.1 * gradient.sign()).detach()), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return whole(model)
+
+
+def compiled(rank, how):
+    return steps(rank, *wrapped(torch.compile(net(), backend="eager"), how), count=2)
+
+
+def compiled_layer(rank, how):
+    model = net()
+    model[2].compile(backend="eager")
+    return steps(rank, *wrapped(model, how), count=2)
+
+
+def autocast(rank, how):
+    model, _ = wrapped(net().float(), how)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(batch(0, 0)[0].float())
+    return (output.detach() * (2 if output.dtype == torch.bfloat16 else 1)).double()
+
+
+def functional(rank, how):
+    model, _ = wrapped(net(), how)
+    values = {f"module.{name}": torch.full_like(value, 0.1) for name, value in net().named_parameters()}
+    return torch.func.functional_call(model, values, (batch(0, rank)[0],)).detach()
+
+
+def frozen_for_a_step(rank, how):
+    model, optimizer = wrapped(net(), how)
+    for step in range(3):
+        model.module[2].requires_grad_(step != 1 or how == "ddp")
+        loss_of(model, step, rank).backward()
+        if how == "ddp" and step == 1:
+            for p in model.module[2].parameters():
+                p.grad = None
+        model.module[2].requires_grad_(True)
+        optimizer.step()
+        optimizer.zero_grad()
+    return whole(model)
+
+
+def in_place_activation(rank, how):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 3)).double()
+    return steps(rank, *wrapped(model, how))
+
+
+ALIKE = (
+    weight_norm, pruned, pre_hook, written_gradient, gradients_of_no_sync, dropped_gradient, no_zero_grad,
+    two_backwards, filled, replaced, loaded, clamped, evaluated, skipped_step, penalty, input_gradient, compiled,
+    compiled_layer,
+    autocast, functional, frozen_for_a_step, in_place_activation,
+)  # fmt: skip
+EDITS = (filled, loaded, clamped)  # in place, which shared_weights refuses
+
+
+# Each of these gives the words of an error.
+
+
+def words(action):
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def read_gradient(rank, how):
+    model, _ = wrapped(net(), how)
+    loss_of(model, 0, rank).backward()
+    return words(lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+
+
+def max_norm(rank, how):
+    return words(lambda: wrapped(nn.Embedding(10, 4, max_norm=1.0), how))
+
+
+class ByNorm(torch.optim.SGD):
+    """Clips by the norm of each parameter's gradient in its step."""
+
+    most = 1.0
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            nn.utils.clip_grad_norm_(group["params"], self.most)
+        super().step(closure)
+
+
+class ByLargeNorm(ByNorm):
+    most = 1e6
+
+
+class Normed(torch.optim.SGD):
+    """Steps by gradients of length 1: with tiny ones, too."""
+
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            p.grad /= p.grad.norm() + 1e-20
+        super().step(closure)
+
+
+def not_elementwise(rank, how):
+    makes = [functools.partial(kind, lr=0.1) for kind in (ByNorm, ByLargeNorm, Normed)]
+    return [words(functools.partial(wrapped, net(), how, make)) for make in makes]
+
+
+def copied(rank, how):
+    model, _ = wrapped(net(), how)
+    loss_of(model, 0, rank)
+    said = [words(lambda: copy.deepcopy(model)), words(lambda: copy.deepcopy(model.module)(batch(0, 0)[0]))]
+    model.settle()
+    twin = copy.deepcopy(model.module)
+    return [*said, "equal" if torch.equal(twin(batch(0, 0)[0]), net()(batch(0, 0)[0])) else "other"]
+
+
+def own_exception(rank, how):
+    model, _ = wrapped(net(), how)
+
+    def fail(_):
+        raise KeyError("mine")
+
+    model.module[2].weight.register_hook(fail)
+    return words(lambda: loss_of(model, 0, rank).backward())
+
+
+def other_passes(rank, how):
+    """Rank 0 has three micro-batches, rank 1 has two."""
+    model, _ = wrapped(net(), how)
+
+    def run():
+        for place in range(3 - rank):
+            if place < 2 - rank:
+                with model.no_sync():
+                    loss_of(model, place, rank).backward()
+            else:
+                loss_of(model, place, rank).backward()
+
+    return words(run)
+
+
+SAID = (read_gradient, max_norm, not_elementwise, copied, own_exception)
+
+
+def other_strides(rank, how):
+    """A sharded optimizer next to torch's DDP, of channels_last weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 2))
+    model = model.to(memory_format=torch.channels_last).double()
+    ddp = DistributedDataParallel(model)
+    options = {"lr": 0.05, "momentum": 0.9}
+    if how == "ddp":
+        plain = torch.optim.SGD(model.parameters(), **options)
+    else:
+        plain = ShardedOptimizer(model.parameters(), torch.optim.SGD, **options)
+    for step in range(4):
+        random = torch.Generator().manual_seed(10 * step + rank)
+        x, y = torch.randn(6, 3, 8, 8, generator=random).double(), torch.randint(0, 2, (6,), generator=random)
+        plain.zero_grad()
+        nn.functional.cross_entropy(ddp(x), y).backward()
+        plain.step()
+        if step == 1:
+            plain.load_state_dict(copy.deepcopy(plain.state_dict()))
+    momentum = [plain.state_dict()["state"][k]["momentum_buffer"].contiguous().flatten() for k in range(6)]
+    return torch.cat([*[p.detach().contiguous().flatten() for p in model.parameters()], *momentum])
+
+
+def everything(rank, ranks):
+    found = {}
+    for case in ALIKE:
+        for how in ("ddp", *SHARDED):
+            if how == "shared_weights" and case in EDITS:
+                found[case.__name__, how] = words(functools.partial(case, rank, how))
+            else:
+                found[case.__name__, how] = case(rank, how)
+    for case in SAID:
+        for how in SHARDED:
+            found[case.__name__, how] = case(rank, how)
+    for how in ("zero2", "zero3"):
+        found["other_passes", how] = other_passes(rank, how)
+    for how in ("ddp", "sharded"):
+        found["other_strides", how] = other_strides(rank, how)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found():
+    return on_ranks(2, everything)
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in ALIKE])
+@pytest.mark.parametrize("how", SHARDED)
+def test_a_script_gets_what_ddp_gives(found, case, how):
+    for of_rank in found:
+        ours, ddp = of_rank[case, how], of_rank[case, "ddp"]
+        if isinstance(ours, str):
+            assert "one memory for all ranks" in ours
+        else:
+            assert (ours - ddp).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("how", SHARDED)
+def test_what_shards_cannot_do_is_said(found, how):
+    for of_rank in found:
+        assert "Clip by model.clip_grad_norm_(max_norm)" in of_rank["read_gradient", how]
+        assert "Set max_norm to None" in of_rank["max_norm", how]
+        assert all("cannot step shards" in said for said in of_rank["not_elementwise", how])
+        whole, inner, settled = of_rank["copied", how]
+        assert "copy.deepcopy(wrapped.module)" in whole
+        assert settled == "equal"
+        assert ("Copy the model after settle()" in inner) == (how == "zero3")
+        assert of_rank["own_exception", how] == "KeyError: 'mine'"
+
+
+@pytest.mark.parametrize("how", ["zero2", "zero3"])
+def test_another_number_of_micro_batches_is_named(found, how):
+    for of_rank in found:
+        assert "1 of 2 ranks are inside no_sync" in of_rank["other_passes", how]
+
+
+def test_a_sharded_optimizer_keeps_strides(found):
+    for of_rank in found:
+        assert (of_rank["other_strides", "sharded"] - of_rank["other_strides", "ddp"]).abs().max() < 1e-9

@@ -1,0 +1,137 @@
+"""A training with everything that a checkpoint has to keep, in one process or on ranks of `ranks.world`."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from cos598d.checkpoints.folder import Found, newest, step_name
+from cos598d.checkpoints.saving import Checkpoints
+from cos598d.checkpoints.stopping import Best
+from cos598d.comm.group import Ranks
+from cos598d.data.sampler import micro_batches
+from cos598d.loop import step
+from cos598d.measure.clock import IterationClock
+from cos598d.optimizers import OPTIMIZERS, OptimizerFlags, make_optimizer
+from cos598d.parallel import parallelize
+from cos598d.phases import Phases
+from cos598d.plan import Position
+from cos598d.precision import make_scaler
+from cos598d.sync import get_sync
+
+STEPS, EXAMPLES = 6, 12
+SEED = 5
+
+
+class Meeting:
+    """What `Ranks` needs of the ranks that met, over the group of `ranks.world`."""
+
+    seconds = 60.0
+
+    def exchange(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, json.loads(json.dumps(value)))
+        return found
+
+    def collect(self, value: Any) -> list[Any] | None:
+        found = self.exchange(value)
+        return found if dist.get_rank() == 0 else None
+
+
+def these_ranks() -> Ranks:
+    """The ranks of the group that is open."""
+    world_size = dist.get_world_size()
+    return Ranks(dist.get_rank(), world_size, torch.device("cpu"), "gloo", [0] * world_size, meeting=Meeting())
+
+
+class Small(nn.Module):
+    """A model with dropout, a tied and a frozen weight, a buffer, and a layer that is never used."""
+
+    def __init__(self, dropout: float):
+        super().__init__()
+        torch.manual_seed(3)
+        self.table = nn.Embedding(3000, 8)
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.last, self.never = nn.Linear(8, 3), nn.Linear(2, 2)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.register_buffer("shift", torch.full((8,), 0.5))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor]:
+        x = self.table(ids).mean(dim=1) + self.shift
+        for layer in self.layers:
+            x = self.dropout(torch.tanh(layer(x))) + self.frozen(x)
+        return (nn.functional.cross_entropy(self.last(x), labels),)
+
+
+def train(
+    sync: str,
+    *,
+    folder: str | None = None,
+    save_at: Sequence[int] = (),
+    steps: int = STEPS,
+    dropout: float = 0.0,
+    precision: str = "fp32",
+    options: dict[str, Any] | None = None,
+    keep: int = 2,
+) -> dict[str, Any]:
+    """Train on all ranks of the group, from the newest checkpoint in `folder` if there is one.
+
+    Return the losses of these steps, and a digest of the weights of this rank.
+    """
+    ranks = these_ranks()
+    model, flags = Small(dropout), OptimizerFlags(weight_decay=0.01, learning_rate=0.01)
+    torch.manual_seed(SEED + ranks.rank)
+    options = {"find_unused_parameters": True, **(options or {})}
+    known = {name: options[name] for name in get_sync(sync).options_kind.names() if name in options}
+    parallel, _ = parallelize(
+        model, lambda _: make_optimizer(model, flags, precision), sync, ledger=ranks.ledger, **known
+    )
+    scaler, losses, place = make_scaler(precision, ranks.device), [], Path(folder or ".")
+    found: Found | None = newest(place)[0] if folder else None  # all ranks see the folder
+    checkpoints = Checkpoints(place, ranks, keep, describe, {"sync": sync} | known, found, print)
+    position, said = Position(), []
+    if found:
+        training, said = checkpoints.restore(parallel, scaler, OPTIMIZERS["adamw"].kinds, SEED)
+        position = training.position
+    if save_at:
+        checkpoints.open()
+    for iteration in range(position.iteration + 1, steps + 1):
+        ranks.ledger.begin(iteration)
+        random = np.random.default_rng(iteration)
+        batch = {"ids": random.integers(0, 3000, (EXAMPLES, 4)), "labels": random.integers(0, 3, EXAMPLES)}
+        has_stepped, (loss,) = step(
+            parallel,
+            micro_batches(np.arange(EXAMPLES), ranks.rank, ranks.world_size, 2),
+            lambda part, batch=batch: {name: torch.tensor(values[part.indices]) for name, values in batch.items()},
+            0.5,
+            scaler,
+            precision,
+            Phases(IterationClock(ranks.device)),
+        )
+        assert has_stepped
+        losses.append(loss)
+        if iteration in save_at:
+            checkpoints.save(parallel, scaler, Position(iteration, iteration), Best(), {"seed": SEED})
+    parallel.settle()
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+    parallel.detach()
+    return {"losses": losses, "weights": weights, "digest": digest, "said": "; ".join(said)}
+
+
+def describe(folder: Path) -> None:
+    """A model's other files."""
+    (folder / "config.json").write_text("{}")
+
+
+def damage(folder: Path, iteration: int) -> Path:
+    """An empty checkpoint's folder."""
+    (folder / step_name(iteration)).mkdir(parents=True)
+    return folder / step_name(iteration)
