@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from book_site.pages import write_notebooks
-from cos598d.tools.learn.progress import hint_line
 from make_book import ROOT, build_wheel
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
