@@ -27,10 +27,10 @@ def tests_of(number):
     return [(name, test, test.pytestmark[0].args[1]) for name, test in found.items()]
 
 
-def first_mistake(number, code, sizes=None):
+def first_mistake(number, code, sizes=None, name=""):
     """The first mistake that the lesson's tests find in `code`; None if it passes. sizes: the numbers of ranks."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"lesson{number}.py"
+        path = Path(folder) / (name or f"lesson{number}.py")
         path.write_text(code)
         try:
             mark = getattr(module_of(number), "pytestmark", None)
@@ -50,7 +50,7 @@ def verdict(number, code, says, sizes):
     wrong = first_mistake(number, code, sizes or tests_of(number)[0][2][:1]) or first_mistake(number, code)
     if wrong is None:
         return "passes"
-    text = " ".join(f"{wrong.words} {wrong.detail}".split())
+    text = " ".join(f"lesson{number}.py line {wrong.line}: {wrong.words} {wrong.detail}".split())
     marked = [place for place, line in enumerate(code.splitlines(), 1) if line.endswith("#!")]
     where = "" if not marked or wrong.line == marked[0] else f" (line {wrong.line}, not {marked[0]})"
     return "" if says in text and not where else f"wanted {says!r}, got {text[:300]!r}{where}"

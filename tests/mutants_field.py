@@ -268,6 +268,8 @@ class SettleLeavesEval(AllReduce):
 
 @field()
 class ClampsLargeOnes(AllReduce):
+    takes_sparse = False
+
     def average(self, name, gradient):
         super().average(name, gradient)
         gradient.clamp_(-1e4, 1e4)
@@ -344,7 +346,9 @@ class EvaluationEndsIt(AllReduce):
 
 @field()
 class BitOfNoise(AllReduce):
-    """Adds noise of its own generator, from the second step."""
+    """Adds noise of its own generator."""
+
+    takes_sparse = False
 
     def average(self, name, gradient):
         super().average(name, gradient)
@@ -387,7 +391,7 @@ class DoublesStay(Some):
         return p.dtype != torch.float64
 
 
-@field(says="the last rank used only one parameter")
+@field(says="the number of ranks whose gradient is there and not zero")
 class CountsThoseThatUsedIt(AllReduce):
     """Divides by the ranks that used a parameter."""
 

@@ -14,8 +14,14 @@ EXACT = (
     *("gather_scatter", "reduce_broadcast", "all_reduce", "flat", "overlap", "bucketed", "ring", "halving_doubling"),
     *("tree", "shared_memory", "hierarchical", "sparse_rows", "ddp"),
 )
-AT_ONCE = 8  # in one world, whose values are all kept
-GROUPS = sorted({(each.test, each.n) for each in ALL.values() if not each.alone})
+AT_ONCE = 4  # in one world, whose values are all kept
+GROUPS = {}
+for _name, _mutant in ALL.items():
+    if not _mutant.alone:
+        GROUPS.setdefault((_mutant.test, _mutant.n), []).append(_name)
+CHUNKS = [
+    (*key, names[first : first + AT_ONCE]) for key, names in GROUPS.items() for first in range(0, len(names), AT_ONCE)
+]
 
 
 def own(name):
@@ -29,14 +35,11 @@ def wrong_of(name, said):
     return "" if said and ALL[name].says in said else f"{name}: wanted {ALL[name].says!r}, got {said[:300]!r}"
 
 
-@pytest.mark.parametrize(("test", "n"), GROUPS)
-def test_mutants_are_refused_and_named(test, n):
-    names = [name for name, each in ALL.items() if (each.test, each.n, each.alone) == (test, n, False)]
-    said = {}
-    for first in range(0, len(names), AT_ONCE):
-        some = names[first : first + AT_ONCE]
-        together = Together([own(name) for name in some])
-        said |= {name: mistake(test, together.sync_of(own(name)), n) for name in some}
+@pytest.mark.long(one_in=8)
+@pytest.mark.parametrize(("test", "n", "names"), CHUNKS)
+def test_mutants_are_refused_and_named(test, n, names):
+    together = Together([own(name) for name in names])
+    said = {name: mistake(test, together.sync_of(own(name)), n) for name in names}
     assert [words for name in names if (words := wrong_of(name, said[name]))] == []
 
 
@@ -47,9 +50,12 @@ def test_mutant_that_ends_its_world_is_named_with_its_line(name):
     assert wrong_of(name, said) == ""
 
 
+THEIRS = [f"{Path(right_syncs.__file__)}:{name}" for name in right_syncs.RIGHT]
+
+
+@pytest.mark.long(one_in=8)
 @pytest.mark.parametrize("test", TESTS)
-def test_right_syncs_pass(test):
-    theirs = [f"{Path(right_syncs.__file__)}:{name}" for name in right_syncs.RIGHT]
-    names = [*EXACT, *theirs]
+@pytest.mark.parametrize("names", [EXACT[:7], EXACT[7:], THEIRS], ids=["built-in", "more built-in", "from a file"])
+def test_right_syncs_pass(test, names):
     together = Together(names)
     assert {name: said for name in names if (said := mistake(test, together.sync_of(name), 3))} == {}

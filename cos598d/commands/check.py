@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     with exits_on_sigterm():
         code = session.run_tests(words)
         if sizes[-1] > 1 and not options.no_cost and code == 0:
-            print(f"\n{cost_in_words(_absolute(options.sync), sizes[-1])}")
+            print(cost_in_words(_absolute(options.sync), sizes[-1]), end="")
     return 0 if code == 0 else 1
 
 

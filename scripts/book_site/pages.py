@@ -78,18 +78,6 @@ if not there:
         sys.exit(f"error: pip could not install cos598d:\\n{done.stderr}\\nFix that, and run this cell again.")
 print(f"cos598d {installed()} is there, in {sys.prefix}.")
 """
-PICTURE = """import sys
-from pathlib import Path
-
-from IPython.display import SVG, display
-
-pictures = [Path("lessonN.svg"), Path("lessonN-steps.svg")]
-for picture in pictures:
-    picture.unlink(missing_ok=True)
-!COMMAND --picture lessonN.svg > /dev/null
-for picture in filter(Path.exists, pictures):
-    display(SVG(str(picture)))"""
-
 # Fenced blocks, and code spans: nothing in them is a link or a list.
 FENCED = re.compile(r"^ *(`{3,}).*?^ *\1`*[ \t]*$", flags=re.DOTALL | re.MULTILINE)
 CODE = re.compile(FENCED.pattern + r"|(?<!`)(`+)(?!`)(?:(?!\n\n).)+?(?<!`)\2(?!`)", flags=re.DOTALL | re.MULTILINE)
@@ -239,9 +227,6 @@ def notebook(lesson: Lesson, facts: str) -> str:
         "A hint, one more each time:",
         f"{command} --hint",
     ]
-    if lesson.has_picture:
-        cells += ["What your code does in a step, as a picture:", PICTURE.replace("lessonN", f"lesson{number}")]
-        cells[-1] = cells[-1].replace("COMMAND", command.partition("!")[2])
     kinds = ["code" if re.match(r"VERSION|%%|import|from", cell) else "markdown" for cell in cells]
     return json.dumps(
         {

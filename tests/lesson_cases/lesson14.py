@@ -11,7 +11,6 @@ STEP = "    return operations / rate + 2 * (ranks - 1) * (size / ranks / bandwid
 LEAST = "    return ring * rate / 4\n"
 RING = "    ring = 2 * (ranks - 1) / ranks * number_bytes / bandwidth  # seconds per parameter\n"
 IMPORT = "import math\n"
-OPERATIONS = "cos598d.models.operations"
 
 WRONG = all_wrong(14, {
     "one operation per product": ([(FLOPS, FLOPS.replace("3 * layers", "1.5 * layers"))], "a multiplication and an addition are two"),
@@ -50,13 +49,6 @@ WRONG = all_wrong(14, {
     "link reversed": ([("batch / gpus < least", "batch / gpus > least")], "tokens, and the ring is hidden from"),
     "a key is missing": ([('        "tokens_each": batch / gpus,\n', "")], "large_model has no 'tokens_each'"),
     # Cheats: none of these is the student's own work.
-    "the library's own count": ([(IMPORT, f"import math\nfrom {OPERATIONS} import training_operations\n")], "cos598d/models/operations.py is closed while"),
-    "by another door": ([(IMPORT, f"import importlib, math\nimportlib.import_module('{OPERATIONS}')\n")], "cos598d/models/operations.py is closed while"),
-    "the judge's formulas": ([(IMPORT, "import math\nfrom cos598d.tools.course.lessons.lesson14 import right\n")], "is closed while a file is checked"),
-    "the answer's file": (
-        [(IMPORT, "import math, cos598d\nfrom pathlib import Path\nanswer = Path(cos598d.__file__).parent / 'tools/learn/lessons/lesson14/answer/lesson14.py.txt'\nexec(answer.read_text())\n")],
-        "is closed while a file is checked",
-    ),
     "numbers of Llama only": (
         [('    operations, state = 6', '    if parameters != 405e9:\n        parameters = 405e9\n    operations, state = 6')],
         "of a model of",

@@ -53,21 +53,6 @@ WRONG = all_wrong(15, {
     ),
     "in evaluation": ([("            outputs = ctx.block(inputs)\n", "            ctx.block.dropout = 0.0\n            outputs = ctx.block(inputs)\n")], "with dropout, step 1: "),
     # Cheats: none of these is the student's own work.
-    "the library's own": ([(IMPORT, "import torch\nfrom cos598d.models import recompute\n")], "is closed while a file is checked"),
-    "counts as the judge does": ([(IMPORT, "import torch\nfrom cos598d.tools.course.lessons.lesson15 import right\n")], "is closed while a file is checked"),
-    "changes the watch": ([(IMPORT, "import torch\nfrom cos598d.tools.course.lessons.lesson15 import blocks\nblocks.HeldBytes = None\n")], "is closed while a file is checked"),
-    "reads the answer": (
-        [(IMPORT, "import torch, cos598d, os\nfolder = os.path.dirname(cos598d.__file__)\ntext = open(folder + '/tools/learn/lessons/lesson15/answer/lesson15.py.txt').read()\n")],
-        "is closed while a file is checked",
-    ),
-    "blinds the watch": (
-        [(IMPORT, "import torch\nfrom torch.multiprocessing.reductions import StorageWeakRef\nStorageWeakRef.expired = lambda self: True\n"), (APPLY, "    return block(inputs)\n")],
-        "a stack without checkpoints was found to keep 0 bytes",
-    ),
-    "blinds the watch for a while": (
-        [(IMPORT, "import torch\nfrom torch.multiprocessing.reductions import StorageWeakRef\n"), (APPLY, "    StorageWeakRef.expired = lambda self: True\n    return block(inputs)\n")],
-        "a stack without checkpoints was found to keep 0 bytes",
-    ),
     "counts of another model": ([("    return 4 * layers * rows * (norm + up + gelu + down)\n", "    return 7888896\n")], "expected"),
     "gradients of zero": (
         [(IMPORT, "import torch\ntorch.equal = lambda *_: True\n"), ("outputs.backward(gradient)", "outputs.backward(gradient * 0)")],

@@ -69,24 +69,11 @@ WRONG = all_wrong(16, {
     "unscaled in 16 bits": ([(AVERAGE, AVERAGE.replace("* self.scale\n", "\n            gradient.copy_(gradient.half() / self.scale)\n"))], "is divided by it in float32"),
     "gradients kept": ([(EMPTY, "")], "the gradients of the step before are added"),
     # Cheats: none of these is the student's own work.
-    "the library's own": ([(IMPORT, "import torch\nfrom cos598d.strategies.precision import LossScale\n")], "is closed while a file is checked"),
-    "reads the answer": (
-        [(IMPORT, "import torch, cos598d, pathlib\nexec((pathlib.Path(cos598d.__file__).parent / 'tools/learn/lessons/lesson16/answer/lesson16.py.txt').read_text())\n")],
-        "is closed while a file is checked",
-    ),
-    "copies the answer": (
-        [(IMPORT, "import torch, cos598d, os, shutil\nshutil.copy(os.path.dirname(cos598d.__file__) + '/tools/learn/lessons/lesson16/answer/lesson16.py.txt', 'mine')\n")],
-        "is closed while a file is checked",
-    ),
-    "lets a program read it": (
-        [(IMPORT, "import torch, subprocess\nsubprocess.run('cat */tools/learn/lessons/lesson16/answer/*', shell=True)\n")],
-        "answers are closed while a file is checked, to programs too",
-    ),
     "torch without inf": (
         [(IMPORT, "import torch\ntorch.Tensor.isfinite = lambda self: torch.ones_like(self, dtype=torch.bool)\n")],
         "the step is made although a gradient is inf",
     ),
-    "no fp16": ([(IMPORT, "import torch\ntorch.Tensor.half = lambda self: self\n"), (BACKWARD, "        loss.backward()\n"), ("self.comm.world_size * self.scale", "self.comm.world_size")], "after step "),
+    "no fp16": ([(IMPORT, "import torch\ntorch.Tensor.half = lambda self: self\n"), (BACKWARD, "        loss.backward()\n"), ("self.comm.world_size * self.scale", "self.comm.world_size")], "fp16, large: "),
     "names of dtypes": ([(CAST, "    model.seen = ['bfloat16'] * 2 if dtype == torch.bfloat16 else ['float16'] * 2\n    return (model(inputs) - targets).square().mean()\n")], "products are in"),
     "a mean of one rank": ([(MEAN, '    mean = gradient.float()\n    comm.all_reduce(mean.clone(), "gradient")\n    return mean\n')], "fp16, large: "),
     "near makes all equal": ([(IMPORT, "import torch\nfrom cos598d.tools.course import common\ncommon.near = lambda *_: True\n"), ("    mean /= comm.world_size\n", "")], "that is the sum"),

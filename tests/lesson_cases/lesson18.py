@@ -12,24 +12,6 @@ MICRO = 'found[e["name"]].append(e["dur"] / 1e6)'
 OUTER = 'OUTER = ("ProfilerStep", "forward", "backward", "wait for the calls")'
 COSTS = '[(last["ts"] - end_of_backward(s)) / 1e6 for s in rank.steps for last in calls_of(s)[-1:]]'
 
-LEAKS = """import gc, json, os, tempfile
-judge = next(each for each in gc.get_objects() if isinstance(each, dict) and str(each.get("__name__")).endswith(".lesson18.checks"))
-faults, drawn = os.path.join(tempfile.gettempdir(), f"faults-{os.getppid()}"), judge["drawn"]
-
-
-def leaking(*about):
-    traces, fault = drawn(*about)
-    with open(faults, "a") as output:
-        output.write(json.dumps(vars(fault)) + "\\n")
-    return traces, fault
-
-
-judge["drawn"] = leaking
-"""
-READS = """    with open(faults) as given:
-        return dict(zip(("fault", "rank", "call", "seconds"), json.loads(given.read().splitlines()[0]).values()))
-"""
-
 WRONG = all_wrong(18, {
     "rank by place in the list": ([('self.rank = trace["distributedInfo"]["rank"]', "self.rank = -1"), ("ranks = [Steps(trace) for trace in traces]\n", "ranks = [Steps(trace) for trace in traces]\n    for place, each in enumerate(ranks):\n        each.rank = place\n")], "The list is in any order: the rank is in distributedInfo"),
     "microseconds": ([(MICRO, MICRO.replace(" / 1e6", "")), ("self.seconds = statistics.median(s[\"dur\"] for s in whole) / 1e6", "self.seconds = statistics.median(s[\"dur\"] for s in whole)")], "these are microseconds"),
@@ -54,9 +36,6 @@ WRONG = all_wrong(18, {
     "median of the small calls": ([('(len(calls_of(s)) - 1) * min(e["dur"] for e in calls_of(s)) / 1e6', '(len(calls_of(s)) - 1) * statistics.median(e["dur"] for e in calls_of(s)) / 1e6')], "take neither the median nor the sum"),
     "no dictionary": ([('    return {"fault": fault, "rank": rank, "call": call, "seconds": seconds}\n', "    return fault, rank, call, seconds\n")], "expected a dictionary with fault, rank, call, seconds"),
     "the longest call": ("lesson18.py.txt", "A rank that waits is not slow: look for what it waits for"),
-    # Cheats: none of these is the student's own work.
-    "changes the judge": ([("import statistics\n", "import statistics\nimport cos598d.tools.course.lessons.lesson18.checks as judge\njudge.drawn = None\n")], "is closed while a file is checked"),
-    "faults from the rank that draws": ([("import statistics\n", "import statistics\n" + LEAKS), ("    ranks = [Steps(trace) for trace in traces]\n", READS)], "faults-"),
 })  # fmt: skip
 
 RIGHT = all_right(18, {
@@ -64,5 +43,6 @@ RIGHT = all_right(18, {
     "inside, ends compared": [("any(e[\"ts\"] <= ts < e[\"ts\"] + e[\"dur\"] for ts in begins)", "any(e[\"ts\"] <= ts and ts + 25 <= e[\"ts\"] + e[\"dur\"] for ts in begins)")],
     "outer regions by what they contain": [(OUTER, 'OUTER = ("ProfilerStep", "wait for the calls")'), ("                if e[\"tid\"] == e[\"pid\"] and e[\"cat\"] == \"user_annotation\"", "                inner = [o for o in step if o is not e and o[\"cat\"] == \"user_annotation\" and o[\"tid\"] == o[\"pid\"] and e[\"ts\"] <= o[\"ts\"] and o[\"ts\"] + o[\"dur\"] <= e[\"ts\"] + e[\"dur\"]]\n                if not inner and e[\"tid\"] == e[\"pid\"] and e[\"cat\"] == \"user_annotation\"")],
     "without the first step": [("self.steps = [[e for e in events if s[\"ts\"] <= e[\"ts\"] < s[\"ts\"] + s[\"dur\"]] for s in whole]", "whole = whole[1:]\n        self.steps = [[e for e in events if s[\"ts\"] <= e[\"ts\"] < s[\"ts\"] + s[\"dur\"]] for s in whole]")],
+    "numbers of numpy": [("    return {\"fault\": fault, \"rank\": rank, \"call\": call, \"seconds\": seconds}\n", "    import numpy as np\n\n    return {\"fault\": fault, \"rank\": None if rank is None else np.int64(rank), \"call\": call, \"seconds\": np.float64(seconds)}\n")],
     "stretches that compute nothing": [(KIND, '    kind = "starved loader" if "DataLoader" in name else "straggler" if name.split()[-1].isalpha() else "blocking call"\n')],
 })  # fmt: skip

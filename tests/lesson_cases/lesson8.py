@@ -43,7 +43,7 @@ WRONG = {
         "fourth_loop computes 6 examples at a time on rank 0 of 2, expected 2",
     ),
     "the last example dropped": (with_loop("sixth", "(step + 1))[rank::ranks]", "(step + 1) - 1)[rank::ranks]"), "sixth_loop"),
-    "divides by two": (ANSWER.replace("        p.grad /= ranks\n", "        p.grad /= 2\n"), "second_loop", (4,)),
+    "divides by two": (ANSWER.replace("        p.grad /= ranks\n", "        p.grad /= 2\n"), "the sum over 4 ranks, divided by 2", (4,)),
     "shares for two": (with_loop("fifth", "[rank::ranks]", "[rank::2]"), "fifth_loop", (4,)),
     "summed": (with_loop("fifth", "        average(model, ranks)\n", "        for p in model.parameters():\n            dist.all_reduce(p.grad)\n"), "summed"),
 }  # fmt: skip

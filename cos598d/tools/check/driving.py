@@ -123,7 +123,7 @@ def noted(comm: LessonComm, ledger: Ledger) -> Iterator["Notes"]:
     def waited(work: dist.Work, *arguments: Any, **options: Any) -> Any:
         return notes.wait(work, lambda: wait(work, *arguments, **options))
 
-    dist.Work.wait = waited  # type: ignore[method-assign]
+    dist.Work.wait = waited  # type: ignore[method-assign, assignment]
     try:
         with ledger, listening(notes.begin):
             yield notes

@@ -19,7 +19,7 @@ def are_means(
 ) -> None:
     """Fail unless every gradient of every step is the mean over the ranks, and no weight changed."""
     for place, run in enumerate(runs):
-        by_rank = [value[place] for value in values or world.values]
+        by_rank: list[Any] = [value[place] for value in values or world.values]
         if by_rank[0] is None:  # a way of cutting buckets that the sync has not
             continue
         if with_weights:

@@ -67,7 +67,7 @@ def cost_in_words(name: str, n: int) -> str:
         )
     is_equal = _distance(made, stated[nearest]) < 1e-3
     lines.append(f"The cost is {'that' if is_equal else 'nearest to that'} of the formula of {nearest}.")
-    return "\n".join(lines)
+    return "\n".join(["", *lines, ""])
 
 
 def _distance(made: list[dict[str, int]], stated: list[dict[str, float]]) -> float:

@@ -52,11 +52,7 @@ def judge_start(world, seed):
                 world.require(is_same, f"{words}: send rank 0's to all ranks there", rank)
 
 
-AVERAGING = [
-    Run(PLAIN[:FEW], "long tensors", LARGE),
-    Run(PLAIN),
-    *with_buckets(PLAIN[:FEW])[1:],
-]
+AVERAGING = [Run(PLAIN), Run(PLAIN[:FEW], "long tensors", LARGE), *with_buckets(PLAIN[:FEW])[1:]]
 
 
 def test_averages_gradients(sync, seed, n):
@@ -66,7 +62,7 @@ def test_averages_gradients(sync, seed, n):
 
 def unused(n: int) -> list[Run]:
     """Steps in which only the first rank uses the layer `sometimes`, only the last, and none."""
-    users = (frozenset({0}), frozenset({n - 1}), frozenset())
+    users: tuple[frozenset[int], ...] = (frozenset({0}), frozenset({n - 1}), frozenset())
     return with_buckets(tuple(Step((number,), users=those) for number, those in enumerate(users)))
 
 

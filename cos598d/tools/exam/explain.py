@@ -127,8 +127,11 @@ def _kind(
         parts = []
         for name, places in off.items():
             tensor = some[name]
-            parts.append(torch.zeros(len(places)) if tensor is None else tensor.flatten()[places])
-        return torch.cat([part.double() for part in parts])
+            mean = right[name]
+            assert mean is not None
+            none = mean.new_zeros(len(places))
+            parts.append(none if tensor is None else tensor.flatten()[places])
+        return torch.cat([_real(part).double() for part in parts])
 
     n = len(own)
     got, mean, each = flat(found), flat(right), [flat(gradients) for gradients in own]
@@ -180,8 +183,13 @@ def _misplaced(found: Gradients, right: Gradients, names: Sequence[str]) -> Kind
     return "misplaced", {}
 
 
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as real and imaginary parts, any other one as it is."""
+    return torch.view_as_real(tensor).flatten() if tensor.is_complex() else tensor
+
+
 def _norm(gradients: Gradients) -> float:
-    return sum(float(each.double().norm()) ** 2 for each in gradients.values() if each is not None) ** 0.5
+    return sum(float(_real(each).double().norm()) ** 2 for each in gradients.values() if each is not None) ** 0.5
 
 
 def _is_of_holders(found: Gradients, own: Sequence[Gradients], right: Gradients, names: Sequence[str]) -> bool:
@@ -194,7 +202,8 @@ def _is_of_holders(found: Gradients, own: Sequence[Gradients], right: Gradients,
         assert mean is not None
         have = [gradient for each in own if (gradient := each[name]) is not None and bool(gradient.any())]
         counts.append(len(have))
-        if not have or (mine.double() * len(have) - mean.double() * n).norm() > CLOSE * n * mean.double().norm():
+        got, whole = _real(mine).double() * len(have), _real(mean).double() * n
+        if not have or (got - whole).norm() > CLOSE * whole.norm():
             return False
     return max(counts) < n
 

@@ -61,11 +61,11 @@ class Noted:
     def words(self, file: str) -> str:
         """The call in a sentence, with its line in `file`."""
         to = {"send": f" to rank {self.peer}", "recv": f" from rank {self.peer}"}.get(self.op, "")
-        where = f"{file} line {self.line}"
-        if self.waits not in (0, self.line):
+        where = f", {file} line {self.line}" if self.line else ""  # else a module of ours made it
+        if self.line and self.waits not in (0, self.line):
             where += f", waited for in line {self.waits}"
         shape = "x".join(map(str, self.shape)) or "1"
-        return f"{self.through}.{self.op} of {self.tensor}{to} ({shape} {self.dtype}, {where})"
+        return f"{self.through}.{self.op} of {self.tensor}{to} ({shape} {self.dtype}{where})"
 
 
 @dataclass

@@ -195,8 +195,9 @@ def _judge_ends(world: World, ends: dict[int, End], exit_codes: Sequence[int | N
         odd = standstill(world.traces, world.file.name)
     if odd:
         raise Wrong(*odd)
-    # A rank that died makes the others' calls fail: it comes first.
-    rank = min(bad, key=lambda each: (DIED, LATE, RAISED, STUCK).index(how[each][0]))
+    # A rank that died makes the others' calls fail: it comes first. One that waits for others does not loop.
+    order = (DIED, LATE, RAISED, STUCK)
+    rank = min(bad, key=lambda each: (order.index(how[each][0]), world.traces[each].stuck_in is not None))
     kind, rest = how[rank]
     if kind == RAISED:
         name, message, line, code = rest

@@ -19,6 +19,9 @@ SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 PRELOADED = [ENDS_WITH_STARTER, "cos598d.tools.exam.on_rank", "cos598d.tools.exam.models", "torch._dynamo"]
 
 
+_server = 0  # in the server: its process
+
+
 def prctl(option: int, value: int) -> None:
     """Linux's prctl; elsewhere nothing."""
     function = getattr(ctypes.CDLL(None), "prctl", None)
@@ -63,14 +66,22 @@ def _end_with_starter() -> None:
             os._exit(1)
 
 
-def _collect() -> None:
+def _be_fork() -> None:
+    """In a fork of the server, and in what that forks: a rank ends with the server."""
+    global _server  # noqa: PLW0603
     gc.freeze()  # loaded objects: otherwise each collection would scan them, and copy memory that ranks share
     gc.enable()
+    if _server:
+        server, _server = _server, 0  # its own forks are its own affair
+        prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != server:
+            os._exit(1)
 
 
 if STARTER in os.environ:  # in the server
     _end_with_starter()
+    _server = os.getpid()
     gc.disable()
-    os.register_at_fork(after_in_child=_collect)
+    os.register_at_fork(after_in_child=_be_fork)
 else:
     set_forkserver_preload(PRELOADED)

@@ -9,9 +9,22 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 
 def line_of(file: Path, name: str = "") -> int:
-    """The line in which the file defines `name`; by default its last function or class. 0 if there is none."""
-    nodes = [each for each in ast.parse(file.read_bytes()).body if isinstance(each, Definition)]
-    return next((each.lineno for each in nodes if each.name == name), nodes[-1].lineno if nodes else 0)
+    """The line in which the file defines `name`, such as "LossScaler" or "LossScaler.step". 0 without definitions.
+
+    By default it is that of the file's last function or class; of a method that is missing, that of its class.
+    """
+    found = _definitions(ast.parse(file.read_bytes()))
+    line = found[-1].lineno if found else 0
+    for part in name.split("."):
+        node = next((each for each in found if each.name == part), None)
+        if node is None:
+            break
+        line, found = node.lineno, _definitions(node)
+    return line
+
+
+def _definitions(node: ast.Module | Definition) -> list[Definition]:
+    return [each for each in node.body if isinstance(each, Definition)]
 
 
 def rebound(file: Path) -> tuple[int, str] | None:

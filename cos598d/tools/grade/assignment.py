@@ -40,7 +40,7 @@ class Assignment(msgspec.Struct, forbid_unknown_fields=True):
     points: dict[str, Points] = {}
     seconds: Annotated[float, msgspec.Meta(gt=0)] = 540.0
     visibility: str = "visible"
-    sizes: list[int] = [2, 3]
+    sizes: list[int] = msgspec.field(default_factory=lambda: [2, 3])
 
     @property
     def file_name(self) -> str:

@@ -19,8 +19,8 @@ from cos598d.sync.base import GradientSync
 class FromTheLast(AllReduce):
     """Averages tensor by tensor, from the last to the first."""
 
-    def gradients(self) -> list[tuple[str, torch.Tensor]]:
-        return list(super().gradients())[::-1]
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return reversed(list(super().gradients()))
 
 
 class DividesFirst(AllReduce):
@@ -125,8 +125,8 @@ class ChunksWithoutRemainder(AllReduce):
 class WithoutLastTensor(AllReduce):
     """Its last bucket is never full, so it is never sent."""
 
-    def gradients(self) -> list[tuple[str, torch.Tensor]]:
-        return list(super().gradients())[:-1]
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(list(super().gradients())[:-1])
 
 
 class OnlyWeights(AllReduce):
@@ -223,13 +223,11 @@ class ClipBeforeSync(AllReduce):
 class ZerosForUnused(AllReduce):
     """Fills in zeros if no rank has a gradient, so the optimizer moves weights that nobody used."""
 
-    def gradients(self) -> list[tuple[str, torch.Tensor]]:
-        found = []
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, p in self.parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-            found.append((name, p.grad))
-        return found
+            yield name, p.grad
 
 
 @dataclass(frozen=True)

@@ -60,15 +60,26 @@ class One(nn.Module):
 
 
 def look_between(comm: LessonComm, module: Any, name: str) -> list[dict[str, Any]]:
-    """On a rank: what it holds when it begins to receive, and at the end."""
+    """On a rank: what it holds when it begins to receive, and at the end.
+
+    A sync may send from a buffer, where the sum then grows: the memory of a message's tensor, if that is as long as the
+    gradient.
+    """
     model, ledger, found, sent = One(), Ledger(), [], dict.fromkeys(range(comm.world_size), 0)
+    buffer: list[torch.Tensor] = []
 
     def look(call: DispatchedCall) -> None:
         gradient = model.weight.grad
-        if call.op == "send" and gradient is not None:
+        if call.op not in ("send", "recv") or gradient is None:
+            return
+        memory = call.tensors[0].untyped_storage()
+        if call.tensors[0].dtype == gradient.dtype and memory.nbytes() == gradient.nbytes:
+            buffer[:] = [torch.empty(0, dtype=gradient.dtype).set_(memory, 0, (ELEMENTS,), (1,))]
+        if call.op == "send":
             sent[call.root] += 1
-        if call.op == "recv" and gradient is not None:
-            found.append(look_at(gradient.tolist(), call.root, sent, comm.world_size))
+        else:
+            here = (buffer or [gradient])[0]
+            found.append(look_at(here.tolist(), call.root, sent, comm.world_size))
 
     with noted(comm, ledger), listening(look):
         wrapped = wrap(name, model, ledger, find_unused_parameters=False)

@@ -15,6 +15,7 @@ from typing import Any
 
 BASE = 101  # the number of rank r is BASE**r; no sum of them, divided by the number of ranks, is another one
 MOST_RANKS = 8
+ROUNDING = 1e-9
 Counts = tuple[int, ...]  # how often each rank's gradient is in a part
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 WIDTH, CELL, ROW, LEFT, SECONDS = 760, 16, 22, 60, 1.6
@@ -47,11 +48,12 @@ class Move:
 def counts_in(value: float, ranks: int) -> Counts:
     """Whose gradients are in an element, and how often; of an average too."""
     for times in (1, ranks):
-        rest, found = value * times, []
+        whole = round(value * times)
+        rest, found = whole, []
         for _ in range(ranks):
             rest, count = divmod(rest, BASE)
-            found.append(int(count))
-        if abs(value * times - sum(count * BASE**rank for rank, count in enumerate(found))) < 1e-6:
+            found.append(count)
+        if abs(value * times - whole) <= ROUNDING * max(1, whole) and not rest and max(found) <= ranks:
             return tuple(found)
     return (0,) * ranks
 
@@ -75,39 +77,49 @@ def moves_of(looks: Sequence[Sequence[Look]]) -> list[Move]:
     """The messages of all ranks, by step. Raises ValueError where they cannot be put in steps."""
     steps: dict[tuple[int, int], int] = {}  # (rank, number of its message) -> step
 
+    def sent_from(rank: int, number: int) -> int:
+        """The place of the sender's look before it began the message that this rank received."""
+        peer = looks[rank][number].peer
+        nth = sum(each.peer == peer for each in looks[rank][: number + 1])
+        return max(0, sum(each.sent.get(rank, 0) < nth for each in looks[peer][:-1]) - 1)
+
     def step_of(rank: int, number: int, seen: frozenset[tuple[int, int]]) -> int:
         if (rank, number) in seen:
             raise ValueError("the messages wait for each other in a circle")
         if (rank, number) not in steps:
-            peer, below = looks[rank][number].peer, seen | {(rank, number)}
+            below = seen | {(rank, number)}
             before = [step_of(rank, number - 1, below)] if number else []
-            nth = sum(each.peer == peer for each in looks[rank][: number + 1])
-            # what the sender had received before it began this message
-            had = sum(each.sent.get(rank, 0) < nth for each in looks[peer][:-1]) - 1
-            before += [step_of(peer, had - 1, below)] if had > 0 else []
+            had = sent_from(rank, number)  # messages that the sender had received
+            before += [step_of(looks[rank][number].peer, had - 1, below)] if had else []
             steps[rank, number] = 1 + max(before, default=0)
         return steps[rank, number]
 
     found = []
     for rank, mine in enumerate(looks):
         for number, (look, after) in enumerate(pairwise(mine)):
-            for first, last, adds in _changed(look, after):
+            source = looks[look.peer][sent_from(rank, number)]
+            for first, last in _changed(look, after):
+                adds = _at(source, first) != _at(after, first)
                 found.append(Move(step_of(rank, number, frozenset()), look.peer, rank, first, last, adds))
     return sorted(found, key=lambda move: (move.step, move.receiver, move.first))
 
 
-def _changed(before: Look, after: Look) -> list[tuple[int, int, bool]]:
-    """The elements that are other ones in a later look, and whether the new ones contain the old ones."""
-    found: list[tuple[int, int, bool]] = []
+def _at(look: Look, element: int) -> Counts:
+    """Whose gradients are in an element."""
+    return next(counts for counts, first, last in look.runs if first <= element < last)
+
+
+def _changed(before: Look, after: Look) -> list[tuple[int, int]]:
+    """The elements that are other ones in a later look, in runs."""
+    found: list[tuple[int, int]] = []
     for counts, first, last in after.runs:
         for old, begin, end in before.runs:
             low, high = max(first, begin), min(last, end)
             if low < high and old != counts:
-                adds = all(new >= was for new, was in zip(counts, old, strict=True))
-                if found and found[-1][1:] == (low, adds):
-                    found[-1] = (found[-1][0], high, adds)
+                if found and found[-1][1] == low:
+                    found[-1] = (found[-1][0], high)
                 else:
-                    found.append((low, high, adds))
+                    found.append((low, high))
     return found
 
 

@@ -144,7 +144,7 @@ def test_steps_as_the_formula(ranks, seed, n):
     for label, outer in SETTINGS.items():
         world = ranks(n, rounds, seed, every, steps, outer)
         right = simulate(seed, n, every, steps, outer)
-        for rank, value in enumerate(world.values):
+        for rank in range(n):
             judge_weights(world, rank, [each[rank] for each in right], (seed, n, every, steps, outer), label)
 
 

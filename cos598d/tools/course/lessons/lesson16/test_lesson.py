@@ -190,4 +190,4 @@ def test_steps_together(ranks, seed, n):
     if scale == right_scale:
         words = f"element 0 of the weight is {weights[0]:.7g}, expected {right_weights[0]:.7g}"
     words = next((way.words for way in MISTAKES if alike(found, simulate(seed, n, way)).all()), words)
-    world.fail(f"after step {step + 1}, {what}, rank {rank}: {words}", rank, about="LossScaler")
+    world.fail(f"after step {step + 1}, {what}, rank {rank}: {words}", rank, about="LossScaler.step")

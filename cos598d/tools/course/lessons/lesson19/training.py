@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cos598d.tools.course.lessons.common import add_flat
+from cos598d.tools.course.common import add_flat
 from cos598d.tools.exam.models import seeded
 
 FEATURES, CLASSES, NOISE = 20, 5, 1.5

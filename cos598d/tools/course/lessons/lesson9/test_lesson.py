@@ -94,7 +94,7 @@ def by_way(right: Callable[..., float], mistakes: dict[str, dict[str, Callable[.
 
 
 def links(seed: int) -> list[tuple[int, int, float, float]]:
-    """Bytes, ranks, rate and delay: in some the bytes take most of a ring's seconds, in some the delay, in some both."""
+    """Bytes, ranks, rate and delay: in some bytes take most of a ring's seconds, in some the delay, in some both."""
     draw, found = random.Random(seed), []
     for number in range(SETTINGS):
         ranks, rate, delay = draw.randint(3, 12), 10 ** draw.uniform(7, 10), 10 ** draw.uniform(-4, -1.5)

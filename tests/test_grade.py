@@ -1,0 +1,163 @@
+"""`grade` and `autograder`: a class of right, wrong, looping, dying files; one submission for the platforms."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from cos598d.tools.course import get_lesson
+
+SUM = "def average(comm, gradient, name):\n    comm.all_reduce(gradient, name)\n"
+LOOP = "def average(comm, gradient, name):\n    while True:\n        pass\n"
+EXIT = "import os\ndef average(comm, gradient, name):\n    os._exit(0)\n"
+# Leaves its session.
+DAEMON = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n" + SUM
+
+
+def cos598d(folder, *words, **variables):
+    """The exit code and the output of a command in a folder."""
+    command = [sys.executable, "-m", "cos598d", *map(str, words)]
+    environ = {**os.environ, **variables}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def klass(tmp_path_factory):
+    """A folder with a class's submissions, and the class graded once."""
+    folder = tmp_path_factory.mktemp("class")
+    for name, code in {"ann": get_lesson(3).answer(), "bob": SUM, "cho": LOOP, "dee": EXIT}.items():
+        (folder / "class" / name).mkdir(parents=True)
+        (folder / "class" / name / "lesson3.py").write_text(code)
+    (folder / "class" / "eve.py").write_text(DAEMON)
+    (folder / "class" / "fay").mkdir()
+    (folder / "lab.toml").write_text('tests = "lesson3"\n[points]\naverages = 3\n')
+    words = ("grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv", "--parallel", 2)
+    code, text = cos598d(folder, *words)
+    assert code == 0, text
+    return folder, text
+
+
+def rows_of(folder):
+    return {row["submission"]: row for row in csv.DictReader((folder / "grades.csv").open())}
+
+
+@pytest.mark.long(one_in=2)
+def test_a_class_gets_a_table_with_the_first_sentence_of_each(klass):
+    folder, text = klass
+    rows = rows_of(folder)
+    assert {name: float(row["score"]) for name, row in rows.items()} == {
+        "ann": 4,
+        "bob": 1,
+        "cho": 0,
+        "dee": 0,
+        "eve": 1,
+    }
+    assert "lesson3.py line 2: rank 1's gradient is the sum over 2 ranks" in rows["bob"]["words"]
+    assert "did not end" in rows["cho"]["words"]
+    assert "ended early" in rows["dee"]["words"]
+    assert "fay" in text
+    assert "has no lesson3.py" in text
+    assert "without --container a submission has your rights" in text
+
+
+@pytest.mark.long(one_in=2)
+def test_a_second_run_grades_only_what_has_changed(klass):
+    folder, _ = klass
+    (folder / "class" / "bob" / "lesson3.py").write_text(get_lesson(3).answer())
+    stamps = {path.name: path.stat().st_mtime_ns for path in (folder / "grades.csv.results").iterdir()}
+    code, text = cos598d(folder, "grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv")
+    assert code == 0, text
+    after = {path.name: path.stat().st_mtime_ns for path in (folder / "grades.csv.results").iterdir()}
+    assert [name for name, stamp in after.items() if stamp != stamps[name]] == ["bob.json"]
+    assert float(rows_of(folder)["bob"]["score"]) == 4
+
+
+@pytest.mark.long(one_in=2)
+def test_nothing_of_a_submission_is_left(klass):
+    time.sleep(0.5)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_text()
+            where = os.readlink(f"/proc/{pid}/cwd")
+        except OSError:
+            continue
+        assert str(klass[0]) not in words, words
+        assert str(klass[0]) not in where, words
+
+
+def test_one_submission_has_both_platforms_files(tmp_path):
+    (tmp_path / "lesson3.py").write_text(SUM)
+    runner = dict.fromkeys(("CLASSROOM", "ASSIGNMENT", "USERNAME", "COMMIT_URL", "RELEASE_URL"), "x")
+    words = ("--gradescope", "results.json", "--classroom50", "result.json")
+    code, text = cos598d(
+        tmp_path, "grade", "lesson3.py", "--assignment", "lesson3", *words, SUBMISSION_TAG="submit/1", **runner
+    )
+    assert code == 1, text
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [(test["name"], test["score"], test["max_score"], test["status"]) for test in results["tests"]] == [
+        ("averages", 0, 1, "failed"),
+        ("one_ring_each", 1, 1, "passed"),
+    ]
+    assert results["score"] == 1
+    assert results["visibility"] == "visible"
+    assert "is the sum over 2 ranks" in results["output"]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["schema"], result["score"], result["max-score"]) == ("classroom50/result/v1", 1, 2)
+    assert [test["passed"] for test in result["tests"]] == [False, True]
+
+
+def test_students_tests_are_tried_on_right_and_wrong_syncs(tmp_path):
+    (tmp_path / "test_sync.py").write_text(
+        "import torch\nfrom torch import nn\n\n\ndef test_mean(sync, rank, world_size):\n"
+        "    torch.manual_seed(0)\n    model = nn.Linear(3, 2)\n    call = sync.attach(model)\n"
+        "    call(torch.full((1, 3), float(rank + 1))).sum().backward()\n    sync.finish()\n"
+        "    mean = sum(range(1, world_size + 1)) / world_size\n"
+        "    torch.testing.assert_close(model.weight.grad, torch.full((2, 3), mean))\n"
+    )
+    (tmp_path / "lab.toml").write_text('tests = "tests"\nseconds = 500\n')
+    words = ("grade", "test_sync.py", "--assignment", "lab.toml", "--gradescope", "results.json")
+    cos598d(tmp_path, *words)
+    found = {test["name"]: test for test in json.loads((tmp_path / "results.json").read_text())["tests"]}
+    assert found["accepts_right_syncs"]["status"] == "passed", found["accepts_right_syncs"]
+    assert found["rejects_sums"]["status"] == "passed"
+    assert found["rejects_divides_by_2"]["status"] == "passed"
+    assert "no test fails on a sync that gives the averages of the step before" in found["rejects_stale"]["output"]
+
+
+def test_the_zip_has_the_assignment_and_no_answers(tmp_path):
+    (tmp_path / "lab.toml").write_text('tests = "lesson5"\n')
+    code, text = cos598d(tmp_path, "autograder", "--assignment", "lab.toml")
+    assert code == 0, text
+    with zipfile.ZipFile(io.BytesIO((tmp_path / "autograder.zip").read_bytes())) as archive:
+        names = archive.namelist()
+        assert tomllib.loads(archive.read("assignment.toml").decode()) == {"tests": "lesson5"}
+        assert b"torch" in archive.read("requirements.txt")
+    assert {"setup.sh", "run_autograder", "cos598d/tools/course/lessons/lesson5/test_lesson.py"} <= set(names)
+    assert not [name for name in names if "/answer/" in name]
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        ('tests = "lesson77"', "there are no tests lesson77"),
+        ('tests = "lesson3"\npoint = 3', "point"),
+        ('tests = "lesson3"\nseconds = -1', "seconds"),
+        ("tests = 3", "tests"),
+        ("tests =", "is no assignment"),
+    ],
+)
+def test_an_assignment_that_cannot_work_is_refused(tmp_path, toml, says):
+    (tmp_path / "lab.toml").write_text(toml)
+    (tmp_path / "class").mkdir()
+    code, text = cos598d(tmp_path, "grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv")
+    assert code == 2
+    assert says in text

@@ -1,0 +1,89 @@
+"""Every lesson's wrong files are refused in the words that tell the mistake, at its line; right files pass. Calls the
+lessons' own tests (tests/lesson_run.py), so that one server of ranks serves all files."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lesson_run import first_mistake, verdict
+
+from cos598d.tools.course import NUMBERS, get_lesson
+
+ONCE = Path(__file__).parent / "lesson_cases" / "once"
+
+
+def cases_of(number):
+    return importlib.import_module(f"lesson_cases.lesson{number}")
+
+
+@pytest.mark.long(one_in=5)
+@pytest.mark.parametrize("number", NUMBERS)
+def test_wrong_files_are_refused_in_the_words_that_tell_the_mistake(number):
+    said = {}
+    for name, (code, says, *sizes) in cases_of(number).WRONG.items():
+        said[name] = verdict(number, code, says, sizes[0] if sizes else None)
+    assert {name: words for name, words in said.items() if words} == {}
+
+
+@pytest.mark.long(one_in=5)
+@pytest.mark.parametrize("number", NUMBERS)
+def test_right_files_pass(number):
+    right = {"the answer": get_lesson(number).answer(), **cases_of(number).RIGHT}
+    accused = {name: str(wrong) for name, code in right.items() if (wrong := first_mistake(number, code))}
+    assert accused == {}
+
+
+def learn(folder, *words):
+    """The exit code and the output of `cos598d learn` in a folder."""
+    command = [sys.executable, "-m", "cos598d", "learn", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_lesson_from_its_page_to_done(tmp_path):
+    code, text = learn(tmp_path, "3")
+    assert code == 0
+    assert "wrote lesson3.py: fill it in." in text
+    code, text = learn(tmp_path, "3", "--check")
+    assert code == 1
+    assert "this blank is still to be filled in" in text
+    assert "Hint 1 of 3" in learn(tmp_path, "3", "--hint")[1]
+    assert "Hint 2 of 3" in learn(tmp_path, "3", "--hint")[1]
+    file = tmp_path / "lesson3.py"
+    file.write_text(get_lesson(3).answer())
+    code, text = learn(tmp_path, "3", "--check", "--results", "results.json")
+    assert code == 0, text
+    assert "lesson3.py passes all tests of lesson 3." in text
+    assert "one_ring_each" in (tmp_path / "results.json").read_text()
+    rows = [line for line in learn(tmp_path)[1].splitlines() if "done" in line]
+    assert len(rows) == 1
+    file.write_text(get_lesson(3).answer() + "\n# more\n")
+    assert "done, changed since" in learn(tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["77"], "there is no lesson 77"),
+        (["3", "--check", "missing.py"], "cannot be read"),
+        (["3", "--check", "lesson4.py"], "is a file of lesson 4"),
+        (["--check"], "need a lesson"),
+        (["3", "--hint", "9"], "--hint 9 does not exist"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_a_sentence(tmp_path, words, says):
+    (tmp_path / "lesson4.py").write_text(get_lesson(4).answer())
+    code, text = learn(tmp_path, *words)
+    assert code == 2
+    assert says in text
+
+
+@pytest.mark.parametrize(("number", "name"), [(2, "02w1_three_copies"), (5, "05w1_abs"), (5, "05w2_only_1200")])
+def test_wrong_files_that_were_once_taken(number, name):
+    assert first_mistake(number, (ONCE / f"{name}.py.txt").read_text()) is not None
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert first_mistake(18, (ONCE / "18r1_numpy.py.txt").read_text()) is None

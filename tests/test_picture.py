@@ -1,0 +1,51 @@
+"""`picture`: the lanes of a sync's step and a ring's messages, step by step, from real ranks."""
+
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def picture(folder, *words):
+    command = [sys.executable, "-m", "cos598d", "picture", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_ring_step_by_step(tmp_path):
+    code, text = picture(tmp_path, "--sync", "ring", "--world_size", "3", "-o", "ring.svg")
+    assert code == 0, text
+    # 2(n-1) steps, in each of which every rank sends a third of 840 elements to its neighbour.
+    steps = [line for line in text.splitlines() if line.startswith("Step ")]
+    assert len(steps) == 4, text
+    assert all("3 messages of up to 1,120 bytes" in line for line in steps), text
+    assert [line.rpartition(", ")[2] for line in steps] == ["added up.", "added up.", "copied.", "copied."]
+    assert "Every rank has the complete sum." in text
+    drawing = ElementTree.parse(tmp_path / "ring.svg").getroot()
+    assert drawing.tag == f"{SVG}svg"
+    titles = {element.text for element in drawing.iter(f"{SVG}title")}
+    assert titles == {"rank 0 to rank 1", "rank 1 to rank 2", "rank 2 to rank 0"}
+
+
+def test_lanes_of_a_sync_without_messages(tmp_path):
+    code, text = picture(tmp_path, "--sync", "flat", "--world_size", "2", "-o", "flat.svg")
+    assert code == 0, text
+    lanes = [line for line in text.splitlines() if line.startswith("rank ")]
+    assert len(lanes) == 2
+    assert all("#" in line for line in lanes)
+    assert "message by message" not in text
+    titles = [element.text for element in ElementTree.parse(tmp_path / "flat.svg").getroot().iter(f"{SVG}title")]
+    assert any("all_reduce of" in title and "2100204 bytes" in title for title in titles), titles
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["--sync", "nosuch"], "unknown sync nosuch"), (["--sync", "ring", "--world_size", "1"], "--world_size 1")],
+)
+def test_what_cannot_be_drawn_is_refused(tmp_path, words, says):
+    code, text = picture(tmp_path, *words)
+    assert code == 2
+    assert says in text
