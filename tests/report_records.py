@@ -8,8 +8,6 @@ from pathlib import Path
 from cos598d.commands.report import add_options, run
 from cos598d.records.conventions import ATTEMPTS, EPOCHS, EVALUATIONS, LIVE, PHASES, SETTING, WARM_UP
 from cos598d.records.run import SETTING_FIELDS
-from cos598d.tools.report.load import load_run_as
-from cos598d.tools.report.sweep_entries import SweepEntry
 
 
 def write_run(
@@ -142,42 +140,6 @@ def attempt(**changes) -> dict:
     begun, ended = ("2025-01-01T00:00:00Z", "2025-01-01T00:01:00Z")
     facts = {"begun": begun, "ended": ended, "from_iteration": 0, "to_iteration": 5, "lost_iterations": 0}
     return facts | {"ranks": 2, "why": None} | changes
-
-
-def entry(
-    folder: Path,
-    settings: dict[str, str],
-    seed: int = 42,
-    seconds: float = 10.0,
-    acc: float | None = 0.8,
-    loss: float = 0.5,
-    epochs: int = 2,
-    examples: int = 80,
-    attempts: int = 1,
-    why: str = "finished",
-    config: dict | None = None,
-    environment: dict | None = None,
-    summary: dict | None = None,
-    **changes,
-) -> SweepEntry:
-    """A finished run's entry of a sweep. `seconds`: of an epoch. `config`, `environment` and `summary`: further values
-    of these files. `changes`: what `write_run` takes."""
-    hosts, _, each = settings.get("setup", "1x1").partition("x")
-    words = "-".join(name + word for name, word in {**settings, "seed": str(seed)}.items())
-    path = write_run(folder / words, ranks=int(hosts) * int(each), **changes)
-    metrics = {} if acc is None else {"acc": acc}
-    rows = [
-        {"epoch": number, "iterations": 5, "loss": loss, **metrics, "validation_loss": loss + 0.1}
-        | {"seconds_evaluation": 1.0, "training": {"examples": examples, "wall_seconds": seconds}}
-        for number in range(1, epochs + 1)
-    ]
-    whys = ["stopped by SIGTERM"] * (attempts - 1) + [why]
-    made = [attempt(ranks=int(hosts) * int(each), why=words) for words in whys]
-    update(path / "summary.json", seed=seed, **summary or {}, epochs=rows, attempts=made)
-    write_rows(path / "epochs.jsonl", rows)
-    update(path / "config.json", **config or {})
-    update(path / "environment.json", **environment or {})
-    return SweepEntry(settings, seed, run=load_run_as(path, words))
 
 
 def report(output: Path, *runs: Path) -> Path:

@@ -5,11 +5,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from cos598d.heart.checkpoints.resume import is_ours, named_folder
 from cos598d.commands.flags import add_flags, given_flags
 from cos598d.commands.flags import to_words as to_plain_words
 from cos598d.config import RANKS, RunConfig
-from cos598d.errors import WARNING, UsageError
+from cos598d.errors import WARNING
+from cos598d.heart.checkpoints.resume import is_ours, named_folder
 from cos598d.terminal.fields import check_flags, flag
 from cos598d.terminal.printable import printable
 from cos598d.world.identity import SILENCE_SECONDS, Identity, find_identity
