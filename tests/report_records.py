@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cos598d.commands.report import add_options, run
-from cos598d.records.conventions import ATTEMPTS, EPOCHS, EVALUATIONS, LIVE, PHASES, SETTING, WARM_UP
+from cos598d.records.conventions import ATTEMPTS, EPOCHS, EVALUATIONS, PHASES, SETTING, WARM_UP
 from cos598d.records.run import SETTING_FIELDS
 
 
@@ -119,12 +119,9 @@ def counted_run(ranks_by_interface=((0,), (1,)), **changes) -> dict:
 def write_unfinished(folder: Path, **changes) -> Path:
     """What a killed run leaves of such a record: an attempt that was lost, an evaluation, and a row that is cut off."""
     whole = write_run(folder, **changes)
-    live = folder / LIVE
-    live.mkdir()
+    live = whole
     summary = read(whole / "summary.json")
     (whole / "summary.json").unlink()
-    for path in whole.glob("*.json*"):
-        path.rename(live / path.name)
     (live / SETTING).write_text(json.dumps({name: summary[name] for name in (*SETTING_FIELDS, "label")}))
     write_rows(live / EPOCHS, summary["epochs"])
     write_rows(live / EVALUATIONS, [{"iteration": 2, "epoch": 1, "validation_loss": 0.7, "acc": 0.5}])

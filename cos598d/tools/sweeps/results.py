@@ -55,7 +55,7 @@ def results_words(runs: Sequence[Planned], folder: Path) -> str:
         return ""
     axes = [name for name in dict.fromkeys(axis for one in runs for axis in one.varies) if name != "label"]
     labels = ["label"] if any("label" in row for row in rows) else []
-    bases = {}
+    bases: dict[tuple, list[Row]] = {}
     for row, one, run in zip(rows, done, summaries, strict=True):
         environment = json.loads((folder / one.name / "environment.json").read_text(encoding="utf-8"))
         row |= {"disturbed": bool(run["taken_by_others"]), "most": most_speed_up(run, environment)}
