@@ -26,6 +26,7 @@ OURS = (sys.executable, "-m", "cos598d")
 SETUP, BATCH, COMMAND, WORLD_SIZE = "setup", "batch", "{command}", 4
 LINKS = {"delay": "0", "rate": "1gbit"}  # of the links between emulated hosts
 ALSO_AXES = {BATCH: "per_gpu_train_batch_size"}  # another name of a flag
+LENGTHS = ("num_train_epochs", "max_steps")
 # A sweep keeps no models. It keeps checkpoints only where one of SAVING asks for them.
 OWN = {"save_model": False, "save_epochs": 0}
 SAVING = ("save_steps", "save_epochs", "save_seconds")
@@ -130,10 +131,8 @@ def plan(
     """
     axes = {**preset.get("grid", {}), **grid}
     shared = {**OWN, **preset.get("flags", {}), **flags}
-    if any(flags.get(name) for name in ("num_train_epochs", "max_steps")):  # one of the two says how long a run is
-        shared = {
-            name: v for name, v in shared.items() if name not in ("num_train_epochs", "max_steps") or name in flags
-        }
+    if any(flags.get(name) for name in LENGTHS):  # one of the two says how long a run is
+        shared = {name: value for name, value in shared.items() if name not in LENGTHS or name in flags}
     if not axes and "runs" not in preset:
         raise UsageError(
             f"sweep has nothing to vary. Give axes, such as --grid {BATCH}=1,4 --grid {SETUP}=1x1,1x4, or one of "
