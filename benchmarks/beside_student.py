@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cos598d.data.text.tokenization import load_encoder
+from cos598d.data.encoders import load_encoder
 
 from cos598d.data import get_task
 from cos598d.data.sampler import global_batches
