@@ -100,7 +100,7 @@ def load_records(paths: Sequence[Path]) -> tuple[list[Run], list[Bench]]:
     folders = [path.parent if path.name == FILE_NAME and path.is_file() else path for path in paths]
     runs, benches = [], []
     for folder, name in zip(folders, own_names(folders), strict=True):
-        if (folder / FILE_NAME).exists():
+        if folder.is_file() or (folder / FILE_NAME).exists():  # `bench --json` gives its file any name
             benches.append(load_bench(folder, name))
         elif folder.is_dir() and not (folder / "summary.json").exists() and not live_folder(folder):
             raise UserError(
