@@ -283,11 +283,11 @@ def test_the_job_for_slurm_is_shell_and_names_flags_that_exist():
 def test_report_takes_the_folder_of_a_sweep_and_the_file_of_a_bench(start, tmp_path):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
-    for name in ("one", "two"):
+    for name in ("first-run", "second-run"):
         write_run(tmp_path / "sweep" / name)
     bench = ROOT / "tests" / "real_benches" / "2hosts-1gbit.json"
     program = start("report", ["-m", "cos598d", "report", "sweep", str(bench), "-o", "page.html"])
     assert program.wait() == 0, program.text
     page = (tmp_path / "page.html").read_text()
-    assert all(f"<td>{name}</td>" in page for name in ("one", "two"))
+    assert all(name in page for name in ("first-run", "second-run"))
     assert "2hosts-1gbit" in page
