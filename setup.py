@@ -25,7 +25,6 @@ setup(
     license="MIT",
     packages=find_packages(include=("cos598d", "cos598d.*")),
     package_data={
-        "cos598d.commands": ["sbatch.sh.txt"],
         "cos598d.tools.audit": ["site/sitecustomize.py"],
         "cos598d.tools.grade": ["*.sh.txt"],
         "cos598d.tools.course": [
@@ -38,6 +37,7 @@ setup(
         "cos598d.sync": ["template.py.txt"],
         "cos598d.data.samples": ["*.tsv", "*.json", "*.txt"],
         "cos598d.tools.report": ["templates/*.jinja"],
+        "cos598d.tools.sweeps": ["presets.toml"],
     },
     py_modules=["download_glue_data", "utils_glue"],
     python_requires=">=3.10",

@@ -8,8 +8,6 @@ from pathlib import Path
 from cos598d.commands.report import add_options, run
 from cos598d.records.conventions import ATTEMPTS, EPOCHS, EVALUATIONS, PHASES, SETTING, WARM_UP
 from cos598d.records.run import SETTING_FIELDS
-from cos598d.tools.report.load import load_run_as
-from cos598d.tools.report.sweep_entries import SweepEntry
 
 
 def write_run(
@@ -120,15 +118,15 @@ def counted_run(ranks_by_interface=((0,), (1,)), **changes) -> dict:
 
 def write_unfinished(folder: Path, **changes) -> Path:
     """What a killed run leaves of such a record: an attempt that was lost, an evaluation, and a row that is cut off."""
-    live = write_run(folder, **changes)
-    summary = read(live / "summary.json")
-    (live / "summary.json").unlink()
+    whole = write_run(folder, **changes)
+    live = whole
+    summary = read(whole / "summary.json")
+    (whole / "summary.json").unlink()
     (live / SETTING).write_text(json.dumps({name: summary[name] for name in (*SETTING_FIELDS, "label")}))
     write_rows(live / EPOCHS, summary["epochs"])
     write_rows(live / EVALUATIONS, [{"iteration": 2, "epoch": 1, "validation_loss": 0.7, "acc": 0.5}])
-    begun = {"begun": "2025-01-01T00:00:00Z", "from_iteration": 0, "ranks": 2, "iteration": 0}
-    ended = {"ended": "2025-01-01T00:01:00Z", "iteration": 0, "why": "rank 1 was lost"}
-    write_rows(live / ATTEMPTS, [begun | {"lost_iterations": 1}, ended, begun | {"lost_iterations": 0}])
+    lost = attempt(ended=None, to_iteration=0, lost_iterations=1, why="rank 1 was lost")
+    (live / ATTEMPTS).write_text(json.dumps({"attempts": [lost, lost | {"lost_iterations": 0, "why": None}]}))
     with (live / "iterations.rank0.jsonl").open("a") as rows:
         rows.write('{"iteration": 6, ')
     return folder
@@ -139,42 +137,6 @@ def attempt(**changes) -> dict:
     begun, ended = ("2025-01-01T00:00:00Z", "2025-01-01T00:01:00Z")
     facts = {"begun": begun, "ended": ended, "from_iteration": 0, "to_iteration": 5, "lost_iterations": 0}
     return facts | {"ranks": 2, "why": None} | changes
-
-
-def entry(
-    folder: Path,
-    settings: dict[str, str],
-    seed: int = 42,
-    seconds: float = 10.0,
-    acc: float | None = 0.8,
-    loss: float = 0.5,
-    epochs: int = 2,
-    examples: int = 80,
-    attempts: int = 1,
-    why: str = "finished",
-    config: dict | None = None,
-    environment: dict | None = None,
-    summary: dict | None = None,
-    **changes,
-) -> SweepEntry:
-    """A finished run's entry of a sweep. `seconds`: of an epoch. `config`, `environment` and `summary`: further values
-    of these files. `changes`: what `write_run` takes."""
-    hosts, _, each = settings.get("setup", "1x1").partition("x")
-    words = "-".join(name + word for name, word in {**settings, "seed": str(seed)}.items())
-    path = write_run(folder / words, ranks=int(hosts) * int(each), **changes)
-    metrics = {} if acc is None else {"acc": acc}
-    rows = [
-        {"epoch": number, "iterations": 5, "loss": loss, **metrics, "validation_loss": loss + 0.1}
-        | {"seconds_evaluation": 1.0, "training": {"examples": examples, "wall_seconds": seconds}}
-        for number in range(1, epochs + 1)
-    ]
-    whys = ["stopped by SIGTERM"] * (attempts - 1) + [why]
-    made = [attempt(ranks=int(hosts) * int(each), why=words) for words in whys]
-    update(path / "summary.json", seed=seed, **summary or {}, epochs=rows, attempts=made)
-    write_rows(path / "epochs.jsonl", rows)
-    update(path / "config.json", **config or {})
-    update(path / "environment.json", **environment or {})
-    return SweepEntry(settings, seed, run=load_run_as(path, words))
 
 
 def report(output: Path, *runs: Path) -> Path:

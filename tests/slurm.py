@@ -128,9 +128,10 @@ class Slurm:
 class Job:
     """A script given to sbatch; what it prints is in `text`."""
 
-    def __init__(self, slurm: Slurm, script: Path, output: Path):
+    def __init__(self, slurm: Slurm, folder: Path, script: Path, output: Path, words=(), flags=()):
         self.slurm, self.output = slurm, output
-        self.id = slurm.ask("sbatch", "--parsable", script, folder=script.parent).strip()
+        words = ["sbatch", "--parsable", "--output", output, *words, script, *flags]
+        self.id = slurm.ask(*map(str, words), folder=folder).strip()
 
     @property
     def text(self):

@@ -11,7 +11,6 @@ from cos598d.tools.report.benches import load_bench
 from cos598d.tools.report.blocks import Table
 from cos598d.tools.report.load import load_run, load_run_as
 from cos598d.tools.report.page import build_page
-from cos598d.tools.report.strategies import StrategyResult, sent_bytes, strategies_rows
 from cos598d.tools.report.table import comparison
 from cos598d.tools.report.traffic import WAYS, counted_traffic, epoch_rows
 from cos598d.tools.report.traffic_table import traffic_rows
@@ -59,11 +58,9 @@ def test_counters_of_a_host_s_loopback_are_in_no_table(tmp_path):
     assert traffic_rows([run.summary])[1][-2:] == ["-", "counters"]
     assert counted_traffic([run]) == []
     assert epoch_rows([run]) == []
-    assert sent_bytes(run.summary) is None
     change(silent / "summary.json", wire=wire | {"interface": "own sockets", "ranks_by_interface": [[0], [1]]})
     run = load_run_as(silent, "horovod")
     assert traffic_rows([run.summary])[1][-2:] == ["4.080 x 2", "own sockets"]
-    assert sent_bytes(run.summary) == 4.08e6
     assert not any(one.has_headers for one in counted_traffic([run]))
 
 
@@ -77,22 +74,6 @@ def test_the_page_shows_the_source_and_no_formula_for_counters(tmp_path):
     assert predicted["ring"] == ["4.000", "4.080", "+2.0%"]
     assert predicted["horovod"] == ["-", "4.080", "-"]
     assert tables[-1].rows[-1][3:] == ["-", "20.400", "-"], "by epoch"
-
-
-def test_the_table_of_strategies_shows_a_rank_s_bytes_and_the_source(tmp_path):
-    training = {"training": {"examples": 80, "wall_seconds": 5.0}}
-    memory = {"process_peak_bytes": [3e8, 3e8], "gpu_peak_bytes": [None, None]}
-    folders = write_runs(tmp_path)
-    for folder in folders:
-        summary = json.loads((folder / "summary.json").read_text())
-        change(folder / "summary.json", memory=memory, epochs=[epoch | training for epoch in summary["epochs"]])
-    results = [StrategyResult(folder.name, 2, 2, run=load_run_as(folder, folder.name)) for folder in folders]
-    rows = strategies_rows(results)
-    places = [rows[0].index(name) for name in ("sent MB/it", "bytes from")]
-    assert [[row[place] for place in places] for row in rows[1:]] == [["2.0", "log"], ["2.0", "counters"]]
-    change(folders[1] / "summary.json", wire=None)
-    rows = strategies_rows([StrategyResult("horovod", 2, 2, run=load_run_as(folders[1], "horovod"))])
-    assert [rows[1][place] for place in places] == ["-", "counters"]
 
 
 def test_a_bench_names_the_candidates_with_unknown_bytes(tmp_path):

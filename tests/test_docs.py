@@ -103,7 +103,7 @@ def all_flags():
 @functools.cache
 def launchers_flags():
     """torchrun's, and those of sbatch that the documents name."""
-    return {"--requeue", *get_args_parser()._option_string_actions}
+    return {"--requeue", "--ntasks-per-node", "--gpus-per-node", *get_args_parser()._option_string_actions}
 
 
 def wrong_in(piece):

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -44,12 +43,11 @@ def printed(folder, environ, words, seconds=None):
 
 @pytest.fixture
 def submit(slurm, tmp_path):
-    """Give sbatch the script that a command of ours prints: submit(words, flags of the training, output) -> Job."""
+    """Give sbatch examples/train.sbatch: submit(flags of sbatch, flags of the training, variables) -> Job."""
 
-    def _submit(words, flags, output="out-%j.txt"):
-        words = [sys.executable, "-m", "cos598d", *words, "--output", tmp_path / output, "--", "train", *flags]
-        (tmp_path / "job.sh").write_text(printed(tmp_path, slurm.environ, words))
-        return Job(slurm, tmp_path / "job.sh", tmp_path / output)
+    def _submit(words, flags, **variables):
+        slurm.environ.update({"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables)
+        return Job(slurm, tmp_path, ROOT / "examples" / "train.sbatch", tmp_path / "out-%j.txt", words, flags)
 
     return _submit
 
@@ -67,7 +65,7 @@ def test_a_job_that_is_stopped_and_preempted_ends_with_the_same_losses(submit, s
     with pytest.raises(socket.gaierror):
         socket.getaddrinfo("n1", None)
     losses = uninterrupted(start, tmp_path, 4, "--max_steps", 80)
-    job = submit(["sbatch", "--nodes", 4], [*FLAGS, "--max_steps", 80])
+    job = submit(["--nodes", 4], [*FLAGS, "--max_steps", 80])
     job.wait_for("iteration 5:")
     slurm.ask("scancel", "--signal=USR1", job.id)  # as before a time limit
     job.comes_back()
@@ -87,7 +85,7 @@ def test_a_job_that_is_stopped_and_preempted_ends_with_the_same_losses(submit, s
 @needs_slurm
 def test_a_time_limit_requeues_the_job_and_a_cancellation_ends_it(submit, slurm, tmp_path):
     # SLURM may signal up to a minute too early (sbatch's manual): of a limit of one minute, before the ranks listen.
-    words = ["sbatch", "--nodes", 2, "--time", 2, "--signal_seconds", 30]
+    words = ["--nodes", 2, "--time", 2, "--signal", "USR1@30"]
     job = submit(words, [*FLAGS, "--max_steps", 1000000])
     job.wait_for("iteration 5:")
     job.comes_back(150)
@@ -102,7 +100,7 @@ def test_a_time_limit_requeues_the_job_and_a_cancellation_ends_it(submit, slurm,
 @needs_slurm
 def test_a_rank_that_is_killed_is_started_again_within_its_job(submit, start, tmp_path):
     losses = uninterrupted(start, tmp_path, 2, "--max_steps", 60)
-    job = submit(["sbatch", "--nodes", 2, "--max_restarts", 1], [*FLAGS, "--max_steps", 60])
+    job = submit(["--nodes", 2], [*FLAGS, "--max_steps", 60], MAX_RESTARTS="1")
     job.wait_for("iteration 9:")
     place = {"SLURM_JOB_ID": job.id, "SLURM_PROCID": "1"}
     killed = [process for process in psutil.process_iter(["name"]) if is_rank(process, place)]
@@ -131,23 +129,3 @@ def test_mpirun_starts_the_ranks_of_one_run(tmp_path):
     assert "iteration 2: loss" in text
     assert load_run(tmp_path / "out")["world_size"] == 2
     assert read(tmp_path / "out" / "environment.json")["launcher"]["name"] == "mpirun"
-
-
-@needs_slurm
-def test_a_sweep_s_array_job_makes_each_run_on_its_nodes_and_the_same_words_print_its_table(slurm, submit, tmp_path):
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
-    grid = ["sweep", "--grid", "setup=1x1,1x2,2x1", "--runs_dir", tmp_path / "sweep"]
-    training = [*TINY_TRAINING[:4], "--max_train_examples", 32, "--max_eval_examples", 8, "--max_steps", 2]
-    job = submit([*grid, "--sbatch"], training, "out-%a.txt")
-    deadline = time.monotonic() + 200
-    while slurm.ask("squeue", "--noheader", "--jobs", job.id, check=False).strip():
-        assert time.monotonic() < deadline, [path.read_text() for path in tmp_path.glob("out-*.txt")]
-        time.sleep(0.2)
-    places = {}
-    for setup in ("1x1", "1x2", "2x1"):
-        found = read(tmp_path / "sweep" / f"setup{setup}-seed42" / "environment.json")["places"]
-        places[setup] = len({place["node"] for place in found}), len(found)
-    assert places == {"1x1": (1, 1), "1x2": (1, 2), "2x1": (2, 2)}
-    words = [sys.executable, "-m", "cos598d", *grid, "--", "train", *training]
-    assert printed(tmp_path, slurm.environ, words).count("finished before: acc ") == 3

@@ -1,376 +1,293 @@
-"""A sweep's grid, its combinations and the programs that run them, and what is refused before any run."""
+"""`cos598d sweep`. Imports its plan, to see programs without starting them, and its table, to read made-up records."""
 
-import errno
 import json
-import os
-import shlex
-import sys
+import shutil
+import signal
 
 import pytest
+from programs import ROOT, TINY, children_of, is_alive, wait_until
+from report_records import write_run
 
-from cos598d.commands import sweep
-from cos598d.commands.cli import main
-from cos598d.commands.flags import Parser
 from cos598d.errors import UsageError
-from cos598d.records.conventions import BROKEN_OFF, FINISHED, LEFT_OUT
-from cos598d.tools.runs.experiments import EXPERIMENTS, TASKS, ready_made
-from cos598d.tools.runs.folders import SweepFolder
-from cos598d.tools.runs.plan import Setup, collapsed, combine, read_grid, read_value
-from cos598d.tools.runs.programs import check_launch, program
-from cos598d.tools.runs.results import seconds_words
-from cos598d.tools.runs.runner import Progress
+from cos598d.tools.sweeps.plan import check_launch, command, plan, presets, read_grid
+from cos598d.tools.sweeps.results import results_words
 
-pytest.importorskip("jinja2")
-pytest.importorskip("matplotlib")
-DIGITS = {"task_name": "digits"}
+DIGITS = ["--task_name", "digits", "--max_train_examples", "32", "--max_eval_examples", "20", "--do_train", "--do_eval"]
+# 60 epochs of 3 iterations: a run that is still under way when a test stops it.
+LONG = [*TINY, "--do_train", "--max_train_examples", "48", "--num_train_epochs", "60", "--log_every", "1"]
 
 
-def combinations(*grid, flags=DIGITS, seeds=(42,), rate="1gbit"):
-    return combine(read_grid(grid), flags, seeds, rate)
+@pytest.fixture
+def sweep(start, tmp_path):
+    """sweep(words, training): start a sweep in the folder "sweep", once more each time."""
+    calls = []
+
+    def _sweep(words, training):
+        calls.append(words)
+        words = ["-m", "cos598d", "sweep", *words, "--runs_dir", tmp_path / "sweep", "--", *training]
+        return start(f"call{len(calls)}", [*map(str, words)])
+
+    return _sweep
 
 
-def asked(**changes):
-    """What a sweep's state has of its command."""
-    found = {"axes": {"batch": ["4", "16"]}, "seeds": [42], "flags": DIGITS, "rate": "1gbit", "launch": None}
-    return found | changes
+def read(path):
+    return json.loads(path.read_text())
 
 
-def train_digits(*words):
-    """Run a sweep's command that trains digits; its exit code."""
-    end = [] if "--" in words else ["--", "train"]
-    return main(["sweep", *words, *end, "--task_name", "digits"])
-
-
-def test_axes_keep_their_order_and_the_user_s_words():
-    grid = read_grid(["batch=1, 4", "setup=1x1,2x2", "learning-rate=2e-4", "delay=0,10ms", "dropout=model,0.1"])
-    assert list(grid.items()) == [
-        ("batch", ("1", "4")),
-        ("setup", ("1x1", "2x2")),
-        ("learning_rate", ("2e-4",)),
-        ("delay", ("0", "10ms")),
-        ("dropout", ("model", "0.1")),
-    ]
+# ---- the plan
 
 
 @pytest.mark.parametrize(
-    ("axis", "word", "value"),
+    ("preset", "names", "ranks"),
     [
-        ("batch", "4", 4),
-        ("setup", "2x4", Setup(2, 4)),
-        ("delay", "10ms", 0.01),
-        ("rate", "none", None),
-        ("learning_rate", "2e-5", 2e-5),
-        ("dropout", "model", None),
-        ("augment", "on", True),
-        ("sync", "ring", "ring"),
+        ("demo", ["task1", "task2a", "task2b", "task3", "floor"], [1, 3, 3, 3, 3]),
+        ("traffic", [f"total_train_batch_size{size}-setup3x1" for size in (64, 32, 16)], [3, 3, 3]),
+        ("experiment3", [f"delay{delay}-setup2x2" for delay in ("0", "1ms", "10ms", "40ms")], [4] * 4),
     ],
 )
-def test_a_word_is_read_as_its_axis_s_type(axis, word, value):
-    assert read_value(axis, word) == value
+def test_a_preset_has_its_runs(preset, names, ranks):
+    runs = plan(presets()[preset], {}, {"model_name_or_path": "tiny"}, world_size=3)
+    assert [one.name for one in runs] == names
+    assert [one.world_size for one in runs] == ranks
+    assert {one.flags["label"] for one in runs} == set(names)
+    assert all(one.flags["model_name_or_path"] == "tiny" and not one.flags["save_model"] for one in runs)
 
 
-def test_every_combination_is_a_run_in_the_order_of_the_seeds():
-    found = combinations("batch=4,16", "setup=1x1,1x4", seeds=(42, 43))
-    assert [one.label for one in found] == [
-        f"batch{batch}-setup{setup}-seed{seed}" for seed in (42, 43) for batch in (4, 16) for setup in ("1x1", "1x4")
-    ]
-    first = found[0]
-    assert first.settings == {"batch": "4", "setup": "1x1"}
-    assert first.values == {"task_name": "digits", "per_gpu_train_batch_size": 4, "seed": 42}
-    assert [one.setup.world_size for one in found[:2]] == [1, 4]
+def test_every_preset_can_be_planned_and_its_flags_are_those_of_train():
+    for name, preset in presets().items():
+        runs = plan(preset, {}, {})
+        assert runs, name
+        unknown = [one for one in runs if "no such" in one.refused or "unknown" in one.refused]
+        assert not unknown, (name, unknown)
 
 
-def test_one_host_is_run_once_for_all_delays_and_rates():
-    grid = read_grid(["setup=1x1,2x2", "delay=0,10ms", "rate=1gbit,100mbit"])
-    found = combine(grid, DIGITS, [1], "10mbit")
-    assert [one.label for one in found] == [
-        "setup1x1-seed1",
-        "setup2x2-delay0-rate1gbit-seed1",
-        "setup2x2-delay0-rate100mbit-seed1",
-        "setup2x2-delay10ms-rate1gbit-seed1",
-        "setup2x2-delay10ms-rate100mbit-seed1",
-    ]
-    assert [(one.delay, one.rate) for one in found[1::2]] == [(0, 1e9), (0.01, 1e9)]
-    assert [(one.delay, one.rate) for one in found if one.setup.hosts == 1] == [(0, None)]  # no link is theirs
-    assert collapsed(grid).startswith("delay and rate mean nothing to 1x1")
-    assert collapsed(read_grid(["setup=2x2", "delay=0,1ms"])) == ""
+def test_strategies_and_experiments_have_one_process_to_compare_with():
+    strategies = plan(presets()["strategies"], {}, {}, world_size=2)
+    assert (strategies[0].name, strategies[0].world_size) == ("baseline", 1)
+    assert {"ddp", "zero1", "zero2", "zero3"} <= {one.name for one in strategies if not one.refused}
+    for name in ("experiment1", "experiment2"):
+        runs = plan(presets()[name], {}, {})
+        assert len(runs) == 9
+        assert sum(one.world_size == 1 for one in runs) == 3
 
 
-def test_labels_are_different_names_of_folders():
-    names = ["some/where", "some_where", "x" * 200, "x" * 201]
-    found = combinations(f"model_name_or_path={','.join(names)}")
-    assert len({one.label for one in found}) == len(names)
-    for one in found:
-        assert "/" not in one.label
-        assert len(one.label) <= 100
-    assert len({one.name for one in found}) == len(names)
-    by_seed = combinations("data_dir=/some/where", seeds=(1, 2))
-    assert len({one.label for one in by_seed}) == 2
-    assert len({one.name for one in by_seed}) == 1  # without the seed, also in a digest
+def test_flags_and_axes_take_the_place_of_a_preset_s():
+    runs = plan(presets()["demo"], {}, {"num_train_epochs": 1.0, "max_seq_length": 32})
+    assert all("max_steps" not in one.flags and one.flags["max_seq_length"] == 32 for one in runs)
+    runs = plan(presets()["experiment1"], read_grid(["batch=2", "setup=1x2"]), {})
+    assert [(one.name, one.flags["per_gpu_train_batch_size"]) for one in runs] == [("batch2-setup1x2", 2)]
 
 
-def test_a_combination_that_cannot_run_is_left_out_if_its_values_run_elsewhere(tmp_path):
-    found = combinations("sync=none,ring", "setup=1x1,1x2")
-    assert [bool(one.refused) for one in found] == [False, True, False, False]
-    assert "lets the replicas drift apart" in found[1].refused
-    entries = SweepFolder(tmp_path, asked()).entries(found)
-    assert [entry.outcome for entry in entries] == [BROKEN_OFF, LEFT_OUT, BROKEN_OFF, BROKEN_OFF]
-    assert entries[0].said == "it has not been run yet."
+def test_a_grid_is_every_combination_and_links_mean_nothing_on_one_host():
+    grid = read_grid(["setup=1x2,2x1", "delay=0,10ms", "sync=ddp,ring"])
+    runs = plan({}, grid, {"do_train": True})
+    assert len(runs) == 2 + 4
+    links = {one.links["delay"] for one in runs if one.hosts == 2}
+    assert links == {"0", "10ms"}
+    assert all("delay" not in one.varies for one in runs if one.hosts == 1)
 
 
-REFUSED = [
-    (["--grid", "bach=1,4"], "--grid bach: unknown axis. Did you mean 'batch'?"),
-    (["--grid", "batch"], "--grid batch has no value. Write an axis and its values"),
-    (["--grid", "batch="], "--grid batch=: a value is empty"),
-    (["--grid", "batch=1,,4"], "a value is empty"),
-    (["--grid", "batch=1", "--grid", "batch=4"], "--grid batch is given twice"),
-    (["--grid", "learning_rate=1e-3,0.001"], "0.001 appears twice"),
-    (["--grid", "batch=0"], "--grid batch=0 is not valid. Give a whole number from 1 to 1,048,575"),
-    (["--grid", "batch=many"], "--grid batch=many is not valid. Give a whole number"),
-    (["--grid", "learning_rate=nan"], "--grid learning_rate=nan is not valid. Give a number"),
-    (["--grid", "learning_rate=fast"], "--grid learning_rate=fast is not valid. Give a number"),
-    (["--grid", "augment=yes"], "--grid augment=yes: it is a switch. Give on or off"),
-    (["--grid", "optimizer=lion"], "unknown --grid optimizer=lion. Choose one of adamw, sgd"),
-    (["--grid", "setup=4"], "--grid setup=4 is not valid. Give hosts and the ranks on each"),
-    (["--grid", "setup=0x2"], "--grid setup=0x2 is not valid. Give hosts"),
-    (["--grid", "setup=1x1", "--grid", "delay=10"], "--grid delay=10 is not valid. Give a time from 0 to 10s"),
-    (["--grid", "setup=1x4", "--grid", "delay=10ms"], "--grid delay=10ms would change nothing"),
-    (["--grid", "rate=1gbit"], "--grid rate=1gbit would change nothing"),
-    (["--grid", "seed=1,2"], "--grid seed is not an axis: a sweep sets it. Give --seeds N"),
-    (["--grid", "world_size=1,2"], "--grid world_size is not an axis: a sweep sets it. Use the axis setup"),
-    (["--grid", "do_eval=on"], "--grid do_eval is not an axis: every run of a sweep trains"),
-    (["--grid", "do_train=on,off"], "--grid do_train is not an axis: every run of a sweep trains"),
-    (["--grid", "output_dir=a"], "--grid output_dir is not an axis: the sweep sets it itself"),
-    (
-        ["--grid", "sync=ddp,nonsense"],
-        "--grid sync=nonsense does not work with any other axis here: unknown --sync nonsense",
-    ),
-    (["--grid", "batch=4", "--", "train", "--model_type", "bert"], "--model_type bert cannot do digits"),
-    (["--grid", "batch=4", "--", "train", "--total_train_batch_size", "8"], "--total_train_batch_size is given after"),
-    (["--grid", "learning_rate=1", "--", "train", "--learning_rate", "2"], "--learning_rate is given after -- and by"),
-    (["--grid", "batch=4", "--", "train", "--world_size", "2"], "--world_size 2: a sweep sets it. Use the axis setup"),
-    (["--grid", "batch=4", "--", "train", "--local_rank", "0"], "--local_rank 0: the sweep starts the ranks itself"),
-    (["--grid", "batch=4", "--", "train", "--output_dir", "x"], "--output_dir after --: the sweep sets it itself"),
-    (["--grid", "batch=4", "--", "train", "--config", "x.json"], "--config x.json cannot be used in a sweep"),
-    (["--grid", "batch=4", "--", "train", "--do_eval"], "--do_eval without --do_train trains nothing"),
-    (["--grid", "batch=4", "--", "train", "--dry_run"], "Write it before the --"),
-    (["--grid", "batch=4", "--", "bench", "--rounds", "2"], "a sweep runs only train, not bench"),
-    (["--grid", "batch=4", "--seeds", "0"], "--seeds 0 is not valid. Give a number of at least 1"),
-    (["--grid", "batch=4", "--parallel", "0"], "--parallel 0 is not valid. Give a number of at least 1"),
-    (["--grid", "batch=4", "--rate", "fast"], "--rate fast is not valid. Give a rate"),
-    (["--grid", "setup=2x1", "--grid", "rate=1gbit", "--rate", "none"], "--rate none and --grid rate exclude"),
-    (["--grid", "batch=4", "--model", "vit"], "--model vit is only for experiment1, experiment2, experiment3"),
-    (["--grid", "batch=4", "--published"], "--published is only for experiment1"),
-    (["--grid", "setup=65x1"], "--grid setup=65x1: one machine emulates at most 64 hosts"),
-    (["--grid", "batch=4", "--launch", "mpirun -np 4"], "it has no {command}"),
-    (["--grid", "batch=4", "--launch", "'{command}"], "a shell cannot parse it"),
-    (["--grid", "batch=4", "--launch", "nowhere-at-all {command}"], "there is no program nowhere-at-all on this"),
-    (
-        ["--grid", "setup=2x1", "--grid", "delay=1ms", "--launch", "env {command}"],
-        "--grid delay would change nothing: --launch has no {delay}",
-    ),
-    (
-        ["--grid", "setup=1x2,2x1", "--launch", "env N={world_size} {command}"],
-        "--grid setup=1x2,2x1 would change nothing: --launch starts both in the same way",
-    ),
-    (["--grid", "setup=1x2,1x4", "--launch", "env {command}"], "--launch starts both in the same way"),
-    (["--grid", "batch=4", "--name", "../up"], "--name ../up is not valid. Give up to 100 letters"),
-    (["--grid", "batch=4", "--name", "a", "--runs_dir", "b"], "--name a and --runs_dir b exclude each other"),
-    ([], "sweep has nothing to vary. Give axes"),
-]
+def test_seeds_count_upwards_and_repeats_have_the_same_seed_in_another_order():
+    grid = read_grid(["sync=ddp,ring,flat,tree"])
+    seeds = plan({}, grid, {"do_train": True, "seed": 7}, seeds=2)
+    assert [one.flags["seed"] for one in seeds] == [7] * 4 + [8] * 4
+    repeats = plan({}, grid, {"do_train": True}, repeats=2)
+    first, second = ([one.varies["sync"] for one in part] for part in (repeats[:4], repeats[4:]))
+    assert first != second
+    assert sorted(first) == sorted(second)
+    assert {one.flags["seed"] for one in repeats} == {42}
+    assert len({one.name for one in repeats}) == 8
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"), REFUSED, ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else ""
-)
-def test_a_wrong_argument_is_one_sentence_and_nothing_is_made(words, sentence, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert train_digits(*words) == 2
-    found = capsys.readouterr()
-    assert sentence in found.err
-    assert len(found.err.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_starts_local_ranks_or_an_emulated_cluster():
-    local, hosts = combinations("setup=1x4,2x2", "delay=10ms", rate="100mbit")
-    words = program(local, ["--sync", "ring"], None, "mine")
-    assert words == [sys.executable, "-m", "cos598d", "train", "--sync", "ring", "--world_size", "4"]
-    words = program(hosts, ["--sync", "ring"], None, "mine")
-    place = words.index("--")
-    assert words[3:place] == shlex.split(
-        "cluster run --hosts 2 --ranks_per_host 2 --rate 100mbit --delay 10ms --name mine"
-    )
-    assert words[place + 1 :] == [sys.executable, "-m", "cos598d", "train", "--sync", "ring"]
-
-
-def test_a_launch_template_is_filled_and_a_quoted_command_stays_one_word():
-    (one,) = combinations("setup=2x4", "delay=10ms")
-    words = ["--label", "a b", "--output_dir", "it's {hosts}"]
-    launch = "env -u X-{delay}-{rate} N={world_size} {command}"
-    check_launch(launch, [one])
-    check_launch("env {world_size} {ranks_per_host} {command}", combinations("setup=1x2,2x1,2x2"))
-    training = [sys.executable, "-m", "cos598d", "train", *words]
-    assert program(one, words, launch, "") == ["env", "-u", "X-10ms-1gbit", "N=8", *training]
-    found = program(one, words, "sh -c '{hosts}:{ranks_per_host} {command}'", "")
-    assert found[:2] == ["sh", "-c"]
-    assert shlex.split(found[2]) == ["2:4", *training]
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-@pytest.mark.parametrize("model", TASKS)
-@pytest.mark.parametrize("published", [False, True])
-def test_every_experiment_can_run_unchanged(name, model, published):
-    grid, flags = ready_made(name, model, published, {}, {})
-    found = combine(grid, flags, [42], "1gbit")
-    assert len(found) == (9 if name != "experiment3" else 4)
-    assert not any(one.refused for one in found)
-    if published:
-        assert {one.values["gradient_accumulation_steps"] for one in found} == {4}
-        assert {one.values["max_train_examples"] for one in found} == {8000}
-
-
-def test_the_user_s_values_replace_an_experiment_s_own():
-    grid, flags = ready_made("experiment2", "vit", False, {"batch": ("2",)}, {"task_name": "cifar10"})
-    assert flags["task_name"] == "cifar10"
-    assert "per_gpu_train_batch_size" not in flags
-    assert list(grid) == ["learning_rate", "setup", "batch"]
-    assert ready_made("experiment1", "bert", False, {"batch": ("8",)}, {})[0]["batch"] == ("8",)
-    _, flags = ready_made("experiment3", "vit", False, {}, {"total_train_batch_size": 8})
-    assert "per_gpu_train_batch_size" not in flags
-
-
-def test_the_words_after_the_dashes_are_train_s():
-    parser = Parser()
-    sweep.add_options(parser)
-    found = parser.parse_args(["experiment1", "--model", "vit", "--", "train", "--seed", "7", "--", "x"])
-    assert (found.experiment, found.model, found.program) == ("experiment1", "vit", ["train", "--seed", "7", "--", "x"])
-    assert parser.parse_args(["--grid", "batch=1", "--grid", "setup=1x2"]).grid == ["batch=1", "setup=1x2"]
-
-
-def test_time_left_is_estimated_from_the_runs_that_are_most_alike():
-    found = combinations("batch=4,16", "setup=1x1,1x4", seeds=(1, 2))
-    progress = Progress(1)
-    assert progress.left(found) is None
-    progress.add(found[0], 10.0)
-    assert progress.left(found[4:5]) == 10  # the same settings, another seed
-    progress.add(found[2], 30.0)
-    assert progress.left(found[4:5]) == 10
-    assert progress.left(found[1:2]) == 20  # of all
-    progress.add(found[1], 100.0)
-    assert progress.left(found[3:4]) == 100  # of its set-up
-    assert Progress(2).left([]) is None
-    at_once = Progress(2)
-    at_once.add(found[0], 3.0)
-    assert at_once.left(found[1:4]) == pytest.approx(3 * 3 / 2)
-    assert at_once.left(found[1:2]) == 3
-    assert [seconds_words(seconds) for seconds in (1.4, 89, 600, 7300)] == ["1 s", "89 s", "10 min", "2 h 2 min"]
-
-
-def test_a_dry_run_lists_each_run_s_cost_and_makes_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    # Timing takes seconds.
-    words = ["--max_train_examples", "32", "--max_eval_examples", "8", "--num_train_epochs", "2", "--no_cuda"]
-    grid = ["--grid", "setup=1x1,1x2", "--grid", "sync=none,all_reduce", "--seeds", "2"]
-    assert main(["sweep", *grid, "--dry_run", "--", "train", "--task_name", "digits", *words]) == 0
-    text = capsys.readouterr().out
-    cells = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith("setup1")}
-    assert set(cells) == {"setup1x1-syncnone", "setup1x1-syncall_reduce", "setup1x2-syncall_reduce"}
-    alone, both = cells["setup1x1-syncall_reduce"], cells["setup1x2-syncall_reduce"]
-    # 2 epochs of 32 examples in steps of 64.
-    assert alone[1:5] == ["2", "1", "2", "0.00"]
-    assert both[1:4] == ["2", "2", "2"]
-    weights = 4 * 537_000 / 1e6
-    assert float(both[4]) == pytest.approx(weights, rel=0.1)  # 2(n-1)/n S, of about 0.54 M parameters
-    assert text.count("setup 1x2, sync none is left out: --sync none on 2 ranks") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_sweep_s_folder_resumes_only_with_the_same_arguments(tmp_path):
-    found = combinations("batch=4,16")
-    folder = SweepFolder(tmp_path, asked())
-    folder.begin(found[0])
-    folder.end(found[1], FINISHED, seconds=2.5)
-    again = SweepFolder(tmp_path, asked())
-    assert again.said(found[0]) == "it was broken off."
-    assert again.seconds(found[1]) == 2.5
-    entries = again.entries(found)
-    # A finished run without its record has no numbers.
-    assert [entry.outcome for entry in entries] == [BROKEN_OFF, "failed"]
-    assert entries[0].settings == {"batch": "4"}
-    for changes, words in (
-        ({"axes": {"batch": ["4"]}}, "(the axis batch: 4,16 there, 4 here)"),
-        ({"axes": {"setup": ["1x1"]}}, "(the axes: batch there, setup here)"),
-        ({"seeds": [42, 43]}, "(the seeds: 42 there, 42,43 here)"),
-        ({"flags": {"task_name": "cifar10"}}, "(--task_name: digits there, cifar10 here)"),
-        ({"flags": DIGITS | {"threads": 1}}, "(--threads: not given there, 1 here)"),
-        ({"rate": "none"}, "(--rate: 1gbit there, none here)"),
-        ({"launch": "env {command}"}, "(--launch: not given there, env {command} here)"),
-    ):
-        with pytest.raises(UsageError, match="was made by sweep with other arguments") as refused:
-            SweepFolder(tmp_path, asked(**changes))
-        assert words in str(refused.value)
-
-
-LONG = "/x" * 100
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "words"),
+    ("grid", "words"),
     [
-        ({"cache_dir": f"{LONG}/a{LONG}"}, {"cache_dir": f"{LONG}/b{LONG}"}, ("/x/a/x", "/x/b/x")),
-        ({"cache_dir": "not given"}, {}, ("--cache_dir: 'not given' there, not given here",)),
-        ({"threads": 1}, {"threads": "1"}, ("--threads: 1 there, '1' here",)),
-    ],
-    ids=["the middle", "none", "kind"],
-)
-def test_flags_that_differ_are_shown_apart_even_if_they_are_long(before, now, words, tmp_path):
-    SweepFolder(tmp_path, asked(flags=before)).write()
-    SweepFolder(tmp_path, asked(flags=before))
-    with pytest.raises(UsageError) as refused:
-        SweepFolder(tmp_path, asked(flags=now))
-    assert all(word in str(refused.value) for word in words)
-    assert len(str(refused.value)) < 600
-
-
-def test_a_flag_with_control_characters_is_the_same_when_it_is_read_again(tmp_path):
-    flags = {"cache_dir": "a\x1b[31mb\\c"}
-    SweepFolder(tmp_path, asked(flags=flags)).write()
-    SweepFolder(tmp_path, asked(flags=flags))
-
-
-@pytest.mark.parametrize("file", ["sweep.json", "logs"])
-def test_a_file_that_cannot_be_written_is_one_sentence(file, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    if file == "logs":
-        (tmp_path / "runs" / "sweep.json").write_text(json.dumps(asked(axes={"batch": ["4"]}) | {"combinations": {}}))
-        (tmp_path / "runs" / "logs").write_text("in the way")
-    else:
-        monkeypatch.setattr("cos598d.tools.runs.folder.write_json", _full_disk)
-    assert train_digits("--grid", "batch=4", "--runs_dir", "runs") == 1
-    said = capsys.readouterr().err
-    assert f"{file} cannot be written (" in said
-    assert "repeat the command" in said
-    assert said.count("\n") == 1
-
-
-def _full_disk(path, value):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "words"),
-    [
-        ("notes.txt", "mine", "is not empty and has no sweep. Choose another folder"),
-        ("sweep.json", '{"axes": ', "sweep.json is not JSON"),
-        ("sweep.json", "[]", "sweep.json is damaged"),
-        ("sweep.json", json.dumps(asked() | {"combinations": {"x": {}}}), "it has no combinations.x.settings"),
+        (["bach=1"], "unknown axis. Did you mean"),
+        (["batch"], "has no values"),
+        (["batch=1,,2"], "has no values"),
+        (["batch=1,1"], "given twice"),
+        (["batch=1", "batch=2"], "given twice"),
+        (["batch=x"], "is not valid"),
+        (["batch=0"], "is not valid"),
+        (["setup=4"], "Give hosts and the ranks on each"),
+        (["delay=soon"], "delay"),
+        (["save_model=yes"], "Give on or off"),
+        (["seed=1,2"], "Give --seeds N"),
+        (["output_dir=a"], "the sweep sets it itself"),
     ],
 )
-def test_a_folder_without_a_sweep_is_refused_and_unchanged(file, text, words, tmp_path, capsys):
-    (tmp_path / file).write_text(text)
-    assert train_digits("--grid", "batch=4", "--runs_dir", str(tmp_path)) == 1
-    assert words in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == [file]
-    assert (tmp_path / file).read_text() == text
+def test_an_axis_that_cannot_be_is_refused(grid, words):
+    with pytest.raises(UsageError, match=words):
+        read_grid(grid)
+
+
+def test_what_cannot_run_is_left_out_with_its_reason_and_nothing_at_all_is_an_error():
+    grid = read_grid(["sync=ddp,nosuch"])
+    fine, refused = plan({}, grid, {"do_train": True})
+    assert (fine.refused, "nosuch" in refused.refused) == ("", True)
+    with pytest.raises(UsageError, match="nosuch"):
+        plan({}, read_grid(["sync=nosuch"]), {"do_train": True})
+    with pytest.raises(UsageError, match="nothing to vary"):
+        plan({}, {}, {"do_train": True})
+    with pytest.raises(UsageError, match="--sync is given after -- and by --grid"):
+        plan({}, grid, {"sync": "ring"})
+
+
+def test_the_program_of_a_run_is_on_this_host_on_emulated_ones_or_as_the_template_says():
+    here, there = plan({}, read_grid(["setup=1x2,2x3"]), {"do_train": True})
+    assert command(here, ["--do_train"], None, "x")[-4:] == ["train", "--do_train", "--world_size", "2"]
+    words = command(there, ["--do_train"], None, "x")
+    assert words[3:5] == ["cluster", "run"]
+    assert words[words.index("--hosts") + 1] == "2"
+    assert words[words.index("--ranks_per_host") + 1] == "3"
+    assert words[words.index("--") + 4 :] == ["train", "--do_train"]
+    launched = command(there, ["--do_train"], "mpirun -np {world_size} -N {ranks_per_host} {command} 'a b'", "x")
+    assert launched[:5] == ["mpirun", "-np", "6", "-N", "3"]
+    assert launched[-3:] == ["train", "--do_train", "a b"]
+    for template in ("mpirun -np 2", "mpirun 'a {command}"):
+        with pytest.raises(UsageError, match="--launch"):
+            check_launch(template)
+
+
+# ---- the table
+
+
+def finished(folder, name, ranks, wall_seconds, **changes):
+    """A made-up run whose epochs take so many seconds."""
+    shutil.rmtree(folder / name, ignore_errors=True)
+    place = write_run(folder / name, ranks=ranks, sync="none" if ranks == 1 else "ddp", **changes)
+    summary = read(place / "summary.json")
+    summary["epochs"] = [
+        {"epoch": number, "iterations": 5, "loss": 0.5, "acc": 0.8}
+        | {"training": {"examples": 80, "wall_seconds": wall_seconds}}
+        for number in (1, 2)
+    ]
+    (place / "summary.json").write_text(json.dumps(summary))
+
+
+def cells(text, column):
+    """The cells of a column of the table by the first cell of each row."""
+    lines = text.splitlines()
+    head = next(line for line in lines if column in line)
+    rows = lines[lines.index(head) + 2 :]
+    end = head.index(column) + len(column)
+    return {row.split()[0]: row[:end].split("  ")[-1].strip() for row in rows}
+
+
+def test_a_speed_up_that_is_more_than_there_is_to_gain_is_not_printed(tmp_path):
+    runs = plan({}, read_grid(["setup=1x1,1x2"]), {"do_train": True})
+    finished(tmp_path, "setup1x1", 1, 1.5)
+    finished(tmp_path, "setup1x2", 2, 1.0)
+    assert cells(results_words(runs, tmp_path), "speed-up") == {"1x1": "1.00", "1x2": "1.50"}
+    finished(tmp_path, "setup1x1", 1, 14.69)
+    text = results_words(runs, tmp_path)
+    assert "14.69" not in cells(text, "speed-up").values()
+    assert "disturbed" in text
+    assert text.startswith("warning: a speed-up is more than there is to gain")
+
+
+def test_repeats_share_a_row_with_their_range(tmp_path):
+    runs = plan({}, read_grid(["setup=1x1,1x2"]), {"do_train": True}, seeds=2)
+    for seed, seconds in ((42, 1.0), (43, 2.0)):
+        finished(tmp_path, f"setup1x1-seed{seed}", 1, seconds)
+        finished(tmp_path, f"setup1x2-seed{seed}", 2, seconds)
+    text = results_words(runs, tmp_path)
+    assert text.count("1.5 (1 to 2)") == 2
+    shutil.rmtree(tmp_path / "setup1x2-seed43")
+    assert results_words(runs, tmp_path).count("(1 to 2)") == 1, "one run has no range"
+
+
+# ---- real runs
+
+
+def test_a_sweep_is_made_once_two_at_a_time_and_refused_with_other_flags(sweep, tmp_path):
+    grid = ["--grid", "setup=1x1,1x2", "--grid", "batch=4"]
+    training = [*DIGITS, "--num_train_epochs", "2"]
+    first = sweep([*grid, "--parallel", 2], training)
+    assert first.wait() == 0, first.text
+    for name, ranks, batch in (("setup1x1-batch4", 1, 4), ("setup1x2-batch4", 2, 8)):
+        summary = read(tmp_path / "sweep" / name / "summary.json")
+        assert (summary["world_size"], summary["total_train_batch_size"], summary["label"]) == (ranks, batch, name)
+        assert "epoch 2:" in (tmp_path / "sweep" / "logs" / f"{name}.txt").read_text()
+        assert not (tmp_path / "sweep" / name / "checkpoints").exists()
+    when = (tmp_path / "sweep" / "setup1x1-batch4" / "summary.json").stat().st_mtime_ns
+    table = first.text[first.text.index("\nsetup ") :]
+    second = sweep(grid, training)
+    assert second.wait() == 0, second.text
+    assert second.text.count("finished before") == 2
+    assert second.text.endswith(table)
+    assert (tmp_path / "sweep" / "setup1x1-batch4" / "summary.json").stat().st_mtime_ns == when
+    other = sweep(grid, [*DIGITS, "--num_train_epochs", "3"])
+    assert other.wait() == 1
+    assert "setup1x1-batch4 is another run: its num_train_epochs is 2.0, and should be 3.0." in other.text
+    defaults = sweep(grid, [*training, "--learning_rate", "0.1"])
+    assert defaults.wait() == 1
+    assert "its learning_rate is" in defaults.text
+
+
+def test_only_one_run_is_made_by_a_template_and_one_that_fails_has_its_words(sweep, tmp_path):
+    grid = ["--grid", "total_train_batch_size=16,8", "--launch", "env MARK=7 {command}"]
+    training = [*TINY[:4], "--threads", "1", "--do_train", "--max_steps", "1"]
+    assert sweep([*grid, "--only", 3], training).wait() == 2
+    one = sweep([*grid, "--only", 2], training)
+    assert one.wait() == 0, one.text
+    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["logs", "total_train_batch_size8"]
+    assert (tmp_path / "sweep" / "logs" / "total_train_batch_size8.txt").read_text().startswith("$ env MARK=7 ")
+    bad = sweep([*grid[:2], "--only", 1], [*training, "--data_dir", str(tmp_path / "nothing")])
+    assert bad.wait() == 1
+    assert "[1/1] total_train_batch_size16: it failed with exit code" in bad.text
+    assert str(tmp_path / "nothing") in bad.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_or_killed_sweep_ends_its_runs_and_goes_on(sweep, tmp_path, number):
+    if number == signal.SIGKILL and not shutil.which("setpriv"):
+        pytest.skip("not installed: setpriv, which ends children with their parent")
+    grid = ["--grid", "setup=1x2"]
+    log = tmp_path / "sweep" / "logs" / "setup1x2.txt"
+    first = sweep(grid, LONG)
+    wait_until(lambda: log.exists() and "iteration 5:" in log.read_text())
+    started = children_of(first.process.pid)
+    first.process.send_signal(number)
+    code = first.wait()
+    assert code in ((130,) if number == signal.SIGINT else (-9, 137)), first.text
+    wait_until(lambda: not any(is_alive(process) for process in started))
+    assert not (tmp_path / "sweep" / "setup1x2" / "summary.json").exists()
+    second = sweep(grid, LONG)
+    assert second.wait() == 0, second.text
+    assert "resumes after iteration" in log.read_text()
+    summary = read(tmp_path / "sweep" / "setup1x2" / "summary.json")
+    assert summary["iterations"] == 180
+    assert len(summary["attempts"]) == 2
+
+
+def test_the_demo_is_the_preset_and_prints_the_table_of_compare(start, tmp_path):
+    words = ["demo", *TINY, "--world_size", "2", "--max_steps", "2", "--parallel", "2", "--runs_dir", tmp_path / "demo"]
+    program = start("demo", ["-m", "cos598d", *map(str, words)])
+    assert program.wait() == 0, program.text
+    table = program.text[program.text.index("\nrun ") :].splitlines()
+    assert table[1].split("  ")[0] == "run"
+    assert [row.split()[0] for row in table[3:8]] == ["task1", "task2a", "task2b", "task3", "floor"]
+    losses = {name: read(tmp_path / "demo" / name / "summary.json")["losses"] for name in ("task1", "task3")}
+    assert losses["task3"] == pytest.approx(losses["task1"], abs=1e-5)
+    assert table[7].split()[-1] == "drifts"
+
+
+def test_the_job_for_slurm_is_shell_and_names_flags_that_exist():
+    text = (ROOT / "examples" / "train.sbatch").read_text()
+    assert len(text.splitlines()) <= 42
+    assert "scontrol requeue" in text
+    assert text.count("75") >= 2
+
+
+def test_report_takes_the_folder_of_a_sweep_and_the_file_of_a_bench(start, tmp_path):
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    for name in ("first-run", "second-run"):
+        write_run(tmp_path / "sweep" / name)
+    bench = ROOT / "tests" / "real_benches" / "2hosts-1gbit.json"
+    program = start("report", ["-m", "cos598d", "report", "sweep", str(bench), "-o", "page.html"])
+    assert program.wait() == 0, program.text
+    page = (tmp_path / "page.html").read_text()
+    assert all(name in page for name in ("first-run", "second-run"))
+    assert "2hosts-1gbit" in page

@@ -24,9 +24,7 @@ GROUPS = {
     "Train": {
         "train": ("train and evaluate a model on one rank or several", "training.md"),
         "demo": ("train the four tasks, then compare them", "lab.md"),
-        "strategies": ("train with every parallel strategy, then compare them", "engines.md"),
-        "sweep": ("train over a grid of settings, then compare the runs", "sweeps.md"),
-        "sbatch": ("print a SLURM job that trains and resumes by itself", "launchers.md"),
+        "sweep": ("train over a grid of settings or with every strategy, then compare the runs", "sweeps.md"),
     },
     "Look at results": {
         "compare": ("print a table of runs", "report.md"),
@@ -48,7 +46,6 @@ GROUPS = {
     },
     "Measure": {
         "bench": ("time gradient syncs on the same batches, round by round", "measuring.md"),
-        "traffic": ("train an epoch per batch size, and count its bytes (emulated hosts need root)", "hosts.md"),
         "scale": ("predict other links, batches and numbers of hosts from benches", "cost.md"),
         "cluster": ("emulate several hosts on this machine (Linux, root)", "hosts.md"),
     },

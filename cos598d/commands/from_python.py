@@ -30,7 +30,7 @@ from cos598d.tools.report.seconds import phases_blocks, seconds_blocks
 from cos598d.tools.report.series import find_calls, read_calls
 from cos598d.tools.report.svg import inline
 from cos598d.tools.report.table import brief, brief_parts, comparison
-from cos598d.tools.runs.jobs import LastWords
+from cos598d.tools.sweeps.runner import LastWords
 
 # Shorter words for the flags that a notebook gives most often.
 SHORT = {"task": "task_name", "model": "model_name_or_path"}

@@ -8,15 +8,13 @@ from pathlib import Path
 from cos598d.commands.flags import check_output_file, output_written
 from cos598d.errors import UsageError, UserError
 from cos598d.records.bench import FILE_NAME
+from cos598d.records.conventions import SUMMARY
 from cos598d.records.run import live_folder
 from cos598d.terminal.files import write_together, write_whole
-from cos598d.terminal.printable import printable
 from cos598d.tools.report.benches import Bench, load_bench
 from cos598d.tools.report.blocks import Page, as_html, as_markdown_page, as_pdf, need
 from cos598d.tools.report.lab import lab_page
 from cos598d.tools.report.load import Run, load_run_as, own_names
-
-SWEEP, STRATEGIES = TABLES = ("sweep.json", "strategies.json")  # the state of a folder of many runs
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="RUN",
-        help="folder that train, bench, sweep or strategies wrote",
+        help="folder that train, bench or sweep wrote",
     )
     parser.add_argument(
         *("-o", "--output"),
@@ -84,29 +82,17 @@ def _lab(folder: Path, output: Path) -> int:
 
 
 def _page_of(paths: Sequence[Path]) -> Page:
-    """The page of runs and benches, or of a sweep's or strategies' folder. Raises UserError for other folders."""
+    """The page of runs and benches; the folder of a sweep stands for its runs. Raises UserError for other folders."""
     from cos598d.tools.report.page import build_page
 
-    tables = [path for path in paths for name in TABLES if (path / name).is_file()]
-    if not tables:
-        return build_page(*load_records(paths))
-    (path, *others) = [*tables, *(path for path in paths if path not in tables)]
-    if others:
-        raise UserError(
-            f"{path} is the folder of a sweep or of strategies, which gets a page of its own. Give only this folder."
-        )
-    if (path / SWEEP).is_file():
-        from cos598d.tools.report.sweep_page import sweep_page
-        from cos598d.tools.runs.folders import read_sweep
+    return build_page(*load_records([one for path in paths for one in runs_in(path)]))
 
-        return sweep_page(read_sweep(path), f"cos598d report: the sweep {printable(path.resolve().name)}")
-    from cos598d.tools.report.strategies import strategies_page
-    from cos598d.tools.runs.folders import StrategiesFolder
 
-    folder = StrategiesFolder(path)
-    if folder.damage:
-        raise UserError(folder.damage)
-    return strategies_page(folder.entries())
+def runs_in(path: Path) -> list[Path]:
+    """The folders of the finished runs in a sweep's folder, or the folder itself if it is no sweep's."""
+    if (path / SUMMARY).exists() or not path.is_dir():
+        return [path]
+    return sorted(found.parent for found in [*path.glob(f"*/{SUMMARY}"), *path.glob(f"repeat*/*/{SUMMARY}")]) or [path]
 
 
 def load_records(paths: Sequence[Path]) -> tuple[list[Run], list[Bench]]:
@@ -114,7 +100,7 @@ def load_records(paths: Sequence[Path]) -> tuple[list[Run], list[Bench]]:
     folders = [path.parent if path.name == FILE_NAME and path.is_file() else path for path in paths]
     runs, benches = [], []
     for folder, name in zip(folders, own_names(folders), strict=True):
-        if (folder / FILE_NAME).exists():
+        if folder.is_file() or (folder / FILE_NAME).exists():  # `bench --json` gives its file any name
             benches.append(load_bench(folder, name))
         elif folder.is_dir() and not (folder / "summary.json").exists() and not live_folder(folder):
             raise UserError(

@@ -1,0 +1,1 @@
+"""Many runs from one command: what is planned, what makes it, and the table of what came out."""
