@@ -1,7 +1,6 @@
 """The flags become one checked record, and nothing that was given is lost on the way."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,11 +10,9 @@ from cos598d.commands.flags import to_words as flag_words
 from cos598d.commands.run_flags import ALIASES, FREQUENT, add_run_options, run_values, to_words
 from cos598d.config import SYNC_FIELDS, RunConfig, config_from, folder_name
 from cos598d.errors import UsageError
-from cos598d.strategies import class_of, known_names
-from cos598d.sync.base import GradientSync
-from cos598d.terminal.fields import Flag, check_flags, defaults_of, flag, flags_of
+from cos598d.sync import KNOWN, get_sync, takers
+from cos598d.terminal.fields import Flag, check_flags, flag, flags_of
 from cos598d.tools.audit.options import AuditFlags
-from cos598d.tools.bench.candidates import parse_candidate
 
 
 def parse(*words):
@@ -234,40 +231,15 @@ def test_a_flag_without_a_group_is_among_the_command_s_own():
     assert not [line for line in parser.format_help().splitlines() if line.strip() == ":"]
 
 
-def test_each_option_of_a_sync_has_an_effect_and_each_that_a_strategy_names_is_one():
-    kinds = {name: class_of(name) for name in known_names()}
-    assert set(SYNC_FIELDS) <= {option for kind in kinds.values() for option in kind.uses}
-    assert {name: set(kind.uses) - {*defaults_of(kind.options_kind)} for name, kind in kinds.items()} == dict.fromkeys(
-        kinds, set()
-    )
-
-
-def test_each_flag_that_a_strategy_declares_is_one_of_train_with_the_same_meaning_everywhere():
+def test_each_flag_of_a_sync_is_one_of_train_with_the_same_meaning_and_some_sync_takes_it():
     known = flags_of(RunConfig)
-    for name in known_names():
-        for option, said in flags_of(class_of(name).options_kind).items():
+    assert [option for option in SYNC_FIELDS if not takers(option)] == []
+    for name in KNOWN:
+        for option, said in flags_of(get_sync(name).options_kind).items():
             assert known[option] == said, name
 
 
-OWN = """from cos598d.sync.base import GradientSync
-
-
-class Mine(GradientSync):
-    uses = ("bucket_mb", "fragments", "bucket_view")
-"""
-
-
-def test_a_sync_of_your_own_may_use_a_flag_that_another_declares(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
-    config = config_from(parse("--sync", f"{tmp_path}/own.py:Mine", "--fragments", "4"))
-    config.check(2)
-    options = config.sync_options()
-    assert (options.fragments, options.bucket_view, options.bucket_mb) == (4, False, 25.0)
-    mine = class_of(config.sync)(None, True, options)
-    assert mine.options.fragments == 4
-    assert parse_candidate(f"{tmp_path}/own.py:Mine:fragments=3").options.fragments == 3
-
-
-def test_options_of_a_user_s_own_class_are_kept_as_they_are():
-    options = SimpleNamespace(lr=1)
-    assert GradientSync(None, True, options).options is options
+@pytest.mark.parametrize(("sync", "option", "value"), [("ring", "fragments", 4), ("ddp", "outer_learning_rate", 0.5)])
+def test_a_flag_that_the_sync_has_not_is_refused_with_those_that_have_it(sync, option, value):
+    with pytest.raises(UsageError, match=rf"--{option} .*{sync}.* or choose one of .*diloco"):
+        RunConfig(do_train=True, sync=sync, **{option: value}).check(world_size=2)

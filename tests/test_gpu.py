@@ -1,22 +1,16 @@
-"""What only a GPU can prove of time and of nccl's calls, in this process; tests/test_gpu_runs.py starts whole programs.
+"""What only a GPU can prove of time, in this process; tests/test_gpu_runs.py starts whole programs.
 
 `make gpu` runs both. Whatever is added for CUDA or nccl is proved in one of them.
 """
 
-import copy
 import json
-import os
 
 import pytest
 import torch
-import torch.distributed as dist
-from cos598d.comm.communicator import Communicator
-from cos598d.comm.process_group import close_group, open_group
-from cos598d.doors.parallel import data_parallel
 from gpu import CUDA, NEEDS_GPU, keep
 from torch.profiler import ProfilerActivity, profile
 
-from cos598d.comm.ledger import Ledger
+from cos598d.comm.group import close_group, open_group
 from cos598d.measure.clock import IterationClock
 from cos598d.models.build import find_model
 from cos598d.records.conventions import PHASES
@@ -24,20 +18,14 @@ from cos598d.tools.bench.candidates import parse_candidate
 from cos598d.tools.bench.trace import MarkedClock
 from cos598d.tools.bench.turns import Turn
 from cos598d.tools.bench.workload import Stepper, Workload
-from cos598d.world.network import INTERFACE_VARIABLE
 
 pytestmark = NEEDS_GPU
 
 
 @pytest.fixture
-def nccl(monkeypatch):
-    """A communicator over nccl's group of this one process, which makes its calls as if there were another rank."""
-    monkeypatch.setenv(INTERFACE_VARIABLE, os.environ.get(INTERFACE_VARIABLE, "lo"))
-    torch.cuda.set_device(CUDA)
-    open_group(None, "nccl")
-    comm = Communicator(None, "nccl", CUDA, Ledger())
-    comm.world_size = 2
-    yield comm
+def alone():
+    """The ranks of a run of one."""
+    yield open_group(None, "gloo", CUDA)
     close_group()
 
 
@@ -75,54 +63,6 @@ def test_work_on_another_stream_counts_as_sync_where_the_stream_waits(no_waiting
     assert sum(clock.phases.values()) == pytest.approx(seconds, rel=0.05)
 
 
-def test_nccl_calls_record_their_seconds_and_the_host_never_waits(nccl, no_waiting):
-    large = torch.randn(4096, 4096, device=CUDA)
-    ones = torch.ones(1 << 20, device=CUDA)
-
-    def blocking_calls():
-        nccl.all_reduce(ones, "blocking")
-        nccl.broadcast(ones, "from the root")
-        nccl.reduce(ones, "to the root")
-        nccl.all_reduce(ones, "largest", op=dist.ReduceOp.MAX)
-        return large @ large
-
-    blocking_calls()  # loads what they need
-    torch.cuda.synchronize()
-    nccl.ledger.forget()
-    no_waiting()
-    nccl.ledger.begin(1, nccl.time.now())
-    product = blocking_calls()
-    call = nccl.all_reduce(ones, "other", async_op=True)
-    for _ in range(20):
-        product = large @ product
-        product /= product.norm()
-    call.wait()
-    assert all(row.seconds is None for row in nccl.ledger.rows)
-    nccl.ledger.settle()
-    rows = {row.tensor: (row.started, row.seconds) for row in nccl.ledger.rows}
-    keep("nccl_calls.json", rows)
-    assert len(rows) == 5
-    assert all(started >= 0 and seconds > 0 for started, seconds in rows.values())
-    starts = [started for started, _ in rows.values()]
-    assert starts == sorted(starts)
-    # The last one was waited for after the products, which the others had not to wait for.
-    assert rows["other"][1] == max(seconds for _, seconds in rows.values())
-    assert torch.equal(ones, torch.ones_like(ones))
-
-
-def test_data_parallel_averages_over_nccl(nccl):
-    plain = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).to(CUDA)
-    replica = copy.deepcopy(plain)
-    model = data_parallel(replica, "bucketed")
-    model._comm.world_size = nccl.world_size  # the other one adds nothing
-    inputs = torch.randn(8, 64, device=CUDA)
-    for one in (plain, model):
-        one(inputs).sum().backward()
-    for own, other in zip(replica.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(own.grad, other.grad / 2)
-    assert model.ledger.totals()["bucket 0"].calls == 1
-
-
 def kernels_by_phase(trace):
     """Seconds of kernels and copies of a Chrome trace, by the phase within which the host launched them."""
     events = [event for event in trace["traceEvents"] if "dur" in event]
@@ -143,13 +83,12 @@ def kernels_by_phase(trace):
     return found
 
 
-def test_phases_are_as_long_as_their_kernels_in_the_profile(tmp_path):
-    comm = Communicator(None, "gloo", CUDA)
+def test_phases_are_as_long_as_their_kernels_in_the_profile(alone, tmp_path):
     # Enough that the device is the slower of the two, never without work in forward and backward.
     batch = 32 if torch.cuda.get_device_properties(CUDA).total_memory > 60e9 else 8
     workload = Workload(find_model("bert-base"), CUDA, batch, tokens=384, seed=1)
-    turn = Turn(parse_candidate("flat"), workload, comm, Stepper(workload.model))
-    turn.clock = MarkedClock(CUDA)
+    turn = Turn(parse_candidate("flat"), workload, alone, Stepper(workload.model))
+    turn.timed_by(MarkedClock(CUDA))
     inputs = workload.inputs(0, 0, 1)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]):  # its own first time
         turn.iterate(inputs)

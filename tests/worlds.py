@@ -1,15 +1,15 @@
-"""Worlds of real ranks for tests of code that takes the old Communicator: a failing rank fails the test.
+"""Real ranks for tests whose function takes the run's `Ranks`: a failing rank fails the test.
 
-New tests take tests/ranks.py, whose functions call torch.distributed.
+A test whose function only calls torch.distributed takes tests/ranks.py.
 """
 
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from cos598d.comm.communicator import Communicator
 from programs import PATIENCE
 
+from cos598d.comm.group import Ranks
 from cos598d.tools.exam.ranks import Wrong, run
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
@@ -24,29 +24,19 @@ def run_ranks(world_size, function, *arguments, seconds=PATIENCE):
 
     Raises RankFailure if a rank fails; one that hangs is ended after `seconds`.
     """
-    words = (_with_communicator, function, *arguments)
+    words = (_with_ranks, function, *arguments)
     try:
         return run(world_size, *words, file=Path(__file__), loads=False, seconds=seconds).values
     except Wrong as wrong:
         raise RankFailure(wrong.words) from None
 
 
-def _with_communicator(comm, module, function, *arguments):
+def _with_ranks(comm, module, function, *arguments):
     meeting = None
     if comm.world_size > 1:
         store = dist.distributed_c10d._get_default_store()
         identity = Identity(comm.rank, comm.world_size)
         meeting = Meeting(identity, store, ["here"] * comm.world_size, seconds=60)
-    return function(Communicator(meeting, "gloo", torch.device("cpu")), *arguments)
+    ranks = Ranks(comm.rank, comm.world_size, torch.device("cpu"), "gloo", ["here"] * comm.world_size, meeting=meeting)
+    return function(ranks, *arguments)
 
-
-def run_each(world_size, function, cases, *arguments):
-    """Call `function(comm, case, *arguments)` for one case after the other, in one world.
-
-    Returns for each case the ranks' results. Raises as `run_ranks` does.
-    """
-    return list(zip(*run_ranks(world_size, _each, function, list(cases), arguments), strict=True))
-
-
-def _each(comm, function, cases, arguments):
-    return [function(comm, case, *arguments) for case in cases]

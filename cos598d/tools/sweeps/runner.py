@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from cos598d.config import RunConfig, config_from
-from cos598d.errors import ERROR, UserError
 from cos598d.checkpoints.folder import FOLDER as CHECKPOINTS
 from cos598d.checkpoints.folder import remove_all
+from cos598d.config import RunConfig, config_from
+from cos598d.errors import ERROR, UserError
 from cos598d.records.conventions import AUTO_PRECISION
 from cos598d.terminal.children import end_all, exit_code_of
 from cos598d.terminal.fields import flags_of

@@ -124,7 +124,8 @@ def odd_gradient(seed: int, elements: int, rank: int) -> torch.Tensor:
 
 def top_k_steps(comm: Any, module: Any, seed: int) -> list[list[dict[str, Any]]]:
     """On a rank: of each step and name, the gradient after TopK's average and the bytes sent."""
-    codec, found = module.TopK(comm, SHARE), []
+    codec = module.TopK(comm, SHARE)
+    found: list[Any] = []
     for step in range(STEPS):
         found.append([])
         for name in NAMES:

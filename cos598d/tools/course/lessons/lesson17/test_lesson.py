@@ -146,7 +146,8 @@ def mlp_in_one_process(seed: int, step: int, size: int) -> tuple[Tensors, dict[s
     for all ranks, or one of each stacked."""
     whole = {name: each.requires_grad_() for name, each in zip(PARTS, mlp_weights(seed), strict=True)}
     inputs, gradient = mlp_step(seed, step)
-    each_sum, each_own = [], []
+    each_sum: list[Any] = []
+    each_own: list[Any] = []
     for rank in range(size):
         up, up_bias, down = (part_of(name, whole[name], rank, size) for name in PARTS[:3])
         each_sum.append(functional.gelu(inputs @ up + up_bias) @ down)
