@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cos598d.sync.base import GradientSync as GradientSync
     from cos598d.zero.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # What the package offers to Python, and the module of each name.
 _OFFERED = {

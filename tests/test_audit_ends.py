@@ -165,8 +165,6 @@ def test_a_hang_names_the_ranks_and_their_calls(name, tmp_path):
     assert [each["name"] for each in verdict["faults"]] == (["hang"] if is_hang else []), text
     assert "was stopped (SIGTERM) at" in text
     assert told in " ".join(text.split()), text
-    assert (tmp_path / "audit" / "flight" / "rank0.json").read_bytes().count(b"gloo:all_reduce")
-    assert "flight recorder" in text
     assert (name == "one_goes_on") == ("No fault found" in text), text
 
 

@@ -145,9 +145,10 @@ def _listen(pipes: dict[Connection, int], traces: list[Trace], seconds: float) -
     open_pipes = dict(pipes)
     ends: dict[int, End] = {}
     heard = time.monotonic()
-    deadline = heard + seconds
+    deadline, asked_at, is_proved = heard + seconds, 0.0, False
     while len(ends) < len(traces) and time.monotonic() < deadline:
-        for pipe in wait([*open_pipes], timeout=0.05):
+        ready = wait([*open_pipes], timeout=0.05)
+        for pipe in ready:
             assert isinstance(pipe, Connection)
             rank, heard = open_pipes[pipe], time.monotonic()
             end = _heard(pipe, traces[rank])
@@ -160,8 +161,12 @@ def _listen(pipes: dict[Connection, int], traces: list[Trace], seconds: float) -
                 if end[0] != VALUE:
                     deadline = min(deadline, heard + SAY_SECONDS)
         have_ended = [rank in ends for rank in range(len(traces))]
+        if ready:  # more may be on its way, and the proof reads all calls
+            continue
         if all(over or trace.stuck_in for over, trace in zip(have_ended, traces, strict=True)) and not all(have_ended):
-            is_proved = never_go_on(traces, have_ended) or unlike(traces, "", is_over=False) is not None
+            if asked_at != heard:
+                asked_at = heard
+                is_proved = never_go_on(traces, have_ended) or unlike(traces, "", is_over=False) is not None
             if is_proved or time.monotonic() > heard + QUIET_SECONDS * patience():
                 break
     return ends

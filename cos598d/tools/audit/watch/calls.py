@@ -114,7 +114,7 @@ class CallLog:
         for number, amount in enumerate((*added.values(), call.seconds)):
             total[number] += amount
         if kind == OTHER and not iteration and len(self._early) < MOST_ROWS:
-            places = [each.untyped_storage().data_ptr() for each in call.tensors if _has_storage(each)]
+            places = [_place(each) for each in call.tensors]
             self._early.append((places, row, entry))
         if call.work is not None and not in_backward and call.function:  # else C++ waits for it
             self._pending[id(call.work)] = (call.work, row, entry, total)
@@ -168,7 +168,7 @@ class CallLog:
         if not self._are_fresh:
             self._places = self._by_place()
             self._are_fresh = True
-        places = [each.untyped_storage().data_ptr() for each in call.tensors if _has_storage(each)]
+        places = [_place(each) for each in call.tensors]
         if not all(self._is_still(place) for place in places):
             self._places = self._by_place()
         known = [self._places[place] for place in places if place in self._places]
@@ -236,24 +236,29 @@ class CallLog:
         if known is None or known[0] != GRADIENT:
             return True
         gradient = gradient_of(known[2])
-        return gradient is not None and gradient.untyped_storage().data_ptr() == place
+        return gradient is not None and _place(gradient) == place
 
     def _by_place(self) -> dict[int, tuple[str, str, torch.Tensor]]:
         found: dict[int, tuple[str, str, torch.Tensor]] = {}
         known = self._known()
         for name, tensor in known["buffer"]:
-            if _has_storage(tensor):
-                found[tensor.untyped_storage().data_ptr()] = (BUFFER, name, tensor)
+            found[_place(tensor)] = (BUFFER, name, tensor)
         for name, tensor in known["weight"]:
             for kind, each in ((WEIGHT, local(tensor)), (GRADIENT, gradient_of(tensor))):
-                if each is not None and _has_storage(each):
-                    found[each.untyped_storage().data_ptr()] = (kind, name, tensor)
+                if each is not None:
+                    found[_place(each)] = (kind, name, tensor)
         found.pop(0, None)
         return found
 
 
-def _has_storage(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not hasattr(tensor, "placements")
+def _place(tensor: torch.Tensor) -> int:
+    """The address of its memory; 0 if it has none of its own, as a sparse one, or one that stands for a shard."""
+    if tensor.layout is not torch.strided or hasattr(tensor, "placements"):
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
 
 
 class RecentCalls:

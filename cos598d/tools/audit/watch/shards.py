@@ -111,7 +111,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_in_shards(parameter: torch.Tensor) -> bool:
     """Whether its .grad represents parts on all ranks, and has no memory (cos598d.parallelize)."""
-    return type(parameter.grad).__name__ == "ShardedGradient"
+    return type(parameter.grad).__name__ == "Unread"
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:

@@ -148,7 +148,8 @@ class RankSteps:
         where: ScriptLine = here()
         self.event("step", where=[*where])
         stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-        self._row["in_shards"] |= any(map(is_in_shards, stepped))
+        leaves = [leaf for reference, _ in self._hooked.values() if (leaf := reference()) is not None]
+        self._row["in_shards"] |= any(map(is_in_shards, (*stepped, *leaves)))
         for tensor in stepped:
             gradient = gradient_of(tensor)
             if gradient is None:
