@@ -164,7 +164,7 @@ def test_links_commands_flags_and_files_of_a_page_exist_and_its_python_is_python
 
 
 def test_the_readme_and_the_nine_files_of_the_reading_path_stay_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 140
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
     rows = re.findall(r"^\| \d \| \[`(.+?)`\]", (ROOT / "docs" / "reading.md").read_text(), re.MULTILINE)
     assert len(rows) == 9
     assert sum(len((ROOT / name).read_text().splitlines()) for name in rows) <= 1100
@@ -180,15 +180,15 @@ def measured_ratios(page, heading):
 
 def test_the_figure_and_the_readme_have_the_measured_ratios():
     tables = [
-        measured_ratios("measured-one-host.md", "The ladder on one host"),
-        measured_ratios("measured-hosts.md", "What a link costs"),
+        measured_ratios("measured.md", "The ladder on one host"),
+        measured_ratios("measured.md", "What a link costs"),
     ]
     figure = (ROOT / "benchmarks/ladder.svg").read_text(encoding="utf-8")
     drawn = re.findall(r">(\d\.\d\d)<", figure)
     shown = [sorted(ratio for ratio in table.values() if ratio != "1") for table in tables]  # DDP's own is not drawn
     assert [sorted(drawn[: len(shown[0])]), sorted(drawn[len(shown[0]) :])] == shown
     readme = re.findall(r"^\| `(\w+)` \|.*\| (\S+) \| (\S+) \|$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
-    assert len(readme) > 10
+    assert len(readme) > 8
     assert readme == [(sync, *(table.get(sync, "-") for table in tables)) for sync, *_ in readme]
 
 

@@ -24,12 +24,12 @@ GROUPS = {
     "Train": {
         "train": ("train and evaluate a model on one rank or several", "training.md"),
         "demo": ("train the four tasks, then compare them", "lab.md"),
-        "sweep": ("train over a grid of settings or with every strategy, then compare the runs", "sweeps.md"),
+        "sweep": ("train over a grid of settings or with every strategy, then compare the runs", "report.md"),
     },
     "Look at results": {
         "compare": ("print a table of runs", "report.md"),
         "report": ("make an HTML, PDF or Markdown page of runs, benches or sweeps", "report.md"),
-        "picture": ("draw what each rank did in one step", "pictures.md"),
+        "picture": ("draw what each rank did in one step", "report.md"),
         "predict": ("predict with a run's model, for inputs without labels", "tasks.md"),
         "score": ("score a file of predictions by the task's official rules", "tasks.md"),
     },
@@ -46,8 +46,8 @@ GROUPS = {
     },
     "Measure": {
         "bench": ("time gradient syncs on the same batches, round by round", "measuring.md"),
-        "scale": ("predict other links, batches and numbers of hosts from benches", "cost.md"),
-        "cluster": ("emulate several hosts on this machine (Linux, root)", "hosts.md"),
+        "scale": ("predict other links, batches and numbers of hosts from benches", "measuring.md"),
+        "cluster": ("emulate several hosts on this machine (Linux, root)", "launchers.md"),
     },
 }
 COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}

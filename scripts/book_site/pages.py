@@ -13,21 +13,12 @@ from cos598d.errors import UserError
 from cos598d.tools.course import Lesson, all_lessons
 
 FRONT = "README.md"
-MEASUREMENTS = (
-    "docs/measured.md",
-    "docs/measured-one-host.md",
-    "docs/measured-hosts.md",
-    "docs/measured-training.md",
-    "docs/measured-running.md",
-    "docs/measured-cost.md",
-    "docs/changelog.md",
-)
 # The top of the site, after the front page. A folder stands for its pages, and "*" for all that are not named.
 SECTIONS = {
     "Learn": ("docs/course.md", "docs/lessons/", "docs/lab.md", "docs/reading.md", "docs/glossary.md"),
-    "Do": ("docs/training.md", "docs/checkpoints.md", "docs/tasks.md", "docs/launchers.md", "docs/hosts.md", "*"),
-    "Look up": ("docs/syncs.md", "docs/zero.md", "docs/engines.md", "docs/run-folder.md", "docs/troubleshooting.md"),
-    "Understand": ("docs/compared.md", "docs/measuring.md", "docs/cost.md", *MEASUREMENTS, "docs/images.md"),
+    "Do": ("docs/training.md", "docs/checkpoints.md", "docs/tasks.md", "docs/launchers.md", "*"),
+    "Look up": ("docs/syncs.md", "docs/engines.md", "docs/run-folder.md", "docs/troubleshooting.md"),
+    "Understand": ("docs/measuring.md", "docs/measured.md", "docs/changelog.md"),
     "The project": ("CONTRIBUTING.md", "SECURITY.md"),
 }
 PICTURES = (".svg", ".png", ".jpg")
