@@ -17,7 +17,7 @@ import cos598d
 class SyncTrainer(Trainer):
     """A Trainer that trains with `cos598d.parallelize` where DistributedDataParallel stood.
 
-    `sync` holds the arguments of parallelize, such as {"strategy": "zero3"}, {"strategy": "ring", "compress": "bf16"}.
+    `sync` holds the arguments of parallelize, such as {"sync": "zero3"} or {"sync": "ring", "compress": "bf16"}.
     While the Trainer accumulates, nothing is sent, except under zero2 and zero3; what it saves has the model's plain
     names.
     """
@@ -94,7 +94,7 @@ def train(kind, **named):
 
 def main():
     for name in sys.argv[1:] or ("ddp", "ring", "zero3"):
-        is_first, losses = train(Trainer) if name == "ddp" else train(SyncTrainer, sync={"strategy": name})
+        is_first, losses = train(Trainer) if name == "ddp" else train(SyncTrainer, sync={"sync": name})
         if is_first:
             print(f"{name}: {' '.join(f'{float(loss):.6f}' for loss in losses)}", flush=True)
     torch.distributed.destroy_process_group()
