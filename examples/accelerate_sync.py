@@ -16,10 +16,9 @@ import cos598d
 class SyncAccelerator(Accelerator):
     """An Accelerator whose models are wrapped by `cos598d.parallelize` where DistributedDataParallel stood.
 
-    `sync` holds the arguments of parallelize, such as {"sync": "zero3"} or {"sync": "ring", "compress": "bf16"}.
-    A model comes first in `prepare`, then its optimizer. `accumulate` and `no_sync` send nothing meanwhile, except
-    under zero2 and zero3. `model.module` is the plain model, and `model.settle()`, on every rank, makes it whole before
-    evaluating.
+    `sync` holds the arguments of parallelize, such as {"sync": "zero3"} or {"sync": "ring", "compress": "bf16"}. A
+    model comes first in `prepare`, then its optimizer. `accumulate` and `no_sync` send nothing meanwhile, except under
+    zero2 and zero3. `model.settle()`, on every rank, makes the plain `model.module` whole before evaluating.
     """
 
     def __init__(self, *, sync, **arguments):
@@ -47,6 +46,10 @@ class SyncAccelerator(Accelerator):
         """It sets the rates of what steps the wrapped model."""
         scheduler.optimizer = self._ours or scheduler.optimizer
         return super().prepare_scheduler(scheduler)
+
+    def clip_grad_norm_(self, parameters, max_norm, norm_type=2):
+        """By the L2 norm of the whole average, of which a rank may have only a part."""
+        return self._models[-1].clip_grad_norm_(max_norm)
 
     def get_state_dict(self, model, unwrap=True):
         """Whole, on every rank, under every strategy."""

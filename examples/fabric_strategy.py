@@ -56,6 +56,10 @@ class SyncStrategy(DDPStrategy):
     def _arguments(self):
         return {"sync": "bucketed"} | self._ddp_kwargs
 
+    def clip_gradients_norm(self, module, optimizer, max_norm, *_, **__):
+        """By the L2 norm of the whole average, of which a rank may have only a part."""
+        return module.clip_grad_norm_(max_norm)
+
     def get_module_state_dict(self, module):
         """Whole, under every strategy."""
         module.settle()

@@ -45,6 +45,8 @@ class SyncStrategy(DDPStrategy):
             (whole,) = self.optimizers
             self.replica, ours = cos598d.parallelize(self.model, lambda _: whole, arguments.pop("sync"), **arguments)
             self.optimizers = [ours]
+            # By the norm of the whole average, of which a rank may have only a part.
+            self.precision_plugin.clip_grad_by_norm = lambda _, max_norm: self.replica.clip_grad_norm_(max_norm)
             for config in self.lr_scheduler_configs:
                 config.scheduler.optimizer = ours
         else:
