@@ -132,7 +132,8 @@ def _explain(error: BaseException, lifeline: Lifeline | None) -> tuple[str, int]
     if isinstance(error, BrokenPipeError) and not error.filename:
         return "the program that read this output has ended. Write the output to a file, or let its reader run on.", 1
     if isinstance(error, OSError) and error.strerror:  # such as a full disk, or a folder without write permission
-        return f"{error.strerror}: {error.filename or 'a file of the run'}.", 1
+        what = f"{error.filename or 'a file of the run'} cannot be used ({error.strerror})"
+        return f"{what}. Make room there, or choose another folder.", 1
     # A bug, ours or in a student's sync, so its line matters.
     traceback.print_exception(error)
     return f"{type(error).__name__}: {one_line(error)}.", 1

@@ -138,8 +138,6 @@ def _run(
             environment |= {"model_revisions": dict(source.revisions), "launcher": launcher, "places": places}
             files = {"environment.json": environment, "config.json": asdict(asked) | {"world_size": ranks.world_size}}
             record.describe(files, setting)
-            if record.remark:
-                console.say(record.remark)
 
         # Train, or only evaluate.
         if training is None:

@@ -60,7 +60,7 @@ def record_run(
             if rank == 0:
                 record.describe({"config.json": {"sync": "all_reduce"}}, setting)
             for iteration in range((at or 0) + 1, until + 1):
-                record.begin_training()
+                record.begin_iteration()
                 clock.start()
                 ledger.begin(iteration, clock.started)
                 with clock.phase("forward"):
@@ -84,7 +84,7 @@ def record_run(
                         dist.all_reduce(torch.ones(7))
                     record.epoch({"epoch": facts["epoch"], "iterations": EPOCH, "loss": 0.5, "acc": 0.75})
                 if iteration == stops_after:
-                    record.position()
+                    record.write_last()
                     record._end = lambda why: None  # a process that is killed does not say so
                     raise Stopped
         record.finish(Group(), setting, files or {})

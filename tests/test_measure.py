@@ -71,7 +71,7 @@ def test_a_gauge_that_fails_ends_the_sampling_and_not_the_run(monkeypatch, tmp_p
     assert [row["iteration"] for row in rows] == [3]
     monkeypatch.setattr("cos598d.measure.wire._sockets", lambda: 1 / 0)
     assert monitor.read() is None
-    assert monitor.pause() is None
+    monitor.pause()
     monitor.stop()
     assert said == ["sampling of CPU, memory and network stopped, and training continues: division by zero."]
     assert len(rows) == 1

@@ -208,16 +208,6 @@ def test_a_run_that_starts_over_removes_the_rows_of_the_earlier_one(ranks, tmp_p
     assert (tmp_path / "notes.txt").exists()
 
 
-def test_a_run_whose_earlier_rows_are_missing_goes_on(tmp_path):
-    alone(record_run, tmp_path, 4, stops_after=4)
-    (tmp_path / ITERATIONS.format(rank=0)).write_text("")
-    record = RunRecord(tmp_path, 0, resume_at=4)
-    with record:
-        assert record.remark == "4 rows of the first 4 iterations are missing."
-    alone(record_run, tmp_path, 6, at=4)
-    assert summary_of(tmp_path)["losses"] == [1 / 5, 1 / 6]
-
-
 def test_a_run_that_did_nothing_leaves_nothing(tmp_path):
     record = RunRecord(tmp_path, 0)
     with record:
@@ -227,11 +217,11 @@ def test_a_run_that_did_nothing_leaves_nothing(tmp_path):
 
 
 def test_the_summary_is_written_last(tmp_path):
-    with pytest.raises(UserError, match=r"config\.json cannot be written \(File exists\)"):
+    with pytest.raises(OSError, match="File exists"):
         alone(record_run, tmp_path, 3, files={"config.json/environment.json": {}})
     assert is_unfinished(tmp_path)
     why = read_summary(tmp_path, unfinished=True).attempts[-1].why
-    assert "cannot be written" in why
+    assert "File exists" in why
 
 
 def test_a_long_run_keeps_the_rows_of_few_calls(ranks, tmp_path):

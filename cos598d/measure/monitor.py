@@ -63,13 +63,11 @@ class Monitor:
         """The interface's bytes since the last reading; None if they are not known. It takes no communication."""
         return self._sampled(self._counter.read) if self._counter else None
 
-    def pause(self) -> Counters | None:
-        """Stop counting: training ends, or stops to evaluate. Return the bytes since the last reading."""
-        counted = self.read()
+    def pause(self) -> None:
+        """Stop counting: training ends, or stops to evaluate."""
         if self._counter:
             self._counter.pause()
         self._sampled(self._add_row)
-        return counted
 
     def stop(self) -> None:
         """End the thread. There are no more rows after this."""
