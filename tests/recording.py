@@ -14,8 +14,7 @@ import torch.distributed as dist
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
-from cos598d.measure.wire import Interface
-from cos598d.records.conventions import EVALUATION, LOSS, OWN_SOCKETS
+from cos598d.records.conventions import EVALUATION, LOSS
 
 SETTING = {
     "task": "rte", "model": "tiny", "data": "a sample", "precision": "fp32", "sync": "all_reduce", "dropout": None,
@@ -46,7 +45,7 @@ def record_run(
     stops_after: raise Stopped after that iteration instead, without a word more than a killed process writes.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    monitor = Monitor(0.02, Interface(OWN_SOCKETS, (rank,)) if counts else None, torch.device("cpu"), print)
+    monitor = Monitor(0.02, counts, torch.device("cpu"), print)
     record = RunRecord(
         Path(folder), rank, monitor, loggers, world_size=size, resume_at=at,
         resumed_from=resumed_from and Path(resumed_from),

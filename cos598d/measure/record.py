@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cos598d.comm.ledger import Ledger
-from cos598d.errors import UserError, one_line
+from cos598d.errors import one_line
 from cos598d.measure.claim import PREDICTION_FILES
-from cos598d.measure.loggers import Logger
 from cos598d.measure.monitor import Monitor, peak_gpu_bytes, peak_memory_bytes
 from cos598d.measure.peak import share_of_peak
 from cos598d.measure.rows import RowFile, cut_after, logs_calls
@@ -65,7 +64,7 @@ class RunRecord:
         folder: Path,
         rank: int,
         monitor: Monitor | None = None,
-        loggers: Sequence[Logger] = (),
+        loggers: Sequence[Any] = (),
         *,
         world_size: int = 1,
         resume_at: int | None = None,
@@ -75,7 +74,7 @@ class RunRecord:
         self.epochs: list[Row] = []
         self.evaluations: list[Row] = []  # those inside an epoch
         self.memory: Row = {}  # of this rank, by category
-        self._monitor, self._loggers, self._listening = monitor, loggers, list[Logger]()
+        self._monitor, self._loggers, self._listening = monitor, loggers, list[Any]()  # those whose `run` was called
         self._from = resumed_from if resumed_from and resumed_from.resolve() != folder.resolve() else None
         self._is_resumed, self._is_finished, self._is_training = resume_at is not None, False, False
         self._last: Iteration | None = None  # not written yet
@@ -133,17 +132,19 @@ class RunRecord:
         if not self._is_finished and not self.iterations and not self.epochs:  # nothing that is worth a look
             for name in (*self._files, *((SETTING, CONFIG_FILE, ENVIRONMENT_FILE) if self.rank == 0 else ())):
                 (self.folder / name).unlink(missing_ok=True)
-        for logger in self._listening:
-            with contextlib.suppress(UserError) if error else contextlib.nullcontext():
-                logger.end({"iteration": self.iterations, "why": None if self._is_finished else why})
+        with contextlib.suppress(Exception) if error else contextlib.nullcontext():
+            self._tell("end", {"iteration": self.iterations, "why": None if self._is_finished else why})
 
     def describe(self, files: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
         """On rank 0: write `files` (JSON values by name) and the summary's facts, for readers during the run."""
         for name, value in {**files, SETTING: setting}.items():
             write_json(self.folder / name, value)
-        for logger in self._loggers:
-            logger.run(self.folder, files.get(CONFIG_FILE, {}), self.iterations)
-            self._listening.append(logger)
+        self._listening = list(self._loggers)
+        self._tell("run", self.folder, files.get(CONFIG_FILE, {}), self.iterations)
+
+    def _tell(self, call: str, *arguments: Any) -> None:
+        for logger in self._listening:
+            getattr(logger, call, lambda *_: None)(*arguments)
 
     def ends(self, why: str) -> None:
         """Set why this attempt is about to end before its work is done."""
@@ -197,8 +198,8 @@ class RunRecord:
         row |= {"spans_seconds": spans if logs_calls(self.iterations) else []}
         self._moment = now
         self._last = Iteration(**row | dict(counts or {}) | self._sent.fields())
-        for logger in self._listening:
-            logger.step(msgspec.to_builtins(self._last))
+        if self._listening:
+            self._tell("step", msgspec.to_builtins(self._last))
 
     def write_last(self) -> None:
         """Write the row of the last iteration, with what was sent since it."""
@@ -226,13 +227,11 @@ class RunRecord:
     def _show(self, name: str, row: Row) -> None:
         if self.rank == 0:
             self._files[name].add(row)
-        for logger in self._listening:
-            logger.evaluation({"iteration": self.iterations} | row)
+        self._tell("evaluation", {"iteration": self.iterations} | row)
 
     def checkpoint(self, folder: Path) -> None:
         """Report a checkpoint of the current training, which is being written to `folder`."""
-        for logger in self._listening:
-            logger.checkpoint({"iteration": self.iterations, "folder": str(folder)})
+        self._tell("checkpoint", {"iteration": self.iterations, "folder": str(folder)})
 
     def finish(self, comm: "Ranks", setting: Mapping[str, Any], files: Mapping[str, Any]) -> None:
         """The work is done: rank 0 writes `files` (by name, JSON or text) and the summary. Every rank calls it."""
@@ -242,13 +241,12 @@ class RunRecord:
         mine = figures.rank_figures(read_rows(self._rows.path, Iteration))
         figures.added(mine["by_purpose"], self.ledger.by_purpose)  # of a last checkpoint, which is in no row
         memory = {"process_peak_bytes": peak_memory_bytes(), "gpu_peak_bytes": peak_gpu_bytes(), **self.memory}
-        interface = self._monitor.interface if self._monitor else None
-        shares = comm.collect([mine, memory, interface and [interface.name, interface.ranks]])
+        shares = comm.collect([mine, memory])
         self._end(self._why or FINISHED)
         self._is_finished = shares is None
         if shares is None:
             return
-        ranks, memories, interfaces = zip(*shares, strict=True)
+        ranks, memories = zip(*shares, strict=True)
         places = {_rank_of(place): place for place in _rows_in(self.folder)}
         departed = [places[rank] for rank in sorted(places) if rank >= self.world_size]
         known = [*ranks, *(figures.rank_figures(read_rows(place, Iteration)) for place in departed)]
@@ -257,7 +255,6 @@ class RunRecord:
             **figures.run_figures(read_rows(self._rows.path, Iteration), ranks),
             "epochs": [row | figures.epoch_traffic(known, row["epoch"]) for row in self.epochs],
             "evaluations": self.evaluations,
-            "wire": figures.wire_figures(ranks, interfaces),
             "memory": {name: [each[name] for each in memories] for name in memory},
             "attempts": figures.attempts_of(read_rows(self.folder / ATTEMPTS, AttemptRow), self.iterations),
         }
