@@ -172,7 +172,6 @@ def _run(
                 save_run_model(output, model, source.encoder)
             else:
                 shutil.rmtree(output / MODEL, ignore_errors=True)  # an earlier run's
-        ranks.exchange("the model is saved")
     console.say(f"output: {output}")
     return 0
 
