@@ -2,10 +2,8 @@
 since killed and resumed runs on changing ranks would take a minute each as programs."""
 
 import math
-import os
 import subprocess
 import sys
-import time
 from functools import partial
 
 import pytest
@@ -27,7 +25,7 @@ from cos598d.records.conventions import (
     WARM_UP,
 )
 from cos598d.records.figures import summarize_seconds
-from cos598d.records.schema import Iteration, Summary, read, read_rows
+from cos598d.records.schema import Iteration, read_rows
 from cos598d.records.unfinished import is_unfinished, read_summary
 
 SIZE = 4 * NUMBERS
@@ -235,13 +233,6 @@ def test_a_long_run_keeps_the_rows_of_few_calls(ranks, tmp_path):
     assert summary_of(tmp_path)["wire"] is None
 
 
-def test_a_summary_reads_back_as_it_was_written(whole):
-    found = read(whole / "summary.json", Summary)
-    assert found.losses == summary_of(whole)["losses"]
-    assert found.unfinished == ""
-    assert read_summary(whole, unfinished=True) == found
-
-
 DAMAGES = {
     "a word for a number": ('"world_size": 3', '"world_size": "three"', r"Expected `int`.*\$\.world_size"),
     "no ranks": ('"world_size": 3', '"world_size": 0', r"Expected `int` >= 1 - at `\$\.world_size`"),
@@ -275,15 +266,6 @@ def test_a_damaged_row_is_named_and_one_that_is_being_written_left_out(whole, tm
     assert list(read_rows(tmp_path / "nothing.jsonl", Iteration)) == []
 
 
-def test_fifty_thousand_rows_read_in_about_a_second(whole, tmp_path):
-    line = (whole / ITERATIONS.format(rank=0)).read_bytes().splitlines(keepends=True)[-1]
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(line * 50_000)
-    began = time.process_time()
-    assert sum(1 for _ in read_rows(path, Iteration)) == 50_000
-    assert time.process_time() - began < 3  # 0.4 on an idle machine
-
-
 def test_the_interval_of_the_mean_is_students():
     from scipy import stats
 
@@ -307,41 +289,21 @@ def test_a_folder_has_one_run_at_a_time(tmp_path):
         "import sys, pathlib; from cos598d.measure.claim import claim_folder\n"
         "with claim_folder(pathlib.Path(sys.argv[1]), overwrite=True):\n    print('mine', flush=True); sys.stdin.read()"
     )
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
-    )
+    other = subprocess.Popen([sys.executable, "-c", code, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert other.stdout.readline() == b"mine\n"
-        with (
-            pytest.raises(UserError, match=r"is in use by another run\. Choose another folder\."),
-            claim_folder(folder, overwrite=True),
-        ):
-            pass
-        other.kill()  # the kernel drops its lock
-        other.wait(20)
-        with claim_folder(folder, overwrite=False):
-            (folder / "notes.txt").write_text("mine")
-        with (
-            pytest.raises(UserError, match=r"is not empty\. Choose another folder or add --overwrite_output_dir"),
-            claim_folder(folder, overwrite=False),
-        ):
-            pass
-        with claim_folder(folder, overwrite=True):
-            pass
+        refuses(folder, True, r"is in use by another run\. Choose another folder\.")
     finally:
-        other.kill()
+        other.kill()  # the kernel drops its lock
         other.communicate()
+    with claim_folder(folder, overwrite=False):
+        (folder / "notes.txt").write_text("mine")
+    refuses(folder, False, r"is not empty\. Choose another folder or add --overwrite_output_dir")
+    with claim_folder(folder, overwrite=True):
+        pass
 
 
 def test_an_unfinished_run_is_not_overwritten_by_accident(tmp_path):
     alone(record_run, tmp_path, 4, stops_after=2)
-    with (
-        pytest.raises(UserError, match=r"has an unfinished run\. Resume it with --resume auto, start over with"),
-        claim_folder(tmp_path, overwrite=False),
-    ):
-        pass
-    with (
-        pytest.raises(UserError, match=r"is a file\. Give a folder\."),
-        claim_folder(tmp_path / "setting.json", overwrite=False),
-    ):
-        pass
+    refuses(tmp_path, False, r"has an unfinished run\. Resume it with --resume auto, start over with")
+    refuses(tmp_path / "setting.json", False, r"is a file\. Give a folder\.")
