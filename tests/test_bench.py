@@ -58,7 +58,7 @@ def test_the_fit_finds_overhead_and_bandwidth(overhead, bandwidth, last):
 def test_bandwidths_are_nccl_tests_and_calls_cost_their_overheads_and_bytes():
     assert bandwidths(1000, 0.5, 4) == (2000, 3000)
     assert bandwidths(1000, 0.5, 2) == (2000, 2000)
-    assert CallCost(0.5, 100).seconds(300, calls=4) == 5
+    assert CallCost(0.5, 100).seconds(300) == 3.5
 
 
 def test_the_median_s_interval_is_of_order_statistics_and_holds_it_as_often_as_stated():

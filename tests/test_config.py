@@ -90,7 +90,7 @@ def test_words_made_of_values_give_the_same_values_again():
 def test_every_field_of_a_run_is_a_flag_with_words_and_a_group():
     parser = Parser()
     add_run_options(parser)
-    of_the_launch = {"world_size", "local_rank", "master_ip", "master_port", "silence_seconds"}
+    of_the_launch = {"world_size", "local_rank", "master_ip", "master_port"}
     actions = {action.dest: action for action in parser._actions}
     assert actions.keys() - of_the_launch - {"help"} == set(RunConfig.__dataclass_fields__)
     assert all(action.help for action in actions.values())

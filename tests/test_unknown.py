@@ -1,12 +1,10 @@
 """Values that a record does not have are marked and not invented: bytes by another backend's formulas, seconds."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from report_records import counted_run, write_run
 
-from cos598d.measure.tensorboard import Board
 from cos598d.records.conventions import ASSUMED_BYTES
 from cos598d.tools.report.bench_table import remarks
 from cos598d.tools.report.load import load_run
@@ -49,11 +47,3 @@ def test_the_report_marks_assumed_bytes_and_takes_calls_without_times(runs):
     page = build_page(*load_records(runs))
     notes = [block.caption for section in page.sections for block in section.blocks if isinstance(block, Table)]
     assert [note for note in notes if f"Bytes of assumed are assumed: {ASSUMED_BYTES}." in note]
-
-
-def test_tensorboard_gets_no_unknown_values():
-    shown = {}
-    board = Board()
-    board._writer = SimpleNamespace(add_scalar=lambda tag, value, step: shown.__setitem__(tag, value))
-    board.step({"iteration": 1, "loss": 0.5, "seconds": None, "seconds_sync": None, "counted_bytes_sent": None})
-    assert shown == {"loss": 0.5}

@@ -80,15 +80,22 @@ class Checkpoints:
             raise UserError(f"no checkpoint can be kept in {self.folder} ({reason}). Choose another --output_dir.")
 
     def save(
-        self, parallel: Parallel, scaler: ShardedGradScaler, position: Position, best: Best, facts: Mapping[str, Any]
+        self,
+        parallel: Parallel,
+        scaler: ShardedGradScaler,
+        position: Position,
+        best: Best,
+        facts: Mapping[str, Any],
+        gathered: Callable[[], None] = lambda: None,
     ) -> None:
-        """Save the training after `position`. Every rank calls it."""
+        """Save the training after `position`. Every rank calls it; `gathered` is called when all is sent."""
         ranks, tensors = self._ranks, {}
         for key, tensor in parallel.state():
             if ranks.rank == 0:
                 tensors[key] = tensor.detach().to("cpu", copy=True).contiguous()
         kept = {f"{_OF_SYNC}{name}": t.detach().cpu().contiguous() for name, t in parallel.sync.own_state().items()}
         own = self._gather(save(kept | _random_states(ranks.device)))
+        gathered()
         if ranks.rank:
             return
         of_scale = scaler.state_dict()

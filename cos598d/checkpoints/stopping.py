@@ -88,7 +88,7 @@ class Stopping:
     ):
         self._flags, self._ranks, self._requests, self._clock = flags, ranks, requests, clock
         self._began, self._saved, self._looked = began, clock(), clock()
-        self._store = ranks.meeting.store if ranks.meeting else None
+        self._meeting = ranks.meeting
         self._key = f"asked to end/{ranks.exchange(secrets.token_hex(8))[0]}"
         self.reason: str | None = None
         self.wants_save = False
@@ -96,14 +96,14 @@ class Stopping:
     def is_asked(self) -> bool:
         """Whether this rank would vote for the end now, or another one has reported that it would."""
         is_mine = self._requests.first is not None or self._has_passed(self._flags.max_seconds, self._began)
-        if self._store is None or is_mine:
-            if self._store is not None:
-                self._store.set(self._key, "")
+        if self._meeting is None or is_mine:
+            if self._meeting is not None:
+                self._meeting.tell(self._key)
             return is_mine
         if self._clock() - self._looked < _LOOK_SECONDS:
             return False
         self._looked = self._clock()
-        return self._store.check([self._key])
+        return self._meeting.is_told(self._key)
 
     def votes(self) -> list[float]:
         """This rank's votes, one for each of VOTES."""

@@ -7,7 +7,7 @@ from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.tools.sweeps.plan import SET_HERE, WORLD_SIZE, plan, presets
 
 # Flags of a run that the tasks set, and those of ranks that somebody else starts.
-NOT_HERE = {*SET_HERE, "sync", "do_train", "do_eval", "local_rank", "master_ip", "master_port", "silence_seconds"}
+NOT_HERE = {*SET_HERE, "sync", "do_train", "do_eval", "local_rank", "master_ip", "master_port"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

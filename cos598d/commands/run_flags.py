@@ -12,7 +12,7 @@ from cos598d.config import RANKS, RunConfig
 from cos598d.errors import WARNING
 from cos598d.terminal.fields import check_flags, flag
 from cos598d.terminal.printable import printable
-from cos598d.world.identity import SILENCE_SECONDS, Identity, find_identity
+from cos598d.world.identity import Identity, find_identity
 from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT
 
 
@@ -24,12 +24,6 @@ class RankFlags:
     local_rank: int | None = flag(None, "this process's rank, from 0 (torchrun, srun and mpirun set it)", group=RANKS)
     master_ip: str | None = flag(None, f"address of rank 0 (default: {DEFAULT_IP})", group=RANKS, metavar="ADDRESS")
     master_port: int | None = flag(None, f"port of the rendezvous on rank 0 (default: {DEFAULT_PORT})", group=RANKS)
-    silence_seconds: int | None = flag(
-        None,
-        f"seconds of silence after which a host counts as lost (default: {SILENCE_SECONDS})",
-        group=RANKS,
-        least=4,
-    )
 
 
 def identity_from(flags: RankFlags) -> Identity | None:

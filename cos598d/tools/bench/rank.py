@@ -81,7 +81,6 @@ def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) 
             record["message_size"] = sweep_message_size(ranks, plan.largest_mb, plan.rounds, plan.seed, bar.update)
         if candidates and source:
             gauges, began = HostGauges(ranks.device, lambda sentence: None), time.perf_counter()
-            gauges.start()
             record |= _measure(plan, source, candidates, ranks, ranks_on_host, record, bar.update)
             record["host"] = ranks.collect({"seconds": time.perf_counter() - began, **gauges.read()})
     record["process_peak_memory_bytes"] = ranks.collect(peak_memory_bytes())
