@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from cos598d.commands.cli import main
-from cos598d.commands.flags import Parser, add_flags, given_flags
-from cos598d.commands.flags import to_words as flag_words
-from cos598d.commands.run_flags import ALIASES, FREQUENT, add_run_options, run_values, to_words
+from cos598d.commands.flags import Parser, add_flags, given_flags, to_words
+from cos598d.commands.run_flags import ALIASES, FREQUENT, add_run_options
 from cos598d.config import SYNC_FIELDS, RunConfig, config_from, folder_name
 from cos598d.errors import UsageError
 from cos598d.sync import KNOWN, get_sync, takers
@@ -18,7 +17,7 @@ from cos598d.tools.audit.options import AuditFlags
 def parse(*words):
     parser = Parser()
     add_run_options(parser)
-    return run_values(parser.parse_args(words))
+    return given_flags(parser.parse_args(words), RunConfig)
 
 
 def test_defaults_train_and_evaluate_without_dropout():
@@ -78,13 +77,9 @@ def test_a_model_type_has_a_default_model(words, model):
     assert config_from(parse(*words)).model_name_or_path == model
 
 
-def test_64_threads_are_accepted():
-    RunConfig(threads=64).check(1)
-
-
 def test_words_made_of_values_give_the_same_values_again():
     words = ["--dropout", "model", "--max_steps", "7", "--no_save_model", "--no_cuda", "--learning_rate", "3e-05"]
-    assert parse(*to_words(parse(*words))) == parse(*words)
+    assert parse(*to_words(parse(*words), RunConfig)) == parse(*words)
 
 
 def test_every_field_of_a_run_is_a_flag_with_words_and_a_group():
@@ -114,9 +109,9 @@ def test_one_line_makes_a_flag_its_help_its_check_and_its_words():
     words = ["--stage", "3", "--no_prefetch"]
     values = given_flags(parser.parse_args(words), OneMore)
     assert values == {"stage": 3, "prefetch": False}
-    assert flag_words(values, OneMore) == words
+    assert to_words(values, OneMore) == words
     check_flags(OneMore(**values))
-    with pytest.raises(UsageError, match="^--stage 4 is not valid. Give 0, 1, 2 or 3.$"):
+    with pytest.raises(UsageError, match="^--stage 4 is not valid. Give a number of at least 0 and below 4.$"):
         check_flags(OneMore(stage=4))
     with pytest.raises(UsageError, match="^unknown --gather now. Choose one of early, late.$"):
         check_flags(OneMore(gather="now"))
@@ -129,10 +124,8 @@ def test_one_line_makes_a_flag_its_help_its_check_and_its_words():
         ({"least": 1}, 1, 0, "--x 0 is not valid. Give a number of at least 1."),
         ({"above": 0}, 0.1, 0.0, "--x 0 is not valid. Give a number above 0."),
         ({"above": 0, "below": 9}, 0.1, 1e300, "--x 1e+300 is not valid. Give a number above 0 and below 9."),
-        ({"least": 0, "below": 1}, 0.0, 1.0, "--x 1 is not valid. Give a number from 0 to below 1."),
-        ({"least": 0, "below": 4, "kind": int}, 3, 4, "--x 4 is not valid. Give 0, 1, 2 or 3."),
-        ({"least": 1, "below": 3, "kind": int}, 1, 0, "--x 0 is not valid. Give 1 or 2."),
-        ({"least": 0, "below": 9, "kind": int}, 8, 9, "--x 9 is not valid. Give a whole number from 0 to 8."),
+        ({"least": 0, "below": 4, "kind": int}, 3, 4, "--x 4 is not valid. Give a number of at least 0 and below 4."),
+        ({"least": 0, "kind": int}, 1, 10**20, f"--x {10**20} is not valid. Give a number of at least 0 and below 2^63."),
         ({}, -1.0, float("-inf"), "--x -inf is not valid. Give a number."),
         ({"least": 0}, 0.0, float("nan"), "--x nan is not valid. Give a number of at least 0."),
     ],
@@ -143,18 +136,6 @@ def test_a_number_outside_its_range_is_refused(range_, right, wrong, words):
     with pytest.raises(UsageError) as caught:
         Flag("", **range_).check("x", wrong)
     assert str(caught.value) == words
-
-
-@pytest.mark.parametrize(("digits", "shown"), [(20, "1.00e+20"), (400, "1.00e+400"), (5000, "1.00e+5000")])
-def test_a_whole_number_of_hundreds_of_digits_is_a_sentence(digits, shown):
-    Flag("", least=0).check("x", (1 << 63) - 1)
-    for sign in (1, -1):
-        with pytest.raises(UsageError) as caught:
-            Flag("", least=0).check("x", sign * 10**digits)
-        assert (
-            str(caught.value)
-            == f"--x {'-' if sign < 0 else ''}{shown} is not valid. Give a whole number between -2^63 and 2^63."
-        )
 
 
 def test_ranks_may_differ_in_paths_but_not_in_what_they_compute():

@@ -55,15 +55,14 @@ def test_a_task_script_repeats_its_own_run_in_a_new_folder(run_here, tmp_path):
 
 
 def values(options):
-    from cos598d.commands.flags import Parser
+    from cos598d.commands.flags import Parser, given_flags
     from cos598d.commands.replay import EarlierRun
-    from cos598d.commands.run_flags import run_values
     from cos598d.commands.train import add_options
 
     parser = Parser()
     add_options(parser)
     found = parser.parse_args(list(map(str, options)))
-    return EarlierRun.of(found.config).values(found.lesson, run_values(found))
+    return EarlierRun.of(found.config).values(found.lesson, given_flags(found, RunConfig))
 
 
 def test_folders_are_not_repeated_and_flags_override_the_file(recorded):

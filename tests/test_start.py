@@ -112,8 +112,6 @@ def test_no_command_prints_the_help_with_every_command(capsys):
 NO_FOLDER = {
     "report -o": ["report", "RUN", "-o", "nosuch/report.html"],
     "scale -o": ["scale", "BENCH", "-o", "nosuch/scale.svg"],
-    "scale --json": ["scale", "BENCH", "--json", "nosuch/scale.json"],
-    "bench --json": ["bench", "--sync", "flat", "--rounds", "1", "--json", "nosuch/bench.json"],
     "check --results": ["check", "flat", "--results", "nosuch/card.json"],
     "new": ["new", "nosuch/mine.py"],
 }
