@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -110,10 +110,6 @@ class Measurement:
     rungs: Sequence[Rung]
     left_out: Mapping[str, str]
     steals: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        """Where it was measured, as JSON."""
-        return {"name": self.name, "hosts": self.ranks, "batch": self.batch, **self.link._asdict()}
 
     @property
     def words(self) -> str:
