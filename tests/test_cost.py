@@ -206,8 +206,6 @@ def test_a_forecast_is_what_the_ranks_send_and_hold(sync, ranks):
 def test_a_forecast_counts_steps_as_the_run_does():
     found = forecast(config("ring", num_train_epochs=2), 4)
     assert (found.iterations, found.iterations_per_epoch) == (12, 6)
-    assert found.bytes_sent_per_epoch == [6 * sent for sent in found.bytes_sent]
-    assert forecast(config("ring", max_steps=4), 4).bytes_sent_per_epoch[0] == 4 * found.bytes_sent[0]
     lines = "\n".join(forecast_lines(config("ring"), 4, found))
     assert "iterations: 12, 6 per epoch; 16 examples per step, 4 on each rank" in lines
     assert f"sent per iteration: {found.bytes_sent[0]:,} bytes by each rank" in lines

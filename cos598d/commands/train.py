@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from cos598d.checkpoints.resume import is_ours, named_folder
 from cos598d.commands.flags import Parser, given_flags
 from cos598d.commands.replay import EarlierRun, add_replay
 from cos598d.commands.run_flags import FREQUENT, RankFlags, add_run_options, identity_from, on_ranks
 from cos598d.config import RunConfig, config_from
 from cos598d.data import get_task
-from cos598d.errors import WARNING, UsageError
+from cos598d.errors import UsageError
 from cos598d.inputs import find
 from cos598d.optimizers import load_compiler
 from cos598d.run import run as run_rank
@@ -59,8 +58,10 @@ def run(options: argparse.Namespace) -> int:
     if earlier.path is not None and speaks:
         print(earlier.words(given, world_size), flush=True)
     if options.dry_run:
+        from cos598d.cost.forecast import forecast, forecast_lines  # which few runs need
+
         if speaks:
-            _print_forecast(config, world_size)
+            print(*map(printable, forecast_lines(config, world_size, forecast(config, world_size))), sep="\n")
         return 0
     found = None
     if identity is None:
@@ -71,15 +72,3 @@ def run(options: argparse.Namespace) -> int:
             if config.do_train:
                 load_compiler()  # once for all ranks
     return on_ranks(ranks, partial(run_rank, config, inputs=found))
-
-
-def _print_forecast(config: RunConfig, world_size: int) -> None:
-    """Print what the run would cost. Raises UserError as `forecast` does."""
-    from cos598d.cost.forecast import forecast, forecast_lines
-
-    lines = forecast_lines(config, world_size, forecast(config, world_size))
-    folder = named_folder(config)
-    is_full = folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir())))
-    if folder is not None and is_full and not (config.overwrite_output_dir or is_ours(folder, config)):
-        lines.insert(0, f"{WARNING}the run would be refused, because --output_dir {folder} is not empty")
-    print(*map(printable, lines), sep="\n")

@@ -43,11 +43,6 @@ class Forecast:
     bytes_sent: Sequence[int] = ()
     unsaid: str = ""
 
-    @property
-    def bytes_sent_per_epoch(self) -> list[int]:
-        """By rank."""
-        return [sent * min(self.iterations_per_epoch, self.iterations) for sent in self.bytes_sent]
-
 
 def forecast(config: RunConfig, world_size: int) -> Forecast:
     """What a run with these flags costs on `world_size` ranks. No rank is started, and no run's folder is created.
@@ -126,7 +121,6 @@ def _looked_up(examples: Examples, batch: np.ndarray, rows: int) -> float:
 def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[str]:
     """The forecast for the run of `config`, a line per fact."""
     ranks = number_of(world_size, "rank")
-    parts = ", ".join(f"{name} {_size(size)}" for name, size in found.memory.items())
     lines = [
         f"{config.label}: {config.task_name}, sync {config.sync}, {ranks}; nothing is started (--dry_run)",
         f"model: {found.model}",
@@ -136,24 +130,12 @@ def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[
     ]
     if found.unsaid:
         return [*lines, f"memory and bytes: not known, since {found.unsaid}"]
+    parts = ", ".join(f"{name} {size / 1e6:,.2f} MB" for name, size in found.memory.items())
+    sent = [f"{size:,}" for size in found.bytes_sent]
+    sent = sent[:1] if len({*sent}) == 1 else sent
     return [
         *lines,
-        f"memory per rank just before a step: {_size(sum(found.memory.values()))} ({parts}), and activations",
+        f"memory per rank just before a step: {sum(found.memory.values()) / 1e6:,.2f} MB ({parts}), and activations",
         f"calls per iteration: {found.calls:,.4g}",
-        f"sent per iteration: {_sent(found.bytes_sent)}",
-        f"sent per epoch: {_sent(found.bytes_sent_per_epoch)}",
+        f"sent per iteration: {', '.join(sent)} bytes by {'each rank' if len(sent) == 1 else 'rank 0, 1, ...'}",
     ]
-
-
-def _sent(by_rank: Sequence[int]) -> str:
-    same = min(by_rank) == max(by_rank)
-    sizes = f"{by_rank[0]:,}" if same else ", ".join(f"{size:,}" for size in by_rank)
-    return f"{sizes} bytes by {'each rank' if same else 'rank 0, 1, ...'}"
-
-
-def _size(size: float) -> str:
-    """Bytes as "12.3 MB", in powers of 1000."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size:.0f} bytes"
