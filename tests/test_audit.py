@@ -218,7 +218,7 @@ def test_every_consequence_and_planted_fault_has_words():
         (["--ignore", "never_averged", "right.py"], "Did you mean 'never_averaged'"),
         (["--strict_on", "all", "right.py"], "unknown --strict_on all. Choose one of fault, waste, note"),
         (["--timeout", "0", "right.py"], "--timeout 0"),
-        (["--launch", "--world_size", "2", "right.py"], "Leave --world_size out"),
+        (["--launch", "--world_size", "2", "right.py"], "Leave --world_size and --master_port out"),
         (["--", "-m"], "-m needs a module"),
         (["--world_size", "2", "--", "-m", "nowhere.at_all"], "is not a module here"),
     ],

@@ -66,17 +66,16 @@ def programs_of(name):
 
 
 @pytest.mark.parametrize(
-    ("words", "bits"), [("1gbit", 1e9), ("100mbit", 1e8), ("2.5gbit", 2.5e9), ("64kbit", 64e3), ("none", None)]
+    ("parse", "show", "words", "value"),
+    [
+        *((parse_rate, rate_words, *pair) for pair in (("1gbit", 1e9), ("2.5gbit", 2.5e9), ("64kbit", 64e3))),
+        (parse_rate, rate_words, "none", None),
+        *((parse_delay, delay_words, *pair) for pair in (("10ms", 0.01), ("500us", 0.0005), ("1s", 1), ("0", 0))),
+    ],
 )
-def test_a_rate_is_read_as_tc_reads_it_and_written_the_same(words, bits):
-    assert parse_rate(words) == bits
-    assert rate_words(bits) == words
-
-
-@pytest.mark.parametrize(("words", "seconds"), [("10ms", 0.01), ("500us", 0.0005), ("1s", 1), ("0", 0)])
-def test_a_delay_is_read_with_its_unit_and_written_the_same(words, seconds):
-    assert parse_delay(words) == pytest.approx(seconds)
-    assert delay_words(seconds) == words
+def test_a_rate_and_a_delay_are_read_with_their_units_and_written_the_same(parse, show, words, value):
+    assert parse(words) == (value and pytest.approx(value))
+    assert show(value) == words
 
 
 @pytest.mark.parametrize(

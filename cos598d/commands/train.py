@@ -2,13 +2,15 @@
 
 import argparse
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from cos598d.commands.flags import Parser, given_flags
-from cos598d.commands.replay import EarlierRun, add_replay
+from cos598d.commands.replay import repeated
 from cos598d.commands.run_flags import FREQUENT, RankFlags, add_run_options, identity_from, on_ranks
 from cos598d.config import RunConfig, config_from
 from cos598d.data import get_task
@@ -35,7 +37,8 @@ def add_options(
     add_run_options(parser, but, **lesson | dict(defaults))
     words = "start nothing; print iterations, parameters, memory and bytes"
     parser.add_argument_group("dry run").add_argument("--dry_run", action="store_true", help=words)
-    add_replay(parser)
+    words = "repeat the run with this config.json: the same flags and --world_size, except for those that you give"
+    parser.add_argument_group("repeat a run").add_argument("--config", type=Path, metavar="FILE", help=words)
     if isinstance(parser, Parser):
         parser.frequent = FREQUENT
         parser.usage = parser.usage or "%(prog)s [FLAGS]"
@@ -44,9 +47,14 @@ def add_options(
 
 def run(options: argparse.Namespace) -> int:
     """Be one rank, or start all of them here, and return the exit code."""
-    given, earlier = given_flags(options, RunConfig), EarlierRun.of(options.config)
-    config = config_from(earlier.values(options.lesson, given))
-    ranks = earlier.ranks(RankFlags(**given_flags(options, RankFlags)))
+    values = {**options.lesson, **given_flags(options, RunConfig)}
+    ranks = RankFlags(**given_flags(options, RankFlags))
+    if options.config is not None:
+        values = repeated(options.config, values)
+        alone = identity_from(ranks)
+        if ranks.world_size is None and alone is not None and alone.source == "alone":
+            ranks = replace(ranks, world_size=values["world_size"])
+    config = config_from(values)
     identity = identity_from(ranks)
     if options.single_process and (identity is None or identity.world_size > 1):
         raise UsageError(
@@ -55,8 +63,8 @@ def run(options: argparse.Namespace) -> int:
     world_size = identity.world_size if identity else ranks.world_size
     assert world_size is not None  # ranks that are to be started here have a number
     speaks = identity is None or identity.speaks
-    if earlier.path is not None and speaks:
-        print(earlier.words(given, world_size), flush=True)
+    if options.config is not None and speaks:
+        print(printable(f"repeats {options.config}"), flush=True)
     if options.dry_run:
         from cos598d.cost.forecast import forecast, forecast_lines  # which few runs need
 
