@@ -125,7 +125,12 @@ def test_one_line_makes_a_flag_its_help_its_check_and_its_words():
         ({"above": 0}, 0.1, 0.0, "--x 0 is not valid. Give a number above 0."),
         ({"above": 0, "below": 9}, 0.1, 1e300, "--x 1e+300 is not valid. Give a number above 0 and below 9."),
         ({"least": 0, "below": 4, "kind": int}, 3, 4, "--x 4 is not valid. Give a number of at least 0 and below 4."),
-        ({"least": 0, "kind": int}, 1, 10**20, f"--x {10**20} is not valid. Give a number of at least 0 and below 2^63."),
+        (
+            {"least": 0, "kind": int},
+            1,
+            1 << 63,
+            f"--x {1 << 63} is not valid. Give a number of at least 0 and below 2^63.",
+        ),
         ({}, -1.0, float("-inf"), "--x -inf is not valid. Give a number."),
         ({"least": 0}, 0.0, float("nan"), "--x nan is not valid. Give a number of at least 0."),
     ],

@@ -1,7 +1,6 @@
 """Reports of short or damaged records, without a package or with a wrong name: a page or one error."""
 
 import importlib
-import json
 import os
 
 import pytest

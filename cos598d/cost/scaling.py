@@ -52,8 +52,7 @@ def _fit_words(fitted: Fitted) -> str:
     costs = fitted.costs
     lines = ["fitted to:"] + [f"  {bench.name}: {bench.words}" for bench in fitted.benches]
     lines.append(
-        f"a step takes {costs.step * 1e3:.3g} ms of a processor, a byte {costs.byte * 1e9:.3g} ns; a link gives "
-        f"{costs.efficiency:.1%} of its rate"
+        f"a step takes {costs.step * 1e3:.3g} ms and a byte {costs.byte * 1e9:.3g} ns, besides the link's time"
     )
     left_out = {label: reason for bench in fitted.benches for label, reason in bench.left_out.items()}
     return "\n".join([*lines, *(f"left out: {label}, since {reason}" for label, reason in left_out.items())])
