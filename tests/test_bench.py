@@ -329,12 +329,6 @@ def test_a_sweep_of_message_sizes_fits_a_call(start, tmp_path):
     assert "64 KiB" in text
 
 
-def test_json_is_also_written_and_the_table_still_printed(start, tmp_path):
-    text = bench(start, ["--rounds", 1, "--sync", "flat", "--alone", "--json", "one.json"])
-    assert "median s" in text
-    assert [one["label"] for one in read(tmp_path / "one.json")["candidates"]] == ["flat"]
-
-
 def test_the_profiler_s_trace_shows_whether_calls_start_before_backward_ends(start, tmp_path):
     names = {"bucketed:bucket_mb=0.1": True, "overlap": True, "all_reduce": False, "flat": False}
     bench(start, ["--rounds", 1, "--alone", "--sync", ",".join(names), "--output", "out", "--trace", "traces"])

@@ -1,7 +1,6 @@
 """Reports of short or damaged records, without a package or with a wrong name: a page or one error."""
 
 import importlib
-import json
 import os
 
 import pytest
@@ -90,10 +89,6 @@ def huge(path):
     os.truncate(path, 4 << 30)
 
 
-def many_values(path):
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"more": []})[:-2] + "[]," * 5_000_000 + "[]]}\n")
-
-
 def folder_there(path):
     path.unlink()
     path.mkdir()
@@ -102,7 +97,7 @@ def folder_there(path):
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        *[("summary.json", damage) for damage in (cut, no_text, missing, pipe, folder_there, many_values)],
+        *[("summary.json", damage) for damage in (cut, no_text, missing, pipe, folder_there)],
         ("environment.json", cut),
         *[(f"{name}.rank0.jsonl", pipe) for name in ("iterations", "communication")],
         *[("iterations.rank1.jsonl", damage) for damage in (cut, not_json, no_text, other_row, missing)],
@@ -122,8 +117,8 @@ def test_a_damaged_record_is_named_in_one_sentence(name, damage, tmp_path):
     assert name in str(error.value)
     assert str(error.value).count(". ") == 1, "what is wrong, and what to do"
     assert not (tmp_path / "report.html").exists()
-    if damage in (huge, many_values):
-        assert "MiB" in str(error.value) or "more than 4000000 values" in str(error.value)
+    if damage is huge:
+        assert "MiB" in str(error.value)
     if name == "summary.json":
         with pytest.raises(UserError, match=name):
             load_run(folder, unfinished=True)

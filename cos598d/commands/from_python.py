@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cos598d.commands.run_flags import to_words
+from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import COMMUNICATION, SYNCHRONIZING
@@ -72,7 +72,7 @@ def train(
     folder = Path(
         config.output_dir or folder_name(config, world_size, f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
     ).resolve()
-    words = to_words(values | {"output_dir": str(folder)})
+    words = to_words(values | {"output_dir": str(folder)}, RunConfig)
     _run([*words, "--world_size", str(world_size)], quiet)
     return TrainedRun(folder)
 

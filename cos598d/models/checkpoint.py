@@ -14,7 +14,7 @@ from torch import nn
 from cos598d.data.encoders import Encoder
 from cos598d.errors import UserError, first_line
 from cos598d.models.configs import plain_config
-from cos598d.records.conventions import MODEL, MODEL_FILES
+from cos598d.records.conventions import MODEL
 from cos598d.terminal.files import whole_file, whole_folder, write_json
 
 _OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # the first BERT checkpoints' names for LayerNorm's parameters
@@ -104,7 +104,7 @@ def save_run_model(output: Path, model: nn.Module, encoder: Encoder) -> None:
     """Save the model next to the run's published record. It replaces an earlier run's model."""
     place = output / MODEL
     try:
-        with whole_folder(place, MODEL_FILES) as folder:
+        with whole_folder(place) as folder:
             save_model(folder, model, encoder)
     except (OSError, RuntimeError) as error:  # torch's writer hides a full disk in a RuntimeError
         hidden = error.__cause__ or error.__context__

@@ -47,10 +47,5 @@ EPOCHS, EVALUATIONS, ATTEMPTS = "epochs.jsonl", "evaluations.jsonl", "attempts.j
 SETTING, CONFIG_FILE, ENVIRONMENT_FILE = "setting.json", "config.json", "environment.json"
 SUMMARY = "summary.json"
 LOCK = ".lock"  # locked by the program that uses the folder
-# The other folders of a run's folder, and a model's files there and in a checkpoint.
+# The other folders of a run's folder.
 MODEL, CHECKPOINTS, TENSORBOARD = "model", "checkpoints", "tensorboard"
-MODEL_FILES = frozenset(
-    ("config.json", "pytorch_model.bin", "model.safetensors", "preprocessor_config.json")
-    + ("vocab.txt", "vocab.json", "merges.txt", "spiece.model")
-    + ("added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
-)
