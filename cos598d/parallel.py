@@ -270,7 +270,7 @@ def make_sync(
                 "wrapped."
             )
         open_group(None)
-    return kind(ledger, kind.options_kind(**options), group)
+    return kind(ledger or Ledger(), kind.options_kind(**options), group)
 
 
 def _name_of(sync: str | type[GradientSync]) -> str:

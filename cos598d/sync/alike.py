@@ -66,17 +66,6 @@ def _why_not_sent(tensor: torch.Tensor) -> str | None:
         return "has no shape yet. Call the model once with an example before it is wrapped"
     if tensor.layout != torch.strided:
         return f"has the layout {str(tensor.layout)[6:]}. Keep its parts as dense buffers"
-    return "has elements that share memory. Give it memory of its own by .clone()" if _overlaps(tensor) else None
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a strided tensor share memory."""
-    reach, is_nested = 0, True  # reach: the last offset of the dimensions so far, the innermost first
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            is_nested &= stride > reach
-            reach += stride * (size - 1)
-    if is_nested or not tensor.numel():
-        return False
-    places = torch.arange(reach + 1).as_strided(tensor.shape, tensor.stride())
-    return len(places.unique()) < tensor.numel()
+    if torch._debug_has_internal_overlap(tensor) == 1:
+        return "has elements that share memory. Give it memory of its own by .clone()"
+    return None

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,13 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from cos598d.errors import UserError
-from cos598d.sync.base import GradientSync
-from cos598d.sync.options import BucketSizes, BucketViews, Options
-
-
-@dataclass(frozen=True)
-class DDPOptions(BucketSizes, BucketViews):
-    """The options of torch's DDP that are ours too."""
+from cos598d.sync.base import GradientSync, Options
+from cos598d.sync.options import BucketSizes, PlainBucketOptions
 
 
 class DDP(GradientSync):
@@ -36,7 +30,7 @@ class DDP(GradientSync):
     calls itself, in C++, and the ledger sees them as it sees all others. Choose it for real work.
     """
 
-    options_kind: type[Options] = DDPOptions
+    options_kind: type[Options] = PlainBucketOptions
     takes_sparse = True
 
     def attach(self, model: nn.Module) -> Callable:
