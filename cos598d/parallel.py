@@ -1,6 +1,7 @@
 """The one door: a model and an optimizer that all ranks train together. The trainer calls it as any script does."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -98,6 +99,7 @@ class Parallel(nn.Module):
         self._averages = True  # whether the last forward's does
         self._is_asked = False  # autograd is to call back at the end of this backward
         self._has_begun = False  # gradients have come since the last average
+        self._is_backward = False  # the output was reached by backward(), not by torch.autograd.grad
         self.__dict__["_call"] = sync.attach(module)  # no child of this module, whatever it is
         self.optimizer = sync.optimizer = None if optimizer is None else sync.take_optimizer(optimizer)
         self._places = [
@@ -123,13 +125,13 @@ class Parallel(nn.Module):
         trains = torch.is_grad_enabled()
         if trains:
             self._check()
-            self._averages, self._is_asked = self.require_backward_grad_sync, False
+            self._averages, self._is_asked, self._is_backward = self.require_backward_grad_sync, False, False
         self.sync.begin_forward()
         output = self._call(*inputs, **keywords)
         if trains and (self._averages or self.sync.every_backward):
             for leaf in pytree.tree_leaves(output):
                 if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                    leaf.register_hook(self._ask)
+                    leaf.register_hook(functools.partial(self._reached, _first_leaf(leaf.grad_fn)))
         return output
 
     @contextlib.contextmanager
@@ -228,7 +230,13 @@ class Parallel(nn.Module):
                     "wrapped, or detach() and wrap it again."
                 )
 
-    def _ask(self, _: torch.Tensor | None = None) -> None:
+    def _reached(self, leaf: Any, _: torch.Tensor) -> None:
+        """Backward has reached an output. It ends in `finish` on every rank, also on one that used no parameter."""
+        with contextlib.suppress(RuntimeError):  # raised inside torch.autograd.grad(..., leaf)
+            self._is_backward |= leaf is not None and torch._C._will_engine_execute_node(leaf)
+        self._ask()
+
+    def _ask(self) -> None:
         if not self._is_asked:
             self._is_asked = True
             torch.autograd.Variable._execution_engine.queue_callback(self._at_the_end)
@@ -246,10 +254,10 @@ class Parallel(nn.Module):
 
     def _at_the_end(self) -> None:
         self._is_asked = False
-        if self._has_begun:  # else it was torch.autograd.grad, which leaves .grad alone
+        if self._has_begun or self._is_backward:  # else it was torch.autograd.grad, which leaves .grad alone
             with torch.no_grad(), self.phase("sync"):
                 self.sync.finish()
-            self._has_begun, self.sync.buffers_are_due = False, True
+            self._has_begun, self._is_backward, self.sync.buffers_are_due = False, False, True
 
 
 def make_sync(
@@ -271,6 +279,18 @@ def make_sync(
             )
         open_group(None)
     return kind(ledger or Ledger(), kind.options_kind(**options), group)
+
+
+def _first_leaf(node: Any) -> Any:
+    """A node of the graph that adds to a tensor's .grad; None if it has none."""
+    seen, found = set(), [node]
+    while found:
+        node = found.pop()
+        if node.name() == "torch::autograd::AccumulateGrad":
+            return node
+        seen.add(node)
+        found += [other for other, _ in node.next_functions if other is not None and other not in seen]
+    return None
 
 
 def _name_of(sync: str | type[GradientSync]) -> str:

@@ -316,6 +316,33 @@ def test_two_models_in_one_backward(ranks):
             torch.testing.assert_close(other, found[0], rtol=0, atol=1e-12, msg=name)
 
 
+class Skipping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs, skips):
+        return inputs if skips else self.layer(inputs)
+
+
+def _used_by_one_rank(sync):
+    model = Skipping()
+    wrapped = wrap(model, sync)
+    inputs = torch.ones(2, 4, requires_grad=True) * 2
+    if said_by := said(wrapped(inputs, skips=dist.get_rank() == 0).sum().backward):
+        return said_by
+    return model.layer.weight.grad.unique().tolist()
+
+
+def _used_by_one_rank_of_all():
+    return {sync: _used_by_one_rank(sync) for sync in OURS}
+
+
+def test_a_rank_whose_backward_uses_no_parameter_averages_with_the_others(ranks):
+    for found in ranks.run(_used_by_one_rank_of_all, count=2):
+        assert found == dict.fromkeys(OURS, [2.0])
+
+
 def _grad_of_inputs(sync):
     """torch.autograd.grad on one rank only: nothing is sent, so nobody waits."""
     model = net()

@@ -128,7 +128,7 @@ class Int8(Codec):
     Just over a quarter of the bytes: every rank sends and receives 2(n-1) parts of 1 + 4/1024 bytes per element. An
     element's error is less than m/127 in each of the n versions, and once more in the sum. With u an element is rounded
     up in proportion to its size (stochastic rounding, as in QSGD, Alistarh et al. 2017). So the mean over steps is
-    right, and no error has to be kept. u is drawn by torch's own generator, whose state a checkpoint has.
+    right, and no error has to be kept. u is drawn anew in every call, and by each rank by itself.
     """
 
     BLOCK = 1024  # elements that share a scale
@@ -155,7 +155,9 @@ class Int8(Codec):
     def _encode(self, numbers: torch.Tensor) -> torch.Tensor:
         """(blocks x 1024,) as uint8 (blocks x 1028,): of each block the scale, then the numbers."""
         rows = numbers.view(-1, self.BLOCK)
-        drawn = torch.rand(self.DRAWN, self.BLOCK, device=numbers.device)
+        self.kept["seed"] = self.kept.get("seed", torch.tensor(dist.get_rank(self.group))) + self.ranks
+        generator = torch.Generator(numbers.device).manual_seed(int(self.kept["seed"]))
+        drawn = torch.rand(self.DRAWN, self.BLOCK, generator=generator, device=numbers.device)
         scales = rows.abs().amax(dim=1, keepdim=True) / 127
         scaled = rows / scales.clamp(min=torch.finfo(torch.float32).tiny)
         for some in scaled.split(self.DRAWN):

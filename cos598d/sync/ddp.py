@@ -36,6 +36,7 @@ class DDP(GradientSync):
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)
         self._ddp: DistributedDataParallel | None = None
+        self._has_come = False  # a gradient, in this backward
         if not self.parameters:
             return call
         words: dict[str, Any] = {} if self.options.broadcast_buffers else {"broadcast_buffers": False}
@@ -66,8 +67,16 @@ class DDP(GradientSync):
     def no_sync(self) -> AbstractContextManager[None]:
         return self._ddp.no_sync() if self._ddp else nullcontext()
 
+    def ready(self, parameter: nn.Parameter) -> None:
+        self._has_come = True
+
     def finish(self) -> None:
-        """Nothing to do: the end of backward has waited."""
+        """Nothing to do: the end of backward has waited. Raises UserError if torch has not, and other ranks may."""
+        if not self._has_come:
+            raise UserError(
+                "this rank's backward used no parameter, and torch's DDP waits for it on the others. Choose bucketed."
+            )
+        self._has_come = False
 
     def detach(self) -> None:
         if self._ddp:

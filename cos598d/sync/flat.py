@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from cos598d.sync.base import Named, Options
+from cos598d.sync.base import GradientSync, Named, Options
 from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.buckets import plan_buckets
 from cos598d.sync.codecs import End
@@ -28,12 +27,10 @@ class Flat(Bucketed):
     """
 
     options_kind: type[Options] = PackedOptions
+    ready = GradientSync.ready  # the buffer is filled at backward's end
 
     def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
         return plan_buckets(parameters, math.inf, math.inf)
-
-    def ready(self, parameter: nn.Parameter) -> None:
-        """Nothing to do: the buffer is filled at backward's end."""
 
     def sum_up(self, buffer: torch.Tensor, name: str) -> None:
         """Replace the buffer, (elements,), by its sum over the ranks."""
