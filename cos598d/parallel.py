@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,10 @@ from cos598d.comm.group import open_group
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError, UserError
 from cos598d.state import load_model, load_optimizer, model_state, optimizer_state
-from cos598d.sync import get_sync, or_choose
-from cos598d.sync.base import GradientSync, weakly
-
-if TYPE_CHECKING:
-    from cos598d.zero.zero1 import Zero1
+from cos598d.sync import get_sync
+from cos598d.sync.base import GradientSync
+from cos598d.sync.hooks import weakly
+from cos598d.sync.options import or_choose
 
 
 def parallelize(
@@ -95,6 +94,8 @@ class Parallel(nn.Module):
     def __init__(self, module: nn.Module, sync: GradientSync, optimizer: torch.optim.Optimizer | None = None):
         super().__init__()
         self.module, self.sync = module, sync
+        shards: Any = sync
+        self._shards = shards if sync.shards else None  # it has more methods than others, as `zero.zero1.Zero1`
         self.require_backward_grad_sync = True  # DDP's word: whether the next forward's backward averages
         self._averages = True  # whether the last forward's does
         self._is_asked = False  # autograd is to call back at the end of this backward
@@ -113,9 +114,9 @@ class Parallel(nn.Module):
         self._nodes = [get_gradient_edge(p).node for _, p in sync.parameters]
         hooked = zip(self._nodes, sync.parameters, strict=True)
         self._hooks = [node.register_hook(weakly(self._on_gradient, p)) for node, (_, p) in hooked]
-        if sync.shards and self.optimizer is not None:
-            self._shards.shard(self.optimizer)
         if self.optimizer is not None:
+            if self._shards:
+                self._shards.shard(self.optimizer)
             self._hooks.append(self.optimizer.register_step_post_hook(lambda *_: self._after_step()))
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
@@ -131,7 +132,8 @@ class Parallel(nn.Module):
         if trains and (self._averages or self.sync.every_backward):
             for leaf in pytree.tree_leaves(output):
                 if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                    leaf.register_hook(functools.partial(self._reached, _first_leaf(leaf.grad_fn)))
+                    below = _first_leaf(leaf.grad_fn) if self._trains_now() else None
+                    leaf.register_hook(functools.partial(self._reached, below))
         return output
 
     @contextlib.contextmanager
@@ -146,7 +148,7 @@ class Parallel(nn.Module):
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale the averaged gradient down to this L2 norm at most. Return the norm that it had, over all ranks."""
-        if self.sync.shards:
+        if self._shards:
             return self._shards.clip(max_norm)
         groups = [{"params": self.module.parameters()}] if self.optimizer is None else self.optimizer.param_groups
         parameters = [p for group in groups for p in group["params"] if p.grad is not None]
@@ -165,7 +167,7 @@ class Parallel(nn.Module):
         """
         self.settle()
         yield from model_state(self.module)
-        if self.sync.shards:
+        if self._shards:
             yield from self._shards.whole_state()
         elif self.optimizer is not None:
             yield from optimizer_state(self.optimizer, self.module)
@@ -174,7 +176,7 @@ class Parallel(nn.Module):
         """Continue from a `state`, whole on every rank. Called before the first step."""
         self.settle()
         load_model(self.module, state)
-        if self.sync.shards:
+        if self._shards:
             self._shards.load_whole(state)
         elif self.optimizer is not None:
             load_optimizer(self.optimizer, self.module, state)
@@ -203,11 +205,6 @@ class Parallel(nn.Module):
             "copy.deepcopy(wrapped.module)."
         )
 
-    @property
-    def _shards(self) -> "Zero1":
-        """The sync, where it shards."""
-        return cast("Zero1", self.sync)
-
     def _check(self) -> None:
         """Raise UserError if a step cannot begin."""
         if self._has_begun:
@@ -229,6 +226,10 @@ class Parallel(nn.Module):
                     f"{name} was frozen when the model was wrapped and trains now. Let it train before the model is "
                     "wrapped, or detach() and wrap it again."
                 )
+
+    def _trains_now(self) -> bool:
+        """Whether some parameter does: a script may freeze them all for a step, as of a GAN's discriminator."""
+        return any(p.requires_grad for _, p in self.sync.parameters)
 
     def _reached(self, leaf: Any, _: torch.Tensor) -> None:
         """Backward has reached an output. It ends in `finish` on every rank, also on one that used no parameter."""

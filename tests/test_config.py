@@ -10,7 +10,8 @@ from cos598d.commands.flags import to_words as flag_words
 from cos598d.commands.run_flags import ALIASES, FREQUENT, add_run_options, run_values, to_words
 from cos598d.config import SYNC_FIELDS, RunConfig, config_from, folder_name
 from cos598d.errors import UsageError
-from cos598d.sync import KNOWN, get_sync, takers
+from cos598d.sync import KNOWN, get_sync
+from cos598d.sync.options import takers
 from cos598d.terminal.fields import Flag, check_flags, flag, flags_of
 from cos598d.tools.audit.options import AuditFlags
 

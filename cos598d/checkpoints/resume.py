@@ -20,7 +20,7 @@ from cos598d.measure.record import RunRecord
 from cos598d.models.build import ModelSource
 from cos598d.models.configs import plain_config
 from cos598d.plan import Plan
-from cos598d.records.conventions import CONFIG_FILE, ITERATIONS, SUMMARY
+from cos598d.records.conventions import ITERATIONS, SUMMARY
 from cos598d.terminal.console import Console
 from cos598d.terminal.printable import printable
 
@@ -60,24 +60,14 @@ def is_ours(folder: Path, config: RunConfig) -> bool:
 
 
 def say_if_finished(folder: Path, config: RunConfig, ranks: Ranks, console: Console) -> bool:
-    """Whether the run to resume has nothing left to do, the same on every rank. If so, print that.
-
-    Raises UsageError, the same on every rank, if its flags make it another run.
-    """
-    if config.resume is None or config.resume_anyway:
+    """Whether the run to resume has ended well, the same on every rank. If so, print that."""
+    if config.resume is None or config.resume_anyway or not ranks.exchange(_is_finished(folder, config))[0]:
         return False
-    is_finished, changes = False, ""
-    if ranks.rank == 0 and _is_finished(folder, config):
-        is_finished, changes = True, "; ".join(_changed_flags(folder, config, ranks.world_size))
-    is_finished, changes = ranks.exchange([is_finished, changes])[0]
-    if changes:
-        raise UsageError(
-            f"the run in {folder} is finished, and this one differs: {changes}. Choose another folder, or add "
-            "--resume_anyway to continue from its last checkpoint."
-        )
-    if is_finished:
-        console.say(f"the run in {folder} is finished, so nothing is left to train.")
-    return is_finished
+    console.say(
+        f"the run in {folder} is finished, so nothing is left to train. To go on from its last checkpoint with other "
+        "flags, add --resume_anyway."
+    )
+    return True
 
 
 def find_checkpoint(
@@ -218,17 +208,3 @@ def _is_finished(folder: Path, config: RunConfig) -> bool:
     """Whether the record in a folder is that of a run that ended well, with its model."""
     has_model = not (config.do_train and config.save_model) or (folder / "model").is_dir()
     return has_model and (folder / SUMMARY).is_file()
-
-
-def _changed_flags(folder: Path, config: RunConfig, world_size: int) -> list[str]:
-    """How this run's flags differ from those of the finished one in a folder, as phrases."""
-    try:
-        before = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=dict[str, Any])
-        batch = msgspec.json.decode((folder / SUMMARY).read_bytes(), type=dict[str, Any])["total_train_batch_size"]
-    except (OSError, msgspec.DecodeError, KeyError):
-        return [f"{folder}'s {CONFIG_FILE} or {SUMMARY} cannot be read"]
-    now = {name: getattr(config, name) for name in (*SAME_FLAGS, "model_name_or_path", "max_steps")}
-    if config.max_steps < 0:
-        now["num_train_epochs"] = config.num_train_epochs
-    before["total_train_batch_size"], now["total_train_batch_size"] = batch, config.total_batch_size(world_size)
-    return [_difference(name, before[name], value) for name, value in now.items() if before.get(name, value) != value]

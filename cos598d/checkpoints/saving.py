@@ -19,7 +19,6 @@ from cos598d.checkpoints.folder import (
     Training,
     read,
     step_name,
-    steps,
     tidy,
     write,
 )
@@ -182,11 +181,6 @@ class Checkpoints:
         """The iteration of the newest checkpoint, on every rank."""
         return self._ranks.exchange(self.newest)[0]
 
-    @property
-    def exist(self) -> bool:
-        """Whether any checkpoint is in the folder, on rank 0."""
-        return bool(steps(self.folder))
-
     def _move(self, tensors: Mapping[str, torch.Tensor], source: int = 0, to: int | None = None) -> _Tensors:
         """A rank's tensors, on the rank `to`, or on all. Every rank calls it. They are where collectives send from."""
         forms = {key: [list(t.shape), str(t.dtype).removeprefix("torch.")] for key, t in tensors.items()}
@@ -245,6 +239,6 @@ def _continue_random(own: Mapping[str, torch.Tensor], ranks: Ranks, seed: int, i
         fresh = np.random.SeedSequence((seed, ranks.rank, iteration)).generate_state(1, np.uint64)
         torch.manual_seed(int(fresh[0] >> 1))
         return
-    torch.set_rng_state(own[_CPU])
+    torch.set_rng_state(own[_CPU].cpu())
     if ranks.device.type == "cuda" and _CUDA in own:
-        torch.cuda.set_rng_state(own[_CUDA], ranks.device)
+        torch.cuda.set_rng_state(own[_CUDA].cpu(), ranks.device)

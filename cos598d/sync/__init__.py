@@ -62,14 +62,3 @@ def get_sync(name: str) -> type[GradientSync]:
     raise UsageError(
         f"unknown sync {name}.{did_you_mean(name, list(KNOWN))} Choose one of {choices}, or your own as FILE.py:CLASS."
     )
-
-
-def takers(option: str) -> list[str]:
-    """The names of the syncs that have this option."""
-    return [name for name in KNOWN if option in get_sync(name).options_kind.names()]
-
-
-def or_choose(option: str) -> str:
-    """The end of a sentence that rejects an option for one sync: the syncs that take it, if any."""
-    names = takers(option)
-    return f", or choose one of {', '.join(names)}" if names else ""

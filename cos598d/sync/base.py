@@ -1,7 +1,6 @@
 """The interface of a gradient sync: what happens between `loss.backward()` and `optimizer.step()`."""
 
 import json
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
@@ -253,18 +252,3 @@ class GradientSync:
     def device(self) -> torch.device:
         """Where the parameters are."""
         return self.parameters[0][1].device
-
-
-def weakly(method: Callable[[nn.Parameter], None], parameter: nn.Parameter) -> Callable[..., None]:
-    """A hook for a parameter's node that calls the method with the parameter.
-
-    Python's garbage collector cannot see torch's reference to a hook: one that referred to the method's object would
-    keep it, and its model, forever.
-    """
-    weak = weakref.WeakMethod(method)
-
-    def hook(*_: Any) -> None:
-        if call := weak():
-            call(parameter)
-
-    return hook

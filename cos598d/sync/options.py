@@ -7,7 +7,7 @@ one sync only is declared in that sync's file.
 import functools
 from dataclasses import dataclass, field, fields, make_dataclass
 
-from cos598d.sync import get_sync
+from cos598d.sync import KNOWN, get_sync
 from cos598d.sync.base import Options
 from cos598d.terminal.fields import flag
 
@@ -65,3 +65,14 @@ def sync_flags() -> type:
     found = {one.name: one for kind in kinds for one in fields(kind) if "flag" in one.metadata}
     copies = [(one.name, one.type, field(default=one.default, metadata=one.metadata)) for one in found.values()]
     return make_dataclass("SyncFlags", copies, frozen=True)
+
+
+def takers(option: str) -> list[str]:
+    """The names of the syncs that have this option."""
+    return [name for name in KNOWN if option in get_sync(name).options_kind.names()]
+
+
+def or_choose(option: str) -> str:
+    """The end of a sentence that rejects an option for one sync: the syncs that take it, if any."""
+    names = takers(option)
+    return f", or choose one of {', '.join(names)}" if names else ""
