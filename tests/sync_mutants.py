@@ -14,10 +14,10 @@ from cos598d.sync.sparse_rows import SparseRows
 
 SHARED = """
     SumNotMean DividedByFour divided_twice NeverAveraged GatherWithoutScatter WithoutLastRank HalfInBetween
-    ThroughSingle NotWaitedFor OwnPartFirst ClipBeforeSync WeightsInsteadOfGradients Drifts WithoutLastTensor OnlyWeights
-    LeavesOutSmallTensors ChunksWithoutRemainder AveragesACopy ZerosForUnused NothingForZeros DropsWhatOnlyOthersUsed
-    EverySecondStep RunningMean StaleGradients KeepsTheAgreement OnlyLastPass SyncsUnderNoSync NoInitialBroadcast
-    NoBroadcastOfFrozenWeights AnotherOrder
+    ThroughSingle NotWaitedFor OwnPartFirst ClipBeforeSync WeightsInsteadOfGradients Drifts WithoutLastTensor
+    OnlyWeights LeavesOutSmallTensors ChunksWithoutRemainder AveragesACopy ZerosForUnused
+    DropsWhatOnlyOthersUsed EverySecondStep RunningMean StaleGradients OnlyLastPass SyncsUnderNoSync
+    NoInitialBroadcast NoBroadcastOfFrozenWeights AnotherOrder
 """
 MUTANTS: list[type[GradientSync]] = [getattr(of_check, name) for name in SHARED.split()]
 
@@ -61,6 +61,22 @@ class OneBufferForAllDtypes(AllReduce):
         super().average("all", flat)
         for (_, gradient), part in zip(found, flat.split([g.numel() for _, g in found]), strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+@mutant
+class NoneForZeros(AllReduce):
+    def finish(self):
+        super().finish()
+        for name, p in self.parameters:
+            if name.startswith("sometimes") and self.rank == 0:
+                p.grad = None
+
+
+@mutant
+class TheAgreementIsKept(AllReduce):
+    def agree(self, has):
+        self.__dict__.setdefault("agreed", super().agree(has))
+        return self.agreed
 
 
 @mutant
