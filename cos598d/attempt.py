@@ -1,6 +1,6 @@
 """One attempt of a run's training: from where it starts or resumes to its end, or until it is asked to stop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,19 +32,17 @@ class TrainResult:
     best: dict[str, Any] | None
 
 
-class Attempt:
-    """Decides between two steps whether a training is saved and whether it goes on (`loop.Control`).
+class Attempt(Stopping):
+    """Decides between two steps, the same on every rank, whether a training is saved and whether it goes on.
 
-    `stopped`: why it is stopped before its work is done; None if it is not, or if it ends early by its own rule. A
-    checkpoint is written when the plan says so, when the ranks' votes ask for one, and after the best evaluation.
+    A checkpoint is written when the plan says so, when the ranks' votes ask for one, and after the best evaluation.
     """
 
-    stopped: str | None = None
-
-    def __init__(self, job: Job, stopping: Stopping, checkpoints: Checkpoints, facts: Mapping[str, Any]):
+    def __init__(self, job: Job, requests: Requests, began: float, checkpoints: Checkpoints, facts: Mapping[str, Any]):
         """`facts` are what must be equal in every attempt of a run."""
+        super().__init__(job.config, job.ranks, requests, began)
         self.early = EarlyStopping(job.config.metric(), job.config.patience())
-        self._job, self._stopping, self._checkpoints, self._facts = job, stopping, checkpoints, dict(facts)
+        self._job, self._checkpoints, self._facts = job, checkpoints, dict(facts)
         self._is_best = False  # whether the latest evaluation is the best so far
 
     def begin(self, plan: Plan, model: Parallel, scaler: ShardedGradScaler) -> Position:
@@ -61,17 +59,8 @@ class Attempt:
             self._job.console.say("; ".join(said))
         if plan.has_checkpoints:
             checkpoints.open()
-        self._saved = replace(at)
+        self._saved_at = replace(at)
         return at
-
-    def votes(self) -> Sequence[float]:
-        """This rank's votes, which are sent with a step's loss."""
-        return self._stopping.votes()
-
-    def count(self, votes: Sequence[float]) -> None:
-        """Take the sums of all ranks' votes: after a step, or when an evaluation was interrupted."""
-        self._stopping.count(votes)
-        self.stopped = self._stopping.reason
 
     def see(self, metrics: Mapping[str, Any], at: Position) -> None:
         """Take the metrics of an evaluation."""
@@ -80,26 +69,25 @@ class Attempt:
     @property
     def is_over(self) -> bool:
         """Whether no further step follows, even if the plan has more."""
-        return self.stopped is not None or self.early.is_over
+        return self.reason is not None or self.early.is_over
 
     def saves(self, at: Position) -> bool:
         """Whether the training is to be saved now."""
-        if at == self._saved:
+        if at == self._saved_at:
             return False
         is_best = self._is_best and self._plan.has_checkpoints
-        return self.stopped is not None or self._stopping.wants_save or is_best or self._plan.saves(at)
+        return self.reason is not None or self.wants_save or is_best or self._plan.saves(at)
 
     def save(self, at: Position) -> None:
         """Save the training."""
         if not self._plan.has_checkpoints:  # it is saved because it was asked to stop
             self._checkpoints.open()
-        record = self._job.record
+        record, now = self._job.record, replace(at)
         # The record's rows reach the disk before the checkpoint is complete: a resumed run continues after both.
-        now = replace(at)
         self._checkpoints.save(self._model, self._scaler, now, self.early.best, self._facts, record.write_last)
         record.checkpoint(self._checkpoints.folder / step_name(at.iteration))
-        self._stopping.saved()
-        self._is_best, self._saved = False, now
+        self.saved()
+        self._is_best, self._saved_at = False, now
 
 
 def train_and_checkpoint(
@@ -112,14 +100,13 @@ def train_and_checkpoint(
     does, and if no checkpoint can be saved.
     """
     with Requests() as requests:
-        stopping = Stopping(job.config, job.ranks, requests, began)
-        attempt = Attempt(job, stopping, checkpoints, facts)
-        train(job, lambda: evaluation(stopping.is_asked), attempt)
+        attempt = Attempt(job, requests, began, checkpoints, facts)
+        train(job, lambda: evaluation(attempt.is_asked), attempt)
         saved = checkpoints.close()
-        if attempt.stopped:
+        if attempt.reason:
             requests.is_met = True
-            job.record.ends(attempt.stopped)
-            return TrainResult(attempt.stopped, saved, None)
+            job.record.ends(attempt.reason)
+            return TrainResult(attempt.reason, saved, None)
         if attempt.early.is_over:
             job.console.say(attempt.early.sentence())
             job.record.ends(attempt.early.sentence())

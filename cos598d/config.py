@@ -16,16 +16,16 @@ from cos598d.data.tasks import TASKS_WITH
 from cos598d.errors import UsageError
 from cos598d.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
 from cos598d.records.conventions import PRECISIONS
-from cos598d.sync import AUTO_SYNC, KNOWN, get_sync, or_choose, sync_flags
+from cos598d.sync import AUTO_SYNC, KNOWN, get_sync
 from cos598d.sync.codecs import get_codec
-from cos598d.sync.options import SYNC_GROUP
+from cos598d.sync.options import SYNC_GROUP, or_choose, sync_flags
 from cos598d.terminal.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.terminal.own_code import label_of
 from cos598d.terminal.printable import printable
 from cos598d.world.devices import AUTO_BACKEND, check_threads
 
 if TYPE_CHECKING:
-    from cos598d.sync.bucketed import BucketedOptions as SyncFlags
+    from cos598d.sync.options import BucketOptions as SyncFlags
 else:
     SyncFlags = sync_flags()
 

@@ -156,7 +156,7 @@ FACTS: dict[str, Facts] = {
         lambda j, r: both_ways(j) / j.F / j.H,
         lambda j: 1 / j.H,
         in_a_ring,
-        replica_and(lambda j: (3 + 1 / j.F) * j.S),
+        replica_and(lambda j: (2 + 2 / j.F) * j.S),
     ),
     "ddp": Facts(both_ways, lambda j: j.B, in_a_ring, replica_and(lambda j: j.S)),
     "zero1": Facts(both_ways, lambda j: 2 * j.B, lambda n: 1, lambda j: Held(j.S, j.S, j.state * j.S / j.n, j.S)),

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,14 @@ from cos598d.memory import held
 from cos598d.optimizers import make_optimizer, set_learning_rate
 from cos598d.parallel import Parallel, parallelize
 from cos598d.phases import Phases
-from cos598d.plan import Plan, Position
+from cos598d.plan import Plan
 from cos598d.precision import autocast, make_scaler, step_scaled
 from cos598d.records.conventions import CHECKPOINT, LOSS, WARM_UP
 from cos598d.replicas import check_loss, check_replicas, check_weights
 from cos598d.terminal.console import Console
+
+if TYPE_CHECKING:
+    from cos598d.attempt import Attempt
 
 Load = Callable[[MicroBatch], dict[str, torch.Tensor]]
 
@@ -45,23 +48,6 @@ class Job:
     record: RunRecord
     console: Console
     sync_options: dict[str, Any] = field(default_factory=dict)
-
-
-class Control(Protocol):
-    """Decides between two steps, the same on every rank, whether the training is saved and whether it goes on.
-
-    The ranks' `votes` are summed with a step's loss, and `count` gets the sums; `see` gets an evaluation's metrics.
-    """
-
-    @property
-    def is_over(self) -> bool: ...
-
-    def begin(self, plan: Plan, model: Parallel, scaler: ShardedGradScaler) -> Position: ...
-    def votes(self) -> Sequence[float]: ...
-    def count(self, votes: Sequence[float]) -> None: ...
-    def see(self, metrics: dict[str, Any], at: Position) -> None: ...
-    def saves(self, at: Position) -> bool: ...
-    def save(self, at: Position) -> None: ...
 
 
 def step(
@@ -112,11 +98,11 @@ def step(
     return has_stepped, sums.tolist()
 
 
-def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: Control) -> None:
+def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Attempt") -> None:
     """Train the model of `job` in place. Every rank calls it with the same arguments.
 
     Every rank calls `evaluate` after every epoch, and at each step of --eval_steps. It returns the current model's
-    metrics, or None if a rank was asked to end meanwhile.
+    metrics, or None if a rank was asked to end meanwhile. `control` decides what happens between two steps.
 
     Raises UserError, the same on every rank, for a global batch's loss that is not finite, or such a weight before an
     evaluation. Also raises it if the replicas have diverged, or if fp16's loss scale would fall below 1.
@@ -211,9 +197,8 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: Cont
             check_loss(loss, at.iteration, config.learning_rate)
             at.add(loss, plan.share(at.iteration))
             facts: dict[str, Any] = {"iteration": at.iteration, "loss": loss, "epoch": epoch, "learning_rate": rate}
-            facts |= {"examples": len(batch), "spans_seconds": clock.spans} | (
-                {"tokens_padded": tokens} if tokens else {}
-            )
+            facts |= {"examples": len(batch), "spans_seconds": clock.spans}
+            facts |= {"tokens_padded": tokens} if tokens else {}
             record.iteration(facts, seconds, clock.phases, examples.counts(batch))
             progress(at.iteration, loss, seconds, len(batch))
             if config.check_replicas and at.iteration % config.check_replicas == 0 and model.sync.replicas_equal:

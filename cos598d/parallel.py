@@ -1,9 +1,10 @@
 """The one door: a model and an optimizer that all ranks train together. The trainer calls it as any script does."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,11 +16,10 @@ from cos598d.comm.group import open_group
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError, UserError
 from cos598d.state import load_model, load_optimizer, model_state, optimizer_state
-from cos598d.sync import get_sync, or_choose
-from cos598d.sync.base import GradientSync, weakly
-
-if TYPE_CHECKING:
-    from cos598d.zero.zero1 import Zero1
+from cos598d.sync import get_sync
+from cos598d.sync.base import GradientSync
+from cos598d.sync.hooks import weakly
+from cos598d.sync.options import or_choose
 
 
 def parallelize(
@@ -94,10 +94,13 @@ class Parallel(nn.Module):
     def __init__(self, module: nn.Module, sync: GradientSync, optimizer: torch.optim.Optimizer | None = None):
         super().__init__()
         self.module, self.sync = module, sync
+        shards: Any = sync
+        self._shards = shards if sync.shards else None  # it has more methods than others, as `zero.zero1.Zero1`
         self.require_backward_grad_sync = True  # DDP's word: whether the next forward's backward averages
         self._averages = True  # whether the last forward's does
         self._is_asked = False  # autograd is to call back at the end of this backward
         self._has_begun = False  # gradients have come since the last average
+        self._is_backward = False  # the output was reached by backward(), not by torch.autograd.grad
         self.__dict__["_call"] = sync.attach(module)  # no child of this module, whatever it is
         self.optimizer = sync.optimizer = None if optimizer is None else sync.take_optimizer(optimizer)
         self._places = [
@@ -111,9 +114,9 @@ class Parallel(nn.Module):
         self._nodes = [get_gradient_edge(p).node for _, p in sync.parameters]
         hooked = zip(self._nodes, sync.parameters, strict=True)
         self._hooks = [node.register_hook(weakly(self._on_gradient, p)) for node, (_, p) in hooked]
-        if sync.shards and self.optimizer is not None:
-            self._shards.shard(self.optimizer)
         if self.optimizer is not None:
+            if self._shards:
+                self._shards.shard(self.optimizer)
             self._hooks.append(self.optimizer.register_step_post_hook(lambda *_: self._after_step()))
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
@@ -123,13 +126,14 @@ class Parallel(nn.Module):
         trains = torch.is_grad_enabled()
         if trains:
             self._check()
-            self._averages, self._is_asked = self.require_backward_grad_sync, False
+            self._averages, self._is_asked, self._is_backward = self.require_backward_grad_sync, False, False
         self.sync.begin_forward()
         output = self._call(*inputs, **keywords)
         if trains and (self._averages or self.sync.every_backward):
             for leaf in pytree.tree_leaves(output):
                 if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                    leaf.register_hook(self._ask)
+                    below = _first_leaf(leaf.grad_fn) if self._trains_now() else None
+                    leaf.register_hook(functools.partial(self._reached, below))
         return output
 
     @contextlib.contextmanager
@@ -144,7 +148,7 @@ class Parallel(nn.Module):
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale the averaged gradient down to this L2 norm at most. Return the norm that it had, over all ranks."""
-        if self.sync.shards:
+        if self._shards:
             return self._shards.clip(max_norm)
         groups = [{"params": self.module.parameters()}] if self.optimizer is None else self.optimizer.param_groups
         parameters = [p for group in groups for p in group["params"] if p.grad is not None]
@@ -163,7 +167,7 @@ class Parallel(nn.Module):
         """
         self.settle()
         yield from model_state(self.module)
-        if self.sync.shards:
+        if self._shards:
             yield from self._shards.whole_state()
         elif self.optimizer is not None:
             yield from optimizer_state(self.optimizer, self.module)
@@ -172,7 +176,7 @@ class Parallel(nn.Module):
         """Continue from a `state`, whole on every rank. Called before the first step."""
         self.settle()
         load_model(self.module, state)
-        if self.sync.shards:
+        if self._shards:
             self._shards.load_whole(state)
         elif self.optimizer is not None:
             load_optimizer(self.optimizer, self.module, state)
@@ -201,11 +205,6 @@ class Parallel(nn.Module):
             "copy.deepcopy(wrapped.module)."
         )
 
-    @property
-    def _shards(self) -> "Zero1":
-        """The sync, where it shards."""
-        return cast("Zero1", self.sync)
-
     def _check(self) -> None:
         """Raise UserError if a step cannot begin."""
         if self._has_begun:
@@ -228,7 +227,17 @@ class Parallel(nn.Module):
                     "wrapped, or detach() and wrap it again."
                 )
 
-    def _ask(self, _: torch.Tensor | None = None) -> None:
+    def _trains_now(self) -> bool:
+        """Whether some parameter does: a script may freeze them all for a step, as of a GAN's discriminator."""
+        return any(p.requires_grad for _, p in self.sync.parameters)
+
+    def _reached(self, leaf: Any, _: torch.Tensor) -> None:
+        """Backward has reached an output. It ends in `finish` on every rank, also on one that used no parameter."""
+        with contextlib.suppress(RuntimeError):  # raised inside torch.autograd.grad(..., leaf)
+            self._is_backward |= leaf is not None and torch._C._will_engine_execute_node(leaf)
+        self._ask()
+
+    def _ask(self) -> None:
         if not self._is_asked:
             self._is_asked = True
             torch.autograd.Variable._execution_engine.queue_callback(self._at_the_end)
@@ -246,10 +255,10 @@ class Parallel(nn.Module):
 
     def _at_the_end(self) -> None:
         self._is_asked = False
-        if self._has_begun:  # else it was torch.autograd.grad, which leaves .grad alone
+        if self._has_begun or self._is_backward:  # else it was torch.autograd.grad, which leaves .grad alone
             with torch.no_grad(), self.phase("sync"):
                 self.sync.finish()
-            self._has_begun, self.sync.buffers_are_due = False, True
+            self._has_begun, self._is_backward, self.sync.buffers_are_due = False, False, True
 
 
 def make_sync(
@@ -270,7 +279,19 @@ def make_sync(
                 "wrapped."
             )
         open_group(None)
-    return kind(ledger, kind.options_kind(**options), group)
+    return kind(ledger or Ledger(), kind.options_kind(**options), group)
+
+
+def _first_leaf(node: Any) -> Any:
+    """A node of the graph that adds to a tensor's .grad; None if it has none."""
+    seen, found = set(), [node]
+    while found:
+        node = found.pop()
+        if node.name() == "torch::autograd::AccumulateGrad":
+            return node
+        seen.add(node)
+        found += [other for other, _ in node.next_functions if other is not None and other not in seen]
+    return None
 
 
 def _name_of(sync: str | type[GradientSync]) -> str:

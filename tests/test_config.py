@@ -9,7 +9,8 @@ from cos598d.commands.flags import Parser, add_flags, given_flags, to_words
 from cos598d.commands.run_flags import ALIASES, FREQUENT, add_run_options
 from cos598d.config import SYNC_FIELDS, RunConfig, config_from, folder_name
 from cos598d.errors import UsageError
-from cos598d.sync import KNOWN, get_sync, takers
+from cos598d.sync import KNOWN, get_sync
+from cos598d.sync.options import takers
 from cos598d.terminal.fields import Flag, check_flags, flag, flags_of
 
 

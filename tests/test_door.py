@@ -24,6 +24,7 @@ from cos598d.parallel import data_parallel, parallelize
 from cos598d.sync.base import GradientSync
 from cos598d.sync.from_file import write_template
 
+TORCH = ("torch", *EXACT)
 OURS = [name for name in EXACT if name != "ddp"]
 FOUND_LATE = ("bucketed", "all_reduce", "sparse_rows", "ddp")  # one of each kind of finish
 
@@ -82,22 +83,28 @@ def said(action, *arguments, **keywords):
     return ""
 
 
-def as_torch(make, syncs, **options):
-    """The losses of each sync, with torch's first."""
-    return [train(make(), sync, **options) for sync in ("torch", *syncs)]
+def of_each(action, syncs, *arguments):
+    """What an action returns for each sync, or class. Run on each rank."""
+    return {getattr(sync, "__name__", sync): action(sync, *arguments) for sync in syncs}
 
 
-def assert_like_first(found):
-    for losses in found:
-        for other in losses[1:]:
-            assert other == pytest.approx(losses[0], abs=1e-12)
+def losses(sync, make=net):
+    return train(make(), sync)
+
+
+def assert_as_torch(found):
+    """Each sync has what the first has, which is torch's DDP, on every rank."""
+    for of_rank in found:
+        right = next(iter(of_rank.values()))
+        for sync, value in of_rank.items():
+            torch.testing.assert_close(value, right, rtol=0, atol=1e-12, msg=lambda said, sync=sync: f"{sync}: {said}")
 
 
 # A sync of one's own
 
 
 def test_a_sync_of_three_lines(ranks):
-    assert_like_first(ranks.run(as_torch, net, [MySync], count=2))
+    assert_as_torch(ranks.run(of_each, losses, ["torch", MySync], count=2))
 
 
 def _comm_is_explained():
@@ -115,10 +122,6 @@ def test_a_file_of_an_older_version_is_told_the_new_line(ranks):
         assert "dist.all_reduce(gradient)` in place of" in sentence
 
 
-def _from_a_file(name):
-    return [train(net(), "torch"), train(net(), name)]
-
-
 def test_a_file_made_from_the_template(ranks, tmp_path):
     path = tmp_path / "mine.py"
     write_template(path)
@@ -127,7 +130,7 @@ def test_a_file_made_from_the_template(ranks, tmp_path):
     text = path.read_text()
     body = text.index("        raise NotImplementedError")
     path.write_text(text[:body] + "        dist.all_reduce(gradient)\n        gradient /= self.ranks\n")
-    assert_like_first(ranks.run(_from_a_file, f"{path}:MySync", count=2))
+    assert_as_torch(ranks.run(of_each, losses, ["torch", f"{path}:MySync"], count=2))
 
 
 def _unwritten(name):
@@ -141,7 +144,7 @@ def _unwritten(name):
 # Hooks of the script
 
 
-def _zeroing(when, sync):
+def _zeroing(sync, when):
     model = nn.Linear(4, 2)
 
     def zero(p):
@@ -156,12 +159,9 @@ def _zeroing(when, sync):
     return model.weight.grad.norm().item()
 
 
-def _zeroing_all():
-    return {f"{sync} {when}": _zeroing(when, sync) for sync in ("torch", *EXACT) for when in ("before", "after")}
-
-
-def test_a_hook_on_a_gradient_runs_before_the_average(ranks):
-    for found in ranks.run(_zeroing_all, count=2):
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_hook_on_a_gradient_runs_before_the_average(ranks, when):
+    for found in ranks.run(of_each, _zeroing, TORCH, when, count=2):
         assert set(found.values()) == {0.0}, found
 
 
@@ -190,13 +190,14 @@ def normalized_batches():
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*")
 @pytest.mark.parametrize("make", [weight_normed, pruned, hooked, normalized_batches])
 def test_hooks_and_buffers_that_the_model_has(ranks, make):
-    assert_like_first(ranks.run(as_torch, make, EXACT, count=2))
+    assert_as_torch(ranks.run(of_each, losses, TORCH, make, count=2))
 
 
 # Steps of odd shapes
 
 
 def _gan(sync, unused):
+    unused = unused and sync != "torch"
     g, d = (
         wrap(net(), sync, find_unused_parameters=unused),
         wrap(nn.Linear(3, 1).double(), sync, find_unused_parameters=unused),
@@ -215,49 +216,37 @@ def _gan(sync, unused):
     return [p.detach().sum().item() for each in (g, d) for p in each.parameters()]
 
 
-def _gans():
-    return [_gan("torch", False), *(_gan(sync, unused) for sync in FOUND_LATE for unused in (False, True))]
-
-
-def test_a_discriminator_that_is_frozen_for_a_step(ranks):
-    assert_like_first(ranks.run(_gans, count=2))
+@pytest.mark.parametrize("unused", [False, True])
+def test_a_discriminator_that_is_frozen_for_a_step(ranks, unused):
+    assert_as_torch(ranks.run(of_each, _gan, ("torch", *FOUND_LATE), unused, count=2))
 
 
 class Checkpointed(nn.Module):
     def __init__(self, reentrant):
         super().__init__()
+        torch.manual_seed(1)
         self.first, self.layers, self.reentrant = nn.Linear(8, 8).double(), net(), reentrant
 
     def forward(self, inputs):
         return checkpoint(self.layers, self.first(inputs), use_reentrant=self.reentrant)
 
 
-def checkpointed():
-    torch.manual_seed(1)
-    return Checkpointed(False)
+def _checkpointed(sync, reentrant):
+    options = {"find_unused_parameters": False} if sync == "ddp" and reentrant else {}
+    return train(Checkpointed(reentrant and sync != "torch"), sync, **options)
 
 
-def checkpointed_reentrant():
-    torch.manual_seed(1)
-    return Checkpointed(True)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers(ranks, reentrant):
+    assert_as_torch(ranks.run(of_each, _checkpointed, TORCH, reentrant, count=2))
 
 
 def _hidden_from_torch():
-    return said(train, checkpointed_reentrant(), "ddp")
+    return said(train, Checkpointed(True), "ddp")
 
 
-def test_checkpointed_layers(ranks):
-    assert_like_first(ranks.run(as_torch, checkpointed, EXACT, count=2))
-    for found in ranks.run(_reentrant, count=2):
-        for other in found[1:]:
-            assert other == pytest.approx(found[0], abs=1e-12)
+def test_a_checkpoint_that_is_hidden_from_torch_is_named(ranks):
     assert all("Give find_unused_parameters=False" in each for each in ranks.run(_hidden_from_torch, count=2))
-
-
-def _reentrant():
-    found = [train(checkpointed(), "torch")]
-    found += [train(checkpointed_reentrant(), sync) for sync in OURS]
-    return [*found, train(checkpointed_reentrant(), "ddp", find_unused_parameters=False)]
 
 
 def _gradients(model):
@@ -275,7 +264,7 @@ def _no_syncs(sync):
         wrapped(batch(2)[0]).sum().backward()
     own = _gradients(model)
     inside.backward()  # its forward was inside
-    found += [(_gradients(model) - own).norm() > 0]
+    found.append((_gradients(model) - own).norm() > 0)
     outside = wrapped(batch(3)[0]).sum()
     with wrapped.no_sync():
         outside.backward()  # its forward was outside
@@ -288,15 +277,8 @@ def _no_syncs(sync):
     return found
 
 
-def _no_syncs_of_all():
-    return [_no_syncs(sync) for sync in ("torch", *EXACT)]
-
-
 def test_which_backwards_average(ranks):
-    for found in ranks.run(_no_syncs_of_all, count=2):
-        for name, other in zip(EXACT, found[1:], strict=True):
-            for step, (own, right) in enumerate(zip(other, found[0], strict=True)):
-                torch.testing.assert_close(own, right, rtol=0, atol=1e-12, msg=f"{name}, average {step}")
+    assert_as_torch(ranks.run(of_each, _no_syncs, TORCH, count=2))
 
 
 def _two_models(sync):
@@ -306,14 +288,31 @@ def _two_models(sync):
     return torch.cat([_gradients(first), _gradients(second)])
 
 
-def _two_models_of_all():
-    return [_two_models(sync) for sync in ("torch", *EXACT)]
-
-
 def test_two_models_in_one_backward(ranks):
-    for found in ranks.run(_two_models_of_all, count=2):
-        for name, other in zip(EXACT, found[1:], strict=True):
-            torch.testing.assert_close(other, found[0], rtol=0, atol=1e-12, msg=name)
+    assert_as_torch(ranks.run(of_each, _two_models, TORCH, count=2))
+
+
+class Skipping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs, skips):
+        return inputs if skips else self.layer(inputs)
+
+
+def _used_by_one_rank(sync):
+    model = Skipping()
+    wrapped = wrap(model, sync)
+    inputs = torch.ones(2, 4, requires_grad=True) * 2
+    if said_by := said(wrapped(inputs, skips=dist.get_rank() == 0).sum().backward):
+        return said_by
+    return model.layer.weight.grad.unique().tolist()
+
+
+def test_a_rank_whose_backward_uses_no_parameter_averages_with_the_others(ranks):
+    for found in ranks.run(of_each, _used_by_one_rank, OURS, count=2):
+        assert found == dict.fromkeys(OURS, [2.0])
 
 
 def _grad_of_inputs(sync):
@@ -329,8 +328,8 @@ def _grad_of_inputs(sync):
 
 
 def test_gradients_of_inputs_are_not_averaged(ranks):
-    for sync in FOUND_LATE[:-1]:
-        assert ranks.run(_grad_of_inputs, sync, count=2) == [True, True]
+    for found in ranks.run(of_each, _grad_of_inputs, FOUND_LATE[:-1], count=2):
+        assert all(found.values()), found
 
 
 def _an_exception(sync):
@@ -349,10 +348,9 @@ def _an_exception(sync):
     return said(wrapped, batch()[0])
 
 
-@pytest.mark.parametrize("sync", OURS)
-def test_an_exception_in_backward_is_itself_and_the_next_step_says_so(ranks, sync):
-    for sentence in ranks.run(_an_exception, sync, count=2):
-        assert "ended in an exception" in sentence
+def test_an_exception_in_backward_is_itself_and_the_next_step_says_so(ranks):
+    for found in ranks.run(of_each, _an_exception, OURS, count=2):
+        assert all("ended in an exception" in sentence for sentence in found.values()), found
 
 
 # Gradients of odd kinds
@@ -360,7 +358,7 @@ def test_an_exception_in_backward_is_itself_and_the_next_step_says_so(ranks, syn
 
 def looked_up_sparsely():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(12, 2))
+    return nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(12, 2)).double()
 
 
 def _through_doubles(sync):
@@ -372,14 +370,8 @@ def _through_doubles(sync):
     return _gradients(model)
 
 
-def _through_doubles_of_all():
-    return [_through_doubles(sync) for sync in ("torch", *EXACT)]
-
-
 def test_a_functional_call(ranks):
-    for found in ranks.run(_through_doubles_of_all, count=2):
-        for name, other in zip(EXACT, found[1:], strict=True):
-            torch.testing.assert_close(other, found[0], rtol=0, atol=1e-12, msg=name)
+    assert_as_torch(ranks.run(of_each, _through_doubles, TORCH, count=2))
 
 
 def _sparse(sync, unused):
@@ -394,17 +386,15 @@ def _sparse(sync, unused):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def _sparse_of_all():
-    found = [_sparse(sync, unused) for sync in ("torch", "all_reduce", "ddp") for unused in (False, True)]
-    refused = [said(wrap, looked_up_sparsely(), sync) for sync in OURS if sync != "all_reduce"]
-    return found, refused
+def _sparse_refused(sync):
+    return said(wrap, looked_up_sparsely(), sync)
 
 
 def test_sparse_gradients(ranks):
-    for found, refused in ranks.run(_sparse_of_all, count=2):
-        for other in found:
-            torch.testing.assert_close(other, found[0], rtol=0, atol=1e-6)
-        assert all("has sparse gradients" in sentence for sentence in refused)
+    for unused in (False, True):
+        assert_as_torch(ranks.run(of_each, _sparse, ("torch", "all_reduce", "ddp"), unused, count=2))
+    for refused in ranks.run(of_each, _sparse_refused, [sync for sync in OURS if sync != "all_reduce"], count=2):
+        assert all("has sparse gradients" in sentence for sentence in refused.values()), refused
 
 
 class Kinds(nn.Module):
@@ -431,10 +421,6 @@ def _kinds(sync):
     return {name: p.grad.contiguous() for name, p in model.named_parameters()}
 
 
-def _kinds_of_all():
-    return {sync: _kinds(sync) for sync in OURS}
-
-
 def test_complex_numbers_volumes_and_gradients_that_share_memory(ranks):
     mean = torch.arange(1.0, 9.0, dtype=torch.float64) * 1.5
     right = {
@@ -443,7 +429,7 @@ def test_complex_numbers_volumes_and_gradients_that_share_memory(ranks):
         "below": torch.full((2, 3), mean[2].item()),
         "above": torch.full((6,), mean[2].item()),
     }
-    for found in ranks.run(_kinds_of_all, count=2):
+    for found in ranks.run(of_each, _kinds, OURS, count=2):
         for sync, gradients in found.items():
             for name, gradient in gradients.items():
                 torch.testing.assert_close(gradient, right[name], msg=f"{sync}: {name}")
@@ -455,12 +441,8 @@ def _large_halves(sync):
     return model.weight.grad.item()
 
 
-def _large_halves_of_all():
-    return {sync: _large_halves(sync) for sync in EXACT}
-
-
 def test_a_sum_of_halves_does_not_overflow_where_the_average_does_not(ranks):
-    for found in ranks.run(_large_halves_of_all, count=2):
+    for found in ranks.run(of_each, _large_halves, EXACT, count=2):
         assert all(value == 40_000 for value in found.values()), found
 
 
@@ -476,12 +458,8 @@ def _kept(sync):
     return all(torch.equal(*pair) for pair in zip(kept, before, strict=True))
 
 
-def _kept_of_all():
-    return {sync: _kept(sync) for sync in EXACT}
-
-
 def test_a_gradient_that_the_script_keeps_stays(ranks):
-    for found in ranks.run(_kept_of_all, count=2):
+    for found in ranks.run(of_each, _kept, EXACT, count=2):
         assert all(found.values()), found
 
 
@@ -543,12 +521,8 @@ def _buffers(sync):
     return output, model.large.item(), model.hidden.item(), model.flags.tolist(), is_training and model.training
 
 
-def _buffers_of_all():
-    return {sync: _buffers(sync) for sync in OURS}
-
-
 def test_buffers_are_those_of_rank_0(ranks):
-    for found in ranks.run(_buffers_of_all, count=2):
+    for found in ranks.run(of_each, _buffers, OURS, count=2):
         for sync, values in found.items():
             assert values == (1.5, 2**53 + 1, 1.5, [True, True], True), sync
 
@@ -627,12 +601,8 @@ def _after_detach(sync):
     return len(ledger.rows), hooks
 
 
-def _after_detach_of_all():
-    return {sync: _after_detach(sync) for sync in EXACT}
-
-
 def test_a_detached_model_is_the_scripts_own(ranks):
-    for found in ranks.run(_after_detach_of_all, count=2):
+    for found in ranks.run(of_each, _after_detach, EXACT, count=2):
         assert found == dict.fromkeys(EXACT, (0, 0))
 
 

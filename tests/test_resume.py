@@ -11,7 +11,7 @@ RANKS, HALF = 4, STEPS // 2
 # Syncs that continue to the last bit on equal ranks. DDP's buckets have another order in its first step.
 TO_THE_BIT = (
     *("gather_scatter", "reduce_broadcast", "all_reduce", "flat", "overlap", "bucketed", "ring", "halving_doubling"),
-    *("tree", "shared_memory", "hierarchical", "sparse_rows", "local_sgd", "diloco", "none"),
+    *("tree", "shared_memory", "hierarchical", "sparse_rows", "local_sgd", "diloco"),
     *("zero1", "zero2", "zero3", "sparse_zero1", "shared_weights"),
 )
 WITH_STATE = {

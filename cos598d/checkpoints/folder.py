@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,15 +69,15 @@ class Training(Struct, frozen=True):
 
 @dataclass
 class Found:
-    """A checkpoint that can be read. `tensors` is its state under plain names, on rank 0 only.
-
-    remarks: sentences about damaged ones that were skipped.
-    """
+    """A checkpoint that can be read. `tensors` is its state under plain names, on rank 0 only."""
 
     path: Path
     training: Training
-    tensors: dict[str, torch.Tensor] | None = field(default=None, repr=False)
-    remarks: list[str] = field(default_factory=list)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    def own(self, rank: int) -> dict[str, torch.Tensor]:
+        """What only this rank had."""
+        return load_file(self.path / OF_RANK.format(rank=rank))
 
 
 def step_name(iteration: int) -> str:
@@ -114,13 +114,13 @@ def write(
     folder: Path,
     training: Training,
     tensors: Mapping[str, torch.Tensor],
-    own: Sequence[bytes],
+    own: Sequence[Mapping[str, torch.Tensor]],
     describe: Callable[[Path], None],
     keep: int,
 ) -> None:
     """Write a checkpoint, then remove all but the `keep` newest and the best. Raises OSError, and leaves nothing.
 
-    tensors: the state, on the host. own: each rank's file. describe: writes a model's other files into a folder.
+    tensors: the state, on the host. own: what only single ranks have. describe: writes a model's other files.
     """
     made, target = folder / f".{step_name(training.iteration)}", folder / step_name(training.iteration)
     shutil.rmtree(made, ignore_errors=True)
@@ -130,11 +130,10 @@ def write(
         of_model = {key.partition("/")[2]: t for key, t in tensors.items() if key.partition("/")[0] in OF_MODEL}
         others = {key: tensor for key, tensor in tensors.items() if key.partition("/")[0] != WEIGHTS}
         (made / TRAINING).write_bytes(msgspec.json.format(msgspec.json.encode(training), indent=1))
-        for name, part in ((MODEL, of_model), (STATE, others)):
-            save_file(part, made / name, {"format": "pt"})
+        of_ranks = {OF_RANK.format(rank=rank): kept for rank, kept in enumerate(own)}
+        for name, part in ({MODEL: of_model, STATE: others} | of_ranks).items():
+            save_file(dict(part), made / name, {"format": "pt"})
             shutil.copymode(made / TRAINING, made / name)  # the library's files can be read by their owner only
-        for rank, content in enumerate(own):
-            (made / OF_RANK.format(rank=rank)).write_bytes(content)
         for path in (*sorted(made.rglob("*")), made):
             _to_disk(path)
         if target.exists():
@@ -156,7 +155,7 @@ def read(path: Path) -> Found:
             raise Damaged(f"{TRAINING} has the format {training.format}, and this program reads {FORMAT}")
         position = training.position
         known = (position.stepped, position.evaluated, position.epoch_iterations, training.best.iteration)
-        if position.iteration != training.iteration or path.name not in (step_name(training.iteration),):
+        if position.iteration != training.iteration or path.name != step_name(training.iteration):
             raise Damaged(f"{TRAINING} belongs to iteration {training.iteration}")
         if not all(0 <= number <= training.iteration for number in known):
             raise Damaged(f"{TRAINING} counts more steps than its {training.iteration} iterations")
@@ -182,7 +181,6 @@ def newest(folder: Path) -> tuple[Found | None, list[str]]:
         except Damaged as error:
             remarks.append(f"the checkpoint {place} is damaged ({error}).")
             continue
-        found.remarks = remarks
         return found, remarks
     return None, remarks
 
@@ -203,9 +201,3 @@ def _to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def own_files(found: Found) -> Iterator[bytes]:
-    """Each rank's own file, in order of rank."""
-    for rank in range(found.training.ranks):
-        yield (found.path / OF_RANK.format(rank=rank)).read_bytes()

@@ -19,7 +19,7 @@ from cos598d.measure.record import RunRecord
 from cos598d.models.build import ModelSource
 from cos598d.models.configs import plain_config
 from cos598d.plan import Plan
-from cos598d.records.conventions import CONFIG_FILE, ITERATIONS, SUMMARY
+from cos598d.records.conventions import ITERATIONS, SUMMARY
 from cos598d.terminal.console import Console
 from cos598d.terminal.printable import printable
 
@@ -59,24 +59,14 @@ def is_ours(folder: Path, config: RunConfig) -> bool:
 
 
 def say_if_finished(folder: Path, config: RunConfig, ranks: Ranks, console: Console) -> bool:
-    """Whether the run to resume has nothing left to do, the same on every rank. If so, print that.
-
-    Raises UsageError, the same on every rank, if its flags make it another run.
-    """
-    if config.resume is None or config.resume_anyway:
+    """Whether the run to resume has ended well, the same on every rank. If so, print that."""
+    if config.resume is None or config.resume_anyway or not ranks.exchange(_is_finished(folder, config))[0]:
         return False
-    is_finished, changes = False, ""
-    if ranks.rank == 0 and _is_finished(folder, config):
-        is_finished, changes = True, "; ".join(_changed_flags(folder, config, ranks.world_size))
-    is_finished, changes = ranks.exchange([is_finished, changes])[0]
-    if changes:
-        raise UsageError(
-            f"the run in {folder} is finished, and this one differs: {changes}. Choose another folder, or add "
-            "--resume_anyway to continue from its last checkpoint."
-        )
-    if is_finished:
-        console.say(f"the run in {folder} is finished, so nothing is left to train.")
-    return is_finished
+    console.say(
+        f"the run in {folder} is finished, so nothing is left to train. To go on from its last checkpoint with other "
+        "flags, add --resume_anyway."
+    )
+    return True
 
 
 def find_checkpoint(
@@ -88,7 +78,7 @@ def find_checkpoint(
     """
     if config.resume is None:
         return None
-    found = _on_all_ranks(config.resume, folder / FOLDER, ranks)
+    found = _on_all_ranks(config.resume, folder / FOLDER, ranks, console)
     if found is None:
         if ranks.exchange((folder / SUMMARY).is_file() and not config.overwrite_output_dir)[0]:
             raise UsageError(
@@ -97,8 +87,6 @@ def find_checkpoint(
             )
         console.say(f"there is no checkpoint in {folder}: training starts from scratch")
         return None
-    for sentence in found.remarks:
-        console.say(sentence)
     before = found.training.facts
     compared = {name: value for name, value in facts.items() if name != "evaluation" or config.early_stopping}
     changes = [_difference(name, before.get(name), now) for name, now in compared.items() if before.get(name) != now]
@@ -167,46 +155,39 @@ def facts_of(
     }
 
 
-def _on_all_ranks(resume: str, folder: Path, ranks: Ranks) -> Found | None:
-    """The checkpoint that rank 0 finds, on every rank; its error too."""
+def _on_all_ranks(resume: str, folder: Path, ranks: Ranks, console: Console) -> Found | None:
+    """The checkpoint that rank 0 finds, on every rank; its error too. Rank 0 says which damaged ones it passes over."""
     found, refusal = None, None
     if ranks.rank == 0:
         try:
-            found = _newest(folder, "Start over with --overwrite_output_dir.") if resume == AUTO else _named(resume)
+            found = _find(resume, folder, console)
         except UserError as error:
             refusal = str(error)
-    facts = found and [str(found.path), msgspec.to_builtins(found.training), found.remarks]
-    refusal, facts = ranks.exchange([refusal, facts])[0]
+    refusal, facts = ranks.exchange([refusal, found and [str(found.path), msgspec.to_builtins(found.training)]])[0]
     if refusal:
         raise UsageError(refusal)
-    if facts is None or found is not None:
-        return found
-    return Found(Path(facts[0]), msgspec.convert(facts[1], Training), None, facts[2])
+    return Found(Path(facts[0]), msgspec.convert(facts[1], Training)) if facts and found is None else found
 
 
-def _newest(folder: Path, remedy: str) -> Found | None:
-    """The newest checkpoint that can be read; None if there is none. Raises UserError if all are damaged."""
-    found, remarks = newest(folder)
+def _find(resume: str, folder: Path, console: Console) -> Found | None:
+    """The checkpoint that --resume names: the newest in `folder`, or that of a checkpoint's or a run's folder."""
+    path = folder
+    if resume != AUTO:
+        path = Path(resume).expanduser()
+        if (path / TRAINING).exists():
+            try:
+                return read(path)
+            except Damaged as error:
+                raise UserError(f"--resume {path}: this checkpoint is damaged ({error}). Give another one.") from None
+        path = path / FOLDER if (path / FOLDER).is_dir() else path
+    found, remarks = newest(path)
     if found is None and remarks:
-        others = f", and {len(remarks) - 1} more" if len(remarks) > 1 else ""
-        raise UserError(f"no usable checkpoint is left in {folder}: {remarks[0].removesuffix('.')}{others}. {remedy}")
+        raise UserError(f"no usable checkpoint is left in {path}: {remarks[0]} Start over with --overwrite_output_dir.")
+    if found is None and resume != AUTO:
+        raise UserError(f"--resume {resume}: this folder has no checkpoint. Give a run's, a checkpoint's, or auto.")
+    for remark in remarks:
+        console.say(remark)
     return found
-
-
-def _named(word: str) -> Found:
-    """The checkpoint of a path that the user gave: its own folder, a run's, or that of a run's checkpoints."""
-    path = Path(word).expanduser()
-    if not path.is_dir():
-        raise UserError(f"--resume {path}: there is no such folder. Give a checkpoint's, a run's, or auto.")
-    path = path / FOLDER if (path / FOLDER).is_dir() else path
-    if (path / TRAINING).exists():
-        try:
-            return read(path)
-        except Damaged as error:
-            raise UserError(f"--resume {path}: this checkpoint is damaged ({error}). Give another one.") from None
-    if found := _newest(path, "Leave out --resume to start over."):
-        return found
-    raise UserError(f"--resume {path}: this folder has no checkpoint. Give a run's folder with one, or auto.")
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
@@ -214,30 +195,15 @@ def _difference(name: str, before: Any, now: Any) -> str:
 
 
 def _resumed_folder(config: RunConfig) -> Path | None:
-    if config.resume in (None, AUTO):
+    if config.resume is None or config.resume == AUTO:
         return None
-    place = Path(config.resume or "").expanduser()
+    place = Path(config.resume).expanduser()
     if (place / FOLDER).is_dir():
         return place
-    inside = next((one for one in (place, place.parent) if one.name == FOLDER), None)
-    return inside and inside.parent
+    return place.parent.parent if place.parent.name == FOLDER else None
 
 
 def _is_finished(folder: Path, config: RunConfig) -> bool:
     """Whether the record in a folder is that of a run that ended well, with its model."""
     has_model = not (config.do_train and config.save_model) or (folder / "model").is_dir()
     return has_model and (folder / SUMMARY).is_file()
-
-
-def _changed_flags(folder: Path, config: RunConfig, world_size: int) -> list[str]:
-    """How this run's flags differ from those of the finished one in a folder, as phrases."""
-    try:
-        before = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=dict[str, Any])
-        batch = msgspec.json.decode((folder / SUMMARY).read_bytes(), type=dict[str, Any])["total_train_batch_size"]
-    except (OSError, msgspec.DecodeError, KeyError):
-        return [f"{folder}'s {CONFIG_FILE} or {SUMMARY} cannot be read"]
-    now = {name: getattr(config, name) for name in (*SAME_FLAGS, "model_name_or_path", "max_steps")}
-    if config.max_steps < 0:
-        now["num_train_epochs"] = config.num_train_epochs
-    before["total_train_batch_size"], now["total_train_batch_size"] = batch, config.total_batch_size(world_size)
-    return [_difference(name, before[name], value) for name, value in now.items() if before.get(name, value) != value]

@@ -8,21 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors.torch import load, save
 from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from cos598d.checkpoints.folder import (
-    BUFFERS,
     FORMAT,
     WEIGHTS,
     Damaged,
     Found,
     Training,
-    own_files,
     read,
     step_name,
-    steps,
     tidy,
     write,
 )
@@ -32,10 +28,11 @@ from cos598d.errors import UserError, first_line
 from cos598d.parallel import Parallel
 from cos598d.plan import Position
 from cos598d.records.conventions import STATE
-from cos598d.state import OF_MODEL, load_model
+from cos598d.state import OF_MODEL, load_model, model_state
 from cos598d.terminal.words import number_of
 
 _OF_SYNC, _CPU, _CUDA = "sync/", "random/cpu", "random/cuda"
+_Tensors = dict[str, torch.Tensor]
 
 
 class Checkpoints:
@@ -92,9 +89,10 @@ class Checkpoints:
         ranks, tensors = self._ranks, {}
         for key, tensor in parallel.state():
             if ranks.rank == 0:
-                tensors[key] = tensor.detach().to("cpu", copy=True).contiguous()
-        kept = {f"{_OF_SYNC}{name}": t.detach().cpu().contiguous() for name, t in parallel.sync.own_state().items()}
-        own = self._gather(save(kept | _random_states(ranks.device)))
+                tensors[key] = _on_the_host(tensor)
+        kept = {f"{_OF_SYNC}{name}": _on_the_host(tensor) for name, tensor in parallel.sync.own_state().items()}
+        kept |= _random_states(ranks.device)
+        own = [kept] + [self._move(kept, rank, to=0) for rank in range(1, ranks.world_size)]
         gathered()
         if ranks.rank:
             return
@@ -134,14 +132,20 @@ class Checkpoints:
         training, said = found.training, [f"resumes after iteration {found.training.iteration}, from {found.path}"]
         own: dict[str, torch.Tensor] = {}
         with ranks.ledger.unheard():  # an uninterrupted training would not have sent this
-            state = self._broadcast(found.tensors, (*OF_MODEL, *kinds))
-            _check_fits(parallel.module, state, kinds, found.path)
+            state = self._move(_of_kinds(found.tensors, (*OF_MODEL, *kinds)))
+            if wrong := _misfit(parallel.module, state, kinds):
+                raise UserError(
+                    f"{found.path} does not fit this model: {wrong} is missing, has another shape, or is unknown. "
+                    "Resume with the model that it is from."
+                )
             parallel.load_state(state)
-            if ranks.world_size == training.ranks:
-                own = load(self._scatter(own_files(found) if ranks.rank == 0 else ()))
+            for rank in range(training.ranks) if ranks.world_size == training.ranks else ():
+                kept = found.own(rank) if ranks.rank == 0 else {}
+                its = self._move(kept, to=rank) if rank else kept
+                own = its if rank == ranks.rank else own
         if not own:
             said.append(f"with {number_of(ranks.world_size, 'rank')} in place of {training.ranks}")
-        if not (parallel.sync.keeps_optimizer_state and len(state) > len(_model_shapes(parallel.module))):
+        if not (parallel.sync.keeps_optimizer_state and _of_kinds(state, kinds)):
             said.append("what the optimizer remembers starts from scratch")
         if scaler.is_enabled() and training.scale is not None:
             scale = {"scale": training.scale, "_growth_tracker": training.good_steps}
@@ -159,12 +163,12 @@ class Checkpoints:
                 raise UserError(
                     f"rank {rank}'s file in {found.path} cannot be used ({why}). Resume from another checkpoint."
                 )
-        found.tensors = None
+        found.tensors = {}
         return training, said
 
     def load_best(self, model: nn.Module, iteration: int) -> bool:
         """Load the weights after `iteration` into `model`, whole on every rank. Return whether they exist."""
-        tensors = None
+        tensors: dict[str, torch.Tensor] = {}
         if self._ranks.rank == 0:
             folders = [self.folder] + ([self.found.path.parent] if self.found else [])
             for place in (folder / step_name(iteration) for folder in folders):
@@ -175,59 +179,34 @@ class Checkpoints:
                 if candidate.training.run == self._run:
                     tensors = candidate.tensors
                     break
-        if not self._ranks.exchange(tensors is not None)[0]:
-            return False
-        load_model(model, self._broadcast(tensors, OF_MODEL))
-        return True
+        best = self._move(_of_kinds(tensors, OF_MODEL))
+        if best:
+            load_model(model, best)
+        return bool(best)
 
     def close(self) -> int | None:
         """The iteration of the newest checkpoint, on every rank."""
         return self._ranks.exchange(self.newest)[0]
 
-    @property
-    def exist(self) -> bool:
-        """Whether any checkpoint is in the folder, on rank 0."""
-        return bool(steps(self.folder))
-
-    def _broadcast(self, tensors: Mapping[str, torch.Tensor] | None, kinds: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Rank 0's tensors of these kinds, on every rank, where its collectives can send them from."""
-        chosen = {key: t for key, t in (tensors or {}).items() if key.partition("/")[0] in kinds}
-        forms = {key: [list(t.shape), str(t.dtype).removeprefix("torch.")] for key, t in chosen.items()}
-        found = {}
-        for key, (shape, dtype) in self._ranks.exchange(forms)[0].items():
-            there = torch.empty(shape, dtype=getattr(torch, dtype), device=self._far)
-            if self._ranks.rank == 0:
-                there.copy_(chosen[key])
+    def _move(self, tensors: Mapping[str, torch.Tensor], source: int = 0, to: int | None = None) -> _Tensors:
+        """A rank's tensors, on the rank `to`, or on all. Every rank calls it. They are where collectives send from."""
+        forms = {key: [list(t.shape), str(t.dtype).removeprefix("torch.")] for key, t in tensors.items()}
+        rank, found = self._ranks.rank, {}
+        for key, (shape, dtype) in self._ranks.exchange(forms)[source].items():
+            if to is not None and rank not in (source, to):
+                continue
+            found[key] = torch.empty(shape, dtype=getattr(torch, dtype), device=self._far)
+            if rank == source:
+                found[key].copy_(tensors[key])
+            sent = found[key].view(-1).view(torch.uint8)
             with self._ranks.ledger.naming(key, STATE):
-                dist.broadcast(there.view(-1).view(torch.uint8), 0)
-            found[key] = there
+                if to is None:
+                    dist.broadcast(sent, source)
+                elif rank == source:
+                    dist.send(sent, to)
+                else:
+                    dist.recv(sent, source)
         return found
-
-    def _gather(self, content: bytes) -> list[bytes]:
-        """Every rank's bytes, in order of rank, on rank 0."""
-        sizes, found = self._ranks.exchange(len(content)), [content]
-        with self._ranks.ledger.naming("what each rank keeps", STATE):
-            if self._ranks.rank:
-                dist.send(_as_tensor(content).to(self._far), 0)
-                return []
-            for rank, size in enumerate(sizes[1:], 1):
-                there = torch.empty(size, dtype=torch.uint8, device=self._far)
-                dist.recv(there, rank)
-                found.append(there.cpu().numpy().tobytes())
-        return found
-
-    def _scatter(self, contents: Any) -> bytes:
-        """This rank's of rank 0's bytes, which are in order of rank."""
-        contents = list(contents)
-        size = self._ranks.exchange([len(content) for content in contents])[0][self._ranks.rank]
-        with self._ranks.ledger.naming("what each rank keeps", STATE):
-            if self._ranks.rank:
-                there = torch.empty(size, dtype=torch.uint8, device=self._far)
-                dist.recv(there, 0)
-                return there.cpu().numpy().tobytes()
-            for rank, content in enumerate(contents[1:], 1):
-                dist.send(_as_tensor(content).to(self._far), rank)
-        return contents[0]
 
     @property
     def _far(self) -> torch.device:
@@ -235,29 +214,24 @@ class Checkpoints:
         return self._ranks.device if self._ranks.backend == "nccl" else torch.device("cpu")
 
 
-def _as_tensor(content: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+def _of_kinds(tensors: Mapping[str, torch.Tensor], kinds: Sequence[str]) -> _Tensors:
+    return {key: tensor for key, tensor in tensors.items() if key.partition("/")[0] in kinds}
 
 
-def _check_fits(model: nn.Module, state: Mapping[str, torch.Tensor], kinds: Sequence[str], path: Path) -> None:
-    """Raise UserError if the state's tensors are not this model's, or not all that the optimizer remembers of one."""
-    own, shapes = dict(model.named_parameters()), _model_shapes(model)
-    wrong = next((key for key, shape in shapes.items() if key not in state or state[key].shape != shape), None)
-    for name, p in own.items():
-        have = [kind for kind in kinds if f"{kind}/{name}" in state]
-        if len(have) not in (0, len(kinds)) or any(state[f"{k}/{name}"].shape not in (p.shape, ()) for k in have):
-            wrong = wrong or f"{have[0]}/{name}"
-    stranger = next((key for key in state if key not in shapes and key.partition("/")[2] not in own), None)
-    if wrong or stranger:
-        raise UserError(
-            f"{path} does not fit this model: {wrong or stranger} is missing, has another shape, or is unknown. Resume "
-            "with the model that it is from."
-        )
+def _on_the_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _model_shapes(model: nn.Module) -> dict[str, torch.Size]:
-    shapes = {f"{WEIGHTS}/{name}": p.shape for name, p in model.named_parameters()}
-    return shapes | {f"{BUFFERS}/{name}": buffer.shape for name, buffer in model.named_buffers()}
+def _misfit(model: nn.Module, state: Mapping[str, torch.Tensor], kinds: Sequence[str]) -> str | None:
+    """The first tensor that is missing, that the model lacks, or whose shape is another one's and no number's."""
+    shapes: dict[str, torch.Size | None] = {key: tensor.shape for key, tensor in model_state(model)}
+    for name in {key.partition("/")[2]: None for key in _of_kinds(state, kinds)}:
+        shapes |= {f"{kind}/{name}": shapes.get(f"{WEIGHTS}/{name}") for kind in kinds}
+    for key in (*shapes, *state):
+        shape = shapes.get(key)
+        if shape is None or key not in state or state[key].shape not in (shape, ()):
+            return key
+    return None
 
 
 def _random_states(device: torch.device) -> dict[str, torch.Tensor]:
@@ -272,6 +246,6 @@ def _continue_random(own: Mapping[str, torch.Tensor], ranks: Ranks, seed: int, i
         fresh = np.random.SeedSequence((seed, ranks.rank, iteration)).generate_state(1, np.uint64)
         torch.manual_seed(int(fresh[0] >> 1))
         return
-    torch.set_rng_state(own[_CPU])
+    torch.set_rng_state(own[_CPU].cpu())
     if ranks.device.type == "cuda" and _CUDA in own:
-        torch.cuda.set_rng_state(own[_CUDA], ranks.device)
+        torch.cuda.set_rng_state(own[_CUDA].cpu(), ranks.device)

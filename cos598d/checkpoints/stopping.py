@@ -1,6 +1,5 @@
 """Why a training stops before its last step: signals, --max_seconds, evaluations that no longer improve."""
 
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from cos598d.terminal.signals import ENDING, Requests
 
 _SIGNALS = tuple(number.name for number in ENDING)
 _TIME, _SAVE = "max_seconds", "save"
-_LOOK_SECONDS = 0.5
 
 
 @dataclass
@@ -70,8 +68,8 @@ class Stopping:
        0, whose clock decides, also votes on whether --max_seconds or --save_seconds have passed.
     2. Every rank passes their sums, which are equal, to `count`. Then `reason` is why all stop after this step, as a
        phrase (None: no request), and `wants_save` is whether a checkpoint is due.
-    3. While the ranks evaluate, no loss is sent. A rank that is asked to end then sets a key in the ranks' store, which
-       `is_asked` checks twice a second.
+    3. While the ranks evaluate, no loss is sent. A rank that `is_asked` to end evaluates no further, and says so when
+       the others have done their part.
 
     --max_seconds counts from `began`, a time of `clock`, which must be monotonic.
     """
@@ -87,23 +85,13 @@ class Stopping:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._flags, self._ranks, self._requests, self._clock = flags, ranks, requests, clock
-        self._began, self._saved, self._looked = began, clock(), clock()
-        self._meeting = ranks.meeting
-        self._key = f"asked to end/{ranks.exchange(secrets.token_hex(8))[0]}"
+        self._began, self._saved = began, clock()
         self.reason: str | None = None
         self.wants_save = False
 
     def is_asked(self) -> bool:
-        """Whether this rank would vote for the end now, or another one has reported that it would."""
-        is_mine = self._requests.first is not None or self._has_passed(self._flags.max_seconds, self._began)
-        if self._meeting is None or is_mine:
-            if self._meeting is not None:
-                self._meeting.tell(self._key)
-            return is_mine
-        if self._clock() - self._looked < _LOOK_SECONDS:
-            return False
-        self._looked = self._clock()
-        return self._meeting.is_told(self._key)
+        """Whether this rank would vote for the end now."""
+        return self._requests.first is not None or self._has_passed(self._flags.max_seconds, self._began)
 
     def votes(self) -> list[float]:
         """This rank's votes, one for each of VOTES."""

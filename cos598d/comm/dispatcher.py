@@ -70,8 +70,7 @@ class DispatchedCall:
     tensors       this rank's part; in a reduce-scatter and an all-to-all the parts for all ranks
     work          what to wait for, if anything
     seconds       until the operator returned
-    module        the Python module that made the call; for a call from C++, the one whose function runs it; "" for none
-    function      the function of torch.distributed that it called; "" for none
+    function      the function of torch.distributed that a script called; "" if none was, as for a call from C++
     began         when the operator was called, by time.perf_counter
     """
 
@@ -81,9 +80,8 @@ class DispatchedCall:
     root: int
     work: Any
     seconds: float
-    module: str
     function: str
-    began: float = 0.0
+    began: float
 
     @property
     def rank(self) -> int:
@@ -111,8 +109,7 @@ class DispatchedCall:
 Listener = Callable[[DispatchedCall], None]
 Sums = Callable[[list[torch.Tensor]], None]
 _ADDING = (0, 1)  # ReduceOp.SUM and ReduceOp.AVG, by torch's numbers
-_listeners: list[Listener] = []
-_sums: list[Sums] = []
+_listeners: list[tuple[Listener, Sums | None]] = []
 _library: torch.library.Library | None = None
 
 
@@ -123,17 +120,13 @@ def listening(listener: Listener, sums: Sums | None = None) -> Iterator[None]:
     `sums` gets the tensors of each reduction that adds up or averages, before the call.
     """
     global _library  # noqa: PLW0603 - the dispatcher is this process's, too
-    _listeners.append(listener)
-    of_sums = [] if sums is None else [sums]
-    _sums.extend(of_sums)
+    _listeners.append((listener, sums))
     if _library is None:
         _library = _install()
     try:
         yield
     finally:
-        _listeners.remove(listener)
-        for each in of_sums:
-            _sums.remove(each)
+        _listeners.remove((listener, sums))
         if not _listeners and _library is not None:
             _library._destroy()
             _library = None
@@ -151,30 +144,32 @@ def _install() -> torch.library.Library:
 
 
 def _kernel(overload: Any, below: Any, operator: Operator, keyset: Any, *arguments: Any) -> Any:
-    if _sums and operator.reduces is not None and arguments[operator.reduces].op() in _ADDING:
-        for sums in _sums:
-            sums(list(_flat(arguments[operator.payload])))
+    tensors = [] if operator.op == BARRIER else list(_flat(arguments[operator.payload]))
+    listeners = list(dict.fromkeys(_listeners))  # each once, however often it is registered
+    if operator.reduces is not None and arguments[operator.reduces].op() in _ADDING:
+        for _, sums in listeners:
+            if sums is not None:
+                sums(tensors)
     began = time.perf_counter()
     result = overload.redispatch(keyset & below, *arguments)
     seconds = time.perf_counter() - began
     group = dist.ProcessGroup.unbox(arguments[operator.group])
-    tensors = [] if operator.op == BARRIER else list(_flat(arguments[operator.payload]))
     root = 0 if operator.root is None else int(arguments[operator.root])
-    by = _caller(sys._getframe().f_back, operator.op)
-    call = DispatchedCall(operator.op, tensors, group, root, _work(result), seconds, *by, began)
-    for listener in dict.fromkeys(_listeners):  # each once, however often it is registered
+    function = _function(sys._getframe().f_back, operator.op)
+    call = DispatchedCall(operator.op, tensors, group, root, _work(result), seconds, function, began)
+    for listener, _ in listeners:
         listener(call)
     return result
 
 
-def _caller(frame: FrameType | None, op: str) -> tuple[str, str]:
-    """The module and function of a DispatchedCall whose kernel was called in this frame."""
+def _function(frame: FrameType | None, op: str) -> str:
+    """The function of a DispatchedCall whose kernel was called in this frame."""
     function = ""
     while frame is not None and frame.f_globals.get("__name__") in FUNCTIONS:
         name = frame.f_code.co_name
         function = name if op in name and OF_OBJECTS not in name else function
         frame = frame.f_back
-    return (frame.f_globals.get("__name__", "") if frame else ""), function
+    return function
 
 
 def _work(result: Any) -> Any:

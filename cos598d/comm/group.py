@@ -1,10 +1,9 @@
 """The ranks of a run: opening and closing torch's default process group, and what every rank knows of the others."""
 
 import os
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,32 +12,14 @@ import torch.distributed.nn  # noqa: F401  # before a group opens: its functions
 from cos598d.comm.ledger import Ledger
 from cos598d.world.network import choose_interface
 
+if TYPE_CHECKING:
+    from cos598d.world.meeting import Meeting
+
 # How gloo's ranks find each other's addresses in the store. With these settings each asks once for up to 128 ranks, and
 # gets one address of each. By default each asks twice for every other rank, and gets a number for every pair that it is
 # in. Among n ranks these are 2 n^2 questions and n^3 numbers, all of them through rank 0. All ranks must have the same
 # settings.
 GLOO_RENDEZVOUS = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
-
-
-class Identity(Protocol):
-    """Which rank this process is."""
-
-    rank: int
-    world_size: int
-
-
-class Meeting(Protocol):
-    """The ranks that met (`cos598d.world`): their store, their hosts, and small values that they exchange."""
-
-    identity: Any  # an Identity
-    store: dist.Store
-    hosts: list[Hashable]
-    seconds: float
-
-    def exchange(self, value: Any) -> list[Any]: ...
-    def collect(self, value: Any) -> list[Any] | None: ...
-    def tell(self, word: str) -> None: ...
-    def is_told(self, word: str) -> bool: ...
 
 
 @dataclass
@@ -54,7 +35,7 @@ class Ranks:
     backend: str
     hosts: list[Any]
     ledger: Ledger = field(default_factory=Ledger)
-    meeting: Meeting | None = None
+    meeting: "Meeting | None" = None
 
     def exchange(self, value: Any) -> list[Any]:
         """Every rank's `value` (JSON), in order of rank. For small values: they go through the store, uncounted."""
@@ -66,7 +47,7 @@ class Ranks:
 
 
 def open_group(
-    meeting: Meeting | None, backend: str = "gloo", device: torch.device | None = None, ledger: Ledger | None = None
+    meeting: "Meeting | None", backend: str = "gloo", device: torch.device | None = None, ledger: Ledger | None = None
 ) -> Ranks:
     """Open torch's default process group for the ranks that met. Collectives time out after the meeting's seconds.
 

@@ -11,9 +11,9 @@ import contextlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import IO, Any
 
 import torch
 
@@ -50,8 +50,7 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """The row for a file: seconds are rounded to nanoseconds, the clock's resolution."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: round(value, 9) if isinstance(value, float) else value for name, value in found.items()}
+        return {name: round(value, 9) if isinstance(value, float) else value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,6 @@ class Totals:
     bytes_received: int = 0
 
 
-class Output(Protocol):
-    """Anything with writelines(), such as a text file."""
-
-    def writelines(self, lines: Iterable[str], /) -> None:
-        """Append the lines."""
-
-
 class Ledger:
     """The rows of one process, in the order of its calls. `with ledger:` around a training writes them down.
 
@@ -83,7 +75,7 @@ class Ledger:
     drops them; `by_purpose` has the sums of all.
     """
 
-    def __init__(self, output: Output | None = None, keeps: Callable[[int], bool] = lambda iteration: True):
+    def __init__(self, output: IO[str] | None = None, keeps: Callable[[int], bool] = lambda iteration: True):
         self.iteration = BEFORE_TRAINING
         self.rows: list[Row] = []
         # By purpose: calls, bytes of payload, bytes sent, bytes received.
@@ -207,7 +199,7 @@ class Ledger:
     ) -> Row:
         shape = tuple(tensors[0].shape) if len(tensors) == 1 else (sum(tensor.numel() for tensor in tensors),)
         payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        row = Row(self.iteration, call[0], op, call[1], shape, dtype_name(tensors[0].dtype), payload, *moved)
+        row = Row(self.iteration, call[0], op, call[1], shape, str(tensors[0].dtype)[6:], payload, *moved)
         row.started = None if self._began is None else began - self._began
         return row
 
@@ -257,8 +249,3 @@ def total(rows: list[Row]) -> Totals:
         bytes_sent=sum(row.bytes_sent for row in rows),
         bytes_received=sum(row.bytes_received for row in rows),
     )
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`torch.float32` as "float32"."""
-    return str(dtype).removeprefix("torch.")

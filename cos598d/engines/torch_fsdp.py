@@ -13,8 +13,8 @@ from torch import nn
 from cos598d.engines import Apart
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT, PARAMETERS, WHOLE_WEIGHTS
-from cos598d.sync.base import GradientSync
-from cos598d.sync.options import SYNC_GROUP, Options
+from cos598d.sync.base import GradientSync, Options
+from cos598d.sync.options import SYNC_GROUP
 from cos598d.terminal.fields import flag
 
 

@@ -1,8 +1,6 @@
 """The registry of gradient syncs: each is one file, loaded when its name is used."""
 
-import functools
 import importlib
-from dataclasses import field, fields, make_dataclass
 
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
@@ -42,7 +40,6 @@ ENGINES = {
 }
 KNOWN = SYNCS | ENGINES
 AUTO_SYNC = "auto"  # the name by which --sync tries several, and takes the fastest
-WITH_FLAGS = ("bucketed", "diloco", "torch_fsdp", "deepspeed")  # together they have every flag, in the order of --help
 
 
 def get_sync(name: str) -> type[GradientSync]:
@@ -65,23 +62,3 @@ def get_sync(name: str) -> type[GradientSync]:
     raise UsageError(
         f"unknown sync {name}.{did_you_mean(name, list(KNOWN))} Choose one of {choices}, or your own as FILE.py:CLASS."
     )
-
-
-def takers(option: str) -> list[str]:
-    """The names of the syncs that have this option."""
-    return [name for name in KNOWN if option in get_sync(name).options_kind.names()]
-
-
-def or_choose(option: str) -> str:
-    """The end of a sentence that rejects an option for one sync: the syncs that take it, if any."""
-    names = takers(option)
-    return f", or choose one of {', '.join(names)}" if names else ""
-
-
-@functools.cache
-def sync_flags() -> type:
-    """A dataclass whose fields are the flags of all syncs."""
-    kinds = [get_sync(name).options_kind for name in WITH_FLAGS]
-    found = {one.name: one for kind in kinds for one in fields(kind) if "flag" in one.metadata}
-    copies = [(one.name, one.type, field(default=one.default, metadata=one.metadata)) for one in found.values()]
-    return make_dataclass("SyncFlags", copies, frozen=True)

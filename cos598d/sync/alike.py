@@ -1,6 +1,7 @@
 """Do all ranks hold a model of the same tensors? They compare digests before anything of it is sent."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -18,15 +19,10 @@ def check_models(model: nn.Module, exchange: Callable[[Any], list[Any]]) -> None
     Every rank calls it. Raises UserError, the same on every rank. It names the first tensor that differs from rank 0's,
     or the first that cannot be sent on some rank.
     """
-    tensors = [*model.named_parameters(), *model.named_buffers()]
+    tensors, sparse = [*model.named_parameters(), *model.named_buffers()], sparse_weights(model)
     problem = next((f"{name} {why}" for name, tensor in tensors if (why := _why_not_sent(tensor))), "")
-    sparse = sparse_weights(model)
-    mine = problem or [
-        [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch."), _order(tensor)]
-        + [" frozen" * (not tensor.requires_grad), " sparse" * (tensor in sparse)]
-        for name, tensor in tensors
-    ]
-    digests = exchange([hashlib.sha256(json.dumps(mine).encode()).hexdigest(), bool(problem)])
+    mine = problem or [_described(name, tensor, tensor in sparse) for name, tensor in tensors]
+    digests = exchange(hashlib.sha256(json.dumps(mine).encode()).hexdigest())
     if all(digest == digests[0] for digest in digests) and not problem:
         return
     models = exchange(mine)
@@ -34,11 +30,11 @@ def check_models(model: nn.Module, exchange: Callable[[Any], list[Any]]) -> None
         if isinstance(one, str):
             raise UserError(f"rank {rank}'s {one}.")
     rank = next(r for r, other in enumerate(models) if other != models[0])
-    theirs, first = models[rank], models[0]
-    place = next((i for i, pair in enumerate(zip(theirs, first)) if pair[0] != pair[1]), min(len(theirs), len(first)))
+    pairs = itertools.zip_longest(models[rank], models[0], fillvalue="no further tensor")
+    theirs, first = next(pair for pair in pairs if pair[0] != pair[1])
     raise UserError(
-        f"the ranks' models differ: rank {rank} has {_described(theirs, place)} where rank 0 has "
-        f"{_described(first, place)}. Start every rank with the same model."
+        f"the ranks' models differ: rank {rank} has {theirs} where rank 0 has {first}. Start every rank with the same "
+        "model."
     )
 
 
@@ -48,16 +44,10 @@ def sparse_weights(model: nn.Module) -> set[torch.Tensor]:
     return {table.weight for table in tables if table.weight.requires_grad}
 
 
-def _described(model: list, place: int) -> str:
-    if place >= len(model):
-        return f"only {len(model)} tensors"
-    name, shape, *words = model[place]
-    return f"{name} {tuple(shape)} {''.join(words)}"
-
-
-def _order(tensor: torch.Tensor) -> str:
-    """The order of a tensor's elements in memory, if it is not the usual one."""
-    return "" if tensor.is_contiguous() else f" with strides {tensor.stride()}"
+def _described(name: str, tensor: torch.Tensor, is_sparse: bool) -> str:
+    words = f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    order = "" if tensor.is_contiguous() else f" with strides {tensor.stride()}"
+    return words + order + " frozen" * (not tensor.requires_grad) + " sparse" * is_sparse
 
 
 def _why_not_sent(tensor: torch.Tensor) -> str | None:
@@ -66,17 +56,6 @@ def _why_not_sent(tensor: torch.Tensor) -> str | None:
         return "has no shape yet. Call the model once with an example before it is wrapped"
     if tensor.layout != torch.strided:
         return f"has the layout {str(tensor.layout)[6:]}. Keep its parts as dense buffers"
-    return "has elements that share memory. Give it memory of its own by .clone()" if _overlaps(tensor) else None
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a strided tensor share memory."""
-    reach, is_nested = 0, True  # reach: the last offset of the dimensions so far, the innermost first
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            is_nested &= stride > reach
-            reach += stride * (size - 1)
-    if is_nested or not tensor.numel():
-        return False
-    places = torch.arange(reach + 1).as_strided(tensor.shape, tensor.stride())
-    return len(places.unique()) < tensor.numel()
+    if torch._debug_has_internal_overlap(tensor) == 1:
+        return "has elements that share memory. Give it memory of its own by .clone()"
+    return None

@@ -1,22 +1,42 @@
 """The interface of a gradient sync: what happens between `loss.backward()` and `optimizer.step()`."""
 
 import json
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT, BUFFERS, BY_LEDGER, STATE
 from cos598d.sync.alike import check_models, sparse_weights
-from cos598d.sync.options import Options
+
+if TYPE_CHECKING:
+    from cos598d.comm.ledger import Ledger
 
 Named = tuple[str, nn.Parameter]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every sync may be told. Those of more are in `options.py`, and in the file of the only sync that has one.
+
+    find_unused_parameters: whether a step may leave a trainable parameter without a gradient on some rank. Finding out
+        costs an all-reduce of 4 bytes per parameter in each step.
+    broadcast_buffers: whether rank 0's buffers, such as running statistics, are sent to all ranks before the first
+        forward after an average, as torch's DDP does.
+    """
+
+    find_unused_parameters: bool = True
+    broadcast_buffers: bool = True
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all options of this kind."""
+        return tuple(one.name for one in fields(cls))
 
 
 class GradientSync:
@@ -47,11 +67,9 @@ class GradientSync:
     optimizer: torch.optim.Optimizer | None = None  # set by `Parallel`
     buffers_are_due = True  # an average was made since rank 0's buffers were sent
 
-    def __init__(
-        self, ledger: Ledger | None = None, options: Options | None = None, group: dist.ProcessGroup | None = None
-    ):
+    def __init__(self, ledger: "Ledger", options: Options | None = None, group: dist.ProcessGroup | None = None):
         """`group`: the ranks that train the model; None for all of them."""
-        self.ledger, self.options, self.group = ledger or Ledger(), options or self.options_kind(), group
+        self.ledger, self.options, self.group = ledger, options or self.options_kind(), group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.parameters: list[Named] = []
 
@@ -226,25 +244,6 @@ class GradientSync:
             # .data: the graph of an earlier forward may have saved the buffer, as with torch's DDP
             buffer.data.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
 
-    @contextmanager
-    def in_reach(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The tensor, or a copy in the host's memory, whose changes are copied back.
-
-        gloo has no gather, scatter or messages for tensors on a device.
-        """
-        is_far = tensor.device.type != "cpu" and "gloo" in dist.get_backend(self.group)
-        there = tensor.cpu() if is_far else tensor
-        yield there
-        if there is not tensor:
-            tensor.copy_(there)
-
-    def swap(self, outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:
-        """Send a tensor to the rank `to` while another arrives from the rank `source`. Block until both are done."""
-        sending = dist.P2POp(dist.isend, outgoing, self.peer(to), self.group)
-        receiving = dist.P2POp(dist.irecv, incoming, self.peer(source), self.group)
-        for work in dist.batch_isend_irecv([receiving, sending]):
-            work.wait()
-
     def peer(self, rank: int) -> int:
         """The number of this group's rank among all processes, as torch needs it."""
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
@@ -253,18 +252,3 @@ class GradientSync:
     def device(self) -> torch.device:
         """Where the parameters are."""
         return self.parameters[0][1].device
-
-
-def weakly(method: Callable[[nn.Parameter], None], parameter: nn.Parameter) -> Callable[..., None]:
-    """A hook for a parameter's node that calls the method with the parameter.
-
-    Python's garbage collector cannot see torch's reference to a hook: one that referred to the method's object would
-    keep it, and its model, forever.
-    """
-    weak = weakref.WeakMethod(method)
-
-    def hook(*_: Any) -> None:
-        if call := weak():
-            call(parameter)
-
-    return hook

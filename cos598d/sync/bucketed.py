@@ -1,22 +1,16 @@
 """All-reduce of buckets of gradients while backward runs, as torch's DDP does it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from cos598d.errors import UserError
-from cos598d.sync.base import GradientSync, Named
+from cos598d.sync.base import GradientSync, Named, Options
 from cos598d.sync.buckets import Bucket, plan_buckets
 from cos598d.sync.codecs import Codec, End, make_codec
-from cos598d.sync.options import BucketSizes, BucketViews, Compression, Options
-
-
-@dataclass(frozen=True)
-class BucketedOptions(BucketSizes, BucketViews, Compression):
-    """The sizes of buckets, and what is done with them."""
+from cos598d.sync.options import BucketOptions
 
 
 class Bucketed(GradientSync):
@@ -35,7 +29,7 @@ class Bucketed(GradientSync):
     bytes. `--compress` sends the buckets compressed (`codecs.py`). A good default, like DDP.
     """
 
-    options_kind: type[Options] = BucketedOptions
+    options_kind: type[Options] = BucketOptions
 
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)
@@ -103,7 +97,7 @@ class Bucketed(GradientSync):
         return dist.all_reduce(numbers, group=self.group, async_op=True).wait
 
     def own_state(self) -> dict[str, torch.Tensor]:
-        return self.codec.state()
+        return self.codec.kept
 
     def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
         self.codec.load(state, self.device)

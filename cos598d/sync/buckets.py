@@ -37,7 +37,7 @@ class Bucket:
     @property
     def numbers(self) -> torch.Tensor:
         """The buffer as it is sent: real numbers, (count,)."""
-        return torch.view_as_real(self.buffer).view(-1) if self.buffer.is_complex() else self.buffer
+        return as_real(self.buffer)
 
     @property
     def shapes(self) -> list[torch.Size]:
@@ -70,6 +70,11 @@ class Bucket:
                 parameter.grad = torch.empty_like(parameter).copy_(view)
             else:
                 parameter.grad.copy_(view)
+
+
+def as_real(flat: torch.Tensor) -> torch.Tensor:
+    """A flat tensor as real numbers, which every collective can send."""
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
 
 
 def shaped_like(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ and what was kept of it is dropped.
 
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,25 +20,24 @@ End = Callable[[], object]
 StartSum = Callable[[torch.Tensor, str], End]
 
 
+class Number(NamedTuple):
+    """The number that may follow a codec's name: above 0, and at most `most`. `words` are for errors."""
+
+    default: float
+    kind: type
+    most: float
+    words: str
+
+
 class Codec:
-    """No compression: the sync's own sum of the bucket.
+    """No compression: the sync's own sum of the bucket."""
 
-    number_words: the numbers that may follow its name, as a phrase for errors, and `default` the one that is used
-    without; None if it takes none.
-    """
+    takes: Number | None = None
 
-    number_words: str | None = None
-    default = 0.0
-
-    def __init__(self, start_sum: StartSum, number: float | None = None, group: dist.ProcessGroup | None = None):
-        self.start_sum, self.number, self.group = start_sum, self.default if number is None else number, group
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(self, start_sum: StartSum, number: float = 0, group: dist.ProcessGroup | None = None):
+        self.start_sum, self.number, self.group = start_sum, number, group
+        self.ranks = dist.get_world_size(group)
         self.kept: dict[str, torch.Tensor] = {}  # from one step to the next, by name
-
-    @classmethod
-    def takes(cls, number: float) -> bool:
-        """Whether the number is valid."""
-        return False
 
     def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
         """Start the sum of `numbers`, (count,), in place. `shapes`: of the tensors that lie there side by side."""
@@ -49,13 +49,9 @@ class Codec:
         numbers += error.nan_to_num_(0.0, 0.0, 0.0)  # a step that overflowed leaves no trace
         return error.copy_(numbers)
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """What is kept, for a checkpoint."""
-        return self.kept
-
-    def load(self, state: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        """Continue from a `state`. Numbers move to the device; the state of a generator stays on the host."""
-        self.kept = {name: t.to(device if t.is_floating_point() else "cpu", copy=True) for name, t in state.items()}
+    def load(self, kept: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        """Continue from what another was keeping."""
+        self.kept = {name: tensor.to(device, copy=True) for name, tensor in kept.items()}
 
 
 class BFloat16(Codec):
@@ -100,12 +96,7 @@ class TopK(Codec):
     (n-1) 8 k bytes, compared with 2(n-1)/n 4 E. So the ratio is E / (n k): 25 for 4 ranks at 1 percent, falling with n.
     """
 
-    default = 0.01
-    number_words = "the share of elements to send, above 0 and at most 1"
-
-    @classmethod
-    def takes(cls, number: float) -> bool:
-        return 0 < number <= 1
+    takes = Number(0.01, float, 1.0, "the share of elements to send, above 0 and at most 1")
 
     def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
         error = self.with_error(name, numbers)
@@ -137,7 +128,7 @@ class Int8(Codec):
     Just over a quarter of the bytes: every rank sends and receives 2(n-1) parts of 1 + 4/1024 bytes per element. An
     element's error is less than m/127 in each of the n versions, and once more in the sum. With u an element is rounded
     up in proportion to its size (stochastic rounding, as in QSGD, Alistarh et al. 2017). So the mean over steps is
-    right, and no error has to be kept. u comes from a generator of each rank's own, seeded by the rank.
+    right, and no error has to be kept. u is drawn anew in every call, and by each rank by itself.
     """
 
     BLOCK = 1024  # elements that share a scale
@@ -164,13 +155,9 @@ class Int8(Codec):
     def _encode(self, numbers: torch.Tensor) -> torch.Tensor:
         """(blocks x 1024,) as uint8 (blocks x 1028,): of each block the scale, then the numbers."""
         rows = numbers.view(-1, self.BLOCK)
-        generator = torch.Generator(numbers.device)
-        if "draws" not in self.kept:
-            generator.manual_seed(self.rank)
-        else:
-            generator.set_state(self.kept["draws"])
+        self.kept["seed"] = self.kept.get("seed", torch.tensor(dist.get_rank(self.group))) + self.ranks
+        generator = torch.Generator(numbers.device).manual_seed(int(self.kept["seed"]))
         drawn = torch.rand(self.DRAWN, self.BLOCK, generator=generator, device=numbers.device)
-        self.kept["draws"] = generator.get_state()
         scales = rows.abs().amax(dim=1, keepdim=True) / 127
         scaled = rows / scales.clamp(min=torch.finfo(torch.float32).tiny)
         for some in scaled.split(self.DRAWN):
@@ -197,53 +184,44 @@ class PowerSGD(Codec):
     (rows + columns) bytes per matrix, and 4 bytes per element that is sent whole.
     """
 
-    default = 4.0
-    number_words = "the rank, a whole number from 1"
-
-    @classmethod
-    def takes(cls, number: float) -> bool:
-        return number >= 1 and number == int(number)
+    takes = Number(4, int, math.inf, "the rank, a whole number from 1")
 
     def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
-        error = self.with_error(name, numbers)
-        sizes = [shape.numel() for shape in shapes]
-        parts = zip(numbers.split(sizes), error.split(sizes), shapes, strict=True)
-        matrices, whole = [], []  # (its key, it, its error), and (a tensor that is sent whole, its error)
-        for place, (part, missed, shape) in enumerate(parts):
+        error, sizes = self.with_error(name, numbers), [shape.numel() for shape in shapes]
+        matrices, vectors = [], []  # each with its error; matrices with the key of their Q
+        for place, (part, missed, shape) in enumerate(
+            zip(numbers.split(sizes), error.split(sizes), shapes, strict=True)
+        ):
             rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape.numel())
             rank = min(int(self.number), rows, columns)
-            if rank * (rows + columns) < rows * columns:
-                key = f"factor/{name}/{place}"
-                if key not in self.kept:  # the same on every rank
-                    generator = torch.Generator().manual_seed(len(self.kept))
-                    self.kept[key] = torch.randn(columns, rank, generator=generator).to(part)
-                matrices.append((key, part.view(rows, columns), missed.view(rows, columns)))
-            else:
-                whole.append((part, missed))
-        firsts = torch.cat([(m @ self.kept[key]).flatten() for key, m, _ in matrices] + [part for part, _ in whole])
-        end_sum = self.start_sum(firsts, name)
+            if rank * (rows + columns) >= rows * columns:
+                vectors.append((part, missed))
+                continue
+            key = f"factor/{name}/{place}"
+            if key not in self.kept:  # the same on every rank
+                generator = torch.Generator().manual_seed(len(self.kept))
+                self.kept[key] = torch.randn(columns, rank, generator=generator).to(part)
+            matrices.append((key, part.view(rows, columns), missed.view(rows, columns)))
+        firsts = [m @ self.kept[key] for key, m, _ in matrices] + [part for part, _ in vectors]
+        together = torch.cat([first.flatten() for first in firsts])
+        end_sum = self.start_sum(together, name)
 
         def end() -> None:
             end_sum()
-            at, ps = 0, []
-            for key, m, _ in matrices:
-                size = len(m) * self.kept[key].shape[1]
-                ps.append(_orthonormal(firsts[at : at + size].view(len(m), -1)))
-                at += size
-            for part, missed in whole:
-                part.copy_(firsts[at : at + len(part)])
+            sums = together.split([first.numel() for first in firsts])
+            for (part, missed), total in zip(vectors, sums[len(matrices) :], strict=True):
+                part.copy_(total)
                 missed.zero_()
-                at += len(part)
-            qs = [m.T @ p for (_, m, _), p in zip(matrices, ps, strict=True)]
-            if not qs:
+            if not matrices:
                 return
+            ps = [_orthonormal(total.view_as(first)) for total, first in zip(sums, firsts[: len(matrices)])]
+            qs = [m.T @ p for (_, m, _), p in zip(matrices, ps, strict=True)]
             for (_, _, missed), p, q in zip(matrices, ps, qs, strict=True):
                 missed.sub_(p @ q.T)
             seconds = torch.cat([q.flatten() for q in qs])
             self.start_sum(seconds, f"{name}, second factors")()
-            sums = seconds.split([q.numel() for q in qs])
-            for (key, m, _), p, q, own in zip(matrices, ps, sums, qs, strict=True):
-                new = q.view_as(own)
+            for (key, m, _), p, q, total in zip(matrices, ps, qs, seconds.split([q.numel() for q in qs]), strict=True):
+                new = total.view_as(q)
                 torch.mm(p, new.T, out=m)
                 # A column of zeros, as from a zero gradient, would stay zero forever.
                 self.kept[key] = torch.where(new.any(dim=0) & new.isfinite().all(dim=0), new, self.kept[key])
@@ -268,7 +246,7 @@ CODECS: dict[str, type[Codec]] = {
 
 
 def get_codec(word: str) -> tuple[type[Codec], float]:
-    """The class of a codec, and its number: from `word` ("topk:0.05" sends 5 percent), or its default.
+    """The class of a codec, and its number: from `word` ("topk:0.05" sends 5 percent), its default, or 0 for none.
 
     Raises UsageError for an unknown codec, and for a number that is not valid for it.
     """
@@ -276,16 +254,16 @@ def get_codec(word: str) -> tuple[type[Codec], float]:
     if name not in CODECS:
         raise UsageError(f"--compress {word}: unknown compression. Choose from {', '.join(CODECS)}.")
     codec = CODECS[name]
-    if not number:
-        return codec, codec.default
-    if codec.number_words is None:
-        raise UsageError(f"--compress {word}: {name} takes no number. Leave the number out.")
+    if codec.takes is None:
+        if number:
+            raise UsageError(f"--compress {word}: {name} takes no number. Leave the number out.")
+        return codec, 0
     try:
-        value = float(number)
+        value = codec.takes.kind(number or codec.takes.default)
     except ValueError:
         value = math.nan
-    if not codec.takes(value):
-        raise UsageError(f"--compress {word}: the number of {name} is not valid. Give {codec.number_words}.")
+    if not 0 < value <= codec.takes.most:
+        raise UsageError(f"--compress {word}: the number of {name} is not valid. Give {codec.takes.words}.")
     return codec, value
 
 
@@ -294,7 +272,5 @@ def make_codec(word: str | None, start_sum: StartSum, group: dist.ProcessGroup |
 
     It does nothing if `word` is None, or if there is one rank.
     """
-    if word is None:
-        return Codec(start_sum, group=group)
-    kind, number = get_codec(word)
-    return (kind if dist.get_world_size(group) > 1 else Codec)(start_sum, number, group)
+    kind, number = get_codec(word) if word is not None and dist.get_world_size(group) > 1 else (Codec, 0)
+    return kind(start_sum, number, group)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,13 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from cos598d.errors import UserError
-from cos598d.sync.base import GradientSync
-from cos598d.sync.options import BucketSizes, BucketViews, Options
-
-
-@dataclass(frozen=True)
-class DDPOptions(BucketSizes, BucketViews):
-    """The options of torch's DDP that are ours too."""
+from cos598d.sync.base import GradientSync, Options
+from cos598d.sync.options import BucketSizes, PlainBucketOptions
 
 
 class DDP(GradientSync):
@@ -36,12 +30,13 @@ class DDP(GradientSync):
     calls itself, in C++, and the ledger sees them as it sees all others. Choose it for real work.
     """
 
-    options_kind: type[Options] = DDPOptions
+    options_kind: type[Options] = PlainBucketOptions
     takes_sparse = True
 
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)
         self._ddp: DistributedDataParallel | None = None
+        self._has_come = False  # a gradient, in this backward
         if not self.parameters:
             return call
         words: dict[str, Any] = {} if self.options.broadcast_buffers else {"broadcast_buffers": False}
@@ -72,8 +67,16 @@ class DDP(GradientSync):
     def no_sync(self) -> AbstractContextManager[None]:
         return self._ddp.no_sync() if self._ddp else nullcontext()
 
+    def ready(self, parameter: nn.Parameter) -> None:
+        self._has_come = True
+
     def finish(self) -> None:
-        """Nothing to do: the end of backward has waited."""
+        """Nothing to do: the end of backward has waited. Raises UserError if torch has not, and other ranks may."""
+        if not self._has_come:
+            raise UserError(
+                "this rank's backward used no parameter, and torch's DDP waits for it on the others. Choose bucketed."
+            )
+        self._has_come = False
 
     def detach(self) -> None:
         if self._ddp:

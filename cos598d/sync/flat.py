@@ -1,26 +1,20 @@
 """All gradients in one buffer, with one all-reduce after backward."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from cos598d.sync.base import GradientSync
-from cos598d.sync.buckets import Bucket, plan_buckets
-from cos598d.sync.codecs import End, make_codec
-from cos598d.sync.options import BucketViews, Compression, Options
-
-
-@dataclass(frozen=True)
-class FlatOptions(BucketViews, Compression):
-    """One buffer needs no sizes."""
+from cos598d.sync.base import GradientSync, Named, Options
+from cos598d.sync.bucketed import Bucketed
+from cos598d.sync.buckets import plan_buckets
+from cos598d.sync.codecs import End
+from cos598d.sync.options import PackedOptions
 
 
-class Flat(GradientSync):
-    """Averaging in one call (one for each dtype).
+class Flat(Bucketed):
+    """Averaging in one call (one for each dtype): `bucketed` with one bucket, which waits for backward's end.
 
     1. After backward every rank copies its gradients into one buffer, divided by n.
     2. A ring all-reduce sums the buffers (`sum_up`).
@@ -32,40 +26,16 @@ class Flat(GradientSync):
     another way replace `sum_up`.
     """
 
-    options_kind: type[Options] = FlatOptions
+    options_kind: type[Options] = PackedOptions
+    ready = GradientSync.ready  # the buffer is filled at backward's end
 
-    def attach(self, model: nn.Module) -> Callable:
-        call = super().attach(model)
-        self.buckets = [
-            Bucket(f"all of {str(group[0][1].dtype)[6:]}", group, self.ranks, self.options.gradient_as_bucket_view)
-            for group in plan_buckets(self.parameters, math.inf, math.inf)
-        ]
-        self.codec = make_codec(self.options.compress, self._start_sum, self.group)
-        return call
-
-    def finish(self) -> None:
-        is_used = dict(zip((p for _, p in self.parameters), self.used(), strict=True))
-        for bucket in self.buckets:
-            for _, p in bucket.parameters:
-                bucket.take(p)
-            with self.ledger.naming(bucket.name):
-                self.codec.start(bucket.name, bucket.numbers, bucket.shapes)()
-            bucket.hand_out(is_used)
+    def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
+        return plan_buckets(parameters, math.inf, math.inf)
 
     def sum_up(self, buffer: torch.Tensor, name: str) -> None:
         """Replace the buffer, (elements,), by its sum over the ranks."""
         dist.all_reduce(buffer, group=self.group)
 
-    def own_state(self) -> dict[str, torch.Tensor]:
-        return self.codec.state()
-
-    def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        self.codec.load(state, self.device)
-
-    def detach(self) -> None:
-        self.buckets = []
-        super().detach()
-
-    def _start_sum(self, buffer: torch.Tensor, name: str) -> End:
-        self.sum_up(buffer, name)
+    def start_sum(self, numbers: torch.Tensor, name: str) -> End:
+        self.sum_up(numbers, name)
         return lambda: None

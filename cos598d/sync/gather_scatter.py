@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from cos598d.sync.base import GradientSync
+from cos598d.sync.messages import in_reach
 
 
 class GatherScatter(GradientSync):
@@ -20,7 +21,7 @@ class GatherScatter(GradientSync):
     """
 
     def average(self, name: str, gradient: torch.Tensor) -> None:
-        with self.in_reach(gradient) as own:
+        with in_reach(self, gradient) as own:
             copies = [torch.empty_like(own) for _ in range(self.ranks)] if self.rank == 0 else None
             dist.gather(own, copies, dst=self.peer(0), group=self.group)
             averages = None

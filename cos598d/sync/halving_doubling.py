@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from cos598d.sync.flat import Flat
+from cos598d.sync.messages import in_reach, swap
 
 
 class HalvingDoubling(Flat):
@@ -27,7 +28,7 @@ class HalvingDoubling(Flat):
 
     def sum_up(self, buffer: torch.Tensor, name: str) -> None:
         power = 1 << (self.ranks.bit_length() - 1)
-        with self.in_reach(buffer) as near, self.ledger.composing("halving_doubling_all_reduce", buffer, name):
+        with in_reach(self, buffer) as near, self.ledger.composing("halving_doubling_all_reduce", buffer, name):
             if self.rank >= power:
                 dist.send(near, self.peer(self.rank - power), group=self.group)
                 dist.recv(near, self.peer(self.rank - power), group=self.group)
@@ -48,7 +49,7 @@ class HalvingDoubling(Flat):
         partner, halves = self.rank ^ distance, buffer.tensor_split(2)
         mine, theirs = halves[bool(self.rank & distance)], halves[not self.rank & distance]
         landing = torch.empty_like(mine)
-        self.swap(theirs, partner, landing, partner)
+        swap(self, theirs, partner, landing, partner)
         mine += landing
         self._halve(mine, distance // 2)
-        self.swap(mine, partner, theirs, partner)
+        swap(self, mine, partner, theirs, partner)

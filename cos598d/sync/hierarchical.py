@@ -1,19 +1,13 @@
 """Gradients summed inside each host in shared memory, and between hosts in a ring."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 
-from cos598d.sync.buckets import Bucket
+from cos598d.sync.base import Options
+from cos598d.sync.buckets import Bucket, as_real
 from cos598d.sync.codecs import Codec, End, make_codec
-from cos598d.sync.options import Compression, Options
-from cos598d.sync.shared_memory import SharedMemory, SharedMemoryOptions, ranks_by_host
-
-
-@dataclass(frozen=True)
-class HierarchicalOptions(SharedMemoryOptions, Compression):
-    """As for `shared_memory`, and what is sent between hosts may be compressed."""
+from cos598d.sync.options import BucketOptions
+from cos598d.sync.shared_memory import SharedMemory, ranks_by_host
 
 
 class Hierarchical(SharedMemory):
@@ -36,7 +30,7 @@ class Hierarchical(SharedMemory):
     and its first rank saves it. A rank that becomes a first one by a resume on other hosts begins without any.
     """
 
-    options_kind: type[Options] = HierarchicalOptions
+    options_kind: type[Options] = BucketOptions
     op = "hierarchical"
 
     def find_hosts(self) -> list[list[int]]:
@@ -57,7 +51,5 @@ class Hierarchical(SharedMemory):
         if len(self.hosts) == 1:
             return
         if self.is_first:
-            result = self._result[bucket]
-            numbers = torch.view_as_real(result).view(-1) if result.is_complex() else result
-            self.codec.start(bucket.name, numbers, bucket.shapes)()
+            self.codec.start(bucket.name, as_real(self._result[bucket]), bucket.shapes)()
         self.announce("received", bucket).wait()

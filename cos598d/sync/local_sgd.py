@@ -1,14 +1,15 @@
 """Weights averaged every few steps instead of gradients in every step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from cos598d.sync.base import GradientSync
-from cos598d.sync.options import SYNC_GROUP, Options
+from cos598d.state import load_optimizer, optimizer_state
+from cos598d.sync.base import GradientSync, Options
+from cos598d.sync.options import SYNC_GROUP
 from cos598d.terminal.fields import flag
 
 
@@ -64,29 +65,30 @@ class LocalSGD(GradientSync):
         self.replicas_equal = True
         for dtype in dict.fromkeys(p.dtype for _, p in self.parameters):
             weights = [p for _, p in self.parameters if p.dtype == dtype]
-            flat = torch.cat([p.flatten() for p in weights]).div_(self.ranks)
+            flat = side_by_side(weights).div_(self.ranks)
             with self.ledger.naming(f"weights of {str(dtype)[6:]}"):
                 dist.all_reduce(flat, group=self.group)
-            for p, part in zip(weights, flat.split([p.numel() for p in weights]), strict=True):
-                p.copy_(part.view_as(p))
+            for p, part in parts_of(flat, weights):
+                p.copy_(part)
 
     def own_state(self) -> dict[str, torch.Tensor]:
         """The number of steps, and what this rank's optimizer remembers."""
-        states = self.optimizer.state if self.optimizer else {}
-        own = {
-            f"optimizer/{kind}/{name}": torch.as_tensor(value)
-            for name, p in self.parameters
-            for kind, value in states.get(p, {}).items()
-        }
-        return {"steps": torch.tensor(self.steps), **own}
+        states = optimizer_state(self.optimizer, self.model) if self.optimizer else ()
+        return {"steps": torch.tensor(self.steps)} | dict(states)
 
     def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
         if "steps" in state:
             self.steps = int(state["steps"])
-        named = dict(self.parameters)
-        for key, value in state.items():
-            root, _, rest = key.partition("/")
-            kind, _, name = rest.partition("/")
-            if root == "optimizer" and name in named and self.optimizer:
-                device = named[name].device if value.dim() else "cpu"
-                self.optimizer.state[named[name]][kind] = value.to(device, copy=True)
+            if self.optimizer:
+                load_optimizer(self.optimizer, self.model, state)
+
+
+def side_by_side(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A copy of some tensors of one dtype in a flat one."""
+    return torch.cat([p.detach().flatten() for p in weights])
+
+
+def parts_of(flat: torch.Tensor, weights: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Each of the tensors that lie side by side in a flat one, with its part in its own shape."""
+    for p, part in zip(weights, flat.split([p.numel() for p in weights]), strict=True):
+        yield p, part.view_as(p)

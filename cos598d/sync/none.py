@@ -1,11 +1,9 @@
 """No synchronization: a single process, and the compute-only baseline for exposed communication."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-import torch
 from torch import nn
 
-from cos598d.state import load_model, load_optimizer, model_state, optimizer_state
 from cos598d.sync.base import GradientSync
 
 
@@ -14,7 +12,7 @@ class NoSync(GradientSync):
 
     1. Before training every rank receives rank 0's state, as in every sync.
     2. After that nothing is sent. With several ranks the replicas drift apart: in their weights, in their buffers and,
-       under fp16, in their loss scales and learning rates too.
+       under fp16, in their loss scales and learning rates too. A run that resumes continues from rank 0's on all.
 
     Cost: 0 calls, 0 bytes. Choose it for one process (task 1). On n ranks use it only to measure: subtract an
     iteration's time with this sync from that with another, and you get its exposed communication.
@@ -28,17 +26,6 @@ class NoSync(GradientSync):
 
     def begin_forward(self) -> None:
         """Nothing to do: each rank has buffers of its own."""
-
-    def own_state(self) -> dict[str, torch.Tensor]:
-        """This rank's model, and what its optimizer remembers, since the replicas differ."""
-        if self.replicas_equal or self.optimizer is None:
-            return {}
-        return dict(model_state(self.model)) | dict(optimizer_state(self.optimizer, self.model))
-
-    def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        if state and self.optimizer is not None:
-            load_model(self.model, state)
-            load_optimizer(self.optimizer, self.model, state)
 
     def settle(self) -> None:
         """Nothing to do: the replicas stay different."""

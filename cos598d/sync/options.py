@@ -1,40 +1,18 @@
-"""The options of gradient syncs: fields of a dataclass, of which those that are flags say so next to their default.
+"""The options that several gradient syncs take: fields of dataclasses, of which those that are flags say so.
 
 Each sync names the class of its options as its `options_kind`, and has exactly the options of that class. An option of
 one sync only is declared in that sync's file.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Self
+import functools
+from dataclasses import dataclass, field, fields, make_dataclass
 
+from cos598d.sync import KNOWN, get_sync
+from cos598d.sync.base import Options
 from cos598d.terminal.fields import flag
 
 SYNC_GROUP = "gradient sync"  # the heading of these flags in --help
-
-
-@dataclass(frozen=True)
-class Options:
-    """What every sync may be told.
-
-    find_unused_parameters: whether a step may leave a trainable parameter without a gradient on some rank. Finding out
-        costs an all-reduce of 4 bytes per parameter in each step.
-    broadcast_buffers: whether rank 0's buffers, such as running statistics, are sent to all ranks before the first
-        forward after an average, as torch's DDP does.
-    """
-
-    find_unused_parameters: bool = True
-    broadcast_buffers: bool = True
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """The names of all options of this kind."""
-        return tuple(one.name for one in fields(cls))
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Those of the `values` that are options of this kind; the others are another sync's."""
-        return cls(**{name: values[name] for name in cls.names() if name in values})
+WITH_FLAGS = ("bucketed", "diloco", "torch_fsdp", "deepspeed")  # together they have every flag, in the order of --help
 
 
 @dataclass(frozen=True)
@@ -63,3 +41,38 @@ class Compression(Options):
     compress: str | None = flag(
         None, "compression: bf16, fp16, int8, topk, topk:SHARE, powersgd or powersgd:RANK", group=SYNC_GROUP
     )
+
+
+@dataclass(frozen=True)
+class PackedOptions(BucketViews, Compression):
+    """For syncs whose buckets have a size of their own: one gradient, or all."""
+
+
+@dataclass(frozen=True)
+class PlainBucketOptions(BucketSizes, BucketViews):
+    """For syncs whose buckets cannot be compressed."""
+
+
+@dataclass(frozen=True)
+class BucketOptions(BucketSizes, BucketViews, Compression):
+    """For syncs that may do everything with their buckets."""
+
+
+@functools.cache
+def sync_flags() -> type:
+    """A dataclass whose fields are the flags of all syncs."""
+    kinds = [get_sync(name).options_kind for name in WITH_FLAGS]
+    found = {one.name: one for kind in kinds for one in fields(kind) if "flag" in one.metadata}
+    copies = [(one.name, one.type, field(default=one.default, metadata=one.metadata)) for one in found.values()]
+    return make_dataclass("SyncFlags", copies, frozen=True)
+
+
+def takers(option: str) -> list[str]:
+    """The names of the syncs that have this option."""
+    return [name for name in KNOWN if option in get_sync(name).options_kind.names()]
+
+
+def or_choose(option: str) -> str:
+    """The end of a sentence that rejects an option for one sync: the syncs that take it, if any."""
+    names = takers(option)
+    return f", or choose one of {', '.join(names)}" if names else ""

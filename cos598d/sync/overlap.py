@@ -1,16 +1,10 @@
 """One all-reduce for each gradient, started as soon as backward has computed it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from cos598d.sync.base import Named
+from cos598d.sync.base import Named, Options
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.options import BucketViews, Compression, Options
-
-
-@dataclass(frozen=True)
-class OverlapOptions(BucketViews, Compression):
-    """A bucket for each gradient needs no sizes."""
+from cos598d.sync.options import PackedOptions
 
 
 class Overlap(Bucketed):
@@ -26,7 +20,7 @@ class Overlap(Bucketed):
     tensors. Choose it to see what overlap gains by itself; `bucketed` does the same with fewer calls.
     """
 
-    options_kind: type[Options] = OverlapOptions
+    options_kind: type[Options] = PackedOptions
 
     def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
         return [[named] for named in reversed(parameters)]

@@ -3,6 +3,7 @@
 import torch
 
 from cos598d.sync.flat import Flat
+from cos598d.sync.messages import in_reach, swap
 
 
 class Ring(Flat):
@@ -22,13 +23,13 @@ class Ring(Flat):
 
     def sum_up(self, buffer: torch.Tensor, name: str) -> None:
         n, r = self.ranks, self.rank
-        with self.in_reach(buffer) as near, self.ledger.composing("ring_all_reduce", buffer, name):
+        with in_reach(self, buffer) as near, self.ledger.composing("ring_all_reduce", buffer, name):
             parts = near.tensor_split(n)
             landing = torch.empty_like(parts[0])
             for step in range(2 * (n - 1)):
                 outgoing, incoming = parts[(r - step) % n], parts[(r - step - 1) % n]
                 is_adding = step < n - 1
                 arriving = landing[: len(incoming)] if is_adding else incoming
-                self.swap(outgoing, (r + 1) % n, arriving, (r - 1) % n)
+                swap(self, outgoing, (r + 1) % n, arriving, (r - 1) % n)
                 if is_adding:
                     incoming += arriving

@@ -4,7 +4,6 @@ import functools
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,17 +12,12 @@ from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT
-from cos598d.sync.base import GradientSync, Named
+from cos598d.sync.base import GradientSync, Named, Options
 from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs import Codec, End
-from cos598d.sync.options import BucketSizes, BucketViews, Options
+from cos598d.sync.options import PlainBucketOptions
 from cos598d.world.network import network_identity
-
-
-@dataclass(frozen=True)
-class SharedMemoryOptions(BucketSizes, BucketViews):
-    """Nothing is sent, so nothing is compressed."""
 
 
 class SharedMemory(Bucketed):
@@ -44,7 +38,7 @@ class SharedMemory(Bucketed):
     into the kernel and out again.
     """
 
-    options_kind: type[Options] = SharedMemoryOptions
+    options_kind: type[Options] = PlainBucketOptions  # nothing is sent, so nothing is compressed
     op = "shared_memory"
 
     def attach(self, model: nn.Module) -> Callable:

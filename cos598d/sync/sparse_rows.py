@@ -52,8 +52,7 @@ class SparseRows(Bucketed):
 
     def begin_step(self) -> None:
         super().begin_step()
-        self._unions: dict[nn.Parameter, torch.Tensor] = {}
-        self._agreeing: list[Any] = []
+        self._unions: dict[nn.Parameter, tuple[torch.Tensor, Any]] = {}  # with the call that makes each
 
     def ready(self, parameter: nn.Parameter) -> None:
         self._agree_on_rows()
@@ -62,13 +61,14 @@ class SparseRows(Bucketed):
 
     def finish(self) -> None:
         self._agree_on_rows()
-        unions, agreeing = self._unions, self._agreeing
+        unions = self._unions
         super().finish()
-        for call in agreeing:
-            call.wait()
         for name, p in self.parameters:
-            if p in self._marks and self.is_used[p]:
-                self._average_rows(name, p, unions[p])
+            if p in unions:
+                union, call = unions[p]
+                call.wait()
+                if self.is_used[p]:
+                    self._average_rows(name, p, union)
         for mark in self._marks.values():
             mark.zero_()
 
@@ -76,14 +76,13 @@ class SparseRows(Bucketed):
         """Start to agree on the union of all ranks' rows, once in a step, before any bucket is sent."""
         for name, p in self.parameters:
             if p in self._marks and p not in self._unions:
-                self._unions[p] = self._marks[p].clone()
+                union = self._marks[p].clone()
                 # Of an earlier backward of this step, to whose average this one's gradient is added.
                 earlier = getattr(p.grad, "rows_of_the_average", None)
                 if earlier is not None:
-                    self._unions[p][earlier] = 1
+                    union[earlier] = 1
                 with self.ledger.naming(f"rows touched of {name}", AGREEMENT):
-                    call = dist.all_reduce(self._unions[p], dist.ReduceOp.MAX, self.group, async_op=True)
-                self._agreeing.append(call)
+                    self._unions[p] = union, dist.all_reduce(union, dist.ReduceOp.MAX, self.group, async_op=True)
 
     def _average_rows(self, name: str, p: nn.Parameter, union: torch.Tensor) -> None:
         if p.grad is None:

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from cos598d.sync.flat import Flat
+from cos598d.sync.messages import in_reach
 
 
 class Tree(Flat):
@@ -22,7 +23,7 @@ class Tree(Flat):
 
     def sum_up(self, buffer: torch.Tensor, name: str) -> None:
         parent, children = relatives(self.rank, self.ranks)
-        with self.in_reach(buffer) as near, self.ledger.composing("tree_all_reduce", buffer, name):
+        with in_reach(self, buffer) as near, self.ledger.composing("tree_all_reduce", buffer, name):
             landing = torch.empty_like(near)
             for child in children:
                 dist.recv(landing, self.peer(child), group=self.group)

@@ -57,16 +57,6 @@ class Meeting:
             keys = self._give(value)
             return self._take(keys) if self.identity.rank == 0 else None
 
-    def tell(self, word: str) -> None:
-        """Let all ranks know `word`."""
-        with self.asking():
-            self.store.set(word, "")
-
-    def is_told(self, word: str) -> bool:
-        """Whether a rank has told `word`."""
-        with self.asking():
-            return self.store.check([word])
-
     @contextlib.contextmanager
     def asking(self, seconds: float = 0.0) -> Iterator[None]:
         """Within the block the store is asked, which may take `seconds` if all ranks run."""

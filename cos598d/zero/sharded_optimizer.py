@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from cos598d.comm.ledger import Ledger
 from cos598d.state import by_parameter
 from cos598d.sync.base import GradientSync
 from cos598d.sync.buckets import plan_buckets
@@ -24,7 +25,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable[Any], optimizer_class: type[torch.optim.Optimizer], **options: Any):
         """`group` and the optimizer's `options`. Raises UserError for an optimizer that is not elementwise."""
-        self._sync = GradientSync(group=options.pop("group", None))
+        self._sync = GradientSync(Ledger(), group=options.pop("group", None))
         self._own = optimizer_class(params, **options)
         super().__init__([dict(group) for group in self._own.param_groups], self._own.defaults)
         every = enumerate(p for group in self.param_groups for p in group["params"])

@@ -11,8 +11,9 @@ from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT, PARAMETERS
-from cos598d.sync.base import GradientSync, Named, weakly
+from cos598d.sync.base import GradientSync, Named
 from cos598d.sync.buckets import plan_buckets
+from cos598d.sync.hooks import weakly
 from cos598d.sync.options import BucketSizes
 from cos598d.zero.collectives import add_up, start_all_gather, start_reduce_scatter
 from cos598d.zero.layers import by_layer, refuse_max_norm

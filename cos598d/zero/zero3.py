@@ -10,8 +10,7 @@ from torch.utils import _pytree as pytree
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import PARAMETERS, WHOLE_WEIGHTS
-from cos598d.sync.base import GradientSync, Named
-from cos598d.sync.options import Options
+from cos598d.sync.base import GradientSync, Named, Options
 from cos598d.zero.layers import by_layer, owners
 from cos598d.zero.unit import Unit
 from cos598d.zero.zero2 import Zero2
