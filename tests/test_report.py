@@ -218,7 +218,7 @@ def test_an_unfinished_run_has_the_figures_of_its_rows(tmp_path):
         "run ended after 5 iterations without an error (killed, or its host is down). Its figures are of those" in said
     )
     assert by_name(page.tables["Time"][0])["run"]["s per step"] == "1.1"
-    assert by_name(page.tables["Attempts"][0])["run"]["until"] == "5"
+    assert by_name(page.tables["Attempts"][0])["run"]["to_iteration"] == "5"
 
 
 @pytest.mark.parametrize(

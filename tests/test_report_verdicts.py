@@ -57,8 +57,12 @@ MISTAKES = {
     "another schedule": ({"config": {"lr_scheduler": "constant"}}, "lr_scheduler (linear in alone, constant in ddp)"),
     "fewer examples": ({"config": {"max_train_examples": 48}}, "max_train_examples (- in alone, 48 in ddp)"),
     "other data": ({"summary": {"data": "RTE"}}, "data (a sample in alone, RTE in ddp)"),
+    "another rate in its last digit": (
+        {"config": {"learning_rate": 5.0001e-5}},
+        "learning_rate (5e-05 in alone, 5.0001e-05 in ddp)",
+    ),
     "another seed": ({"summary": {"seed": 1}}, "seed (42 in alone, 1 in ddp)"),
-    "dropout": ({"summary": {"dropout": None}}, "dropout (0 in alone, - in ddp)"),
+    "dropout": ({"summary": {"dropout": None}}, "dropout (0.0 in alone, - in ddp)"),
     "another processor": ({"environment": {"processor": "new"}}, "processor (a processor in alone, new in ddp)"),
     "other code": ({"environment": {"commit": "b"}}, "commit (a in alone, b in ddp)"),
 }

@@ -155,17 +155,24 @@ class Purpose(Struct):
 class Wire(Struct):
     """What the kernel has counted per iteration, by rank; ranks that share an interface have all read its sum."""
 
-    ranks_by_interface: list[list[Count]]
+    ranks_by_interface: list[Annotated[list[Count], Meta(min_length=1)]]
     bytes_sent_per_iteration: list[AtLeastZero | None]
     bytes_received_per_iteration: list[AtLeastZero | None]
-    predicted_bytes_sent_per_iteration: list[AtLeastZero | None] = []
+    predicted_bytes_sent_per_iteration: list[AtLeastZero | None]
     interface: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if lists are not of the same ranks."""
+        count = len(self.bytes_sent_per_iteration)
+        known = max(max(ranks) for ranks in self.ranks_by_interface) if self.ranks_by_interface else 0
+        if known >= count or len(self.predicted_bytes_sent_per_iteration) != count:
+            raise ValueError("lists are not of as many ranks")
 
 
 class Memory(Struct):
     """Bytes by rank: peaks of the process and its GPU, and tensors by category just before a step and after it."""
 
-    process_peak_bytes: list[Count]
+    process_peak_bytes: Annotated[list[Count], Meta(min_length=1)]
     gpu_peak_bytes: list[Count | None] = []
     peak: list[dict[str, Count]] = []
     between_steps: list[dict[str, Count]] = []
@@ -193,6 +200,11 @@ class Classes(Struct):
 
     by_class: list[ClassScore] = []
     confusion: list[list[Count]] = []
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if a row, or a count in it, is missing."""
+        if self.confusion and {len(self.confusion), *map(len, self.confusion)} != {len(self.by_class)}:
+            raise ValueError("confusion does not have every class")
 
 
 class Epoch(Classes, kw_only=True):

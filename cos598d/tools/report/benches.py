@@ -32,9 +32,7 @@ def legend(record: Bench) -> str:
         "iteration, by the rank that sends most."
     )
     if any(one.label == SPARSE_FLOOR for one in record.candidates):
-        words += (
-            f"\n{SPARSE_FLOOR}: as {FLOOR}, but backward computes only the used rows of a large embedding's gradient."
-        )
+        words += f"\n{SPARSE_FLOOR}: as {FLOOR}, but backward computes only used rows of a large embedding's gradient."
     return words
 
 
@@ -63,16 +61,15 @@ def candidate_rows(record: Bench) -> Rows:
         measured, traffic = record.summary[one.label], record.traffic[one.label]
         row = {"sync": one.label, "median s": measured.seconds_median}
         row["quartiles"] = Interval(*measured.seconds_quartiles) if measured.seconds_quartiles else None
-        row |= _with_interval("times ddp's", "95 %", measured.ratio_to_ddp, one.label == DDP)
-        row |= _with_interval("times none's", "95 % of these", measured.ratio_to_floor, one.label == FLOOR)
-        row["exposed s"] = measured.seconds_exposed
-        row |= _with_interval("", "95 % exposed", measured.exposed_within_rounds, one.label == FLOOR)
+        to_ddp, to_floor, within = measured.ratio_to_ddp, measured.ratio_to_floor, measured.exposed_within_rounds
+        row |= {"times ddp's": to_ddp and to_ddp.median, "95 %": _interval(to_ddp, one.label == DDP)}
+        row |= {"times none's": to_floor and to_floor.median, "95 % of these": _interval(to_floor, one.label == FLOOR)}
+        row |= {"exposed s": measured.seconds_exposed, "95 % exposed": _interval(within, one.label == FLOOR)}
         if setting.operations and setting.peak_per_second:
             row["% of the peak"] = 100 * setting.operations / setting.peak_per_second / measured.seconds_median
         if one.bytes_from == "ledger":
             row["calls"] = max(traffic.calls, default=None)
             row["MB sent"] = max(traffic.bytes_sent) / 1e6 if traffic.bytes_sent else None
-        row.pop("", None)
         found.append(row)
     return found
 
@@ -117,13 +114,10 @@ def remarks(record: Bench) -> list[str]:
 
 def share_of_busy(record: Bench) -> float | None:
     """The share of the processors that other programs took meanwhile; 0 or None if it is little, or not known."""
-    loads = [
-        (load.host_cpu_percent / 100, load.process_cpu_seconds / load.seconds)
-        if load.seconds >= LEAST_SECONDS
-        else None
-        for load in record.host
-    ]
-    return share_of_others(loads, record.environment) if loads else None
+    if any(load.seconds < LEAST_SECONDS for load in record.host) or not record.host:
+        return None
+    loads = [(load.host_cpu_percent / 100, load.process_cpu_seconds / load.seconds) for load in record.host]
+    return share_of_others(loads, record.environment)
 
 
 def other_averages(record: Bench) -> list[str]:
@@ -149,30 +143,24 @@ def ranked(record: Bench) -> list[str]:
 def fastest_of(record: Bench) -> str:
     """Which sync is the fastest. "" if the record cannot tell: the machine was busy, or ratios have no intervals."""
     labels = ranked(record)
-    if len(labels) < 2 or share_of_busy(record) or any(_interval(record, label) is None for label in labels):
+    if len(labels) < 2 or share_of_busy(record):
         return ""
-    first, *others = labels
-    near = [first, *(label for label in others if not _have_gap(record, label, first))]
-    words = [f"{printable(label)} ({shown(record.summary[label].seconds_median)} s)" for label in (*near, others[0])]
+    found = [Interval(1, 1) if label == DDP else _interval(record.summary[label].ratio_to_ddp) for label in labels]
+    intervals = [interval for interval in found if interval]
+    if len(intervals) < len(labels):
+        return ""
+    # Those whose ratios to DDP leave no gap to the first one's.
+    first = intervals[0]
+    near = [label for label, own in zip(labels, intervals) if own.low <= first.high and first.low <= own.high]
+    other = next(iter(label for label in labels if label not in near), labels[-1])
+    words = [f"{printable(label)} ({shown(record.summary[label].seconds_median)} s)" for label in (*near, other)]
     if len(near) > 1:
         return f"Fastest: {listed(words[:-1])} are too close to call."
     return f"Fastest: {words[0]}, before {words[1]}. Other networks and machines give another order."
 
 
-def _interval(record: Bench, label: str) -> tuple[float, float] | None:
-    found = record.summary[label].ratio_to_ddp
-    return (1.0, 1.0) if label == DDP else found and found.interval_95
-
-
-def _have_gap(record: Bench, one: str, other: str) -> bool:
-    """Whether the intervals of their ratios to DDP leave a gap."""
-    first, second = _interval(record, one), _interval(record, other)
-    return first is not None and second is not None and (first[1] < second[0] or second[1] < first[0])
-
-
-def _with_interval(name: str, of: str, found: Ratio | Difference | None, is_itself: bool) -> dict:
-    interval = found.interval_95 if found and not is_itself else None
-    return {name: found and found.median, of: Interval(*interval) if interval else None}
+def _interval(found: Ratio | Difference | None, is_itself: bool = False) -> Interval | None:
+    return Interval(*found.interval_95) if found and found.interval_95 and not is_itself else None
 
 
 def _size(payload_bytes: int) -> str:

@@ -37,6 +37,8 @@ def shown(value: Any) -> str:
         return f"{shown(value.low)} to {shown(value.high)}"
     if isinstance(value, Spread):
         return f"{shown(value.value)} ({shown(value.low)} to {shown(value.high)})"
+    if isinstance(value, dict):
+        return ", ".join(f"{printable(name)} {shown(own)}" for name, own in value.items())
     if isinstance(value, list | tuple):
         runs = [(word, len(list(same))) for word, same in groupby(map(shown, value))]
         return ", ".join(word if count == 1 else f"{word} x {count}" for word, count in runs) or "-"
@@ -45,6 +47,13 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.2g}"
     return printable(value, 200)
+
+
+def exact(value: Any) -> str:
+    """A setting as text: two settings that differ in the last digit look different."""
+    return (
+        printable(value, 200) if isinstance(value, int | float | str) and not isinstance(value, bool) else shown(value)
+    )
 
 
 def texts(rows: Rows, columns: Sequence[str] | None = None) -> list[list[str]]:

@@ -95,11 +95,10 @@ def student_t(freedom: float) -> float:
 
 
 def base_of(groups: Sequence[Group], group: Group, sync: str) -> Group | None:
-    """The first group with this sync that differs from `group` in nothing but how gradients travel."""
-    if group[0].summary.world_size == 1:
-        return None
-    found = (other for other in groups if other[0].summary.sync == sync and other[0].summary.world_size > 1)
-    return next((other for other in found if not differing([group[0], other[0]])), None)
+    """The first group of several ranks with this sync that differs from `group` in nothing but how gradients travel."""
+    is_several = group[0].summary.world_size > 1
+    found = [other for other in groups if other[0].summary.sync == sync and other[0].summary.world_size > 1]
+    return next((other for other in found if is_several and not differing([group[0], other[0]])), None)
 
 
 def alone_of(groups: Sequence[Group], group: Group) -> Group | None:

@@ -63,17 +63,13 @@ def _part(run: Run, part: str) -> dict[str, Any]:
         return {"the loss of iteration": summary.losses}
     if part == TOTALS:
         purposes = msgspec.to_builtins(summary.ledger.get("by_purpose", {}))
-        return {"the number of iterations": summary.iterations} | {
-            f"calls for {name}": purposes[name] for name in purposes
-        }
+        own = {f"calls for {name}": sums for name, sums in purposes.items()}
+        return {"the number of iterations": summary.iterations, **own}
+    tables = {"epoch": summary.epochs, "the evaluation": summary.evaluations}
     return {
-        "epoch": [_metrics(row) for row in summary.epochs],
-        "the evaluation": [_metrics(row) for row in summary.evaluations],
+        place: [{name: value for name, value in row.items() if name not in LEFT_OUT} for row in rows]
+        for place, rows in tables.items()
     }
-
-
-def _metrics(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in LEFT_OUT}
 
 
 def _shown(value: Any) -> str:

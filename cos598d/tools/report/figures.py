@@ -110,11 +110,9 @@ def epochs(runs: Sequence[Run]) -> Figure | None:
     names = [name for name in metrics if name not in NOT_METRICS and name != "validation_loss"][: MOST_PANELS - 1]
     figure, panels = _panels(1 + len(names))
     for place, (name, found) in enumerate(rows.items()):
-        panels[0].plot(found["loss"], label=f"{_shortened(name)}, training", **_look(place) | {"linestyle": "--"})
-        if "validation_loss" in found:
-            panels[0].plot(
-                found["validation_loss"], label=f"{_shortened(name)}, validation", **_look(place) | {"linestyle": "-"}
-            )
+        for kind, column, line in (("training", "loss", "--"), ("validation", "validation_loss", "-")):
+            look = _look(place) | {"linestyle": line, "label": f"{_shortened(name)}, {kind}"}
+            panels[0].plot(found.get(column, pd.Series(dtype=float)), **look)
         for axes, metric in zip(panels[1:], names, strict=True):
             if metric in found:
                 axes.plot(found[metric].astype(float), **_look(place))
@@ -185,14 +183,8 @@ def lines(table: pd.DataFrame, x: str, ys: Sequence[str], by: Sequence[str]) -> 
             label = ", ".join(str(own[name].iloc[0]) for name in apart)
             found = own.groupby(x)[y].agg(["mean", "min", "max"]).dropna()
             spread = [found["mean"] - found["min"], found["max"] - found["mean"]]
-            axes.errorbar(
-                found.index,
-                found["mean"],
-                spread,
-                capsize=3,
-                label=None if y != ys[0] else _shortened(label),
-                **_look(place),
-            )
+            look = _look(place) | {"label": _shortened(label) if y == ys[0] else None}
+            axes.errorbar(found.index, found["mean"], spread, capsize=3, **look)
         axes.set_title(y)
         if ticks[0] > 0 and ticks[-1] / ticks[0] >= 8:
             axes.set_xscale("log", base=2)
@@ -210,15 +202,15 @@ def ladder(name: str, bench: Bench) -> Figure | None:
         return None
     floor = bench.summary[FLOOR].seconds_median if FLOOR in bench.summary else np.inf
     figure, (axes,) = _panels(1, 0.9 + 0.25 * len(found))
+    names = ("without any sync", "exposed") if FLOOR in bench.summary else ("none was not measured", None)
     for place, (_, one) in enumerate(found):
         split, ends = min(floor, one.seconds_median), one.seconds_quartiles or (one.seconds_median,) * 2
-        axes.barh(place, split, color=SKY, label="without any sync" if np.isfinite(floor) and not place else None)
-        axes.barh(place, one.seconds_median - split, left=split, color=VERMILLION, label=None if place else "exposed")
+        without, beyond = (None, None) if place else names
+        axes.barh(place, split, color=SKY, label=without)
+        axes.barh(place, one.seconds_median - split, left=split, color=VERMILLION, label=beyond)
         axes.plot(ends, [place, place], "k-", linewidth=1)
-        if one.ratio_to_ddp:
-            axes.text(
-                max(*ends, one.seconds_median), place, f"  {one.ratio_to_ddp.median:.2f}", va="center", fontsize=8
-            )
+        ratio = f"  {one.ratio_to_ddp.median:.2f}" if one.ratio_to_ddp else ""
+        axes.text(max(*ends, one.seconds_median), place, ratio, va="center", fontsize=8)
     _lanes(axes, [label for label, _ in found])
     axes.set(title=name, xlabel="seconds per iteration: medians and quartiles; the number is times ddp's")
     figure.legend(loc="outside upper left", ncols=2)
@@ -232,7 +224,7 @@ def _panels(count: int, height: float = 2.2) -> tuple[Figure, Any]:
 
 
 def _bar(axes: Any, phase: str, left: float, length: float, y: float, height: float, label: str | None = None) -> None:
-    look = {"color": PHASE_COLOURS[phase], "hatch": HATCHES.get(phase), "edgecolor": "white", "linewidth": 0.3}
+    look = {"color": PHASE_COLOURS.get(phase), "hatch": HATCHES.get(phase), "edgecolor": "white", "linewidth": 0.3}
     axes.barh(y, length, height, left, label=label, **look)
 
 

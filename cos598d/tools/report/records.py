@@ -24,7 +24,7 @@ from cos598d.records.schema import Classes, Count, Environment, Epoch, Iteration
 from cos598d.records.unfinished import read_summary
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.busy import busy_and_own, share_of_others
-from cos598d.tools.report.cells import shown
+from cos598d.tools.report.cells import exact
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,7 +150,7 @@ class Run:
 def load_run(folder: Path, name: str = "") -> Run:
     """The run in a folder, finished or not. Raises UserError, in one sentence, if there is none that can be read."""
     summary = read_summary(folder, unfinished=True)
-    if max(map(len, (summary.bytes_sent_per_iteration, summary.bytes_received_per_iteration))) != summary.world_size:
+    if {len(summary.bytes_sent_per_iteration), len(summary.bytes_received_per_iteration)} != {summary.world_size}:
         raise UserError(
             f"{folder / SUMMARY} is damaged: its lists are not of {summary.world_size} ranks. Run it again."
         )
@@ -181,7 +181,7 @@ def differing(runs: Sequence[Run]) -> dict[str, dict[str, list[str]]]:
     found: dict[str, dict[str, list[str]]] = {}
     for run in runs:
         for name, value in run.settings.items():
-            found.setdefault(name, {}).setdefault(shown(value), []).append(run.name)
+            found.setdefault(name, {}).setdefault(exact(value), []).append(run.name)
     return {name: values for name, values in found.items() if len(values) > 1}
 
 

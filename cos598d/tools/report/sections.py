@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -13,7 +14,7 @@ from cos598d.records.quantities import quantity
 from cos598d.records.schema import read
 from cos598d.tools.report import figures, tables
 from cos598d.tools.report.benches import candidate_rows, legend, message_fit, message_rows
-from cos598d.tools.report.cells import Rows, shown
+from cos598d.tools.report.cells import Rows, exact
 from cos598d.tools.report.compare import SECONDS, SPEED_UP, alone_of, in_groups, speed_up, table
 from cos598d.tools.report.records import HOW, Run, last_classes
 
@@ -34,7 +35,8 @@ def run_sections(runs: Sequence[Run]) -> list[Section]:
     """What a person wants first is at the top."""
     if not runs:
         return []
-    environments = {run.name: _flat(read(run.folder / ENVIRONMENT_FILE, dict)) for run in runs}
+    files = [read(run.folder / ENVIRONMENT_FILE, dict) for run in runs]
+    environments = {run.name: pd.json_normalize(found, sep=" ").iloc[0].to_dict() for run, found in zip(runs, files)}
     tensors = [(f"{run.name}: what rank 0 sends in one iteration, largest first.", tensor_rows(run)) for run in runs]
     return [
         Section("In short", [("", table(runs))], [partial(figures.seconds, runs)]),
@@ -86,14 +88,13 @@ def bench_sections(benches: Mapping[str, Bench]) -> list[Section]:
 
 def side_by_side(facts: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Rows]]:
     """What differs, a row for each record, and what all share."""
-    names = dict.fromkeys(name for own in facts.values() for name in own)
-    apart = [name for name in names if len({shown(own.get(name)) for own in facts.values()}) > 1]
-    different = [{"": who, **{name: own.get(name) for name in apart}} for who, own in facts.items()] if apart else []
-    first = next(iter(facts.values()), {})
-    return [
-        ("Different.", different),
-        ("The same for all.", [{"": n, "value": first.get(n)} for n in names if n not in apart]),
-    ]
+    words = {who: {name: exact(value) for name, value in own.items()} for who, own in facts.items()}
+    names = dict.fromkeys(name for own in words.values() for name in own)
+    apart = [name for name in names if len({own.get(name) for own in words.values()}) > 1]
+    different = [{"": who, **{name: own.get(name) for name in apart}} for who, own in words.items()] if apart else []
+    first = next(iter(words.values()))
+    alike = [{"": name, "value": first.get(name)} for name in names if name not in apart]
+    return [("Different.", different), ("The same for all.", alike)]
 
 
 def sweep_figures(runs: Sequence[Run]) -> list[Callable[[], Figure | None]]:
@@ -134,26 +135,15 @@ def tensor_rows(run: Run) -> Rows:
     sizes = ["calls", "payload_bytes", "bytes_sent", "bytes_received"]
     sums = calls.assign(calls=1).groupby(["tensor", "op", "purpose"], sort=False)[sizes].sum()
     sums = sums.loc[sums[sizes[2:]].sum(axis=1).sort_values(ascending=False, kind="stable").index]
-    rows = [
-        dict(zip(("tensor", "call", "carries"), key)) | own.to_dict() for key, own in sums.head(MOST_TENSORS).iterrows()
-    ]
-    rest = sums.iloc[MOST_TENSORS:]
+    names, rest = ("tensor", "call", "carries"), sums.iloc[MOST_TENSORS:]
+    rows = [dict(zip(names, key)) | own.to_dict() for key, own in sums.head(MOST_TENSORS).iterrows()]
     return [*rows, {"tensor": f"{len(rest)} more", **rest.sum().to_dict()}] if len(rest) else rows
 
 
 def attempt_rows(runs: Sequence[Run]) -> Rows:
     """The attempts of the runs that took several, or of which one did not finish."""
     return [
-        {
-            "run": run.name,
-            "begun": one.begun,
-            "ended": one.ended,
-            "after iteration": one.from_iteration,
-            "until": one.to_iteration,
-            "lost": one.lost_iterations,
-            "ranks": one.ranks,
-            "why it ended": one.why,
-        }
+        {"run": run.name, **msgspec.structs.asdict(one)}
         for run in runs
         for one in run.summary.attempts
         if len(run.summary.attempts) > 1 or one.why != FINISHED
@@ -163,19 +153,8 @@ def attempt_rows(runs: Sequence[Run]) -> Rows:
 def bench_facts(bench: Bench) -> dict[str, Any]:
     """A bench's setting, and what it ran on."""
     setting, ground = bench.setting, bench.environment
-    names = (
-        "world_size",
-        "batch",
-        "tokens",
-        "model",
-        "step",
-        "precision",
-        "backend",
-        "device",
-        "threads_per_rank",
-        "rounds",
-    )
-    found = {name: getattr(setting, name) for name in names}
+    names = ("world_size", "batch", "tokens", "model", "step", "precision", "backend", "device", "threads_per_rank")
+    found = {name: getattr(setting, name) for name in (*names, "rounds")}
     found |= {name: getattr(ground.network, name) for name in ("rate", "delay")} if ground.network else {}
     return found | {"processor": ground.processor, "cores": ground.cores, "torch": ground.versions.get("torch")}
 
@@ -189,16 +168,3 @@ def _lines(rows: pd.DataFrame, ys: Sequence[str]) -> list[Callable[[], Figure | 
         for name, found in numbers.items()
         if found.nunique() > 1
     ]
-
-
-def _flat(facts: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Facts in facts by their path; places as text."""
-    found: dict[str, Any] = {}
-    for name, value in facts.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{above}{name} ")
-        elif name == "places" and isinstance(value, list):
-            found[name] = [f"{one.get('node')} ({one.get('device')})" for one in value if isinstance(one, dict)]
-        else:
-            found[f"{above}{name}"] = value
-    return found

@@ -77,18 +77,13 @@ def traffic_rows(runs: Sequence[Run]) -> Rows:
 
 def purpose_rows(runs: Sequence[Run]) -> Rows:
     """All calls of a run by their purpose; calls and payload are rank 0's."""
-    return [
-        {
-            "run": run.name,
-            "calls for": purpose,
-            "calls": sums.calls,
-            "payload MB": sums.payload_bytes / 1e6,
-            "sent MB, by rank": megabytes(sums.bytes_sent),
-            "received MB, by rank": megabytes(sums.bytes_received),
-        }
-        for run in runs
-        for purpose, sums in run.summary.ledger.get("by_purpose", {}).items()
-    ]
+    found = []
+    for run in runs:
+        for purpose, sums in run.summary.ledger.get("by_purpose", {}).items():
+            row = {"run": run.name, "calls for": purpose, "calls": sums.calls, "payload MB": sums.payload_bytes / 1e6}
+            row |= {"sent MB, by rank": megabytes(sums.bytes_sent)}
+            found.append(row | {"received MB, by rank": megabytes(sums.bytes_received)})
+    return found
 
 
 def memory_rows(runs: Sequence[Run]) -> Rows:
@@ -113,13 +108,8 @@ def epoch_rows(runs: Sequence[Run]) -> Rows:
     for run in runs:
         for epoch in run.summary.epochs:
             training = epoch.get("training", {})
-            row = {
-                "run": run.name,
-                "epoch": epoch["epoch"],
-                "cut": epoch.get("is_cut") or None,
-                "loss": epoch.get("loss"),
-            }
-            row |= metrics_of(epoch)
+            row = {"run": run.name, "epoch": epoch["epoch"], "cut": epoch.get("is_cut") or None}
+            row |= {"loss": epoch.get("loss"), **metrics_of(epoch)}
             row |= {"training, s": training.get("wall_seconds"), "evaluation, s": epoch.get("seconds_evaluation")}
             found.append(row | {"examples/s": training.get("examples_per_second_wall")})
     return found
