@@ -7,15 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cos598d.commands.flags import add_flags, given_flags, output_written
 from cos598d.commands.run_flags import RankFlags, identity_from, on_ranks
 from cos598d.errors import UsageError
-from cos598d.records.bench import FILE_NAME
+from cos598d.records.bench import FILE_NAME, Bench
 from cos598d.terminal.files import write_json
 from cos598d.tools.bench.plan import BenchPlan, plan_from
-from cos598d.tools.report.answer import fastest_in
-from cos598d.tools.report.bench_table import bench_table
-from cos598d.tools.report.benches import bench_of
+from cos598d.tools.report.benches import bench_table
 
 WORLD_SIZE = 4
 
@@ -45,9 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _deliver(folder: Path, record: dict[str, Any]) -> None:
     """Print the results, then write them. Raises UserError if they cannot be written."""
-    bench = bench_of(record, "this bench", Path(FILE_NAME))
-    fastest = f"{fastest_in(bench)}\n\n" if bench.ranked else ""
-    print(f"{fastest}{bench_table(record)}", flush=True)
+    print(bench_table(msgspec.convert(record, Bench)), flush=True)
     with output_written(f"--output {folder}"):
         write_json(folder / FILE_NAME, record)
     print(f"\noutput: {folder / FILE_NAME}; all columns: cos598d report {folder}")
