@@ -127,8 +127,8 @@ lint: $(READY)
 	@said=$$($(VENV)/bin/lint-imports --no-cache) || { echo "$$said"; exit 1; }
 	@echo "== mypy"
 	@$(VENV)/bin/mypy
-	@echo "== prose of documents and help"
-	@$(RUN) scripts/prose.py --check
+	@echo "== prose of documents"
+	@$(RUN) scripts/prose.py
 
 clean:
 	rm -rf $(VENV) build site *.egg-info .pytest_cache .ruff_cache .mypy_cache
