@@ -218,7 +218,7 @@ def test_the_page_of_syncs_has_every_gradient_sync():
         ("cos598d cluster cut 3 --rate 1gbit", ["--rate"]),
         ("python task3/run_glue.py --doc_stride 128", ["--doc_stride"]),
         ("GLUE_DIR=... python benchmarks/parities.py", ["benchmarks/parities.py"]),
-        ("python benchmarks/small_gpt.py --no_flag x", ["--no_flag"]),
+        ("python benchmarks/student.py --no_flag x", ["--no_flag"]),
         ("make demos", ["demos"]),
         ("--no_such_flag", ["--no_such_flag"]),
     ],
