@@ -163,7 +163,7 @@ def _run(
             setting["operations"] = {"per_example": float(needed.mean()), "peak_per_second": peak}
 
         # Predict the test set with the final model.
-        tables = predict_tests(model, task, tests, config, ranks)
+        tables = predict_tests(task, tests, evaluation)
 
         # Finish the record, then save the model: it is the largest file, so the likeliest not to fit on the disk.
         record.finish(ranks, setting, evaluation.files | tables | files)

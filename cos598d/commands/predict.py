@@ -21,7 +21,7 @@ from cos598d.data.squad import predict as answers_of
 from cos598d.data.tables import GLUE, TableTask
 from cos598d.data.task import Row, TextTask, predictions_table
 from cos598d.errors import UsageError, UserError
-from cos598d.evaluate import predict
+from cos598d.evaluate import Evaluation
 from cos598d.models.build import ModelSource, build_model, find_model
 from cos598d.rank import RankProcess, init_rank
 from cos598d.records.conventions import CONFIG_FILE, MODEL, SUMMARY
@@ -72,7 +72,8 @@ def _predict(options: argparse.Namespace, identity: Identity) -> int:
         meeting = process.meet(config.timeout, config.facts() | {"file": asked.features.digest()})
         ranks = init_rank(meeting, "auto", config.no_cuda, config.threads).ranks
         model = build_model(trained.source, task.head, task.num_labels, 0.0, config.seed).to(ranks.device)
-        outputs = predict(model, task, asked.features, config, ranks, options.batch)
+        outputs = Evaluation(task, {}, model, ranks, options.batch, config.precision).outputs(asked.features)
+        assert outputs is not None  # nobody asks it to stop
         if ranks.rank == 0 and options.output is None:
             print(asked.in_words(outputs), end="")
         elif ranks.rank == 0:
