@@ -124,6 +124,7 @@ class Parallel(nn.Module):
         if trains:
             self._check()
             self._averages, self._is_asked = self.require_backward_grad_sync, False
+            self.sync.ends_step = self._averages
         self.sync.begin_forward()
         output = self._call(*inputs, **keywords)
         if trains and (self._averages or self.sync.every_backward):

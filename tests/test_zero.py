@@ -23,17 +23,18 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def _without_last_part(right):
-    def start(sync, flat, landing, name):
-        flat = flat.clone()
-        flat.view(sync.ranks, -1)[-1] = 0
-        return right(sync, flat, landing, name)
+    def start(sync, unit):
+        unit.gradients.view(sync.ranks, -1)[-1] = 0
+        return right(sync, unit)
 
     return start
 
 
 def _first_part_to_all(right):
-    def start(sync, flat, landing, name):
-        return right(sync, flat.view(sync.ranks, -1)[0].repeat(sync.ranks), landing, name)
+    def start(sync, unit):
+        parts = unit.gradients.view(sync.ranks, -1)
+        parts.copy_(parts[0].clone().expand_as(parts))
+        return right(sync, unit)
 
     return start
 
@@ -52,9 +53,9 @@ def _dropping(right):
 
 # A fault of the algorithm, and what it is planted in. Each has to change the weights.
 MUTANTS = {
-    "the sum is not divided": (zero1, "add_up", lambda right: lambda flat, n, out=None: right(flat, n, out).mul_(n)),
+    "the sum is not divided": (zero1, "average_of", lambda right: lambda parts: right(parts) * len(parts)),
     "it is divided by one rank less": (
-        zero1, "add_up", lambda right: lambda flat, n, out=None: right(flat, n, out).mul_(n / max(1, n - 1)),
+        zero1, "average_of", lambda right: lambda parts: right(parts) * len(parts) / max(1, len(parts) - 1),
     ),
     "a part is not sent": (zero1, "start_reduce_scatter", _without_last_part),
     "the weights are not gathered": (zero1, "start_all_gather", lambda right: lambda *_: lambda: None),

@@ -43,7 +43,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for group, own in zip(self.param_groups, self._own.param_groups, strict=True):
             own.update({key: value for key, value in group.items() if key != "params"})
         for unit, piece, part in self._shards.pieces:
-            unit.take_moved()
+            unit.check_places()
             gradient = piece.parameter.grad
             part.grad = None if gradient is None else unit.own(piece, gradient.to_dense())
         self._own.step()
