@@ -28,9 +28,9 @@ class ZeroOfRows(Zero1):
                 raise UserError(
                     f"{type(self).__name__} needs tensors on CPUs, and {name} is on {p.device}. Choose zero1."
                 )
-        large = [p for p in large_embeddings(model, LEAST_BYTES) if p.is_contiguous()]
+        large = {p for p in large_embeddings(model, LEAST_BYTES) if p.is_contiguous()}
         embeddings = [one for one in model.modules() if isinstance(one, nn.Embedding) and not one.scale_grad_by_freq]
-        self._embeddings = {one.weight: one for one in embeddings if any(one.weight is p for p in large)}
+        self._embeddings = {one.weight: one for one in embeddings if one.weight in large}
         self._rows: dict[Unit, Rows] = {}  # this rank's, of a backward
         call = super().attach(model)
         self._were_sparse = {embedding: embedding.sparse for embedding in self._embeddings.values()}

@@ -90,7 +90,7 @@ class Zero1(GradientSync):
         self._handles.append(optimizer.register_step_pre_hook(lambda *_: self.before_step()))
         if self._travels_late:
             # Our hook is a layer's first: the script's own may read its weights.
-            for layer, own in by_layer(self.model, {p: unit for p, (unit, _) in self.place_of.items()}).items():
+            for layer, own in by_layer(self.model, self.units).items():
                 self._handles.append(layer.register_forward_pre_hook(self._waiting_for(own), prepend=True))
 
     def begin_forward(self) -> None:

@@ -49,7 +49,7 @@ class Zero3(Zero2):
         self._next_layer: dict[nn.Module, nn.Module] = {}  # the one that was called next, the last time
         self._latest: nn.Module | None = None
         self._waiting: dict[nn.Module, None] = {}  # for backward to reach them: layers, in the order of their forwards
-        self._units = by_layer(model, {p: unit for p, (unit, _) in self.place_of.items()})
+        self._units = by_layer(model, self.units)
         for layer in {**self._units, model: None}:
             self._handles.append(layer.register_forward_pre_hook(self._entering(layer), prepend=True))
             self._handles.append(layer.register_forward_hook(self._leaving(layer)))
