@@ -167,7 +167,7 @@ def test_a_page_that_cannot_be_written_is_one_sentence(run, tmp_path):
     ("name", "words"),
     [
         ("nothing", "does not exist"),
-        ("a file", "is a file"),
+        ("a file", "a file is damaged: Input data was truncated. Measure again"),
         ("empty", "has neither summary.json nor bench.json. Give the folder of a finished run, or of a bench."),
     ],
 )

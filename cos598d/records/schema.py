@@ -10,8 +10,9 @@ from msgspec import Meta, Struct
 from cos598d.errors import UserError
 from cos598d.records.conventions import BY_LEDGER
 
-Count = Annotated[int, Meta(ge=0)]
-Size = Annotated[int, Meta(ge=1)]
+# No true number is as large as 2**62, and every one below it can become a float.
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Size = Annotated[int, Meta(ge=1, le=2**62)]
 AtLeastZero = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Ranks = Annotated[int, Meta(ge=1, le=65536)]

@@ -103,6 +103,8 @@ def _candidate(candidate: dict[str, Any], found: dict[str, Any]) -> CandidateSec
             raise ValueError(f"{label} has no {figure}, or {reference} was not measured")
     ratio = (None if label == DDP else summary["ratio_to_ddp"]) or {"median": None, "interval_95": None}
     interval = ratio["interval_95"]
+    if ratio["median"] is not None and not ratio["median"] > 0:
+        raise ValueError(f"{label} has a ratio of {ratio['median']}")
     low, high = summary["seconds_quartiles"]
     return CandidateSeconds(
         printable(label),
