@@ -124,9 +124,9 @@ class Parallel(nn.Module):
         if trains:
             self._check()
             self._averages, self._is_asked = self.require_backward_grad_sync, False
-            self.sync.ends_step = self._averages
         self.sync.begin_forward()
         output = self._call(*inputs, **keywords)
+        self.sync.ends_step = self._averages
         if trains and (self._averages or self.sync.every_backward):
             for leaf in pytree.tree_leaves(output):
                 if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
