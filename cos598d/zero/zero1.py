@@ -83,7 +83,6 @@ class Zero1(GradientSync):
     def shard(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer step this rank's pieces in place of whole parameters. Raises UserError if it cannot."""
         self.cut = Shards(self.units, optimizer)
-        self._unread: dict[nn.Parameter, torch.Tensor] = {p: Unread(p) for _, p in self.parameters}
         self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for _, p in self.parameters]
         for node, (_, p) in zip(self._nodes, self.parameters, strict=True):
             self._handles.append(node.register_prehook(weakly(self.make_room, p)))
@@ -123,7 +122,7 @@ class Zero1(GradientSync):
         """Backward has computed the unit's last gradient."""
 
     def finish(self) -> None:
-        stood = {p for _, p in self.parameters if p.grad is self._unread[p]}  # averaged by an earlier backward
+        stood = {p for _, p in self.parameters if isinstance(p.grad, Unread)}  # averaged by an earlier backward
         for unit in self.units:
             for p in list(self._missing[unit]):  # backward has left it out; an earlier micro-batch may have used it
                 self.make_room(p)
@@ -138,7 +137,7 @@ class Zero1(GradientSync):
                 average = self.averages[unit][piece.place]
                 part.grad = average if part.grad is None else part.grad.add_(average)
             if p in is_used or p in stood:
-                p.grad = self._unread[p]
+                p.grad = Unread(p)
         self._local.clear()
         self._begin()
 
@@ -173,11 +172,11 @@ class Zero1(GradientSync):
             p = piece.parameter
             if p.grad is None:
                 part.grad = None
-            elif p.grad is not self._unread[p]:
+            elif not isinstance(p.grad, Unread):
                 own = unit.own(piece, p.grad.to_dense()).detach()
                 adds = p in self._local and part.grad is not None  # the last backward was inside no_sync
                 part.grad = torch.add(part.grad, own) if adds else own.clone()  # type: ignore[arg-type]
-                p.grad = self._unread[p]
+                p.grad = Unread(p)
 
     def after_step(self) -> None:
         """The optimizer has stepped this rank's pieces: send them."""
@@ -198,8 +197,8 @@ class Zero1(GradientSync):
 
     def settle(self) -> None:
         super().settle()
-        self.wait_for(self.units)
         self.check_places()
+        self.wait_for(self.units)
 
     def whole_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The optimizer's state, whole on every rank."""
@@ -207,6 +206,7 @@ class Zero1(GradientSync):
 
     def load_whole(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from a whole state. The model has its weights already."""
+        self.check_places()
         self.cut.load(state)
 
     def detach(self) -> None:
@@ -240,7 +240,7 @@ class Zero1(GradientSync):
         """A gradient is about to be added to .grad. An average stays in the piece; the piece forgets what the script
         has dropped or replaced."""
         part = self.cut.own[parameter]
-        if parameter.grad is self._unread[parameter]:
+        if isinstance(parameter.grad, Unread):
             parameter.grad = None
             part.grad = None if part.grad is None else part.grad.clone()  # its memory gets the next backward's
         elif parameter not in self._local:

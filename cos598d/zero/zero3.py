@@ -1,7 +1,7 @@
 """ZeRO stage 3: every rank keeps the weights of its n-th alone, and gathers a layer's just before it computes."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import PARAMETERS, WHOLE_WEIGHTS
-from cos598d.sync.base import GradientSync, Named
+from cos598d.sync.base import Named
 from cos598d.sync.options import Options
 from cos598d.zero.layers import by_layer, owners
 from cos598d.zero.unit import Unit
@@ -72,6 +72,7 @@ class Zero3(Zero2):
         unit.part = unit.part.clone()
 
     def check_places(self) -> None:
+        self.wait_for(self.units)
         super().check_places()
         for unit in self.units if self._stay else ():  # the script may have changed them
             unit.part.copy_(unit.part_of(unit.weights))
@@ -84,10 +85,6 @@ class Zero3(Zero2):
         super().finish()
         self._has_graph = False
         self._free(self.units)
-
-    def load_whole(self, state: Mapping[str, torch.Tensor]) -> None:
-        self.check_places()
-        super().load_whole(state)
 
     def after_step(self) -> None:
         """The parts are stepped. A layer's weights are gathered when it needs them."""
@@ -105,8 +102,7 @@ class Zero3(Zero2):
         return show
 
     def settle(self) -> None:
-        GradientSync.settle(self)
-        self.check_places()
+        super().settle()
         self._start(self.units, WHOLE_WEIGHTS)
         self.wait_for(self.units)
         self._stay = True
