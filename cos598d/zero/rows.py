@@ -38,12 +38,17 @@ class ZeroOfRows(Zero1):
             embedding.sparse = True  # backward computes only the rows of the batch
         return call
 
-    def plan(self, model: nn.Module) -> list[tuple[str, list[Named]]]:
+    def make_units(self, model: nn.Module) -> list[Unit]:
         dense = [named for named in self.parameters if named[1] not in self._embeddings]
         most = min(self.options.bucket_mb, self.most_mb)
         groups = plan_buckets(dense, most, min(self.options.first_bucket_mb, most))
-        tables = [(name, [(name, p)]) for name, p in reversed(self.parameters) if p in self._embeddings]
-        return [(f"bucket {k}", group) for k, group in enumerate(groups)] + tables
+        units = [Unit(k, f"bucket {k}", group, self.rank, self.ranks) for k, group in enumerate(groups)]
+        tables = [named for named in reversed(self.parameters) if named[1] in self._embeddings]
+        return units + [self.make_table(k, named) for k, named in enumerate(tables, start=len(units))]
+
+    def make_table(self, number: int, named: Named) -> Unit:
+        """The unit of an embedding."""
+        raise NotImplementedError
 
     def has_rows(self, unit: Unit) -> bool:
         """Whether it is such an embedding."""

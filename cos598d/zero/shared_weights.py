@@ -1,6 +1,6 @@
 """ZeRO stage 1 on one host: weights stored once, in memory that all ranks map; each steps its n-th of them in place."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -54,9 +54,8 @@ class SharedWeights(ZeroOfRows):
         self._meet("wrapped")
         return call
 
-    def make_unit(self, number: int, name: str, named: Sequence[Named]) -> Unit:
-        p = named[0][1]
-        return Unit(number, name, named, self.rank, self.ranks, align=p.shape[1] if p in self._embeddings else 1)
+    def make_table(self, number: int, named: Named) -> Unit:
+        return Unit(number, named[0], [named], self.rank, self.ranks, align=named[1].shape[1])  # cut between rows
 
     def lay(self, unit: Unit) -> None:
         n, p = self.ranks, unit.named[0][1]

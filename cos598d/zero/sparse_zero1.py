@@ -1,7 +1,5 @@
 """ZeRO stage 1 between hosts: of large embeddings only the looked-up rows of gradients are sent, and no weights."""
 
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -32,10 +30,8 @@ class SparseZero1(ZeroOfRows):
 
     most_mb = 3.6  # MiniLM's layers have three units each, so the first is sent while the rest is computed
 
-    def make_unit(self, number: int, name: str, named: Sequence[Named]) -> Unit:
-        if named[0][1] in self._embeddings:
-            return Unit(number, name, named, rank=0, ranks=1)  # every rank has, and steps, all of it
-        return super().make_unit(number, name, named)
+    def make_table(self, number: int, named: Named) -> Unit:
+        return Unit(number, named[0], [named], rank=0, ranks=1)  # every rank has, and steps, all of it
 
     def start_sum(self, unit: Unit) -> None:
         if not self.has_rows(unit):

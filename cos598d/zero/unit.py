@@ -1,26 +1,14 @@
 """A unit: some parameters side by side in one flat tensor, which is cut into a part for each rank."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.sync.base import Named
-
-
-class Piece(NamedTuple):
-    """What one rank's part has of a parameter: `part[place]`. It may have no elements.
-
-    begin: the first of these elements, counted in the parameter's own memory.
-    """
-
-    name: str
-    parameter: nn.Parameter
-    place: slice
-    begin: int
 
 
 class Unit:
@@ -36,9 +24,9 @@ class Unit:
     def __init__(self, number: int, name: str, named: Sequence[Named], rank: int, ranks: int, align: int = 1):
         """A part is a multiple of `align` elements: of a row, where a matrix must be cut between rows."""
         self.number, self.name, self.named, self.rank, self.ranks = number, name, list(named), rank, ranks
-        self._begins = list(accumulate((p.numel() for _, p in named), initial=0))
-        self._strides = [torch.empty_like(p, device="meta").stride() for _, p in named]
-        self.length = max(1, -(-self._begins[-1] // (ranks * align))) * align
+        self.begins = list(accumulate((p.numel() for _, p in named), initial=0))
+        self.strides = [torch.empty_like(p, device="meta").stride() for _, p in named]
+        self.length = max(1, -(-self.begins[-1] // (ranks * align))) * align
         self.weights = self.part = self._nans = torch.empty(0)
         self.gradients: Any = None
         self.arriving: Any = None
@@ -52,7 +40,7 @@ class Unit:
     def hold(self, weights: torch.Tensor) -> None:
         """Lay the parameters into this flat tensor, with their values, and let them be views of it."""
         self.weights, self.part = weights, self.part_of(weights)
-        weights[self._begins[-1] :].zero_()
+        weights[self.begins[-1] :].zero_()
         self._places = [self.view(weights, place) for place in range(len(self.named))]
         for place, (_, p) in zip(self._places, self.named, strict=True):
             p.data = place.copy_(p.data)
@@ -94,25 +82,35 @@ class Unit:
 
     def view(self, flat: torch.Tensor, place: int) -> torch.Tensor:
         """The place of the unit's parameter of that number in a flat tensor, with the parameter's shape and strides."""
-        begin = flat.storage_offset() + self._begins[place]
-        return flat.as_strided(self.named[place][1].shape, self._strides[place], begin)
+        begin = flat.storage_offset() + self.begins[place]
+        return flat.as_strided(self.named[place][1].shape, self.strides[place], begin)
 
     def part_of(self, flat: torch.Tensor) -> torch.Tensor:
         """This rank's part of a flat tensor, (length,), as a view."""
         return flat[self.rank * self.length : (self.rank + 1) * self.length]
 
-    def own(self, piece: Piece, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's piece of a tensor of the parameter's shape, with any strides, as a flat tensor."""
-        strides = self._strides[[p is piece.parameter for _, p in self.named].index(True)]
-        if whole.stride() != strides:
-            whole = torch.empty_strided(whole.shape, strides, dtype=whole.dtype, device=whole.device).copy_(whole)
-        flat = whole.as_strided((whole.numel(),), (1,))
-        return flat[piece.begin : piece.begin + piece.place.stop - piece.place.start]
-
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> list["Piece"]:
         """What this rank's part has of each parameter, in their order."""
-        first = self.rank * self.length
-        for (name, p), begin in zip(self.named, self._begins, strict=False):
-            low = max(begin, first)
-            high = max(low, min(begin + p.numel(), first + self.length))
-            yield Piece(name, p, slice(low - first, high - first), low - begin)
+        return [Piece(self, place) for place in range(len(self.named))]
+
+
+class Piece:
+    """What this rank has, and steps, of a unit's parameter. It may have no elements.
+
+    place: where it lies in the rank's part. part: that as a parameter by itself, for an optimizer.
+    """
+
+    def __init__(self, unit: Unit, number: int):
+        self.unit, self.number, (self.name, self.parameter) = unit, number, unit.named[number]
+        first, begin = unit.rank * unit.length, unit.begins[number]
+        low = max(begin, first)
+        high = max(low, min(begin + self.parameter.numel(), first + unit.length))
+        self.place, self._begin, self._strides = slice(low - first, high - first), low - begin, unit.strides[number]
+        self.part = nn.Parameter(unit.part[self.place])
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """This piece of a tensor of the parameter's shape, with any strides, as a flat tensor."""
+        if whole.stride() != self._strides:
+            whole = torch.empty_strided(whole.shape, self._strides, dtype=whole.dtype, device=whole.device).copy_(whole)
+        flat = whole.as_strided((whole.numel(),), (1,))
+        return flat[self._begin : self._begin + self.part.numel()]

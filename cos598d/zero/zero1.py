@@ -11,7 +11,7 @@ from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT, PARAMETERS
-from cos598d.sync.base import GradientSync, Named, weakly
+from cos598d.sync.base import GradientSync, weakly
 from cos598d.sync.buckets import plan_buckets
 from cos598d.sync.options import BucketSizes
 from cos598d.zero.collectives import average_of, start_all_gather, start_reduce_scatter
@@ -55,8 +55,7 @@ class Zero1(GradientSync):
     def attach(self, model: nn.Module) -> Callable:
         refuse_max_norm(model)
         call = super().attach(model)
-        plan = self.plan(model)
-        self.units = [self.make_unit(k, name, named) for k, (name, named) in enumerate(plan)]
+        self.units = self.make_units(model)
         self.place_of = {p: (unit, k) for unit in self.units for k, (_, p) in enumerate(unit.named)}
         for unit in self.units:
             self.lay(unit)
@@ -67,14 +66,10 @@ class Zero1(GradientSync):
         self._begin()
         return call
 
-    def plan(self, model: nn.Module) -> list[tuple[str, list[Named]]]:
-        """The parameters of each unit, in the order in which their gradients are expected."""
+    def make_units(self, model: nn.Module) -> list[Unit]:
+        """All parameters in units, in the order in which their gradients are expected."""
         groups = plan_buckets(self.parameters, self.options.bucket_mb, self.options.first_bucket_mb)
-        return [(f"bucket {k}", group) for k, group in enumerate(groups)]
-
-    def make_unit(self, number: int, name: str, named: Sequence[Named]) -> Unit:
-        """A unit of these parameters."""
-        return Unit(number, name, named, self.rank, self.ranks)
+        return [Unit(k, f"bucket {k}", group, self.rank, self.ranks) for k, group in enumerate(groups)]
 
     def lay(self, unit: Unit) -> None:
         """Give the unit's weights their memory."""
@@ -131,10 +126,10 @@ class Zero1(GradientSync):
         used = self.agree([p in self._has for _, p in self.parameters])
         is_used = {p for (_, p), one in zip(self.parameters, used, strict=True) if one}
         self.end_sums()
-        for unit, piece, part in self.cut.pieces:
-            p = piece.parameter
+        for piece in self.cut.pieces:
+            p, part = piece.parameter, piece.part
             if p in is_used:
-                average = self.averages[unit][piece.place]
+                average = self.averages[piece.unit][piece.place]
                 part.grad = average if part.grad is None else part.grad.add_(average)
             if p in is_used or p in stood:
                 p.grad = Unread(p)
@@ -144,7 +139,7 @@ class Zero1(GradientSync):
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale the averaged gradient down to this L2 norm at most. Return the norm that it had, over all ranks."""
         self.take_gradients()
-        found = [(unit, part.grad) for unit, _, part in self.cut.pieces if part.grad is not None]
+        found = [(piece.unit, piece.part.grad) for piece in self.cut.pieces if piece.part.grad is not None]
         squares = torch.zeros((), dtype=torch.float64, device=self.device)
         for unit, gradient in found:  # what every rank has whole counts once
             squares += torch.linalg.vector_norm(gradient).double().square() * (unit.ranks / self.ranks)
@@ -168,12 +163,12 @@ class Zero1(GradientSync):
 
     def take_gradients(self) -> None:
         """Use what the script has written into .grad, in place of the average."""
-        for unit, piece, part in self.cut.pieces:
-            p = piece.parameter
+        for piece in self.cut.pieces:
+            p, part = piece.parameter, piece.part
             if p.grad is None:
                 part.grad = None
             elif not isinstance(p.grad, Unread):
-                own = unit.own(piece, p.grad.to_dense()).detach()
+                own = piece.of(p.grad.to_dense()).detach()
                 adds = p in self._local and part.grad is not None  # the last backward was inside no_sync
                 part.grad = torch.add(part.grad, own) if adds else own.clone()  # type: ignore[arg-type]
                 p.grad = Unread(p)
@@ -239,7 +234,7 @@ class Zero1(GradientSync):
     def make_room(self, parameter: nn.Parameter) -> None:
         """A gradient is about to be added to .grad. An average stays in the piece; the piece forgets what the script
         has dropped or replaced."""
-        part = self.cut.own[parameter]
+        part = self.cut.piece_of[parameter].part
         if isinstance(parameter.grad, Unread):
             parameter.grad = None
             part.grad = None if part.grad is None else part.grad.clone()  # its memory gets the next backward's

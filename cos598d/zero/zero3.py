@@ -56,7 +56,7 @@ class Zero3(Zero2):
         self._free(self.units)
         return call
 
-    def plan(self, model: nn.Module) -> list[tuple[str, list[Named]]]:
+    def make_units(self, model: nn.Module) -> list[Unit]:
         layer_of = owners(model)
         tables = [p for module in model.modules() if type(module) is nn.Embedding for p in module.parameters()]
         self._looked_up = {p for p in tables if layer_of[p] is not model}
@@ -64,8 +64,8 @@ class Zero3(Zero2):
         for name, p in reversed(self.parameters):
             groups.setdefault((layer_of[p], p.dtype, p in self._looked_up), []).append((name, p))
         # Those of no layer come last: backward reaches them after all layers.
-        ordered = sorted(groups.items(), key=lambda group: group[0][0] is model)
-        return [(f"layer of {named[-1][0]}", named) for _, named in ordered]
+        ordered = enumerate(sorted(groups.items(), key=lambda group: group[0][0] is model))
+        return [Unit(k, f"layer of {named[-1][0]}", named, self.rank, self.ranks) for k, (_, named) in ordered]
 
     def lay(self, unit: Unit) -> None:
         super().lay(unit)
