@@ -129,6 +129,7 @@ class Parallel(nn.Module):
             self._averages, self._is_asked, self._is_backward = self.require_backward_grad_sync, False, False
         self.sync.begin_forward()
         output = self._call(*inputs, **keywords)
+        self.sync.ends_step = self._averages
         if trains and (self._averages or self.sync.every_backward):
             for leaf in pytree.tree_leaves(output):
                 if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:

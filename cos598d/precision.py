@@ -3,7 +3,6 @@
 import re
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
@@ -45,12 +44,6 @@ def step_scaled(scaler: ShardedGradScaler, optimizer: torch.optim.Optimizer, ite
             "--precision bf16 or fp32, or lower --learning_rate."
         )
     return now >= before
-
-
-def load_scaler(scaler: ShardedGradScaler, state: dict[str, Any]) -> None:
-    """Continue with a saved scale; an empty one is from another precision, and changes nothing."""
-    if state and scaler.is_enabled():
-        scaler.load_state_dict(state)
 
 
 def slow_on_this_processor(precision: str, device: torch.device) -> str:

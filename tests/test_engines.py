@@ -16,7 +16,6 @@ PACKAGES = {"horovod": "horovod", "fabric": "lightning", "deepspeed": "deepspeed
 CASES = {
     "torch_zero1": {},
     "torch_fsdp": {},
-    "torch_fsdp, kept": {"reshard": "no"},
     "horovod": {},
     "fabric": {},
     "deepspeed": {"zero_stage": 1},

@@ -267,7 +267,8 @@ def test_half_precision_on_the_gpu_follows_float32(precision, trained, on_cpu):
 def test_a_sync_in_the_host_s_memory_is_refused(sync, command):
     words = ["train", *TINY_TRAINING, *STEPS, "--sync", sync, *TWO]
     text = command(f"refused-{sync}", words, exit_code=1)
-    assert f"--sync {sync} needs tensors in the host's memory" in text
+    assert "needs tensors " in text
+    assert " is on cuda" in text
 
 
 NCCL_BENCH = "flat,bucketed,overlap,ddp:bucket_view,ddp+bf16"

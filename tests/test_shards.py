@@ -52,19 +52,27 @@ def whole(model):
     return torch.cat([p.detach().flatten() for p in model.module.parameters()])
 
 
-def steps(rank, model, optimizer, count=3, change=lambda model: None):
+def steps(rank, model, optimizer, count=3, before=None, change=None, loss_of=loss_of, seen=()):
+    """Some steps, and the whole model then. `before` acts before each step, `change` between backward and the step."""
+    seen = list(seen)
     for step in range(count):
-        loss_of(model, step, rank).backward()
-        change(model)
+        if before:
+            before(model)
+        loss = loss_of(model, step, rank)
+        loss.backward()
+        if change:
+            change(model)
+        seen.append(loss.detach().view(1))
         optimizer.step()
         optimizer.zero_grad()
-    return whole(model)
+    return torch.cat([*seen, whole(model)])
 
 
 # Each case is (rank, how) -> a tensor, under a sync or torch's DDP: they have to be equal.
 
 
 def weight_norm(rank, how):
+    """A forward_pre_hook that the model already has."""
     model = net()
     nn.utils.weight_norm(model[0])
     return steps(rank, *wrapped(model, how))
@@ -73,12 +81,6 @@ def weight_norm(rank, how):
 def pruned(rank, how):
     model = net()
     prune.l1_unstructured(model[2], "weight", 0.3)
-    return steps(rank, *wrapped(model, how))
-
-
-def pre_hook(rank, how):
-    model = net()
-    model[2].register_forward_pre_hook(lambda module, inputs: (inputs[0] + module.weight.mean(),))
     return steps(rank, *wrapped(model, how))
 
 
@@ -116,113 +118,88 @@ def dropped_gradient(rank, how):
     return steps(rank, *wrapped(net(), how), change=drop)
 
 
-def no_zero_grad(rank, how):
-    model, optimizer = wrapped(net(), how)
-    for step in range(3):  # each gradient is added to the last average
-        loss_of(model, step, rank).backward()
-        optimizer.step()
-    return whole(model)
-
-
 def two_backwards(rank, how):
+    """Each gradient is added to the last average, which a step without zero_grad keeps."""
     model, optimizer = wrapped(net(), how)
-    for step in range(2):
+    for step in range(3):
         loss_of(model, step, rank).backward()
         loss_of(model, 10 + step, rank).backward()
         optimizer.step()
-        model.zero_grad()
+        if step == 1:
+            model.zero_grad()
     return whole(model)
-
-
-def filled(rank, how):
-    return edited(rank, how, lambda model, kept: [p.fill_(0.1) for p in model.module.parameters()])
-
-
-def replaced(rank, how):
-    def replace(model, kept):
-        for p in model.module.parameters():
-            p.data = torch.full_like(p, 0.2)
-
-    return edited(rank, how, replace)
-
-
-def loaded(rank, how):
-    values = {name: torch.full_like(value, 0.3) for name, value in net().state_dict().items()}
-    return edited(rank, how, lambda model, kept: model.module.load_state_dict(values))
-
-
-def clamped(rank, how):
-    return edited(rank, how, lambda model, kept: [p.clamp_(-0.05, 0.05) for p in kept])
 
 
 def edited(rank, how, edit):
     """Weights that the script changes between two steps, before the first one and after it."""
     model = net()
     kept = list(model.parameters())
-    model, optimizer = wrapped(model, how)
-    outputs = []
-    for step in range(2):
-        if how == "zero3" and edit.__name__ == "<lambda>":
+
+    @torch.no_grad()
+    def change(model):
+        if how == "zero3":
             model.settle()
+        edit(model.module, kept)
+
+    return steps(rank, *wrapped(model, how), count=2, before=change)
+
+
+VALUES = {name: torch.full_like(value, 0.3) for name, value in net().state_dict().items()}
+EDITS = {
+    "filled": lambda model, kept: [p.fill_(0.1) for p in model.parameters()],
+    "loaded": lambda model, kept: model.load_state_dict(VALUES),
+    "clamped": lambda model, kept: [p.clamp_(-0.05, 0.05) for p in kept],
+}
+
+
+def replaced(rank, how):
+    """A weight that the script gives other memory, or fills while it is on other ranks."""
+    said = []
+    for edit in (lambda p: setattr(p, "data", torch.ones_like(p)), lambda p: p.fill_(1.0)):
+        model, _ = wrapped(net(), how)
         with torch.no_grad():
-            edit(model, kept)
-        loss = loss_of(model, step, rank)
-        outputs.append(loss.detach().view(1))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return torch.cat([*outputs, whole(model)])
+            edit(model.module[2].weight)
+        said.append(words(lambda model=model: loss_of(model, 0, rank)))
+    return said
 
 
 def evaluated(rank, how):
-    """An evaluation between steps, and one between backward and the step."""
+    """An evaluation between steps, and one between backward and the step, which is left out once."""
     model, optimizer = wrapped(net(), how)
     seen = []
     for step in range(3):
         loss_of(model, step, rank).backward()
         with torch.no_grad():
             seen.append(loss_of(model, 50, 0).view(1))
-        optimizer.step()
+        if step != 1:
+            optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():
             seen.append(loss_of(model, 50, 0).view(1))
     return torch.cat([*seen, whole(model)])
 
 
-def skipped_step(rank, how):
-    model, optimizer = wrapped(net(), how)
-    for step in range(3):
-        loss_of(model, step, rank).backward()
-        if step != 1:
-            optimizer.step()
-        optimizer.zero_grad()
-    return whole(model)
-
-
 def penalty(rank, how):
     """Double backward through three layers."""
-    model, optimizer = wrapped(net(), how)
-    for step in range(2):
+
+    def loss(model, step, rank):
         x, y = batch(step, rank)
-        x.requires_grad_(True)
-        output = model(x)
+        output = model(x.requires_grad_(True))
         (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
-        (nn.functional.cross_entropy(output, y) + gradient.norm(dim=1).mean()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return whole(model)
+        return nn.functional.cross_entropy(output, y) + gradient.norm(dim=1).mean()
+
+    return steps(rank, *wrapped(net(), how), loss_of=loss)
 
 
 def input_gradient(rank, how):
-    model, optimizer = wrapped(net(), how)
-    for step in range(2):
+    """Adversarial examples: one backward ends at the inputs."""
+
+    def loss(model, step, rank):
         x, y = batch(step, rank)
-        x.requires_grad_(True)
-        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), x)
-        nn.functional.cross_entropy(model((x + 0.1 * gradient.sign()).detach()), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return whole(model)
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x.requires_grad_(True)), y), x)
+        return nn.functional.cross_entropy(model((x + 0.1 * gradient.sign()).detach()), y)
+
+    return steps(rank, *wrapped(net(), how), loss_of=loss)
 
 
 def compiled(rank, how):
@@ -269,12 +246,11 @@ def in_place_activation(rank, how):
 
 
 ALIKE = (
-    weight_norm, pruned, pre_hook, written_gradient, gradients_of_no_sync, dropped_gradient, no_zero_grad,
-    two_backwards, filled, replaced, loaded, clamped, evaluated, skipped_step, penalty, input_gradient, compiled,
-    compiled_layer,
-    autocast, functional, frozen_for_a_step, in_place_activation,
+    weight_norm, pruned, written_gradient, gradients_of_no_sync, dropped_gradient, two_backwards, evaluated, penalty,
+    input_gradient, compiled, compiled_layer, autocast, functional, frozen_for_a_step, in_place_activation,
 )  # fmt: skip
-EDITS = (filled, loaded, clamped)  # in place, which shared_weights refuses
+CASES = {case.__name__: case for case in ALIKE}
+CASES |= {name: functools.partial(edited, edit=edit) for name, edit in EDITS.items()}
 
 
 # Each of these gives the words of an error.
@@ -361,7 +337,15 @@ def other_passes(rank, how):
     return words(run)
 
 
-SAID = (read_gradient, max_norm, not_elementwise, copied, own_exception)
+def seen_by_numpy(rank, how):
+    """Memory that numpy has seen cannot be freed, as zero3 frees weights."""
+    model, _ = wrapped(net(), how)
+    model.settle()
+    kept = model.module[2].bias.detach().numpy()
+    return words(lambda: loss_of(model, 0, rank)) if len(kept) else None
+
+
+SAID = (replaced, seen_by_numpy, read_gradient, max_norm, not_elementwise, copied, own_exception)
 
 
 def other_strides(rank, how):
@@ -389,12 +373,12 @@ def other_strides(rank, how):
 
 def everything(rank, ranks):
     found = {}
-    for case in ALIKE:
+    for name, case in CASES.items():
         for how in ("ddp", *SHARDED):
-            if how == "shared_weights" and case in EDITS:
-                found[case.__name__, how] = words(functools.partial(case, rank, how))
+            if how == "shared_weights" and name in EDITS:  # in place, which it refuses
+                found[name, how] = words(functools.partial(case, rank, how))
             else:
-                found[case.__name__, how] = case(rank, how)
+                found[name, how] = case(rank, how)
     for case in SAID:
         for how in SHARDED:
             found[case.__name__, how] = case(rank, how)
@@ -410,7 +394,7 @@ def found():
     return on_ranks(2, everything)
 
 
-@pytest.mark.parametrize("case", [case.__name__ for case in ALIKE])
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("how", SHARDED)
 def test_a_script_gets_what_ddp_gives(found, case, how):
     for of_rank in found:
@@ -431,6 +415,12 @@ def test_what_shards_cannot_do_is_said(found, how):
         assert "copy.deepcopy(wrapped.module)" in whole
         assert settled == "equal"
         assert ("Copy the model after settle()" in inner) == (how == "zero3")
+        moved, filled = of_rank["replaced", how]
+        assert "2.weight was given other memory" in moved
+        assert "Change weights in place" in moved
+        assert filled == {"zero3": moved}.get(how, "nothing") or ("one memory" in filled and how == "shared_weights")
+        seen = of_rank["seen_by_numpy", how]
+        assert ("2.bias, 2.weight" in seen and "Take a copy" in seen) if how == "zero3" else seen == "nothing"
         assert of_rank["own_exception", how] == "KeyError: 'mine'"
 
 

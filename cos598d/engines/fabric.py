@@ -25,7 +25,7 @@ class Fabric(GradientSync):
 
     @classmethod
     def check_run(cls, ranks: int, precision: str) -> None:
-        need("lightning", "Lightning Fabric", "2.5", "fabric")
+        need("lightning", "Lightning Fabric", "fabric")
 
     def attach(self, model: nn.Module) -> Callable:
         super().attach(model)
@@ -61,23 +61,11 @@ def _fabric(sync: Fabric) -> Any:
 
         creates_processes_externally = True
 
-        def world_size(self) -> int:
-            return sync.ranks
-
-        def global_rank(self) -> int:
-            return sync.rank
-
         def local_rank(self) -> int:
             return 0
 
         def node_rank(self) -> int:
             return sync.rank
-
-        def set_world_size(self, size: int) -> None:
-            """Nothing to do: it is known."""
-
-        def set_global_rank(self, rank: int) -> None:
-            """Nothing to do: it is known."""
 
         def teardown(self) -> None:
             """Nothing to undo."""

@@ -5,7 +5,6 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -17,15 +16,9 @@ from cos598d.engines import need
 from cos598d.errors import UsageError
 from cos598d.records.conventions import BY_COUNTERS
 from cos598d.sync.base import GradientSync
-from cos598d.sync.options import Compression
 from cos598d.world.network import INTERFACE_VARIABLE, interface_facing
 
 _meetings = itertools.count()
-
-
-@dataclass(frozen=True)
-class HorovodOptions(Compression):
-    """compress: fp16, or None."""
 
 
 class Horovod(GradientSync):
@@ -36,10 +29,10 @@ class Horovod(GradientSync):
        to 128 MiB, and averaged by a ring all-reduce. So ranks may produce them in different orders.
     3. The end of backward waits for all of them. Then every rank clips the averages and makes the same step.
 
-    Cost for a gradient of S bytes: every rank sends and receives 2(n-1)/n S, half of that with `--compress fp16`. The
-    threads add 0.1 MB per second. The ledger sees none of it: the bytes are those that the kernel counts. Memory: as
-    `all_reduce`, and the thread's buffer of up to 128 MiB. Choose it if you already use it. Its last version is from
-    2023, and does not compile with a new torch without the patches of `make engines`.
+    Cost for a gradient of S bytes: every rank sends and receives 2(n-1)/n S. The threads add 0.1 MB per second. The
+    ledger sees none of it: the bytes are those that the kernel counts. Memory: as `all_reduce`, and the thread's buffer
+    of up to 128 MiB. Choose it if you already use it. Its last version is from 2023, and does not compile with a new
+    torch without the patches of `make engines`.
 
     Our ranks meet through the run's own store: on each rank a small server on the loopback address replaces the one
     that horovodrun would start, until Horovod is initialized.
@@ -49,17 +42,13 @@ class Horovod(GradientSync):
     more, no run or resume reproduces another to the last bit.
     """
 
-    options_kind = HorovodOptions
-    options: HorovodOptions
     bytes_from = BY_COUNTERS
 
     @classmethod
     def check_run(cls, ranks: int, precision: str) -> None:
-        need("horovod", "Horovod", "0.28", "horovod")
+        need("horovod", "Horovod", "horovod")
 
     def attach(self, model: nn.Module) -> Callable:
-        if self.options.compress not in (None, "fp16"):
-            raise UsageError(f"--compress {self.options.compress} does not work with --sync horovod. Choose fp16.")
         call = super().attach(model)
         if self.device.type != "cpu":
             raise UsageError("Horovod is built without CUDA here. Add --no_cuda, or choose another --sync.")
@@ -68,16 +57,14 @@ class Horovod(GradientSync):
         if not hvd.is_initialized():
             _meet(hvd, self.rank, self.ranks)
         self._hvd = hvd
-        self._codec = hvd.Compression.fp16 if self.options.compress else hvd.Compression.none
         self._names = {p: name for name, p in self.parameters}
-        self._under_way: dict[nn.Parameter, tuple[int, Any]] = {}
+        self._under_way: dict[nn.Parameter, int] = {}
         return call
 
     def ready(self, parameter: nn.Parameter) -> None:
-        small, context = self._codec.compress(parameter.grad)
-        name = self._names[parameter]
         with _lost_rank_is_reported():
-            self._under_way[parameter] = self._hvd.allreduce_async_(small, name=name, op=self._hvd.Average), context
+            handle = self._hvd.allreduce_async_(parameter.grad, name=self._names[parameter], op=self._hvd.Average)
+        self._under_way[parameter] = handle
 
     def finish(self) -> None:
         used = self.agree([p in self._under_way or p.grad is not None for _, p in self.parameters])
@@ -86,10 +73,8 @@ class Horovod(GradientSync):
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 self.ready(p)
         with _lost_rank_is_reported():
-            for p, (handle, context) in self._under_way.items():
-                average = self._codec.decompress(self._hvd.synchronize(handle), context)
-                if p.grad is not None and average is not p.grad:
-                    p.grad.copy_(average)
+            for handle in self._under_way.values():
+                self._hvd.synchronize(handle)
         self._under_way.clear()
 
 
@@ -109,24 +94,22 @@ def _meet(hvd: Any, rank: int, ranks: int) -> None:
     interface = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0] or interface_facing("127.0.0.1") or "lo"
     store = dist.distributed_c10d._get_default_store()
     with _rendezvous(store, f"horovod/{next(_meetings)}") as port:
-        places = {
+        settings: dict[str, Any] = {
             "RANK": rank,
             "SIZE": ranks,
             "CROSS_RANK": rank,
             "CROSS_SIZE": ranks,
             "LOCAL_RANK": 0,
             "LOCAL_SIZE": 1,
+            "HOSTNAME": f"rank{rank}",
+            "CONTROLLER": "gloo",
+            "CPU_OPERATIONS": "gloo",
+            "GLOO_IFACE": interface,
+            "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+            "GLOO_RENDEZVOUS_PORT": port,
+            "LOG_LEVEL": "fatal",
         }
-        os.environ |= {f"HOROVOD_{name}": str(number) for name, number in places.items()}
-        os.environ |= {
-            "HOROVOD_HOSTNAME": f"rank{rank}",
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_IFACE": interface,
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-            "HOROVOD_LOG_LEVEL": "fatal",
-        }
+        os.environ |= {f"HOROVOD_{name}": str(value) for name, value in settings.items()}
         hvd.init()
 
 

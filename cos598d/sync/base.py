@@ -65,6 +65,7 @@ class GradientSync:
     options_kind: type[Options] = Options
     options: Any  # of that class
     optimizer: torch.optim.Optimizer | None = None  # set by `Parallel`
+    ends_step = True  # set by `Parallel`: whether the last forward of training was outside of no_sync
     buffers_are_due = True  # an average was made since rank 0's buffers were sent
 
     def __init__(self, ledger: "Ledger", options: Options | None = None, group: dist.ProcessGroup | None = None):

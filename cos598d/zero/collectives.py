@@ -11,25 +11,23 @@ from cos598d.sync.base import GradientSync
 from cos598d.zero.unit import Unit
 
 
-def start_reduce_scatter(sync: GradientSync, flat: torch.Tensor, landing: torch.Tensor, name: str) -> Any:
-    """Start to send part k of `flat` to rank k. When the call is done, `landing` has the n ranks' part r.
+def start_reduce_scatter(sync: GradientSync, unit: Unit) -> Any:
+    """Start to send part k of the unit's gradients to rank k. When the call is done, `unit.arriving` has the n part r.
 
     An all-to-all: every rank sends and receives (n-1)/n S. gloo's own reduce-scatter would send twice as much.
     """
-    with sync.ledger.naming(name, GRADIENTS):
-        return dist.all_to_all_single(landing, flat, group=sync.group, async_op=True)
+    if unit.arriving is None:
+        unit.arriving = unit.empty().view(unit.ranks, -1)
+    with sync.ledger.naming(unit.name, GRADIENTS):
+        return dist.all_to_all_single(unit.arriving.view(-1), unit.gradients, group=sync.group, async_op=True)
 
 
-def add_up(landing: torch.Tensor, ranks: int, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The average of the n parts in `landing`, (part,), summed in order of rank.
+def average_of(parts: torch.Tensor) -> torch.Tensor:
+    """The average of the ranks' gradients, (n, length), summed in order of rank.
 
     16-bit numbers are summed in 32 bits, so that their sum does not overflow where their average would not.
     """
-    parts = landing.view(ranks, -1)
-    if landing.dtype not in (torch.float16, torch.bfloat16):
-        return torch.sum(parts, dim=0, out=out).div_(ranks)
-    average = parts.sum(dim=0, dtype=torch.float32).div_(ranks)
-    return average.to(landing.dtype) if out is None else out.copy_(average)
+    return parts.mean(dim=0, dtype=torch.promote_types(parts.dtype, torch.float32)).to(parts.dtype)
 
 
 def start_all_gather(

@@ -1,13 +1,11 @@
 """A model's layers: the modules that are called as units, so that their weights can be brought just before."""
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Sequence
 
 from torch import nn
 
 from cos598d.errors import UserError
-
-T = TypeVar("T")
+from cos598d.zero.unit import Unit
 
 
 def owners(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
@@ -35,13 +33,13 @@ def owners(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
     return {p: layers[0] if len(layers) == 1 else model for p, layers in users.items()}
 
 
-def by_layer(model: nn.Module, of: Mapping[nn.Parameter, T]) -> dict[nn.Module, list[T]]:
-    """What each layer's parameters have in `of`, each once."""
-    found: dict[nn.Module, dict[T, None]] = {}
-    for p, layer in owners(model).items():
-        if p in of:
-            found.setdefault(layer, {})[of[p]] = None
-    return {layer: list(those) for layer, those in found.items()}
+def by_layer(model: nn.Module, units: Sequence[Unit]) -> dict[nn.Module, list[Unit]]:
+    """The units of each layer's parameters."""
+    layer_of, found = owners(model), dict[nn.Module, list[Unit]]()
+    for unit in units:
+        for layer in dict.fromkeys(layer_of[p] for _, p in unit.named):
+            found.setdefault(layer, []).append(unit)
+    return found
 
 
 def _is_list(module: nn.Module) -> bool:

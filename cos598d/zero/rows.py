@@ -1,50 +1,73 @@
-"""Gradients of embeddings by rows: only those that were looked up are computed and handled."""
+"""Zero1 with large embeddings, of whose gradients only the rows that were looked up are computed and handled."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from cos598d.sync.base import GradientSync
+from cos598d.errors import UserError
+from cos598d.sync.base import Named
+from cos598d.sync.buckets import plan_buckets
 from cos598d.sync.sparse_rows import large_embeddings
 from cos598d.zero.unit import Unit
+from cos598d.zero.zero1 import Zero1
 
 LEAST_BYTES = 512 << 10  # of an embedding: a smaller one would save too little
 
-
-def row_embeddings(model: nn.Module) -> dict[nn.Parameter, nn.Embedding]:
-    """The weights, large enough, that one embedding has and only looks up.
-
-    Excluded are scale_grad_by_freq, whose gradient torch computes whole, and weights with hooks of the script's, which
-    expect a whole gradient.
-    """
-    module_of = {module.weight: module for module in model.modules() if isinstance(module, nn.Embedding)}
-    large = [(p, module_of[p]) for p in large_embeddings(model, LEAST_BYTES)]
-    hooks = "_backward_hooks", "_post_accumulate_grad_hooks"
-    return {
-        p: module
-        for p, module in large
-        if p.is_contiguous() and not module.scale_grad_by_freq and not any(getattr(p, kind, None) for kind in hooks)
-    }
+Rows = tuple[torch.Tensor, torch.Tensor]  # their numbers, (u,), each once, and their values, (u, width)
 
 
-def make_sparse(embeddings: Iterable[nn.Embedding]) -> Callable[[], None]:
-    """Make backward compute only the rows that were looked up. Call the result to undo it."""
-    were_sparse = {embedding: embedding.sparse for embedding in embeddings}
-    for embedding in were_sparse:
-        embedding.sparse = True
+class ZeroOfRows(Zero1):
+    """A large embedding that is only looked up is a unit by itself, and its gradient is sparse."""
 
-    def undo() -> None:
-        for embedding, was_sparse in were_sparse.items():
+    most_mb = float("inf")  # of a bucket
+
+    def attach(self, model: nn.Module) -> Callable:
+        for name, p in model.named_parameters():
+            if p.device.type != "cpu":
+                raise UserError(
+                    f"{type(self).__name__} needs tensors on CPUs, and {name} is on {p.device}. Choose zero1."
+                )
+        large = {p for p in large_embeddings(model, LEAST_BYTES) if p.is_contiguous()}
+        embeddings = [one for one in model.modules() if isinstance(one, nn.Embedding) and not one.scale_grad_by_freq]
+        self._embeddings = {one.weight: one for one in embeddings if one.weight in large}
+        self._rows: dict[Unit, Rows] = {}  # this rank's, of a backward
+        call = super().attach(model)
+        self._were_sparse = {embedding: embedding.sparse for embedding in self._embeddings.values()}
+        for embedding in self._were_sparse:
+            embedding.sparse = True  # backward computes only the rows of the batch
+        return call
+
+    def make_units(self, model: nn.Module) -> list[Unit]:
+        dense = [named for named in self.parameters if named[1] not in self._embeddings]
+        most = min(self.options.bucket_mb, self.most_mb)
+        groups = plan_buckets(dense, most, min(self.options.first_bucket_mb, most))
+        units = [Unit(k, f"bucket {k}", group, self.rank, self.ranks) for k, group in enumerate(groups)]
+        tables = [named for named in reversed(self.parameters) if named[1] in self._embeddings]
+        return units + [self.make_table(k, named) for k, named in enumerate(tables, start=len(units))]
+
+    def make_table(self, number: int, named: Named) -> Unit:
+        """The unit of an embedding."""
+        raise NotImplementedError
+
+    def has_rows(self, unit: Unit) -> bool:
+        """Whether it is such an embedding."""
+        return unit.named[0][1] in self._embeddings
+
+    def put(self, unit: Unit, place: int, gradient: torch.Tensor | None) -> None:
+        if self.has_rows(unit):
+            self._rows[unit] = rows_of(gradient, unit.named[0][1])
+        else:
+            super().put(unit, place, gradient)
+
+    def detach(self) -> None:
+        for embedding, was_sparse in self._were_sparse.items():
             embedding.sparse = was_sparse
+        super().detach()
 
-    return undo
 
-
-def rows_of(gradient: torch.Tensor | None, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A gradient's rows: their numbers, (u,), each once, and their values, (u, width). All rows, if it is dense."""
+def rows_of(gradient: torch.Tensor | None, weight: torch.Tensor) -> Rows:
+    """A gradient's rows. All of them, if it is dense."""
     if gradient is None:
         return torch.empty(0, dtype=torch.int64), weight.new_empty(0, weight.shape[1])
     if gradient.layout == torch.strided:
@@ -53,86 +76,12 @@ def rows_of(gradient: torch.Tensor | None, weight: torch.Tensor) -> tuple[torch.
     return together.indices()[0], together.values()
 
 
-class Table:
-    """The gradient of an embedding that every rank steps whole: zeros except in the rows that some rank looked up."""
-
-    def __init__(self, sync: GradientSync, unit: Unit):
-        ((self._name, self._weight),) = unit.named
-        self._sync, self._tag = sync, unit.number
-        self.sums = unit.gradient_views[0].zero_()
-        self.rows = torch.empty(0, dtype=torch.int64)  # that are not zeros, each maybe several times
-        self._terms: list[tuple[torch.Tensor, torch.Tensor]] = []  # by rank: rows and values
-        self._calls: list[Any] = []
-
-    def put(self, gradient: torch.Tensor | None) -> None:
-        """Take this rank's gradient of a backward."""
-        self._own = rows_of(gradient, self._weight)
-
-    @property
-    def count(self) -> int:
-        """How many rows it has."""
-        return len(self._own[0])
-
-    def start(self, counts: Sequence[int]) -> None:
-        """Send this rank's rows to all others, and receive theirs, so many from each rank."""
-        ids, values = self._own
-        with self._sync.ledger.composing("all_gather", values, self._name, ends_later=True) as self._row_ends:
-            for rank, count in enumerate(counts):
-                term = (
-                    (ids, values)
-                    if rank == self._sync.rank
-                    else (ids.new_empty(count), values.new_empty(count, values.shape[1]))
-                )
-                self._terms.append(term)
-                if rank != self._sync.rank:
-                    to = self._sync.peer(rank), self._sync.group, self._tag
-                    self._calls += [dist.irecv(part, *to) for part in term if count]
-                    self._calls += [dist.isend(part, *to) for part in self._own if len(ids)]
-
-    def end(self) -> torch.Tensor:
-        """Wait for the rows, and return the average over the ranks, (elements,)."""
-        for call in self._calls:
-            call.wait()
-        self._row_ends()
-        self.sums[self.rows] = 0
-        for ids, values in self._terms:
-            self.sums.index_add_(0, ids, values, alpha=1 / self._sync.ranks)
-        self.rows = torch.cat([ids for ids, _ in self._terms]).unique()
-        self._terms, self._calls = [], []
-        return self.sums.view(-1)
-
-
-class SharedTable:
-    """A large embedding's gradients in every rank's segment, (rows, width): zeros except in marked rows.
-
-    A rank marks the rows to which it has added. Other ranks read its marks, as its rows, only in their own part.
-    """
-
-    def __init__(self, unit: Unit, segments: Sequence[torch.Tensor], marks: Sequence[torch.Tensor]):
-        """`segments` and `marks`: every rank's, in order of rank."""
-        views = [flat.view(-1, unit.align) for flat in segments]
-        count = unit.length // unit.align
-        self._first = unit.rank * count
-        mine = [marked[self._first : self._first + count] for marked in marks]
-        self._weight = unit.named[0][1]
-        self._own, self._marks, self._mine = views[unit.rank], marks[unit.rank], mine[unit.rank]
-        self._others = [pair for rank, pair in enumerate(zip(views, mine, strict=True)) if rank != unit.rank]
-        self._ranks = unit.ranks
-        self.summed = torch.empty(0, dtype=torch.int64)  # rows of this rank's part that are not zeros
-
-    def put(self, gradient: torch.Tensor | None) -> None:
-        """Take this rank's gradient of a backward, in place of the last one's."""
-        self._own[self._marks.nonzero().flatten()] = 0
-        self._marks.zero_()
-        ids, values = rows_of(gradient, self._weight)
-        self._own[ids] = values
-        self._marks[ids] = 1
-
-    def add_up(self) -> None:
-        """Average this rank's part: the rows that some rank has marked in it, in order of rank from this one on."""
-        for theirs, marked in self._others:
-            rows = marked.nonzero().flatten() + self._first
-            self._own.index_add_(0, rows, theirs[rows])
-            self._marks[rows] = 1
-        self.summed = self._mine.nonzero().flatten()
-        self._own[self.summed + self._first] /= self._ranks
+def average_rows(unit: Unit, rows: Iterable[Rows], ranks: int) -> torch.Tensor:
+    """The average of all ranks' rows in this rank's part of the unit, (length,): zeros where nobody has a row."""
+    ((_, weight),) = unit.named
+    average = weight.new_zeros(unit.length // weight.shape[1], weight.shape[1])
+    first = unit.rank * len(average)
+    for numbers, values in rows:
+        mine = ((numbers >= first) & (numbers < first + len(average))).nonzero().flatten()
+        average.index_add_(0, numbers[mine] - first, values[mine], alpha=1 / ranks)
+    return average.view(-1)

@@ -43,10 +43,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
             loss = None if closure is None else closure()
         for group, own in zip(self.param_groups, self._own.param_groups, strict=True):
             own.update({key: value for key, value in group.items() if key != "params"})
-        for unit, piece, part in self._shards.pieces:
-            unit.take_moved()
+        for unit in self._units:
+            unit.check_places()
+        for piece in self._shards.pieces:
             gradient = piece.parameter.grad
-            part.grad = None if gradient is None else unit.own(piece, gradient.to_dense())
+            piece.part.grad = None if gradient is None else piece.of(gradient.to_dense())
         self._own.step()
         for arrive in [start_all_gather(self._sync, unit, unit.weights, unit.part, unit.name) for unit in self._units]:
             arrive()

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import STATE
@@ -12,7 +11,7 @@ from cos598d.state import by_parameter, number_device
 from cos598d.sync.base import GradientSync
 from cos598d.zero.collectives import start_all_gather
 from cos598d.zero.elementwise import check_elementwise
-from cos598d.zero.unit import Piece, Unit
+from cos598d.zero.unit import Unit
 
 
 class Shards:
@@ -24,81 +23,46 @@ class Shards:
     """
 
     def __init__(self, units: Sequence[Unit], optimizer: torch.optim.Optimizer):
-        self.optimizer = optimizer
-        self._rows: dict[nn.Parameter, tuple[int, torch.Tensor, int]] = {}
-        self._kinds = check_elementwise(optimizer)
-        self.pieces = [(unit, piece, nn.Parameter(unit.part[piece.place])) for unit in units for piece in unit.pieces()]
-        self.own = {piece.parameter: part for _, piece, part in self.pieces}
+        self.optimizer, self._kinds = optimizer, check_elementwise(optimizer)
+        self._pieces_of = {unit: unit.pieces() for unit in units}
+        self.pieces = [piece for pieces in self._pieces_of.values() for piece in pieces]
+        self.piece_of = {piece.parameter: piece for piece in self.pieces}
         for group in optimizer.param_groups:
-            group["params"] = [self.own.get(p, p) for p in group["params"]]
+            group["params"] = [self.piece_of[p].part if p in self.piece_of else p for p in group["params"]]
         optimizer.state.clear()
-
-    def note_rows(self, part: nn.Parameter, rows: torch.Tensor, width: int) -> None:
-        """The gradient of this piece is zeros except in these rows, until the script gives it another."""
-        self._rows.pop(part, None)
-        if part.grad is not None:
-            self._rows[part] = part.grad.data_ptr(), rows, width
-
-    def squares(self, ranks: int) -> torch.Tensor:
-        """The sum of squares of the averaged gradients' pieces; an n-th of it, for what every rank steps whole."""
-        found = [
-            torch.linalg.vector_norm(gradient if rows is None else gradient.view(-1, width)[rows]).double().square()
-            * (unit.ranks / ranks)
-            for unit, gradient, rows, width in self._gradients()
-        ]
-        return torch.stack(found).sum() if found else torch.zeros((), dtype=torch.float64)
-
-    def scale(self, factor: torch.Tensor) -> None:
-        """Multiply the averaged gradients' pieces in place."""
-        for _, gradient, rows, width in self._gradients():
-            if rows is None:
-                gradient.mul_(factor)
-            else:
-                gradient.view(-1, width)[rows] *= factor
-
-    def _gradients(self) -> Iterator[tuple[Unit, torch.Tensor, torch.Tensor | None, int]]:
-        for unit, _, part in self.pieces:
-            if part.grad is not None:
-                address, rows, width = self._rows.get(part, (None, None, 0))
-                yield unit, part.grad, rows if address == part.grad.data_ptr() else None, width
 
     def whole_state(self, sync: GradientSync) -> Iterator[tuple[str, torch.Tensor]]:
         """What the optimizers of all ranks remember, whole, unit by unit. Every rank iterates to the end."""
-        for unit in dict.fromkeys(unit for unit, _, _ in self.pieces):
-            mine = [(piece, self.optimizer.state.get(part, {})) for of, piece, part in self.pieces if of is unit]
-            for kind in dict.fromkeys(kind for _, state in mine for kind in state):
-                found = [(piece, state[kind]) for piece, state in mine if state.get(kind) is not None]
-                if found and self._is_number(kind):
-                    yield from ((f"{kind}/{piece.name}", torch.as_tensor(value).cpu()) for piece, value in found)
+        for unit, pieces in self._pieces_of.items():
+            for kind in self._kinds:
+                values = {piece: self.optimizer.state.get(piece.part, {}).get(kind) for piece in pieces}
+                found = {piece: value for piece, value in values.items() if value is not None}
+                if self._is_number(kind):
+                    yield from (
+                        (f"{kind}/{piece.name}", torch.as_tensor(value).cpu()) for piece, value in found.items()
+                    )
                 elif found:
-                    yield from self._whole(sync, unit, kind, found)
-
-    def _whole(
-        self, sync: GradientSync, unit: Unit, kind: str, found: list[tuple[Piece, torch.Tensor]]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        whole = unit.empty(found[0][1].dtype)
-        part = unit.part_of(whole).zero_()
-        for piece, value in found:
-            part[piece.place] = value
-        start_all_gather(sync, unit, whole, part, f"{kind} of {unit.name}", STATE)()
-        view_of = dict(zip((p for _, p in unit.named), unit.views(whole), strict=True))
-        yield from ((f"{kind}/{piece.name}", view_of[piece.parameter]) for piece, _ in found)
+                    whole = unit.empty(next(iter(found.values())).dtype)
+                    for piece, value in found.items():
+                        unit.part_of(whole)[piece.place] = value
+                    start_all_gather(sync, unit, whole, unit.part_of(whole), f"{kind} of {unit.name}", STATE)()
+                    yield from ((f"{kind}/{piece.name}", unit.view(whole, piece.number)) for piece in found)
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Let this rank's optimizer remember its pieces of a whole state, and nothing else."""
         self.optimizer.state.clear()
         of_parameter = by_parameter(state)
-        for unit, piece, part in self.pieces:
+        for piece in self.pieces:
             for kind, value in of_parameter.get(piece.name, {}).items():
                 if kind not in self._kinds:
                     name = type(self.optimizer).__name__
                     raise UserError(f"the state has {kind}, which {name} does not keep. Take the optimizer it is from.")
                 if not self._is_number(kind):
-                    own: Any = unit.own(piece, value.to(part.device)).clone()
+                    own: Any = piece.of(value.to(piece.part.device)).clone()
                 else:
-                    own = value.to(number_device(self.optimizer, part), copy=True)
+                    own = value.to(number_device(self.optimizer, piece.part), copy=True)
                     own = own if isinstance(self._kinds[kind], torch.Tensor) else own.item()
-                self.optimizer.state[part][kind] = own
+                self.optimizer.state[piece.part][kind] = own
 
     def _is_number(self, kind: str) -> bool:
         """Whether a parameter has one number of this kind, such as how many steps it has had."""

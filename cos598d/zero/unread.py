@@ -1,7 +1,5 @@
 """What .grad is when each rank has only its part of the average."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -17,9 +15,6 @@ class Unread(torch.Tensor):
     @staticmethod
     def __new__(cls, parameter: nn.Parameter) -> "Unread":
         return torch.Tensor._make_wrapper_subclass(cls, parameter.shape, dtype=parameter.dtype, device=parameter.device)
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Unread{tuple(self.shape)}"
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[override]

@@ -1,7 +1,7 @@
 """ZeRO stage 3: every rank keeps the weights of its n-th alone, and gathers a layer's just before it computes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,8 @@ from torch.utils import _pytree as pytree
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import PARAMETERS, WHOLE_WEIGHTS
-from cos598d.sync.base import GradientSync, Named, Options
+from cos598d.sync.base import Named
+from cos598d.sync.options import Options
 from cos598d.zero.layers import by_layer, owners
 from cos598d.zero.unit import Unit
 from cos598d.zero.zero2 import Zero2
@@ -29,8 +30,8 @@ class Zero3(Zero2):
     4. A unit's weights are freed with its last gradient, whose reduce-scatter starts, as in stage 2. If backward builds
        a graph of itself, nothing is freed until a backward has gradients of weights.
 
-    Only a layer's own forward can read its weights; elsewhere they are NaN until `settle()`. Every rank must call the
-    same layers in the same order, also in evaluation, except after `settle()`.
+    Only a layer's own forward can read its weights; elsewhere they are NaN until `settle()`, and must not be changed.
+    Every rank must call the same layers in the same order, also in evaluation, except after `settle()`.
 
     Cost for weights of S bytes, E of them in such embeddings, and a micro-batches per step: every rank sends and
     receives a (n-1)/n (2S - E) of weights and a (n-1)/n S of gradients. Memory: S/n of weights and of gradients, with
@@ -45,20 +46,17 @@ class Zero3(Zero2):
         call = super().attach(model)
         self._stay = False  # all weights stay until the next forward of training
         self._has_graph = False  # of a backward: it reads weights at places that no hook sees
-        self._after: dict[nn.Module, nn.Module] = {}  # the layer that was called next, the last time
-        self._before: dict[nn.Module, nn.Module] = {}
+        self._next_layer: dict[nn.Module, nn.Module] = {}  # the one that was called next, the last time
         self._latest: nn.Module | None = None
-        self._called: dict[nn.Module, None] = {}  # the layers whose forward was called, in the order of the last calls
-        self._reached: set[nn.Module] = set()  # by this backward
-        self._units = by_layer(model, {p: unit for p, (unit, _) in self.unit_of.items()})
-        self._units.setdefault(model, [])
-        for layer in self._units:
+        self._waiting: dict[nn.Module, None] = {}  # for backward to reach them: layers, in the order of their forwards
+        self._units = by_layer(model, self.units)
+        for layer in {**self._units, model: None}:
             self._handles.append(layer.register_forward_pre_hook(self._entering(layer), prepend=True))
             self._handles.append(layer.register_forward_hook(self._leaving(layer)))
         self._free(self.units)
         return call
 
-    def plan(self, model: nn.Module) -> list[tuple[str, list[Named]]]:
+    def make_units(self, model: nn.Module) -> list[Unit]:
         layer_of = owners(model)
         tables = [p for module in model.modules() if type(module) is nn.Embedding for p in module.parameters()]
         self._looked_up = {p for p in tables if layer_of[p] is not model}
@@ -66,37 +64,27 @@ class Zero3(Zero2):
         for name, p in reversed(self.parameters):
             groups.setdefault((layer_of[p], p.dtype, p in self._looked_up), []).append((name, p))
         # Those of no layer come last: backward reaches them after all layers.
-        ordered = sorted(groups.items(), key=lambda group: group[0][0] is model)
-        return [(f"layer of {named[-1][0]}", named) for _, named in ordered]
+        ordered = enumerate(sorted(groups.items(), key=lambda group: group[0][0] is model))
+        return [Unit(k, f"layer of {named[-1][0]}", named, self.rank, self.ranks) for k, (_, named) in ordered]
 
     def lay(self, unit: Unit) -> None:
         super().lay(unit)
         unit.part = unit.part.clone()
-        unit.stand_ins = unit.part.new_full((len(unit.named),), torch.nan)
 
-    def take_moved(self, unit: Unit) -> None:
-        if unit.is_freed:
-            unit.take_written()
-        else:
-            super().take_moved(unit)
-            if self._stay:
-                unit.part.copy_(unit.part_of(unit.weights))
+    def check_places(self) -> None:
+        self.wait_for(self.units)
+        super().check_places()
+        for unit in self.units if self._stay else ():  # the script may have changed them
+            unit.part.copy_(unit.part_of(unit.weights))
 
     def complete(self, unit: Unit) -> None:
         self._free([unit])
 
     def finish(self) -> None:
-        for layer in reversed(self._called):
-            if layer not in self._reached:
-                self._start(self._read_in_backward(layer))
+        self._send_left_out(until=None)
         super().finish()
-        self._called.clear()
-        self._reached.clear()
         self._has_graph = False
         self._free(self.units)
-
-    def wait_in_forward(self) -> None:
-        """A layer always waits for its weights."""
 
     def after_step(self) -> None:
         """The parts are stepped. A layer's weights are gathered when it needs them."""
@@ -104,8 +92,7 @@ class Zero3(Zero2):
         self._free(self.units)
 
     def start_gather(self, unit: Unit, purpose: str = PARAMETERS) -> Callable[[], None]:
-        unit.weights.untyped_storage().resize_(unit.weights.nbytes)
-        unit.is_freed = False
+        unit.allocate()
         arrive = super().start_gather(unit, purpose)
 
         def show() -> None:
@@ -115,7 +102,7 @@ class Zero3(Zero2):
         return show
 
     def settle(self) -> None:
-        GradientSync.settle(self)
+        super().settle()
         self._start(self.units, WHOLE_WEIGHTS)
         self.wait_for(self.units)
         self._stay = True
@@ -124,59 +111,60 @@ class Zero3(Zero2):
         self.settle()
         super().detach()
 
-    def _start(self, units: Sequence[Unit], purpose: str = PARAMETERS) -> None:
+    def _start(self, units: Iterable[Unit], purpose: str = PARAMETERS) -> None:
         """Start to gather those that are not here."""
         for unit in units:
             if unit.is_freed:
-                self.take_moved(unit)
-                self._arriving[unit] = self.start_gather(unit, purpose)
+                self._gathers[unit] = self.start_gather(unit, purpose)
 
-    def _bring(self, units: Sequence[Unit], next_units: Sequence[Unit]) -> None:
+    def _bring(self, units: list[Unit], next_units: list[Unit]) -> None:
         """Make sure that these are here, and that the next ones are on their way."""
         self._start(units)
         self._start(next_units)
         self.wait_for(units)
 
-    def _free(self, units: Sequence[Unit]) -> None:
+    def _free(self, units: list[Unit]) -> None:
         if not self._stay and not self._has_graph:
             self.wait_for(units)
             for unit in units:
                 if not unit.is_freed:
                     unit.free()
 
-    def _read_in_backward(self, layer: nn.Module | None) -> list[Unit]:
-        units = self._units.get(layer, []) if layer is not None else []
-        return [unit for unit in units if unit.named[0][1] not in self._looked_up]
+    def _of(self, layer: nn.Module | None) -> list[Unit]:
+        return [] if layer is None else self._units.get(layer, [])
+
+    def _of_backward(self, layer: nn.Module | None) -> list[Unit]:
+        """The units that the layer's backward reads."""
+        return [unit for unit in self._of(layer) if unit.named[0][1] not in self._looked_up]
+
+    def _send_left_out(self, until: nn.Module | None) -> None:
+        """Backward has come to this layer: send the parts of those after it that it has left out on this rank."""
+        while self._waiting and (last := self._waiting.popitem()[0]) is not until:
+            self._start(self._of_backward(last))
 
     def _entering(self, layer: nn.Module) -> Callable[..., None]:
         def enter(module: nn.Module, *_: Any) -> None:
             if module is not layer:
                 check_copy(module)
-                return
-            if torch._C._current_graph_task_id() != -1:  # a checkpointed layer, which backward computes again
-                self._bring(self._units[layer], ())
-                return
-            if layer is self.model and self._stay and torch.is_grad_enabled():
-                for unit in self.units:
-                    self.take_moved(unit)
-                self._stay = False
-                self._free(self.units)
-            if layer is not self.model and self._latest is not None:
-                self._after[self._latest], self._before[layer] = layer, self._latest
-            self._latest = layer
-            following = self._after.get(layer)
-            self._bring(self._units[layer], self._units[following] if following is not None else ())
+            elif torch._C._current_graph_task_id() != -1:  # a checkpointed layer, which backward computes again
+                self._bring(self._of(layer), [])
+            else:
+                if layer is self.model and self._stay and torch.is_grad_enabled():
+                    self._stay = False
+                    self._free(self.units)
+                if layer is not self.model and self._latest is not None:
+                    self._next_layer[self._latest] = layer
+                self._latest = layer
+                self._bring(self._of(layer), self._of(self._next_layer.get(layer)))
 
         return enter
 
     def _leaving(self, layer: nn.Module) -> Callable[..., None]:
         def come_back(_: torch.Tensor) -> None:
             self._has_graph = self._has_graph or torch.is_grad_enabled()
-            self._reached.add(layer)
-            while layer in self._called and (last := self._called.popitem()[0]) is not layer:
-                self._start(self._read_in_backward(last))  # this rank's backward has left it out
-                self._reached.add(last)
-            self._bring(self._read_in_backward(layer), self._read_in_backward(self._before.get(layer)))
+            if layer in self._waiting:
+                self._send_left_out(until=layer)
+            self._bring(self._of_backward(layer), self._of_backward(next(reversed(self._waiting), None)))
 
         def leave(module: nn.Module, inputs: Any, output: Any) -> None:
             if module is not layer or torch._C._current_graph_task_id() != -1:
@@ -186,21 +174,20 @@ class Zero3(Zero2):
             for tensor in found:
                 tensor.register_hook(come_back)
             if found:
-                self._called.pop(layer, None)
-                self._called[layer] = None
+                self._waiting.pop(layer, None)
+                self._waiting[layer] = None
             # What an object of an unknown kind holds may be read by backward without a hook: then the weights stay.
             is_known = all(isinstance(leaf, torch.Tensor | int | float | str | None) for leaf in leaves)
             if not torch.is_grad_enabled() or (layer is not self.model and is_known):
-                self._free(self._units[layer])
+                self._free(self._of(layer))
 
         return leave
 
 
-def check_copy(module: nn.Module) -> None:
+def check_copy(layer: nn.Module) -> None:
     """Raise UserError if a copy of a layer, as of copy.deepcopy, has no weights."""
-    for name, p in module.named_parameters():
-        if p.isnan().all():
-            raise UserError(
-                f"{name} of this copy of a layer is NaN: it was copied while its weights were on other ranks. Copy the "
-                "model after settle() and before the next step."
-            )
+    if any(p.isnan().all() for p in layer.parameters()):
+        raise UserError(
+            "this copy of a layer is NaN: it was copied while its weights were on other ranks. Copy the model after "
+            "settle() and before the next step."
+        )
