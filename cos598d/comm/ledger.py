@@ -11,9 +11,9 @@ import contextlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import IO, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -67,6 +67,12 @@ class Totals:
     bytes_received: int = 0
 
 
+class Lines(Protocol):
+    """A file that lines are appended to."""
+
+    def writelines(self, lines: Iterable[str], /) -> None: ...
+
+
 class Ledger:
     """The rows of one process, in the order of its calls. `with ledger:` around a training writes them down.
 
@@ -75,7 +81,7 @@ class Ledger:
     drops them; `by_purpose` has the sums of all.
     """
 
-    def __init__(self, output: IO[str] | None = None, keeps: Callable[[int], bool] = lambda iteration: True):
+    def __init__(self, output: Lines | None = None, keeps: Callable[[int], bool] = lambda iteration: True):
         self.iteration = BEFORE_TRAINING
         self.rows: list[Row] = []
         # By purpose: calls, bytes of payload, bytes sent, bytes received.
