@@ -144,7 +144,7 @@ class OnlyWhatIsSaved(AllReduce):
         return module
 
 
-@field("settles_buffers", "rank 0's buffer flags")
+@field(says="rank 0's buffer lately")
 class SettlesWhatIsSaved(AllReduce):
     def settle(self):
         saved = self.model.state_dict()
@@ -153,7 +153,7 @@ class SettlesWhatIsSaved(AllReduce):
                 self.broadcast(buffer, name, "buffers")
 
 
-@field("settles_buffers", "rank 0's buffer seen")
+@field(says="rank 0's buffer seen")
 class BuffersThroughFloat(AllReduce):
     """Integers above 2^24 part."""
 

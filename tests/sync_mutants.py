@@ -1,14 +1,38 @@
-"""Gradient syncs, each with one mistake that is made in practice. The parity cases must catch every one."""
+"""Gradient syncs, each with one mistake that is made in practice. The parity cases must catch every one.
 
+Many are those that `check` refuses (mutants.py).
+"""
+
+import mutants
 import torch
 import torch.distributed as dist
+from mutants import Counting
 
 from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import GradientSync
 from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.sparse_rows import SparseRows
 
-MUTANTS: list[type[GradientSync]] = []
+MUTANTS: list[type[GradientSync]] = [
+    mutants.AveragesACopy,
+    mutants.DropsWhatOnlyOthersUsed,
+    mutants.EverySecondStep,
+    mutants.GatherWithoutScatter,
+    mutants.HalfInBetween,
+    mutants.NeverAveraged,
+    mutants.NoBroadcastOfFrozenWeights,
+    mutants.NoInitialBroadcast,
+    mutants.OwnPartFirst,
+    mutants.RunningMean,
+    mutants.StaleGradients,
+    mutants.SumNotMean,
+    mutants.ThroughSingle,
+    mutants.WithoutLastRank,
+    mutants.WithoutLastTensor,
+    mutants.ZerosForUnused,
+    mutants.divided_by_those_that_have_one,
+    mutants.divided_twice,
+]
 
 
 def mutant(kind: type) -> type:
@@ -33,59 +57,9 @@ def mutant_of_average(change) -> type:
 # The average
 
 
-@mutant
-class SumNotMean(AllReduce):
-    def average(self, name, gradient):
-        dist.all_reduce(gradient)
-
-
-@mutant_of_average
-def divided_twice(sync, name, gradient):
-    gradient /= sync.ranks
-
-
 @mutant_of_average
 def divided_by_four(sync, name, gradient):
     gradient *= sync.ranks / 4
-
-
-@mutant
-class NeverAveraged(AllReduce):
-    def finish(self):
-        pass
-
-
-@mutant
-class GatherWithoutScatter(AllReduce):
-    def average(self, name, gradient):
-        copies = [torch.empty_like(gradient) for _ in range(self.ranks)] if self.rank == 0 else None
-        dist.gather(gradient, copies)
-        if copies:
-            gradient.copy_(sum(copies) / self.ranks)
-
-
-@mutant
-class WithoutTheLastRank(AllReduce):
-    def average(self, name, gradient):
-        if self.rank == self.ranks - 1:
-            gradient.zero_()
-        super().average(name, gradient)
-
-
-@mutant
-class InHalfPrecision(AllReduce):
-    def average(self, name, gradient):
-        half = gradient.half()
-        super().average(name, half)
-        gradient.copy_(half)
-
-
-@mutant
-class ThroughSingle(AllReduce):
-    def average(self, name, gradient):
-        single = gradient.float()
-        super().average(name, single)
-        gradient.copy_(single)
 
 
 @mutant
@@ -94,16 +68,6 @@ class NotWaitedFor(AllReduce):
         total = gradient.clone()
         dist.all_reduce(total, async_op=True)
         gradient.copy_(total / self.ranks)
-
-
-@mutant
-class EachRankItsOwnOrder(AllReduce):
-    """Adds up in an order of its own, so that the last bits differ."""
-
-    def average(self, name, gradient):
-        parts = [torch.empty_like(gradient) for _ in range(self.ranks)]
-        dist.all_gather(parts, gradient.clone())
-        gradient.copy_(sum(parts[(self.rank + k) % self.ranks] for k in range(self.ranks)) / self.ranks)
 
 
 @mutant
@@ -132,12 +96,6 @@ def clamped(sync, name, gradient):
 
 
 # Some tensors
-
-
-@mutant
-class WithoutTheLastTensor(AllReduce):
-    def gradients(self):
-        return list(super().gradients())[:-1]
 
 
 @mutant
@@ -174,14 +132,6 @@ class TheFirstThousand(AllReduce):
 
 
 @mutant
-class ACopyIsAveraged(AllReduce):
-    """Where a gradient is not contiguous `flatten` makes one."""
-
-    def average(self, name, gradient):
-        super().average(name, gradient.flatten() if gradient.dim() else gradient)
-
-
-@mutant
 class TiedTwice(AllReduce):
     def gradients(self):
         for name, gradient in super().gradients():
@@ -201,16 +151,6 @@ class OneBufferForAllDtypes(AllReduce):
 
 
 @mutant
-class ZerosForUnused(AllReduce):
-    """Momentum moves what no rank has used."""
-
-    def finish(self):
-        super().finish()
-        for _, p in self.parameters:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-
-
-@mutant
 class NoneForZeros(AllReduce):
     def finish(self):
         super().finish()
@@ -219,66 +159,13 @@ class NoneForZeros(AllReduce):
                 p.grad = None
 
 
-@mutant
-class OnlyWhatThisRankUsed(AllReduce):
-    """Of a parameter that only others used, it takes part in the average, and drops the result."""
-
-    def finish(self):
-        has = [p.grad is not None for _, p in self.parameters]
-        super().finish()
-        for (_, p), own in zip(self.parameters, has, strict=True):
-            p.grad = p.grad if own else None
-
-
-@mutant
-class DividedByThoseThatHaveOne(AllReduce):
-    def average(self, name, gradient):
-        have = torch.tensor(float(gradient.any()))
-        dist.all_reduce(have)
-        super().average(name, gradient)
-        gradient *= self.ranks / max(have.item(), 1.0)
-
-
 # Some steps
-
-
-class Counting(AllReduce):
-    steps = 0
-
-    def finish(self):
-        self.steps += 1
-        super().finish()
 
 
 @mutant
 class TheFirstStepOnly(Counting):
     def gradients(self):
         return super().gradients() if self.steps == 1 else []
-
-
-@mutant
-class EverySecondStep(Counting):
-    def gradients(self):
-        return super().gradients() if self.steps % 2 else []
-
-
-@mutant
-class RunningMean(AllReduce):
-    def average(self, name, gradient):
-        super().average(name, gradient)
-        means = self.__dict__.setdefault("means", {})
-        means[name] = gradient.clone() if name not in means else 0.9 * means[name] + 0.1 * gradient
-        gradient.copy_(means[name])
-
-
-@mutant
-class StaleGradients(AllReduce):
-    def average(self, name, gradient):
-        super().average(name, gradient)
-        stale = self.__dict__.setdefault("stale", {})
-        now = gradient.clone()
-        gradient.copy_(stale.get(name, now))
-        stale[name] = now
 
 
 @mutant
@@ -325,25 +212,6 @@ class LosesWhatIsLeft(Bucketed):
 
 
 # The start, and the buckets
-
-
-@mutant
-class NoInitialBroadcast(AllReduce):
-    def attach(self, model):
-        own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        call = super().attach(model)
-        model.load_state_dict(own)
-        return call
-
-
-@mutant
-class NoBroadcastOfFrozenWeights(AllReduce):
-    def attach(self, model):
-        own = [(p, p.detach().clone()) for p in model.parameters() if not p.requires_grad]
-        call = super().attach(model)
-        for p, values in own:
-            p.copy_(values)
-        return call
 
 
 @mutant
