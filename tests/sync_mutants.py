@@ -15,18 +15,22 @@ from cos598d.sync.sparse_rows import SparseRows
 
 MUTANTS: list[type[GradientSync]] = [
     mutants.AveragesACopy,
+    mutants.CopiesBackAPart,
     mutants.DropsWhatOnlyOthersUsed,
     mutants.EverySecondStep,
     mutants.GatherWithoutScatter,
     mutants.HalfInBetween,
+    mutants.LeavesOutSmallTensors,
     mutants.NeverAveraged,
     mutants.NoBroadcastOfFrozenWeights,
     mutants.NoInitialBroadcast,
+    mutants.OnlyWeights,
     mutants.OwnPartFirst,
     mutants.RunningMean,
     mutants.StaleGradients,
     mutants.SumNotMean,
     mutants.ThroughSingle,
+    mutants.WeightsInsteadOfGradients,
     mutants.WithoutLastRank,
     mutants.WithoutLastTensor,
     mutants.ZerosForUnused,
@@ -77,14 +81,6 @@ class ClipBeforeTheAverage(AllReduce):
         super().finish()
 
 
-@mutant
-class WeightsInsteadOfGradients(AllReduce):
-    def finish(self):
-        with torch.no_grad():
-            for name, p in self.parameters:
-                self.average(name, p)
-
-
 @mutant_of_average
 def drifts(sync, name, gradient):
     gradient *= 1 + 1e-4
@@ -99,20 +95,6 @@ def clamped(sync, name, gradient):
 
 
 @mutant
-class OnlyWeights(AllReduce):
-    def average(self, name, gradient):
-        if gradient.dim() > 1:
-            super().average(name, gradient)
-
-
-@mutant
-class SmallTensorsLeftOut(AllReduce):
-    def average(self, name, gradient):
-        if gradient.numel() > 1:
-            super().average(name, gradient)
-
-
-@mutant
 class ChunksWithoutRemainder(AllReduce):
     def average(self, name, gradient):
         flat = gradient.flatten()
@@ -120,15 +102,6 @@ class ChunksWithoutRemainder(AllReduce):
         first = flat[:size].clone()
         super().average(name, first)
         gradient.copy_(torch.cat([first, flat[size:]]).view_as(gradient))
-
-
-@mutant
-class TheFirstThousand(AllReduce):
-    def average(self, name, gradient):
-        flat = gradient.flatten()
-        first = flat[:1000].clone()
-        super().average(name, first)
-        gradient.copy_(torch.cat([first, flat[1000:]]).view_as(gradient))
 
 
 @mutant

@@ -85,7 +85,7 @@ def check(lesson: Lesson, path: Path, results: Path | None = None) -> bool:
 
 def run_tests(words: list[str], is_first_only: bool = False) -> int:
     """Run pytest on our tests in a process of its own, in a form that shows sentences only; return its exit code."""
-    quiet = ["-q", "--no-header", "--no-summary", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "/"]
+    quiet = ["-qq", "--no-header", "--no-summary", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "/"]
     first = ["-x"] if is_first_only else []
     command = [sys.executable, "-m", "pytest", *quiet, "-p", "cos598d.tools.exam.shown", *first, *words]
     return subprocess.run(command, check=False).returncode
