@@ -259,7 +259,7 @@ class SeedsInForward(AllReduce):
         super().begin_forward()
 
 
-@field(says="the model is in evaluation after settle")
+@field(says="the model is in evaluation after")
 class SettleLeavesEval(AllReduce):
     def settle(self):
         self.model.eval()

@@ -215,8 +215,9 @@ def alone(seed: int, size: int) -> tuple[list[list[dict[str, torch.Tensor | None
                     buffer.copy_(start[name])
             for name, buffer in model.named_buffers():
                 buffer.copy_(buffers[name])
+            mean = mean_of(own)
             for name, p in model.named_parameters():
-                p.grad = mean_of(own)[name]
+                p.grad = mean[name]
             _descend(model)
             steps.append(own)
     return steps, whole_state(model)
