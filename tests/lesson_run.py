@@ -1,11 +1,8 @@
-"""Right and wrong files of lessons through the course's tests, in one process: what is refused, in which words, where.
-
-python tests/lesson_run.py 3 4      # all cases of these lessons; imports the course's tests to call them without pytest
-"""
+"""Files of lessons through the course's tests, in one process: what is refused, in which words, where. Imports these
+tests to call them without pytest."""
 
 import functools
 import importlib
-import sys
 import tempfile
 from pathlib import Path
 
@@ -54,26 +51,3 @@ def verdict(number, code, says, sizes):
     marked = [place for place, line in enumerate(code.splitlines(), 1) if line.endswith("#!")]
     where = "" if not marked or wrong.line == marked[0] else f" (line {wrong.line}, not {marked[0]})"
     return "" if says in text and not where else f"wanted {says!r}, got {text[:300]!r}{where}"
-
-
-def main():
-    """Print each case that is not as demanded, and the counts."""
-    from cos598d.tools.course import get_lesson
-
-    for number in map(int, sys.argv[1:]):
-        cases = importlib.import_module(f"lesson_cases.lesson{number}")
-        right = {"the answer": get_lesson(number).answer(), **cases.RIGHT}
-        accused = {name: wrong for name, code in right.items() if (wrong := first_mistake(number, code))}
-        for name, wrong in accused.items():
-            print(f"{number} RIGHT {name}: accused, line {wrong.line}: {wrong}", flush=True)
-        bad = {}
-        for name, (code, says, *sizes) in cases.WRONG.items():
-            if told := verdict(number, code, says, sizes[0] if sizes else None):
-                bad[name] = told
-                print(f"{number} WRONG {name}: {told}", flush=True)
-        count = f"{len(right) - len(accused)} of {len(right)} right"
-        print(f"{number}: {count}, {len(cases.WRONG) - len(bad)} of {len(cases.WRONG)} wrong", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -204,7 +204,7 @@ class OnlyWeights(AllReduce):
             super().average(name, gradient)
 
 
-@mutant("averages_gradients_that_share_memory", "wrong on large, below")
+@mutant(MEAN, "wrong on large, below")
 class DividesWhatOthersNeed(AllReduce):
     """Divides each gradient in place as soon as backward has it, and sums them afterwards."""
 
@@ -309,7 +309,7 @@ class OnlyLastPass(Bucketed):
         return module
 
 
-@mutant("accumulates_without_no_sync", "rank")
+@mutant(ANY, "many steps, step", 3)
 class SecondBackwardIgnored(Counting):
     """As if its hooks ignored a gradient that comes again."""
 
@@ -568,13 +568,13 @@ class StaysOff(AllReduce):
             super().finish()
 
 
-@mutant("settles_buffers", "settle does not give all ranks rank 0's buffer", 3)
+@mutant(TRAINS, "settle does not give all ranks rank 0's buffer")
 class SettlesNothing(AllReduce):
     def settle(self):
         pass
 
 
-@mutant("settles_buffers", "settle does not give all ranks rank 0's buffer", 3)
+@mutant(TRAINS, "settle does not give all ranks rank 0's buffer")
 class MeanOfBuffers(AllReduce):
     def settle(self):
         for name, buffer in self.model.named_buffers():

@@ -144,7 +144,7 @@ class OnlyWhatIsSaved(AllReduce):
         return module
 
 
-@field("settles_buffers", "rank 0's buffer flags")
+@field(says="rank 0's buffer lately")
 class SettlesWhatIsSaved(AllReduce):
     def settle(self):
         saved = self.model.state_dict()
@@ -153,7 +153,7 @@ class SettlesWhatIsSaved(AllReduce):
                 self.broadcast(buffer, name, "buffers")
 
 
-@field("settles_buffers", "rank 0's buffer seen")
+@field(says="rank 0's buffer seen")
 class BuffersThroughFloat(AllReduce):
     """Integers above 2^24 part."""
 
@@ -259,7 +259,7 @@ class SeedsInForward(AllReduce):
         super().begin_forward()
 
 
-@field(says="the model is in evaluation after settle")
+@field(says="the model is in evaluation after")
 class SettleLeavesEval(AllReduce):
     def settle(self):
         self.model.eval()

@@ -1,25 +1,42 @@
 """Gradient syncs, each with one mistake that is made in practice. The parity cases must catch every one.
 
-Most of them are those that `check` must refuse too.
+Many are those that `check` refuses (mutants.py).
 """
 
-import mutants as of_check
+import mutants
 import torch
 import torch.distributed as dist
+from mutants import Counting
 
 from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import GradientSync
 from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.sparse_rows import SparseRows
 
-SHARED = """
-    SumNotMean DividedByFour divided_twice NeverAveraged GatherWithoutScatter WithoutLastRank HalfInBetween
-    ThroughSingle NotWaitedFor OwnPartFirst ClipBeforeSync WeightsInsteadOfGradients Drifts WithoutLastTensor
-    OnlyWeights LeavesOutSmallTensors ChunksWithoutRemainder AveragesACopy ZerosForUnused
-    DropsWhatOnlyOthersUsed EverySecondStep RunningMean StaleGradients OnlyLastPass SyncsUnderNoSync
-    NoInitialBroadcast NoBroadcastOfFrozenWeights AnotherOrder
-"""
-MUTANTS: list[type[GradientSync]] = [getattr(of_check, name) for name in SHARED.split()]
+MUTANTS: list[type[GradientSync]] = [
+    mutants.AveragesACopy,
+    mutants.CopiesBackAPart,
+    mutants.DropsWhatOnlyOthersUsed,
+    mutants.EverySecondStep,
+    mutants.GatherWithoutScatter,
+    mutants.HalfInBetween,
+    mutants.LeavesOutSmallTensors,
+    mutants.NeverAveraged,
+    mutants.NoBroadcastOfFrozenWeights,
+    mutants.NoInitialBroadcast,
+    mutants.OnlyWeights,
+    mutants.OwnPartFirst,
+    mutants.RunningMean,
+    mutants.StaleGradients,
+    mutants.SumNotMean,
+    mutants.ThroughSingle,
+    mutants.WeightsInsteadOfGradients,
+    mutants.WithoutLastRank,
+    mutants.WithoutLastTensor,
+    mutants.ZerosForUnused,
+    mutants.divided_by_those_that_have_one,
+    mutants.divided_twice,
+]
 
 
 def mutant(kind: type) -> type:
@@ -28,20 +45,63 @@ def mutant(kind: type) -> type:
     return kind
 
 
+def mutant_of_average(change) -> type:
+    """Enters a sync whose average is that of all_reduce, followed by a change."""
+
+    class Changed(AllReduce):
+        def average(self, name, gradient):
+            super().average(name, gradient)
+            change(self, name, gradient)
+
+    Changed.__name__ = Changed.__qualname__ = change.__name__  # by which a rank finds it
+    MUTANTS.append(Changed)
+    return Changed
+
+
+# The average
+
+
+@mutant_of_average
+def divided_by_four(sync, name, gradient):
+    gradient *= sync.ranks / 4
+
+
 @mutant
-class Clamped(AllReduce):
+class NotWaitedFor(AllReduce):
     def average(self, name, gradient):
-        super().average(name, gradient)
-        gradient.clamp_(-0.02, 0.02)
+        total = gradient.clone()
+        dist.all_reduce(total, async_op=True)
+        gradient.copy_(total / self.ranks)
 
 
 @mutant
-class TheFirstThousand(AllReduce):
+class ClipBeforeTheAverage(AllReduce):
+    def finish(self):
+        torch.nn.utils.clip_grad_norm_([p for _, p in self.parameters], 0.01)
+        super().finish()
+
+
+@mutant_of_average
+def drifts(sync, name, gradient):
+    gradient *= 1 + 1e-4
+
+
+@mutant_of_average
+def clamped(sync, name, gradient):
+    gradient.clamp_(-0.02, 0.02)
+
+
+# Some tensors
+
+
+@mutant
+class ChunksWithoutRemainder(AllReduce):
     def average(self, name, gradient):
         flat = gradient.flatten()
-        first = flat[:1000].clone()
+        size = len(flat) // 5 * 5
+        first = flat[:size].clone()
         super().average(name, first)
-        gradient.copy_(torch.cat([first, flat[1000:]]).view_as(gradient))
+        gradient.copy_(torch.cat([first, flat[size:]]).view_as(gradient))
 
 
 @mutant
@@ -72,6 +132,15 @@ class NoneForZeros(AllReduce):
                 p.grad = None
 
 
+# Some steps
+
+
+@mutant
+class TheFirstStepOnly(Counting):
+    def gradients(self):
+        return super().gradients() if self.steps == 1 else []
+
+
 @mutant
 class TheAgreementIsKept(AllReduce):
     def agree(self, has):
@@ -79,13 +148,29 @@ class TheAgreementIsKept(AllReduce):
         return self.agreed
 
 
+# Micro-batches
+
+
 @mutant
-class DividedByThoseThatHaveOne(AllReduce):
-    def average(self, name, gradient):
-        have = torch.tensor(float(gradient.any()))
-        dist.all_reduce(have)
-        super().average(name, gradient)
-        gradient *= self.ranks / max(have.item(), 1.0)
+class OnlyTheLastPass(Bucketed):
+    """Forgets what earlier micro-batches have added."""
+
+    def ready(self, parameter):
+        seen = self.__dict__.setdefault("seen", {})
+        seen[parameter] = parameter.grad.clone()
+        super().ready(parameter)
+        self._bucket_of[parameter].views[parameter].sub_(0.5 * seen[parameter] / self.ranks)
+
+
+@mutant
+class SyncsUnderNoSync(AllReduce):
+    every_backward = True
+
+    def finish(self):
+        super().finish()
+        for _, p in self.parameters:
+            if p.grad is not None:
+                p.grad *= 2
 
 
 @mutant
@@ -97,6 +182,17 @@ class LosesWhatIsLeft(Bucketed):
             for p in missing:
                 p.grad = None
         super().finish()
+
+
+# The start, and the buckets
+
+
+@mutant
+class AnotherOrder(Bucketed):
+    """Rank 1 lays its buckets from the first parameter on."""
+
+    def plan(self, parameters):
+        return super().plan(parameters[::-1] if self.rank == 1 else parameters)
 
 
 @mutant

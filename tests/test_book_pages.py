@@ -40,11 +40,12 @@ def comparable(words):
     return place + re.sub(r"-?\d+([.,]\d+)*(e[+-]\d+)?|\s", "", rest)
 
 
-def said_first(block):
-    """A block's output after the lines of progress: what is checked, and how many checks passed on how many ranks."""
+def said_first(block, wrong):
+    """A block's output from the sentence about the wrong file on."""
     lines = block.inside.partition("```text\n")[2].splitlines()
-    progress = r"\S+: checking (on .* ranks|in one process)|\d+ ranks?: \d+ of \d+ checks? passed.*"
-    return "\n".join(line for line in lines if not re.fullmatch(progress, line))
+    begins = re.compile(rf"{re.escape(wrong.name)}( line \d+)?: (?!checking)")
+    first = next(place for place, line in enumerate(lines) if begins.match(line))
+    return "\n".join(lines[first:])
 
 
 @pytest.mark.long(one_in=8)
@@ -52,7 +53,7 @@ def said_first(block):
 def test_a_wrong_file_fails_as_its_page_shows(wrong):
     check = re.compile(rf"learn (\d+) --check {re.escape(str(wrong.relative_to(ROOT)))}")
     shown = [
-        (get_lesson(int(found[1])), comparable(said_first(block)))
+        (get_lesson(int(found[1])), comparable(said_first(block, wrong)))
         for page in PAGES
         for block in blocks(page)
         if block.kind == book.OUTPUT and (found := check.fullmatch(" ".join(block.words)))

@@ -1,4 +1,4 @@
-"""A small transformer with optional awkward parts, and its batches."""
+"""A small transformer with awkward parts, and its batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,23 +15,14 @@ GAIN = 4.0  # of the loss, so that gradients are not small compared with weights
 
 @dataclass(frozen=True)
 class Parts:
-    """The model's parts in addition to its embedding, its layers and its output.
+    """What a model has or not.
 
-    is_tied: the output's weight is the embedding's. is_used_twice: a layer that is called before and after the others.
-    has_unused: a layer that is never called. has_rarely_used: one that is called for some examples only.
-    has_frozen: a layer between the others that does not train. has_small: parameters of one and of three elements.
-    has_buffer: a buffer that the forward reads, and that does not change. has_statistics: one that each rank's own
-        examples change. is_double: float64 throughout.
+    has_unused: a layer that is never called. has_rarely_used: one that is called for some examples only. is_double:
+    float64 throughout.
     """
 
-    is_tied: bool = False
-    is_used_twice: bool = False
     has_unused: bool = False
     has_rarely_used: bool = False
-    has_frozen: bool = False
-    has_small: bool = False
-    has_buffer: bool = False
-    has_statistics: bool = False
     is_double: bool = False
     width: int = 8
 
@@ -60,10 +51,14 @@ class TransformerLayer(nn.Module):
 
 
 class ProofModel(nn.Module):
-    """Classifies a sentence by one of its words. Every element of used parameters has a gradient."""
+    """Classifies a sentence by one of its words. Every element of used parameters has a gradient.
 
-    shift: torch.Tensor | None
-    seen: torch.Tensor | None
+    The output's weight is the embedding's. A layer between the others does not train, one is called twice. There are
+    parameters of one and of three elements, a buffer that does not change, and one that a rank's own examples change.
+    """
+
+    shift: torch.Tensor
+    seen: torch.Tensor
 
     def __init__(self, parts: Parts):
         super().__init__()
@@ -72,39 +67,30 @@ class ProofModel(nn.Module):
             self.unused = nn.Linear(width, width)
         self.embedding = nn.Embedding(WORDS, width)
         nn.init.normal_(self.embedding.weight, std=0.3)  # as an output's weight, a larger one makes training diverge
-        self.frozen = nn.Linear(width, width).requires_grad_(False) if parts.has_frozen else None
-        self.twice = nn.Linear(width, width) if parts.is_used_twice else None
+        self.frozen = nn.Linear(width, width).requires_grad_(False)
+        self.twice = nn.Linear(width, width)
         self.layers = nn.ModuleList(TransformerLayer(width) for _ in range(2))
-        if parts.has_small:
-            self.one = nn.Parameter(torch.rand(1) + 0.5)
-            self.three = nn.Parameter(torch.rand(3))
-        self.has_small = parts.has_small
+        self.one = nn.Parameter(torch.rand(1) + 0.5)
+        self.three = nn.Parameter(torch.rand(3))
         self.rarely = nn.Linear(width, width) if parts.has_rarely_used else None
         self.output = nn.Linear(width, WORDS)
-        if parts.is_tied:
-            self.output.weight = self.embedding.weight
-        self.register_buffer("shift", torch.randn(width) if parts.has_buffer else None)
-        self.register_buffer("seen", torch.zeros(width) if parts.has_statistics else None)
+        self.output.weight = self.embedding.weight
+        self.register_buffer("shift", torch.randn(width))
+        self.register_buffer("seen", torch.zeros(width))
         if parts.is_double:
             self.double()
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, is_rare: torch.Tensor) -> torch.Tensor:
         """(batch, tokens) and twice (batch,): the mean of the examples' losses; of none it is zero."""
         state = self.embedding(input_ids)
-        if self.seen is not None:
-            self.seen += state.detach().sum(dim=(0, 1))
-        if self.shift is not None:
-            state = state + self.shift
-        if self.frozen is not None:
-            state = state + self.frozen(state)
-        if self.twice is not None:
-            state = state + torch.tanh(self.twice(state))
+        self.seen += state.detach().sum(dim=(0, 1))
+        state = state + self.shift
+        state = state + self.frozen(state)
+        state = state + torch.tanh(self.twice(state))
         for layer in self.layers:
             state = layer(state)
-        if self.has_small:
-            state = state * self.one + nn.functional.pad(self.three, (0, state.shape[-1] - 3))
-        if self.twice is not None:
-            state = state + torch.tanh(self.twice(state))
+        state = state * self.one + nn.functional.pad(self.three, (0, state.shape[-1] - 3))
+        state = state + torch.tanh(self.twice(state))
         state = state.mean(dim=1)
         if self.rarely is not None and is_rare.any():
             state = torch.where(is_rare.unsqueeze(-1), state + torch.tanh(self.rarely(state)), state)

@@ -18,7 +18,7 @@ def overview(folder: Path) -> str:
     rows = [["", "lesson", "minutes", ""]]
     for lesson, state in zip(lessons, states, strict=True):
         rows.append([str(lesson.number), lesson.title, str(lesson.minutes), state])
-    left = (lesson for lesson, state in zip(lessons, states, strict=True) if not state.startswith(progress.PASSED))
+    left = (lesson for lesson, state in zip(lessons, states, strict=True) if state != progress.PASSED)
     following = next(left, None)
     end = f"Next: cos598d learn {following.number}" if following else "All lessons are done."
     return f"{as_text(rows)}\n\n{end}"
@@ -52,8 +52,9 @@ def hint(folder: Path, lesson: Lesson, number: int | None) -> str:
     most = len(lesson.hints)
     if number is not None and not 1 <= number <= most:
         raise UsageError(f"--hint {number} does not exist in lesson {lesson.number}. Give a number from 1 to {most}.")
-    number = number or min(progress.hints_told(folder, lesson) + 1, most)
-    progress.keep_hint(folder, lesson, number)
+    known = progress.known(folder, lesson)
+    number = number or min(known.hints + 1, most)
+    progress.keep(folder, lesson, progress.Known(known.done, max(known.hints, number)))
     rest = f" ({most - number} more)" if number < most else " (the last)"
     return f"Hint {number} of {most}{rest}: {lesson.hints[number - 1]}"
 
@@ -75,7 +76,8 @@ def check(lesson: Lesson, path: Path, results: Path | None = None) -> bool:
         words += ["--results", str(results.resolve())]
     is_right = run_tests(words, is_first_only=results is None) == 0
     if is_right:
-        progress.keep_passed(path, lesson)
+        folder = path.resolve().parent
+        progress.keep(folder, lesson, progress.Known(True, progress.known(folder, lesson).hints))
         print(f"{path.name} passes all tests of lesson {lesson.number}.")
         print(f"Read next: {lesson.read}\nMeasure: {lesson.measure}")
     return is_right
@@ -83,7 +85,7 @@ def check(lesson: Lesson, path: Path, results: Path | None = None) -> bool:
 
 def run_tests(words: list[str], is_first_only: bool = False) -> int:
     """Run pytest on our tests in a process of its own, in a form that shows sentences only; return its exit code."""
-    quiet = ["-q", "--no-header", "--no-summary", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "/"]
+    quiet = ["-qq", "--no-header", "--no-summary", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "/"]
     first = ["-x"] if is_first_only else []
     command = [sys.executable, "-m", "pytest", *quiet, "-p", "cos598d.tools.exam.shown", *first, *words]
     return subprocess.run(command, check=False).returncode

@@ -14,6 +14,12 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str]:
     return ("" if report.passed and report.when != "call" else report.outcome), "", ""
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """No line of pytest's own about a stop after the first failure."""
+    session.shouldfail = False
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """A line when a test has ended."""
     if report.when != "call" and report.passed:

@@ -4,11 +4,9 @@ What the limits do not stop: without a container a submission has your rights. I
 and write where you can. Grade a class in a container, or on a platform that makes one.
 """
 
-import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,12 +18,11 @@ from cos598d.errors import UsageError
 from cos598d.tools.grade.assignment import Assignment
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "PYTHONPATH", "HOME", "HF_HOME")
+KEEPER = "cos598d.tools.grade.keeper"
 LONGEST = 500  # letters of what pytest said
-FILE_BYTES = 1 << 28  # of one file that a submission writes
 MEMORY, PROCESSES = "8g", 300  # of a container
 ENDED = "the grader was ended before anything was judged"
 LATE, BROKEN = "not judged within {seconds:g} seconds", "the tests could not be started: {why}"
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: what a submission leaves behind becomes ours to end
 REMARK = (
     "without --container a submission has your rights: it can read your files, use the network and write where you can"
 )
@@ -67,7 +64,7 @@ def _run(command: Sequence[str], folder: str, output: Path, seconds: float) -> b
     environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
     with output.open("wb") as written:
         process = subprocess.Popen(
-            [sys.executable, "-c", _KEEPER, *command],
+            [sys.executable, "-m", KEEPER, *command],
             env=environment,
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -81,44 +78,8 @@ def _run(command: Sequence[str], folder: str, output: Path, seconds: float) -> b
         except subprocess.TimeoutExpired:
             return True
         finally:
-            with contextlib.suppress(OSError):
-                process.send_signal(signal.SIGTERM)
+            process.terminate()
             process.wait()
-
-
-# Starts the command, within limits. At its end, or when it is told to, it ends every process below it, also one that
-# has left its session.
-_KEEPER = f"""
-import ctypes, os, resource, signal, subprocess, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, ({FILE_BYTES}, {FILE_BYTES}))
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-ctypes.CDLL(None).prctl({_SUBREAPER}, 1, 0, 0, 0)
-ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-def told(*_):
-    raise SystemExit
-signal.signal(signal.SIGTERM, told)
-def below(pid):
-    try:
-        text = open(f"/proc/{{pid}}/task/{{pid}}/children").read()
-    except OSError:
-        return []
-    return [found for child in map(int, text.split()) for found in (child, *below(child))]
-try:
-    subprocess.run(sys.argv[1:])
-finally:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while children := below(os.getpid()):
-        for child in children:
-            try:
-                os.kill(child, signal.SIGKILL)
-            except OSError:
-                pass
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            pass
-"""
 
 
 def _read(results: Path) -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """Lesson 10, send less: of an embedding the rows that were looked up, of other gradients the largest elements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from cos598d.tools.course.common import add_flat, furthest, near
-from cos598d.tools.course.lessons.lesson10.top_k import MISTAKES, NO_FEEDBACK, RIGHT, Simulation, TopKVariant, count_of
-from cos598d.tools.exam.models import seeded
+from cos598d.tools.course.common import furthest, near
+from cos598d.tools.course.lessons.lesson10.top_k import MISTAKES, RIGHT, Simulation, TopKVariant, count_of
 
 ROWS, WIDTH = 1200, 8
 LOOKED_UP = ("some rows on all ranks", "nothing on the last rank", "the same rows everywhere")
@@ -17,8 +15,6 @@ ELEMENTS, SHARE = 254, 1 / 8  # 31 elements and three quarters
 ODD_SIZES = (5, 40_001)  # of the one less than an element would travel; the other has more places than 16 bits tell
 NAMES = ("embedding", "output")
 WITH_GRADIENTS, STEPS = 2, 10  # in the other steps gradients are zero, until all that was held back has come
-TRAINED_STEPS, TRAINED_SHARE, RATE = 40, 1 / 16, 0.3
-BAND = 0.5  # of what leaving error feedback out costs
 Tensors = Sequence[torch.Tensor]
 
 
@@ -219,58 +215,3 @@ def test_sends_the_largest(ranks, seed, n):
                 why += "; all elements are sent, zeros too"
             words = f"rank {rank} sent {sent:,} bytes of {name} and should send at most {most:,}: {why}"
             world.require(sent <= most, words, rank)
-
-
-def network(seed: int) -> nn.Module:
-    """Two layers."""
-    return seeded(seed, lambda: nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 4)))
-
-
-def examples(seed: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's inputs (64, 16), and what a teacher, the same for all ranks, says of them (64, 4)."""
-    generator = torch.Generator().manual_seed(seed + 7)
-    one, two = torch.randn(16, 24, generator=generator) / 4, torch.randn(24, 4, generator=generator) / 4
-    inputs = torch.randn(64, 16, generator=drawing(seed, rank, 70))
-    return inputs, torch.tanh(inputs @ one) @ two
-
-
-def flat_gradient(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """The gradient of the mean squared error, flat."""
-    loss = nn.functional.mse_loss(model(data[0]), data[1])
-    return torch.cat([each.flatten() for each in torch.autograd.grad(loss, [*model.parameters()])])
-
-
-def train(comm: Any, module: Any, seed: int) -> dict[str, torch.Tensor]:
-    """On a rank: the weights after a training with the file's TopK."""
-    codec, model, data = module.TopK(comm, TRAINED_SHARE), network(seed), examples(seed, comm.rank)
-    for _ in range(TRAINED_STEPS):
-        flat = flat_gradient(model, data)
-        codec.average("all", flat)
-        add_flat(model.parameters(), -RATE * flat)
-    return model.state_dict()
-
-
-@pytest.mark.parametrize("n", [3])
-def test_trains(ranks, seed, n):
-    """A small network that is trained with it ends near the loss that it has with exact averages."""
-    data = [examples(seed, rank) for rank in range(n)]
-
-    def loss_of(weights: Mapping[str, Any]) -> float:
-        model = network(seed)
-        model.load_state_dict(weights)
-        with torch.no_grad():
-            return torch.stack([nn.functional.mse_loss(model(x), y) for x, y in data]).mean().item()
-
-    def simulated(share: float, way: TopKVariant) -> float:
-        model, simulation = network(seed), Simulation(share, way)
-        for _ in range(TRAINED_STEPS):
-            flats = [flat_gradient(model, each) for each in data]
-            add_flat(model.parameters(), -RATE * simulation.average("all", flats)[0])
-        return loss_of(model.state_dict())
-
-    world, exact, without = ranks(n, train, seed), simulated(1.0, RIGHT), simulated(TRAINED_SHARE, NO_FEEDBACK)
-    most = exact + BAND * (without - exact)
-    for rank, loss in enumerate(map(loss_of, world.values)):
-        words = f"after {TRAINED_STEPS} steps the loss is {loss:.4f} and should be at most {most:.4f}: exact averages "
-        words += f"end at {exact:.4f}, and the largest elements without error feedback at {without:.4f}"
-        world.require(loss <= most, words, rank, about="TopK")

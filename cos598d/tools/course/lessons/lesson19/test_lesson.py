@@ -1,4 +1,4 @@
-"""Lesson 19, batch and learning rate: rates, a warm-up, unbiased estimates of the noise scale, and a training."""
+"""Lesson 19, batch and learning rate: rates, a warm-up, and unbiased estimates of the noise scale."""
 
 import itertools
 import random
@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from cos598d.tools.course.common import near
 from cos598d.tools.course.formulas import agree, as_json, call_each, is_number, shown
 from cos598d.tools.course.lessons.lesson19 import right
-from cos598d.tools.course.lessons.lesson19.training import BASE_BATCH, BASE_RATE, DrawnTraining
 
 NEAR, ELEMENTS, TRIALS = 1e-5, 50, 6  # squares may be added up in float32
 POPULATION = 3  # examples, from which every rank draws one
-SHARE, STEPS = 32, 60  # of the training: examples of a rank in a step
-LOSS_WITHIN = 0.01  # rounding grows over the steps
 CUT = "do not cut it off at 0"
 Pair = tuple[float, float]
 
@@ -188,44 +184,3 @@ def test_estimates_are_unbiased(ranks, seed, n):
 def test_takes_the_ratio_of_means(ranks, seed, n):
     """noise_scale is the ratio of the means over the steps, and None if the mean of |G|^2 is not positive."""
     is_right(ranks, seed, n, "noise_scale")
-
-
-def train(comm: Any, module: Any, seed: int) -> dict[str, Any]:
-    """On a rank: a training with the file's rates; its estimates, their noise scale and the loss at the end."""
-    batch, steps = SHARE * comm.world_size, []
-    training = DrawnTraining(seed, STEPS, batch, comm.world_size)
-    peak = module.scaled_rate(BASE_RATE, BASE_BATCH, batch, "linear")
-    for step in range(STEPS):
-        local = training.gradient(step, comm.rank)
-        mean = local.clone()
-        comm.all_reduce(mean, "gradient")
-        mean /= comm.world_size
-        steps.append(module.estimates(comm, local, mean, SHARE))
-        training.step(mean, module.warm_up(step, STEPS // 4, BASE_RATE, peak))
-    scale = as_json(module.noise_scale(steps))
-    return {"peak": as_json(peak), "pairs": [pair(each) for each in steps], "loss": training.loss(), "scale": scale}
-
-
-@pytest.mark.parametrize("n", [2, 3])
-def test_trains(ranks, seed, n):
-    """With your rates and a warm-up a training ends at the loss of the reference, and measures its noise scale."""
-    world, batch, pairs = ranks(n, train, seed), SHARE * n, []
-    peak = right.scaled_rate(BASE_RATE, BASE_BATCH, batch, "linear")
-    training = DrawnTraining(seed, STEPS, batch, n)
-    before = training.loss()
-    for step in range(STEPS):
-        own = torch.stack([training.gradient(step, share) for share in range(n)])
-        small, large = own.double().square().sum(dim=1).mean(), own.mean(dim=0).double().square().sum()
-        pairs.append(solved(small.item(), large.item(), SHARE, batch))
-        training.step(own.mean(dim=0), right.warm_up(step, STEPS // 4, BASE_RATE, peak))
-    loss, scale = training.loss(), right.noise_scale(pairs)
-    for rank, found in enumerate(world.values):
-        words = f"after {STEPS} steps of batch {batch} the loss on rank {rank} is {found['loss']:.4f}, expected "
-        words += f"{loss:.4f}; it began at {before:.4f}"
-        at = "warm_up" if near(found["peak"], peak, NEAR) else "scaled_rate"
-        world.require(abs(found["loss"] - loss) <= LOSS_WITHIN * loss, words, rank, about=at)
-        # The right ratio of the file's own pairs: then they are what is wrong.
-        ratio = right.noise_scale(found["pairs"]) if are_pairs(found["pairs"]) else None
-        words = f"the noise scale of the training is {shown(found['scale'])}, expected {shown(scale)}"
-        at = "estimates" if near(found["scale"], ratio, NEAR) else "noise_scale"
-        world.require(near(found["scale"], scale, LOSS_WITHIN), words, rank, about=at)

@@ -15,15 +15,14 @@ EXAMPLES, TIMES = 16384, (4, 16, 64)  # of a row in the table, and how many time
 
 
 class DrawnTraining:
-    """A network and its examples: of each step `batch`, in `shares` of equal size."""
+    """A network and its examples, `batch` of each step."""
 
-    def __init__(self, seed: int, steps: int, batch: int, shares: int = 1):
+    def __init__(self, seed: int, steps: int, batch: int):
         draw = torch.Generator().manual_seed(seed)
         self._teacher = torch.randn(FEATURES, CLASSES, generator=draw)
         self._examples = self._drawn(steps * batch, draw)
         self._unseen = self._drawn(1024, draw)
-        self._size = batch // shares
-        self._shares = shares
+        self._size = batch
         self.model = seeded(seed, lambda: nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES)))
         for layer in self.model:
             if isinstance(layer, nn.Linear):
@@ -34,9 +33,9 @@ class DrawnTraining:
         noise = NOISE * torch.randn(count, CLASSES, generator=draw)
         return inputs, (inputs @ self._teacher + noise).argmax(dim=1)
 
-    def gradient(self, step: int, share: int = 0) -> torch.Tensor:
-        """The mean gradient over a share of a step's examples, flat."""
-        first = (step * self._shares + share) * self._size
+    def gradient(self, step: int) -> torch.Tensor:
+        """The mean gradient over a step's examples, flat."""
+        first = step * self._size
         inputs, labels = (each[first : first + self._size] for each in self._examples)
         loss = functional.cross_entropy(self.model(inputs), labels)
         return torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(self.model.parameters()))])
