@@ -29,7 +29,7 @@ from cos598d.models.build import build_model, find_model
 from cos598d.models.checkpoint import save_model
 from cos598d.records.conventions import PRECISIONS, WARM_UP
 from cos598d.terminal.children import end_all
-from cos598d.tools.report.references import mean_interval
+from cos598d.tools.report.compare import mean_interval
 
 SYNCS = ("gather_scatter", "all_reduce", "ddp")
 SEED = 42

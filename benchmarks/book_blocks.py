@@ -6,6 +6,7 @@ Data sets on this machine are hidden: the book shows only the bundled samples.
 """
 
 import importlib.metadata
+import json
 import os
 import re
 import shlex
@@ -22,8 +23,8 @@ from typing import Any
 from book_pages import BENCH, FIGURES, OUTPUT, PICTURE, PROGRAM, Block, named
 
 from cos598d.errors import UserError
+from cos598d.records.bench import Bench, read_bench
 from cos598d.records.conventions import DDP, FLOOR, FLOORS
-from cos598d.records.run import read_record
 from cos598d.records.summary import paired_ratio
 from cos598d.terminal.children import end_all
 from cos598d.terminal.printable import printable
@@ -31,18 +32,8 @@ from cos598d.terminal.program import ends_with_parent, own_environment
 from cos598d.terminal.tables import as_markdown, markdown_text
 from cos598d.terminal.words import number_of
 from cos598d.tools.cluster.plan import DEFAULT_NAME
-from cos598d.tools.report.bench_table import (
-    best_capacity,
-    capacity_rows,
-    memory_note,
-    memory_rows,
-    message_fit,
-    message_rows,
-    remarks,
-    setting_words,
-)
-from cos598d.tools.report.memory import WORDS
-from cos598d.tools.report.traffic_table import is_in_ledger
+from cos598d.tools.report.benches import message_fit, message_rows, remarks, setting_words
+from cos598d.tools.report.cells import texts
 
 SECONDS, SECONDS_TO_END = 600.0, 20.0
 COLUMNS = 100
@@ -93,8 +84,9 @@ def make(block: Block, folder: str, root: Path) -> Made:
         if block.kind == OUTPUT:
             return Made(f"{fenced(said)}\n\n{small(f'Made by {made_by(shown)}')}")
         if block.kind == BENCH:
-            _, found = read_record(here / block.name)
-            return Made(f"{bench_tables(found)}\n\n{small(f'{setting(found)} Made by {made_by(shown)}')}")
+            file, record = read_bench(here / block.name)
+            tables = bench_tables(json.loads(file.read_text(encoding="utf-8")), record)
+            return Made(f"{tables}\n\n{small(f'{setting(record)} Made by {made_by(shown)}')}")
         drawing = read_drawing(here / folder / FIGURES / block.name)
         alt = re.sub(r"[\[\]\\]", r"\\\g<0>", block.options["alt"])
         link = f"![{alt}]({FIGURES}/{block.name})"
@@ -167,31 +159,14 @@ def read_drawing(path: Path) -> str:
     return drawing
 
 
-def bench_tables(found: dict[str, Any]) -> str:
+def bench_tables(found: dict[str, Any], record: Bench) -> str:
     """All tables of a bench's record in Markdown, with their warnings."""
     parts = []
-    if "message_size" in found:
-        parts += [as_markdown(message_rows(found["message_size"])), sentence(message_fit(found["message_size"]))]
-    if found["candidates"]:
+    if record.message_size:
+        parts += [as_markdown(texts(message_rows(record))), sentence(message_fit(record))]
+    if record.candidates:
         parts.append(as_markdown(candidate_rows(found)))
-    if "memory" in found:
-        held = what_rungs_hold(found)
-        parts += [as_markdown(counted_rows(held)), markdown_text(memory_note(held))]
-    if "bucket_mb" in found:
-        parts += [as_markdown(capacity_rows(found)), sentence(best_capacity(found))]
-    return "\n\n".join([*parts, *(sentence(line) for line in remarks(found))])
-
-
-def what_rungs_hold(found: dict[str, Any]) -> dict[str, Any]:
-    """The record without the floors' memory, if they are next to others."""
-    memory = {label: held for label, held in found["memory"].items() if label not in FLOORS}
-    return found | {"memory": memory} if memory else found
-
-
-def counted_rows(found: dict[str, Any]) -> list[list[str]]:
-    """A header and the counted memory of each candidate; the last column has its difference from the formula."""
-    head, *rows = memory_rows(found)
-    return [head, *(row for row in rows if row[1] in WORDS.values())]
+    return "\n\n".join([*parts, *map(sentence, remarks(record))])
 
 
 def candidate_rows(found: dict[str, Any]) -> list[list[str]]:
@@ -202,7 +177,7 @@ def candidate_rows(found: dict[str, Any]) -> list[list[str]]:
         seconds[sample["candidate"]].append(sample["seconds"])
     reference = DDP if DDP in seconds else next(iter(seconds))
     unit = "a step" if found["setting"]["step"] else "an iteration"
-    has_others, is_above_floor = len(seconds) > 1, has_floor(found)
+    has_others, is_above_floor = len(seconds) > 1, has_floor([*seconds])
     ratio_head = [f"times {reference}'s"] if has_others else []
     exposed_head = ["exposed ms"] if is_above_floor else []
     rows = [["sync", f"ms {unit}", *ratio_head, *exposed_head, "calls", "MB sent"]]
@@ -211,7 +186,7 @@ def candidate_rows(found: dict[str, Any]) -> list[list[str]]:
         summary, traffic = found["summary"][label], found["traffic"][label]
         exposed = None if label in FLOORS else summary["seconds_exposed"]
         ratio = "1" if label == reference else ratio_words(paired_ratio(seconds[label], seconds[reference]))
-        is_known = is_in_ledger(one)
+        is_known = one["bytes_from"] == "ledger"
         rows.append(
             [label, milliseconds(summary["seconds_median"])]
             + ([ratio] if has_others else [])
@@ -222,9 +197,9 @@ def candidate_rows(found: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def has_floor(found: dict[str, Any]) -> bool:
+def has_floor(labels: Sequence[str]) -> bool:
     """Whether the floor was measured next to others."""
-    return len(found["candidates"]) > 1 and any(one["label"] == FLOOR for one in found["candidates"])
+    return len(labels) > 1 and FLOOR in labels
 
 
 def ratio_words(ratio: dict[str, Any]) -> str:
@@ -238,14 +213,14 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.1f}" if abs(seconds) < 0.1 else f"{1000 * seconds:.0f}"
 
 
-def setting(found: dict[str, Any]) -> str:
+def setting(record: Bench) -> str:
     """What a bench measured, and the meaning of the columns of its candidates."""
-    words = sentence(setting_words(found).replace("\n", "; "))
-    if not found["candidates"]:
+    words, labels = sentence(setting_words(record).replace("\n", "; ")), [one.label for one in record.candidates]
+    if not labels:
         return words
     ratios = " ratios are within rounds, with the 95 % interval of their median from 6 rounds on;"
-    ratios = ratios if len(found["candidates"]) > 1 else ""
-    exposed = f" exposed: less the median of {FLOOR};" if has_floor(found) else ""
+    ratios = ratios if len(labels) > 1 else ""
+    exposed = f" exposed: less the median of {FLOOR};" if has_floor(labels) else ""
     return f"{words} Medians over the rounds;{ratios}{exposed} calls and MB: of the rank that sends most."
 
 

@@ -20,7 +20,6 @@ from cos598d.tools.bench.messages import message_sizes
 from cos598d.tools.bench.plan import BenchPlan, plan_from
 from cos598d.tools.bench.rounds import order_of_round
 from cos598d.tools.bench.workload import Stepper, Workload, values_of
-from cos598d.tools.report.bench_table import candidate_rows
 
 SIZES = [1 << power for power in range(10, 29, 2)]
 TINY_BENCH = ["-m", "cos598d", "bench", "--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16]
@@ -281,7 +280,6 @@ def test_every_candidate_is_measured_in_every_round_and_is_in_the_table(start, t
     assert record["setting"]["seconds_of"] == LAST_TO_LAST
     assert record["setting"]["operations"] > 0
     assert record["setting"]["peak_per_second"] > 0
-    assert "of the peak" in candidate_rows(record)[0], "on a page"
     assert f"median s: {LAST_TO_LAST}." in text
     # Each of two ranks sends as many bytes as the gradient has.
     size = record["setting"]["gradient_bytes"]

@@ -147,7 +147,7 @@ def test_the_starter_reports_an_error_once_and_starts_no_rank(start):
     words = [script("task2b/run_glue.py"), *TINY_TRAINING, "--world_size", 2, "--data_dir", "nowhere"]
     program = start("starter", words)
     assert program.wait() == 1
-    assert program.text.startswith("error: There is no nowhere (--data_dir). "), program.text
+    assert program.text.startswith("error: the data folder nowhere of --data_dir does not exist. "), program.text
     assert len(program.text.splitlines()) == 1
 
 

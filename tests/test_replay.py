@@ -6,7 +6,7 @@ import pytest
 from programs import TINY_TRAINING
 
 from cos598d.commands import cli
-from cos598d.tools.report.equal import compare_equal
+from cos598d.tools.report.equal import compare_equal  # compare --assert_equal, without a program
 
 STEPS = ["--max_steps", 4, "--save_steps", 2]
 
@@ -32,13 +32,13 @@ def test_a_run_of_two_ranks_is_repeated_to_the_last_bit(start, tmp_path):
     second = start("second", [*again, "--output_dir", "second"])
     assert second.wait() == 0
     assert second.text.splitlines()[0] == "repeats first/config.json"
-    verdict = compare_equal([tmp_path / "first", tmp_path / "second"])
-    assert verdict.is_equal, verdict.sentence
+    is_equal, sentence = compare_equal([tmp_path / "first", tmp_path / "second"])
+    assert is_equal, sentence
     third = start("third", [*again, "--output_dir", "third", "--seed", 8, "--world_size", 1])
     assert third.wait() == 0
     assert third.text.splitlines()[0] == "repeats first/config.json, except for --seed 8 --world_size 1"
     assert json.loads((tmp_path / "third" / "config.json").read_text())["world_size"] == 1
-    assert not compare_equal([tmp_path / "first", tmp_path / "third"]).is_equal
+    assert not compare_equal([tmp_path / "first", tmp_path / "third"])[0]
 
 
 def test_a_task_script_repeats_its_own_run_in_a_new_folder(run_here, tmp_path):
@@ -47,8 +47,8 @@ def test_a_task_script_repeats_its_own_run_in_a_new_folder(run_here, tmp_path):
     code, said = run_here("task1/run_glue.py", ["--config", "first/config.json"])
     assert code == 0, said
     (second,) = (tmp_path / "runs").iterdir()
-    verdict = compare_equal([tmp_path / "first", second])
-    assert verdict.is_equal, verdict.sentence
+    is_equal, sentence = compare_equal([tmp_path / "first", second])
+    assert is_equal, sentence
     code, said = run_here("task2b/run_glue.py", ["--config", "first/config.json"])
     assert code == 2
     assert "first/config.json is of a run with --label task1, but this script has task2b" in said

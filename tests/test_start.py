@@ -114,7 +114,7 @@ NO_FOLDER = {
     "scale -o": ["scale", "BENCH", "-o", "nosuch/scale.svg"],
     "scale --json": ["scale", "BENCH", "--json", "nosuch/scale.json"],
     "bench --json": ["bench", "--sync", "flat", "--rounds", "1", "--json", "nosuch/bench.json"],
-    "check --json": ["check", "flat", "--json", "nosuch/card.json"],
+    "check --results": ["check", "flat", "--results", "nosuch/card.json"],
     "new": ["new", "nosuch/mine.py"],
 }
 

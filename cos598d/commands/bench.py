@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cos598d.commands.flags import add_flags, check_output_file, given_flags
 from cos598d.commands.run_flags import RankFlags, identity_from
 from cos598d.commands.start import exit_code_of
 from cos598d.errors import UsageError, UserError
-from cos598d.records.bench import FILE_NAME
+from cos598d.records.bench import FILE_NAME, Bench
 from cos598d.terminal.files import write_json
 from cos598d.tools.bench.plan import BenchPlan, plan_from
-from cos598d.tools.report.answer import fastest_in
-from cos598d.tools.report.bench_table import bench_table
-from cos598d.tools.report.benches import bench_of
+from cos598d.tools.report.benches import bench_table
 from cos598d.world.identity import Identity
 from cos598d.world.launch import start_local_workers
 
@@ -111,7 +111,7 @@ def _deliver(record: dict[str, Any], folder: Path | None, json_file: str | None)
             write_json(json_file, record)
     except OSError as error:
         # What was measured is not lost with it.
-        print(json.dumps(record, indent=2) if json_file == "-" else _printed(record))
+        print(json.dumps(record, indent=2) if json_file == "-" else bench_table(msgspec.convert(record, Bench)))
         raise UserError(
             f"the results cannot be written to {error.filename} ({error.strerror}), so they were printed instead. "
             "Make room there before you measure again."
@@ -120,10 +120,5 @@ def _deliver(record: dict[str, Any], folder: Path | None, json_file: str | None)
         print(json.dumps(record, indent=2))
     else:
         file = folder / FILE_NAME if folder else json_file
-        print(f"{_printed(record)}\n\noutput: {file}; all columns: cos598d report {folder or file}")
-
-
-def _printed(record: dict[str, Any]) -> str:
-    """Which sync is the fastest, then all tables."""
-    bench = bench_of(record, "this bench", Path(FILE_NAME))
-    return f"{fastest_in(bench)}\n\n{bench_table(record)}" if bench.ranked else bench_table(record)
+        table = bench_table(msgspec.convert(record, Bench))
+        print(f"{table}\n\noutput: {file}; all columns: cos598d report {folder or file}")

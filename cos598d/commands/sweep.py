@@ -106,10 +106,10 @@ def _print_table(runs: Sequence[Planned], folder: Path, compares: bool) -> None:
             print(printable(f"{one.name} is left out: {one.refused}"))
     done = [folder / one.name for one in runs if (folder / one.name / "summary.json").exists()]
     if compares and done:
-        from cos598d.tools.report.load import load_run
-        from cos598d.tools.report.table import brief
+        from cos598d.tools.report.records import load_run, own_names
+        from cos598d.tools.report.tables import brief
 
-        print(f"\n{brief([load_run(place) for place in done])}")
+        print(f"\n{brief([load_run(*place) for place in zip(done, own_names(done), strict=True)])}")
     elif table := results_words(runs, folder):
         print(f"\n{table}")
     if done:

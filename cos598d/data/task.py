@@ -132,7 +132,8 @@ def place_of(data_dir: str | None, variable: str, environ: Mapping[str, str]) ->
     """The folder or file that --data_dir or else the variable names; None if neither does. Raises UserError."""
     named = data_dir or environ.get(variable)
     if named and not Path(named).exists():
-        raise UserError(f"There is no {named} ({'--data_dir' if data_dir else variable}). Give the data's folder.")
+        flag = "--data_dir" if data_dir else variable
+        raise UserError(f"the data folder {named} of {flag} does not exist. Give the folder of the data.")
     return Path(named) if named else None
 
 
