@@ -6,7 +6,6 @@ from typing import Any
 
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from cos598d.checkpoints.folder import step_name
 from cos598d.checkpoints.resume import how_to_go_on
 from cos598d.checkpoints.saving import Checkpoints
 from cos598d.checkpoints.stopping import EarlyStopping, Stopping
@@ -82,10 +81,9 @@ class Attempt(Stopping):
         """Save the training."""
         if not self._plan.has_checkpoints:  # it is saved because it was asked to stop
             self._checkpoints.open()
-        record, now = self._job.record, replace(at)
         # The record's rows reach the disk before the checkpoint is complete: a resumed run continues after both.
-        self._checkpoints.save(self._model, self._scaler, now, self.early.best, self._facts, record.write_last)
-        record.checkpoint(self._checkpoints.folder / step_name(at.iteration))
+        now, gathered = replace(at), self._job.record.write_last
+        self._checkpoints.save(self._model, self._scaler, now, self.early.best, self._facts, gathered)
         self.saved()
         self._is_best, self._saved_at = False, now
 

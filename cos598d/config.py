@@ -159,13 +159,6 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
     tensorboard: bool = flag(
         False, "also write TensorBoard events to tensorboard/ in the output folder", group=RECORD, is_local=True
     )
-    logger: str | None = flag(
-        None,
-        "also call your logger for every step and evaluation",
-        group=RECORD,
-        metavar="FILE.py:CLASS",
-        is_local=True,
-    )
     # task1, task2a, ... in the four task scripts
     label: str = flag("train", "name of the run in its files and in tables", group=RECORD, is_local=True)
 

@@ -1,6 +1,5 @@
 """The inputs of a run, found, checked and announced: its data and its model, the same on every rank."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,8 +10,7 @@ from cos598d.data.examples import Examples
 from cos598d.errors import HubUnreachable, UsageError, UserError
 from cos598d.measure.claim import TEST_PREDICTIONS
 from cos598d.measure.environment import network_facts
-from cos598d.measure.loggers import load_logger
-from cos598d.measure.tensorboard import Board, check_tensorboard
+from cos598d.measure.tensorboard import check_tensorboard
 from cos598d.models.build import ModelSource, find_model
 from cos598d.models.configs import check_head
 from cos598d.records.conventions import BY_LEDGER
@@ -39,19 +37,11 @@ def find(config: RunConfig) -> RunInputs:
 def find_data(config: RunConfig) -> tuple[Task, str]:
     """Find and check a run's data. Return the task and a phrase for where they are. Raises UserError."""
     network_facts()  # raises now, before training, if its settings are wrong
-    find_loggers(config)
+    if config.tensorboard:
+        check_tensorboard()
     task = config.task()
     words = task.find(config.data_dir)
     return task, words
-
-
-def find_loggers(config: RunConfig) -> list[Callable[[], Any]]:
-    """The constructors of all loggers that the flags ask for. Raises UsageError for one that cannot be used."""
-    found: list[Callable[[], Any]] = []
-    if config.tensorboard:
-        check_tensorboard()
-        found.append(Board)
-    return found if config.logger is None else [*found, load_logger(config.logger)]
 
 
 def find_source(config: RunConfig, task: Task) -> ModelSource:

@@ -31,7 +31,6 @@ from cos598d.inputs import (
     RunInputs,
     announced,
     find_data,
-    find_loggers,
     find_source,
     load_examples,
     load_tests,
@@ -42,6 +41,7 @@ from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.peak import peak_of_all
+from cos598d.measure.tensorboard import Board
 from cos598d.models.build import build_model, count_parameters
 from cos598d.models.checkpoint import save_description, save_run_model
 from cos598d.models.operations import training_operations
@@ -125,8 +125,8 @@ def _run(
 
     evaluation = Evaluation(task, parts, model, ranks, config.per_gpu_eval_batch_size, config.precision)
     monitor = _monitor(config, ranks, console) if training is not None else None
-    loggers = [make() for make in find_loggers(config)] if ranks.rank == 0 else []
-    with open_record(output, config, ranks, saved, monitor, loggers) as record, record.ledger:
+    board = Board() if config.tensorboard and ranks.rank == 0 else None
+    with open_record(output, config, ranks, saved, monitor, board) as record, record.ledger:
         ranks.ledger = record.ledger
         setting = summary_facts(config, inputs, ranks, count_parameters(model))
         setting |= {"auto": choice.as_record()} if choice else {}

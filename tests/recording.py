@@ -38,7 +38,7 @@ class Group:
 
 
 def record_run(
-    folder, until, at=None, stops_after=None, resumed_from=None, loggers=(), pause=0.0, counts=True, files=None
+    folder, until, at=None, stops_after=None, resumed_from=None, board=None, pause=0.0, counts=True, files=None
 ):
     """Train to iteration `until`, from the start or from the checkpoint after iteration `at`, and finish.
 
@@ -47,7 +47,7 @@ def record_run(
     rank, size = dist.get_rank(), dist.get_world_size()
     monitor = Monitor(0.02, counts, torch.device("cpu"), print)
     record = RunRecord(
-        Path(folder), rank, monitor, loggers, world_size=size, resume_at=at,
+        Path(folder), rank, monitor, board, world_size=size, resume_at=at,
         resumed_from=resumed_from and Path(resumed_from),
     )  # fmt: skip
     gradient, clock = torch.ones(NUMBERS), IterationClock(torch.device("cpu"))

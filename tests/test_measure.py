@@ -1,4 +1,4 @@
-"""Clock, counters, samples and loggers. Imports them, since a kernel's counts and a device's clock have to be known."""
+"""Clock, counters, samples and TensorBoard. Imports them: a kernel's counts and a device's clock have to be known."""
 
 import socket
 import time
@@ -8,10 +8,9 @@ import pytest
 import torch
 from recording import alone, record_run, rows_of
 
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import UserError
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.environment import describe_environment, network_facts
-from cos598d.measure.loggers import load_logger
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.peak import gpu_peak, share_of_peak
 from cos598d.measure.wire import WireCounter
@@ -125,68 +124,14 @@ def test_a_gpu_is_timed_by_its_stream_and_waited_for_once(monkeypatch):
     assert clock.spans[1][1:] == (pytest.approx(3.0), pytest.approx(6.0))
 
 
-OWN = """
-class Mine:
-    def __init__(self):
-        self.calls = []
-    def run(self, folder, config, iteration):
-        self.calls.append(("run", folder.name, config["sync"], iteration))
-    def step(self, row):
-        self.calls.append(("step", row["iteration"], row["loss"]))
-    def evaluation(self, row):
-        self.calls.append(("evaluation", row["iteration"], row["acc"]))
-    def end(self, row):
-        self.calls.append(("end", row["iteration"], row["why"]))
-        (open("calls.txt", "a")).write(repr(self.calls))
-
-class Fails:
-    def step(self, row):
-        return row["nothing"]
-
-class Nothing:
-    pass
-"""
-
-
-@pytest.fixture
-def own_file(tmp_path, monkeypatch):
-    (tmp_path / "own.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    return "own.py"
-
-
-def test_your_own_logger_hears_of_everything(own_file, tmp_path):
-    alone(record_run, tmp_path / "run", 5, loggers=[load_logger(f"{own_file}:Mine")()])
-    calls = eval((tmp_path / "calls.txt").read_text())
-    steps = [("step", iteration, 1 / iteration) for iteration in range(1, 6)]
-    assert calls == [("run", "run", "all_reduce", 0), *steps, ("evaluation", 5, 0.75), ("end", 5, None)]
-
-
-def test_an_error_in_your_own_logger_ends_the_run(own_file, tmp_path):
-    with pytest.raises(KeyError, match="nothing"):
-        alone(record_run, tmp_path / "run", 5, loggers=[load_logger(f"{own_file}:Fails")()])
-
-
-WRONG = {
-    "Nothing": r"is not a logger\. Give it one or more of the methods run, step",
-    "Absent": "has no class Absent",
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_logger_that_cannot_be_used_is_refused(own_file, name):
-    with pytest.raises(UsageError, match=WRONG[name]):
-        load_logger(f"{own_file}:{name}")
-
-
 def test_tensorboard_shows_the_rows(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     from cos598d.measure.tensorboard import Board
 
-    alone(record_run, tmp_path, 7, stops_after=7, loggers=[Board()])
-    alone(record_run, tmp_path, 8, at=6, loggers=[Board()])
+    alone(record_run, tmp_path, 7, stops_after=7, board=Board())
+    alone(record_run, tmp_path, 8, at=6, board=Board())
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
 
     def shown(tag):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from cos598d.errors import UsageError, UserError
 from cos598d.measure.claim import was_left
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
+from cos598d.measure.tensorboard import Board
 from cos598d.models.build import ModelSource
 from cos598d.models.configs import plain_config
 from cos598d.plan import Plan
@@ -106,7 +107,7 @@ def open_record(
     ranks: Ranks,
     found: Found | None,
     monitor: Monitor | None = None,
-    loggers: Sequence[Any] = (),
+    board: Board | None = None,
 ) -> RunRecord:
     """The run's record, one over all attempts: it continues from `found`, or begins.
 
@@ -126,7 +127,7 @@ def open_record(
         folder,
         ranks.rank,
         monitor,
-        loggers,
+        board,
         world_size=ranks.world_size,
         resume_at=found.training.iteration if found else None,
         resumed_from=found.path.parent.parent if found else None,

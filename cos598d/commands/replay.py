@@ -17,7 +17,7 @@ PLACES = ("output_dir", "overwrite_output_dir", "overwrite_cache", "resume", "re
 # Only one of each pair may be given: if you give one, the file's other is dropped.
 EXCLUSIVE = {"total_train_batch_size": "per_gpu_train_batch_size", "per_gpu_train_batch_size": "total_train_batch_size"}
 # Flags that may name code, which runs only if you name it yourself.
-OWN = ("sync", "task_name", "logger")
+OWN = ("sync", "task_name")
 
 
 @dataclass(frozen=True)

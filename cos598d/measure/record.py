@@ -6,7 +6,7 @@ A folder with a summary.json has a run that ended well. Without one it has a run
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
@@ -22,6 +22,7 @@ from cos598d.measure.monitor import Monitor, peak_gpu_bytes, peak_memory_bytes
 from cos598d.measure.peak import share_of_peak
 from cos598d.measure.rows import RowFile, cut_after, logs_calls
 from cos598d.measure.sent import Sent
+from cos598d.measure.tensorboard import Board
 from cos598d.records import figures
 from cos598d.records.conventions import (
     ATTEMPTS,
@@ -64,7 +65,7 @@ class RunRecord:
         folder: Path,
         rank: int,
         monitor: Monitor | None = None,
-        loggers: Sequence[Any] = (),
+        board: Board | None = None,
         *,
         world_size: int = 1,
         resume_at: int | None = None,
@@ -74,7 +75,7 @@ class RunRecord:
         self.epochs: list[Row] = []
         self.evaluations: list[Row] = []  # those inside an epoch
         self.memory: Row = {}  # of this rank, by category
-        self._monitor, self._loggers, self._listening = monitor, loggers, list[Any]()  # those whose `run` was called
+        self._monitor, self._board = monitor, board
         self._from = resumed_from if resumed_from and resumed_from.resolve() != folder.resolve() else None
         self._is_resumed, self._is_finished, self._is_training = resume_at is not None, False, False
         self._last: Iteration | None = None  # not written yet
@@ -132,19 +133,15 @@ class RunRecord:
         if not self._is_finished and not self.iterations and not self.epochs:  # nothing that is worth a look
             for name in (*self._files, *((SETTING, CONFIG_FILE, ENVIRONMENT_FILE) if self.rank == 0 else ())):
                 (self.folder / name).unlink(missing_ok=True)
-        with contextlib.suppress(Exception) if error else contextlib.nullcontext():
-            self._tell("end", {"iteration": self.iterations, "why": None if self._is_finished else why})
+        if self._board:
+            self._board.close()
 
     def describe(self, files: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
         """On rank 0: write `files` (JSON values by name) and the summary's facts, for readers during the run."""
         for name, value in {**files, SETTING: setting}.items():
             write_json(self.folder / name, value)
-        self._listening = list(self._loggers)
-        self._tell("run", self.folder, files.get(CONFIG_FILE, {}), self.iterations)
-
-    def _tell(self, call: str, *arguments: Any) -> None:
-        for logger in self._listening:
-            getattr(logger, call, lambda *_: None)(*arguments)
+        if self._board:
+            self._board.open(self.folder, self.iterations)
 
     def ends(self, why: str) -> None:
         """Set why this attempt is about to end before its work is done."""
@@ -198,8 +195,8 @@ class RunRecord:
         row |= {"spans_seconds": spans if logs_calls(self.iterations) else []}
         self._moment = now
         self._last = Iteration(**row | dict(counts or {}) | self._sent.fields())
-        if self._listening:
-            self._tell("step", msgspec.to_builtins(self._last))
+        if self._board:
+            self._board.step(msgspec.to_builtins(self._last))
 
     def write_last(self) -> None:
         """Write the row of the last iteration, with what was sent since it."""
@@ -227,11 +224,8 @@ class RunRecord:
     def _show(self, name: str, row: Row) -> None:
         if self.rank == 0:
             self._files[name].add(row)
-        self._tell("evaluation", {"iteration": self.iterations} | row)
-
-    def checkpoint(self, folder: Path) -> None:
-        """Report a checkpoint of the current training, which is being written to `folder`."""
-        self._tell("checkpoint", {"iteration": self.iterations, "folder": str(folder)})
+        if self._board:
+            self._board.evaluation({"iteration": self.iterations} | row)
 
     def finish(self, comm: "Ranks", setting: Mapping[str, Any], files: Mapping[str, Any]) -> None:
         """The work is done: rank 0 writes `files` (by name, JSON or text) and the summary. Every rank calls it."""

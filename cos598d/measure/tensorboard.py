@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UsageError
-from cos598d.measure.loggers import Logger
 from cos598d.records.conventions import TENSORBOARD
 
 FLUSH_SECONDS = 5  # somebody may be watching
@@ -24,7 +23,7 @@ def check_tensorboard() -> None:
         ) from None
 
 
-class Board(Logger):
+class Board:
     """Rank 0's scalars, by the number of an iteration. An earlier run's events are removed first; after a resume, only
     those of later iterations.
 
@@ -33,7 +32,10 @@ class Board(Logger):
     evaluation/METRIC.
     """
 
-    def run(self, folder: Path, config: Mapping[str, Any], iteration: int) -> None:
+    _writer: Any = None
+
+    def open(self, folder: Path, iteration: int) -> None:
+        """A run begins in `folder`, or resumes after an `iteration` that is not 0."""
         from torch.utils.tensorboard import SummaryWriter
 
         if not iteration:
@@ -47,6 +49,7 @@ class Board(Logger):
                 self._writer.add_scalar(tag, value, iteration)
 
     def step(self, row: Mapping[str, Any]) -> None:
+        """Show a row of iterations."""
         found = {"loss": row["loss"], "learning_rate": row.get("learning_rate"), "seconds/iteration": row["seconds"]}
         found["examples_per_second"] = row["examples"] / row["seconds"]
         found |= {name.replace("_", "/", 1): value for name, value in row.items() if name.startswith("seconds_")}
@@ -54,7 +57,10 @@ class Board(Logger):
         self._show(found, row["iteration"])
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
+        """Show a row of evaluations, or of epochs."""
         self._show({f"evaluation/{name}": row[name] for name in row.keys() - UNSHOWN}, row["iteration"])
 
-    def end(self, row: Mapping[str, Any]) -> None:
-        self._writer.close()
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer:
+            self._writer.close()

@@ -1,4 +1,4 @@
-"""Your own code, named on the command line as FILE.py:CLASS: a sync, a task, a logger."""
+"""Your own code, named on the command line as FILE.py:CLASS: a sync or a task."""
 
 import sys
 import traceback
