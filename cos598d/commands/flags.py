@@ -18,18 +18,16 @@ METAVARS = {int: "N", float: "X", str: "NAME"}
 ALL = "all"  # the word after --help for every flag, of a command that has many
 
 
-def check_output_file(flag: str, path: Path | str | None, *endings: str) -> None:
+def check_output_file(flag: str, path: Path | None, *endings: str) -> None:
     """Raise UsageError, before anything is computed for it, if the file that `flag` names cannot be written.
 
     The file's folder must exist, so that a mistyped one is noticed; only a flag that names a folder creates it. The
-    name must have one of the `endings`, such as ".svg", if there are any. None, and "-" for standard output, pass.
+    name must have one of the `endings`, such as ".svg", if there are any. None passes.
     """
-    if path is None or str(path) == "-":
+    if path is None:
         return
-    path = Path(path)
     if endings and path.suffix.lower() not in endings:
-        known = " or ".join(filter(None, [", ".join(endings[:-1]), endings[-1]]))
-        raise UsageError(f"{flag} {path} is a file of another kind. Give a name that ends in {known}.")
+        raise UsageError(f"{flag} {path} is a file of another kind. Give a name that ends in {' or '.join(endings)}.")
     if path.is_dir():
         raise UsageError(f"{flag} {path} is a folder. Give a file's name.")
     if not path.parent.is_dir():
