@@ -75,18 +75,6 @@ class Parser(argparse.ArgumentParser):
             setattr(found, self.behind_dashes, words[place + 1 :])
         return found, unknown
 
-    def help_in_short(self) -> str:
-        """The help without the flags that are not frequent."""
-        names = {f"--{word}{name}" for name in (*self.frequent, "help") for word in ("", "no_")}
-        hidden = [each for each in self._actions if each.option_strings and names.isdisjoint(each.option_strings)]
-        said = [each.help for each in hidden]
-        for each in hidden:
-            each.help = argparse.SUPPRESS
-        text = self.format_help()
-        for each, words in zip(hidden, said, strict=True):
-            each.help = words
-        return f"{text}\n`--help {ALL}` shows {len(hidden)} more flags.\n"
-
     def error(self, message: str) -> NoReturn:
         kind, _, words = message.partition(": ")
         near = did_you_mean(words.split()[0], self._flags()) if kind == "unrecognized arguments" else ""
@@ -104,13 +92,19 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.Action):
-    """Prints the help, and exits."""
+    """Prints the help, in short if some flags are frequent, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, value: Any, __: str | None = None) -> NoReturn:
         assert isinstance(parser, Parser)
         if value not in (None, ALL):
             parser.error(f"--help {value}: give {ALL}, or nothing, after --help.")
-        print(parser.help_in_short() if parser.frequent and value != ALL else parser.format_help(), end="")
+        shown = {f"--{word}{name}" for name in (*parser.frequent, "help") for word in ("", "no_")}
+        rare = [each for each in parser._actions if each.option_strings and shown.isdisjoint(each.option_strings)]
+        if parser.frequent and value != ALL:
+            for each in rare:
+                each.help = argparse.SUPPRESS
+            parser.epilog = f"{parser.epilog or ''}\n\n`--help {ALL}` shows {len(rare)} more flags."
+        parser.print_help()
         parser.exit()
 
 
