@@ -150,8 +150,8 @@ BODY = "class T:\n    classes = ('a', 'b')\n    def examples(self, part, data_di
     ("text", "words"),
     [
         (None, ["no such file", "FILE.py:CLASS"]),
-        ("class Other:\n    def examples(self): pass\n", ["no class T", "Choose Other"]),
-        ("T = 3\n", ["is a int"]),
+        ("class Other:\n    def examples(self): pass\n", ["no class T", "Give ", ":Other"]),
+        ("T = 3\n", ["has no class T. Write one"]),
         ("import nothing_here\n", ["ModuleNotFoundError", "line 1"]),
         ("class T: classes = ('a', 'b')\n", ["lacks examples"]),
         ("class T:\n    def __init__(self, x): pass\n    def examples(self): pass\n", ["cannot be made", "TypeError"]),

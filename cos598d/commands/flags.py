@@ -18,18 +18,16 @@ METAVARS = {int: "N", float: "X", str: "NAME"}
 ALL = "all"  # the word after --help for every flag, of a command that has many
 
 
-def check_output_file(flag: str, path: Path | str | None, *endings: str) -> None:
+def check_output_file(flag: str, path: Path | None, *endings: str) -> None:
     """Raise UsageError, before anything is computed for it, if the file that `flag` names cannot be written.
 
     The file's folder must exist, so that a mistyped one is noticed; only a flag that names a folder creates it. The
-    name must have one of the `endings`, such as ".svg", if there are any. None, and "-" for standard output, pass.
+    name must have one of the `endings`, such as ".svg", if there are any. None passes.
     """
-    if path is None or str(path) == "-":
+    if path is None:
         return
-    path = Path(path)
     if endings and path.suffix.lower() not in endings:
-        known = " or ".join(filter(None, [", ".join(endings[:-1]), endings[-1]]))
-        raise UsageError(f"{flag} {path} is a file of another kind. Give a name that ends in {known}.")
+        raise UsageError(f"{flag} {path} is a file of another kind. Give a name that ends in {' or '.join(endings)}.")
     if path.is_dir():
         raise UsageError(f"{flag} {path} is a folder. Give a file's name.")
     if not path.parent.is_dir():
@@ -77,18 +75,6 @@ class Parser(argparse.ArgumentParser):
             setattr(found, self.behind_dashes, words[place + 1 :])
         return found, unknown
 
-    def help_in_short(self) -> str:
-        """The help without the flags that are not frequent."""
-        names = {f"--{word}{name}" for name in (*self.frequent, "help") for word in ("", "no_")}
-        hidden = [each for each in self._actions if each.option_strings and names.isdisjoint(each.option_strings)]
-        said = [each.help for each in hidden]
-        for each in hidden:
-            each.help = argparse.SUPPRESS
-        text = self.format_help()
-        for each, words in zip(hidden, said, strict=True):
-            each.help = words
-        return f"{text}\n`--help {ALL}` shows {len(hidden)} more flags.\n"
-
     def error(self, message: str) -> NoReturn:
         kind, _, words = message.partition(": ")
         near = did_you_mean(words.split()[0], self._flags()) if kind == "unrecognized arguments" else ""
@@ -106,13 +92,19 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.Action):
-    """Prints the help, and exits."""
+    """Prints the help, in short if some flags are frequent, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, value: Any, __: str | None = None) -> NoReturn:
         assert isinstance(parser, Parser)
         if value not in (None, ALL):
             parser.error(f"--help {value}: give {ALL}, or nothing, after --help.")
-        print(parser.help_in_short() if parser.frequent and value != ALL else parser.format_help(), end="")
+        shown = {f"--{word}{name}" for name in (*parser.frequent, "help") for word in ("", "no_")}
+        rare = [each for each in parser._actions if each.option_strings and shown.isdisjoint(each.option_strings)]
+        if parser.frequent and value != ALL:
+            for each in rare:
+                each.help = argparse.SUPPRESS
+            parser.epilog = f"{parser.epilog or ''}\n\n`--help {ALL}` shows {len(rare)} more flags."
+        parser.print_help()
         parser.exit()
 
 

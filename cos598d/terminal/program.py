@@ -18,18 +18,9 @@ def own_python_path() -> str:
     return os.pathsep.join(part for part in (code, os.environ.get("PYTHONPATH")) if part)
 
 
-def program() -> list[str]:
-    """The command that starts this program again: a script's path, or `-m cos598d` if it was started as a module."""
-    started = Path(sys.argv[0])
-    return ["-m", "cos598d"] if started.name == "__main__.py" else [str(started)]
-
-
 def as_typed() -> str:
-    """The command that starts this program again, as you type it: `cos598d`, or `python -m cos598d`."""
-    words = program()
-    if words[0] != "-m":
-        return Path(words[0]).name if shutil.which(Path(words[0]).name) else words[0]
-    return " ".join([os.path.relpath(sys.executable), *words])
+    """The command that starts this program, as you type it: `cos598d`, or `python -m cos598d`."""
+    return "cos598d" if shutil.which("cos598d") else f"{os.path.relpath(sys.executable)} -m cos598d"
 
 
 def own_environment() -> dict[str, str]:

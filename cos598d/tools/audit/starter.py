@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from cos598d.errors import UsageError
 from cos598d.terminal.children import end_all, exit_code_of, wait_together
-from cos598d.terminal.program import ends_with_parent, own_environment, program
+from cos598d.terminal.program import ends_with_parent, own_environment
 from cos598d.tools.audit import script
 from cos598d.tools.audit.anywhere import environment
 from cos598d.tools.audit.options import Told
@@ -60,7 +60,7 @@ def start_ranks(
                 "--",
                 *script.words_of(told.script),
             ]
-            command = [sys.executable, *program(), *own, *filled(words, place)]
+            command = [sys.executable, "-m", "cos598d", *own, *filled(words, place)]
             ranks.append(subprocess.Popen(ends_with_parent(command), env=environ))
         failed = wait_together(ranks, lambda _: _FAILED_SECONDS, seconds)
         return exit_code_of(failed[1]) if failed else 0
