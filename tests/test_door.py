@@ -241,14 +241,6 @@ def test_checkpointed_layers(ranks, reentrant):
     assert_as_torch(ranks.run(of_each, _checkpointed, TORCH, reentrant, count=2))
 
 
-def _hidden_from_torch():
-    return said(train, Checkpointed(True), "ddp")
-
-
-def test_a_checkpoint_that_is_hidden_from_torch_is_named(ranks):
-    assert all("Give find_unused_parameters=False" in each for each in ranks.run(_hidden_from_torch, count=2))
-
-
 def _gradients(model):
     return torch.cat([p.grad.flatten() for p in model.parameters()]).clone()
 
