@@ -104,8 +104,9 @@ test-slurm: $(READY)
 	@$(RUN) -m pytest --long $(LONG) tests/test_slurm.py -rs
 
 # With another python, make gpu RUN=python3, nothing is set up and nothing fetched. That python needs torch with CUDA,
-# pytest, pytest-timeout, pytest-xdist, numpy, filelock, huggingface_hub, msgspec, psutil, requests, safetensors, scikit-learn, scipy, tokenizers, tqdm, and pytorch-transformers==1.2.0 with
-# boto3, botocore, regex and sacremoses, which it asks for. Nothing else is.
+# pytest, pytest-timeout, pytest-xdist, numpy, filelock, huggingface_hub, msgspec, pooch, psutil, requests, safetensors,
+# scikit-learn, scipy, tokenizers, tqdm, and pytorch-transformers==1.2.0 with boto3, botocore, regex and sacremoses,
+# which it asks for. Nothing else is.
 gpu: $(if $(filter $(VENV)/bin/python,$(RUN)),$(READY))
 	@$(RUN) -c 'import pytest, torch, xdist, cos598d.run; torch.cuda.is_available() or exit("make gpu: torch finds no CUDA device here.")'
 	@echo "== gpu: runs in $(GPU_RECORDS)"
@@ -127,8 +128,8 @@ lint: $(READY)
 	@said=$$($(VENV)/bin/lint-imports --no-cache) || { echo "$$said"; exit 1; }
 	@echo "== mypy"
 	@$(VENV)/bin/mypy
-	@echo "== prose of documents and help"
-	@$(RUN) scripts/prose.py --check
+	@echo "== prose of documents"
+	@$(RUN) scripts/prose.py
 
 clean:
 	rm -rf $(VENV) build site *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -70,7 +70,7 @@ setup(
         "book": ["mkdocs-material>=9.5", "mkdocs<2"],
         "images": ["pillow>=10"],
         "notebook": ["ipykernel>=6.29", "nbclient>=0.10"],
-        "report": ["jinja2>=3.1", "matplotlib>=3.8", "pandas>=2.2", "weasyprint>=62"],
+        "report": ["jinja2>=3.1", "matplotlib>=3.8", "pandas>=2.2"],
     },
     entry_points={
         "console_scripts": ["cos598d=cos598d.__main__:main"],

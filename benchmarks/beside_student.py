@@ -16,8 +16,11 @@ import socket
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from scipy.stats import t as student_t
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -29,7 +32,6 @@ from cos598d.models.build import build_model, find_model
 from cos598d.models.checkpoint import save_model
 from cos598d.records.conventions import PRECISIONS, WARM_UP
 from cos598d.terminal.children import end_all
-from cos598d.tools.report.references import mean_interval
 
 SYNCS = ("gather_scatter", "all_reduce", "ddp")
 SEED = 42
@@ -64,8 +66,10 @@ def main() -> int:
     for sync, pairs in found.items():
         student, ours = (statistics.fmean(values) for values in zip(*pairs))
         ratios = [a / b for a, b in pairs]
-        low, high = mean_interval(ratios) if len(ratios) > 1 else (None, None)
-        interval = f" ({low:.2f}-{high:.2f})" if low is not None else ""
+        interval = ""
+        if len(ratios) > 1:
+            margin = student_t.ppf(0.975, len(ratios) - 1) * statistics.stdev(ratios) / len(ratios) ** 0.5
+            interval = f" ({statistics.fmean(ratios) - margin:.2f}-{statistics.fmean(ratios) + margin:.2f})"
         by_repeat = ", ".join(f"{ratio:.2f}" for ratio in ratios)
         mean = f"{statistics.fmean(ratios):.2f}{interval}"
         print(f"{sync:15} {student:.3f}           {ours:.3f}        {by_repeat}    {mean}    {apart[sync]:.1e}")
@@ -123,40 +127,40 @@ def run_student(
     words = ["--sync", sync, "--data_dir", data, "--model_dir", model, "--order", order, "--seed", SEED]
     words += ["--max_seq_length", options.max_seq_length, "--max_steps", options.max_steps]
     words += ["--threads", options.threads]
-    student_ranks(folder, words, options.world_size, [])
-    outputs = [folder / f"rank{rank}.json" for rank in range(options.world_size)]
+    words += ["--world_size", options.world_size, "--master_port", free_port()]
+    command = [sys.executable, ROOT / "benchmarks" / "student.py", *words]
+    return ranks_of(folder, options.world_size, lambda rank: [*command, "--rank", rank], lambda _: environment())
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def ranks_of(
+    folder: Path, ranks: int, command: Callable[[int], list[Any]], environ: Callable[[int], dict[str, str]]
+) -> tuple[list[float], list[float]]:
+    """Run a program as every rank; each writes its losses and seconds to the file that --output names, in `folder`.
+
+    What it prints goes to rankR.txt there. Returns the means of the losses over the ranks, and rank 0's seconds.
+    """
+    started, outputs = [], [folder / f"rank{rank}.json" for rank in range(ranks)]
+    try:
+        for rank, output in enumerate(outputs):
+            words = [*map(str, command(rank)), "--output", str(output)]
+            with output.with_suffix(".txt").open("w") as said:
+                started.append(subprocess.Popen(words, env=environ(rank), stdout=said, stderr=said))
+        codes = [process.wait() for process in started]
+        if any(codes):
+            raise SystemExit(f"a rank of {folder} failed; what it printed is there.")
+    finally:
+        end_all(started, 0.0)
     found = [json.loads(output.read_text()) for output in outputs]
     losses = [statistics.fmean(of_ranks) for of_ranks in zip(*(rank["losses"] for rank in found), strict=True)]
     return losses, found[0]["seconds"]
-
-
-def student_ranks(
-    folder: Path, words: list[Any], ranks: int, before: list[Any], script: str = "student.py"
-) -> list[float]:
-    """Run the student's script, or another one of this folder, as every rank.
-
-    Each rank leaves rankR.json in `folder` and its words in rankR.txt. `before` stands between Python and the script.
-    Returns the peak memory of each rank in MB (Linux). Ends this program where a rank fails.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        words = [*words, "--world_size", ranks, "--master_port", probe.getsockname()[1]]
-    started, peaks = [], []
-    try:
-        for rank in range(ranks):
-            own = [*before, ROOT / "benchmarks" / script, *words, "--rank", rank]
-            command = [sys.executable, *map(str, own), "--output", str(folder / f"rank{rank}.json")]
-            with (folder / f"rank{rank}.txt").open("w") as said:
-                started.append(subprocess.Popen(command, env=environment(), stdout=said, stderr=said))
-        for process in started:
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for
-            peaks.append(usage.ru_maxrss / 1024)
-            if process.returncode:
-                raise SystemExit(f"a rank of {folder} failed; what it printed is there.")
-    finally:
-        end_all(started, 0.0)
-    return peaks
 
 
 def run_ours(

@@ -1,20 +1,19 @@
 """`cos598d`."""
 
-from collections.abc import Callable
 from typing import NoReturn
 
 from cos598d.commands.start import start
 
 
-def _load() -> Callable[..., int]:
-    from cos598d.commands.cli import main
-
-    return main
-
-
 def main() -> NoReturn:
     """The program `cos598d`."""
-    start(_load)
+    start(_program)
+
+
+def _program() -> int:
+    from cos598d.commands import cli  # here, so that a Ctrl-C during imports is one sentence too
+
+    return cli.main()
 
 
 if __name__ == "__main__":

@@ -82,10 +82,12 @@ class Attempt(Stopping):
         """Save the training."""
         if not self._plan.has_checkpoints:  # it is saved because it was asked to stop
             self._checkpoints.open()
-        self._checkpoints.save(self._model, self._scaler, replace(at), self.early.best, self._facts)
-        self._job.record.checkpoint(self._checkpoints.folder / step_name(at.iteration))
+        record, now = self._job.record, replace(at)
+        # The record's rows reach the disk before the checkpoint is complete: a resumed run continues after both.
+        self._checkpoints.save(self._model, self._scaler, now, self.early.best, self._facts, record.write_last)
+        record.checkpoint(self._checkpoints.folder / step_name(at.iteration))
         self.saved()
-        self._is_best, self._saved_at = False, replace(at)
+        self._is_best, self._saved_at = False, now
 
 
 def train_and_checkpoint(

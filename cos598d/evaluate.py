@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from cos598d.checkpoint_flags import LOSS_METRIC
 from cos598d.comm.group import Ranks
-from cos598d.config import RunConfig
 from cos598d.data import Task
 from cos598d.data.examples import Examples
 from cos598d.data.metrics import MACRO, by_class
@@ -51,13 +50,12 @@ class Evaluation:
         started, ranks, task = time.perf_counter(), self._ranks, self._task
         found: dict[str, Any] = {}
         for place, (part, examples) in enumerate(self._parts.items()):
-            widths = task.widths(examples)
-            outputs = self.outputs(examples, widths, is_asked_to_end)
+            outputs = self.outputs(examples, is_asked_to_end)
             if outputs is None:
                 return None
             metrics: dict[str, Any] = {}
             if ranks.rank == 0:
-                scores, loss = task.score(part, outputs, examples), mean_loss(outputs, widths, examples)
+                scores, loss = task.score(part, outputs, examples), mean_loss(outputs, task.widths(examples), examples)
                 more = {LOSS_METRIC: loss} if math.isfinite(loss) else {}
                 if task.tells_classes:
                     more |= by_class(outputs.argmax(axis=1), examples.labels, task.classes)
@@ -68,17 +66,15 @@ class Evaluation:
             found |= ranks.exchange(metrics)[0]
         return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
 
-    def outputs(
-        self, examples: Examples, widths: Sequence[int], is_asked_to_end: Callable[[], bool] | None = None
-    ) -> np.ndarray | None:
-        """The model's outputs for every example: float32 (examples, sum of `widths`), in the examples' order.
+    def outputs(self, examples: Examples, is_asked_to_end: Callable[[], bool] | None = None) -> np.ndarray | None:
+        """The model's outputs for every example: float32 (examples, sum of widths), in the examples' order.
 
-        `widths` are the numbers of values per example in each of the model's first outputs. If a batch gives fewer, the
-        rest is zeros. Each rank computes every n-th batch, and leaves zeros elsewhere. The sum over ranks is then
-        exact, because every row has one rank's numbers and zeros from the others. A rank that is asked to end computes
-        no further batch; the result is then None on every rank.
+        The task's widths are the numbers of values per example in each of the model's first outputs. If a batch gives
+        fewer, the rest is zeros. Each rank computes every n-th batch, and leaves zeros elsewhere. The sum over ranks is
+        then exact, because every row has one rank's numbers and zeros from the others. A rank that is asked to end
+        computes no further batch; the result is then None on every rank.
         """
-        ranks, model = self._ranks, self._model
+        ranks, model, widths = self._ranks, self._model, self._task.widths(examples)
         was_training = model.training
         model.eval()
         rows = torch.zeros((len(examples), sum(widths)), device=ranks.device)
@@ -118,21 +114,11 @@ def mean_loss(outputs: np.ndarray, widths: Sequence[int], examples: Examples) ->
     return float(cross_entropy(sides[0], targets[0]) + cross_entropy(sides[1], targets[1])) / 2
 
 
-def predict(
-    model: nn.Module, task: Task, examples: Examples, config: RunConfig, ranks: Ranks, batch_size: int
-) -> np.ndarray:
-    """The model's outputs for every example: (examples, sum of the task's widths). Every rank calls it."""
-    found = Evaluation(task, {}, model, ranks, batch_size, config.precision).outputs(examples, task.widths(examples))
-    assert found is not None  # nobody asks it to stop
-    return found
-
-
-def predict_tests(
-    model: nn.Module, task: Task, tests: Mapping[str, Examples], config: RunConfig, ranks: Ranks
-) -> dict[str, str]:
+def predict_tests(task: Task, tests: Mapping[str, Examples], evaluation: Evaluation) -> dict[str, str]:
     """The tables of --do_predict by file name. For GLUE they have the two columns that its benchmark accepts."""
     found = {}
     for name, test in tests.items():
-        outputs = predict(model, task, test, config, ranks, config.per_gpu_eval_batch_size)
+        outputs = evaluation.outputs(test)
+        assert outputs is not None  # nobody asks it to stop
         found[name] = predictions_table(task, map(str, range(len(test))), outputs, task.name not in GLUE)
     return found

@@ -11,7 +11,7 @@ from cos598d.data.examples import Examples
 from cos598d.errors import HubUnreachable, UsageError, UserError
 from cos598d.measure.claim import TEST_PREDICTIONS
 from cos598d.measure.environment import network_facts
-from cos598d.measure.loggers import Logger, load_logger
+from cos598d.measure.loggers import load_logger
 from cos598d.measure.tensorboard import Board, check_tensorboard
 from cos598d.models.build import ModelSource, find_model
 from cos598d.models.configs import check_head
@@ -45,9 +45,9 @@ def find_data(config: RunConfig) -> tuple[Task, str]:
     return task, words
 
 
-def find_loggers(config: RunConfig) -> list[Callable[[], Logger]]:
+def find_loggers(config: RunConfig) -> list[Callable[[], Any]]:
     """The constructors of all loggers that the flags ask for. Raises UsageError for one that cannot be used."""
-    found: list[Callable[[], Logger]] = []
+    found: list[Callable[[], Any]] = []
     if config.tensorboard:
         check_tensorboard()
         found.append(Board)

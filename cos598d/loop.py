@@ -157,7 +157,7 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
 
     with console.progress(plan.steps, at.iteration, config.log_every) as progress:
         for epoch, batch in plan.batches(after=at.iteration) if goes_on() else ():
-            record.begin_training()
+            record.begin_iteration()
             at.iteration += 1
             rate = plan.learning_rate(at.stepped)
             set_learning_rate(optimizer, rate)

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from cos598d.comm.group import Ranks, close_group, open_group
 from cos598d.errors import UserError, one_line
 from cos598d.terminal.signals import ENDING, GOES_ON
-from cos598d.world.devices import check_gpus_differ, choose_backend, choose_device, choose_threads, gpu_of
+from cos598d.world.devices import choose_backend, choose_device, choose_threads, gpu_of
 from cos598d.world.end import exit_now, print_last_words
 from cos598d.world.identity import Identity
 from cos598d.world.lifeline import Lifeline
-from cos598d.world.limits import keep_freed_memory
+from cos598d.world.malloc import keep_freed_memory
 from cos598d.world.meet import meet, tell_failure
 from cos598d.world.meeting import Meeting
 
@@ -46,8 +46,6 @@ def init_rank(meeting: Meeting | None, backend: str, no_cuda: bool, threads: int
     device = choose_device(use_cuda, meeting.index_on_host if meeting else 0)
     gpus = meeting.exchange(gpu_of(device)) if meeting else [gpu_of(device)]
     backend = choose_backend(backend, gpus, meeting.hosts if meeting else [None])
-    if backend == "nccl" and meeting:
-        check_gpus_differ(gpus, meeting.hosts)
     ranks_on_host = meeting.ranks_on_host if meeting else 1
     threads = choose_threads(threads, ranks_on_host)
     keep_freed_memory()
@@ -134,7 +132,8 @@ def _explain(error: BaseException, lifeline: Lifeline | None) -> tuple[str, int]
     if isinstance(error, BrokenPipeError) and not error.filename:
         return "the program that read this output has ended. Write the output to a file, or let its reader run on.", 1
     if isinstance(error, OSError) and error.strerror:  # such as a full disk, or a folder without write permission
-        return f"{error.strerror}: {error.filename or 'a file of the run'}.", 1
+        what = f"{error.filename or 'a file of the run'} cannot be used ({error.strerror})"
+        return f"{what}. Make room there, or choose another folder.", 1
     # A bug, ours or in a student's sync, so its line matters.
     traceback.print_exception(error)
     return f"{type(error).__name__}: {one_line(error)}.", 1

@@ -42,7 +42,6 @@ from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.peak import peak_of_all
-from cos598d.measure.wire import find_interface
 from cos598d.models.build import build_model, count_parameters
 from cos598d.models.checkpoint import save_description, save_run_model
 from cos598d.models.operations import training_operations
@@ -57,7 +56,6 @@ from cos598d.sync import AUTO_SYNC, get_sync
 from cos598d.terminal.console import Console
 from cos598d.world.devices import launcher_facts, place_of
 from cos598d.world.identity import Identity
-from cos598d.world.meeting import Meeting
 
 if TYPE_CHECKING:
     from cos598d.cost.tune import Choice
@@ -126,7 +124,7 @@ def _run(
             console.say(choice.sentence)
 
     evaluation = Evaluation(task, parts, model, ranks, config.per_gpu_eval_batch_size, config.precision)
-    monitor = _monitor(config, ranks, console, meeting) if training is not None else None
+    monitor = _monitor(config, ranks, console) if training is not None else None
     loggers = [make() for make in find_loggers(config)] if ranks.rank == 0 else []
     with open_record(output, config, ranks, saved, monitor, loggers) as record, record.ledger:
         ranks.ledger = record.ledger
@@ -138,8 +136,6 @@ def _run(
             environment |= {"model_revisions": dict(source.revisions), "launcher": launcher, "places": places}
             files = {"environment.json": environment, "config.json": asdict(asked) | {"world_size": ranks.world_size}}
             record.describe(files, setting)
-            if record.remark:
-                console.say(record.remark)
 
         # Train, or only evaluate.
         if training is None:
@@ -167,7 +163,7 @@ def _run(
             setting["operations"] = {"per_example": float(needed.mean()), "peak_per_second": peak}
 
         # Predict the test set with the final model.
-        tables = predict_tests(model, task, tests, config, ranks)
+        tables = predict_tests(task, tests, evaluation)
 
         # Finish the record, then save the model: it is the largest file, so the likeliest not to fit on the disk.
         record.finish(ranks, setting, evaluation.files | tables | files)
@@ -176,7 +172,6 @@ def _run(
                 save_run_model(output, model, source.encoder)
             else:
                 shutil.rmtree(output / MODEL, ignore_errors=True)  # an earlier run's
-        ranks.exchange("the model is saved")
     console.say(f"output: {output}")
     return 0
 
@@ -226,10 +221,11 @@ def _choose_sync(
     return choose(ranks, model, lambda _: make_optimizer(model, config, config.precision), losses, options, before)
 
 
-def _monitor(config: RunConfig, ranks: Ranks, console: Console, meeting: Meeting | None) -> Monitor | None:
+def _monitor(config: RunConfig, ranks: Ranks, console: Console) -> Monitor | None:
     """What samples this rank during training; None with --monitor_interval 0, which may differ between ranks."""
-    interface = find_interface(ranks, meeting)
     if not config.monitor_interval:
         return None
     who = f"rank {ranks.rank}: " if ranks.world_size > 1 else ""
-    return Monitor(config.monitor_interval, interface, ranks.device, lambda line: console.warn(f"{who}{line}"))
+    return Monitor(
+        config.monitor_interval, ranks.world_size > 1, ranks.device, lambda line: console.warn(f"{who}{line}")
+    )

@@ -16,10 +16,9 @@ import cos598d
 class SyncAccelerator(Accelerator):
     """An Accelerator whose models are wrapped by `cos598d.parallelize` where DistributedDataParallel stood.
 
-    `sync` holds the arguments of parallelize, such as {"strategy": "zero3"}, {"strategy": "ring", "compress": "bf16"}.
-    A model comes first in `prepare`, then its optimizer. `accumulate` and `no_sync` send nothing meanwhile, except
-    under zero2 and zero3. `model.module` is the plain model, `model.settle()` gives all ranks the same whole model
-    before evaluating, and `model.ledger.totals()` says what has travelled.
+    `sync` holds the arguments of parallelize, such as {"sync": "zero3"} or {"sync": "ring", "compress": "bf16"}. A
+    model comes first in `prepare`, then its optimizer. `accumulate` and `no_sync` send nothing meanwhile, except under
+    zero2 and zero3. `model.settle()`, on every rank, makes the plain `model.module` whole before evaluating.
     """
 
     def __init__(self, *, sync, **arguments):
@@ -48,9 +47,15 @@ class SyncAccelerator(Accelerator):
         scheduler.optimizer = self._ours or scheduler.optimizer
         return super().prepare_scheduler(scheduler)
 
+    def clip_grad_norm_(self, parameters, max_norm, norm_type=2):
+        """By the L2 norm of the whole average, of which a rank may have only a part."""
+        return self._models[-1].clip_grad_norm_(max_norm)
+
     def get_state_dict(self, model, unwrap=True):
         """Whole, on every rank, under every strategy."""
-        return model.full_state_dict() if model in self._models else super().get_state_dict(model, unwrap)
+        if model in self._models:
+            model.settle()
+        return super().get_state_dict(model, unwrap)
 
     def unwrap_model(self, model, *arguments, **named):
         """The plain model."""
@@ -77,7 +82,7 @@ def train(accelerator):
 
 def main():
     for name in sys.argv[1:] or ("ddp", "ring", "zero3"):
-        accelerator = Accelerator(cpu=True) if name == "ddp" else SyncAccelerator(cpu=True, sync={"strategy": name})
+        accelerator = Accelerator(cpu=True) if name == "ddp" else SyncAccelerator(cpu=True, sync={"sync": name})
         losses = train(accelerator)
         accelerator.print(f"{name}: {' '.join(f'{loss:.6f}' for loss in losses)}")
     accelerator.end_training()

@@ -30,9 +30,8 @@ else:
     )
 with ledger:
     for _ in range(100):
-        batch = torch.randint(0, len(labels), (64,))[
-            rank::ranks
-        ]  # the same draw on every rank, and its own share of it
+        # The same draw on every rank, and its own share of it.
+        batch = torch.randint(0, len(labels), (64,))[rank::ranks]
         loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
         loss.backward()
         optimizer.step()

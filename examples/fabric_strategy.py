@@ -10,7 +10,6 @@ from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.strategies.strategy import _BackwardSyncControl
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.distributed.distributed_c10d import default_pg_timeout
 
 import cos598d
 
@@ -22,12 +21,12 @@ class SyncStrategy(DDPStrategy):
         fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
         model, optimizer = fabric.setup(model, optimizer)
 
-    `sync` is a strategy of parallelize (ring, sparse_rows, zero3, ...). Its other arguments (compress, bucket_mb, ...)
-    and those of DDPStrategy are given by name. `fabric.no_backward_sync` sends nothing. `fabric.save` and `fabric.load`
+    `sync` is one of parallelize (ring, sparse_rows, zero3, ...). Its other arguments (ledger, bucket_mb, ...) and those
+    of DDPStrategy are given by name. `fabric.no_backward_sync` sends nothing. `fabric.save` and `fabric.load`
     use the model's plain names.
 
-    `replica` is what Fabric's model holds: `replica.ledger.totals()` says what has travelled, and `replica.settle()`,
-    called on every rank before evaluating, gives all ranks the same whole model.
+    `replica` is what Fabric's model holds: `replica.settle()`, called on every rank before evaluating, gives all ranks
+    the same whole model.
 
     Fabric or torchrun starts the ranks, and our watchdog does not watch over them. Where one is killed, the others'
     next collective fails with torch's error at once, since the connection is gone. Where one is stuck, and under
@@ -55,12 +54,16 @@ class SyncStrategy(DDPStrategy):
         return self.replica
 
     def _arguments(self):
-        seconds = (self._timeout or default_pg_timeout).total_seconds()
-        return {"sync": "bucketed", "timeout_seconds": seconds} | self._ddp_kwargs
+        return {"sync": "bucketed"} | self._ddp_kwargs
+
+    def clip_gradients_norm(self, module, optimizer, max_norm, *_, **__):
+        """By the L2 norm of the whole average, of which a rank may have only a part."""
+        return module.clip_grad_norm_(max_norm)
 
     def get_module_state_dict(self, module):
         """Whole, under every strategy."""
-        return module.full_state_dict()
+        module.settle()
+        return module.state_dict()
 
 
 class _NoSync(_BackwardSyncControl):
@@ -97,11 +100,13 @@ def main():
         each = name if name == "ddp" else SyncStrategy(sync=name, timeout=timedelta(seconds=60))
         fabric, losses, _ = train(each, steps=10)
         fabric.print(f"{name}: {' '.join(f'{loss:.6f}' for loss in losses)}")
-    strategy = SyncStrategy(sync="ring", timeout=timedelta(seconds=60))
-    fabric, _, loss = train(strategy, steps=100)
+    ledger = cos598d.Ledger()
+    strategy = SyncStrategy(sync="ring", ledger=ledger, timeout=timedelta(seconds=60))
+    with ledger:
+        fabric, _, loss = train(strategy, steps=100)
     fabric.print(f"loss after 100 steps: {loss:.6f}")
-    for tensor, total in strategy.replica.ledger.totals().items():
-        fabric.print(f"{tensor}: {total.calls} calls, {total.bytes_sent} bytes sent")
+    for purpose, (calls, _, sent, _) in ledger.by_purpose.items():
+        fabric.print(f"{purpose}: {calls} calls, {sent} bytes sent")
 
 
 if __name__ == "__main__":

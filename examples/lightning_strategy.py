@@ -8,7 +8,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.distributed.distributed_c10d import default_pg_timeout
 from torch.utils.data import DataLoader
 
 import cos598d
@@ -20,11 +19,9 @@ class SyncStrategy(DDPStrategy):
         strategy = SyncStrategy(sync="zero3", timeout=timedelta(seconds=60))
         Trainer(accelerator="cpu", devices=2, strategy=strategy, accumulate_grad_batches=4)
 
-    `sync` is a strategy of parallelize (ring, sparse_rows, zero3, ...). Its other arguments (compress, bucket_mb, ...)
-    and those of DDPStrategy are given by name. While the Trainer accumulates, nothing is sent, except under zero2 and
+    `sync` is one of parallelize (ring, sparse_rows, zero3, ...). Its other arguments (ledger, bucket_mb, ...) and those
+    of DDPStrategy are given by name. While the Trainer accumulates, nothing is sent, except under zero2 and
     zero3. Its checkpoints have the model's plain names. Validation begins with the same whole model on every rank.
-
-    `replica` is what the Trainer called in the last fit: `replica.ledger.totals()` says what has travelled.
 
     The Trainer or torchrun starts the ranks, and our watchdog does not watch over them. Where one is killed, the
     others' next collective fails with torch's error at once, since the connection is gone. Where one is stuck, and
@@ -43,12 +40,13 @@ class SyncStrategy(DDPStrategy):
     def setup_optimizers(self, trainer):
         """Wrap the model and its optimizer. Shards need one optimizer; with several, gradients are averaged."""
         super().setup_optimizers(trainer)
-        seconds = (self._timeout or default_pg_timeout).total_seconds()
-        arguments = {"sync": "bucketed", "timeout_seconds": seconds} | self._ddp_kwargs
+        arguments = {"sync": "bucketed"} | self._ddp_kwargs
         if len(self.optimizers) == 1:
             (whole,) = self.optimizers
             self.replica, ours = cos598d.parallelize(self.model, lambda _: whole, arguments.pop("sync"), **arguments)
             self.optimizers = [ours]
+            # By the norm of the whole average, of which a rank may have only a part.
+            self.precision_plugin.clip_grad_by_norm = lambda _, max_norm: self.replica.clip_grad_norm_(max_norm)
             for config in self.lr_scheduler_configs:
                 config.scheduler.optimizer = ours
         else:
@@ -62,7 +60,9 @@ class SyncStrategy(DDPStrategy):
 
     def lightning_module_state_dict(self):
         """Whole, under every strategy."""
-        return self.replica.full_state_dict() if self.model is self.replica else super().lightning_module_state_dict()
+        if self.model is self.replica:
+            self.replica.settle()
+        return super().lightning_module_state_dict()
 
     def teardown(self):
         """Give the model back without hooks, so that the next fit begins anew."""
@@ -122,14 +122,16 @@ def main():
         trainer, model = train(each, steps=10)
         if trainer.is_global_zero:
             print(f"{name}: {' '.join(f'{loss:.6f}' for loss in model.losses)}")
-    strategy = SyncStrategy(sync="ring", timeout=timedelta(seconds=60))
-    trainer, model = train(strategy, steps=100)
+    ledger = cos598d.Ledger()
+    strategy = SyncStrategy(sync="ring", ledger=ledger, timeout=timedelta(seconds=60))
+    with ledger:
+        trainer, model = train(strategy, steps=100)
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model.layers(model.images), model.labels)
     if trainer.is_global_zero:
         print(f"loss after 100 steps: {loss:.6f}")
-        for tensor, total in strategy.replica.ledger.totals().items():
-            print(f"{tensor}: {total.calls} calls, {total.bytes_sent} bytes sent")
+        for purpose, (calls, _, sent, _) in ledger.by_purpose.items():
+            print(f"{purpose}: {calls} calls, {sent} bytes sent")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ import cos598d
 class SyncTrainer(Trainer):
     """A Trainer that trains with `cos598d.parallelize` where DistributedDataParallel stood.
 
-    `sync` holds the arguments of parallelize, such as {"strategy": "zero3"}, {"strategy": "ring", "compress": "bf16"}.
-    While the Trainer accumulates, nothing is sent, except under zero2 and zero3; what it saves has the model's plain
-    names.
+    `sync` holds the arguments of parallelize, such as {"sync": "zero3"} or {"sync": "ring", "compress": "bf16"}. While
+    the Trainer accumulates, nothing is sent, except under zero2 and zero3. What it saves has the model's plain names.
     """
 
     def __init__(self, *arguments, sync, **named):
@@ -47,11 +46,10 @@ class SyncTrainer(Trainer):
         self._settle()
         super().save_model(*arguments, **named)
 
-    def _save_optimizer_and_scheduler(self, output_dir):
-        inner = getattr(self.optimizer, "optimizer", self.optimizer)
-        if hasattr(inner, "consolidate_state_dict"):
-            inner.consolidate_state_dict()  # on every rank, for rank 0, which saves it
-        super()._save_optimizer_and_scheduler(output_dir)
+    def _clip_grad_norm(self, model):
+        if self.model_wrapped is self.model:
+            return super()._clip_grad_norm(model)
+        return self.model_wrapped.clip_grad_norm_(self.args.max_grad_norm)
 
 
 class Digits(nn.Module):
@@ -94,7 +92,7 @@ def train(kind, **named):
 
 def main():
     for name in sys.argv[1:] or ("ddp", "ring", "zero3"):
-        is_first, losses = train(Trainer) if name == "ddp" else train(SyncTrainer, sync={"strategy": name})
+        is_first, losses = train(Trainer) if name == "ddp" else train(SyncTrainer, sync={"sync": name})
         if is_first:
             print(f"{name}: {' '.join(f'{float(loss):.6f}' for loss in losses)}", flush=True)
     torch.distributed.destroy_process_group()

@@ -12,7 +12,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -43,29 +42,13 @@ def main() -> None:
     folder = cache_folder() / "horovod" / f"torch{version('torch')}-{sys.implementation.cache_tag}-{platform.machine()}"
     wheel = next(folder.glob(f"horovod-{VERSION}-*.whl"), None)
     if wheel is None:
-        check_compiler()
         print(f"== building Horovod {VERSION} (once, about 6 minutes on 2 cores)", flush=True)
         wheel = build(folder)
     subprocess.run([*PIP, "install", *QUIET, "--no-deps", "--force-reinstall", str(wheel)], check=True)
 
 
-def check_compiler() -> None:
-    """Raise UserError, with the Debian package to install, where a wheel cannot be built."""
-    for program in ("g++", "make"):
-        if shutil.which(program) is None:
-            raise UserError(
-                f"Horovod has to be compiled, and there is no {program} here: install Debian's package {program} "
-                f"(apt-get install {program}), then make engines again."
-            )
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        raise UserError(
-            "Horovod has to be compiled, and Python's headers are not here: install Debian's package python3-dev "
-            "(apt-get install python3-dev), then make engines again."
-        )
-
-
 def build(folder: Path) -> Path:
-    """Build the wheel and put it into `folder`; return where it is."""
+    """Build the wheel and put it into `folder`; return where it is. Raises UserError if it fails."""
     with tempfile.TemporaryDirectory(prefix="horovod-") as name:
         place = Path(name)
         subprocess.run([*PIP, "install", *QUIET, "--target", str(place / "tools"), *BUILD_TOOLS], check=True)
@@ -76,19 +59,13 @@ def build(folder: Path) -> Path:
             "PATH": f"{place / 'tools' / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": str(place / "tools"),  # before what is installed here
         }
-        words = ("wheel", "--disable-pip-version-check", "--no-build-isolation", "--no-deps", "--no-binary", "horovod")
-        with (place / "log").open("w+", encoding="utf-8") as log:
-            done = subprocess.run(
-                [*PIP, *words, "--wheel-dir", str(place), f"horovod=={VERSION}"],
-                check=False,
-                env=environ,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-            if done.returncode:
-                log.seek(0)
-                print(log.read()[-4000:], file=sys.stderr)
-                raise UserError(f"Horovod {VERSION} could not be built: the end of the compiler's words is above.")
+        words = [*PIP, "wheel", "--disable-pip-version-check", "--no-build-isolation", "--no-deps"]
+        words += ["--no-binary", "horovod", "--wheel-dir", str(place), f"horovod=={VERSION}"]
+        done = subprocess.run(words, check=False, env=environ, capture_output=True, text=True)
+        if done.returncode:
+            print((done.stdout + done.stderr)[-4000:], file=sys.stderr)
+            needed = "Install Debian's packages g++, make and python3-dev, then run make engines again."
+            raise UserError(f"Horovod {VERSION} could not be built: the end of the compiler's words is above. {needed}")
         (built,) = place.glob("horovod-*.whl")
         folder.mkdir(parents=True, exist_ok=True)
         beside = folder / f".{built.name}.{os.getpid()}"
@@ -100,6 +77,6 @@ if __name__ == "__main__":
     try:
         main()
     except UserError as error:
-        sys.exit(str(error))
+        sys.exit(f"error: {error}")
     except (subprocess.CalledProcessError, PackageNotFoundError) as error:
         sys.exit(f"Horovod is not installed: {error}.")

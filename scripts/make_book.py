@@ -1,8 +1,9 @@
 """Build the book, a static site that needs no server and fetches nothing: `python scripts/make_book.py [FOLDER]`.
 
 FOLDER is `site` unless it is given. Its front page is the README, and each other document has a page at its own
-path. A lesson's page links to a notebook, which installs the package from a wheel in the site. A link or an anchor
-that leads nowhere fails the build, and leaves an older book as it is. It needs the extra `book`.
+path, under the titles of book_site/mkdocs.yml. A lesson's page links to a notebook, which installs the package from a
+wheel in the site. A link or an anchor that leads nowhere, and a document without a title, fail the build, and leave an
+older book as it is. It needs the extra `book`.
 """
 
 import argparse
@@ -18,25 +19,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from book_site.links import leading_nowhere, read_pages, taken_from_elsewhere  # noqa: E402
-from book_site.pages import TRY, assemble, configuration, write_notebooks  # noqa: E402
+from book_site.notebooks import TRY, write_notebooks  # noqa: E402
+from book_site.pages import assemble  # noqa: E402
 
 from cos598d.errors import UserError  # noqa: E402
 from cos598d.terminal.files import whole_folder  # noqa: E402
 
-HERE = ROOT / "scripts" / "book_site"
 OURS = ("book.css", "iframe-worker.js")
 # Made for a server, which this site has not.
 FOR_SERVERS = ("404.html", "sitemap.xml", "sitemap.xml.gz")
 
 
-def build(site: Path, root: Path = ROOT) -> tuple[int, int]:
+def build(site: Path, root: Path = ROOT) -> int:
     """Build the book of the repository at `root` into the folder `site`, in place of an older book.
 
-    A repository without a package gets no notebooks. Returns the number of documents and of listings of source files.
-    Raises UserError for a folder with something else in it, a student's work next to the notebooks, a link that leads
-    nowhere, and a page that takes something from elsewhere; `site` is then as it was.
+    A repository without a package gets no notebooks. Returns the number of documents.
+    Raises UserError for a folder with something else in it, a student's work next to the notebooks, and a link that
+    leads nowhere; `site` is then as it was.
     """
+    here = root / "scripts" / "book_site"
     if importlib.util.find_spec("material") is None:
         raise UserError("mkdocs-material is not installed: `make book` installs it.")
     site = site.absolute()
@@ -50,23 +51,16 @@ def build(site: Path, root: Path = ROOT) -> tuple[int, int]:
         offers = {}
         if (root / "setup.py").is_file():
             offers = write_notebooks(build_wheel(root, source / TRY), root / "constraints.txt")
-        pages, listings = assemble(root.resolve(), source, offers)
+        pages = assemble(root.resolve(), source, offers)
         for name in OURS:
             (source / "assets").mkdir(exist_ok=True)
-            (source / "assets" / name).write_bytes((HERE / name).read_bytes())
+            (source / "assets" / name).write_bytes((here / name).read_bytes())
         settings = Path(place, "mkdocs.yml")
-        settings.write_text(json.dumps(configuration(HERE / "mkdocs.yml", source, pages, listings)))
+        settings.write_text(json.dumps({"INHERIT": str(here / "mkdocs.yml"), "docs_dir": str(source)}))
         render(settings, fresh)
         for name in FOR_SERVERS:
             (fresh / name).unlink(missing_ok=True)
-        read = read_pages(fresh)
-        for words, found in (
-            ("leads nowhere", leading_nowhere(fresh, read)),
-            ("is not in the book", taken_from_elsewhere(fresh, read)),
-        ):
-            if found:
-                raise UserError(f"what these pages name {words}: {'; '.join(found)}.")
-    return len(pages), len(listings)
+    return pages
 
 
 def build_wheel(root: Path, into: Path) -> Path:
@@ -106,11 +100,11 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "site", metavar="FOLDER")
     site = parser.parse_args().folder
     try:
-        pages, listings = build(site)
+        pages = build(site)
     except UserError as error:
-        sys.exit(f"make_book.py: {error}")
+        sys.exit(f"error: {error}")
     size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
-    print(f"{site / 'index.html'}: {pages} pages, {listings} listings of source files, {size / 1e6:.1f} MB")
+    print(f"{site / 'index.html'}: {pages} pages, {size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
-"""How plain the documents' English is: words per sentence, long sentences, colons, "you", and words to avoid.
+"""The linter of the documents' English: long sentences, long lines, and words to avoid.
 
-    python scripts/prose.py                   # a table of every document
-    python scripts/prose.py --check           # the linter: documents and the help of commands
-    python scripts/prose.py --check README.md # only this page
+    python scripts/prose.py             # all documents
+    python scripts/prose.py README.md   # only this page
 
-The linter exits with 1 for a word to avoid, a document with too many long sentences, or a line that is too long. It
-prints the place of each. Code, tables, headings and the targets of links are not prose.
+It exits with 1 for a word to avoid, a document with too many long sentences, or a line that is too long. It prints the
+place of each. Code, tables, headings and the targets of links are not prose.
 """
 
 import argparse
-import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -26,21 +24,17 @@ AVOID = {
     r"but for": "except for",
     r"anew|afresh": "again",
     r"mend(s|ed)?": "fix",
-    r"for ever": "forever",
     r"quick(er|est)": "faster, fastest",
     r"goes on|go on": "continues, resumes",
     r"stands? (in|on|at|below|above|behind|under)": "is in, appears",
     r"(an?|every) (iteration|step|epoch|rank) each": "per",
     r"s an? (iteration|step|epoch)": "s per",
     r"MB an? (iteration|step|epoch|rank)": "MB per",
-    r"in words of": "as",
-    r"(words|arguments|flags) behind": "arguments after",
     r"behind (`?--|a flag|the flags?)": "after",
     r"(page|table|record|flag|file|report|document|row|column|card|ledger)s? (says?|tells?|knows?|speaks?)": (
         "shows, prints, lists; or name who does it"
     ),
     r"lies (in|on|at|below|above)": "is in",
-    r"where there is none": "if there is none",
 }
 AVOIDED = {re.compile(rf"\b(?:{words})\b", re.IGNORECASE): instead for words, instead in AVOID.items()}
 
@@ -93,56 +87,13 @@ def long_lines(name: str, text: str) -> Iterator[str]:
             yield f"{name}:{number}: {len(shown)} characters in a line, which may have {LONGEST_LINE}"
 
 
-def help_texts() -> Iterator[tuple[str, str]]:
-    """The help of every command: its name, and a paragraph for each of its texts."""
-    from cos598d.commands import cli
-    from cos598d.commands.flags import Parser
-
-    for name, (meaning, _) in cli.COMMANDS.items():
-        parser = Parser(prog=name, description=meaning)
-        importlib.import_module(f"cos598d.commands.{name}").add_options(parser)
-        yield f"{name} --help", "\n\n".join(helps_of(parser))
-
-
-def helps_of(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """The texts of a parser and of its commands."""
-    yield from filter(None, (parser.description, parser.epilog))
-    for action in parser._actions:
-        if action.help and action.help is not argparse.SUPPRESS:
-            yield action.help
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                yield from helps_of(command)
-
-
-def table(pages: list[Path]) -> Iterator[str]:
-    """A row for each page."""
-    yield f"{'page':28} {'words':>6} {'per sentence':>13} {'over 30':>8} {'colons per 1,000':>17} {'you per 1,000':>14}"
-    for page in pages:
-        said = [sentence for _, sentence in sentences(page.read_text(encoding="utf-8"))]
-        counts, text = [words(one) for one in said], " ".join(said)
-        total = sum(counts) or 1
-        long = sum(count > MOST_WORDS for count in counts) / max(1, len(counts))
-        colons, you = (len(re.findall(p, text)) * 1000 / total for p in (r"[:;](?= )", r"\b[Yy]ours?\b|\b[Yy]ou\b"))
-        mean = total / max(1, len(counts))
-        yield f"{page.relative_to(ROOT)!s:28} {total:6} {mean:13.1f} {long:8.0%} {colons:17.0f} {you:14.1f}"
-
-
 def main() -> int:
-    """Print the table, or check pages and return 1 where a rule is broken."""
-    parser = argparse.ArgumentParser(prog="python scripts/prose.py", description=__doc__.partition("\n")[0])
+    """Print what breaks the rules, and return 1 if anything does."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="documents (default: all)")
-    parser.add_argument("--check", action="store_true", help="print what breaks the rules, and exit with 1")
-    options = parser.parse_args()
-    pages = [page.resolve() for page in options.pages] or [
-        page for pattern in PAGES for page in sorted(ROOT.glob(pattern))
-    ]
-    if not options.check:
-        print(*table(pages), sep="\n")
-        return 0
-    texts = [(str(page), page.read_text(encoding="utf-8")) for page in pages]
-    found = [line for name, text in texts for line in (*faults(name, text), *long_lines(name, text))]
-    found += [] if options.pages else [fault for name, text in help_texts() for fault in faults(name, text)]
+    pages = parser.parse_args().pages or [page for pattern in PAGES for page in sorted(ROOT.glob(pattern))]
+    texts = {str(page): page.read_text(encoding="utf-8") for page in pages}
+    found = [line for name, text in texts.items() for line in (*faults(name, text), *long_lines(name, text))]
     print(*found, sep="\n", end="\n" if found else "")
     return int(bool(found))
 

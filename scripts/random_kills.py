@@ -7,7 +7,7 @@
 3. It is started again with --resume auto, and so on until it ends; then its losses and its model's weights must be
    equal to the first run's. Further runs follow until there were so many kills.
 
-The same seed draws the same moments; where in the run they fall depends on the machine. Exit code 0: all was equal.
+The same seed draws the same moments. Exit code 0: all was equal.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def killed(run: subprocess.Popen, draw: random.Random) -> bool:
 def ended_with(folder: Path) -> tuple[list[float], bytes]:
     """The losses of a finished run, and its model's weights."""
     summary = json.loads((folder / "summary.json").read_text())
-    return summary["losses"], (folder / "model" / "model.safetensors").read_bytes()
+    return summary["losses"], (folder / "model" / "pytorch_model.bin").read_bytes()
 
 
 def main() -> int:

@@ -39,7 +39,6 @@ class Case(NamedTuple):
     found: str
     ranks: int
     words: str = ""
-    is_fresh: bool = False  # torch's workers do not come up in a fork of the tests' server
 
     def is_wrong(self, name: str) -> bool:
         """Whether the script has a fault. Waste and notes are none."""
@@ -55,7 +54,7 @@ def _cases() -> dict[str, Case]:
     for name, (style, changes, words) in audit_cases.RIGHT.items():
         expected = UNCERTAIN.get(name, RIGHT)
         source, words = with_changes(style, changes), words_of(style, words)
-        found[f"right_{name}"] = Case(source, expected, 2, words, name == "ddp_workers")
+        found[f"right_{name}"] = Case(source, expected, 2, words)
     return found | {name: Case(*each) for name, each in {**FIELD, **EVALUATION, **STYLES, **BLIND, **REPORTS}.items()}
 
 
@@ -65,7 +64,7 @@ CASES = _cases()
 def result(name: str, case: Case) -> tuple[str, str]:
     """Whether a script is right or wrong, and what becomes of it under audit."""
     with tempfile.TemporaryDirectory() as folder, programs_end():
-        _, text, verdict = audit(Path(folder), case.source, case.words, case.ranks, is_fresh=case.is_fresh)
+        _, text, verdict = audit(Path(folder), case.source, case.words, case.ranks)
     names = [each["name"] for each in verdict["faults"]]
     if case.is_wrong(name):
         told = "found" if names and ",".join(names) == case.found else "found by another name" if names else ""

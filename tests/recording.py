@@ -14,8 +14,7 @@ import torch.distributed as dist
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
-from cos598d.measure.wire import Interface
-from cos598d.records.conventions import EVALUATION, LOSS, OWN_SOCKETS
+from cos598d.records.conventions import EVALUATION, LOSS
 
 SETTING = {
     "task": "rte", "model": "tiny", "data": "a sample", "precision": "fp32", "sync": "all_reduce", "dropout": None,
@@ -46,7 +45,7 @@ def record_run(
     stops_after: raise Stopped after that iteration instead, without a word more than a killed process writes.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    monitor = Monitor(0.02, Interface(OWN_SOCKETS, (rank,)) if counts else None, torch.device("cpu"), print)
+    monitor = Monitor(0.02, counts, torch.device("cpu"), print)
     record = RunRecord(
         Path(folder), rank, monitor, loggers, world_size=size, resume_at=at,
         resumed_from=resumed_from and Path(resumed_from),
@@ -60,7 +59,7 @@ def record_run(
             if rank == 0:
                 record.describe({"config.json": {"sync": "all_reduce"}}, setting)
             for iteration in range((at or 0) + 1, until + 1):
-                record.begin_training()
+                record.begin_iteration()
                 clock.start()
                 ledger.begin(iteration, clock.started)
                 with clock.phase("forward"):
@@ -84,7 +83,7 @@ def record_run(
                         dist.all_reduce(torch.ones(7))
                     record.epoch({"epoch": facts["epoch"], "iterations": EPOCH, "loss": 0.5, "acc": 0.75})
                 if iteration == stops_after:
-                    record.position()
+                    record.write_last()
                     record._end = lambda why: None  # a process that is killed does not say so
                     raise Stopped
         record.finish(Group(), setting, files or {})

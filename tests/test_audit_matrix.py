@@ -41,7 +41,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("name", CASES)
 def test_a_wrong_script_is_named_and_a_right_one_accused_of_nothing(name, tmp_path):
     case = CASES[name]
-    codes, text, verdict = audit(tmp_path, case.source, case.words, case.ranks, is_fresh=case.is_fresh)
+    codes, text, verdict = audit(tmp_path, case.source, case.words, case.ranks)
     assert codes == [0] * case.ranks, text
     found = verdict["faults"] + ([] if name.startswith("r_") else verdict["wastes"])
     if case.found in CLEAN:

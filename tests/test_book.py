@@ -1,4 +1,5 @@
-"""The site: its pages are the documents, it loads nothing from other hosts, and every link has a target."""
+"""The site: its pages are the documents, with their pictures and source files. Imports: the script that builds it,
+which needs the site generator."""
 
 import importlib.util
 import json
@@ -8,13 +9,15 @@ from pathlib import Path
 
 import make_book
 import pytest
-from book_site.links import Page, leading_nowhere, read_pages, taken_from_elsewhere
-from book_site.pages import TRY, assemble, documents, listing, navigation, prepared
+from book_site.notebooks import TRY
+from book_site.pages import assemble, prepared
 
 from cos598d.errors import UserError
 from cos598d.tools.course import NUMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [path for pattern in ("*.md", "docs/*.md", "docs/lessons/*.md") for path in ROOT.glob(pattern)]
+SETTINGS = ROOT / "scripts" / "book_site" / "mkdocs.yml"
 rendered = pytest.mark.skipif(
     importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed: make book installs it"
 )
@@ -32,14 +35,15 @@ def site(tmp_path_factory):
 def repository(tmp_path):
     """A small repository with a document, a picture and a source file."""
     root = tmp_path / "repository"
-    (root / "docs" / "lessons").mkdir(parents=True)
+    (root / "docs").mkdir(parents=True)
     (root / "code").mkdir()
     (root / "README.md").write_text('# Front\n\n[all](docs/all.md#one) <img src="docs/a.svg">\n')
     (root / "docs" / "all.md").write_text("# All\n\n## One\n\n[code](../code/ring.py) [front](../README.md)\n")
     (root / "docs" / "a.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
-    (root / "code" / "ring.py").write_text("print('```')\n")
-    for number in (10, 9):
-        (root / "docs" / "lessons" / f"lesson{number}.md").write_text(f"# Lesson {number}\n")
+    (root / "code" / "ring.py").write_text("print('ring')\n")
+    shutil.copytree(SETTINGS.parent, root / "scripts" / "book_site")
+    ours = re.sub(r"^nav:\n(?: .*\n)+", "", SETTINGS.read_text(), flags=re.MULTILINE)
+    (root / "scripts" / "book_site" / "mkdocs.yml").write_text(ours)
     return root
 
 
@@ -48,41 +52,25 @@ def page(site, name):
 
 
 @rendered
-def test_nothing_is_fetched_from_other_hosts_and_every_link_has_a_target(site):
-    pages = read_pages(site)
-    assert taken_from_elsewhere(site, pages) == []
-    assert leading_nowhere(site, pages) == []
-
-
-@rendered
-def test_every_document_is_in_the_navigation_of_the_front_page_and_in_the_search(site):
-    links = {target for _, target in Page(page(site, "index.html")).references}
-    index = json.loads(page(site, "search/search_index.json"))["docs"]
-    found = {entry["location"].partition("#")[0] for entry in index}
-    for document in documents(ROOT):
-        built = "index.html" if document == "README.md" else document.removesuffix(".md") + ".html"
-        assert built in links
-        assert built in found
+def test_every_document_is_in_the_navigation_and_in_the_search_and_nothing_is_fetched(site):
+    front = page(site, "index.html")
+    found = {one["location"].partition("#")[0] for one in json.loads(page(site, "search/search_index.json"))["docs"]}
+    for document in DOCUMENTS:
+        name = document.relative_to(ROOT).with_suffix(".html").as_posix().replace("README", "index")
+        assert f'href="{name}"' in front or name == "index.html"
+        assert name in found
+        loads = re.findall(r"<(?:link|script|img)\b[^>]*\b(?:src|href)=\"((?:https?:)?//[^\"]*)", page(site, name))
+        assert loads == []
     assert page(site, "search/search_index.js").startswith("var __index = {")  # what a page that is a file reads
 
 
 @rendered
-def test_a_listing_has_all_lines_of_its_file_with_their_numbers(site):
-    listed = [path for path in site.rglob("*.py.html") if (ROOT / path.relative_to(site).with_suffix("")).is_file()]
-    assert listed
-    for path in listed:
-        lines = (ROOT / path.relative_to(site).with_suffix("")).read_text().rstrip().split("\n")
-        numbers = re.findall(r'data-linenos="\s*(\d+)\s*"', path.read_text())
-        assert [int(number) for number in numbers] == list(range(1, len(lines) + 1))
-
-
-@rendered
 def test_questions_fold_without_a_script(site):
-    asked = [name for name in documents(ROOT) if "<summary>" in (ROOT / name).read_text()]
+    asked = [path for path in DOCUMENTS if "<summary>" in path.read_text()]
     assert asked
-    for name in asked:
-        text = page(site, name.removesuffix(".md") + ".html")
-        assert text.count("<summary>") == (ROOT / name).read_text().count("<summary>")
+    for path in asked:
+        text = page(site, path.relative_to(ROOT).with_suffix(".html"))
+        assert text.count("<summary>") == path.read_text().count("<summary>")
         assert "markdown=" not in text
 
 
@@ -90,32 +78,25 @@ def test_questions_fold_without_a_script(site):
 def test_every_lessons_page_links_to_its_notebook_and_to_the_wheel(site):
     (wheel,) = (site / TRY).glob("*.whl")
     for number in NUMBERS:
-        links = [target for _, target in Page(page(site, f"docs/lessons/lesson{number}.html")).references]
-        assert {f"try/lesson{number}.ipynb", f"try/{wheel.name}"} <= set(links)
+        text = page(site, f"docs/lessons/lesson{number}.html")
+        assert f'href="try/lesson{number}.ipynb"' in text
+        assert f'href="try/{wheel.name}"' in text
         assert (site / TRY / f"lesson{number}.ipynb").is_file()
 
 
 @rendered
-def test_a_students_work_next_to_the_notebooks_is_not_removed(tmp_path, repository):
-    place = tmp_path / "site"
-    make_book.build(place, repository)
-    for name in ("lesson9.py", ".ipynb_checkpoints"):
-        mine = place / TRY / name
-        mine.mkdir(parents=True)
-        with pytest.raises(UserError, match=f"{name} is not part of the site. Move"):
-            make_book.build(place, repository)
-        mine.rmdir()
-
-
-@rendered
-def test_another_folder_is_not_replaced_and_a_failed_build_keeps_the_older_site(tmp_path, repository):
-    mine = tmp_path / "mine"
+def test_a_students_work_and_another_folder_are_not_replaced_and_a_failed_build_keeps_the_site(tmp_path, repository):
+    place, mine = tmp_path / "site", tmp_path / "mine"
+    assert make_book.build(place, repository) == 2
+    assert (place / "code" / "ring.py.txt").is_file()
+    (place / TRY / "lesson9.py").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"lesson9.py is not part of the site. Move"):
+        make_book.build(place, repository)
+    (place / TRY / "lesson9.py").rmdir()
     mine.mkdir()
     (mine / "thesis.txt").write_text("years")
     with pytest.raises(UserError, match=r"mine exists and is no documentation site"):
         make_book.build(mine, repository)
-    place = tmp_path / "site"
-    assert make_book.build(place, repository) == (4, 1)
     before = page(place, "index.html")
     (repository / "README.md").write_text("# Front\n\n[all](docs/all.md#three)\n")
     with pytest.raises(UserError, match=r"README.md.*#three"):
@@ -130,75 +111,27 @@ def test_without_the_site_generator_a_sentence_says_what_installs_it(tmp_path, m
         make_book.build(tmp_path / "site")
 
 
-def test_links_to_source_files_lead_to_listings_and_lessons_are_sorted(tmp_path, repository):
-    pages, listings = assemble(repository, tmp_path / "pages")
-    assert pages == ["README.md", "docs/all.md", "docs/lessons/lesson9.md", "docs/lessons/lesson10.md"]
-    assert listings == ["code/ring.py.md"]
-    assert "[code](../code/ring.py.md) [front](../README.md)" in page(tmp_path / "pages", "docs/all.md")
-    assert "````" in page(tmp_path / "pages", "code/ring.py.md")  # the file has three of them itself
+def test_links_lead_to_copies_of_files_and_a_lost_file_is_named(tmp_path, repository):
+    assert assemble(repository, tmp_path / "pages", {"docs/all.md": "An offer."}) == 2
+    assert "An offer.\n\n## One" in page(tmp_path / "pages", "docs/all.md")
+    assert "[code](../code/ring.py.txt) [front](../README.md)" in page(tmp_path / "pages", "docs/all.md")
+    assert page(tmp_path / "pages", "code/ring.py.txt") == page(repository, "code/ring.py")
     assert (tmp_path / "pages" / "docs" / "a.svg").is_file()
-
-
-@pytest.mark.parametrize(
-    ("link", "words"),
-    [
-        ("../code/tree.py", r"docs/all.md links to ../code/tree.py, which is no file of this repository"),
-        ("../code", r"docs/all.md links to ../code, which is no file"),
-        ("../../outside.txt", r"docs/all.md links to ../../outside.txt, which is no file"),
-        ("../code/blob.bin", r"code/blob.bin, to which a page links, is neither text nor a picture"),
-    ],
-)
-def test_a_link_without_a_possible_page_is_named(tmp_path, repository, link, words):
     (tmp_path / "outside.txt").write_text("not of the repository")
-    (repository / "code" / "blob.bin").write_bytes(b"\xff\xfe\x00")
-    (repository / "docs" / "all.md").write_text(f"# All\n\n[there]({link})\n")
-    with pytest.raises(UserError, match=words):
-        assemble(repository, tmp_path / "pages")
+    for link in ("../code/tree.py", "../code", "../../outside.txt"):
+        (repository / "docs" / "all.md").write_text(f"# All\n\n[there]({link})\n")
+        with pytest.raises(UserError, match=f"docs/all.md links to {link}, which is no file of this repository"):
+            assemble(repository, tmp_path / "pages", {})
 
 
-def test_all_sections_together_have_every_document_once():
-    pages = documents(ROOT)
-    front, *sections = navigation(pages)
-    named = [page for section in sections for found in section.values() for page in found]
-    assert sorted([*front.values(), *named]) == sorted(pages)
-    assert "docs/new.md" in navigation([*pages, "docs/new.md"])[2]["Do"]
+def test_the_site_has_every_document_once():
+    listed = re.findall(r"^ +- (?:\w+: )?(\S+\.md)$", SETTINGS.read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.relative_to(ROOT).as_posix() for path in DOCUMENTS)
 
 
 def test_code_is_unchanged():
-    text = "a `[x](y)` [z](w)\n- one\n\n```\n[x](y)\n- two\n<!-- book: output learn -->\n```\n"
+    text = "a `[x](y)` [z](w)\n- one\n\n```\n[x](y)\n- two\n```\n"
     assert prepared(text, lambda _: "there") == text.replace("(w)\n", "(there)\n\n")
-    assert prepared("<!-- book: output learn 5\n --check -->\n", str) == "\n"
-
-
-def test_a_listing_is_highlighted_by_its_real_language():
-    assert "``` python linenums" in listing("docs/lessons/wrong/lesson5.py.txt", "pass\n")
-    assert "``` text linenums" in listing("LICENSE", "MIT\n")
-
-
-def test_external_loads_and_dead_links_are_found(tmp_path):
-    site = tmp_path / "site"
-    (site / "docs").mkdir(parents=True)
-    (site / "index.html").write_text(
-        '<h1 id="top">x</h1><a href="https://example.org">to click</a><a href="docs/a.html#here">x</a>'
-        '<a href="docs/a.html#gone">x</a><a href="/docs/a.html">x</a><a href="#nowhere">x</a><a href="#top">x</a>'
-        '<img src="//example.org/x.png"><img src="data:image/png;base64,AA"><style>b{background:url(https://c.d/e)}</style>'
-    )
-    (site / "docs" / "a.html").write_text('<p id="here"></p><img src="lost.svg"><img srcset="../index.html 2x">')
-    (site / "style.css").write_text('@import "https://example.org/font.css"; a { background: url("data:,x") }')
-    pages = read_pages(site)
-    assert taken_from_elsewhere(site, pages) == [
-        "index.html: //example.org/x.png",
-        "index.html: https://c.d/e",
-        "style.css: https://example.org/font.css",
-    ]
-    assert leading_nowhere(site, pages) == [
-        "docs/a.html: lost.svg",
-        "index.html: docs/a.html#gone",
-        "index.html: /docs/a.html",
-        "index.html: #nowhere",
-    ]
-    shutil.rmtree(site / "docs")
-    assert "index.html: docs/a.html#here" in leading_nowhere(site, read_pages(site))
 
 
 def test_a_wheel_that_cannot_be_built_is_one_sentence(tmp_path, repository):

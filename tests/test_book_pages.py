@@ -13,15 +13,14 @@ from cos598d.tools.exam.plugin import in_words
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import book
-import book_pages
 
 FOLDER = ROOT / "docs" / "lessons"
-PAGES = book.find_pages(FOLDER, None)
+PAGES = book.find_pages(FOLDER)
 WRONG = sorted((FOLDER / "wrong").glob("*.py.txt"))
 
 
 def blocks(path):
-    return book.blocks(book.read(path))
+    return [block for _, block in book.blocks(path.read_text(encoding="utf-8"), path.name)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -30,8 +29,8 @@ def test_every_block_of_a_page_is_filled(page):
 
 
 def test_pictures_are_those_that_blocks_draw():
-    drawn = [block.name for page in PAGES for block in blocks(page) if block.kind == book_pages.PICTURE]
-    assert sorted(drawn) == sorted(path.name for path in (FOLDER / book_pages.FIGURES).glob("*"))
+    drawn = [block.name for page in PAGES for block in blocks(page) if block.kind == book.PICTURE]
+    assert sorted(drawn) == sorted(path.name for path in (FOLDER / book.FIGURES).glob("*"))
 
 
 def comparable(words):
@@ -56,7 +55,7 @@ def test_a_wrong_file_fails_as_its_page_shows(wrong):
         (get_lesson(int(found[1])), comparable(said_first(block)))
         for page in PAGES
         for block in blocks(page)
-        if block.kind == book_pages.OUTPUT and (found := check.fullmatch(" ".join(block.words)))
+        if block.kind == book.OUTPUT and (found := check.fullmatch(" ".join(block.words)))
     ]
     assert shown, f"no page shows what the check says of {wrong.name}"
     for lesson, words in shown:

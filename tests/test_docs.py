@@ -164,7 +164,7 @@ def test_links_commands_flags_and_files_of_a_page_exist_and_its_python_is_python
 
 
 def test_the_readme_and_the_nine_files_of_the_reading_path_stay_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 140
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
     rows = re.findall(r"^\| \d \| \[`(.+?)`\]", (ROOT / "docs" / "reading.md").read_text(), re.MULTILINE)
     assert len(rows) == 9
     assert sum(len((ROOT / name).read_text().splitlines()) for name in rows) <= 1100
@@ -180,15 +180,15 @@ def measured_ratios(page, heading):
 
 def test_the_figure_and_the_readme_have_the_measured_ratios():
     tables = [
-        measured_ratios("measured-one-host.md", "The ladder on one host"),
-        measured_ratios("measured-hosts.md", "What a link costs"),
+        measured_ratios("measured.md", "The ladder on one host"),
+        measured_ratios("measured.md", "What a link costs"),
     ]
     figure = (ROOT / "benchmarks/ladder.svg").read_text(encoding="utf-8")
     drawn = re.findall(r">(\d\.\d\d)<", figure)
     shown = [sorted(ratio for ratio in table.values() if ratio != "1") for table in tables]  # DDP's own is not drawn
     assert [sorted(drawn[: len(shown[0])]), sorted(drawn[len(shown[0]) :])] == shown
     readme = re.findall(r"^\| `(\w+)` \|.*\| (\S+) \| (\S+) \|$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
-    assert len(readme) > 10
+    assert len(readme) > 8
     assert readme == [(sync, *(table.get(sync, "-") for table in tables)) for sync, *_ in readme]
 
 
@@ -218,7 +218,7 @@ def test_the_page_of_syncs_has_every_gradient_sync():
         ("cos598d cluster cut 3 --rate 1gbit", ["--rate"]),
         ("python task3/run_glue.py --doc_stride 128", ["--doc_stride"]),
         ("GLUE_DIR=... python benchmarks/parities.py", ["benchmarks/parities.py"]),
-        ("python benchmarks/small_gpt.py --no_flag x", ["--no_flag"]),
+        ("python benchmarks/student.py --no_flag x", ["--no_flag"]),
         ("make demos", ["demos"]),
         ("--no_such_flag", ["--no_such_flag"]),
     ],
@@ -266,23 +266,11 @@ def test_only_a_long_line_of_prose_is_named():
     assert [*prose.long_lines("page", f"```\n{long}\n```\n| {long} |\n[a]({long})")] == []
 
 
-def test_help_of_subcommands_is_read_too():
-    parser = argparse.ArgumentParser(description="what it does")
-    parser.add_subparsers().add_parser("one").add_argument("--flag", help="a flag beside others")
-    assert "a flag beside others" in list(prose.helps_of(parser))
-
-
 def test_a_fault_fails_the_linter(tmp_path, monkeypatch, capsys):
     page = tmp_path / "page.md"
     page.write_text("It is beside it.\n")
-    monkeypatch.setattr(sys, "argv", ["prose.py", "--check", str(page)])
+    monkeypatch.setattr(sys, "argv", ["prose.py", str(page)])
     assert prose.main() == 1
     assert "page.md:1: 'beside'" in capsys.readouterr().out
     page.write_text("It is next to it.\n")
     assert prose.main() == 0
-
-
-def test_help_of_commands_is_checked():
-    label, text = next(prose.help_texts())
-    assert label.endswith(" --help")
-    assert "run folder" in text or "--" in text or len(text) > 500

@@ -5,6 +5,7 @@ import functools
 import os
 import re
 import sys
+from collections import Counter
 from importlib.util import find_spec
 
 import psutil
@@ -14,6 +15,9 @@ from programs import ROOT, free_port, wait_until
 from torch import nn
 from torch.utils.data import DataLoader
 from worlds import run_ranks
+
+from cos598d import Ledger
+from cos598d.records.conventions import GRADIENTS
 
 needs_lightning = pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is missing. Run make engines")
 
@@ -61,9 +65,10 @@ def strategy_class(file):
 def strategies(file):
     """Yield the name and the maker of DDP's strategy and of each of ours. Each Fabric or Trainer needs a new one."""
     ours = strategy_class(file)
-    yield "ddp", lambda: "ddp_find_unused_parameters_true"
+    yield "ddp", lambda ledger: "ddp_find_unused_parameters_true"
     for name, (codec, _) in SYNCS.items():
-        yield name, functools.partial(ours, sync=name, compress=codec)
+        options = {"compress": codec} if codec else {}
+        yield name, lambda ledger, settings=options | {"sync": name}: ours(ledger=ledger, **settings)
 
 
 def be_rank(comm):
@@ -71,8 +76,9 @@ def be_rank(comm):
     os.environ.update(LOCAL_RANK=str(comm.rank), MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 
 
-def calls(strategy):
-    return {tensor: total.calls for tensor, total in strategy.replica.ledger.totals().items()}
+def calls(ledger):
+    """How many calls each name of a gradient has had."""
+    return Counter(row.tensor for row in ledger.rows if row.purpose == GRADIENTS)
 
 
 def in_fabric(comm, folder):
@@ -82,25 +88,27 @@ def in_fabric(comm, folder):
 
     found = {}
     for name, make_strategy in strategies("fabric_strategy"):
-        strategy = make_strategy()
+        ledger = Ledger()
+        strategy = make_strategy(ledger)
         fabric = Fabric(accelerator="cpu", devices=comm.world_size, strategy=strategy)
         fabric.launch()
         plain = Model()
         model, optimizer = fabric.setup(plain, optimizer_of(plain))
         losses = []
-        for index, words in enumerate(batches(comm.rank)):
-            accumulates = (index + 1) % PARTS != 0
-            with fabric.no_backward_sync(model, enabled=accumulates):
-                loss = model(words)
-                fabric.backward(loss)
-            losses.append(loss.item())
-            if not accumulates:
-                optimizer.step()
-                optimizer.zero_grad()
+        with ledger:
+            for index, words in enumerate(batches(comm.rank)):
+                accumulates = (index + 1) % PARTS != 0
+                with fabric.no_backward_sync(model, enabled=accumulates):
+                    loss = model(words)
+                    fabric.backward(loss)
+                losses.append(loss.item())
+                if not accumulates:
+                    optimizer.step()
+                    optimizer.zero_grad()
         found[name] = {"losses": losses}
         if name == "ddp":
             continue
-        found[name]["calls"] = calls(strategy)
+        found[name]["calls"] = calls(ledger)
         path = f"{folder}/{name}.ckpt"
         fabric.save(path, {"model": model, "optimizer": optimizer, "step": STEPS})
         fabric.barrier()
@@ -151,26 +159,29 @@ def in_trainer(comm, folder):
     train, seen = (DataLoader(b, batch_size=None) for b in (batches(comm.rank), batches(100 + comm.rank, 1)))
     found = {}
     for name, make_strategy in strategies("lightning_strategy"):
-        strategy = make_strategy()
-        trainer, module = new(strategy=strategy, max_epochs=1, accumulate_grad_batches=PARTS), Lightning()
-        trainer.fit(module, train, seen)
+        ledger = Ledger()
+        trainer, module = new(strategy=make_strategy(ledger), max_epochs=1, accumulate_grad_batches=PARTS), Lightning()
+        with ledger:
+            trainer.fit(module, train, seen)
         found[name] = {"losses": list(module.losses), "validated": list(module.validated)}
         path = f"{folder}/{name}.ckpt"
         trainer.save_checkpoint(path)
         names = sorted(torch.load(path, weights_only=True)["state_dict"])
         found[name]["names"] = names == sorted(module.state_dict())
         if name != "ddp":
-            found[name]["calls"] = calls(strategy)
+            found[name]["calls"] = calls(ledger)
         resumed = Lightning()
-        again = new(strategy=make_strategy(), max_epochs=2, accumulate_grad_batches=PARTS)
+        again = new(strategy=make_strategy(Ledger()), max_epochs=2, accumulate_grad_batches=PARTS)
         again.fit(resumed, train, seen, ckpt_path=path)
         found[name]["resumed"] = resumed.losses
         if name in ("ddp", "bucketed"):
-            new(strategy=make_strategy(), max_epochs=1, accumulate_grad_batches=PARTS).fit(module, train)
+            ledger = Ledger()
+            with ledger:
+                new(strategy=make_strategy(ledger), max_epochs=1, accumulate_grad_batches=PARTS).fit(module, train)
             found[name]["second fit"] = module.losses[len(train) :]
-            found[name]["left nothing"] = name == "ddp" or calls(strategy) == found[name]["calls"]
+            found[name]["left nothing"] = name == "ddp" or calls(ledger) == found[name]["calls"]
             by_hand = Lightning(by_hand=True)
-            new(strategy=make_strategy(), max_epochs=1).fit(by_hand, train)
+            new(strategy=make_strategy(Ledger()), max_epochs=1).fit(by_hand, train)
             found[name]["by hand"] = by_hand.losses
     return found
 

@@ -127,7 +127,7 @@ def test_ranks_with_other_flags_are_refused_by_rank_and_flag(start_ranks):
 OTHERS = [  # how many ranks are started, without which; the place and words of another; what it and they are told
     (2, 1, 3, 1, (), "rank 1 was started with --world_size 3 and rank 0 with 2"),
     (3, 2, 5, 4, (), "rank 4 was started with --world_size 5 and rank 0 with 3"),
-    (3, 1, 3, 1, ("--data_dir", "nowhere"), "the data folder nowhere"),
+    (3, 1, 3, 1, ("--data_dir", "nowhere"), "There is no nowhere (--data_dir)"),
 ]
 
 

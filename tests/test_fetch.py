@@ -83,7 +83,6 @@ def run(server, folder, tasks):
 
 
 def test_what_is_fetched_is_what_training_reads(server, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "data"
     assert run(server, folder, "rte,MRPC,squad,CIFAR10") == 0
     said = capsys.readouterr().out

@@ -6,7 +6,7 @@ from report_records import read
 
 from cos598d.data.encoders import ImageEncoder
 from cos598d.models.build import build_model, find_model
-from cos598d.tools.report.load import load_run
+from cos598d.records.unfinished import read_summary
 
 pytestmark = pytest.mark.long
 STEPS = 6
@@ -37,16 +37,16 @@ def finished(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["four", "rows", "sharded"])
 def test_n_ranks_see_what_one_sees(finished, name):
-    alone, run = (load_run(finished / one) for one in ("alone", name))
-    assert len(alone["losses"]) == STEPS
-    assert run["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+    alone, run = (read_summary(finished / one) for one in ("alone", name))
+    assert len(alone.losses) == STEPS
+    assert run.losses == pytest.approx(alone.losses, abs=1e-5)
     for key in ("acc", "validation_loss"):
-        found, wanted = ([epoch[key] for epoch in one["epochs"]] for one in (run, alone))
+        found, wanted = ([epoch[key] for epoch in one.epochs] for one in (run, alone))
         assert found == pytest.approx(wanted, abs=1e-5), key
 
 
 def test_augmenting_changes_what_is_trained_on(finished):
-    augmented, plain = (load_run(finished / name)["losses"] for name in ("alone", "unaugmented"))
+    augmented, plain = (read_summary(finished / name).losses for name in ("alone", "unaugmented"))
     assert all(abs(one - other) > 1e-4 for one, other in zip(augmented, plain))
 
 
@@ -58,11 +58,11 @@ def test_the_first_lines_say_which_model_and_data(finished):
 
 
 def test_without_a_word_embedding_sparse_rows_sends_what_bucketed_does(finished):
-    rows, buckets = (load_run(finished / name) for name in ("rows", "four"))
+    rows, buckets = (read_summary(finished / name) for name in ("rows", "four"))
     calls = [read(finished / name / "communication.rank0.jsonl") for name in ("rows", "four")]
     gradients = [{call["tensor"] for call in of if call["purpose"] == "gradients"} for of in calls]
     assert gradients[0] == gradients[1]
-    assert rows["parameters"] == buckets["parameters"]
+    assert rows.parameters == buckets.parameters
     said = [(finished / f"{name}.txt").read_text().count("sends what bucketed sends") for name in ("rows", "four")]
     assert said == [1, 0]
 
@@ -71,4 +71,4 @@ def test_the_saved_model_is_loaded_by_its_folder(finished):
     source = find_model(str(finished / "alone" / "model"), "vit")
     assert isinstance(source.images, ImageEncoder)
     model = build_model(source, "image_classification", 10, None, seed=1)
-    assert sum(parameter.numel() for parameter in model.parameters()) == load_run(finished / "alone")["parameters"]
+    assert sum(parameter.numel() for parameter in model.parameters()) == read_summary(finished / "alone").parameters

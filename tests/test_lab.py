@@ -1,6 +1,5 @@
 """The lab: its report has the four tasks' figures, questions with blanks, and replaces nothing; a student's script."""
 
-import json
 import re
 
 import pytest
@@ -8,7 +7,7 @@ from programs import ROOT, script
 from report_records import write_run
 
 from cos598d.commands.cli import main
-from cos598d.tools.report.lab import BLANK, QUESTIONS
+from cos598d.tools.report.lab import BLANK, SECTIONS
 
 SECONDS = {"task1": [9.0, 4.0, 4.0], "task2a": [8.0, 3.0, 3.5], "task2b": [6.0, 2.0, 2.2], "task3": [4.0, 1.0, 1.0]}
 SYNCS = {"task1": "none", "task2a": "gather_scatter", "task2b": "all_reduce", "task3": "ddp"}
@@ -16,10 +15,9 @@ SYNCS = {"task1": "none", "task2a": "gather_scatter", "task2b": "all_reduce", "t
 
 def write_task(folder, task, **changes):
     """A record of one of the four tasks."""
-    facts = {"sync": SYNCS[task], "seconds": SECONDS[task], "ranks": 1 if task == "task1" else 4}
-    write_run(folder, **facts | changes)
-    summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps(summary | {"label": task}))
+    summary = {"label": task, **changes.pop("summary", {})}
+    ranks = 1 if task == "task1" else 4
+    write_run(folder, sync=SYNCS[task], seconds=SECONDS[task], ranks=ranks, summary=summary, **changes)
 
 
 @pytest.fixture
@@ -40,19 +38,21 @@ def cells(text, head):
 def test_tables_match_the_records_and_every_question_has_a_blank(lab, capsys):
     assert main(["report", "--lab", "lab", "-o", "mine.md"]) == 0, capsys.readouterr().err
     text = (lab.parent / "mine.md").read_text()
-    seconds = cells(text, "run | iterations | first s | mean s of the others | times task3's")
-    assert [row[:5] for row in seconds] == [
-        ["task1", "3", "9.000", "4.000", "4.00"],
-        ["task2a", "3", "8.000", "3.250", "3.25"],
-        ["task2b", "3", "6.000", "2.100", "2.10"],
-        ["task3", "3", "4.000", "1.000", "1.00"],
+    seconds = cells(text, "run | first s | mean s of the others | times task3's")
+    assert [row[:4] for row in seconds] == [
+        ["task1", "9", "4", "4"],
+        ["task2a", "8", "3.25", "3.25"],
+        ["task2b", "6", "2.1", "2.1"],
+        ["task3", "4", "1", "1"],
     ]
-    sent = {row[0]: row[4] for row in cells(text, "run | calls/it")}
-    assert sent == {"task1": "0.000", **dict.fromkeys(("task2a", "task2b", "task3"), "2.000 x 4")}
+    losses = cells(text, "run | iterations | loss 1 | loss 2 | loss 3 | losses differ from 1 rank by")
+    assert losses[1] == ["task2a", "3", "0.700000", "0.690000", "0.680000", "0"]
+    sent = {row[0]: row[4] for row in cells(text, "run | calls")}
+    assert sent == {"task1": "0", **dict.fromkeys(("task2a", "task2b", "task3"), "2 x 4")}
     accuracy = cells(text, "run | epoch | loss")
     assert [row[:2] for row in accuracy] == [[task, epoch] for task in SYNCS for epoch in ("1", "2")]
-    assert accuracy[1][2:] == ["0.6900", "0.5200"]
-    for questions in QUESTIONS.values():
+    assert accuracy[1][2:] == ["0.69", "0.52"]
+    for _, *questions in SECTIONS.values():
         for question in questions:
             assert text.split(question)[1].strip().startswith(BLANK)
     assert "floor" not in text
@@ -60,7 +60,7 @@ def test_tables_match_the_records_and_every_question_has_a_blank(lab, capsys):
 
 
 def test_a_written_report_is_kept_and_a_second_run_of_a_task_is_listed(lab, capsys):
-    write_task(lab / "second" / "task3", "task3", words="other sentences")
+    write_task(lab / "second" / "task3", "task3", summary={"data": "other sentences"}, load=(1.0, 0.2))
     (lab.parent / "report.md").write_text("my answers")
     assert main(["report", "--lab", "lab"]) == 2
     assert "report.md exists already and is not overwritten" in capsys.readouterr().err
@@ -68,7 +68,9 @@ def test_a_written_report_is_kept_and_a_second_run_of_a_task_is_listed(lab, caps
     assert main(["report", "--lab", "lab", "-o", "again.md"]) == 0
     text = (lab.parent / "again.md").read_text()
     assert [row[0] for row in cells(text, "run | sync")] == ["task1", "task2a", "task2b", "second/task3", "task3"]
-    assert "not the same work: data" in text
+    assert "not the same work: data (a sample in task1" in text
+    assert "other programs took 80 % of its processors during second/task3" in text
+    assert text.count("| disturbed (warning) |") == 5, "task 3's seconds are the base of all"
 
 
 @pytest.mark.parametrize(

@@ -8,36 +8,27 @@ import signal
 
 import pytest
 import torch
-from programs import PATIENCE, ROOT, TINY_TRAINING, Program, children_of, programs_end, script
+from programs import PATIENCE, ROOT, TINY_TRAINING, children_of, script
 
-from cos598d.world import devices, launch
+from cos598d.world import launch
 
 # Three ranks print facts about themselves. Then the second is killed. With "threads" a thread prevents forks.
 FACTS = """
-import contextlib, functools, json, os, signal, sys, threading, time
+import functools, json, os, signal, sys, threading, time
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
-import torch
 from cos598d.world.launch import start_local_workers
 
-def opened():
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the list itself
-            yield os.readlink(f"/proc/self/fd/{descriptor}")
-
 def tell(kind):
-    rank, descriptor = int(os.environ["RANK"]), os.environ.get("COS598D_LISTENER")
+    rank = int(os.environ["RANK"])
     facts = {
         "kind": kind,
-        "name": open("/proc/self/comm").read().strip(),
         "session": os.getsid(0) == os.getpid(),
         "signals": [signal.getsignal(n) == signal.SIG_DFL for n in (signal.SIGTERM, signal.SIGUSR1)],
         "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-        "environment": {name: os.environ.get(name) for name in NAMES},
-        "sockets": len([path for path in opened() if "socket" in path]),
-        "listens": descriptor is not None and "socket" in os.readlink(f"/proc/self/fd/{descriptor}"),
-        "threads": torch.get_num_threads(),
+        "place": [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")],
+        "listens": "COS598D_LISTENER" in os.environ,
         "secret": os.environ["COS598D_SECRET"],
     }
     sys.stdout.write(f"\\n{json.dumps(facts)}\\n")  # one call, and no flush
@@ -50,9 +41,7 @@ def tell(kind):
     time.sleep(0 if rank == 0 else 60)
     return 0
 
-NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID")
 if __name__ == "__main__":
-    os.environ["TORCHELASTIC_RUN_ID"] = "another's"
     signal.signal(signal.SIGUSR1, lambda *_: None)
     print("the starter's own line", end=" ")  # in its buffer while it forks
     if sys.argv[1:] == ["threads"]:
@@ -61,44 +50,23 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="module", params=["forks", pytest.param("threads", marks=pytest.mark.long)])
-def told(tmp_path_factory, request):
-    """The facts of three ranks, and the output and exit code of their starter: of forks, and of fresh interpreters."""
-    folder = tmp_path_factory.mktemp(request.param)
-    (folder / "script.py").write_text(FACTS)
-    with programs_end():
-        words = [str(folder / "script.py"), *([] if request.param == "forks" else ["threads"])]
-        program = Program(folder, "starter", words, {"PYTHONPATH": str(ROOT)}, is_fresh=True)
-        code = program.wait()
-    facts = [json.loads(line) for line in program.text.splitlines() if line.startswith("{")]
-    return sorted(facts, key=lambda one: one["environment"]["RANK"]), program.text, code
-
-
-def test_a_rank_has_its_own_session_signals_environment_and_threads(told):
-    facts, text, _ = told
-    assert len(facts) == 3, text
-    assert len({one["secret"] for one in facts}) == 1
-    for rank, one in enumerate(facts):
-        assert (one["kind"], one["name"]) == ("mine", f"rank {rank}")
-        assert (one["session"], one["interrupt"], one["blocked"], one["threads"]) == (True, True, [], 1)
-        assert one["signals"] == [True, True]
-        found = [one["environment"][name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")]
-        assert found == [str(rank), str(rank), "3", "127.0.0.1"]
-        assert one["environment"]["TORCHELASTIC_RUN_ID"] is None
-
-
-def test_only_rank_0_inherits_the_bound_socket(told):
-    facts, text, _ = told
+@pytest.mark.parametrize("how", ["forks", pytest.param("threads", marks=pytest.mark.long)])
+def test_ranks_have_sessions_signals_and_places_of_their_own_and_a_killed_one_is_named(start, tmp_path, how):
+    (tmp_path / "script.py").write_text(FACTS)
+    words = [tmp_path / "script.py", *([] if how == "forks" else ["threads"])]
+    program = start("starter", words, {"PYTHONPATH": str(ROOT)}, is_fresh=True)
+    assert program.wait() == 128 + signal.SIGKILL
+    facts = sorted(
+        (json.loads(line) for line in program.text.splitlines() if line.startswith("{")), key=lambda one: one["place"]
+    )
+    assert [one["place"] for one in facts] == [[str(rank), str(rank), "3", "127.0.0.1"] for rank in range(3)]
     assert [one["listens"] for one in facts] == [True, False, False]
-    assert len({one["sockets"] for one in facts[1:]}) == 1
-    assert facts[0]["sockets"] == facts[1]["sockets"] + 1, text
-
-
-def test_a_killed_rank_is_named_and_ends_the_others(told):
-    _, text, code = told
-    assert code == 128 + signal.SIGKILL
-    assert text.rstrip().endswith("rank 1 was ended by SIGKILL."), text
-    assert text.count("the starter's own line") == 1, "a fork repeats its starter's output"
+    assert len({one["secret"] for one in facts}) == 1
+    for one in facts:
+        assert (one["kind"], one["session"], one["interrupt"], one["blocked"]) == ("mine", True, True, [])
+        assert one["signals"] == [True, True]
+    assert program.text.rstrip().endswith("rank 1 was ended by SIGKILL."), program.text
+    assert program.text.count("the starter's own line") == 1, "a fork repeats its starter's output"
 
 
 # Two ranks that save for a while when they are asked to end; `words` say how long, and with which code they end.
@@ -167,21 +135,12 @@ def test_the_second_ctrl_c_ends_all_at_once(starter):
 
 
 @pytest.mark.parametrize(
-    ("kind", "files", "may"),
-    [
-        (None, ["null", "nvidia0"], False),  # torch itself knows no GPU
-        ("cuda", ["null", "nvme0"], False),
-        ("cuda", ["null", "nvidiactl"], True),
-        ("hip", ["kfd", "null"], True),
-    ],
+    ("has_gpu", "tasks", "may"), [(False, ["1"], True), (True, ["1"], False), (False, "12", False)]
 )
-def test_a_starter_with_a_gpu_does_not_fork(monkeypatch, kind, files, may):
-    for name in devices.DEVICE_FILES:
-        monkeypatch.setattr(torch.version, name, "12.8" if name == kind else None, raising=False)
-    tasks = {"/dev": files, "/proc/self/task": ["1"]}
-    monkeypatch.setattr(devices.os, "listdir", tasks.__getitem__)
-    assert devices.may_have_gpu() is may
-    assert launch.may_fork() is not may
+def test_a_starter_with_a_gpu_or_threads_does_not_fork(monkeypatch, has_gpu, tasks, may):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(launch.os, "listdir", {"/proc/self/task": tasks}.__getitem__)
+    assert launch.may_fork() is may
 
 
 def test_the_starter_reports_an_error_once_and_starts_no_rank(start):

@@ -1,5 +1,6 @@
 """A rank that dies is named on every other rank within seconds, one that is stopped or stuck within --timeout."""
 
+import json
 import os
 import re
 import signal
@@ -84,7 +85,7 @@ def test_ranks_that_wait_for_each_other_say_so_after_the_timeout(start, tmp_path
     words = [*LONG, "--sync", "own.py:Crossed", "--timeout", 6, "--world_size", 2]
     program = start("launcher", ["-m", "cos598d", "train", *words], {"PYTHONPATH": str(ROOT)})
     assert program.wait() == 1
-    words = "a collective failed: all ranks wait for each other: rank 0 for a collective, rank 1 for a collective."
+    words = "a collective failed: all ranks wait for each other, in different collectives."
     assert any(said.endswith(words) for said in sentences(program.text).values()), program.text
 
 
@@ -153,11 +154,12 @@ def test_a_run_under_torchrun_meets_at_its_store_and_names_a_lost_rank(start):
 @pytest.mark.long
 def test_torchrun_restarts_a_run_from_its_checkpoint(start, tmp_path):
     words = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--max_restarts", 1, "--master_port", free_port()]
-    steps = [*TINY_TRAINING, "--max_steps", 60, "--save_steps", 5, "--log_every", 1]
+    steps = [*TINY_TRAINING, "--max_steps", 60, "--save_steps", 1, "--log_every", 1]
     words += [script(TASK2B), *steps, "--output_dir", "out", "--resume", "auto"]
     program = start("torchrun", words, is_fresh=True)
     program.wait_for("iteration 8:")
     os.kill(worker_of_rank(program.process.pid, 1), signal.SIGKILL)
     assert program.wait() == 0, program.text
     assert "resumes after iteration" in program.text
-    assert (tmp_path / "out" / "summary.json").is_file()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert len(summary["losses"]) == 60, "each row is on the disk before the checkpoint after it is complete"

@@ -14,8 +14,8 @@ from cos598d.measure.environment import describe_environment, network_facts
 from cos598d.measure.loggers import load_logger
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.peak import gpu_peak, share_of_peak
-from cos598d.measure.wire import Interface, OwnSockets, WireCounter
-from cos598d.records.conventions import HOST, ITERATIONS, OWN_SOCKETS, PHASES
+from cos598d.measure.wire import WireCounter
+from cos598d.records.conventions import HOST, ITERATIONS, PHASES
 
 CPU = torch.device("cpu")
 
@@ -37,17 +37,8 @@ def connection():
         yield one, other
 
 
-def test_own_sockets_are_counted_to_the_byte(connection):
-    counters = OwnSockets()
-    before = counters.read()
-    send(*connection, 100_000)
-    send(connection[1], connection[0], 3_000)
-    moved = counters.read().less(before)
-    assert moved == (103_000, 103_000)  # both ends are here
-
-
-def test_only_what_is_sent_between_resume_and_pause_counts(connection):
-    counter = WireCounter(Interface(OWN_SOCKETS, (0,)))
+def test_what_is_sent_between_resume_and_pause_is_counted_to_the_byte(connection):
+    counter = WireCounter()  # both ends are here
     assert counter.read() is None
     send(*connection, 1000)
     counter.resume()
@@ -60,21 +51,23 @@ def test_only_what_is_sent_between_resume_and_pause_counts(connection):
     assert counter.read() is None
     counter.resume()
     assert counter.read() == (0, 0)
+    send(*connection, 100_000)
+    send(connection[1], connection[0], 3_000)
+    assert counter.read() == (103_000, 103_000)
 
 
 def test_a_gauge_that_fails_ends_the_sampling_and_not_the_run(monkeypatch, tmp_path):
     said, rows = [], []
-    monitor = Monitor(60.0, Interface(OWN_SOCKETS, (0,)), CPU, said.append)
+    monitor = Monitor(60.0, True, CPU, said.append)
     monitor.open(rows.append, lambda: 3)
     monitor.begin()
     assert monitor.read() == (0, 0)
-    assert [row["iteration"] for row in rows] == [3]
     monkeypatch.setattr("cos598d.measure.wire._sockets", lambda: 1 / 0)
     assert monitor.read() is None
-    assert monitor.pause() is None
+    monitor.pause()
     monitor.stop()
     assert said == ["sampling of CPU, memory and network stopped, and training continues: division by zero."]
-    assert len(rows) == 1
+    assert [row["iteration"] for row in rows] == [3, 3], "the first and the last"
 
 
 def test_host_rows_have_this_process_and_its_host(tmp_path):
@@ -150,18 +143,8 @@ class Fails:
     def step(self, row):
         return row["nothing"]
 
-class Takes:
-    def step(self):
-        pass
-
 class Nothing:
     pass
-
-class Needs:
-    def __init__(self, more):
-        pass
-    def step(self, row):
-        pass
 """
 
 
@@ -179,15 +162,13 @@ def test_your_own_logger_hears_of_everything(own_file, tmp_path):
     assert calls == [("run", "run", "all_reduce", 0), *steps, ("evaluation", 5, 0.75), ("end", 5, None)]
 
 
-def test_an_error_in_your_own_logger_is_yours(own_file, tmp_path):
-    with pytest.raises(UserError, match=r"own\.py:Fails: step\(\) .*KeyError.*nothing.*Fix that file"):
+def test_an_error_in_your_own_logger_ends_the_run(own_file, tmp_path):
+    with pytest.raises(KeyError, match="nothing"):
         alone(record_run, tmp_path / "run", 5, loggers=[load_logger(f"{own_file}:Fails")()])
 
 
 WRONG = {
-    "Takes": r"step\(\) cannot be called .* Write step\(self, row",
     "Nothing": r"is not a logger\. Give it one or more of the methods run, step",
-    "Needs": r"cannot be constructed .* Let its __init__ take no arguments",
     "Absent": "has no class Absent",
 }
 
@@ -195,7 +176,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_logger_that_cannot_be_used_is_refused(own_file, name):
     with pytest.raises(UsageError, match=WRONG[name]):
-        load_logger(f"{own_file}:{name}")()
+        load_logger(f"{own_file}:{name}")
 
 
 def test_tensorboard_shows_the_rows(tmp_path):
@@ -215,8 +196,8 @@ def test_tensorboard_shows_the_rows(tmp_path):
     assert shown("loss") == {row["iteration"]: pytest.approx(row["loss"]) for row in rows}
     assert shown("seconds/forward")[8] == pytest.approx(rows[7]["seconds_forward"])
     assert shown("bytes/predicted_sent")[1] == rows[0]["predicted_bytes_sent"]
-    assert shown("evaluation/acc") == shown("epoch/acc") == {5: 0.75}
-    assert shown("epoch/examples_per_second")[5] > 0
+    assert shown("evaluation/acc") == {5: 0.75}
+    assert shown("examples_per_second")[5] == pytest.approx(rows[4]["examples"] / rows[4]["seconds"])
 
 
 def test_an_emulated_network_is_recorded_and_nonsense_refused(monkeypatch):

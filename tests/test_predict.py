@@ -13,7 +13,6 @@ SHORT = {"max_steps": 1, "do_train": True, "quiet": True, "threads": 1, "max_tra
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
     for variable in ("GLUE_DIR", "SQUAD_DIR", "IMAGE_DIR"):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path

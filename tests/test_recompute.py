@@ -8,7 +8,7 @@ import torch
 from cos598d.data.encoders import ImageForm
 from cos598d.models.build import build_model, find_model
 from cos598d.models.recompute import recompute_activations
-from cos598d.records.run import read_summary
+from cos598d.records.unfinished import read_summary
 
 TEXT, IMAGE, ANSWER = "sequence_classification", "image_classification", "question_answering"
 
@@ -76,5 +76,5 @@ def test_a_run_that_recomputes_has_the_same_losses(sync, start, tmp_path):
         words += ["--dropout", 0.2, "--no_save_model", "--output_dir", name]
         program = start(name, [*words, *more])
         assert program.wait() == 0, program.text
-        found[name] = read_summary(tmp_path / name)["losses"]
+        found[name] = read_summary(tmp_path / name).losses
     assert found["plain"] == found["again"]

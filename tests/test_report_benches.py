@@ -1,129 +1,116 @@
-"""Benches in the report: their table, figure and sweeps, and what their spread does not support."""
+"""Benches on a page and on the screen: their numbers, which sync is the fastest, and damaged records."""
 
+import json
 import re
 
 import pytest
 from report_records import edit, read, report, write_run
 from scale_records import GBIT, write_bench
+from test_report import Page, by_name
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
-from cos598d.errors import UserError
-from cos598d.tools.report.benches import load_bench
-from cos598d.tools.report.blocks import Figure, Table
-from cos598d.tools.report.page import build_page
+from cos598d.commands import cli
+from cos598d.records.bench import read_bench
+
+# The screen's table, which a program prints that takes a minute; and figures, without their drawing.
+from cos598d.tools.report.benches import bench_table
+from cos598d.tools.report.sections import bench_sections
 
 SOME = "gather_scatter,all_reduce,bucketed"
 
 
-def section(page, title, kind=object):
-    """The blocks of this kind in the section of this title."""
-    (blocks,) = (section.blocks for section in page.sections if section.title == title)
-    return [block for block in blocks if isinstance(block, kind)]
-
-
-def words_of(figure):
-    return re.findall(r"<text[^>]*>([^<]*)</text>", figure.svg)
-
-
-def benches_of(*folders):
-    return [load_bench(folder, folder.name) for folder in folders]
-
-
 @pytest.fixture
-def rates(tmp_path):
-    """The folders of two benches that differ in their rate."""
-    return [write_bench(tmp_path / name, rate=rate, syncs=SOME) for name, rate in (("slow", GBIT / 10), ("fast", GBIT))]
+def bench(tmp_path):
+    return write_bench(tmp_path / "bench", syncs=SOME)
 
 
-def test_every_candidate_has_a_row_and_a_bar_and_the_slowest_is_first(rates):
-    page = build_page([], benches_of(*rates))
-    candidates = {row[0] for row in section(page, "Side by side", Table)[-1].rows[1:]}
-    assert candidates == {"gather_scatter", "all_reduce", "bucketed", "ddp", "none"}
-    (figure,) = section(page, "Side by side", Figure)
-    lanes = [word for word in words_of(figure) if word in candidates]
-    assert (lanes[0], lanes[-1]) == ("gather_scatter", "none")
-    gather_scatter = read(rates[0] / "bench.json")["summary"]["gather_scatter"]
-    assert f">{gather_scatter['ratio_to_ddp']['median']:.2f}</text>" in figure.svg
-    one = build_page([], benches_of(rates[0]))
-    assert one.answer.figure is not None
-    assert section(one, "Side by side", Figure) == [], "drawn once"
+def said(folder):
+    """What the screen shows above the table."""
+    return bench_table(read_bench(folder)[1]).partition("\n\nsync ")[0]
 
 
-def test_a_ratio_whose_interval_holds_1_is_no_difference(rates):
-    def blur(found):
-        found["summary"]["bucketed"]["ratio_to_ddp"]["interval_95"] = [0.97, 1.02]
-        found["summary"]["all_reduce"]["ratio_to_ddp"]["interval_95"] = [1.3, 1.5]
-
-    def forget(found):
-        for summary in found["summary"].values():
-            summary["ratio_to_ddp"]["interval_95"] = None
-
-    edit(rates[0] / "bench.json", blur)
-    edit(rates[1] / "bench.json", forget)
-    (figure,) = section(build_page([], benches_of(*rates)), "Side by side", Figure)
-    (slow,) = [line for line in figure.caption if line.startswith("slow: ")]
-    assert "bucketed from ddp" in slow
-    assert "all_reduce" not in slow
-    assert any(line.startswith("fast: ") and "at least 6 rounds" in line for line in figure.caption)
-
-
-def test_benches_that_differ_only_in_their_rate_make_a_sweep(rates, tmp_path):
-    far = write_bench(tmp_path / "far", delay=0.01, syncs=SOME)
-    more = write_bench(tmp_path / "more", batch=8, ranks=2, syncs=SOME)
-    page = build_page([], benches_of(*rates, far, more))
-    titles = [section.title for section in page.sections]
-    assert titles == ["Side by side", "Side by side: rate", "Side by side: delay", "Environment"]
-    (figure,) = section(page, "Side by side: rate")
-    assert {"gather_scatter", "all_reduce", "bucketed", "Mbit/s", "100", "1000"} <= set(words_of(figure))
-    assert "from slow (100mbit) to fast" in figure.caption[0]
+def test_every_number_is_that_of_the_record(bench, tmp_path):
+    found, page = read(bench / "bench.json"), Page(report(tmp_path / "page.html", bench))
+    rows = by_name(page.tables["Bench bench"][0])
+    assert list(rows) == ["gather_scatter", "all_reduce", "bucketed", "none", "ddp"]
+    for label, row in rows.items():
+        summary, traffic = found["summary"][label], found["traffic"][label]
+        low, high = map(float, row["quartiles"].split(" to "))
+        assert summary["seconds_quartiles"] == pytest.approx([low, high], rel=1e-3)
+        ratio = summary["ratio_to_ddp"]
+        if label != "ddp":
+            assert list(map(float, row["95 %"].split(" to "))) == pytest.approx(ratio["interval_95"], rel=1e-3)
+        for column, value in {
+            "median s": summary["seconds_median"],
+            "times ddp's": ratio["median"],
+            "times none's": summary["ratio_to_floor"]["median"],
+            "exposed s": summary["seconds_exposed"],
+            "calls": max(traffic["calls"]),
+            "MB sent": max(traffic["bytes_sent"]) / 1e6,
+        }.items():
+            assert float(row[column]) == pytest.approx(value, rel=1e-3), (label, column)
+    (drawing,) = page.images()
+    assert drawing.tag.endswith("svg")
 
 
-def test_a_sweep_of_ratios_near_1_has_more_than_one_tick(rates):
-    def level(found):
-        for label, ratio in (("gather_scatter", 1.42), ("all_reduce", 0.96), ("bucketed", 1.0)):
-            found["summary"][label]["ratio_to_ddp"]["median"] = ratio
+def test_the_fastest_is_named_only_where_the_rounds_show_one(bench, tmp_path):
+    def intervals(**by_label):
+        def change(found):
+            for label, interval in by_label.items():
+                found["summary"][label]["ratio_to_ddp"]["interval_95"] = interval
+                found["summary"][label]["seconds_median"] = sum(interval) / 2
 
-    page = build_page([], benches_of(*(edit(folder / "bench.json", level) for folder in rates)))
-    (figure,) = section(page, "Side by side: rate")
-    assert {"1", "1.1", "1.2"} <= set(words_of(figure))
+        return edit(bench / "bench.json", change)
 
-
-def test_benches_of_other_machines_are_no_sweep(rates):
-    edit(rates[0] / "bench.json", lambda found: found["environment"].update(processor="another"))
-    page = build_page([], benches_of(*rates))
-    assert "Side by side: rate" not in [section.title for section in page.sections]
-    assert "processor" in page.lead
-
-
-def test_benches_that_differ_only_in_their_precision_are_compared_by_candidate(tmp_path):
-    before = write_bench(tmp_path / "old", syncs=SOME)  # it has no precision: fp32
-    after = write_bench(tmp_path / "half", syncs=SOME, compute=0.2)
-    other = write_bench(tmp_path / "other", syncs=SOME, batch=8)
-    edit(after / "bench.json", lambda found: found["setting"].update(precision="bf16"))
-    (table,) = section(build_page([], benches_of(after, before, other)), "Side by side: precision")
-    assert table.rows[0] == ["sync", "fp32 s", "bf16 s", "times", "ratio to ddp in fp32", "ratio to ddp in bf16"]
-    cells = {row[0]: row[1:] for row in table.rows[1:]}
-    assert next(iter(cells)) == "none"
-    assert list(map(float, cells["none"][:3])) == pytest.approx([0.5, 0.2, 0.4])
-    assert cells["ddp"][3:] == ["-", "-"]
-    assert "old and half, which differ only in precision" in table.caption
+    edit(bench / "bench.json", lambda found: found["summary"]["ddp"].update(seconds_median=1.0))
+    intervals(bucketed=[0.97, 0.99], all_reduce=[1.3, 1.5], gather_scatter=[2, 3])
+    assert said(bench).startswith("Fastest: bucketed (0.98 s), before ddp (1 s).")
+    assert "bench. Fastest: bucketed" in report(tmp_path / "page.html", bench)
+    intervals(bucketed=[0.9, 1.02])
+    assert said(bench).startswith("Fastest: bucketed (0.96 s) and ddp (1 s) are too close to call.")
+    norms = {label: [1.0] for label in ("ddp", "all_reduce", "gather_scatter")} | {"bucketed": [0.5]}
+    edit(bench / "bench.json", lambda found: found.update(gradient_norm=norms))
+    assert "warning: not ddp's average of the same batch, so not the same work: bucketed." in said(bench)
+    assert said(bench).startswith("Fastest: ddp (1 s), before all_reduce")
+    host = [{"seconds": 10.0, "process_cpu_seconds": 2.0, "host_cpu_percent": 100.0}] * 4
+    ground = {"cores": 2, "ranks_on_host": 4}
+    edit(bench / "bench.json", lambda found: found.update(host=host, environment=ground))
+    assert "Fastest" not in said(bench)
+    assert "the machine was busy: other programs took 60 % of its processors, so no sync is called the fastest" in said(
+        bench
+    )
 
 
-def test_runs_and_benches_are_on_one_page_under_their_names(rates, tmp_path):
-    run = write_run(tmp_path / "run")
-    text = report(tmp_path / "page.html", run, *rates).read_text()
-    assert "<title>cos598d report: 1 run and 2 benches" in text
-    assert "2 benches that differ in rate" in text
-    assert "Seconds per iteration" in text
-    assert "One bench." in report(tmp_path / "again.html", rates[0] / "bench.json").read_text()
+def test_without_rounds_enough_none_is_named(bench):
+    edit(
+        bench / "bench.json",
+        lambda found: [one["ratio_to_ddp"].update(interval_95=None) for one in found["summary"].values()],
+    )
+    assert "Fastest" not in said(bench)
+
+
+@pytest.mark.parametrize(("axis", "values"), [("rate", (GBIT / 10, GBIT)), ("delay", (0.001, 0.01)), ("batch", (4, 8))])
+def test_benches_that_differ_in_a_number_have_a_line_of_each_sync(axis, values, tmp_path):
+    folders = [write_bench(tmp_path / str(value), syncs=SOME, **{axis: value}) for value in values]
+    sections = bench_sections({folder.name: read_bench(folder)[1] for folder in folders})
+    (draw,) = next(section.figures for section in sections if section.title.startswith("What the settings"))
+    (axes,) = draw().axes
+    lines = {container.get_label(): container[0] for container in axes.containers}
+    assert set(lines) == {"gather_scatter", "all_reduce", "bucketed", "ddp"}
+    for label, line in lines.items():
+        assert list(line.get_xdata()) == pytest.approx(values)
+        ratios = [read(folder / "bench.json")["summary"][label]["ratio_to_ddp"]["median"] for folder in folders]
+        assert list(line.get_ydata()) == pytest.approx(ratios)
 
 
 def without(*labels):
-    """A change to a bench: these of its references were not measured."""
+    """A change to a bench: these were not measured."""
 
     def change(found):
         found["candidates"] = [one for one in found["candidates"] if one["label"] not in labels]
+        for name in ("summary", "traffic"):
+            found[name] = {label: value for label, value in found[name].items() if label not in labels}
         for summary in found["summary"].values():
             if "none" in labels:
                 summary |= {"ratio_to_floor": None, "seconds_exposed": None}
@@ -133,20 +120,26 @@ def without(*labels):
     return change
 
 
-def test_a_bench_without_ddp_or_floor_or_candidates_makes_a_page(rates, tmp_path):
-    def sizes(found):
-        row = {"payload_bytes": 1024, "seconds_median": 1e-3, "seconds_fitted": 1e-3}
-        row |= {"algbw_bytes_per_second": 1e6, "busbw_bytes_per_second": 1.5e6}
-        fit = {"overhead_seconds": 1e-3, "bytes_per_second": 1e8}
-        found |= {"candidates": [], "message_size": {"sizes": [row], "fit": fit}}
+def messages(found):
+    row = {"payload_bytes": 1024, "seconds_median": 1e-3, "seconds_fitted": 1e-3}
+    row |= {"algbw_bytes_per_second": 1e6, "busbw_bytes_per_second": 1.5e6}
+    fit = {"overhead_seconds": 1e-3, "bytes_per_second": 1e8}
+    found |= {"candidates": [], "summary": {}, "traffic": {}, "message_size": {"sizes": [row], "fit": fit}}
 
-    edit(rates[0] / "bench.json", without("ddp", "none"))
-    edit(rates[1] / "bench.json", sizes)
-    text = report(tmp_path / "page.html", *rates).read_text()
-    assert "total (sync none was not measured)" in text
-    assert "exposed communication</text>" not in text
-    assert "a call takes 1000 us" in text
-    assert "Side by side: rate" not in text
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (without("ddp", "none"), "gather_scatter"),
+        (without("none"), "times ddp&#39;s"),
+        (without("ddp", "all_reduce", "bucketed", "gather_scatter"), "none"),
+        (messages, "a call takes 1000 us and its payload / 100.0 MB/s"),
+    ],
+)
+def test_a_bench_of_less_makes_a_page(change, words, bench, tmp_path):
+    text = report(tmp_path / "page.html", edit(bench / "bench.json", change), write_run(tmp_path / "run"))
+    assert words in text
+    assert text.count("<img") >= 2
 
 
 @pytest.mark.parametrize(
@@ -169,33 +162,15 @@ def test_a_bench_without_ddp_or_floor_or_candidates_makes_a_page(rates, tmp_path
         lambda found: found.update(candidates=3),
     ],
 )
-def test_a_damaged_bench_is_one_sentence_that_names_it(damage, rates, tmp_path):
-    edit(rates[0] / "bench.json", damage)
-    with pytest.raises(UserError) as error:
-        report(tmp_path / "page.html", rates[0])
-    assert "bench.json" in str(error.value)
-    assert str(error.value).count(". ") == 1, "what is wrong, and what to do"
+def test_a_damaged_bench_is_one_sentence_that_names_it(damage, bench, tmp_path, capsys):
+    edit(bench / "bench.json", damage)
+    assert cli.main(["report", str(bench), "-o", str(tmp_path / "page.html")]) == 1
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: \S*bench.json is damaged: [^\n]*\. Measure again\.\n", error)
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_bench_without_a_floor_next_to_one_with_it_has_its_own_colour(rates, tmp_path):
-    edit(rates[0] / "bench.json", without("none"))
-    text = report(tmp_path / "page.html", *rates).read_text()
-    assert "total (sync none was not measured)" in text
-    assert "without any sync</text>" in text
-
-
-def test_a_bench_of_only_the_floor_makes_a_page(rates, tmp_path):
-    edit(rates[0] / "bench.json", without("ddp", "all_reduce", "bucketed", "gather_scatter"))
-    assert "compared no syncs" in report(tmp_path / "page.html", rates[0]).read_text()
-
-
-def test_the_same_bench_given_by_its_folder_and_its_file_is_given_twice(rates, tmp_path):
-    with pytest.raises(UserError, match="given twice"):
-        report(tmp_path / "page.html", rates[0], rates[0] / "bench.json")
-
-
-def test_a_label_with_markup_stays_text(rates, tmp_path):
+def test_words_of_a_record_are_text_on_the_page_and_on_the_screen(bench, tmp_path):
     evil = "<script>alert(1)</script>\x1b.py:Sync"
 
     def rename(found):
@@ -204,7 +179,13 @@ def test_a_label_with_markup_stays_text(rates, tmp_path):
                 candidate["label"] = evil
         for name in ("summary", "traffic"):
             found[name][evil] = found[name].pop("bucketed")
+        found["setting"] |= {"seconds_of": evil, "model": evil, "precision_note": evil}
 
-    text = report(tmp_path / "page.html", edit(rates[0] / "bench.json", rename)).read_text()
+    edit(bench / "bench.json", rename)
+    text = report(tmp_path / "page.html", bench)
     assert "<script" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    printed = bench_table(read_bench(bench)[1])
+    assert "\x1b" not in text + printed
+    assert printed.count("\\x1b") >= 4
+    assert json.loads((bench / "bench.json").read_text())["setting"]["model"] == evil

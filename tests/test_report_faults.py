@@ -1,97 +1,63 @@
-"""Reports of short or damaged records, without a package or with a wrong name: a page or one error."""
+"""Reports of short, damaged or absent records, without a package or with a wrong name: a page, or one sentence."""
 
 import importlib
-import json
-import os
+import re
 
 import pytest
-from recorded import rows_of
-from report_records import report, write_rows, write_run
-
-from cos598d.errors import UsageError, UserError
+from report_records import read, report, write, write_rows, write_run
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
-from cos598d.commands.report import load_records
-from cos598d.tools.report.load import load_run
-from cos598d.tools.report.page import build_page
+from cos598d.commands import cli
 
 
 @pytest.fixture
-def run(tmp_path):
-    return write_run(tmp_path / "one", ranks=1, sync="none")
+def refused(tmp_path, capsys):
+    """refused(*words) -> the one sentence with which `report` refuses, and writes nothing; or another command."""
+
+    def _refused(*words, command="report", code=1):
+        output = ["-o", tmp_path / "report.html"] if command == "report" and "-o" not in words else []
+        assert cli.main([command, *map(str, (*words, *output))]) == code
+        error = capsys.readouterr().err.rpartition("wrote ")[-1].partition("error: ")[2]
+        assert error.count("\n") == 1
+        assert not (tmp_path / "report.html").exists()
+        return error
+
+    return _refused
 
 
 @pytest.mark.parametrize("seconds", [[], [1.0], [1.0, 2.0]])
-def test_a_run_of_few_iterations_or_none_makes_a_page(seconds, run, tmp_path):
-    assert "<title>cos598d report: one, " in report(tmp_path / "one.html", run).read_text()
-    few = write_run(tmp_path / "few", seconds=seconds)
-    assert "few" in report(tmp_path / "report.html", few, run).read_text()
-    assert "nan" not in report(tmp_path / "alone.html", few).read_text().lower()
+def test_a_run_of_few_iterations_or_none_makes_a_page(seconds, tmp_path):
+    text = report(tmp_path / "report.html", write_run(tmp_path / "few", seconds=seconds))
+    assert "<title>cos598d report: few</title>" in text
+    assert ">nan<" not in text.lower()
 
 
-def test_a_gpu_s_gauges_are_next_to_the_host_s(tmp_path):
-    folder = write_run(tmp_path / "run", host=True)
-    path = folder / "host.rank0.jsonl"
-    rows = rows_of(path)
-    write_rows(path, [row | {"gpu_memory_bytes": 5e9, "gpu_utilization_percent": 80} for row in rows])
-    other = write_run(tmp_path / "other", host=True)
-    (section,) = (s for s in build_page(*load_records([folder, other])).sections if s.title.startswith("Where"))
-    (table,) = (block.rows for block in section.blocks if "GPU busy" in getattr(block, "rows", [[]])[0])
-    assert [row[-2:] for row in table[1:]] == [["50 %", "80 %"], ["50 %", "-"]]
-
-
-def test_records_without_times_of_phases_have_no_timeline_but_a_reason(tmp_path):
-    page = build_page(*load_records([write_run(tmp_path / "old", old=True)]))
-    (line,) = next(section for section in page.sections if section.title == "Timeline of one iteration").blocks
-    assert "records of old have no times of phases" in line
-
-
-def test_runs_of_one_name_get_their_folders_names(tmp_path):
-    found, _ = load_records([write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b" / "run")])
-    assert [run.name for run in found] == ["a/run", "b/run"]
-    with pytest.raises(UserError, match="given twice"):
-        load_records([tmp_path / "a" / "run", tmp_path / "a" / "run"])
+def test_runs_of_one_name_get_their_folders_names_and_none_is_given_twice(tmp_path, refused):
+    text = report(tmp_path / "page.html", write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b" / "run"))
+    assert ">a/run<" in text
+    assert ">b/run<" in text
+    assert "is given twice. Give each folder once." in refused(tmp_path / "a" / "run", tmp_path / "a" / "." / "run")
 
 
 def cut(path):
-    path.write_text(path.read_text()[:-9])
+    path.write_text(path.read_text()[:-9] + "\n")
 
 
 def not_json(path):
-    path.write_text("{")
+    path.write_text("{\n")
 
 
 def no_text(path):
-    path.write_bytes(b"\xff\xfe\x00")
+    path.write_bytes(b"\xff\xfe\x00\n")
 
 
 def other_row(path):
     write_rows(path, [{"iteration": "first"}])
 
 
-def wrong_span(path):
-    rows = rows_of(path)
-    write_rows(path, [row | {"spans_seconds": [["lunch", 0, 1]]} for row in rows])
-
-
 def missing(path):
     path.unlink()
-
-
-def pipe(path):
-    """Which nobody writes to: to read it is to wait for ever."""
-    path.unlink()
-    os.mkfifo(path)
-
-
-def huge(path):
-    """A file that takes no room on the disk, and would take all of the memory."""
-    os.truncate(path, 4 << 30)
-
-
-def many_values(path):
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"more": []})[:-2] + "[]," * 5_000_000 + "[]]}\n")
 
 
 def folder_there(path):
@@ -99,93 +65,86 @@ def folder_there(path):
     path.mkdir()
 
 
+def changed(**values):
+    def change(path):
+        found = read(path) | values
+        write(path, found)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        *[("summary.json", damage) for damage in (cut, no_text, missing, pipe, folder_there, many_values)],
-        ("environment.json", cut),
-        *[(f"{name}.rank0.jsonl", pipe) for name in ("iterations", "communication")],
-        *[("iterations.rank1.jsonl", damage) for damage in (cut, not_json, no_text, other_row, missing)],
-        *[("communication.rank0.jsonl", damage) for damage in (cut, other_row, missing)],
-        ("iterations.rank0.jsonl", wrong_span),
-        ("host.rank0.jsonl", cut),
-        *[("wire.rank0.jsonl", damage) for damage in (cut, not_json, other_row)],
-        *[(name, huge) for name in ("summary.json", "config.json", "environment.json")],
-        *[(f"{name}.rank0.jsonl", huge) for name in ("iterations", "communication", "host", "wire")],
+        *[("summary.json", damage) for damage in (cut, no_text, not_json, folder_there)],
+        *[
+            ("summary.json", changed(**{field: value}))
+            for field, value in {
+                "losses": ["low"],
+                "world_size": 3,
+                "memory": {"peak": 3},
+                "wire": {"ranks_by_interface": 0},
+                "epochs": [{"epoch": 1, "by_class": [{"class": 3}]}],
+                "phases": {"seconds_sync": "long"},
+                "bytes_from": "hearsay",
+                "iterations": 10**400,
+            }.items()
+        ],
+        *[("environment.json", damage) for damage in (cut, missing, changed(cores="two"))],
+        *[("config.json", damage) for damage in (cut, missing)],
+        *[("iterations.rank0.jsonl", damage) for damage in (cut, not_json, no_text, other_row)],
+        *[("communication.rank0.jsonl", damage) for damage in (cut,)],
+        *[("host.rank1.jsonl", damage) for damage in (cut, other_row)],
     ],
 )
-def test_a_damaged_record_is_named_in_one_sentence(name, damage, tmp_path):
-    folder = write_run(tmp_path / "run", host=True, wire_share=1)
+def test_a_damaged_record_is_named_in_one_sentence(name, damage, tmp_path, refused):
+    folder = write_run(tmp_path / "run", summary={"sync": "ring"})
     damage(folder / name)
-    with pytest.raises(UserError) as error:
-        report(tmp_path / "report.html", folder)
-    assert name in str(error.value)
-    assert str(error.value).count(". ") == 1, "what is wrong, and what to do"
-    assert not (tmp_path / "report.html").exists()
-    if damage in (huge, many_values):
-        assert "MiB" in str(error.value) or "more than 4000000 values" in str(error.value)
-    if name == "summary.json":
-        with pytest.raises(UserError, match=name):
-            load_run(folder, unfinished=True)
+    error = refused(folder)
+    assert name in error
+    assert len(re.findall(r"\. [A-Z]", error)) == 1, "what is wrong, and what to do"
+    if not name.endswith("rank0.jsonl"):
+        assert name in refused(folder, command="compare")
 
 
-@pytest.mark.parametrize(
-    ("package", "error", "words"),
-    [
-        *(
-            (name, ImportError(name), rf"needs {name}, .*pip install -e '\.\[report\]'` in the project's folder\.$")
-            for name in ("pandas", "jinja2", "matplotlib", "weasyprint")
-        ),
-        ("weasyprint", OSError("cannot load library 'libpango-1.0-0'"), "apt-get install libpango"),
-    ],
-)
-def test_a_missing_package_is_named_with_what_to_install(package, error, words, run, tmp_path, monkeypatch):
+def test_rows_of_another_run_than_the_summary_s_are_refused(tmp_path, refused):
+    one, other = write_run(tmp_path / "one"), write_run(tmp_path / "other", losses=[0.5, 0.4, 0.3, 0.2, 0.1])
+    (other / "iterations.rank0.jsonl").rename(one / "iterations.rank0.jsonl")
+    assert "does not have the losses of summary.json, so these files are not of one run" in refused(one)
+    assert "does not have the losses" in refused(one, one.parent / "one" / ".." / "other", command="report")
+
+
+@pytest.mark.parametrize("package", ["pandas", "jinja2", "matplotlib"])
+def test_a_missing_package_is_named_with_what_to_install(package, tmp_path, monkeypatch, refused):
     really = importlib.import_module
 
     def without(name, *more):
         if name == package:
-            raise error
+            raise ImportError(name)
         return really(name, *more)
 
     monkeypatch.setattr(importlib, "import_module", without)
-    with pytest.raises(UserError, match=words):
-        report(tmp_path / "report.pdf", run)
-
-
-def test_an_unknown_form_is_refused(run, tmp_path):
-    with pytest.raises(UsageError, match=r"ends in \.html, \.pdf or \.md"):
-        report(tmp_path / "report.docx", run)
-
-
-def test_a_page_that_cannot_be_written_is_one_sentence(run, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
-        report(tmp_path / "file" / "report.html", run)
+    assert f"needs {package}, which is not installed. Run `pip install -e '.[report]'`" in refused(
+        write_run(tmp_path / "r")
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("nothing", "does not exist"),
-        ("a file", "a file is damaged: Input data was truncated. Measure again"),
-        ("empty", "has neither summary.json nor bench.json. Give the folder of a finished run, or of a bench."),
+        ("nothing", "nothing does not exist. Give the folder of a finished run."),
+        ("a file", "a file is damaged: Input data was truncated. Measure again."),
+        ("empty", "empty has neither summary.json nor bench.json. Give the folder of a finished run, or of a bench."),
     ],
 )
-def test_what_is_no_record_is_refused_by_its_kind(name, words, tmp_path):
+def test_what_is_no_record_is_refused_by_its_kind(name, words, tmp_path, refused):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a file").write_text("")
-    with pytest.raises(UserError, match=words):
-        report(tmp_path / "report.html", tmp_path / name)
+    assert words in refused(tmp_path / name)
 
 
-def test_rows_of_another_run_than_the_summary_s_are_refused(run, tmp_path):
-    other = write_run(tmp_path / "other", ranks=1, sync="none", losses=[0.5, 0.4, 0.3, 0.2, 0.1])
-    (other / "iterations.rank0.jsonl").rename(run / "iterations.rank0.jsonl")
-    with pytest.raises(UserError, match=r"not have the losses of summary.json, so these files are not of one"):
-        load_records([run])
-
-
-def test_an_ending_in_capitals_means_the_same_kind_of_page(tmp_path):
+def test_a_page_that_cannot_be_written_is_one_sentence(tmp_path, refused):
     run = write_run(tmp_path / "run")
-    assert report(tmp_path / "page.HTML", run).read_text().startswith("<!DOCTYPE html>")
-    assert report(tmp_path / "page.MD", run).read_text().startswith("# ")
+    (tmp_path / "file").write_text("")
+    assert "there is no folder" in refused(run, "-o", tmp_path / "file" / "report.html", code=2)
+    assert "a file of another kind. Give a name that ends in .html." in refused(run, "-o", tmp_path / "r.pdf", code=2)

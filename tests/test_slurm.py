@@ -12,7 +12,7 @@ from programs import ROOT, TINY_TRAINING, free_port, script
 from report_records import read
 from slurm import Job, Slurm, missing
 
-from cos598d.tools.report.load import load_run
+from cos598d.records.unfinished import read_summary
 
 pytestmark = pytest.mark.slurm
 needs_slurm = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -56,7 +56,7 @@ def uninterrupted(start, tmp_path, ranks, *flags):
     words = ["-m", "cos598d", "train", *FLAGS, *flags, "--world_size", ranks, "--output_dir", "reference"]
     program = start("reference", words, {"PYTHONPATH": str(ROOT)})
     assert program.wait(120) == 0, program.text
-    return load_run(tmp_path / "reference")["losses"]
+    return read_summary(tmp_path / "reference").losses
 
 
 @needs_slurm
@@ -75,9 +75,10 @@ def test_a_job_that_is_stopped_and_preempted_ends_with_the_same_losses(submit, s
     job.wait_until("COMPLETED")
     assert job.text.count("resumes after iteration") == 2, job.text
     folder = tmp_path / "runs" / f"job-{job.id}"
-    assert load_run(folder)["losses"] == losses
+    assert read_summary(folder).losses == losses
     environment = read(folder / "environment.json")
-    assert environment["launcher"]["slurm"] | {"nodes": "n[1-4]", "requeues": "2"} == environment["launcher"]["slurm"]
+    job = environment["launcher"]["slurm"]
+    assert (job["SLURM_JOB_NODELIST"], job["SLURM_RESTART_COUNT"]) == ("n[1-4]", "2")
     assert [place["node"] for place in environment["places"]] == ["n1", "n2", "n3", "n4"]
 
 
@@ -110,7 +111,7 @@ def test_a_rank_that_is_killed_is_started_again_within_its_job(submit, start, tm
     assert "rank 0: lost connection to rank 1" in job.text
     assert "the ranks ended with exit code 137: restart 1 of 1" in job.text
     assert f"srun, job {job.id}.1: rank 0 on n1, rank 1 on n2" in job.text
-    assert load_run(tmp_path / "runs" / f"job-{job.id}")["losses"] == losses
+    assert read_summary(tmp_path / "runs" / f"job-{job.id}").losses == losses
 
 
 def is_rank(process, place):
@@ -127,5 +128,5 @@ def test_mpirun_starts_the_ranks_of_one_run(tmp_path):
     words += [script("task3/run_glue.py"), *TINY_TRAINING, "--max_steps", 2, "--output_dir", "out"]
     text = printed(tmp_path, Slurm(tmp_path).environ | {"MASTER_PORT": str(free_port())}, words, 120)
     assert "iteration 2: loss" in text
-    assert load_run(tmp_path / "out")["world_size"] == 2
+    assert read_summary(tmp_path / "out").world_size == 2
     assert read(tmp_path / "out" / "environment.json")["launcher"]["name"] == "mpirun"

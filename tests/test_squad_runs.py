@@ -7,7 +7,7 @@ from data_files import found_in, question, write_squad
 from programs import Program, free_port, script
 
 from cos598d.commands.cli import main
-from cos598d.tools.report.load import load_run
+from cos598d.records.unfinished import read_summary
 
 TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "96", "--doc_stride", "48")
 TINY = (*TINY, "--threads", "1")
@@ -39,10 +39,10 @@ def lessons(tmp_path_factory):
 
 @pytest.mark.parametrize("lesson", ["task2a", "task2b", "task3"])
 def test_every_task_has_the_losses_of_task_1(lessons, lesson):
-    alone, shared = (load_run(lessons / name) for name in ("task1", lesson))
-    assert shared["losses"] == pytest.approx(alone["losses"], abs=1e-5)
-    assert alone["task"] == "squad"
-    assert set(alone["epochs"][-1]) >= {"exact_match", "f1"}
+    alone, shared = (read_summary(lessons / name) for name in ("task1", lesson))
+    assert shared.losses == pytest.approx(alone.losses, abs=1e-5)
+    assert alone.task == "squad"
+    assert set(alone.epochs[-1]) >= {"exact_match", "f1"}
 
 
 def test_the_first_lines_name_the_data(lessons):
@@ -78,7 +78,7 @@ def test_predictions_are_the_same_on_any_number_of_ranks_and_have_the_record_s_s
     capsys.readouterr()
     assert main(["score", "--task", "squad", *(str(word) for pair in files.items() for word in pair)]) == 0
     scores = json.loads(capsys.readouterr().out)
-    epoch = load_run(folder)["epochs"][-1]
+    epoch = read_summary(folder).epochs[-1]
     assert scores == {name: epoch[name] for name in scores}
     assert {"exact", "f1", "HasAns_f1", "NoAns_f1", "best_f1"} <= set(scores)
 

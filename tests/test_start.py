@@ -10,7 +10,6 @@ import sys
 import pytest
 from programs import ROOT
 from report_records import write_run
-from scale_records import write_bench
 
 from cos598d.commands.cli import COMMANDS, main
 
@@ -111,9 +110,6 @@ def test_no_command_prints_the_help_with_every_command(capsys):
 
 NO_FOLDER = {
     "report -o": ["report", "RUN", "-o", "nosuch/report.html"],
-    "scale -o": ["scale", "BENCH", "-o", "nosuch/scale.svg"],
-    "scale --json": ["scale", "BENCH", "--json", "nosuch/scale.json"],
-    "bench --json": ["bench", "--sync", "flat", "--rounds", "1", "--json", "nosuch/bench.json"],
     "check --results": ["check", "flat", "--results", "nosuch/card.json"],
     "new": ["new", "nosuch/mine.py"],
 }
@@ -122,8 +118,7 @@ NO_FOLDER = {
 @pytest.mark.parametrize("name", NO_FOLDER)
 def test_a_missing_output_folder_is_named_and_not_made(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    places = {"RUN": str(write_run(tmp_path / "run")), "BENCH": str(write_bench(tmp_path / "bench"))}
-    words = [places.get(word, word) for word in NO_FOLDER[name]]
+    words = [str(write_run(tmp_path / "run")) if word == "RUN" else word for word in NO_FOLDER[name]]
     file = next(word for word in words if word.startswith("nosuch/"))
     assert main(words) == 2
     printed = capsys.readouterr()

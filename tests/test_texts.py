@@ -2,7 +2,6 @@
 call of a task's methods in the place of a run of seconds."""
 
 import json
-import multiprocessing
 
 import numpy as np
 import pytest
@@ -20,8 +19,7 @@ WORDS = {"one": 4, "two": 5, "a": 6, "b": 7}
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
+def no_data(monkeypatch):
     for variable in ("GLUE_DIR", "SQUAD_DIR", "IMAGE_DIR"):
         monkeypatch.delenv(variable, raising=False)
 
@@ -232,39 +230,3 @@ def test_data_that_are_not_there_are_one_sentence(tmp_path):
     with pytest.raises(UsageError, match="one or two names"):
         get_task("text", TaskFlags(text_columns="a,b,c"))
     assert len(TASK_NAMES) == len(set(TASK_NAMES)) == 15
-
-
-def _loads(results):
-    encoder = TextEncoder(word_pieces([*SPECIALS, *WORDS], lower_case=True))
-    task = get_task("rte")
-    task.find(None)
-    results.put(task.load("train", encoder, 16).digest())
-
-
-def test_the_cache_is_filled_once_and_survives_damage(encoder, tmp_path, monkeypatch):
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    processes = [context.Process(target=_loads, args=(results,)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    digests = {results.get() for _ in processes}
-    for process in processes:
-        process.join()
-    task = get_task("rte")
-    task.find(None)
-    calls = []
-    monkeypatch.setattr(encoder, "encode", lambda *_: calls.append(1) or TextEncoder.encode(encoder, *_))
-    assert {task.load("train", encoder, 16).digest()} == digests
-    assert not calls, "it was in the cache"
-    (file,) = (tmp_path / "cache" / "features").glob("*.safetensors")
-    file.write_bytes(file.read_bytes()[:100])
-    assert {task.load("train", encoder, 16).digest()} == digests
-    assert calls
-    calls.clear()
-    fresh = get_task("rte", TaskFlags(overwrite_cache=True))
-    fresh.find(None)
-    assert {fresh.load("train", encoder, 16).digest()} == digests
-    assert calls
-    monkeypatch.setenv("COS598D_CACHE", "/proc/nowhere")
-    with pytest.raises(UserError, match="Set COS598D_CACHE"):
-        task.load("train", encoder, 16)

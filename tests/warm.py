@@ -81,6 +81,8 @@ def _be(words, folder, output, environ):
     os.close(file)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the server's fork has some blocked
+    # Python has made the server's way of starting processes this one's, too. Its workers would run the script again.
+    multiprocessing.set_start_method(None, force=True)
     util.spawnv_passfds = _start
     subprocess.Popen = WarmPopen
     sys.path.insert(0, "")  # for _run

@@ -14,7 +14,6 @@ from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.errors import UsageError, UserError
 from cos598d.measure.claim import was_left
-from cos598d.measure.loggers import Logger
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.models.build import ModelSource
@@ -107,7 +106,7 @@ def open_record(
     ranks: Ranks,
     found: Found | None,
     monitor: Monitor | None = None,
-    loggers: Sequence[Logger] = (),
+    loggers: Sequence[Any] = (),
 ) -> RunRecord:
     """The run's record, one over all attempts: it continues from `found`, or begins.
 

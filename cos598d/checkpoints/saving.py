@@ -77,9 +77,15 @@ class Checkpoints:
             raise UserError(f"no checkpoint can be kept in {self.folder} ({reason}). Choose another --output_dir.")
 
     def save(
-        self, parallel: Parallel, scaler: ShardedGradScaler, position: Position, best: Best, facts: Mapping[str, Any]
+        self,
+        parallel: Parallel,
+        scaler: ShardedGradScaler,
+        position: Position,
+        best: Best,
+        facts: Mapping[str, Any],
+        gathered: Callable[[], None] = lambda: None,
     ) -> None:
-        """Save the training after `position`. Every rank calls it."""
+        """Save the training after `position`. Every rank calls it; `gathered` is called when all is sent."""
         ranks, tensors = self._ranks, {}
         for key, tensor in parallel.state():
             if ranks.rank == 0:
@@ -87,6 +93,7 @@ class Checkpoints:
         kept = {f"{_OF_SYNC}{name}": _on_the_host(tensor) for name, tensor in parallel.sync.own_state().items()}
         kept |= _random_states(ranks.device)
         own = [kept] + [self._move(kept, rank, to=0) for rank in range(1, ranks.world_size)]
+        gathered()
         if ranks.rank:
             return
         of_scale = scaler.state_dict()

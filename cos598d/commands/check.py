@@ -1,7 +1,7 @@
 """`cos598d check`: does a gradient sync, or another way to train, pass every test? Then what a step costs.
 
 A sync that averages gradients is tested for all that a sync must do. One that shards, or averages weights, is compared
-with one process. A lesson's file is checked as by `learn --check`.
+with one process.
 """
 
 import argparse
@@ -9,17 +9,15 @@ from pathlib import Path
 
 from cos598d.commands.flags import check_output_file
 from cos598d.errors import UsageError
-from cos598d.terminal.own_code import is_own
-from cos598d.terminal.reading import read_plain
 from cos598d.terminal.signals import exits_on_sigterm
-from cos598d.tools.course import get_lesson, lesson_of, session
+from cos598d.tools.course import session
 
 SIZES, MOST_RANKS = "1,2,3,4", 16
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, a built-in sync, or a lesson's file")
+    parser.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, or a built-in sync")
     parser.add_argument("--world_sizes", default=SIZES, metavar="N,N", help=f"ranks to try (default: {SIZES})")
     parser.add_argument("--tests", metavar="NAME,NAME", help="tests to run, by a part of their names (default: all)")
     parser.add_argument("--seed", type=int, metavar="N", help="of random models, data and steps (default: a new one)")
@@ -36,9 +34,10 @@ def run(options: argparse.Namespace) -> int:
     Raises UsageError for arguments that cannot work, and for a file that cannot be loaded.
     """
     check_output_file("--results", options.results)
-    lesson = _lesson_of(options.sync)
-    if lesson is not None:
-        return 0 if session.check(get_lesson(lesson), Path(options.sync), options.results) else 1
+    if options.sync.endswith(".py"):
+        raise UsageError(
+            f"{options.sync} names no class. Give {options.sync}:CLASS; a lesson's file to `learn --check`."
+        )
     sizes = _sizes(options.world_sizes)
     from cos598d.tools.check.report import cost_in_words, tests_of  # they load torch
 
@@ -74,16 +73,3 @@ def _sizes(text: str) -> list[int]:
             f"--world_sizes {text} is not valid. Give numbers from 1 to {MOST_RANKS} with commas, such as 2,3,4."
         )
     return sizes
-
-
-def _lesson_of(name: str) -> int | None:
-    """The lesson whose file this is; None for a sync. Raises UsageError for a file without a class."""
-    if not name.endswith(".py") or not is_own(name):
-        return None
-    try:
-        number = lesson_of(read_plain(name))
-    except OSError as error:
-        raise UsageError(f"{name} cannot be read ({error.strerror}). Give FILE.py:CLASS.") from None
-    if number is None:
-        raise UsageError(f"{name} names no class. Give {name}:CLASS.")
-    return number

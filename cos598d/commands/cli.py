@@ -4,7 +4,7 @@ Each command is the file of its name here, with `add_options(parser)` and `run(o
 Only the requested command is loaded, so printing a table or disconnecting an emulated host does not load torch.
 """
 
-import argparse
+import gc
 import importlib
 import sys
 import textwrap
@@ -14,7 +14,6 @@ import cos598d
 from cos598d.commands.flags import WIDTH, Parser
 from cos598d.commands.start import exit_code_of
 from cos598d.errors import UsageError
-from cos598d.terminal.program import importing
 from cos598d.terminal.words import did_you_mean
 
 PROGRAM = "cos598d"
@@ -24,12 +23,12 @@ GROUPS = {
     "Train": {
         "train": ("train and evaluate a model on one rank or several", "training.md"),
         "demo": ("train the four tasks, then compare them", "lab.md"),
-        "sweep": ("train over a grid of settings or with every strategy, then compare the runs", "sweeps.md"),
+        "sweep": ("train over a grid of settings or with every strategy, then compare the runs", "report.md"),
     },
     "Look at results": {
         "compare": ("print a table of runs", "report.md"),
         "report": ("make an HTML, PDF or Markdown page of runs, benches or sweeps", "report.md"),
-        "picture": ("draw what each rank did in one step", "pictures.md"),
+        "picture": ("draw what each rank did in one step", "report.md"),
         "predict": ("predict with a run's model, for inputs without labels", "tasks.md"),
         "score": ("score a file of predictions by the task's official rules", "tasks.md"),
     },
@@ -46,8 +45,8 @@ GROUPS = {
     },
     "Measure": {
         "bench": ("time gradient syncs on the same batches, round by round", "measuring.md"),
-        "scale": ("predict other links, batches and numbers of hosts from benches", "cost.md"),
-        "cluster": ("emulate several hosts on this machine (Linux, root)", "hosts.md"),
+        "scale": ("predict other links, batches and numbers of hosts from benches", "measuring.md"),
+        "cluster": ("emulate several hosts on this machine (Linux, root)", "launchers.md"),
     },
 }
 COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
@@ -56,28 +55,29 @@ COMMANDS = {name: about for group in GROUPS.values() for name, about in group.it
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0 for success, 1 for a failure, 2 for a wrong argument."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parser = Parser(
-        prog=PROGRAM, description=cos598d.__doc__, epilog=_overview(), usage=f"{PROGRAM} [-h] [--version] COMMAND ..."
-    )
+    name = words[0] if words else ""
+    if name not in COMMANDS:
+        return _without_command(words)
+    meaning, page = COMMANDS[name]
+    parser = Parser(prog=f"{PROGRAM} {name}", description=f"{meaning[0].upper()}{meaning[1:]}.")
+    module = importlib.import_module(f"cos598d.commands.{name}")
+    gc.enable()
+    module.add_options(parser)
+    said = [textwrap.fill(parser.epilog, WIDTH)] if parser.epilog else []
+    parser.epilog = "\n\n".join([*said, f"Examples and more in docs/{page}."])
+    return exit_code_of(module.run, parser.parse_args(words[1:]))
+
+
+def _without_command(words: Sequence[str]) -> int:
+    """Print the help or the version. Without any word, the help is the answer to a wrong argument."""
+    usage = f"{PROGRAM} [-h] [--version] COMMAND ..."
+    parser = Parser(prog=PROGRAM, description=cos598d.__doc__, epilog=_overview(), usage=usage)
     parser.add_argument("--version", action="version", version=f"cos598d {cos598d.__version__}")
-    commands = parser.add_subparsers(prog=PROGRAM, metavar="COMMAND", required=True, help=argparse.SUPPRESS)
-    if not words:
-        parser.print_help()
-        return UsageError.exit_code
-    name = words[0]
-    if not name.startswith("-") and name not in COMMANDS:
-        parser.error(f"unknown command '{name}'.{did_you_mean(name, COMMANDS)}")
-    if name in COMMANDS:
-        meaning, page = COMMANDS[name]
-        with importing():
-            command = commands.add_parser(name, description=f"{meaning[0].upper()}{meaning[1:]}.")
-            module = importlib.import_module(f"cos598d.commands.{name}")
-            module.add_options(command)
-        said = [textwrap.fill(command.epilog, WIDTH)] if command.epilog else []
-        command.epilog = "\n\n".join([*said, f"Examples and more in docs/{page}."])
-        command.set_defaults(run=module.run, words=words)
-    options = parser.parse_args(words)
-    return exit_code_of(options.run, options)
+    if words and not words[0].startswith("-"):
+        parser.error(f"unknown command '{words[0]}'.{did_you_mean(words[0], COMMANDS)}")
+    parser.parse_args(words)
+    parser.print_help()
+    return UsageError.exit_code
 
 
 def _overview() -> str:

@@ -6,18 +6,14 @@ from pathlib import Path
 
 from cos598d.errors import UsageError
 from cos598d.tools.report.equal import PARTS, compare_equal
-from cos598d.tools.report.load import load_run
-from cos598d.tools.report.table import brief, comparison
+from cos598d.tools.report.records import load_run, own_names
+from cos598d.tools.report.tables import brief, detailed
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, which may still be running")
-    parser.add_argument("--verbose", action="store_true", help="print every table: losses, times, speed, bytes, memory")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown")
-    parser.add_argument(
-        "--each", action="store_true", help="print one row per run (else runs with the same settings share one)"
-    )
+    parser.add_argument("--verbose", action="store_true", help="print every table: ratios, times, bytes, memory")
     section = parser.add_argument_group("regression tests")
     section.add_argument(
         "--assert_equal",
@@ -37,17 +33,16 @@ def run(options: argparse.Namespace) -> int:
     for name in ("within", "of"):
         if getattr(options, name) is not None:
             raise UsageError(f"--{name} is for --assert_equal. Add it, or leave --{name} out.")
-    runs = [load_run(folder, unfinished=True) for folder in options.runs]
-    print((comparison if options.verbose else brief)(runs, options.markdown, options.each))
+    runs = [load_run(*place) for place in zip(options.runs, own_names(options.runs), strict=True)]
+    print((detailed if options.verbose else brief)(runs))
     return 0
 
 
 def _assert_equal(options: argparse.Namespace) -> int:
     if len(options.runs) != 2:
         raise UsageError(f"--assert_equal compares two runs, and {len(options.runs)} were given. Give two.")
-    for name in ("markdown", "each", "verbose"):
-        if getattr(options, name):
-            raise UsageError(f"--{name} is for the table. Leave out --{name}, or --assert_equal.")
+    if options.verbose:
+        raise UsageError("--verbose is for the table. Leave out --verbose, or --assert_equal.")
     within = 0.0 if options.within is None else options.within
     if not (math.isfinite(within) and within >= 0):
         raise UsageError(f"--within {within:g} is not valid. Give a number of at least 0.")
@@ -55,6 +50,6 @@ def _assert_equal(options: argparse.Namespace) -> int:
     for part in parts:
         if part not in PARTS:
             raise UsageError(f"--of {options.of}: unknown part {part!r}. Choose from {', '.join(PARTS)}.")
-    verdict = compare_equal(options.runs, within, parts)
-    print(verdict.sentence)
-    return 0 if verdict.is_equal else 1
+    is_equal, sentence = compare_equal(options.runs, within, parts)
+    print(sentence)
+    return 0 if is_equal else 1

@@ -3,11 +3,13 @@
 import argparse
 
 from cos598d.commands import sweep
-from cos598d.commands.run_flags import add_run_options, run_values
+from cos598d.commands.flags import given_flags
+from cos598d.commands.run_flags import add_run_options
+from cos598d.config import RunConfig
 from cos598d.tools.sweeps.plan import SET_HERE, WORLD_SIZE, plan, presets
 
 # Flags of a run that the tasks set, and those of ranks that somebody else starts.
-NOT_HERE = {*SET_HERE, "sync", "do_train", "do_eval", "local_rank", "master_ip", "master_port", "silence_seconds"}
+NOT_HERE = {*SET_HERE, "sync", "do_train", "do_eval", "local_rank", "master_ip", "master_port"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -19,5 +21,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Make the runs that are not finished, print one table, and return the exit code of `sweep`."""
     world_size = options.world_size or WORLD_SIZE
-    runs = plan(presets()["demo"], {}, run_values(options), repeats=options.repeats, world_size=world_size)
+    runs = plan(presets()["demo"], {}, given_flags(options, RunConfig), repeats=options.repeats, world_size=world_size)
     return sweep.make(options, runs, "demo", compares=True)

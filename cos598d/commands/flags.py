@@ -16,7 +16,6 @@ from cos598d.terminal.words import did_you_mean
 WIDTH = 118  # characters of a line of --help
 METAVARS = {int: "N", float: "X", str: "NAME"}
 ALL = "all"  # the word after --help for every flag, of a command that has many
-NONE = object()  # what argparse keeps for a flag that was given the word for None; its own None is "not given"
 
 
 def check_output_file(flag: str, path: Path | str | None, *endings: str) -> None:
@@ -67,20 +66,15 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings | keywords)
         self.add_argument("-h", "--help", action=_Help, nargs="?", help="show this help, and exit")
         self.frequent: Collection[str] = ()
-        self._behind_dashes: str | None = None
-
-    def ends_at_dashes(self, name: str) -> None:
-        """From here on arguments after the first `--` are not parsed: they become `name`, a list."""
-        self._behind_dashes = name
+        self.behind_dashes = ""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, without the arguments after `--` if `ends_at_dashes` was called."""
-        if self._behind_dashes is None:
-            return super().parse_known_args(args, namespace)
+        """As argparse's, but if `behind_dashes` has a name, the words after the first `--` become that list."""
         words = list(sys.argv[1:] if args is None else args)
-        place = words.index("--") if "--" in words else len(words)
+        place = words.index("--") if self.behind_dashes and "--" in words else len(words)
         found, unknown = super().parse_known_args(words[:place], namespace)
-        setattr(found, self._behind_dashes, words[place + 1 :])
+        if self.behind_dashes:
+            setattr(found, self.behind_dashes, words[place + 1 :])
         return found, unknown
 
     def help_in_short(self) -> str:
@@ -131,7 +125,7 @@ def add_flags(
     """Add the flags of the dataclasses `kinds` to `parser`, without those, or the groups, named in `but`.
 
     Flags of one group are listed together. `shown` are defaults for --help in place of the fields' own. A flag that is
-    not given stays None in the result, and one whose word for None was given becomes NONE.
+    not given stays None in the result.
     """
     groups: dict[str, Any] = {}
     for kind in kinds:
@@ -157,7 +151,7 @@ def _add_flag(group: Any, name: str, said: Flag, default: Any) -> None:
 
 def _or_none(kind: type, word: str) -> Callable[[str], Any]:
     def read(text: str) -> Any:
-        return NONE if text == word else kind(text)
+        return text if text == word else kind(text)
 
     read.__name__ = kind.__name__  # for argparse's sentence
     return read
@@ -165,8 +159,8 @@ def _or_none(kind: type, word: str) -> Callable[[str], Any]:
 
 def given_flags(options: argparse.Namespace, kind: type) -> dict[str, Any]:
     """The values of those flags of the dataclass `kind` that the user gave, by field."""
-    values = {name: getattr(options, name, None) for name in flags_of(kind)}
-    return {name: None if value is NONE else value for name, value in values.items() if value is not None}
+    values = {name: (getattr(options, name, None), said.none) for name, said in flags_of(kind).items()}
+    return {name: None if value == none else value for name, (value, none) in values.items() if value is not None}
 
 
 def to_words(values: Mapping[str, Any], kind: type | None = None) -> list[str]:

@@ -14,22 +14,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cos598d.commands.run_flags import to_words
+import msgspec
+
+from cos598d.commands.flags import to_words
+from cos598d.commands.report import need
 from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.errors import UsageError, UserError
-from cos598d.records.conventions import COMMUNICATION, SYNCHRONIZING
+from cos598d.records.conventions import ITERATIONS, SYNCHRONIZING
+from cos598d.records.schema import Iteration, read_rows
+from cos598d.records.unfinished import read_summary
 from cos598d.terminal.children import end_all, exit_code_of
 from cos598d.terminal.fields import flags_of
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import start
 from cos598d.terminal.words import did_you_mean
-from cos598d.tools.report.blocks import Figure, need
-from cos598d.tools.report.learning import loss_blocks
-from cos598d.tools.report.load import Run, load_run_as
-from cos598d.tools.report.seconds import phases_blocks, seconds_blocks
-from cos598d.tools.report.series import find_calls, read_calls
-from cos598d.tools.report.svg import inline
-from cos598d.tools.report.table import brief, brief_parts, comparison
+from cos598d.tools.report.cells import texts
+from cos598d.tools.report.compare import BRIEF, table
+from cos598d.tools.report.records import Run, load_run
+from cos598d.tools.report.tables import brief, detailed
+from cos598d.tools.report.verdict import said
 from cos598d.tools.sweeps.runner import LastWords
 
 # Shorter words for the flags that a notebook gives most often.
@@ -72,7 +75,7 @@ def train(
     folder = Path(
         config.output_dir or folder_name(config, world_size, f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
     ).resolve()
-    words = to_words(values | {"output_dir": str(folder)})
+    words = to_words(values | {"output_dir": str(folder)}, RunConfig)
     _run([*words, "--world_size", str(world_size)], quiet)
     return TrainedRun(folder)
 
@@ -95,29 +98,31 @@ def _run(words: Sequence[str], quiet: bool) -> None:
 
 
 class ComparedRuns:
-    """Several runs: tables, figures, and in a notebook a small table with the answers below it."""
+    """Several runs: tables, figures, and in a notebook a small table below the warnings and the fastest."""
 
     def __init__(self, runs: Sequence[Run]):
         self._runs = runs
 
     def table(self) -> str:
-        """All tables, as `cos598d compare` prints them."""
-        return comparison([run.summary for run in self._runs])
+        """All tables, as `cos598d compare --verbose` prints them."""
+        return detailed(self._runs)
 
     def plot(self) -> "Plots":
-        """The losses, the seconds and the phases of the steps, as a report draws them. Needs the `report` extra."""
-        need("matplotlib")
-        blocks = [*loss_blocks(self._runs), *seconds_blocks(self._runs), *phases_blocks(self._runs)]
-        return Plots([block for block in blocks if isinstance(block, Figure)])
+        """The losses, and the seconds of the steps by phase, as a report draws them. Needs the `report` extra."""
+        need()
+        from cos598d.tools.report import figures
+
+        with figures.style():
+            drawn = [figures.losses(self._runs), figures.seconds(self._runs)]
+            return Plots(figures.as_image(one) for one in drawn if one is not None)
 
     def __repr__(self) -> str:
-        return brief([run.summary for run in self._runs])
+        return brief(self._runs)
 
     def _repr_html_(self) -> str:
-        rows, said = brief_parts([run.summary for run in self._runs])
-        lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
-        table = "".join(f"<tr>{line}</tr>" for line in lines)
-        return f"<table>{table}</table>{''.join(f'<p>{html.escape(line)}</p>' for line in said)}"
+        lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in texts(table(self._runs), BRIEF))
+        rows = "".join(f"<tr>{line}</tr>" for line in lines)
+        return f"{''.join(f'<p>{html.escape(line)}</p>' for line in said(self._runs))}<table>{rows}</table>"
 
 
 class TrainedRun(ComparedRuns):
@@ -125,32 +130,32 @@ class TrainedRun(ComparedRuns):
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
-        self._run = load_run_as(self.folder, self.folder.resolve().name)
+        read_summary(self.folder)
+        self._run = load_run(self.folder)
         super().__init__([self._run])
 
     @property
     def summary(self) -> dict[str, Any]:
         """What summary.json has: docs/run-folder.md lists it."""
-        return dict(self._run.summary)
+        return msgspec.to_builtins(self._run.summary)
 
     @property
     def losses(self) -> list[float]:
         """The mean loss of each step's global batch."""
-        return list(self._run.series.losses)
+        return list(self._run.summary.losses)
 
     @property
     def seconds(self) -> list[float]:
         """The seconds of each step, by rank 0's clock."""
-        return list(self._run.series.seconds)
+        return [row.seconds for row in read_rows(self.folder / ITERATIONS.format(rank=0), Iteration)]
 
     @cached_property
     def bytes(self) -> dict[str, list[int]]:
         """The bytes that each rank sent in one typical step, by tensor or bucket, in the order of rank 0's calls."""
-        typical, world_size = self._run.typical, self._run.summary["world_size"]
+        typical, world_size = self._run.typical(), self._run.summary.world_size
         found: dict[str, list[int]] = {}
         for rank in range(world_size) if typical else ():
-            path = self.folder / COMMUNICATION.format(rank=rank)
-            for call in read_calls(path, find_calls(path).get(typical["iteration"], ())) if typical else ():
+            for call in self._run.calls(typical.iteration, rank):
                 if call["purpose"] in SYNCHRONIZING:  # not the loss, and other small sums of the loop
                     found.setdefault(call["tensor"], [0] * world_size)[rank] += call["bytes_sent"]
         return found
@@ -172,22 +177,18 @@ def compare(*runs: AnyRun | Sequence[AnyRun], **named: AnyRun) -> ComparedRuns:
         if not isinstance(one, AnyRun):
             raise UsageError(f"compare() cannot compare {one!r}. Give what train() returned, or a run's folder.")
     found = [run._run if isinstance(run, TrainedRun) else TrainedRun(run)._run for run in (*flat, *named.values())]
-    usual = [f"{run.summary['sync']}-n{run.summary['world_size']}" for run in found[: len(flat)]]
+    usual = [f"{run.summary.sync}-n{run.summary.world_size}" for run in found[: len(flat)]]
     places = Counter([*usual, *named])
     names = [name if places[name] == 1 else run.name for name, run in zip(usual, found, strict=False)]
     names += named
-    renamed = [replace(run, summary={**run.summary, "run": name}) for run, name in zip(found, names, strict=True)]
-    return ComparedRuns(renamed)
+    return ComparedRuns([replace(run, name=name) for run, name in zip(found, names, strict=True)])
 
 
-class Plots(list[Figure]):
-    """Figures of a report: `svg` is the drawing of each. A notebook shows them with their captions."""
+class Plots(list[str]):
+    """Figures of a report, each as the source of an image. A notebook shows them."""
 
     def __repr__(self) -> str:
-        return f"<figures: {', '.join(one.name for one in self)}>"
+        return f"<{len(self)} figures>"
 
     def _repr_html_(self) -> str:
-        return "".join(
-            f'<figure style="max-width: 640px">{inline(one.svg)}<p>{html.escape(" ".join(one.caption))}</p></figure>'
-            for one in self
-        )
+        return "".join(f'<img style="max-width: 640px" src="{one}">' for one in self)

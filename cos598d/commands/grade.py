@@ -1,4 +1,4 @@
-"""`cos598d grade`: a class's submissions, or one for Gradescope or Classroom 50."""
+"""`cos598d grade`: a class's submissions, or one for Gradescope."""
 
 import argparse
 import sys
@@ -33,7 +33,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--container", default="", metavar="IMAGE", help="judge each submission in a container (docker or podman)"
     )
     parser.add_argument("--gradescope", type=Path, metavar="FILE", help="write Gradescope's results.json there")
-    parser.add_argument("--classroom50", type=Path, metavar="FILE", help="write Classroom 50's result.json there")
 
 
 def add_assignment(parser: argparse.ArgumentParser) -> None:
@@ -42,21 +41,20 @@ def add_assignment(parser: argparse.ArgumentParser) -> None:
         "--assignment",
         required=True,
         metavar="FILE.toml",
-        help="the assignment's file, or what it tests, with its defaults: lesson3, sync, script or tests",
+        help="the assignment's file, or what it tests, with its defaults: lesson3, sync or script",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Grade. Returns 0 for a class; for one submission 0 if it has all points, else 1."""
-    is_one = options.gradescope is not None or options.classroom50 is not None
+    is_one = options.gradescope is not None
     if is_one == (options.csv is not None):
         raise UsageError(
-            "grade needs one kind of results. Give --csv FILE for a class, or --gradescope FILE or --classroom50 FILE "
-            "for one submission."
+            "grade needs one kind of results. Give --csv FILE for a class, or --gradescope FILE for one submission."
         )
     check_at_least_one("--parallel", options.parallel)
-    for flag in ("csv", "gradescope", "classroom50"):
-        check_output_file(f"--{flag}", getattr(options, flag))
+    check_output_file("--csv", options.csv)
+    check_output_file("--gradescope", options.gradescope)
     if not options.place.exists():
         raise UsageError(f"{options.place} does not exist. Give a class's folder, or a submission.")
     from cos598d.tools.grade.assignment import assignment_of
@@ -71,18 +69,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _one(options: argparse.Namespace, assignment: Any) -> int:
     from cos598d.tools.grade.judging import judge
-    from cos598d.tools.grade.platforms import classroom50, submission_here
     from cos598d.tools.grade.submissions import points_of
 
-    place = submission_here() if options.classroom50 else {}
     file = options.place / assignment.file_name if options.place.is_dir() else options.place
     results = judge(file, assignment, options.container)
-    if options.gradescope:
-        with output_written(f"--gradescope {options.gradescope}"):
-            write_json(options.gradescope, results)
-    if options.classroom50:
-        with output_written(f"--classroom50 {options.classroom50}"):
-            write_json(options.classroom50, classroom50(results, place))
+    with output_written(f"--gradescope {options.gradescope}"):
+        write_json(options.gradescope, results)
     for name, points, most, words in points_of(results):
         print(f"{name}: {points:g} of {most:g}")
         if words:

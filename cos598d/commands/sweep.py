@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.commands import train
-from cos598d.commands.flags import Parser, after, check_at_least_one
-from cos598d.commands.run_flags import RankFlags, run_values, to_words
+from cos598d.commands.flags import Parser, after, check_at_least_one, given_flags, to_words
+from cos598d.commands.run_flags import RankFlags
+from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.terminal.fields import flags_of
 from cos598d.terminal.printable import printable
@@ -31,7 +32,7 @@ EPILOG = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`; the arguments after -- become `program`."""
     assert isinstance(parser, Parser)
-    parser.ends_at_dashes("program")
+    parser.behind_dashes = "program"
     parser.epilog = EPILOG
     about = " ".join(f"{one['about'].capitalize()} ({name})." for name, one in presets().items())
     parser.add_argument("preset", nargs="?", choices=[*presets()], metavar="PRESET", help=about)
@@ -86,7 +87,7 @@ def make(options: argparse.Namespace, runs: Sequence[Planned], name: str, compar
     def command_of(one: Planned) -> list[str]:
         own = {"output_dir": str((folder / one.name).resolve()), "resume": "auto"}
         cluster_name = f"sweep{os.getpid()}x{runs.index(one)}"
-        return command(one, to_words({**one.flags, **own}), getattr(options, "launch", None), cluster_name)
+        return command(one, to_words({**one.flags, **own}, RunConfig), getattr(options, "launch", None), cluster_name)
 
     only = getattr(options, "only", None)
     mine = runs if only is None else [runs[only - 1]]
@@ -106,10 +107,10 @@ def _print_table(runs: Sequence[Planned], folder: Path, compares: bool) -> None:
             print(printable(f"{one.name} is left out: {one.refused}"))
     done = [folder / one.name for one in runs if (folder / one.name / "summary.json").exists()]
     if compares and done:
-        from cos598d.tools.report.load import load_run
-        from cos598d.tools.report.table import brief
+        from cos598d.tools.report.records import load_run, own_names
+        from cos598d.tools.report.tables import brief
 
-        print(f"\n{brief([load_run(place) for place in done])}")
+        print(f"\n{brief([load_run(*place) for place in zip(done, own_names(done), strict=True)])}")
     elif table := results_words(runs, folder):
         print(f"\n{table}")
     if done:
@@ -124,4 +125,4 @@ def _shared_flags(words: Sequence[str]) -> tuple[Mapping[str, Any], int]:
     for name in (*flags_of(RankFlags), *SET_HERE, "config", "dry_run"):
         if name != "world_size" and getattr(given, name, None):
             raise UsageError(f"--{name} after --: the sweep sets it itself. Leave it out.")
-    return run_values(given), given.world_size or 4
+    return given_flags(given, RunConfig), given.world_size or 4

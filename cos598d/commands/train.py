@@ -2,30 +2,24 @@
 
 import argparse
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from cos598d.commands.flags import Parser, given_flags
-from cos598d.commands.replay import EarlierRun, add_replay
-from cos598d.commands.run_flags import (
-    FREQUENT,
-    RankFlags,
-    add_dry_run,
-    add_run_options,
-    identity_from,
-    print_forecast,
-    run_values,
-)
-from cos598d.commands.start import exit_code_of
+from cos598d.commands.replay import repeated
+from cos598d.commands.run_flags import FREQUENT, RankFlags, add_run_options, identity_from, on_ranks
 from cos598d.config import RunConfig, config_from
 from cos598d.data import get_task
 from cos598d.errors import UsageError
-from cos598d.inputs import RunInputs, find
+from cos598d.inputs import find
 from cos598d.optimizers import load_compiler
 from cos598d.run import run as run_rank
-from cos598d.world.launch import may_fork, start_local_workers
+from cos598d.terminal.printable import printable
+from cos598d.world.launch import may_fork
 
 
 def add_options(
@@ -41,8 +35,10 @@ def add_options(
     lesson = dict(lesson or {})
     defaults = get_task(lesson.get("task_name", RunConfig.task_name)).defaults
     add_run_options(parser, but, **lesson | dict(defaults))
-    add_dry_run(parser, "iterations, parameters, memory and bytes")
-    add_replay(parser)
+    words = "start nothing; print iterations, parameters, memory and bytes"
+    parser.add_argument_group("dry run").add_argument("--dry_run", action="store_true", help=words)
+    words = "repeat the run with this config.json: the same flags and --world_size, except for those that you give"
+    parser.add_argument_group("repeat a run").add_argument("--config", type=Path, metavar="FILE", help=words)
     if isinstance(parser, Parser):
         parser.frequent = FREQUENT
         parser.usage = parser.usage or "%(prog)s [FLAGS]"
@@ -51,9 +47,14 @@ def add_options(
 
 def run(options: argparse.Namespace) -> int:
     """Be one rank, or start all of them here, and return the exit code."""
-    given, earlier = run_values(options), EarlierRun.of(options.config)
-    config = config_from(earlier.values(options.lesson, given))
-    ranks = earlier.ranks(RankFlags(**given_flags(options, RankFlags)))
+    values = {**options.lesson, **given_flags(options, RunConfig)}
+    ranks = RankFlags(**given_flags(options, RankFlags))
+    if options.config is not None:
+        values = repeated(options.config, values)
+        alone = identity_from(ranks)
+        if ranks.world_size is None and alone is not None and alone.source == "alone":
+            ranks = replace(ranks, world_size=values["world_size"])
+    config = config_from(values)
     identity = identity_from(ranks)
     if options.single_process and (identity is None or identity.world_size > 1):
         raise UsageError(
@@ -61,27 +62,21 @@ def run(options: argparse.Namespace) -> int:
         )
     world_size = identity.world_size if identity else ranks.world_size
     assert world_size is not None  # ranks that are to be started here have a number
-    if earlier.path is not None and (identity is None or identity.speaks):
-        print(earlier.words(given, world_size), flush=True)
+    speaks = identity is None or identity.speaks
+    if options.config is not None and speaks:
+        print(printable(f"repeats {options.config}"), flush=True)
     if options.dry_run:
-        if identity is None or identity.speaks:
-            print_forecast(config, world_size)
+        from cos598d.cost.forecast import forecast, forecast_lines  # which few runs need
+
+        if speaks:
+            print(*map(printable, forecast_lines(config, world_size, forecast(config, world_size))), sep="\n")
         return 0
-    if identity is not None:
-        return run_rank(config, identity)
-    config.check(world_size)
     found = None
-    if may_fork():  # what is computed here is shared by all ranks, and must leave no threads behind
-        torch.set_num_threads(1)
-        found = find(config)
-        if config.do_train:
-            load_compiler()  # once for all ranks
-    be_rank = partial(exit_code_of, partial(_be_rank, config, ranks, found))
-    return start_local_workers(world_size, ranks.master_port, be_rank)
-
-
-def _be_rank(config: RunConfig, ranks: RankFlags, found: RunInputs | None) -> int:
-    """In a process that was started here: be the rank that its environment names."""
-    identity = identity_from(ranks)
-    assert identity is not None  # it is in the environment
-    return run_rank(config, identity, found)
+    if identity is None:
+        config.check(world_size)
+        if may_fork():  # what is computed here is shared by all ranks, and must leave no threads behind
+            torch.set_num_threads(1)
+            found = find(config)
+            if config.do_train:
+                load_compiler()  # once for all ranks
+    return on_ranks(ranks, partial(run_rank, config, inputs=found))

@@ -4,7 +4,8 @@ The iterations are the plan's. Bytes and memory are those of `formulas.FACTS`, f
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,33 +21,27 @@ from cos598d.optimizers import OPTIMIZERS
 from cos598d.plan import Plan
 from cos598d.sync import AUTO_SYNC
 from cos598d.sync.sparse_rows import LEAST_BYTES, large_embeddings
+from cos598d.terminal.words import number_of
 from cos598d.zero.layers import owners
-
-HELD = ("parameters", "gradients", "optimizer", "buckets")  # as `memory.held` counts them
 
 
 @dataclass(frozen=True)
 class Forecast:
     """What a run on some ranks costs.
 
-    model: a phrase. parameters: of the model, frozen ones included. memory: bytes by category that a rank holds just
-    before a step, without activations. calls: of gradients and weights, in an iteration. bytes_sent: by rank, in an
-    iteration. unsaid: why memory, calls and bytes are not known; "" if they are.
+    model: a phrase. parameters: of the model, frozen ones included. memory: bytes that a rank holds just before a step,
+    without activations, as `memory.held` counts them. calls: of gradients and weights, in an iteration. bytes_sent: by
+    rank, in an iteration. unsaid: why memory, calls and bytes are not known; "" if they are.
     """
 
     model: str
     parameters: int
     iterations: int
     iterations_per_epoch: int
-    memory: Mapping[str, int]
-    calls: float
-    bytes_sent: Sequence[int]
+    memory: Mapping[str, int] = field(default_factory=dict)
+    calls: float = 0
+    bytes_sent: Sequence[int] = ()
     unsaid: str = ""
-
-    @property
-    def bytes_sent_per_epoch(self) -> list[int]:
-        """By rank."""
-        return [sent * min(self.iterations_per_epoch, self.iterations) for sent in self.bytes_sent]
 
 
 def forecast(config: RunConfig, world_size: int) -> Forecast:
@@ -66,17 +61,21 @@ def forecast(config: RunConfig, world_size: int) -> Forecast:
     with torch.device("meta"):
         model = build_model(source, task.head, task.num_labels, config.dropout, config.seed)
     plan = Plan(config, len(examples), world_size)
-    found = Forecast(source.description, count_parameters(model), plan.steps, plan.epoch_steps, {}, 0, [])
+    known = partial(Forecast, source.description, count_parameters(model), plan.steps, plan.epoch_steps)
     if unsaid := _unsaid(config):
-        return Forecast(**vars(found) | {"unsaid": unsaid})
+        return known(unsaid=unsaid)
     facts, job = FACTS[config.sync], _job(config, model, examples, plan, world_size)
     held = facts.held(job)
     frozen = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
-    memory = dict(zip(HELD, (held.weights + frozen, held.gradients, held.state, held.buffers), strict=True))
-    alone = world_size == 1
-    sent = [0.0 if alone else facts.sent(job, rank) for rank in range(world_size)]
-    more = {"memory": {name: round(size) for name, size in memory.items()}, "bytes_sent": list(map(round, sent))}
-    return Forecast(**vars(found) | more | {"calls": 0 if alone else facts.calls(job)})
+    memory = {
+        "parameters": round(held.weights + frozen),
+        "gradients": round(held.gradients),
+        "optimizer": round(held.state),
+        "buckets": round(held.buffers),
+    }
+    if world_size == 1:
+        return known(memory, bytes_sent=[0])
+    return known(memory, facts.calls(job), [round(facts.sent(job, rank)) for rank in range(world_size)])
 
 
 def _unsaid(config: RunConfig) -> str:
@@ -121,8 +120,7 @@ def _looked_up(examples: Examples, batch: np.ndarray, rows: int) -> float:
 
 def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[str]:
     """The forecast for the run of `config`, a line per fact."""
-    ranks = f"{world_size} rank{'s'[: world_size != 1]}"
-    parts = ", ".join(f"{name} {_size(size)}" for name, size in found.memory.items())
+    ranks = number_of(world_size, "rank")
     lines = [
         f"{config.label}: {config.task_name}, sync {config.sync}, {ranks}; nothing is started (--dry_run)",
         f"model: {found.model}",
@@ -132,24 +130,12 @@ def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[
     ]
     if found.unsaid:
         return [*lines, f"memory and bytes: not known, since {found.unsaid}"]
+    parts = ", ".join(f"{name} {size / 1e6:,.2f} MB" for name, size in found.memory.items())
+    sent = [f"{size:,}" for size in found.bytes_sent]
+    sent = sent[:1] if len({*sent}) == 1 else sent
     return [
         *lines,
-        f"memory per rank just before a step: {_size(sum(found.memory.values()))} ({parts}), and activations",
+        f"memory per rank just before a step: {sum(found.memory.values()) / 1e6:,.2f} MB ({parts}), and activations",
         f"calls per iteration: {found.calls:,.4g}",
-        f"sent per iteration: {_sent(found.bytes_sent)}",
-        f"sent per epoch: {_sent(found.bytes_sent_per_epoch)}",
+        f"sent per iteration: {', '.join(sent)} bytes by {'each rank' if len(sent) == 1 else 'rank 0, 1, ...'}",
     ]
-
-
-def _sent(by_rank: Sequence[int]) -> str:
-    same = min(by_rank) == max(by_rank)
-    sizes = f"{by_rank[0]:,}" if same else ", ".join(f"{size:,}" for size in by_rank)
-    return f"{sizes} bytes by {'each rank' if same else 'rank 0, 1, ...'}"
-
-
-def _size(size: float) -> str:
-    """Bytes as "12.3 MB", in powers of 1000."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size:.0f} bytes"

@@ -1,36 +1,32 @@
-"""Seconds of an iteration from its compute, its calls and the hosts' links, by three costs that benches tell.
+"""Seconds of an iteration from its compute, its calls and the hosts' links, by two costs that benches tell.
 
-1. The sync's calls come in the order in which backward computes their gradients (`calls_of`): how many, and their
-   bytes, are in `formulas.FACTS`. A call of s steps has b bytes that pass the busiest link one after another, and its
-   rank handles m bytes. On a link of R bits per second with d seconds from host to host it takes
+1. A sync's calls take, one after another,
 
-       work    = s a + m p          of a processor, times the ranks that share a core
-       sending = 8 b / (e R)        of the link
-       waiting = w d                w: messages that wait for one another, or for a receiver that is ready
+       communication = steps (a + d) + bytes (p + 8 / (0.95 R))
 
-2. gloo works on two calls at a time, so call i starts when call i-2 has ended. All share the link (`seconds`):
+   steps: messages that wait for one another, of all calls together; bytes: what passes the busiest link, which has R
+   bits per second each way and d seconds from host to host. Both counts are in `formulas.FACTS`. TCP's headers leave
+   some 95 % of a link.
 
-       start = max(ready, end of call i-2)     sent = max(start, sent before) + sending
-       end   = max(sent + s d, start + waiting) + work
+2. A sync that does not overlap begins when backward has ended. Else a gradient is sent when backward has computed it,
+   and the last one leaves when all before it have: with `left`, the share of the bytes that are not sent yet,
 
-3. seconds = before + max(backward + the work beside it, the last end) + after. A sync that does not overlap starts when
-   backward has ended. Its work delays nothing but itself.
+       seconds = before + max(backward, the largest of (ready + communication x left)) + after
 
-a (seconds per step), p (seconds per byte) and e (the share of its rate that a link gives) are fitted to all syncs of
-all benches together (`fit`): there is no cost of a single sync.
+a (seconds per step) and p (seconds per byte) are fitted to all syncs of all benches together (`fit`): there is no cost
+of a single sync.
 """
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, log2
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from cos598d.comm.gloo import ring_segments
 from cos598d.errors import UserError
 from cos598d.formulas import FACTS, Job
 from cos598d.records.bench import Bench, read_bench
@@ -63,21 +59,10 @@ class Compute(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Seconds of a processor per step and per byte, and the share of its rate that a link gives."""
+    """Seconds per step and per byte, besides the link's."""
 
     step: float
     byte: float
-    efficiency: float
-
-
-class Call(NamedTuple):
-    """A collective call: when its gradients are ready, in seconds from backward's begin, and what it does then."""
-
-    ready: float
-    steps: float
-    path_bytes: float
-    moved_bytes: float
-    waits: float
 
 
 @dataclass(frozen=True)
@@ -95,8 +80,8 @@ class Rung:
 class Measurement:
     """A bench, as the predictor needs it.
 
-    crowd: ranks per core of the machine that they share, at least 1. tensors: bytes of the gradients and when they are
-    there, in that order. left_out: why a candidate cannot be predicted.
+    tensors: bytes of the gradients, and when backward has them, in that order. left_out: why a candidate cannot be
+    predicted.
     """
 
     name: str
@@ -104,16 +89,10 @@ class Measurement:
     ranks: int
     link: Link
     batch: int
-    crowd: float
     compute: Compute
     tensors: Sequence[tuple[int, float]]
     rungs: Sequence[Rung]
     left_out: Mapping[str, str]
-    steals: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        """Where it was measured, as JSON."""
-        return {"name": self.name, "hosts": self.ranks, "batch": self.batch, **self.link._asdict()}
 
     @property
     def words(self) -> str:
@@ -163,7 +142,6 @@ def _measurement(name: str, bench: Bench) -> Measurement:
         rows = max(0.0, 1 - left / max(size for size, _ in tensors))
         bucket_mb = float(each.options.get("bucket_mb", Job.bucket_mb))
         rungs.append(Rung(each.label, each.sync, bucket_mb, rows, bench.summary[each.label].seconds_median))
-    together = setting.world_size if network else bench.environment.ranks_on_host  # emulated hosts share this machine
     return Measurement(
         name=name,
         work=(setting.model, setting.task, setting.gradient_bytes, setting.tokens, setting.step, setting.precision)
@@ -171,12 +149,10 @@ def _measurement(name: str, bench: Bench) -> Measurement:
         ranks=setting.world_size,
         link=Link(parse_rate(network.rate or "none"), parse_delay(network.delay or "0")) if network else Link(),
         batch=setting.batch,
-        crowd=max(1.0, together * setting.threads_per_rank / (bench.environment.cores or 1)),
         compute=Compute(forward, backward, floor.seconds_median - backward - forward),
         tensors=tensors,
         rungs=rungs,
         left_out=left_out,
-        steals=setting.device == "cpu",
     )
 
 
@@ -204,8 +180,6 @@ PATHS: Mapping[str, Callable[[Job], float]] = {
     "reduce_broadcast": _reduced_and_broadcast,
     "tree": lambda j: 2 * ceil(log2(j.n)) * j.S,
 }
-IN_PAIRS = {"reduce_broadcast": 2}  # calls that have the messages of `Facts.waits` together
-OWN_MESSAGES = ("ring", "tree", "halving_doubling")  # their receivers are ready before a message comes, or wait once
 
 
 def overlaps(sync: str) -> bool:
@@ -213,67 +187,35 @@ def overlaps(sync: str) -> bool:
     return sync == "ddp" or get_sync(sync).ready is not GradientSync.ready  # torch's reducer has hooks of its own
 
 
-def calls_of(rung: Rung, bench: Measurement, n: int, lookups: float = 1.0) -> list[Call]:
-    """The calls of an iteration of `rung` on n hosts. `bench` is the one that has measured it.
+def traffic(rung: Rung, bench: Measurement, n: int, lookups: float = 1.0) -> tuple[float, float]:
+    """The steps of all calls of an iteration on n hosts, and the bytes on the busiest link. `bench` measured `rung`.
 
-    Tensors are put into calls in the order of their arrival, about the same bytes in each. `lookups`: how many times as
-    many tokens as in the bench look up rows of an embedding; most look up the same ones again.
+    `lookups`: how many times as many tokens as in the bench look up rows of an embedding. If one batch looks up a share
+    of a table's rows, k times as many look up 1 - (1 - share)^k.
     """
     sizes = tuple(size for size, _ in reversed(bench.tensors))  # the model's order, about
     table = max(sizes) if rung.rows < 1 else 0
-    # If one batch looks up a share of a table's rows, k times as many look up 1 - (1 - share)^k.
     job = Job(sizes, n, bucket_mb=rung.bucket_mb, h=n, E=table, u=1 - (1 - rung.rows) ** lookups)
     facts = FACTS[rung.sync]
-    moved = [facts.sent(job, rank) for rank in range(n)] if n > 1 else [0.0]
-    if not max(moved):
-        return []
-    path = PATHS[rung.sync](job) if rung.sync in PATHS else max(moved)
-    handled = 2 * max(statistics.fmean(moved), max(moved) / bench.crowd)
-    steps, found = facts.waits(n) / IN_PAIRS.get(rung.sync, 1), []
-    for part, ready in _parts(bench.tensors, round(facts.calls(job))):
-        if rung.sync in OWN_MESSAGES:
-            waits = steps if rung.sync == "ring" else 1.5 * steps
-        else:
-            waits = steps * ring_segments(part * job.S, n)
-        found.append(Call(ready, steps, part * path, part * handled, waits))
-    return found
+    most = max(facts.sent(job, rank) for rank in range(n)) if n > 1 else 0.0
+    if not most:
+        return 0.0, 0.0
+    return facts.calls(job) * facts.waits(n), PATHS[rung.sync](job) if rung.sync in PATHS else most
 
 
-def _parts(tensors: Sequence[tuple[int, float]], calls: int) -> list[tuple[float, float]]:
-    """For each call its share of all bytes, and when the last of its tensors is ready."""
-    whole = sum(size for size, _ in tensors)
-    if calls >= len(tensors):
-        again = calls // len(tensors)
-        return [(size / whole / again, ready) for size, ready in tensors for _ in range(again)]
-    found: dict[int, tuple[float, float]] = {}
-    passed = 0.0
+def seconds(communication: float, compute: Compute, tensors: Sequence[tuple[int, float]], overlap: bool) -> float:
+    """Seconds of an iteration whose calls take `communication` seconds."""
+    if not overlap:
+        return sum(compute) + communication
+    left = whole = sum(size for size, _ in tensors)
+    end = compute.backward
     for size, ready in tensors:
-        place = int((passed + size / 2) / whole * calls)
-        found[place] = found.get(place, (0.0, 0.0))[0] + size / whole, ready
-        passed += size
-    return list(found.values())
+        end = max(end, ready + communication * left / whole)
+        left -= size
+    return compute.before + end + compute.after
 
 
-def seconds(
-    calls: Sequence[Call], compute: Compute, link: Link, costs: Costs, overlap: bool, crowd: float, steals: bool = True
-) -> float:
-    """Seconds of an iteration. `crowd`: ranks per core. `steals`: a call's work takes the processor from backward."""
-    ended = [0.0, 0.0]
-    sent = stolen = 0.0
-    for place, call in enumerate(calls):
-        work = (call.steps * costs.step + call.moved_bytes * costs.byte) * crowd
-        sending = 8 * call.path_bytes / (costs.efficiency * link.rate) if link.rate else 0.0
-        ready = call.ready + stolen * steals if overlap else compute.backward
-        start = max(ready, ended[place % 2] if overlap else max(ended))
-        sent = max(start, sent) + sending
-        ended[place % 2] = max(sent + call.steps * link.delay, start + call.waits * link.delay) + work
-        if overlap and call.ready < compute.backward:
-            stolen += work
-    return compute.before + max(compute.backward + stolen * steals, *ended) + compute.after
-
-
-START = Costs(1e-4, 5e-10, 0.95)  # TCP's headers leave some 95 % of a link
-WIDTHS = np.array([300.0, 300.0, 16.0])  # how far, in logarithms, a cost may be from there that no bench determines
+PAYLOAD = 0.95  # of a link's rate
 
 
 class Fitted(NamedTuple):
@@ -283,14 +225,21 @@ class Fitted(NamedTuple):
     benches: Sequence[Measurement]
 
     def predict(self, label: str, hosts: int, link: Link, batch: int, on: Measurement | None = None) -> float:
-        """Seconds per iteration of a candidate that a bench has. `on`: use that bench's compute and crowd."""
+        """Seconds per iteration of a candidate that a bench has. `on`: use that bench's compute."""
         rung, bench = next((rung, bench) for bench in self.benches for rung in bench.rungs if rung.label == label)
         base = on or max(self.benches, key=lambda each: each.ranks)  # its ranks may share a machine
         compute = Compute(*(part * batch / base.batch for part in base.compute))
         stretch = compute.backward / bench.compute.backward
-        own = replace(bench, tensors=[(size, ready * stretch) for size, ready in bench.tensors])
-        calls = calls_of(rung, own, hosts, hosts * batch / (bench.ranks * bench.batch))
-        return seconds(calls, compute, link, self.costs, overlaps(rung.sync), base.crowd, bench.steals)
+        tensors = [(size, ready * stretch) for size, ready in bench.tensors]
+        lookups = hosts * batch / (bench.ranks * bench.batch)
+        took = communication(*traffic(rung, bench, hosts, lookups), link, self.costs)
+        return seconds(took, compute, tensors, overlaps(rung.sync))
+
+
+def communication(steps: float, size: float, link: Link, costs: Costs) -> float:
+    """Seconds of calls with so many steps, of which so many bytes pass the busiest link."""
+    sending = 8 / (PAYLOAD * link.rate) if link.rate else 0.0
+    return steps * (costs.step + link.delay) + size * (costs.byte + sending)
 
 
 def fit(benches: Sequence[Measurement]) -> Fitted:
@@ -298,25 +247,17 @@ def fit(benches: Sequence[Measurement]) -> Fitted:
 
     Costs are fitted as logarithms, so they are positive. Raises UserError if nothing was sent in any bench.
     """
-    seen = [(calls_of(rung, bench, bench.ranks), rung, bench) for bench in benches for rung in bench.rungs]
-    seen = [one for one in seen if one[0]]
+    seen = [(traffic(rung, bench, bench.ranks), rung, bench) for bench in benches for rung in bench.rungs]
+    seen = [one for one in seen if any(one[0])]
     if not seen:
         raise UserError("no bench has a sync that sends something. Measure syncs with 2 ranks or more.")
 
-    free = 3 if len({bench.link.rate for bench in benches}) > 1 else 2  # one rate does not tell the link's efficiency
+    def errors(logs: np.ndarray) -> list[float]:
+        costs, found = Costs(*np.exp(logs).tolist()), []
+        for sent, rung, bench in seen:
+            took = communication(*sent, bench.link, costs)
+            found.append(seconds(took, bench.compute, bench.tensors, overlaps(rung.sync)) / rung.seconds - 1)
+        return found
 
-    def costs_at(logs: np.ndarray) -> Costs:
-        return Costs(*(np.array(START) * np.exp(np.pad(logs, (0, 3 - free)))).tolist())
-
-    def errors(logs: np.ndarray) -> np.ndarray:
-        costs = costs_at(logs)
-        found = [
-            seconds(calls, bench.compute, bench.link, costs, overlaps(rung.sync), bench.crowd, bench.steals)
-            / rung.seconds
-            - 1
-            for calls, rung, bench in seen
-        ]
-        return np.concatenate([found, logs / WIDTHS[:free]])
-
-    best = least_squares(errors, np.zeros(free), loss="soft_l1", f_scale=0.1)
-    return Fitted(costs_at(best.x), benches)
+    best = least_squares(errors, np.log([1e-4, 1e-9]), loss="soft_l1", f_scale=0.1)
+    return Fitted(Costs(*np.exp(best.x).tolist()), benches)

@@ -1,8 +1,7 @@
-"""How the syncs scale: predictions next to measurements, as points and as a table."""
+"""How the syncs scale: a table of predictions with measurements in brackets, and what they were fitted to."""
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
 
 from cos598d.cost.predict import Fitted, Link
 from cos598d.records.conventions import FLOOR
@@ -16,69 +15,44 @@ LEGEND = (
 )
 
 
-@dataclass(frozen=True)
-class Point:
-    """A sync on some hosts. `measured_seconds` is None if no bench has measured it there."""
-
-    sync: str
-    hosts: int
-    seconds: float
-    speed_up: float
-    measured_seconds: float | None
-
-
-def scale_points(fitted: Fitted, largest: int, link: Link, batch: int) -> list[Point]:
-    """Every sync on 1, 2, 4, 8 ... `largest` hosts with this link and batch, and on those that were measured."""
+def scale_table(fitted: Fitted, largest: int, link: Link, batch: int) -> str:
+    """Which sync is the fastest on most hosts; seconds and speed-up of each on 1, 2, 4 ... hosts, and on those that
+    were measured; and the fit."""
+    measured = defaultdict(list)
+    for bench in fitted.benches:
+        for rung in bench.rungs:
+            if (bench.link, bench.batch) == (link, batch):
+                measured[rung.label, bench.ranks].append(rung.seconds)
     powers = [1 << power for power in range(largest.bit_length())]
     counts = sorted({*powers, largest, *(bench.ranks for bench in fitted.benches if bench.ranks <= largest)})
-    points = []
-    for label in dict.fromkeys(rung.label for bench in fitted.benches for rung in bench.rungs):
-        of_hosts = {hosts: fitted.predict(label, hosts, link, batch) for hosts in counts}
-        for hosts, seconds in of_hosts.items():
-            measured = [
-                rung.seconds
-                for bench in fitted.benches
-                if (bench.ranks, bench.link, bench.batch) == (hosts, link, batch)
-                for rung in bench.rungs
-                if rung.label == label
-            ]
-            found = statistics.median(measured) if measured else None
-            points.append(Point(label, hosts, seconds, hosts * of_hosts[1] / seconds, found))
-    return points
-
-
-def scale_table(points: Sequence[Point], link: Link, batch: int) -> str:
-    """Which is the fastest on most hosts, then seconds and speed-up of every sync by the number of hosts."""
-    counts = sorted({point.hosts for point in points})
-    best = min((one for one in points if one.hosts == counts[-1] and one.sync != FLOOR), key=lambda one: one.seconds)
+    labels = dict.fromkeys(rung.label for bench in fitted.benches for rung in bench.rungs)
+    seconds, speed_up = [["sync", *map(str, counts)]], [["sync", *map(str, counts)]]
+    fastest = []
+    for label in labels:
+        took = [fitted.predict(label, hosts, link, batch) for hosts in counts]
+        found = [statistics.median(measured[label, hosts] or [0.0]) for hosts in counts]
+        pairs = list(zip(counts, took, found, strict=True))
+        seconds.append([label, *(f"{t:.3f}" + (f" [{m:.3f}]" if m else "") for _, t, m in pairs)])
+        gain = [(n * took[0] / t, n * took[0] / m if m else 0.0) for n, t, m in pairs]
+        speed_up.append([label, *(f"{p:.2f}" + (f" [{m:.2f}]" if m else "") for p, m in gain)])
+        if label != FLOOR:
+            fastest.append((took[-1], label, gain[-1][0]))
+    _, best, gained = min(fastest)
     head = (
-        f"{best.sync} is the fastest on {number_of(best.hosts, 'host')} with links of {link.words}, batch {batch} on "
-        f"each: {best.speed_up:.2f} times the examples per second of one host."
+        f"{best} is the fastest on {number_of(counts[-1], 'host')} with links of {link.words}, batch {batch} on each: "
+        f"{gained:.2f} times the examples per second of one host."
     )
-    tables = []
-    for title, form in (("seconds per iteration", "{:.3f}"), ("speed-up", "{:.2f}")):
-        rows = [["sync", *map(str, counts)]]
-        for label in dict.fromkeys(point.sync for point in points):
-            own = [point for point in points if point.sync == label]
-            rows.append([label, *(_cell(point, title == "speed-up", form) for point in own)])
-        tables.append(f"{title}, by the number of hosts\n{as_text(rows, numbers=True)}")
-    return "\n\n".join([head, *tables, LEGEND])
+    tables = [f"seconds per iteration, by the number of hosts\n{as_text(seconds, numbers=True)}"]
+    tables.append(f"speed-up, by the number of hosts\n{as_text(speed_up, numbers=True)}")
+    return "\n\n".join([head, *tables, LEGEND, _fit_words(fitted)])
 
 
-def describe_fit(fitted: Fitted) -> str:
+def _fit_words(fitted: Fitted) -> str:
     """The fitted costs, their source, and what was left out."""
     costs = fitted.costs
     lines = ["fitted to:"] + [f"  {bench.name}: {bench.words}" for bench in fitted.benches]
     lines.append(
-        f"a step takes {costs.step * 1e3:.3g} ms of a processor, a byte {costs.byte * 1e9:.3g} ns; a link gives "
-        f"{costs.efficiency:.1%} of its rate"
+        f"a step takes {costs.step * 1e3:.3g} ms and a byte {costs.byte * 1e9:.3g} ns, besides the link's time"
     )
     left_out = {label: reason for bench in fitted.benches for label, reason in bench.left_out.items()}
     return "\n".join([*lines, *(f"left out: {label}, since {reason}" for label, reason in left_out.items())])
-
-
-def _cell(point: Point, is_speed: bool, form: str) -> str:
-    factor = point.speed_up * point.seconds if is_speed else 1.0
-    values = [point.seconds, point.measured_seconds] if point.measured_seconds else [point.seconds]
-    shown = [form.format(factor / value if is_speed else value) for value in values]
-    return shown[0] + "".join(f" [{each}]" for each in shown[1:])

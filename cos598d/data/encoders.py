@@ -1,6 +1,5 @@
 """Encoders turn a task's texts or images into the inputs of one model."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +20,7 @@ Text = tuple[str, str | None]  # one text, or a pair
 
 
 class Encoder(ABC):
-    """digest: of everything that the inputs depend on."""
-
-    digest: str
+    """What turns texts or images into inputs, next to the model that reads them."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
@@ -43,7 +40,6 @@ class TextEncoder(Encoder):
         self._tokenizer, self.has_segments = tokenizer, has_segments
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1
         self.pad_id, self.cls_id, self.sep_id = map(self._special, ("[PAD] <pad>", "[CLS] <s>", "[SEP] </s>"))
-        self.digest = hashlib.sha256(f"{has_segments}{tokenizer.to_str()}".encode()).hexdigest()
 
     def _special(self, names: str) -> int:
         found = [self._tokenizer.token_to_id(name) for name in names.split()]
@@ -143,7 +139,6 @@ class ImageEncoder(Encoder):
 
     def __init__(self, size: int, channels: int):
         self.size, self.channels = size, channels
-        self.digest = f"{size} {channels}"
 
     def fit(self, pixels: np.ndarray) -> np.ndarray:
         """Images of one size, uint8 (images, height, width, 1 or 3), as uint8 (images, size, size, channels)."""

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import torch
 
-from cos598d.data.cache import cached
 from cos598d.data.encoders import ImageEncoder, Text, TextEncoder
 
 _BLOCK = 1024  # texts that are encoded at a time: an Encoding is large, its ids are small
@@ -74,16 +73,15 @@ class Texts(Examples):
 
     def __init__(
         self,
-        tokens: np.ndarray,
-        lengths: np.ndarray,
-        splits: np.ndarray,
+        tokens: Sequence[np.ndarray],
+        splits: Sequence[int],
         targets: Mapping[str, np.ndarray],
-        pad_id: int,
-        has_segments: bool,
+        encoder: TextEncoder,
     ):
-        super().__init__(lengths, targets)
-        self.tokens, self.splits, self.pad_id, self.has_segments = tokens, splits, pad_id, has_segments
-        self.starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        super().__init__(np.array([len(one) for one in tokens]), targets)
+        self.tokens, self.splits = np.concatenate(tokens).astype(np.int32), np.array(splits, dtype=np.int32)
+        self.pad_id, self.has_segments = encoder.pad_id, encoder.has_segments
+        self.starts = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
 
     def inputs(self, indices: np.ndarray, draw: Draw | None = None) -> dict[str, torch.Tensor]:
         """input_ids, attention_mask and perhaps token_type_ids, int64 (batch, longest of these), padded at the end."""
@@ -127,27 +125,14 @@ class Images(Examples):
         return {"pixels": self.pixels}
 
 
-def encode(
-    name: str, rows: Sequence[Text], labels: np.ndarray, encoder: TextEncoder, most: int, overwrite: bool = False
-) -> Texts:
-    """Texts or pairs as examples of at most `most` tokens, from the cache if they are there under `name`."""
-
-    def build() -> dict[str, np.ndarray]:
-        tokens, lengths, splits = [], [], []
-        for start in range(0, len(rows), _BLOCK):
-            for one in encoder.encode(rows[start : start + _BLOCK], most):
-                tokens.append(np.array(one.ids, dtype=np.int32))
-                lengths.append(len(one.ids))
-                splits.append(one.type_ids.index(1) if 1 in one.type_ids else len(one.ids))
-        return {
-            "tokens": np.concatenate(tokens),
-            "lengths": np.array(lengths, dtype=np.int32),
-            "splits": np.array(splits, dtype=np.int32),
-        }
-
-    key = (encoder.digest, str(most), *(text or "\0" for row in rows for text in row))
-    found = cached(name, key, build, overwrite)
-    return Texts(**found, targets={"labels": labels}, pad_id=encoder.pad_id, has_segments=encoder.has_segments)
+def encode(rows: Sequence[Text], labels: np.ndarray, encoder: TextEncoder, most: int) -> Texts:
+    """Texts or pairs as examples of at most `most` tokens."""
+    tokens, splits = [], []
+    for start in range(0, len(rows), _BLOCK):
+        for one in encoder.encode(rows[start : start + _BLOCK], most):
+            tokens.append(np.array(one.ids, dtype=np.int32))
+            splits.append(one.type_ids.index(1) if 1 in one.type_ids else len(one.ids))
+    return Texts(tokens, splits, {"labels": labels}, encoder)
 
 
 def augment(pixels: np.ndarray, indices: Iterable[int], draw: Draw, mirrors: bool) -> np.ndarray:

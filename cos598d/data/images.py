@@ -11,12 +11,11 @@ import numpy as np
 
 from cos598d.data.encoders import ImageEncoder, ImageForm
 from cos598d.data.examples import Images, split, spread
-from cos598d.data.task import Task, fetch_command, place_of
+from cos598d.data.task import NAMES, Task, fetch_command, place_of
 from cos598d.errors import UsageError, UserError, first_line
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".ppm", ".pgm")
 VARIABLE = "IMAGE_DIR"
-TRAIN, DEV = ("train", "training"), ("dev", "val", "valid", "validation", "test")  # the first one that exists
 
 
 class ImageTask(Task):
@@ -112,8 +111,8 @@ class ImageFolderTask(ImageTask):
     def find(self, data_dir: str | None) -> str:
         found = super().find(data_dir)
         folders = {one.name.lower(): one for one in sorted(self._place.glob("*")) if one.is_dir()}
-        named = [next((folders[name] for name in names if name in folders), None) for names in (TRAIN, DEV)]
-        self._roots = dict(zip(self.parts, named, strict=True)) if None not in named else {}
+        named = {part: [folders[name] for name in NAMES[part] if name in folders] for part in self.parts}
+        self._roots = {part: found[0] for part, found in named.items()} if all(named.values()) else {}
         root = self._roots.get("train") or self._place
         self.classes = tuple(sorted(one.name for one in root.glob("*") if one.is_dir() and one.name[0] != "."))
         if len(self.classes) < 2:

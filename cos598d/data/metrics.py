@@ -67,18 +67,15 @@ def by_class(preds: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dic
     of its examples that were found; F1 is their harmonic mean. Each is 0 if it would divide by 0. The means are over
     the classes that occur. Row i column j of `confusion` has the number of examples of class i that were taken for j.
     """
-    count = len(names)
-    confusion = np.bincount(labels * count + preds, minlength=count * count).reshape(count, count)
-    right, there, taken = np.diag(confusion), confusion.sum(axis=1), confusion.sum(axis=0)
-    columns = {
-        "precision": right / np.maximum(taken, 1),
-        "recall": right / np.maximum(there, 1),
-        "f1": 2 * right / np.maximum(there + taken, 1),
-    }
-    occurs = there + taken > 0
-    rows = [
-        {"class": name, "examples": int(there[place]), **{key: float(of[place]) for key, of in columns.items()}}
-        for place, name in enumerate(names)
-    ]
-    means = {f"{key}_macro": float(values[occurs].mean()) for key, values in columns.items()}
-    return means | {"by_class": rows} | ({"confusion": confusion.tolist()} if count <= MOST_CONFUSED else {})
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+    ids = np.arange(len(names))
+    *scores, counts = precision_recall_fscore_support(labels, preds, labels=ids, zero_division=0)
+    occurs = np.isin(ids, np.union1d(preds, labels))
+    found: dict[str, Any] = {name: float(of[occurs].mean()) for name, of in zip(MACRO, scores, strict=True)}
+    columns = zip(names, counts.tolist(), *(of.tolist() for of in scores), strict=True)
+    keys = ("class", "examples", "precision", "recall", "f1")
+    found["by_class"] = [dict(zip(keys, row, strict=True)) for row in columns]
+    if len(names) <= MOST_CONFUSED:
+        found["confusion"] = confusion_matrix(labels, preds, labels=ids).tolist()
+    return found

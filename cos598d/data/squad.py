@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Encoding
 
-from cos598d.data.cache import cached
 from cos598d.data.encoders import TextEncoder
 from cos598d.data.examples import Examples, Texts, spread
 from cos598d.data.metrics import Metric
@@ -40,9 +39,9 @@ class Windows(Texts):
     the context that it covers; (0, 0) for tokens outside of the context.
     """
 
-    def __init__(self, questions: np.ndarray, offsets: np.ndarray, **texts: Any):
-        super().__init__(**texts)
-        self.questions, self.offsets = questions, offsets
+    def __init__(self, questions: Sequence[int], offsets: Sequence[np.ndarray], *texts: Any):
+        super().__init__(*texts)
+        self.questions, self.offsets = np.array(questions), np.concatenate(offsets)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return super().arrays() | {"questions": self.questions, "offsets": self.offsets}
@@ -77,7 +76,7 @@ class SquadTask(Task):
     def load(self, part: str, encoder: Any, most: int, limit: int | None = None) -> Windows:
         asked = [one for one in read_questions(self._files[part]) if self.with_impossible or not one.impossible]
         self._asked[part] = [asked[place] for place in spread(len(asked), limit)]
-        return build_windows(self._asked[part], encoder, most, self.stride, part == "train", self.rebuilds)
+        return build_windows(self._asked[part], encoder, most, self.stride, part == "train")
 
     def widths(self, examples: Examples) -> tuple[int, ...]:
         return (int(examples.lengths.max()),) * 2
@@ -123,40 +122,21 @@ def golds_of(asked: Sequence[Question]) -> dict[str, list[str]]:
 
 
 def build_windows(
-    asked: Sequence[Question],
-    encoder: TextEncoder,
-    most: int,
-    stride: int,
-    training: bool = False,
-    overwrite: bool = False,
+    asked: Sequence[Question], encoder: TextEncoder, most: int, stride: int, training: bool = False
 ) -> Windows:
-    """All windows of the questions, as sequences of at most `most` tokens.
+    """All windows of the questions, as sequences of at most `most` tokens, which is at least MOST_QUERY + 4.
 
     1. A question is cut to MOST_QUERY tokens.
     2. A context that is longer than the rest is cut into windows, each `stride` tokens after the one before.
     3. Targets are the first and the last token that the first gold answer touches. They are 0, the index of [CLS], if
        the window does not contain all of it. `training` leaves out questions whose answer is not where the file says.
-
-    Raises UserError if there is no room for a context.
     """
-    if most < MOST_QUERY + 4:
-        raise UserError(f"--max_seq_length {most} leaves no room for text. Give at least {MOST_QUERY + 4}.")
-
-    def build() -> dict[str, np.ndarray]:
-        rows = list(_windows(asked, encoder, most, stride, training))
-        if not rows:
-            raise UserError("no question has its answer at its answer_start. Check the SQuAD file.")
-        tokens, offsets, *columns = zip(*rows, strict=True)
-        names = ("splits", "questions", "start_positions", "end_positions")
-        return {
-            "tokens": np.concatenate(tokens).astype(np.int32),
-            "offsets": np.concatenate(offsets).astype(np.int32),
-            "lengths": np.array([len(one) for one in tokens]),
-        } | {name: np.array(column) for name, column in zip(names, columns, strict=True)}
-
-    found = cached("squad", (encoder.digest, f"{most} {stride} {training}", *map(repr, asked)), build, overwrite)
-    targets = {name: found.pop(name) for name in ("start_positions", "end_positions")}
-    return Windows(**found, targets=targets, pad_id=encoder.pad_id, has_segments=encoder.has_segments)
+    rows = list(_windows(asked, encoder, most, stride, training))
+    if not rows:
+        raise UserError("no question has its answer at its answer_start. Check the SQuAD file.")
+    tokens, offsets, splits, questions, begins, ends = zip(*rows, strict=True)
+    targets = {"start_positions": np.array(begins), "end_positions": np.array(ends)}
+    return Windows(questions, offsets, tokens, splits, targets, encoder)
 
 
 Window = tuple[np.ndarray, np.ndarray, int, int, int, int]  # ids, offsets, split, question, first and last token

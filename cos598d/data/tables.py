@@ -14,14 +14,12 @@ import numpy as np
 
 from cos598d.data import metrics
 from cos598d.data.examples import Examples, split
-from cos598d.data.task import Row, Scores, TextTask, fetch_command, place_of
+from cos598d.data.task import NAMES, Row, Scores, TextTask, fetch_command, place_of
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
 SUFFIXES = (".tsv", ".csv", ".jsonl")
 MOST_CLASSES = 1000
-# What the file of each part may be called; the first one that exists is taken.
-NAMES = {"train": ("train", "training"), "dev": ("dev", "val", "valid", "validation", "test"), "test": ("test",)}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from cos598d.data.examples import Examples, encode, spread
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
+# What the folder or file of each part may be called; the first one that exists is taken.
+NAMES = {"train": ("train", "training"), "dev": ("dev", "val", "valid", "validation", "test"), "test": ("test",)}
 Row = tuple[str, str | None, Any]  # the first text, the second or None, the label
 
 
@@ -33,7 +35,6 @@ class Task(ABC):
     parts: "train", then those to evaluate on. metric: its official one; the task is ranked by its first name.
     defaults: values of RunConfig's that differ for this task. image_form: of its images; None for texts.
     texts: 2 if examples are pairs of texts, 1 if they are single ones; None if both are possible.
-    rebuilds: whether cached features are built again (--overwrite_cache).
     """
 
     name: str
@@ -44,7 +45,6 @@ class Task(ABC):
     defaults: Mapping[str, Any] = {}
     image_form: ImageForm | None = None
     texts: int | None = None
-    rebuilds = False
 
     @property
     def num_labels(self) -> int:
@@ -97,15 +97,14 @@ class TextTask(Task):
         labels = [numbers[label] if numbers else float(label) for _, _, label in chosen]
         kind = np.int64 if numbers else np.float32
         texts = [(first, second) for first, second, _ in chosen]
-        return encode(f"{self.name}-{part}", texts, np.array(labels, kind), encoder, most, self.rebuilds)
+        return encode(texts, np.array(labels, kind), encoder, most)
 
     def unlabelled(self, encoder: Any, most: int) -> dict[str, Examples]:
         return {ending: self.encoded(self.rows(part), encoder, most) for ending, part in self.tests.items()}
 
     def encoded(self, rows: Sequence[Row], encoder: Any, most: int) -> Examples:
         """Rows whose labels are not read."""
-        nothing = np.zeros(len(rows), np.int64)
-        return encode(f"{self.name}-test", [(a, b) for a, b, _ in rows], nothing, encoder, most, self.rebuilds)
+        return encode([(a, b) for a, b, _ in rows], np.zeros(len(rows), np.int64), encoder, most)
 
 
 def predictions_table(

@@ -23,7 +23,7 @@ TASKS_WITH = {SQUAD: ("squad",), IMAGES: tuple(_IMAGES), OWN_TEXTS: ("text",)}
 class TaskFlags:
     """The flags of tasks' data. Those of a heading of TASKS_WITH have an effect only on its tasks."""
 
-    overwrite_cache: bool = flag(False, "build the cached features again", group="task and data", is_local=True)
+    overwrite_cache: bool = flag(False, "accepted, as before: nothing is cached", group="task and data", is_local=True)
     version_2_with_negative: bool = flag(
         False, "SQuAD 2.0: questions may have no answer; files are those of v2.0", group=SQUAD
     )
@@ -51,9 +51,7 @@ def get_task(name: str, flags: TaskFlags = _STANDARD) -> Task:
 
     Raises UsageError with the known names, or with the error of your file.
     """
-    task = OwnTask(name) if is_own(name) else _known(name.lower(), flags)
-    task.rebuilds = flags.overwrite_cache
-    return task
+    return OwnTask(name) if is_own(name) else _known(name.lower(), flags)
 
 
 def _known(name: str, flags: TaskFlags) -> Task:

@@ -18,7 +18,7 @@ from cos598d.errors import UsageError
 from cos598d.records.conventions import BY_COUNTERS
 from cos598d.sync.base import GradientSync
 from cos598d.sync.options import Compression
-from cos598d.world.network import INTERFACE_VARIABLE, interface_of
+from cos598d.world.network import INTERFACE_VARIABLE, interface_facing
 
 _meetings = itertools.count()
 
@@ -106,7 +106,7 @@ def _lost_rank_is_reported() -> Iterator[None]:
 
 def _meet(hvd: Any, rank: int, ranks: int) -> None:
     """Initialize Horovod on the existing ranks, each as a host of its own."""
-    interface = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0] or interface_of("127.0.0.1") or "lo"
+    interface = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0] or interface_facing("127.0.0.1") or "lo"
     store = dist.distributed_c10d._get_default_store()
     with _rendezvous(store, f"horovod/{next(_meetings)}") as port:
         places = {

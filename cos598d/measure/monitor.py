@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import psutil
 import torch
 
-from cos598d.measure.wire import Counters, Interface, WireCounter
+from cos598d.measure.wire import Counters, WireCounter
 from cos598d.records.schema import Sample
 
 JOIN_SECONDS = 2.0  # a sample takes less than a millisecond; a gauge that hangs must not delay the end
@@ -21,22 +21,19 @@ T = TypeVar("T")
 
 
 class Monitor:
-    """One rank's samples: the host's every `interval` seconds as rows, and the network's bytes at each iteration's end.
+    """One rank's samples: the host's every `interval` seconds as rows; if it `counts`, the bytes of its connections.
 
-    `begin` and `pause` enclose training: evaluation, the rendezvous and the exchange of facts are not counted. What
-    other ranks are still sending when an iteration ends counts for the next one. An error calls `warn` and ends the
-    sampling, not the run.
+    `begin` and `pause` enclose training: the bytes of evaluation, the rendezvous and the exchange of facts are not
+    counted. What other ranks are still sending when an iteration ends counts for the next one. An error calls `warn`
+    and ends the sampling, not the run.
     """
 
-    def __init__(self, interval: float, interface: Interface | None, device: torch.device, warn: Callable[[str], None]):
-        self.interface, self._warn = interface, warn
-        self._interval = min(interval, threading.TIMEOUT_MAX)
-        self._counter = WireCounter(interface) if interface else None
+    def __init__(self, interval: float, counts: bool, device: torch.device, warn: Callable[[str], None]):
+        self._interval, self._warn = min(interval, threading.TIMEOUT_MAX), warn
+        self._counter = WireCounter() if counts and WireCounter.is_told() else None
         self._gauges = HostGauges(device, warn)
-        self._before = 0.0  # seconds of the attempts before
-        self._began = 0.0
-        self._lock, self._stopping = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=lambda: self._tried(self._add_rows), name="monitor", daemon=True)
 
     def open(
         self, write: Callable[[dict[str, Any]], None], iteration: Callable[[], int], last: Sample | None = None
@@ -46,30 +43,26 @@ class Monitor:
         `last` is the last row of an earlier attempt: seconds continue there.
         """
         self._write, self._iteration = write, iteration
-        if last:
-            self._before, self._gauges.before = last.seconds, last.process_cpu_seconds
+        self._before = (last.seconds, last.process_cpu_seconds) if last else (0.0, 0.0)
 
     def begin(self) -> None:
         """Start counting: training begins, or continues after a pause."""
         if self._counter:
-            self._sampled(self._counter.resume)
-        if not self._thread.ident and not self._stopping.is_set():
-            self._began = time.perf_counter()
-            self._gauges.start()
-            self._sampled(self._add_row)
+            self._tried(self._counter.resume)
+        if not self._thread.ident:
+            seconds, of_process = self._before
+            self._began = time.perf_counter() - seconds
+            self._gauges.start(of_process)
             self._thread.start()
 
     def read(self) -> Counters | None:
-        """The interface's bytes since the last reading; None if they are not known. It takes no communication."""
-        return self._sampled(self._counter.read) if self._counter else None
+        """The connections' bytes since the last reading; None if they are not known. It takes no communication."""
+        return self._tried(self._counter.read) if self._counter else None
 
-    def pause(self) -> Counters | None:
-        """Stop counting: training ends, or stops to evaluate. Return the bytes since the last reading."""
-        counted = self.read()
+    def pause(self) -> None:
+        """Stop counting: training ends, or stops to evaluate."""
         if self._counter:
             self._counter.pause()
-        self._sampled(self._add_row)
-        return counted
 
     def stop(self) -> None:
         """End the thread. There are no more rows after this."""
@@ -77,58 +70,52 @@ class Monitor:
         if self._thread.ident:
             self._thread.join(JOIN_SECONDS)
 
-    def _add_row(self) -> None:
-        seconds = round(self._before + time.perf_counter() - self._began, 6)
-        self._write({"seconds": seconds, "iteration": self._iteration()} | self._gauges.read())
+    def _tried(self, take: Callable[[], T]) -> T | None:
+        """What `take` returns; None after an error, and then there are no more samples."""
+        try:
+            return take()
+        except Exception as error:  # whatever a counter or gauge may raise: no sample is worth a run
+            self._counter = None
+            self._stopping.set()
+            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+            self._warn(f"sampling of CPU, memory and network stopped, and training continues: {reason}.")
+            return None
 
-    def _sampled(self, take: Callable[[], T]) -> T | None:
-        """Call `take` for a sample, one thread at a time. After an error, or after `stop`, return None."""
-        with self._lock:
-            if self._stopping.is_set():
-                return None
-            try:
-                return take()
-            except Exception as error:  # whatever a counter or gauge may raise: no sample is worth a run
-                self._stopping.set()
-                reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        self._warn(f"sampling of CPU, memory and network stopped, and training continues: {reason}.")
-        return None
-
-    def _watch(self) -> None:
+    def _add_rows(self) -> None:
+        """A row now, one after each interval, and one at the end."""
+        self._add_row()
         while not self._stopping.wait(self._interval):
-            self._sampled(self._add_row)
+            self._add_row()
+        self._add_row()
+
+    def _add_row(self) -> None:
+        seconds = round(time.perf_counter() - self._began, 6)
+        self._write({"seconds": seconds, "iteration": self._iteration()} | self._gauges.read())
 
 
 class HostGauges:
-    """Readings of this process and its host. `start` begins the sum of the process's CPU seconds.
+    """Readings of this process and its host, from `start` on.
 
     A GPU's memory is that of all processes on it. Its utilization comes from NVML, by the package nvidia-ml-py. Without
     that package it is left out. If NVML refuses for another reason, `warn` is called.
     """
 
     def __init__(self, device: torch.device, warn: Callable[[str], None]):
-        self._device = device
-        self._process = psutil.Process()
-        self._began: float | None = None
-        self.before = 0.0  # the process's CPU seconds before the run was resumed
-        self._busy, self._all = _host_seconds()
+        self._device, self._process = device, psutil.Process()
         self._tells_utilization = device.type == "cuda" and _tells_utilization(device, warn)
+        self.start()
 
-    def start(self) -> None:
-        """Start to count CPU seconds."""
-        self._began = time.process_time()
-
-    @property
-    def process_cpu_seconds(self) -> float:
-        """CPU seconds of this process since training began, and of the one before it in a resumed run."""
-        return self.before if self._began is None else self.before + time.process_time() - self._began
+    def start(self, before: float = 0.0) -> None:
+        """Start to count CPU seconds, of which the process had `before` in an earlier attempt."""
+        self._began = time.process_time() - before
+        self._busy, self._all = _host_seconds()
 
     def read(self) -> dict[str, Any]:
         """A row's gauges; `host_cpu_percent` is the mean over all cores since the previous reading."""
         busy, total = _host_seconds()
         passed = total - self._all
         row = {
-            "process_cpu_seconds": self.process_cpu_seconds,
+            "process_cpu_seconds": time.process_time() - self._began,
             "host_cpu_percent": round(100 * max(0.0, busy - self._busy) / passed, 1) if passed > 0 else 0.0,
             "rss_bytes": self._process.memory_info().rss,
         }

@@ -1,12 +1,10 @@
 """Files of rows: JSON lines that a run only appends to. A resumed run first cuts off those after its checkpoint."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from cos598d.errors import UserError
 from cos598d.records.schema import read_rows
 from cos598d.terminal.files import whole_file
 
@@ -22,15 +20,12 @@ def logs_calls(iteration: int) -> bool:
 class RowFile:
     """A file to which rows are appended. Each is handed to the system at once, so that it survives the process.
 
-    Raises UserError, with the file's name, if the disk refuses.
+    Raises OSError, with the file's name, if the disk refuses.
     """
 
     def __init__(self, path: Path):
-        self.path = path
-        try:
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
-        except OSError as error:
-            raise UserError(f"{path} cannot be written ({error.strerror}). Choose another --output_dir.") from None
+        self.path, self._file = path, open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
+        self.close = self._file.close
 
     def add(self, row: msgspec.Struct | dict) -> None:
         """Append a row."""
@@ -44,14 +39,8 @@ class RowFile:
         try:
             self._file.write(rows)
         except OSError as error:
-            raise UserError(
-                f"{self.path} cannot be written ({error.strerror}). Make room there, or choose another --output_dir."
-            ) from None
-
-    def close(self) -> None:
-        """Close the file. The system writes it to the disk first."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+            error.filename = str(self.path)
+            raise
 
 
 class _Place(msgspec.Struct):

@@ -7,11 +7,10 @@ from typing import Any
 
 from cos598d.errors import UsageError
 from cos598d.measure.loggers import Logger
-from cos598d.records.conventions import COUNTED, TENSORBOARD
+from cos598d.records.conventions import TENSORBOARD
 
 FLUSH_SECONDS = 5  # somebody may be watching
-# Fields of the rows that are no chart of their own.
-UNSHOWN = frozenset(("iteration", "last_iteration", "epoch", "iterations", "seconds_evaluation"))
+UNSHOWN = frozenset(("iteration", "last_iteration", "epoch", "iterations"))
 
 
 def check_tensorboard() -> None:
@@ -26,12 +25,12 @@ def check_tensorboard() -> None:
 
 
 class Board(Logger):
-    """Rank 0's scalars, all by the number of an iteration; an epoch's by its last iteration. An earlier run's events
-    are removed first; after a resume, only those of later iterations.
+    """Rank 0's scalars, by the number of an iteration. An earlier run's events are removed first; after a resume, only
+    those of later iterations.
 
-    Written are loss, learning_rate; seconds/iteration and seconds/PHASE; bytes/predicted_sent, bytes/counted_sent and
-    the same received (this rank's; see `records.figures.epoch_traffic`). For each evaluation evaluation/METRIC; for
-    each epoch also epoch/METRIC, epoch/seconds_training, epoch/examples_per_second and the same of tokens or images.
+    Of each step: loss, learning_rate, examples_per_second, seconds/iteration, seconds/PHASE, and bytes sent and
+    received, predicted and counted (this rank's; see `records.figures.epoch_traffic`). Of each evaluation
+    evaluation/METRIC.
     """
 
     def run(self, folder: Path, config: Mapping[str, Any], iteration: int) -> None:
@@ -48,23 +47,14 @@ class Board(Logger):
                 self._writer.add_scalar(tag, value, iteration)
 
     def step(self, row: Mapping[str, Any]) -> None:
-        found = {name: row.get(name) for name in ("loss", "learning_rate")} | {"seconds/iteration": row["seconds"]}
-        for name, value in row.items():
-            if name.startswith("seconds_"):
-                found[f"seconds/{name.removeprefix('seconds_')}"] = value
-            elif "_bytes_" in name:
-                found[f"bytes/{name.replace('_bytes', '')}"] = value
+        found = {"loss": row["loss"], "learning_rate": row.get("learning_rate"), "seconds/iteration": row["seconds"]}
+        found["examples_per_second"] = row["examples"] / row["seconds"]
+        found |= {name.replace("_", "/", 1): value for name, value in row.items() if name.startswith("seconds_")}
+        found |= {f"bytes/{name.replace('_bytes', '')}": value for name, value in row.items() if "_bytes_" in name}
         self._show(found, row["iteration"])
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
-        metrics = {name: value for name, value in row.items() if name not in UNSHOWN}
-        self._show({f"evaluation/{name}": value for name, value in metrics.items() if name != "loss"}, row["iteration"])
-        if "last_iteration" not in row:
-            return
-        training = row.get("training", {})
-        rates = {f"{name}_per_second": training.get(f"{name}_per_second_wall") for name in ("examples", *COUNTED)}
-        found = metrics | rates | {"seconds_training": training.get("wall_seconds")}
-        self._show({f"epoch/{name}": value for name, value in found.items()}, row["iteration"])
+        self._show({f"evaluation/{name}": row[name] for name in row.keys() - UNSHOWN}, row["iteration"])
 
     def end(self, row: Mapping[str, Any]) -> None:
         self._writer.close()

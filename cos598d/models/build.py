@@ -16,7 +16,6 @@ from cos598d.models import vit
 from cos598d.models.checkpoint import fill_model
 from cos598d.models.configs import CONFIGS, DROPOUTS, TINY, empty_model, read_config, type_of
 from cos598d.models.names import WAYS_OUT, find_folder, find_weights, installed_minilm
-from cos598d.models.products import ProductShape, widest_product
 
 BERT_BASE_VOCABULARY = 28996  # of the cased model; its other sizes are the library's defaults
 # Modules that a task puts on top of the encoder. A file may lack them: they start with random weights.
@@ -28,14 +27,13 @@ class ModelSource:
     """A model that was found but not built yet.
 
     config: as in the source. weights: their file; None: random ones. encoder: of its texts or images. description: a
-    phrase for the user. product: the shape of the largest product of its layers, by which precisions are compared.
+    phrase for the user.
     """
 
     config: Any
     weights: Path | None
     encoder: Encoder
     description: str
-    product: ProductShape = ProductShape(1, 1, 1)  # until the model's modules are known
 
     @property
     def model_type(self) -> str:
@@ -93,8 +91,7 @@ def find_model(
     _check(name, source, form, model_type)
     with torch.device("meta"):
         model = build_model(source, "sequence_classification" if form is None else "image_classification", 2, None, 0)
-    description = f"{source.description}, {count_parameters(model) / 1e6:.1f} M parameters"
-    return replace(source, description=description, product=widest_product(model))
+    return replace(source, description=f"{source.description}, {count_parameters(model) / 1e6:.1f} M parameters")
 
 
 def _random_text(name: str, kind: str) -> ModelSource:

@@ -14,7 +14,7 @@ from torch import nn
 from cos598d.data.encoders import Encoder
 from cos598d.errors import UserError, first_line
 from cos598d.models.configs import plain_config
-from cos598d.records.conventions import MODEL, MODEL_FILES
+from cos598d.records.conventions import MODEL
 from cos598d.terminal.files import whole_file, whole_folder, write_json
 
 _OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # the first BERT checkpoints' names for LayerNorm's parameters
@@ -66,7 +66,7 @@ def fill_model(model: nn.Module, path: Path, may_be_new: Sequence[str], may_diff
         elif not found.is_floating_point():
             problem = f"is of {str(found.dtype).removeprefix('torch.')}, not a floating-point tensor"
         else:
-            problem = "" if all_finite(found) else "has values that are not finite"
+            problem = "" if torch.isfinite(found).all() else "has values that are not finite"
         if problem:
             raise UserError(
                 f"{name} {problem} in {path}. Give a model's intact weights and the config.json beside them."
@@ -76,18 +76,11 @@ def fill_model(model: nn.Module, path: Path, may_be_new: Sequence[str], may_diff
     return [part for part in new if any(_is_in(name, [part]) for name in expected)]
 
 
-def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no infinities or NaNs: one pass over it, and a second if its sum is not finite."""
-    if tensor.dtype in (torch.float32, torch.float64) and torch.isfinite(tensor.sum()):
-        return True  # a non-finite value would have made the sum non-finite
-    return bool(torch.isfinite(tensor).all())
-
-
 def save_model(folder: Path, model: nn.Module, encoder: Encoder) -> None:
     """Write `model` to `folder` so that pytorch_transformers' `from_pretrained(folder)`, transformers' and `find_model`
-    load it. A wrapper that holds the model as `.module` will do. Raises OSError or RuntimeError if the disk refuses."""
+    load it. Raises OSError or RuntimeError if the disk refuses."""
     save_description(folder, model, encoder)
-    weights = {name: _own_memory(tensor) for name, tensor in _inner(model).state_dict().items()}
+    weights = {name: _own_memory(tensor) for name, tensor in model.state_dict().items()}
     with whole_file(folder / "pytorch_model.bin", "wb") as handle:
         torch.save(weights, handle)
     (folder / "model.safetensors").unlink(missing_ok=True)  # of an older model, which loaders would prefer
@@ -97,14 +90,14 @@ def save_description(folder: Path, model: nn.Module, encoder: Encoder) -> None:
     """Write everything that `save_model` writes except the weights. Raises OSError if the disk refuses."""
     folder.mkdir(parents=True, exist_ok=True)
     encoder.save(folder)
-    write_json(folder / "config.json", plain_config(_inner(model).config))
+    write_json(folder / "config.json", plain_config(model.config))
 
 
 def save_run_model(output: Path, model: nn.Module, encoder: Encoder) -> None:
     """Save the model next to the run's published record. It replaces an earlier run's model."""
     place = output / MODEL
     try:
-        with whole_folder(place, MODEL_FILES) as folder:
+        with whole_folder(place) as folder:
             save_model(folder, model, encoder)
     except (OSError, RuntimeError) as error:  # torch's writer hides a full disk in a RuntimeError
         hidden = error.__cause__ or error.__context__
@@ -114,13 +107,6 @@ def save_run_model(output: Path, model: nn.Module, encoder: Encoder) -> None:
             f"the model cannot be saved as {place} ({reason}). The run's other files in {output} are complete{old}. "
             "Make room there."
         ) from error
-
-
-def _inner(model: nn.Module) -> nn.Module:
-    """The model inside wrappers that hold it as `.module`."""
-    while isinstance(inner := getattr(model, "module", None), nn.Module):
-        model = inner
-    return model
 
 
 def _own_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -80,46 +80,43 @@ class DistilBertLayer(modeling_distilbert.TransformerBlock):
         return (self.output_layer_norm(self.ffn.dropout(self.ffn.lin2(inner)) + asked),)
 
 
-class BertEncoder(modeling_bert.BertEncoder):
+class _Encoder(nn.Module):
     """The library's encoder, which packs on a CPU. `first_only`: the head reads first tokens only."""
 
-    def __init__(self, config: Any, first_only: bool):
-        super().__init__(config)
-        self.first_only = first_only
-        self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
-
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor, head_mask: Any = None) -> Outputs:
-        if hidden_states.device.type != "cpu":
-            return super().forward(hidden_states, attention_mask, head_mask)
-        # the library's mask: 0 for tokens, -10000 for padding
-        return _packed(self.layer, hidden_states, attention_mask[:, 0, 0] == 0, self.first_only)
-
-
-class DistilBertEncoder(modeling_distilbert.Transformer):
-    """The same for DistilBERT's."""
+    kind: Any  # of its layers
 
     def __init__(self, config: Any, first_only: bool):
         super().__init__(config)
-        self.first_only = first_only
-        self.layer = nn.ModuleList(DistilBertLayer(config) for _ in range(config.n_layers))
+        self.first_only, layers = first_only, self.get_submodule("layer")
+        self.layer = nn.ModuleList(self.kind(config) for _ in layers.children())
 
     def forward(self, x: torch.Tensor, attn_mask: torch.Tensor, head_mask: Any = None) -> Outputs:
         if x.device.type != "cpu":
             return super().forward(x, attn_mask, head_mask)
-        return _packed(self.layer, x, attn_mask != 0, self.first_only)
+        # BERT's mask is 0 for tokens and -10000 for padding, (batch, 1, 1, sequence); DistilBERT's is not 0 for tokens
+        is_token = attn_mask[:, 0, 0] == 0 if attn_mask.dim() == 4 else attn_mask != 0
+        packing, places = Packing(is_token.sum(dim=1).tolist()), is_token.flatten().nonzero().squeeze(1)
+        tokens = x.flatten(0, 1).index_select(0, places)
+        for number, layer in enumerate(self.layer, start=1):
+            if self.first_only and number == len(self.layer):
+                lengths = torch.tensor(packing.lengths)
+                tokens = layer(tokens, packing._replace(firsts=lengths.cumsum(0) - lengths))[0]
+                return (tokens.unsqueeze(1),)
+            tokens = layer(tokens, packing)[0]
+        empty = tokens.new_zeros(is_token.numel(), tokens.shape[1])
+        return (empty.index_copy(0, places, tokens).unflatten(0, is_token.shape),)
 
 
-def _packed(layers: nn.ModuleList, padded: torch.Tensor, is_token: torch.Tensor, first_only: bool) -> Outputs:
-    packing, places = Packing(is_token.sum(dim=1).tolist()), is_token.flatten().nonzero().squeeze(1)
-    tokens = padded.flatten(0, 1).index_select(0, places)
-    for number, layer in enumerate(layers, start=1):
-        if first_only and number == len(layers):
-            lengths = torch.tensor(packing.lengths)
-            tokens = layer(tokens, packing._replace(firsts=lengths.cumsum(0) - lengths))[0]
-            return (tokens.unsqueeze(1),)
-        tokens = layer(tokens, packing)[0]
-    empty = tokens.new_zeros(is_token.numel(), tokens.shape[1])
-    return (empty.index_copy(0, places, tokens).unflatten(0, is_token.shape),)
+class BertEncoder(_Encoder, modeling_bert.BertEncoder):
+    """BERT's and RoBERTa's."""
+
+    kind = BertLayer
+
+
+class DistilBertEncoder(_Encoder, modeling_distilbert.Transformer):
+    """DistilBERT's."""
+
+    kind = DistilBertLayer
 
 
 class _Answers(nn.Module):

@@ -6,7 +6,9 @@ from typing import Any
 from msgspec import Struct
 
 from cos598d.errors import UserError
+from cos598d.records.conventions import DDP, FLOOR
 from cos598d.records.schema import AtLeastZero, Count, Environment, Positive, Ranks, Size, read
+from cos598d.records.summary import SLOWEST
 
 FILE_NAME = "bench.json"
 
@@ -15,6 +17,7 @@ class BenchSetting(Struct):
     """What was measured. Benches that differ only in ranks, links and batch measure the same work."""
 
     world_size: Ranks
+    rounds: Size = 1
     batch: Size | None = None  # examples on each rank
     model: str | None = None
     task: str | None = None
@@ -22,9 +25,14 @@ class BenchSetting(Struct):
     tokens: Count | None = None
     step: bool = False
     precision: str = "fp32"
+    precision_note: str = ""
     backend: str = "gloo"
     device: str = "cpu"
     threads_per_rank: Size = 1
+    attach: str = "once"
+    seconds_of: str = SLOWEST
+    operations: AtLeastZero | None = None  # of an iteration
+    peak_per_second: AtLeastZero | None = None
 
 
 class Candidate(Struct):
@@ -33,18 +41,40 @@ class Candidate(Struct):
     label: str
     sync: str = ""
     options: dict[str, Any] = {}
+    bytes_from: str = "ledger"
+
+
+class Ratio(Struct):
+    """The median over the rounds of ratios within a round, and its 95 % interval, for which 6 rounds are needed."""
+
+    median: Positive
+    interval_95: tuple[float, float] | None = None
+
+
+class Difference(Struct):
+    """The same of differences within a round."""
+
+    median: float
+    interval_95: tuple[float, float] | None = None
 
 
 class Measured(Struct):
-    """A candidate's seconds per iteration."""
+    """A candidate's seconds per iteration. A figure is None if DDP, or the floor, was not measured."""
 
     seconds_median: Positive
+    seconds_quartiles: tuple[Positive, Positive] | None = None
+    seconds_exposed: float | None = None
+    exposed_within_rounds: Difference | None = None
+    ratio_to_ddp: Ratio | None = None
+    ratio_to_floor: Ratio | None = None
 
 
 class Traffic(Struct):
     """What a candidate has sent in an iteration, by rank."""
 
     payload_bytes: list[AtLeastZero]
+    calls: list[Count] = []
+    bytes_sent: list[AtLeastZero] = []
 
 
 class Turn(Struct):
@@ -53,6 +83,38 @@ class Turn(Struct):
     candidate: str
     seconds_forward_by_rank: list[AtLeastZero] = []
     seconds_backward_by_rank: list[AtLeastZero] = []
+
+
+class Load(Struct):
+    """A rank's machine while candidates were measured: how busy it was, and the rank's own processor seconds."""
+
+    seconds: AtLeastZero
+    process_cpu_seconds: float
+    host_cpu_percent: AtLeastZero
+
+
+class Message(Struct):
+    """An all_reduce of one size."""
+
+    payload_bytes: Count
+    seconds_median: Positive
+    seconds_fitted: Positive
+    algbw_bytes_per_second: Positive
+    busbw_bytes_per_second: AtLeastZero
+
+
+class Fit(Struct):
+    """The line through the seconds of all sizes."""
+
+    overhead_seconds: AtLeastZero
+    bytes_per_second: Positive
+
+
+class Messages(Struct):
+    """The all_reduces of all sizes."""
+
+    sizes: list[Message]
+    fit: Fit
 
 
 class Arrival(Struct):
@@ -82,6 +144,25 @@ class Bench(Struct):
     traffic: dict[str, Traffic] = {}
     samples: list[Turn] = []
     arrivals: Arrivals | None = None
+    gradient_norm: dict[str, list[float | None]] = {}  # of the averaged gradient, by rank
+    host: list[Load] = []
+    bytes_are_assumed: bool = False
+    message_size: Messages | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a candidate without figures, or without those of DDP or the floor, if they are there."""
+        labels = {one.label for one in self.candidates}
+        for label in labels:
+            if label not in self.summary or label not in self.traffic:
+                raise ValueError(f"candidate {label} has no {'traffic' if label in self.summary else 'summary'}")
+            found = self.summary[label]
+            for base, figure in (
+                (DDP, found.ratio_to_ddp),
+                (FLOOR, found.ratio_to_floor),
+                (FLOOR, found.seconds_exposed),
+            ):
+                if (figure is None) == (base in labels):
+                    raise ValueError(f"candidate {label} has no figure against {base}, or {base} was not measured")
 
 
 def read_bench(path: Path) -> tuple[Path, Bench]:

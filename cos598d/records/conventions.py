@@ -19,12 +19,12 @@ WITH_ACTIVATIONS = "peak_with_activations"
 # The source of a strategy's sent bytes: the ledger, which has every call, or only the kernel's counters, if a library
 # does not report its calls.
 BY_LEDGER, BY_COUNTERS = "ledger", "counters"
-# Counted instead of an interface, if all ranks share a host: a rank's own connections, without packet headers.
+# Where the kernel counts: a rank's own connections, without packet headers.
 OWN_SOCKETS = "own sockets"
 # For records whose bytes come from another backend's formulas.
 ASSUMED_BYTES = "nccl chooses its own algorithms, and its calls are taken to move what gloo's do"
-# How one of a command's runs ended; `left out` is a run that cannot work here.
-FINISHED, FAILED, BROKEN_OFF, LEFT_OUT = OUTCOMES = ("finished", "failed", "broken off", "left out")
+# Why an attempt ended that has done its work; and one that has not, if nothing was left to write it down.
+FINISHED, SILENT = "finished", "ended without a word"
 # Units of a task's examples in addition to their number: speeds are also given in these.
 COUNTED = ("tokens", "images")
 # The fields of an epoch's row other than its metrics.
@@ -36,8 +36,6 @@ BUFFERS = "buffers"  # a model's, such as running statistics
 PARAMETERS = "parameters"  # weights that are sent because each rank holds, or steps, only its shard of them
 WHOLE_WEIGHTS = "whole weights"  # weights gathered for an evaluation, if each rank holds only its shard of them
 SYNCHRONIZING = (GRADIENTS, PARAMETERS)
-# Sent during training, between two evaluations.
-OF_TRAINING = (GRADIENTS, PARAMETERS, AGREEMENT, LOSS, BUFFERS, WHOLE_WEIGHTS)
 # The files of a run's record. One of each per rank:
 ITERATIONS, COMMUNICATION, HOST = (
     "iterations.rank{rank}.jsonl",
@@ -49,12 +47,5 @@ EPOCHS, EVALUATIONS, ATTEMPTS = "epochs.jsonl", "evaluations.jsonl", "attempts.j
 SETTING, CONFIG_FILE, ENVIRONMENT_FILE = "setting.json", "config.json", "environment.json"
 SUMMARY = "summary.json"
 LOCK = ".lock"  # locked by the program that uses the folder
-# The other folders of a run's folder, and a model's files there and in a checkpoint.
+# The other folders of a run's folder.
 MODEL, CHECKPOINTS, TENSORBOARD = "model", "checkpoints", "tensorboard"
-MODEL_FILES = frozenset(
-    ("config.json", "pytorch_model.bin", "model.safetensors", "preprocessor_config.json")
-    + ("vocab.txt", "vocab.json", "merges.txt", "spiece.model")
-    + ("added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
-)
-# Why an attempt ended that has not FINISHED, if nothing was left to write it down.
-SILENT = "ended without a word"

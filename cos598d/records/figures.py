@@ -5,15 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from cos598d.records.conventions import COUNTED, PHASES, SILENT, WARM_UP
+import numpy as np
+
+from cos598d.records.conventions import COUNTED, OWN_SOCKETS, PHASES, SILENT, WARM_UP
 from cos598d.records.schema import Attempt, AttemptRow, Iteration
 
 TOTALS = ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received")
-WAYS = ("bytes_sent", "bytes_received")
-TRAFFIC = tuple(f"{kind}_{way}" for kind in ("predicted", "counted") for way in WAYS)
+TRAFFIC = tuple(f"{kind}_{way}" for kind in ("predicted", "counted") for way in TOTALS[3:])
 _PHASES = tuple(f"seconds_{phase}" for phase in PHASES)
-_SUMMED = (*_PHASES, *TOTALS, *TRAFFIC)
-_summed = attrgetter(*_SUMMED)
+_columns = attrgetter(*_PHASES, *TOTALS, *TRAFFIC)
 
 
 def added(some: dict[str, list[int]], more: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
@@ -30,25 +30,29 @@ def rank_figures(rows: Iterable[Iteration]) -> dict[str, Any]:
     Mean seconds exclude the warm-up, if iterations follow it. Bytes include all iterations: a sync may send a step's
     weights in the next step, so a mean without the first step would exceed one step's bytes.
     """
-    sums: dict[tuple[int, bool], list[int | float | None]] = {}
+    places, values = [], []
     purposes: dict[str, list[int]] = {}
     for row in rows:
-        part = row.epoch, row.iteration > WARM_UP
-        before = sums.get(part)
-        values = (1, *_summed(row))
-        sums[part] = list(values) if before is None else [_known(a, b) for a, b in zip(before, values, strict=True)]
+        places.append((row.epoch, row.iteration))
+        values.append(_columns(row))
         added(purposes, row.by_purpose)
-    parts = {part: dict(zip(("iterations", *_SUMMED), values, strict=True)) for part, values in sums.items()}
-    every = _together(parts.values())
-    timed = _together([found for (_, is_timed), found in parts.items() if is_timed]) or every
-    epochs = {str(epoch): _together([parts[part] for part in parts if part[0] == epoch]) for epoch, _ in parts}
+    epochs, iterations = np.array(places, dtype=np.int64).reshape(-1, 2).T
+    table = np.array(values, dtype=np.float64).reshape(len(values), -1)  # a count that is not known is nan
+    seconds, sums = np.split(table, [len(_PHASES)], axis=1) if values else (table, table)
+    timed = seconds[iterations > WARM_UP] if (iterations > WARM_UP).any() else seconds
     return {
-        "iterations": every.get("iterations", 0),
-        "phases": {name: timed[name] / timed["iterations"] if timed else None for name in _PHASES},
-        "totals": {name: _mean(every.get(name, 0), every.get("iterations", 0)) or 0 for name in TOTALS},
+        "iterations": len(values),
+        "phases": dict(zip(_PHASES, timed.mean(axis=0).tolist(), strict=True)) if values else dict.fromkeys(_PHASES),
+        "means": _named(sums.mean(axis=0)) if values else dict.fromkeys(TOTALS, 0) | dict.fromkeys(TRAFFIC),
         "by_purpose": purposes,
-        "epochs": {epoch: {name: found[name] for name in TRAFFIC} for epoch, found in epochs.items()},
+        "epochs": {str(epoch): _named(sums[epochs == epoch].sum(axis=0)) for epoch in dict.fromkeys(epochs.tolist())},
     }
+
+
+def _named(values: np.ndarray) -> dict[str, float | None]:
+    """Sums or means of TOTALS and TRAFFIC, by name: an int if there is no remainder, None for one that is not known."""
+    found = zip((*TOTALS, *TRAFFIC), values.tolist(), strict=True)
+    return {name: None if np.isnan(value) else int(value) if value.is_integer() else value for name, value in found}
 
 
 def run_figures(rows: Iterable[Iteration], ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -66,9 +70,10 @@ def run_figures(rows: Iterable[Iteration], ranks: Sequence[Mapping[str, Any]]) -
         "losses": losses,
         "seconds_per_iteration": summarize_seconds(seconds),
         "phases": {name: _mean_of_known([rank["phases"][name] for rank in ranks]) for name in _PHASES},
-        **{f"{name}_per_iteration": first["totals"][name] for name in TOTALS[:3]},
-        **{f"{name}_per_iteration": [rank["totals"][name] for rank in ranks] for name in TOTALS[3:]},
-        "ledger": {"by_purpose": purposes_of([rank["by_purpose"] for rank in ranks])},
+        **{f"{name}_per_iteration": first["means"][name] for name in TOTALS[:3]},
+        **{f"{name}_per_iteration": [rank["means"][name] for rank in ranks] for name in TOTALS[3:]},
+        "ledger": {"by_purpose": _purposes([rank["by_purpose"] for rank in ranks])},
+        "wire": _wire(ranks),
         "wall": _rates(examples, clock, wall) | {"share_off_the_clock": 1 - clock / wall if wall else None},
     }
 
@@ -79,8 +84,6 @@ def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
     The interval is for this run's iterations: another run with the same settings may lie outside it. The first
     iteration is a field of its own. A figure is None if there are too few iterations for it.
     """
-    import numpy as np
-
     counted = np.asarray(seconds[WARM_UP:], dtype=np.float64)
     found: dict[str, Any] = {"first": seconds[0] if len(seconds) else None, "counted": len(counted)}
     found |= dict.fromkeys(("mean", "median", "p90", "interval_95"))
@@ -95,7 +98,7 @@ def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
     return found
 
 
-def purposes_of(ranks: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Any]:
+def _purposes(ranks: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Any]:
     """The summary's "by_purpose": rank 0's calls and payload bytes, and the bytes sent and received by rank."""
     found = {}
     for purpose in dict.fromkeys(purpose for rank in ranks for purpose in rank):
@@ -125,11 +128,9 @@ def epoch_traffic(ranks: Sequence[Mapping[str, Any]], epoch: int) -> dict[str, l
 
     *Predicted* is a rank's bytes by the formulas of its calls, in an iteration and after it, until the next one begins.
     It includes gradients, what the ranks agree on, the loss, and state that a checkpoint collects. *Counted* is what
-    the kernel counted meanwhile: on the interface, with the headers of every packet, or of own sockets. Both exclude
-    evaluations, and what follows them until the next iteration.
-
-    If k ranks share an interface, its counters are the sum of all k: compare them with the sum of the k predictions.
-    A rank that had no part in an epoch, because the run resumed with more or fewer ranks, moved no bytes in it.
+    the kernel counted meanwhile, of the rank's own connections. Both exclude evaluations, and what follows them until
+    the next iteration. A rank that had no part in an epoch, because the run resumed with more or fewer ranks, moved no
+    bytes in it.
     """
     found = [rank["epochs"].get(str(epoch)) for rank in ranks]
     known = next((one for one in found if one), None)
@@ -139,29 +140,13 @@ def epoch_traffic(ranks: Sequence[Mapping[str, Any]], epoch: int) -> dict[str, l
     return {name: [(one or missing)[name] for one in found] for name in TRAFFIC}
 
 
-def wire_figures(ranks: Sequence[Mapping[str, Any]], interfaces: Sequence[Sequence[Any] | None]) -> dict | None:
-    """The summary's "wire": means per iteration by rank, None for a rank that has not counted; None if none has.
-
-    `interfaces`: the interface on which each rank has counted, as its name and ranks. `interface` and `shared_by_ranks`
-    are those of the first rank that has counted. `ranks_by_interface` lists for all which ranks count together. Each
-    list's counted bytes, which are equal, belong next to the sum of its predicted bytes.
-    """
-    means: list[dict[str, float | None]] = []
-    known: list[Sequence[Any]] = []
-    for rank, interface in zip(ranks, interfaces, strict=True):
-        sums = _together(rank["epochs"].values()) if interface else {}
-        means.append({name: _mean(sums.get(name), rank["iterations"]) for name in TRAFFIC})
-        if interface and means[-1]["counted_bytes_sent"] is not None:
-            known.append(interface)
-    if not known:
+def _wire(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The summary's "wire": means per iteration by rank, None for a rank that has not counted; None if none has."""
+    means = [rank["means"] for rank in ranks]
+    if all(mean["counted_bytes_sent"] is None for mean in means):
         return None
-    of_ranks = {name: [mean[name] for mean in means] for name in TRAFFIC}
-    return {
-        "interface": known[0][0],
-        "shared_by_ranks": len(known[0][1]),
-        "ranks_by_interface": sorted({tuple(ranks) for _, ranks in known}),
-        **{f"{name.removeprefix('counted_')}_per_iteration": values for name, values in of_ranks.items()},
-    }
+    own = {"interface": OWN_SOCKETS, "ranks_by_interface": [[rank] for rank in range(len(ranks))]}
+    return own | {f"{name.removeprefix('counted_')}_per_iteration": [mean[name] for mean in means] for name in TRAFFIC}
 
 
 def attempts_of(rows: Iterable[AttemptRow], reached: int) -> list[Attempt]:
@@ -191,26 +176,6 @@ def _rates(examples: int, clock: float, wall: float) -> dict[str, float | None]:
         "examples_per_second_clock": examples / clock if clock else None,
         "examples_per_second_wall": examples / wall if wall else None,
     }
-
-
-def _mean(total: int | None, count: int) -> float | None:
-    """An int if the division has no remainder; None without a total, or without anything that it counts."""
-    if total is None or not count:
-        return None
-    return total / count if total % count else total // count
-
-
-def _known(one: float | None, other: float | None) -> float | None:
-    """The sum; None if a part of it is not known."""
-    return None if one is None or other is None else one + other
-
-
-def _together(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The sums of several parts, by name; nothing of none."""
-    found: dict[str, Any] = {}
-    for part in parts:
-        found = {name: _known(found.get(name, 0), value) for name, value in part.items()}
-    return found
 
 
 def _mean_of_known(values: Sequence[float | None]) -> float | None:

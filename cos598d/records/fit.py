@@ -1,4 +1,4 @@
-"""A call's overhead and bandwidth, fitted to measured seconds, and what they predict for buckets. Pure functions."""
+"""A call's overhead and bandwidth, fitted to measured seconds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class CallCost:
     overhead_seconds: float
     bytes_per_second: float
 
-    def seconds(self, payload_bytes: float, calls: int = 1) -> float:
-        """Seconds of `calls` calls that together have `payload_bytes`."""
-        return calls * self.overhead_seconds + payload_bytes / self.bytes_per_second
+    def seconds(self, payload_bytes: float) -> float:
+        """Seconds of a call with this payload."""
+        return self.overhead_seconds + payload_bytes / self.bytes_per_second
 
 
 def bandwidths(payload_bytes: int, seconds: float, ranks: int) -> tuple[float, float]:
@@ -43,21 +43,3 @@ def fit_call_cost(payload_bytes: Sequence[int], seconds: Sequence[float]) -> Cal
     start = np.log([measured.min(), (measured / sizes).min()])
     overhead, per_byte = np.exp(least_squares(residuals, start, loss="soft_l1", f_scale=TOLERATED_RESIDUAL).x)
     return CallCost(float(overhead), float(1 / per_byte))
-
-
-def predict_exposed(buckets: Sequence[tuple[float, int]], backward_seconds: float, cost: CallCost) -> float:
-    """Seconds of communication that backward does not hide, for `buckets` of (seconds until full, bytes), in order.
-
-    The gradient of S bytes is split into B buckets. Bucket j is full r_j seconds after backward began, when the last of
-    its gradients has arrived. Calls run one after another: bucket j's ends at
-
-        e_j = max(e_(j-1), r_j) + overhead + bytes_j / bandwidth,        e_0 = 0
-
-    When backward ends at T, exposed = max(0, e_B - T) remains. A large bucket is full late; small ones cost their
-    overhead B times. This assumes that calls and backward overlap without slowing each other. On a host whose cores are
-    busy with backward it is a lower bound.
-    """
-    ended = 0.0
-    for ready, size in buckets:
-        ended = max(ended, ready) + cost.seconds(size)
-    return max(0.0, ended - backward_seconds)

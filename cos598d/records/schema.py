@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import BY_LEDGER
 
 # No true number is as large as 2**62, and every one below it can become a float.
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -110,12 +109,27 @@ class Network(Struct):
     offload: str | None = None
 
 
+class Place(Struct):
+    """Where a rank ran."""
+
+    node: str = ""
+    device: str = ""
+    gpu: str | None = None
+
+
 class Environment(Struct):
-    """What the figures of a bench depend on, of environment.json."""
+    """What figures depend on, of environment.json; a field that is not there is not known."""
 
     cores: Size | None = None
     ranks_on_host: Size = 1
     network: Network | None = None
+    processor: str | None = None
+    device: str = "cpu"
+    threads_per_rank: Size | None = None
+    tf32: bool | None = None
+    commit: str | None = None
+    versions: dict[str, str | None] = {}
+    places: list[Place] = []
 
 
 class Seconds(Struct):
@@ -138,6 +152,80 @@ class Purpose(Struct):
     bytes_received: list[Count]
 
 
+class Wire(Struct):
+    """What the kernel has counted per iteration, by rank; ranks that share an interface have all read its sum."""
+
+    ranks_by_interface: list[Annotated[list[Count], Meta(min_length=1)]]
+    bytes_sent_per_iteration: list[AtLeastZero | None]
+    bytes_received_per_iteration: list[AtLeastZero | None]
+    predicted_bytes_sent_per_iteration: list[AtLeastZero | None]
+    interface: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if lists are not of the same ranks."""
+        count = len(self.bytes_sent_per_iteration)
+        known = max(max(ranks) for ranks in self.ranks_by_interface) if self.ranks_by_interface else 0
+        if known >= count or len(self.predicted_bytes_sent_per_iteration) != count:
+            raise ValueError("lists are not of as many ranks")
+
+
+class Memory(Struct):
+    """Bytes by rank: peaks of the process and its GPU, and tensors by category just before a step and after it."""
+
+    process_peak_bytes: Annotated[list[Count], Meta(min_length=1)]
+    gpu_peak_bytes: list[Count | None] = []
+    peak: list[dict[str, Count]] = []
+    between_steps: list[dict[str, Count]] = []
+
+
+class ClassScore(Struct):
+    """How well an evaluation found one class."""
+
+    name: str = field(name="class")
+    examples: Count
+    precision: AtLeastZero
+    recall: AtLeastZero
+    f1: AtLeastZero
+
+
+class Training(Struct):
+    """An epoch's training: its examples, and its seconds by wall time."""
+
+    examples: Count
+    wall_seconds: AtLeastZero
+
+
+class Classes(Struct):
+    """An evaluation by class. Row i, column j of `confusion` has the examples of class i that were taken for j."""
+
+    by_class: list[ClassScore] = []
+    confusion: list[list[Count]] = []
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if a row, or a count in it, is missing."""
+        if self.confusion and {len(self.confusion), *map(len, self.confusion)} != {len(self.by_class)}:
+            raise ValueError("confusion does not have every class")
+
+
+class Epoch(Classes, kw_only=True):
+    """What every epoch's row has next to the task's metrics."""
+
+    epoch: Count
+    loss: float | None = None
+    iterations: Count = 0
+    is_cut: bool = False
+    training: Training | None = None
+
+
+class Best(Struct):
+    """The best evaluation, and that of the model that was kept for it if it is not the last one."""
+
+    iteration: Count
+    metric: str
+    value: float
+    evaluated: Classes | None = None
+
+
 class Setting(Struct, kw_only=True):
     """setting.json: what is known before a run begins."""
 
@@ -155,16 +243,14 @@ class Setting(Struct, kw_only=True):
     backend: str = ""
     device: str = ""
     parameters: Count = 0
-    bytes_from: str = BY_LEDGER
+    bytes_from: Literal["ledger", "counters"] = "ledger"
+    bytes_are_assumed: bool = False
     classes: list[str] | None = None
     auto: dict[str, Any] = {}  # the choice of --sync auto: `cost.tune.Choice`
 
 
 class Summary(Setting, kw_only=True):
-    """summary.json. Lists are by rank. Rows of epochs and evaluations have a metric for each name of the task.
-
-    `wire`: what the kernel has counted per iteration, None if nothing. `memory`: at the peak and between two steps.
-    """
+    """summary.json. Lists are by rank. Rows of epochs have what `Epoch` has, and a metric for each name of the task."""
 
     iterations: Count
     losses: list[float]
@@ -180,9 +266,9 @@ class Summary(Setting, kw_only=True):
     epochs: list[dict[str, Any]] = []
     evaluations: list[dict[str, Any]] = []
     attempts: list[Attempt] = []
-    wire: dict[str, Any] | None = None
-    memory: dict[str, list[Any]] = {}
-    best: dict[str, Any] = {}
+    wire: Wire | None = None
+    memory: Memory | None = None
+    best: Best | None = None
     operations: dict[str, float | None] = {}
     unfinished: str = ""  # how far a run got that is at work, or has not ended well
 

@@ -78,16 +78,12 @@ def _to_standard_error(line: str) -> None:
 
 
 def _speed(training: dict[str, Any]) -> str:
-    """An epoch's training time and speed. For images, examples per second are left out: each is one image."""
-    names = [name for name in ("images", "examples", "tokens") if training.get(f"{name}_per_second_wall") is not None]
-    if not names:
-        return ""
-    rates = [
-        f"{training[f'{name}_per_second_wall']:,.1f} {name}/s"
-        for name in names
-        if names[0] != "images" or name == "images"
-    ]
-    return f"; trained in {training['wall_seconds']:.1f} s, {', '.join(rates)}"
+    """An epoch's training time and speed."""
+    rates = {name: training.get(f"{name}_per_second_wall") for name in ("images", "examples", "tokens")}
+    if rates["images"] is not None:
+        rates["examples"] = None  # each is one image
+    shown = [f"{rate:,.1f} {name}/s" for name, rate in rates.items() if rate is not None]
+    return f"; trained in {training['wall_seconds']:.1f} s, {', '.join(shown)}" if shown else ""
 
 
 def _figures(facts: dict[str, Any]) -> str:

@@ -3,14 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from decimal import Decimal
 from types import NoneType
 from typing import Any, get_args
 
 from cos598d.errors import UsageError
 
 LARGEST = 1 << 63  # whole numbers must be smaller: torch takes no larger ones as a seed or a size
-FEW = 6  # up to this many accepted whole numbers are listed one by one in an error
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,6 @@ class Flag:
         """Raise UsageError if the flag `name` cannot have this value. None, for "not given", always passes."""
         if value is None:
             return
-        if isinstance(value, int) and abs(value) >= LARGEST:
-            raise UsageError(f"--{name} {Decimal(value):.2e} is not valid. Give a whole number between -2^63 and 2^63.")
         if self.choices and value not in self.choices:
             from cos598d.terminal.words import did_you_mean  # which only a wrong word needs
 
@@ -57,21 +53,15 @@ class Flag:
 
     def _contains(self, value: float) -> bool:
         is_enough = (self.least is None or self.least <= value) and (self.above is None or self.above < value)
-        return math.isfinite(value) and is_enough and value < self.below
+        is_whole = isinstance(value, int)
+        return is_enough and value < self.below and (abs(value) < LARGEST if is_whole else math.isfinite(value))
 
     def _wanted(self) -> str:
-        if self.above is not None:
-            return f"a number above {self.above:g}" + (f" and below {self.below:g}" if self.below < math.inf else "")
-        if self.least is None:
-            return "a number"
-        if self.below == math.inf:
-            return f"a number of at least {self.least:g}"
-        if self.kind is int and self.below - self.least <= FEW:
-            *others, last = range(int(self.least), int(self.below))
-            return f"{', '.join(map(str, others))} or {last}"
-        if self.kind is int:
-            return f"a whole number from {int(self.least)} to {int(self.below) - 1:,}"
-        return f"a number from {self.least:g} to below {self.below:g}"
+        """ "a number above 0 and below 1"."""
+        least = [f"of at least {self.least:g}"] if self.least is not None else []
+        above = [f"above {self.above:g}"] if self.above is not None else []
+        below = [f"below {self.below:,}"] if self.below < math.inf else ["below 2^63"] if self.kind is int else []
+        return f"a number {' and '.join(least + above + below)}".strip()
 
 
 def flag(default: Any, words: str, **says: Any) -> Any:

@@ -1,29 +1,15 @@
-"""How this program loads, and how to run this same code again in another process."""
+"""How to run this same code again in another process."""
 
-import contextlib
-import gc
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 # If this program is installed, the kernel ends the child when this process is killed.
 END_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")
-
-
-@contextlib.contextmanager
-def importing() -> Iterator[None]:
-    """Import large libraries within the block: without garbage collection, which takes a fifth of their time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def own_python_path() -> str:
@@ -57,13 +43,12 @@ def ends_with_parent(command: Sequence[str]) -> list[str]:
     return [*before, *command]
 
 
-def start(command: Sequence[str], default: Mapping[str, str] | None = None, **streams: Any) -> subprocess.Popen:
-    """Start a program with this same code in its path. It ends when this process is killed. `default`: environment
-    variables unless ours has them; `streams` are Popen's."""
+def start(command: Sequence[str], **streams: Any) -> subprocess.Popen:
+    """Start a program with this same code in its path. It ends when this process is killed. `streams` are Popen's."""
     # In a session of its own, so that a Ctrl-C reaches it only once.
     return subprocess.Popen(
         ends_with_parent(command),
-        env={**(default or {}), **own_environment()},
+        env=own_environment(),
         text=True,
         errors="replace",
         start_new_session=True,

@@ -52,22 +52,17 @@ class Requests:
 
     is_met = False
 
-    _current: "Requests | None" = None
-
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
-        self._is_heard = False
 
     def __enter__(self) -> "Requests":
         self._before = {number: signal.getsignal(number) for number in ENDING}
         for number, handler in self._before.items():
             if handler is not signal.SIG_IGN:
                 signal.signal(number, self._note)
-        Requests._current = self
         return self
 
     def __exit__(self, *_: Any) -> None:
-        Requests._current = None
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self.is_met and number != signal.SIGINT else handler)
 
@@ -75,18 +70,3 @@ class Requests:
         if self.first is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.first = self.first or signal.Signals(number)
-
-    def _hear(self, number: int) -> bool:
-        is_obeyed = self._is_heard and number == signal.SIGINT
-        self._is_heard = True
-        return not is_obeyed
-
-
-def is_noted(number: int) -> bool:
-    """Whether a signal that has just arrived is only noted. One thread must ask once for each that arrives.
-
-    That thread sees every one. Python calls the handler on the main thread. If two arrive while a long call blocks that
-    thread, it calls the handler only once.
-    """
-    current = Requests._current
-    return current is not None and current._hear(number)

@@ -1,4 +1,4 @@
-"""How a rank ends: one sentence on standard error, and no half-written files."""
+"""How a rank ends: one sentence on standard error."""
 
 import contextlib
 import os
@@ -7,7 +7,6 @@ import threading
 import time
 
 from cos598d.errors import ERROR
-from cos598d.terminal.files import remove_unfinished
 
 NEWS_SECONDS = 0.2  # rank 0 serves the store, whose end would hide the news from the others
 
@@ -23,10 +22,9 @@ def lost(who: str) -> str:
 
 
 def exit_now(rank: int, sentence: str, exit_code: int) -> None:
-    """End this process at once, with one sentence on standard error and no half-written files."""
+    """End this process at once, with one sentence on standard error."""
     _ending.acquire()  # another thread that comes here waits for the end
     try:
-        remove_unfinished()
         print_last_words(rank, sentence)
         if rank == 0:
             time.sleep(NEWS_SECONDS)

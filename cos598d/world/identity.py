@@ -5,16 +5,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import UsageError
 from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT
 
-SILENCE_SECONDS = 8
 # Set by `launch.start_local_workers` for its workers: its process id (they end without it), and rank 0's bound socket.
 LAUNCHER_PID, LISTENER = "COS598D_LAUNCHER_PID", "COS598D_LISTENER"
 SECRET_VARIABLE = "COS598D_SECRET"  # what all ranks of a run know, and no other program
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # set only by torchrun's agent, for its workers
 PARENT_PID = os.getppid()  # when this process started
-NOT_STARTED = "not started"  # the source of a world whose ranks must still be started
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,6 @@ class Identity:
     shares_terminal: bool = False  # started with others in one terminal: rank 0 prints for all
     one_host: bool = False  # the launcher reports that all ranks are on this host
     run_id: str = ""  # the launcher's name for this run, if it has one
-    silence_seconds: int = SILENCE_SECONDS  # a host that is silent for this long counts as lost
 
     def __post_init__(self):
         if self.world_size < 1:
@@ -68,7 +65,6 @@ def find_identity(
     rank: int | None = None,
     master_ip: str | None = None,
     master_port: int | None = None,
-    silence_seconds: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Identity | None:
     """This process's place in the world, from the flags (None if not given) and the environment.
@@ -80,15 +76,6 @@ def find_identity(
     Raises UsageError for a rank outside the world, a variable that is not a number, or a flag that contradicts the
     launcher's variables.
     """
-    found = _find_place(world_size, rank, master_ip, master_port, environ)
-    if found.source == NOT_STARTED:
-        return None
-    return replace(found, silence_seconds=silence_seconds or SILENCE_SECONDS)
-
-
-def _find_place(
-    world_size: int | None, rank: int | None, master_ip: str | None, master_port: int | None, environ: Mapping[str, str]
-) -> Identity:
     ip, port = master_ip or DEFAULT_IP, master_port or DEFAULT_PORT
     if rank is not None and rank != -1:  # the original assignment's scripts pass -1 for none
         if world_size is None:
@@ -106,9 +93,8 @@ def _find_place(
         if not found.store_is_served:
             found = replace(found, master_ip=master_ip or found.master_ip, master_port=master_port or found.master_port)
         return found
-    if world_size is None or world_size == 1:
-        return Identity(0, 1, ip, port, source="alone")
-    return Identity(0, world_size, ip, port, source=NOT_STARTED)
+    alone = Identity(0, 1 if world_size is None else world_size, ip, port, source="alone")
+    return alone if alone.world_size == 1 else None
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -191,11 +177,7 @@ def _from_mpi(environ: Mapping[str, str]) -> Identity | None:
     return None
 
 
-def check_launcher() -> None:
-    """Raise UserError if this process is a worker and its launcher, ours or torchrun's agent, has ended."""
+def launcher_has_ended() -> bool:
+    """Whether this process is a worker whose launcher, ours or torchrun's agent, has ended."""
     launcher = int(os.environ.get(LAUNCHER_PID) or (PARENT_PID if TORCHRUN in os.environ else 0))
-    if launcher and os.getppid() != launcher:
-        raise UserError(
-            "the program that started this worker has ended. Repeat the command, with --resume auto if the run has "
-            "saved a checkpoint."
-        )
+    return launcher != 0 and os.getppid() != launcher

@@ -18,7 +18,6 @@ import torch
 
 from cos598d.errors import UserError
 from cos598d.terminal.signals import ENDING, GOES_ON, signal_name
-from cos598d.world.devices import may_have_gpu
 from cos598d.world.identity import LAUNCHER_PID, LISTENER, SECRET_VARIABLE
 from cos598d.world.meet import bind
 from cos598d.world.network import DEFAULT_IP
@@ -29,8 +28,8 @@ END_SECONDS = 5.0  # how long one may take to end
 
 
 def may_fork() -> bool:
-    """Whether a fork is as good as a fresh interpreter: on Linux, with no other threads, and without a GPU's driver."""
-    return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1 and not may_have_gpu()
+    """Whether a fork is as good as a fresh interpreter: on Linux, without a GPU, and with no other threads."""
+    return sys.platform == "linux" and not torch.cuda.is_available() and len(os.listdir("/proc/self/task")) == 1
 
 
 def start_local_workers(world_size: int, master_port: int | None, be_rank: Callable[[], int]) -> int:
@@ -102,8 +101,6 @@ def _be(be_rank: Callable[[], int], rank: int, environ: dict[str, str], listener
     gc.freeze()  # garbage collection would copy the pages that all share
     torch.set_num_threads(1)  # until the ranks have met
     os.environ.update(environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-    for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
-        del os.environ[name]
     if rank == 0:
         os.environ[LISTENER] = str(listener.detach())
     else:

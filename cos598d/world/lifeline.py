@@ -20,11 +20,12 @@ from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.words import ranks_in_words
 from cos598d.world.end import exit_now, lost
-from cos598d.world.identity import check_launcher
+from cos598d.world.identity import launcher_has_ended
 from cos598d.world.meet import bind
-from cos598d.world.meeting import ANSWER_SECONDS, Meeting
+from cos598d.world.meeting import Meeting
 
 CONNECT_SECONDS = 10.0
+KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # a host is lost after 8 seconds of silence
 POLL_SECONDS = 0.5  # how often a rank looks whether its launcher still runs, and rank 0 still answers
 NEWS_SECONDS = 3.0  # how long a rank whose collective broke waits for news of which rank was lost
 
@@ -48,8 +49,7 @@ class Lifeline:
         for line in self._peers.values():
             line.settimeout(5.0)
             line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            third = max(1, meeting.identity.silence_seconds // 4)
-            for name, value in (("TCP_KEEPIDLE", third), ("TCP_KEEPINTVL", third), ("TCP_KEEPCNT", 3)):
+            for name, value in KEEPALIVE.items():
                 if hasattr(socket, name):
                     line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
@@ -61,23 +61,18 @@ class Lifeline:
         self._tell({"end": f"stopped because rank {self.rank} did: {printable(sentence)}", "exit_code": exit_code})
 
     def explain(self) -> str:
-        """After a collective broke or timed out: a phrase that names who did not take part, or what each waited for.
+        """After a collective broke or timed out: a phrase that names who did not take part.
 
         First it waits for news of a lost rank, which ends this process.
         """
-        ranks = range(self._meeting.identity.world_size)
-        store, mine = self._meeting.store, self._meeting.waits_for or "a collective"
-        with (
-            contextlib.suppress(dist.DistError),  # the store has ended with rank 0
-            self._meeting.asking(NEWS_SECONDS + ANSWER_SECONDS),
-        ):
-            store.set(f"broke/{self.rank}", mine)
+        ranks, meeting = range(self._meeting.identity.world_size), self._meeting
+        with contextlib.suppress(dist.DistError), meeting.asking(NEWS_SECONDS):  # the store ends with rank 0
+            meeting.store.set(f"broke/{self.rank}", "")
             self._thread.join(NEWS_SECONDS)
-            silent = [rank for rank in ranks if not store.check([f"broke/{rank}"])]
+            silent = [rank for rank in ranks if not meeting.store.check([f"broke/{rank}"])]
             if silent:
                 return f"{ranks_in_words(silent)} did not take part (stopped, or stuck?)"
-            waits = [f"rank {rank} for {store.get(f'broke/{rank}').decode()}" for rank in ranks]
-            return f"all ranks wait for each other: {', '.join(map(printable, waits))}"
+            return "all ranks wait for each other, in different collectives"
         self._thread.join(NEWS_SECONDS)
         return "rank 0 does not answer"
 
@@ -165,10 +160,9 @@ class Lifeline:
         """End this process if its launcher has ended, or if rank 0 does not answer."""
         if time.monotonic() > self._meeting.deadline:
             exit_now(self.rank, "rank 0 did not take part (stopped, or stuck?). Look there, or raise --timeout.", 1)
-        try:
-            check_launcher()
-        except UserError as error:
-            exit_now(self.rank, str(error), 1)
+        if launcher_has_ended():
+            again = "Repeat the command, with --resume auto if the run has saved a checkpoint."
+            exit_now(self.rank, f"the program that started this worker has ended. {again}", 1)
 
     def _hear(self, sender: int, message: dict[str, Any]) -> None:
         if "end" in message:

@@ -30,7 +30,7 @@ from cos598d.terminal.files import cache_folder
 from cos598d.terminal.words import ranks_in_words
 from cos598d.world.identity import LISTENER, SECRET_VARIABLE, Identity
 from cos598d.world.meeting import Meeting
-from cos598d.world.network import address_facing, choose_interface, host_identity, is_loopback
+from cos598d.world.network import choose_interface, is_loopback, network_identity
 from cos598d.world.waiting import wait
 
 LINGER_SECONDS = 5.0  # how long rank 0 stays after a failure: its end would end the store, before others have heard
@@ -56,7 +56,7 @@ def meet(identity: Identity, seconds: float, facts: Mapping[str, Any]) -> Meetin
         size = store.get("nonce").decode().partition(" ")[0]
         if size and int(size) != identity.world_size:
             _object(identity, store, f"was started with --world_size {identity.world_size} and rank 0 with {size}")
-        me = {"proof": _proof(secret, store, identity.rank), "host": host_identity(), "facts": dict(facts)}
+        me = {"proof": _proof(secret, store, identity.rank), "host": network_identity(), "facts": dict(facts)}
         store.set(f"hello/{identity.rank}", json.dumps(me))
         if identity.rank == 0:
             store.set("verdict", json.dumps(_judge(identity, store, secret, seconds)))
@@ -68,7 +68,7 @@ def meet(identity: Identity, seconds: float, facts: Mapping[str, Any]) -> Meetin
             raise UserError(error)
     except dist.DistError:
         raise UserError(f"rank 0 at {place} has ended. See its own error.") from None
-    choose_interface(address_facing(identity.listening_ip) or identity.listening_ip)
+    choose_interface(identity.listening_ip)
     return Meeting(identity, store, hosts, seconds)
 
 
@@ -104,13 +104,10 @@ def open_store(identity: Identity, seconds: float) -> dist.Store:
             f"--master_ip {host} cannot be reached ({error.strerror or error}). Give rank 0's address."
         ) from None
     opened: list[dist.Store] = []  # in a thread: torch would wait forever for the greeting of another program
-    failed: list[Exception] = []
 
     def open_it() -> None:
-        try:
+        with contextlib.suppress(Exception):
             opened.append(dist.TCPStore(host, port, None, False, patience))
-        except Exception as error:
-            failed.append(error)
 
     thread = threading.Thread(target=open_it, daemon=True)
     thread.start()

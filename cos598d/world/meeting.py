@@ -21,17 +21,14 @@ class Meeting:
     """The ranks of one run, joined by a store.
 
     `hosts[r]` is equal for all ranks of a host. `store` also serves torch's process group. Collectives may take
-    `seconds`. `waits_for` is a phrase for what this rank waits for now, for the error if it never comes. `deadline` is
-    when the store must have answered, if it is asked now: the store of a stopped rank 0 never does, and torch would
-    wait forever. The lifeline looks at it.
+    `seconds`. `deadline` is when the store must have answered, if it is asked now: the store of a stopped rank 0 never
+    does, and torch would wait forever. The lifeline looks at it.
     """
 
     def __init__(self, identity: Identity, store: dist.Store, hosts: Sequence[Hashable], seconds: float):
         self.identity, self.store, self.hosts, self.seconds = identity, store, list(hosts), seconds
-        self.waits_for = ""
         self.deadline = math.inf  # of time.monotonic
-        self._exchanges = 0
-        self._given: list[str] = []  # the keys of this rank's values that others may still read
+        self._shared = 0
 
     @property
     def ranks_on_host(self) -> int:
@@ -48,33 +45,22 @@ class Meeting:
 
         Raises UserError with the ranks that did not call it within `seconds`.
         """
-        with self.asking(self.seconds + ANSWER_SECONDS):
-            before, self._given = self._given, []
-            keys = self._give(value)
-            values = self._take(keys)
-            for key in before:  # all have read these, since they have begun this exchange
-                self.store.delete_key(key)
-            self._given.append(keys[self.identity.rank])
-            return values
+        with self.asking(self.seconds):
+            return self._take(self._give(value))
 
     def collect(self, value: Any) -> list[Any] | None:
         """Give `value` (JSON) to rank 0, which gets every rank's, in order of rank. Other ranks get None at once.
 
         Every rank must call it. Raises UserError on rank 0 with the ranks that did not.
         """
-        with self.asking(self.seconds + ANSWER_SECONDS):
+        with self.asking(self.seconds):
             keys = self._give(value)
-            if self.identity.rank != 0:
-                return None
-            values = self._take(keys)
-            for key in keys:
-                self.store.delete_key(key)
-            return values
+            return self._take(keys) if self.identity.rank == 0 else None
 
     @contextlib.contextmanager
-    def asking(self, seconds: float) -> Iterator[None]:
-        """Within the block the store is asked, which may take `seconds`."""
-        self.deadline = time.monotonic() + seconds
+    def asking(self, seconds: float = 0.0) -> Iterator[None]:
+        """Within the block the store is asked, which may take `seconds` if all ranks run."""
+        self.deadline = time.monotonic() + seconds + ANSWER_SECONDS
         try:
             yield
         finally:
@@ -82,8 +68,8 @@ class Meeting:
 
     def _give(self, value: Any) -> list[str]:
         """Put this rank's value into the store. Return the keys of all ranks' values."""
-        self._exchanges += 1
-        keys = [f"exchange/{self._exchanges}/{rank}" for rank in range(self.identity.world_size)]
+        self._shared += 1
+        keys = self._keys(self._shared)
         self.store.set(keys[self.identity.rank], json.dumps(value))
         return keys
 
@@ -94,4 +80,11 @@ class Meeting:
                 f"{ranks_in_words(missing)} did not answer within {self.seconds:g} s (stopped, or stuck?). Look there, "
                 "or raise --timeout."
             )
-        return [json.loads(self.store.get(key)) for key in keys]
+        values = [json.loads(text) for text in self.store.multi_get(keys)]
+        if self.identity.rank == 0:
+            for key in self._keys(self._shared - 1):  # all have read those, since they have begun this exchange
+                self.store.delete_key(key)
+        return values
+
+    def _keys(self, number: int) -> list[str]:
+        return [f"exchange/{number}/{rank}" for rank in range(self.identity.world_size)]

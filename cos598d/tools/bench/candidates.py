@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from cos598d.config import SYNC_FIELDS, RunConfig
 from cos598d.errors import UsageError
-from cos598d.records.conventions import DDP, FLOOR, SPARSE_FLOOR
+from cos598d.records.conventions import DDP, FLOOR
 from cos598d.sync import ENGINES, SYNCS, get_sync
 
 # The options that are switches.
@@ -23,11 +23,6 @@ class Candidate(NamedTuple):
         """Whether it takes part in the optimizer's step: it shards, or is another library's engine."""
         return self.name in ENGINES or get_sync(self.name).shards
 
-    @property
-    def has_sparse_embeddings(self) -> bool:
-        """Whether its replica's large embeddings have sparse gradients."""
-        return self.label == SPARSE_FLOOR
-
 
 def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
     """The candidate that `word` names for this backend; its label is the word itself.
@@ -36,11 +31,10 @@ def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
     my_sync.py:MySync             a class in a file
     bucketed:bucket_mb=5          with options, any number of them
     bucketed+bf16, ring+topk:0.05   with gradient compression, the same as :compress=bf16
-    none:sparse_embeddings          the floor whose large embeddings have sparse gradients
 
     Raises UsageError for an unknown sync, option or value.
     """
-    name, values = (FLOOR, {}) if word == SPARSE_FLOOR else read_candidate(word)
+    name, values = read_candidate(word)
     get_sync(name)
     config = RunConfig(sync=name, backend=backend, **values)
     config.check(world_size=1)
@@ -82,14 +76,10 @@ def parse_candidates(words: str | None, backend: str = "gloo") -> list[Candidate
     return [parse_candidate(word, backend) for word in dict.fromkeys(named)]
 
 
-def references(candidates: list[Candidate], with_step: bool = False) -> list[Candidate]:
-    """The candidates, followed by the missing baselines with which all are compared.
-
-    With whole steps, the floor with sparse embeddings is one of them: a sync that steps by itself may save that work.
-    """
+def references(candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates, followed by the missing baselines with which all are compared."""
     labels = [candidate.label for candidate in candidates]
-    all_references = (FLOOR, SPARSE_FLOOR, DDP) if with_step else (FLOOR, DDP)
-    return candidates + [parse_candidate(label) for label in all_references if label not in labels]
+    return candidates + [parse_candidate(label) for label in (FLOOR, DDP) if label not in labels]
 
 
 def _value(word: str, option: str, text: str) -> float | int | str:

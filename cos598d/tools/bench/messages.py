@@ -19,6 +19,7 @@ from cos598d.tools.bench.turns import start_line
 from cos598d.tools.bench.workload import Workload
 
 ARRIVALS = 5  # backward passes from which the arrival times are measured
+BACKWARD = ""  # the place of backward's end among the tensors' names
 
 
 def measure_arrivals(workload: Workload, ranks: Ranks) -> dict[str, Any]:
@@ -45,31 +46,24 @@ def measure_arrivals(workload: Workload, ranks: Ranks) -> dict[str, Any]:
         arrived.clear()
         started = timer.now()
         loss.backward()
-        ended = timer.now()
-        timer.wait(ended)
-        seconds = {name: timer.seconds(started, moment) for name, moment in arrived.items()}
-        passes.append([seconds, timer.seconds(started, ended)])
+        arrived[BACKWARD] = timer.now()
+        timer.wait(arrived[BACKWARD])
+        passes.append({name: timer.seconds(started, moment) for name, moment in arrived.items()})
         replica.zero_grad(set_to_none=True)
-    everyone = [rank[WARM_UP:] for rank in ranks.exchange(passes)]
-
-    def typical(pick: Callable[[list], float]) -> float:
-        return statistics.median(
-            statistics.fmean(pick(rank[number]) for rank in everyone) for number in range(ARRIVALS)
-        )
-
-    def arrival(name: str) -> float:
-        return typical(lambda one: one[0][name])
-
-    of_names = {name: arrival(name) for name in everyone[0][0][0]}
+    everyone = ranks.exchange(passes[WARM_UP:])
+    seconds = {
+        name: statistics.median(statistics.fmean(one[name] for one in of_ranks) for of_ranks in zip(*everyone))
+        for name in everyone[0][0]
+    }
     return {
-        "backward_seconds": typical(lambda one: one[1]),
+        "backward_seconds": seconds[BACKWARD],
         "tensors": [
             {
                 "name": name,
                 "shape": list(parameter.shape),
                 "dtype": str(parameter.dtype).removeprefix("torch."),
                 "bytes": parameter.nbytes,
-                "seconds": of_names.get(name),
+                "seconds": seconds.get(name),
             }
             for name, parameter in workload.trainable
         ],
@@ -123,15 +117,8 @@ def sweep_message_size(
             seconds.append(world_seconds(by_rank, started_at, stopped_at, one_clock))
         median = statistics.median(seconds)
         algbw, busbw = bandwidths(size, median, ranks.world_size)
-        rows.append(
-            {
-                "payload_bytes": size,
-                "seconds": seconds,
-                "seconds_median": median,
-                "algbw_bytes_per_second": algbw,
-                "busbw_bytes_per_second": busbw,
-            }
-        )
+        row: dict[str, Any] = {"payload_bytes": size, "seconds": seconds, "seconds_median": median}
+        rows.append(row | {"algbw_bytes_per_second": algbw, "busbw_bytes_per_second": busbw})
     cost = fit_call_cost(sizes, [row["seconds_median"] for row in rows])
     for row in rows:
         row["seconds_fitted"] = cost.seconds(row["payload_bytes"])

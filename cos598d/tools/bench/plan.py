@@ -47,13 +47,7 @@ class BenchPlan:
     )
     tokens: int = flag(64, "tokens per example; examples are cut or padded to this", group=WHAT, least=8)
     rounds: int = flag(10, "number of rounds; each runs every sync once", group=HOW, least=1)
-    attach: str = flag(
-        "auto",
-        "keep all syncs attached (once), or attach each for its turn (turns): {choices}",
-        group=HOW,
-        choices=("auto", "once", "turns"),
-    )
-    largest_mb: float = flag(256.0, "largest message of the sweep in MiB", group=HOW)
+    largest_mb: float = flag(256.0, "largest message of the sweep in MiB", group=HOW, least=2**-10)
     seed: int = flag(42, "random seed of new weights and of the order within rounds", group=HOW, least=0)
     trace: str | None = flag(
         None,
@@ -71,16 +65,10 @@ class BenchPlan:
     def check(self, world_size: int) -> None:
         """Raise UsageError for the first value that cannot work on `world_size` ranks."""
         check_flags(self)
-        if self.sweep and (self.sync or self.alone):
-            raise UsageError(f"--sweep {self.sweep} chooses what it measures. Leave --sync and --alone out.")
+        if self.sweep and (self.sync or self.alone or self.trace):
+            raise UsageError(f"--sweep {self.sweep} chooses what it measures. Leave --sync, --alone and --trace out.")
         if self.sweep and world_size < 2:
             raise UsageError(f"--sweep {self.sweep} measures communication. Give --world_size 2 or more.")
-        if self.trace and self.sweep:
-            raise UsageError(f"--trace is for syncs. Leave --sweep {self.sweep} out, or --trace.")
-        if not self.largest_mb >= 2**-10:
-            raise UsageError(
-                f"--largest_mb {self.largest_mb:g} is not valid. Give at least {2**-10:g} MiB, the smallest message."
-            )
         RunConfig(backend=self.backend, no_cuda=self.no_cuda, threads=self.threads).check(world_size)
         self.candidates()
 
@@ -95,7 +83,7 @@ class BenchPlan:
                     f"--sync {candidate.label} takes the optimizer's step itself. Add --step, so that every sync's "
                     "step is measured."
                 )
-        return found if self.alone else references(found, self.step)
+        return found if self.alone else references(found)
 
     def facts(self) -> dict[str, Any]:
         """The settings that must be equal on every rank, as JSON values."""

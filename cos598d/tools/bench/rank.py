@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from cos598d.comm.group import Ranks
 from cos598d.errors import UsageError, flag_called
 from cos598d.measure.environment import describe_environment
-from cos598d.measure.monitor import HostGauges, peak_memory_bytes
+from cos598d.measure.monitor import HostGauges
 from cos598d.measure.peak import peak_of_all
 from cos598d.models.build import ModelSource, count_parameters, find_model
 from cos598d.models.operations import training_operations
@@ -22,7 +21,6 @@ from cos598d.rank import RankProcess, init_rank
 from cos598d.records.conventions import DDP, FLOOR, WARM_UP
 from cos598d.records.summary import summarize
 from cos598d.sync import get_sync
-from cos598d.terminal.console import Console
 from cos598d.tools.bench.candidates import Candidate
 from cos598d.tools.bench.messages import measure_arrivals, message_sizes, sweep_message_size
 from cos598d.tools.bench.plan import BenchPlan
@@ -70,7 +68,10 @@ def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) 
         },
         "environment": describe_environment(ranks.device, ranks.backend, threads, ranks_on_host)
         | {"model_revisions": dict(source.revisions) if source else {}},
-        "candidates": [_describe(candidate) for candidate in candidates],
+        "candidates": [
+            {"label": one.label, "sync": one.name, "options": one.options, "bytes_from": get_sync(one.name).bytes_from}
+            for one in candidates
+        ],
         "bytes_are_assumed": ranks.backend == "nccl",
     }
     sizes = len(message_sizes(plan.largest_mb)) * (plan.rounds + 1) if plan.sweep else 0
@@ -81,13 +82,8 @@ def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) 
             record["message_size"] = sweep_message_size(ranks, plan.largest_mb, plan.rounds, plan.seed, bar.update)
         if candidates and source:
             gauges, began = HostGauges(ranks.device, lambda sentence: None), time.perf_counter()
-            gauges.start()
             record |= _measure(plan, source, candidates, ranks, ranks_on_host, record, bar.update)
             record["host"] = ranks.collect({"seconds": time.perf_counter() - began, **gauges.read()})
-    record["process_peak_memory_bytes"] = ranks.collect(peak_memory_bytes())
-    if ranks.device.type == "cuda":
-        # Of the tensors, without the memory that CUDA and the backend use themselves.
-        record["gpu_peak_memory_bytes"] = ranks.collect(torch.cuda.max_memory_allocated(ranks.device))
     return record
 
 
@@ -102,10 +98,7 @@ def _measure(
 ) -> dict[str, Any]:
     """The candidates' part of the record."""
     workload = Workload(source, ranks.device, plan.batch, plan.tokens, plan.seed, plan.precision)
-    note = slow_on_this_processor(plan.precision, ranks.device)
-    if note and ranks.rank == 0:  # now, since it warns about slow rounds
-        Console("", True).warn(note)
-    stay = stays_attached(workload, candidates, ranks, ranks_on_host, plan.attach)
+    stay = stays_attached(workload, candidates, ranks, ranks_on_host)
     found = measure_rounds(workload, candidates, ranks, plan.rounds, plan.seed, stay, plan.step, progress)
     seconds = {
         candidate.label: [s["seconds"] for s in found["samples"] if s["candidate"] == candidate.label]
@@ -131,13 +124,8 @@ def _measure(
     needed = training_operations(source.model_type, source.config, TASK.head, TASK.num_labels, per_rank)
     peak = peak_of_all(ranks, plan.precision, record["setting"]["threads_per_rank"], core_peak)
     found["setting"] |= {"operations": int(needed.sum()) * ranks.world_size, "peak_per_second": peak}
-    if note:
+    if note := slow_on_this_processor(plan.precision, ranks.device):
         found["setting"]["precision_note"] = note
     if FLOOR in seconds:  # they belong to the pass without a sync
         found["arrivals"] = measure_arrivals(workload, ranks)
     return found
-
-
-def _describe(candidate: Candidate) -> dict[str, Any]:
-    bytes_from = get_sync(candidate.name).bytes_from
-    return {"label": candidate.label, "sync": candidate.name, "options": candidate.options, "bytes_from": bytes_from}

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import psutil
@@ -28,31 +29,20 @@ def order_of_round(count: int, number: int, seed: int) -> list[int]:
     return places
 
 
-def stays_attached(
-    workload: Workload, candidates: Sequence[Candidate], ranks: Ranks, ranks_on_host: int, choice: str
-) -> bool:
+def stays_attached(workload: Workload, candidates: Sequence[Candidate], ranks: Ranks, ranks_on_host: int) -> bool:
     """Whether every candidate stays attached to its replica from the first round to the last.
 
     Otherwise each is attached for its turn and warmed up again, which takes longer but uses only one candidate's
-    memory. With `choice` "auto", the free memory decides: of each host, and of each GPU, for the ranks that share it.
+    memory. The free memory decides: of each host, and of each GPU, for the ranks that share it.
     """
-    if choice != "auto":
-        return choice == "once"
     gpu = gpu_of(ranks.device)
     free = psutil.virtual_memory().available if gpu is None else torch.cuda.mem_get_info(ranks.device)[0]
     kept = len(candidates) + OWN_STATE * sum(candidate.steps_itself for candidate in candidates)
-    return fits(ranks.exchange([gpu, ranks_on_host, free]), workload.gradient_bytes * (kept + WORKING_GRADIENTS))
-
-
-def fits(memories: Sequence[tuple[str | None, int, int]], needed: int) -> bool:
-    """Whether every rank can have `needed` bytes where its tensors are, and leave enough free.
-
-    `memories` has for each rank its GPU (None: the host's memory), the ranks on its host, and the free bytes.
-    """
+    needed = workload.gradient_bytes * (kept + WORKING_GRADIENTS)
+    memories = ranks.exchange([gpu, ranks_on_host, free])
     on_gpu = Counter(gpu for gpu, _, _ in memories)
     return all(
-        (ranks_on_host if gpu is None else on_gpu[gpu]) * needed < MEMORY_FRACTION * free
-        for gpu, ranks_on_host, free in memories
+        (sharing if gpu is None else on_gpu[gpu]) * needed < MEMORY_FRACTION * free for gpu, sharing, free in memories
     )
 
 
@@ -78,12 +68,8 @@ def measure_rounds(
     Communication before a turn (the weights from rank 0, the warm-up) and the start line are not included. `progress`
     is called after every turn.
     """
-    stepper = Stepper(workload.model) if step else None
-
-    def attach(candidate: Candidate) -> Turn:
-        return make_turn(candidate, workload, ranks, stepper)
-
-    attached = [attach(candidate) if stay else None for candidate in candidates]
+    attach = partial(make_turn, workload=workload, ranks=ranks, stepper=Stepper(workload.model) if step else None)
+    attached: list[Turn | None] = [attach(candidate) if stay else None for candidate in candidates]
     rows: list[list[Any]] = []
     traffic, norms = {}, {}
     for number in range(rounds):

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from cos598d.comm.group import Ranks
 from cos598d.measure.clock import IterationClock
-from cos598d.terminal.files import write_whole
 from cos598d.tools.bench.candidates import Candidate
 from cos598d.tools.bench.turns import make_turn
 from cos598d.tools.bench.workload import Stepper, Workload
@@ -25,8 +23,8 @@ class MarkedClock(IterationClock):
             yield
 
 
-def trace_candidate(folder: Path, candidate: Candidate, workload: Workload, ranks: Ranks, step: bool = False) -> Path:
-    """Write one iteration of `candidate`, after its warm-up, to `folder` and return the file: LABEL.rankR.json.
+def trace_candidate(folder: Path, candidate: Candidate, workload: Workload, ranks: Ranks, step: bool) -> None:
+    """Write one iteration of `candidate`, after its warm-up, to LABEL.rankR.json in `folder`.
 
     The format is Chrome's trace events; https://ui.perfetto.dev and chrome://tracing show it. Forward, backward and
     sync are marked. Backward's functions are events of the thread that computes them. A collective call is an event
@@ -43,8 +41,4 @@ def trace_candidate(folder: Path, candidate: Candidate, workload: Workload, rank
     label = re.sub(r"[^A-Za-z0-9_.=+-]", "_", candidate.label)
     path = folder / f"{label}.rank{ranks.rank}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".trace.") as place:  # the profiler would follow a link
-        draft = Path(place) / path.name
-        profiler.export_chrome_trace(str(draft))
-        write_whole(path, draft.read_bytes())
-    return path
+    profiler.export_chrome_trace(str(path))

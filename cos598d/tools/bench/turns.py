@@ -16,7 +16,7 @@ from cos598d.parallel import Parallel, make_sync, parallelize
 from cos598d.phases import Phases
 from cos598d.records.conventions import AGREEMENT, WARM_UP
 from cos598d.tools.bench.candidates import Candidate
-from cos598d.tools.bench.workload import Stepper, Workload, values_of
+from cos598d.tools.bench.workload import Stepper, Workload
 
 PHASES = ("forward", "backward", "sync")
 
@@ -33,7 +33,7 @@ class Turn:
         self.clock = IterationClock(ranks.device)
         self.ledger, self.totals = Ledger(), Totals()
         self._config = RunConfig(learning_rate=0.0)
-        self._replica: nn.Module = workload.replica(candidate.has_sparse_embeddings)
+        self._replica: nn.Module = workload.replica()
         self._model = self._wrapped(candidate)
         self._module = workload.computing(self._model)
         self.timed_by(self.clock)
@@ -93,14 +93,12 @@ class Turn:
         (JSON has no such numbers)."""
         self.clock.start()
         self._average(inputs)
-        norm = self._norm()
+        gradients = [p.grad for p in self._replica.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients).item()
         self.clock.stop()  # otherwise its phases would count for the next iteration
         self._model.sync.after_step()
         self._replica.zero_grad(set_to_none=True)
         return norm if math.isfinite(norm) else None
-
-    def _norm(self) -> float:
-        return torch.nn.utils.get_total_norm(values_of(self._replica.parameters())).item()
 
 
 class OwnStepTurn(Turn):

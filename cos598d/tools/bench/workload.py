@@ -1,7 +1,7 @@
 """What a bench computes: a model, one replica of it per candidate, and batches of one fixed shape."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -11,7 +11,6 @@ from cos598d.data import get_task
 from cos598d.models.build import ModelSource, build_model
 from cos598d.optimizers import make_optimizer
 from cos598d.precision import autocast
-from cos598d.sync.sparse_rows import LEAST_BYTES, large_embeddings
 
 TASK = get_task("rte")
 
@@ -73,22 +72,16 @@ class Workload:
 
         return call
 
-    def replica(self, has_sparse_embeddings: bool = False) -> nn.Module:
+    def replica(self) -> nn.Module:
         """A model with its own gradients and hooks, whose weights share memory with all other replicas'.
 
-        So several candidates can stay attached without a copy of the weights for each. Its large embeddings may have
-        sparse gradients.
+        So several candidates can stay attached without a copy of the weights for each.
         """
         shared: dict[int, torch.Tensor] = {
             id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in self.model.parameters()
         }
         shared |= {id(buffer): buffer for buffer in self.model.buffers()}
-        replica = copy.deepcopy(self.model, shared)
-        large = set(large_embeddings(replica, LEAST_BYTES)) if has_sparse_embeddings else set()
-        for module in replica.modules():
-            if isinstance(module, nn.Embedding) and module.weight in large:
-                module.sparse = True
-        return replica
+        return copy.deepcopy(self.model, shared)
 
 
 class Stepper:
@@ -103,43 +96,14 @@ class Stepper:
         self._max_grad_norm = config.max_grad_norm
         self._parameters = list(model.parameters())
         self._optimizer = make_optimizer(model, config)
-        # torch's fused AdamW does not accept sparse gradients, and it moves all rows, by momentum: mostly zeros.
-        self._dense: dict[nn.Parameter, torch.Tensor] = {}
 
     def clip(self, replica: nn.Module) -> None:
-        """Clip the replica's gradients. Of sparse ones the values are clipped, after duplicate rows are added up."""
-        if not any(p.grad is not None and p.grad.is_sparse for p in replica.parameters()):
-            torch.nn.utils.clip_grad_norm_(replica.parameters(), self._max_grad_norm)
-            return
-        values = values_of(replica.parameters())
-        norm = torch.nn.utils.get_total_norm(values)
-        torch._foreach_mul_(values, (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        """Clip the replica's gradients."""
+        torch.nn.utils.clip_grad_norm_(replica.parameters(), self._max_grad_norm)
 
     def step(self, replica: nn.Module) -> None:
         """One step with the replica's gradients."""
-        looked_up = []
         for own, other in zip(self._parameters, replica.parameters(), strict=True):
             own.grad = other.grad
-            if own.grad is not None and own.grad.is_sparse:
-                if own not in self._dense:
-                    self._dense[own] = torch.zeros_like(own)
-                dense, rows = self._dense[own], own.grad.indices()[0]
-                dense[rows] = own.grad.values()
-                looked_up.append((dense, rows))
-                own.grad = dense
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        for dense, rows in looked_up:
-            dense[rows] = 0
-
-
-def values_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
-    """The values of the gradients: dense ones, and those of sparse ones after duplicate rows are added up."""
-    found = []
-    for p in parameters:
-        if p.grad is not None and p.grad.is_sparse:
-            p.grad = p.grad.coalesce()
-            found.append(p.grad.values())
-        elif p.grad is not None:
-            found.append(p.grad)
-    return found

@@ -144,17 +144,10 @@ def _relay(lines: IO[str], prefix: str, output: IO[str], lock: Any) -> None:
 
 
 def _filled(word: str, host: int, variables: Mapping[str, str]) -> str:
-    values = {
-        "rank": variables["RANK"],
-        "host": str(host),
-        "address": address(host),
-        "world_size": variables["WORLD_SIZE"],
-        "master_ip": variables["MASTER_ADDR"],
-        "master_port": variables["MASTER_PORT"],
-    }
-    for name, value in values.items():  # not str.format: a word may contain other braces
-        word = word.replace(f"{{{name}}}", value)
-    return word
+    values = {"rank": "RANK", "world_size": "WORLD_SIZE", "master_ip": "MASTER_ADDR", "master_port": "MASTER_PORT"}
+    for name, variable in values.items():  # not str.format: a word may contain other braces
+        word = word.replace(f"{{{name}}}", variables[variable])
+    return word.replace("{host}", str(host)).replace("{address}", address(host))
 
 
 OWN_SWITCH = (

@@ -4,8 +4,8 @@ Each host is a network namespace with one veth interface. Its other end is a por
 bridge. Both ends of a link are shaped by a token bucket filter. So sending and receiving are limited independently, as
 on a full-duplex Ethernet link. Nothing is created outside the namespaces, and the kernel removes everything with them.
 
-Every namespace gets a mark when it is created, the alias of its loopback: its cluster and the call that created it. A
-namespace without such a mark is not ours, whatever its name. It is never removed, and its programs are never ended.
+The switch's namespace is created first and removed last. It has a mark, the alias of its loopback: the cluster, and the
+call that created it. Without it the hosts are not ours, whatever their names: they are never removed.
 """
 
 import functools
@@ -20,7 +20,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import UserError
 from cos598d.records.quantities import rate_words
 from cos598d.terminal.printable import printable
 from cos598d.tools.cluster.plan import INTERFACE, MOST_HOSTS, Cluster, address, hardware_address
@@ -43,17 +43,23 @@ class Network:
         self._made: str | None = None  # the mark of what this object has created
 
     def build(self) -> None:
-        """Create the namespaces, links and limits. If that fails, remove only what it created, and raise UserError."""
+        """Create the namespaces, links and limits. If that fails, remove them again, and raise UserError."""
         cluster = self.cluster
         check_rights()
-        there = set(namespaces())
-        for space in (cluster.switch, *map(cluster.namespace, cluster.numbers)):
-            if space in there:
-                raise self._taken(space)
-        self._made = secrets.token_hex(8)
+        if there := named_namespaces(cluster.name):
+            if read_mark(cluster.switch):
+                down = f"End it with `cos598d cluster down --name {cluster.name}`"
+                raise UserError(f"a cluster named {cluster.name} is up already. {down}, or choose another --name.")
+            raise UserError(
+                f"there is a network namespace {there[0]} that no cluster of ours made. Choose another --name, or "
+                f"remove it with `ip netns delete {there[0]}` if nobody needs it."
+            )
+        # It has its mark before its name, so that it is never without. Its creator owns the name: two at once cannot.
+        made = secrets.token_hex(8)
+        mark = json.dumps(asdict(cluster) | {"made": made})
+        self._run("unshare", "--net", "sh", "-c", MAKE, "sh", mark, cluster.switch)
+        self._made = made
         try:
-            # The creator of the switch's namespace owns the name: two at once cannot.
-            self._make(cluster.switch)
             if not self.needs_own_switch:
                 self._ip("-n", cluster.switch, "link", "add", BRIDGE, "type", "bridge", "mcast_snooping", "0")
                 self._ip("-n", cluster.switch, "link", "set", BRIDGE, "up")
@@ -63,31 +69,9 @@ class Network:
             self.remove()
             raise
 
-    def _make(self, space: str) -> None:
-        """Create a namespace that has its mark before its name, so that it is never without a mark."""
-        mark = json.dumps(asdict(self.cluster) | {"made": self._made})
-        try:
-            self._run("unshare", "--net", "sh", "-c", MAKE, "sh", mark, space)
-        except UserError as error:
-            if space in namespaces():
-                raise self._taken(space) from error
-            raise
-
-    def _taken(self, space: str) -> UserError:
-        name = self.cluster.name
-        if read_mark(space).get("name") == name:
-            return UserError(
-                f"a cluster named {name} is up already. "
-                f"End it with `cos598d cluster down --name {name}`, or choose another --name."
-            )
-        return UserError(
-            f"there is a network namespace {space} that no cluster of ours made. "
-            f"Choose another --name, or remove it with `ip netns delete {space}` if nobody needs it."
-        )
-
     def _add_host(self, host: int) -> None:
         cluster, space, port = self.cluster, self.cluster.namespace(host), self.cluster.port(host)
-        self._make(space)
+        self._ip("netns", "add", space)
         for where in (space, cluster.switch):
             # Otherwise the kernel sends packets to find routers, and the counters count them.
             self._run("ip", "netns", "exec", where, "sh", "-c", QUIET)
@@ -157,15 +141,10 @@ class Network:
     def remove(self) -> int:
         """End what still runs in the cluster's namespaces and remove them. Return how many there were.
 
-        If this object has created a cluster, these are its namespaces. Otherwise they are all that have the mark of a
-        cluster with this name.
+        If this object has created a cluster, a later one of its name stays. Without a switch of ours nothing is ours.
         """
-        marks = {space: read_mark(space) for space in named_namespaces(self.cluster.name)}
-        mine = [
-            space
-            for space, mark in marks.items()
-            if mark.get("name") == self.cluster.name and self._made in (None, mark["made"])
-        ]
+        made = read_mark(self.cluster.switch).get("made")
+        mine = named_namespaces(self.cluster.name) if made and self._made in (None, made) else []
         end_processes([process for space in mine for process in processes(space)])
         for space in mine:
             self._ip("netns", "delete", space)
@@ -196,17 +175,10 @@ QUIET = "for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -w $f ] || echo
 def load(name: str) -> Cluster:
     """The existing cluster with that name. Raises UserError if there is none."""
     check_rights()
-    switch = Cluster(name=name).switch
-    if switch not in namespaces():
+    mark = read_mark(Cluster(name=name).switch)
+    if not mark:
         raise UserError(f"no cluster named {name} is up. Make one with `cos598d cluster up --name {name}`.")
-    mark = read_mark(switch)
-    try:
-        mark.pop("made")
-        return Cluster(**mark)
-    except (KeyError, TypeError, UsageError):
-        raise UserError(
-            f"there is a network namespace {switch} that no cluster of ours made. Give the --name of one that is up."
-        ) from None
+    return Cluster(**{field: value for field, value in mark.items() if field != "made"})
 
 
 def read_mark(space: str) -> dict[str, Any]:
@@ -214,9 +186,9 @@ def read_mark(space: str) -> dict[str, Any]:
     try:
         link = json.loads(_output("ip", "-n", space, "-j", "link", "show", "dev", "lo"))[0]
         mark = json.loads(link["ifalias"])
-    except (UserError, LookupError, ValueError, RecursionError):  # no mark of ours, or gone in the meantime
+    except (UserError, LookupError, ValueError):  # no mark of ours, or no such namespace
         return {}
-    return mark if isinstance(mark, dict) and isinstance(mark.get("made"), str) else {}
+    return mark if isinstance(mark, dict) and "made" in mark else {}
 
 
 def namespaces() -> list[str]:

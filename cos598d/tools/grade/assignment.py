@@ -15,8 +15,8 @@ else:
     import tomli as tomllib
 
 # `tests` in an assignment's file: one of these, `lessonN`, or a file of pytest's tests of your own.
-SYNC, SCRIPT, TESTS, LESSON = "sync", "script", "tests", "lesson"
-FILES = {SYNC: "my_sync.py", SCRIPT: "train.py", TESTS: "test_sync.py"}
+SYNC, SCRIPT, LESSON = "sync", "script", "lesson"
+FILES = {SYNC: "my_sync.py", SCRIPT: "train.py"}
 PACKAGE = "cos598d.tools"
 Points = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
@@ -24,8 +24,8 @@ Points = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 class Assignment(msgspec.Struct, forbid_unknown_fields=True):
     """The keys of an assignment's file.
 
-    tests       what judges a submission: `lesson3`, `sync`, `script`, `tests`, or the path of a file of tests
-    file        what a submission's file is called; by default lessonN.py, my_sync.py, train.py or test_sync.py
+    tests       what judges a submission: `lesson3`, `sync`, `script`, or the path of a file of tests
+    file        what a submission's file is called; by default lessonN.py, my_sync.py or train.py
     class_name  of `sync`: the class in it
     points      by test; "default" is for those that are not named
     seconds     that a submission may take in all. Gradescope ends an autograder after 10 minutes
@@ -57,8 +57,6 @@ class Assignment(msgspec.Struct, forbid_unknown_fields=True):
             return [_place("check/test_sync.py"), *exam, *check]
         if self.tests == SCRIPT:
             return [_place("grade/test_script.py"), *exam, "-p", f"{PACKAGE}.check.plugin", "--sizes", sizes]
-        if self.tests == TESTS:
-            return [_place("grade/test_student_tests.py"), *exam]
         if self.tests.startswith(LESSON):
             return [_place(f"course/lessons/{self.tests}/test_lesson.py"), *exam]
         return [str(Path(self.tests).resolve()), *exam]

@@ -1,1 +1,1 @@
-"""Tables, plots and pages, made only from run records."""
+"""Pages and tables of records: runs and benches, from their files alone. Does not import torch."""

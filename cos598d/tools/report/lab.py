@@ -1,47 +1,50 @@
 """A lab's report to fill in: the four tasks' figures from their records only, with blanks for your answers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from cos598d.errors import WARNING, UserError
-from cos598d.records.conventions import PHASES
-from cos598d.records.run import Summary
+from cos598d.records.conventions import ITERATIONS, PHASES, SUMMARY
+from cos598d.records.schema import Iteration, read_rows
 from cos598d.terminal.tables import as_markdown, markdown_text
 from cos598d.terminal.words import listed
-from cos598d.tools.report.classes import one_class_remark
-from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark
-from cos598d.tools.report.epochs import metric_names, number_in_words
-from cos598d.tools.report.fairness import code_remark, ground_remark, work_remark
-from cos598d.tools.report.load import iteration_rows, load_run
-from cos598d.tools.report.numbers import cell
-from cos598d.tools.report.references import is_disturbed
-from cos598d.tools.report.table import losses_rows
-from cos598d.tools.report.traffic_table import assumed_bytes, traffic_rows
+from cos598d.tools.report.busy import DISTURBED
+from cos598d.tools.report.cells import Rows, texts
+from cos598d.tools.report.compare import APART, alone_of, in_groups, losses_apart
+from cos598d.tools.report.records import Run, load_run
+from cos598d.tools.report.tables import TRAFFIC, epoch_rows, traffic_rows
+from cos598d.tools.report.verdict import warnings
 
 # The label that a task's script gives its run, in the record.
 TASKS = ("task1", "task2a", "task2b", "task3")
-DEEPEST = 2  # folders between that of the lab and a run's
-SUMMARY_FILE = "summary.json"
 BLANK = "> *Your answer:*"
-# The questions of each section, after which their answers go.
-QUESTIONS = {
-    "losses": (
+# Each section's title, what its table says, and the questions after it.
+SECTIONS = {
+    "Losses": (
+        "The global batch's loss in the first iterations; the difference is the largest of all iterations.",
         "By how much do the losses of tasks 2(a), 2(b) and 3 differ from those of task 1, and why by no more, and no "
         "less?",
     ),
-    "seconds": (
+    "Seconds per iteration": (
+        "The first iteration has its own column. The other figures are means over the rest, on rank 0. DDP's calls run "
+        "during backward and have no phase of their own.",
         "Which task is the fastest, by how much, and in which phase does it gain that time?",
         "Why is the first iteration left out? Would you leave out more?",
         "How many times as fast as task 1 is each of the others, and why is it not as many times as there are ranks?",
     ),
-    "bytes": (
+    "Bytes": (
+        f"{TRAFFIC} Payload is the size of all gradients. MB: 1,000,000 bytes, of every iteration, the first one too.",
         "S is the gradient's size (payload), n the number of ranks. Write down, for each task, the bytes that rank 0 "
         "sends in an iteration, and the others, as formulas of n and S. Do they agree with the table?",
         "Two tasks may send the same bytes and still take different times. What else costs time?",
         "What would change with eight ranks? With links of a tenth of the rate?",
     ),
-    "accuracy": ("Should the tasks come to the same accuracy? Do they? What would you look at if one did not?",),
+    "Accuracy": (
+        "An epoch is marked as cut where the training ended within it: its loss is the mean of fewer steps.",
+        "Should the tasks come to the same accuracy? Do they? What would you look at if one did not?",
+    ),
 }
 
 
@@ -52,37 +55,20 @@ def lab_page(folder: Path) -> str:
     that cannot be read.
     """
     runs = find_runs(folder)
-    summaries = [summary for _, summary in runs]
-    about = (disturbance_remark, work_remark, ground_remark, code_remark, one_class_remark)
-    remarks = [remark(summaries) for remark in about]
+    found = (_loss_rows(runs), _seconds_rows(runs), traffic_rows(runs), epoch_rows(runs))
     parts = [
         "# Lab report: four ways to share one step",
         "Name: ........................................ Date: ....................",
         "The tables are made from the runs' records. Write below each question.",
         "## The runs",
-        as_markdown(_setting_rows(summaries)),
-        *(markdown_text(f"{WARNING}{remark}") for remark in remarks if remark),
+        as_markdown(texts(_setting_rows(runs))),
+        *(markdown_text(f"{WARNING}{sentence}") for sentence in warnings(runs)),
         "> *Your hosts, and how they are joined:*",
-        "## Losses",
-        as_markdown(losses_rows(summaries)),
-        *_questions("losses"),
-        "## Seconds per iteration",
-        as_markdown(_seconds_rows(runs)),
-        "The first iteration has its own column. The other figures are means over the rest, on rank 0. DDP's calls "
-        "run during backward and have no phase of their own.",
-        *_questions("seconds"),
-        "## Bytes",
-        as_markdown(traffic_rows(summaries)),
-        "All columns are means over every iteration, the first one too: calls and bytes, unlike seconds, do not change "
-        "while the processes warm up. "
-        "MB: 1,000,000 bytes. Payload is the size of all gradients; sent and received are by formula, and counted is "
-        "what the kernel saw leave by the interface, with headers and all else; on one host by each rank's own "
-        "sockets, without headers." + assumed_bytes(summaries, before=" "),
-        *_questions("bytes"),
-        "## Accuracy",
-        as_markdown(_metric_rows(summaries)),
-        "An epoch is marked as cut where the training ended within it: its loss is the mean of fewer steps.",
-        *_questions("accuracy"),
+    ]
+    for (title, (note, *questions)), rows in zip(SECTIONS.items(), found, strict=True):
+        parts += [f"## {title}", as_markdown(texts(rows)), note]
+        parts += [part for question in questions for part in (question, BLANK)]
+    parts += [
         "## What you conclude",
         "In five sentences at most, for somebody who has to choose one of the four.",
         BLANK,
@@ -90,71 +76,56 @@ def lab_page(folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def find_runs(folder: Path) -> list[tuple[Path, Summary]]:
-    """The folders of the four tasks' runs in `folder`, with their summaries, in the tasks' order. Raises UserError."""
+def find_runs(folder: Path) -> list[Run]:
+    """The four tasks' runs in `folder`, up to two folders down, in the tasks' order. Raises UserError."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder. Give the one with the four tasks' runs.")
-    patterns = ["/".join(["*"] * depth + [SUMMARY_FILE]) for depth in range(1, DEEPEST + 1)]
-    places = sorted(place for pattern in patterns for place in folder.glob(pattern))
-    found = [(place.parent, load_run(place.parent)) for place in places]
-    found = [
-        (place, run | {"run": str(place.relative_to(folder))}) for place, run in found if run.get("label") in TASKS
-    ]
-    missing = [task for task in TASKS if task not in {run["label"] for _, run in found}]
+    places = sorted(place.parent for pattern in ("*", "*/*") for place in folder.glob(f"{pattern}/{SUMMARY}"))
+    found = [replace(load_run(place), name=str(place.relative_to(folder))) for place in places]
+    found = [run for run in found if run.summary.label in TASKS]
+    missing = [task for task in TASKS if task not in {run.summary.label for run in found}]
     if missing:
         raise UserError(
             f"{folder} has no finished run of {listed(missing)}. Run {'each' if len(missing) > 1 else 'the'} "
             f"task's script with --output_dir {listed([folder / task for task in missing])}."
         )
-    return sorted(found, key=lambda pair: TASKS.index(pair[1]["label"]))
+    return sorted(found, key=lambda run: TASKS.index(run.summary.label))
 
 
-def _setting_rows(runs: Sequence[Summary]) -> list[list[str]]:
-    rows = [["run", "sync", "ranks", "task", "model", "examples per step", "precision", "link", "processor"]]
+def _setting_rows(runs: Sequence[Run]) -> Rows:
+    found = []
     for run in runs:
-        network = run["network"] or {}
-        link = ", ".join(str(network[name]) for name in ("rate", "delay") if network.get(name)) or "-"
-        what = [run["run"], run["sync"], str(run["world_size"]), run["task"], run["model"]]
-        what += [str(run["total_train_batch_size"]), run["precision"], link]
-        rows.append([*what, str(run["ground"].get("processor") or "-")])
-    return rows
+        summary, ground = run.summary, run.environment
+        row = {"run": run.name, "sync": summary.sync, "ranks": summary.world_size, "task": summary.task}
+        row |= {"model": summary.model, "examples per step": summary.total_train_batch_size}
+        row |= {name: getattr(ground.network, name) for name in ("rate", "delay")} if ground.network else {}
+        found.append(row | {"precision": summary.precision, "processor": ground.processor})
+    return found
 
 
-def _seconds_rows(runs: Sequence[tuple[Path, Summary]]) -> list[list[str]]:
-    """Per run: the first iteration's seconds, the mean of the others', its ratio to task 3's, and seconds by phase."""
-    figures = [_figures(folder) for folder, _ in runs]
-    pairs = [(run, mean) for (_, run), (_, mean, _) in zip(runs, figures, strict=True) if run["label"] == TASKS[-1]]
-    task3, last = pairs[0]
-    rows = [["run", "iterations", "first s", "mean s of the others", f"times {TASKS[-1]}'s", *PHASES]]
-    for (_, run), (first, mean, phases) in zip(runs, figures, strict=True):
-        ratio = cell(mean / last if mean and last else None, ".2f")
-        ratio = DISTURBED if ratio != "-" and any(is_disturbed(one) for one in (run, task3)) else ratio
-        cells = [cell(first, ".3f"), cell(mean, ".3f"), ratio, *(cell(each, ".3f") for each in phases)]
-        rows.append([run["run"], str(run["iterations"]), *cells])
-    return rows
+def _loss_rows(runs: Sequence[Run]) -> Rows:
+    groups = in_groups(runs)
+    return [
+        {"run": run.name, "iterations": run.summary.iterations}
+        | {f"loss {number}": f"{loss:.6f}" for number, loss in enumerate(run.summary.losses[:3], start=1)}
+        | {APART: losses_apart([run], alone_of(groups, [run]))}
+        for run in runs
+    ]
 
 
-def _figures(folder: Path) -> tuple[float | None, float | None, list[float | None]]:
-    """Rank 0's seconds of the first iteration, the mean of the others', and the means of their phases."""
-    rows = list(iteration_rows(folder))
-    first, others = rows[0]["seconds"] if rows else None, rows[1:]
-    phases = [_mean([row.get(f"seconds_{phase}", 0.0) for row in others]) for phase in PHASES]
-    return first, _mean([row["seconds"] for row in others]), phases
+def _seconds_rows(runs: Sequence[Run]) -> Rows:
+    """The first iteration's seconds, the mean of the others', its ratio to task 3's, and seconds by phase."""
+    rows = {run.name: list(read_rows(run.folder / ITERATIONS.format(rank=0), Iteration)) for run in runs}
 
+    def mean(run: Run, name: str) -> float | None:
+        found = [getattr(row, name) for row in rows[run.name][1:]]
+        return fmean(found) if found else None
 
-def _metric_rows(runs: Sequence[Summary]) -> list[list[str]]:
-    """For each epoch of each run, the loss and every metric that any run has."""
-    epochs = [(run, epoch) for run in runs for epoch in run.get("epochs", [])]
-    names = ["loss", *metric_names(epoch for _, epoch in epochs)]
-    rows = [["run", "epoch", *names]]
-    for run, epoch in epochs:
-        rows.append([run["run"], number_in_words(epoch, run), *(cell(epoch.get(name), ".4f") for name in names)])
-    return rows
-
-
-def _questions(section: str) -> list[str]:
-    return [part for question in QUESTIONS[section] for part in (question, BLANK)]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
+    last, found = next(run for run in runs if run.summary.label == TASKS[-1]), []
+    for run in runs:
+        own, base = mean(run, "seconds"), mean(last, "seconds")
+        ratio = own / base if own and base else None
+        row = {"run": run.name, "first s": rows[run.name][0].seconds if rows[run.name] else None}
+        row |= {"mean s of the others": own, f"times {TASKS[-1]}'s": DISTURBED if run.busy or last.busy else ratio}
+        found.append(row | {phase: mean(run, f"seconds_{phase}") for phase in PHASES})
+    return found

@@ -4,19 +4,19 @@ A speed-up is the seconds per epoch of the set-up 1x1 over those of the row. Whe
 one of the two, or where it is more than the ranks or processors can give, it says so in the number's place.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from cos598d.config import config_from
 from cos598d.errors import UserError
-from cos598d.records.conventions import NOT_METRICS
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_text
-from cos598d.tools.report.disturbed import DISTURBED, TOLERANCE, disturbance_remark, most_speed_up
-from cos598d.tools.report.load import load_run
+from cos598d.tools.report.busy import DISTURBED, TOLERANCE, most_speed_up
+from cos598d.tools.report.records import Run, load_run
+from cos598d.tools.report.tables import metrics_of
+from cos598d.tools.report.verdict import busy_warning
 from cos598d.tools.sweeps.plan import LINKS, SETUP, Planned
 
 ALONE = "1x1"
@@ -49,16 +49,15 @@ def forecast_words(runs: Sequence[Planned]) -> str:
 def results_words(runs: Sequence[Planned], folder: Path) -> str:
     """The table of the finished runs, with its warnings; "" if there are none."""
     done = [one for one in runs if not one.refused and (folder / one.name / "summary.json").exists()]
-    summaries = [load_run(folder / one.name) for one in done]
-    rows = [{**one.varies, **_figures(run)} for one, run in zip(done, summaries, strict=True)]
+    loaded = [load_run(folder / one.name) for one in done]
+    rows = [{**one.varies, **_figures(run)} for one, run in zip(done, loaded, strict=True)]
     if not rows:
         return ""
     axes = [name for name in dict.fromkeys(axis for one in runs for axis in one.varies) if name != "label"]
     labels = ["label"] if any("label" in row for row in rows) else []
     bases: dict[tuple, list[Row]] = {}
-    for row, one, run in zip(rows, done, summaries, strict=True):
-        environment = json.loads((folder / one.name / "environment.json").read_text(encoding="utf-8"))
-        row |= {"disturbed": bool(run["taken_by_others"]), "most": most_speed_up(run, environment)}
+    for row, one, run in zip(rows, done, loaded, strict=True):
+        row |= {"disturbed": bool(run.busy), "most": most_speed_up(one.world_size, run.environment)}
         if one.world_size == 1:
             bases.setdefault(_work(row, axes), []).append(row)
     groups: dict[tuple, list[Row]] = {}
@@ -68,25 +67,24 @@ def results_words(runs: Sequence[Planned], folder: Path) -> str:
     head = list(dict.fromkeys(name for row in shown for name in row))
     head = [name for name in head if any(row.get(name, "-") != "-" for row in shown)]
     table = as_text([head, *([row.get(name, "-") for name in head] for row in shown)], numbers=True)
-    return "\n\n".join(filter(None, [_warning(summaries, shown), table]))
+    return "\n\n".join(filter(None, [_warning(loaded, shown), table]))
 
 
-def _figures(run: Mapping[str, Any]) -> Row:
+def _figures(run: Run) -> Row:
     """A run's metrics after its last epoch, the seconds of an epoch and an iteration, MB sent, and the peak of memory.
 
     The first epoch's seconds are left out where there are others, since its first iterations are slow.
     """
-    epochs = run["epochs"]
-    metrics = {n: v for n, v in epochs[-1].items() if isinstance(v, float) and n not in NOT_METRICS}
-    counted = [sent for sent in (run.get("wire") or {}).get("bytes_sent_per_iteration", []) if sent is not None]
+    summary, epochs = run.summary, run.summary.epochs
+    counted = [sent for sent in (summary.wire.bytes_sent_per_iteration if summary.wire else ()) if sent is not None]
     return {
-        **metrics,
+        **metrics_of(epochs[-1]),
         "loss": epochs[-1]["loss"],
         SECONDS: fmean(epoch["training"]["wall_seconds"] for epoch in epochs[1:] or epochs),
-        "s/it": run["seconds_per_iteration"]["mean"],
-        "sent MB/it": max(run["bytes_sent_per_iteration"], default=0.0) / 1e6,
+        "s/it": run.mean,
+        "sent MB/it": max(summary.bytes_sent_per_iteration) / 1e6,
         "counted MB/it": max(counted) / 1e6 if counted else None,
-        "peak MB": max((run.get("memory") or {}).get("process_peak_bytes") or [0]) / 1e6,
+        "peak MB": max(summary.memory.process_peak_bytes) / 1e6 if summary.memory else None,
     }
 
 
@@ -111,8 +109,8 @@ def _shown(group: list[Row], bases: list[Row], names: Sequence[str]) -> dict[str
     return cells
 
 
-def _warning(summaries: Sequence[Any], shown: Sequence[dict[str, str]]) -> str:
-    said = disturbance_remark(summaries)
+def _warning(runs: Sequence[Run], shown: Sequence[dict[str, str]]) -> str:
+    said = busy_warning(runs)
     if not said and any(row.get(RATIO) == DISTURBED for row in shown):
         said = "a speed-up is more than there is to gain: something disturbed the run of one rank. Run it again."
     return f"warning: {said}" if said else ""

@@ -19,9 +19,9 @@ from cos598d.checkpoints.folder import remove_all
 from cos598d.config import RunConfig, config_from
 from cos598d.errors import ERROR, UserError
 from cos598d.records.conventions import AUTO_PRECISION
+from cos598d.records.unfinished import is_at_work
 from cos598d.terminal.children import end_all, exit_code_of
 from cos598d.terminal.fields import flags_of
-from cos598d.terminal.locks import is_locked
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import start
 from cos598d.terminal.signals import GOES_ON, AskedToEnd
@@ -126,7 +126,7 @@ class Runner:
     def _begin(self, one: Planned) -> None:
         place, log = self._folder / one.name, self._folder / "logs" / f"{one.name.replace('/', '-')}.txt"
         deadline = time.monotonic() + ENDING_SECONDS
-        while is_locked(place) and time.monotonic() < deadline:
+        while is_at_work(place) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
         log.parent.mkdir(parents=True, exist_ok=True)
         command = self._command_of(one)
