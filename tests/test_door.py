@@ -1,4 +1,4 @@
-"""The door in a script: as torch's DDP, or one sentence. Reads the heart while it has no place of its own."""
+"""The door in a script: as torch's DDP, or one sentence."""
 
 import contextlib
 import copy
