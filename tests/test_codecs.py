@@ -1,4 +1,4 @@
-"""Compression, hosts, and what syncs keep from step to step. Reads the heart while it has no place of its own."""
+"""Compression, hosts, and what syncs keep from step to step."""
 
 import itertools
 from unittest.mock import patch

@@ -1,4 +1,4 @@
-"""The door in a script: as torch's DDP, or one sentence. Reads the heart while it has no place of its own."""
+"""The door in a script: as torch's DDP, or one sentence."""
 
 import contextlib
 import copy
@@ -239,14 +239,6 @@ def _checkpointed(sync, reentrant):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers(ranks, reentrant):
     assert_as_torch(ranks.run(of_each, _checkpointed, TORCH, reentrant, count=2))
-
-
-def _hidden_from_torch():
-    return said(train, Checkpointed(True), "ddp")
-
-
-def test_a_checkpoint_that_is_hidden_from_torch_is_named(ranks):
-    assert all("Give find_unused_parameters=False" in each for each in ranks.run(_hidden_from_torch, count=2))
 
 
 def _gradients(model):

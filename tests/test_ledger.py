@@ -1,4 +1,4 @@
-"""What was sent: formula, ledger and kernel side by side. Reads the heart while it has no place of its own."""
+"""What was sent: formula, ledger and kernel side by side."""
 
 import io
 import json

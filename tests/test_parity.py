@@ -1,4 +1,4 @@
-"""n ranks compute what one process computes on the global batch. Reads the heart while it has no place of its own."""
+"""n ranks compute what one process computes on the global batch."""
 
 import functools
 

@@ -196,6 +196,8 @@ class Checkpoints:
             if to is not None and rank not in (source, to):
                 continue
             found[key] = torch.empty(shape, dtype=getattr(torch, dtype), device=self._far)
+            if not found[key].numel():
+                continue
             if rank == source:
                 found[key].copy_(tensors[key])
             sent = found[key].view(-1).view(torch.uint8)

@@ -82,10 +82,14 @@ class Bucketed(GradientSync):
             self._start_next()
         # Only now: every rank has started every bucket, so this call has the same place in the order too.
         self.is_used = dict(zip((p for _, p in self.parameters), self.agree(has), strict=True))
-        for bucket, end in zip(self.buckets, self._ends, strict=True):
+        ends = list(zip(self.buckets, self._ends, strict=True))
+        for bucket, end in ends:  # it grows, where an end has a second part that is to wait for the others' first
             with self.ledger.naming(bucket.name):
-                end()
-            bucket.hand_out(self.is_used)
+                more = end()
+            if callable(more):
+                ends.append((bucket, more))
+            else:
+                bucket.hand_out(self.is_used)
         self.begin_step()
 
     def start(self, bucket: Bucket) -> End:

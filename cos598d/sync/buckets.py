@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from cos598d.errors import UserError
 from cos598d.sync.base import Named
 
 MIB = 1 << 20
@@ -28,7 +27,7 @@ class Bucket:
         buffer: torch.Tensor | None = None,
     ):
         """`buffer`, (elements of all parameters,), is made here unless it is given."""
-        self.name, self.parameters, self.share, self.is_view = name, list(parameters), 1 / ranks, is_view
+        self.name, self.share, self.is_view = name, 1 / ranks, is_view
         sizes = [p.numel() for _, p in parameters]
         self.buffer = parameters[0][1].new_zeros(sum(sizes)) if buffer is None else buffer
         parts = zip(self.buffer.split(sizes), parameters, strict=True)
@@ -51,9 +50,6 @@ class Bucket:
             view.zero_()
         elif gradient is view:  # another backward has been added to the last average
             view.mul_(self.share)
-        elif gradient.is_sparse:
-            name = next(name for name, p in self.parameters if p is parameter)
-            raise UserError(f"{name} has a sparse gradient, which cannot be in a bucket. Choose all_reduce or ddp.")
         else:
             torch.mul(gradient, self.share, out=view)
             if self.is_view:

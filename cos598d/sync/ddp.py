@@ -4,10 +4,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils import _pytree as pytree
 
 from cos598d.errors import UserError
 from cos598d.sync.base import GradientSync, Options
@@ -50,16 +48,7 @@ class DDP(GradientSync):
             gradient_as_bucket_view=self.options.gradient_as_bucket_view,
             **words,  # passed only if it differs: torch 2.13 warns about its name
         )
-        self._is_checked = not self.options.find_unused_parameters
-        return self._forward
-
-    def _forward(self, *inputs: Any, **keywords: Any) -> Any:
-        assert self._ddp is not None
-        output = self._ddp(*inputs, **keywords)
-        if not self._is_checked and torch.is_grad_enabled():
-            self._is_checked = True
-            _check_checkpoints(output)
-        return output
+        return self._ddp
 
     def begin_forward(self) -> None:
         """Nothing to do: torch sends rank 0's buffers itself."""
@@ -83,19 +72,3 @@ class DDP(GradientSync):
             self._ddp._remove_autograd_hooks()
         self._ddp = None
         super().detach()
-
-
-def _check_checkpoints(output: Any) -> None:
-    """Raise UserError if a part of the graph is hidden from torch, which would take its parameters for unused ones."""
-    tensors = (leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor))
-    found = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen = set(found)
-    while found:
-        node = found.pop()
-        if node.name() == "CheckpointFunctionBackward":
-            raise UserError(
-                "a reentrant checkpoint hides its parameters from torch's search for unused ones. Give "
-                "find_unused_parameters=False, or checkpoint with use_reentrant=False."
-            )
-        found += [other for other, _ in node.next_functions if other is not None and other not in seen]
-        seen.update(found)

@@ -1,6 +1,5 @@
 """A gradient sync of your own from a file, `--sync FILE.py:CLASS`, and a template for one."""
 
-import inspect
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,8 +14,8 @@ TEMPLATE = "template.py.txt"
 def load_own(name: str) -> type[GradientSync]:
     """The class that FILE.py:CLASS names. The path is relative to the working directory.
 
-    Raises UsageError if there is no such file or class, if the file cannot be imported, if the class is no
-    GradientSync, or if it needs arguments of its own.
+    Raises UsageError if there is no such file or class, if the file cannot be imported, or if the class is no
+    GradientSync.
     """
     how = "Inherit them from GradientSync: class MySync(GradientSync)"
     found = load_class(name, CONTRACT, "gradient sync", how)
@@ -26,13 +25,6 @@ def load_own(name: str) -> type[GradientSync]:
             f"{found.__name__} in {path} does not inherit GradientSync. Write `from cos598d.sync.base import "
             f"GradientSync` and `class {found.__name__}(GradientSync)`."
         )
-    try:
-        inspect.signature(found).bind(None, None, None)
-    except TypeError as error:
-        raise UsageError(
-            f"{found.__name__} in {path} cannot be constructed with (ledger, options, group): {error}. Let its "
-            "__init__ take all three, and pass them to GradientSync's."
-        ) from None
     return found
 
 

@@ -1,6 +1,5 @@
 """Gradients summed in memory that the ranks of one host share, without a network."""
 
-import functools
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -77,14 +76,26 @@ class SharedMemory(Bucketed):
         self._parts[bucket] = [tensor.tensor_split(count)[place] for tensor in (result, *segments)]
         return bucket
 
-    def begin_step(self) -> None:
-        super().begin_step()
-        self._filled: dict[Bucket, dist.Work] = {}
-        self._added: dict[Bucket, dist.Work] = {}
-
     def start(self, bucket: Bucket) -> End:
-        self._filled[bucket] = self.announce("filled", bucket)
-        return functools.partial(self._end, bucket)
+        filled = self.announce("filled", bucket)
+
+        def add_up() -> End:
+            filled.wait()
+            total, first, *others = self._parts[bucket]
+            total.copy_(first)
+            for part in others:
+                total += part
+            added = self.announce("added up", bucket)
+
+            def copy() -> None:
+                with self.ledger.composing(self.op, bucket.numbers, bucket.name):
+                    added.wait()
+                    self.between(bucket)
+                    bucket.buffer.copy_(self._result[bucket])
+
+            return copy
+
+        return add_up
 
     def between(self, bucket: Bucket) -> None:
         """The host's ranks have added up: what has to happen before they copy the result."""
@@ -93,19 +104,6 @@ class SharedMemory(Bucketed):
         """Tell all ranks that this one has done its part of the bucket. Wait for it to know that all have."""
         with self.ledger.naming(f"ranks that have {done} {bucket.name}", AGREEMENT):
             return dist.all_reduce(torch.zeros(1), group=self.group, async_op=True)
-
-    def _end(self, bucket: Bucket) -> None:
-        for other in self.buckets[len(self._added) :]:  # all buckets first, since others wait for this rank's parts
-            self._filled[other].wait()
-            total, first, *others = self._parts[other]
-            total.copy_(first)
-            for part in others:
-                total += part
-            self._added[other] = self.announce("added up", other)
-        with self.ledger.composing(self.op, bucket.numbers, bucket.name):
-            self._added[bucket].wait()
-            self.between(bucket)
-            bucket.buffer.copy_(self._result[bucket])
 
     def detach(self) -> None:
         """As in every sync. The memory is unmapped when the gradients that are views of it are freed too."""
