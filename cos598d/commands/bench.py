@@ -45,9 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Be a rank of the bench, or start its ranks here, and return the exit code."""
-    # The ranks that are started here may run elsewhere.
-    trace = {"trace": str(Path(options.trace).resolve()) if options.trace else None}
-    plan = plan_from(vars(options) | trace)
+    plan = plan_from(vars(options))
     identity = identity_from(RankFlags(**given_flags(options, RankFlags)))
     if identity is not None and identity.source == "alone" and options.world_size is None:
         identity = None  # neither a launcher nor the user said how many ranks
