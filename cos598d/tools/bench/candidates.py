@@ -6,9 +6,9 @@ from cos598d.config import SYNC_FIELDS, RunConfig
 from cos598d.errors import UsageError
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.sync import ENGINES, SYNCS, get_sync
+from cos598d.terminal.fields import flags_of
 
-# The options that are switches.
-SWITCHES = tuple(name for name in SYNC_FIELDS if isinstance(getattr(RunConfig, name), bool))
+FLAGS = {name: said for name, said in flags_of(RunConfig).items() if name in SYNC_FIELDS}
 
 
 class Candidate(NamedTuple):
@@ -34,37 +34,28 @@ def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
 
     Raises UsageError for an unknown sync, option or value.
     """
-    name, values = read_candidate(word)
-    get_sync(name)
-    config = RunConfig(sync=name, backend=backend, **values)
-    config.check(world_size=1)
-    return Candidate(word, name, config.sync_options())
-
-
-def read_candidate(word: str) -> tuple[str, dict[str, Any]]:
-    """The name, or FILE.py:Class, and the options in a `word` for `parse_candidate`. The name is not looked up.
-
-    Raises UsageError for an unknown option or value.
-    """
     values: dict[str, Any] = {}
     parts = word.split(":")
-    while len(parts) > 1 and ("=" in parts[-1] or parts[-1] in SWITCHES):
+    while len(parts) > 1 and ("=" in parts[-1] or parts[-1] in FLAGS):
         option, _, value = parts.pop().partition("=")
-        if option in SWITCHES:
-            if value:
-                raise UsageError(f"--sync {word}: {option} takes no value. Write {':'.join([*parts, option])}.")
-            values[option] = True
-            continue
-        if option not in SYNC_FIELDS:
-            raise UsageError(f"--sync {word}: unknown option {option!r}. Choose from {', '.join(SYNC_FIELDS)}.")
-        values[option] = _value(word, option, value)
+        if option not in FLAGS:
+            raise UsageError(f"--sync {word}: unknown option {option!r}. Choose from {', '.join(FLAGS)}.")
+        kind = FLAGS[option].kind
+        try:
+            values[option] = kind(value) if kind is not bool else {"": True}[value]
+        except (ValueError, KeyError):
+            wanted = {bool: f"{option} without a value", int: "a whole number"}.get(kind, "a number")
+            raise UsageError(f"--sync {word}: {option} {value!r} is not valid. Give {wanted}.") from None
     name = ":".join(parts)
     before, _, codec = name.rpartition("+")
     if before and codec.partition(":")[0].isidentifier():  # otherwise the "+" belongs to a file's path
         if "compress" in values:
             raise UsageError(f"--sync {word} has two compressions. Give one.")
         name, values["compress"] = before, codec
-    return name, values
+    get_sync(name)
+    config = RunConfig(sync=name, backend=backend, **values)
+    config.check(world_size=1)
+    return Candidate(word, name, config.sync_options())
 
 
 def parse_candidates(words: str | None, backend: str = "gloo") -> list[Candidate]:
@@ -80,14 +71,3 @@ def references(candidates: list[Candidate]) -> list[Candidate]:
     """The candidates, followed by the missing baselines with which all are compared."""
     labels = [candidate.label for candidate in candidates]
     return candidates + [parse_candidate(label) for label in (FLOOR, DDP) if label not in labels]
-
-
-def _value(word: str, option: str, text: str) -> float | int | str:
-    default = getattr(RunConfig, option)
-    if default is None:
-        return text
-    try:
-        return type(default)(text)
-    except ValueError:
-        kind = "whole number" if isinstance(default, int) else "number"
-        raise UsageError(f"--sync {word}: {option} {text!r} is not valid. Give a {kind}.") from None

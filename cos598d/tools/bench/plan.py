@@ -49,13 +49,6 @@ class BenchPlan:
     rounds: int = flag(10, "number of rounds; each runs every sync once", group=HOW, least=1)
     largest_mb: float = flag(256.0, "largest message of the sweep in MiB", group=HOW, least=2**-10)
     seed: int = flag(42, "random seed of new weights and of the order within rounds", group=HOW, least=0)
-    trace: str | None = flag(
-        None,
-        "afterwards, profile one iteration of each sync and write the traces to FOLDER",
-        group=HOW,
-        metavar="FOLDER",
-        is_local=True,
-    )
     # Settings that a run and a bench share are checked by the run's rules.
     backend: str = flag_like(RunConfig, "backend")
     no_cuda: bool = flag_like(RunConfig, "no_cuda")
@@ -65,8 +58,8 @@ class BenchPlan:
     def check(self, world_size: int) -> None:
         """Raise UsageError for the first value that cannot work on `world_size` ranks."""
         check_flags(self)
-        if self.sweep and (self.sync or self.alone or self.trace):
-            raise UsageError(f"--sweep {self.sweep} chooses what it measures. Leave --sync, --alone and --trace out.")
+        if self.sweep and (self.sync or self.alone):
+            raise UsageError(f"--sweep {self.sweep} chooses what it measures. Leave --sync and --alone out.")
         if self.sweep and world_size < 2:
             raise UsageError(f"--sweep {self.sweep} measures communication. Give --world_size 2 or more.")
         RunConfig(backend=self.backend, no_cuda=self.no_cuda, threads=self.threads).check(world_size)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from cos598d.tools.bench.candidates import Candidate
 from cos598d.tools.bench.messages import measure_arrivals, message_sizes, sweep_message_size
 from cos598d.tools.bench.plan import BenchPlan
 from cos598d.tools.bench.rounds import measure_rounds, stays_attached
-from cos598d.tools.bench.trace import trace_candidate
 from cos598d.tools.bench.workload import TASK, Workload
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
@@ -104,9 +102,6 @@ def _measure(
         candidate.label: [s["seconds"] for s in found["samples"] if s["candidate"] == candidate.label]
         for candidate in candidates
     }
-    if plan.trace:
-        for candidate in candidates:
-            trace_candidate(Path(plan.trace), candidate, workload, ranks, plan.step)
     found["summary"] = summarize(seconds, FLOOR, DDP)
     found["setting"] = record["setting"] | {
         "seconds_of": found.pop("seconds_of"),

@@ -36,16 +36,11 @@ class Turn:
         self._replica: nn.Module = workload.replica()
         self._model = self._wrapped(candidate)
         self._module = workload.computing(self._model)
-        self.timed_by(self.clock)
+        self._phase = self._model.phase = Phases(self.clock)  # type: ignore[method-assign]
         first = workload.inputs(0, ranks.rank, ranks.world_size)
         self.gradient_norm = self._first_norm(first)
         for _ in range(WARM_UP):
             self.iterate(first)
-
-    def timed_by(self, clock: IterationClock) -> None:
-        """Take the phases' times by this clock."""
-        self.clock = clock
-        self._phase = self._model.phase = Phases(clock)  # type: ignore[method-assign]
 
     def iterate(self, inputs: dict[str, torch.Tensor]) -> list[float]:
         """One iteration from a common start: its seconds on this rank, those of its phases, and its start and end on

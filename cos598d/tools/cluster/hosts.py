@@ -102,7 +102,6 @@ def run_on_hosts(cluster: Cluster, words: Sequence[str], ranks_per_host: int, ou
     When one program fails, the others get some seconds to end by themselves. The exit code is the first failure's.
     """
     programs: list[subprocess.Popen] = []
-    asked = signal.SIGTERM
     readers: list[threading.Thread] = []
     lock = threading.Lock()
     # The same for all ranks, and not in any command line.
@@ -127,11 +126,8 @@ def run_on_hosts(cluster: Cluster, words: Sequence[str], ranks_per_host: int, ou
                 reader.start()
                 readers.append(reader)
         failed = wait_together(programs, lambda _: GRACE_SECONDS)
-    except KeyboardInterrupt:
-        asked = signal.SIGINT
-        raise
     finally:
-        end_all(programs, STOP_SECONDS, asked)
+        end_all(programs, STOP_SECONDS)
         for reader in readers:
             reader.join(2)
     return exit_code_of(failed[1]) if failed else 0

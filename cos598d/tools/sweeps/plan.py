@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -153,7 +153,7 @@ def plan(
             Random(repeat).shuffle(one_repeat)
         for one in one_repeat:
             name = f"repeat{repeat + 1}/{one.name}" if repeats > 1 else one.name
-            found.setdefault(name, Planned(**{**vars(one), "name": name}))
+            found.setdefault(name, replace(one, name=name))
     if all(one.refused for one in found.values()):
         raise UsageError(next(iter(found.values())).refused)
     return list(found.values())

@@ -19,9 +19,7 @@ from cos598d.tools.report.tables import metrics_of
 from cos598d.tools.report.verdict import busy_warning
 from cos598d.tools.sweeps.plan import LINKS, SETUP, Planned
 
-ALONE = "1x1"
 SECONDS, RATIO = "s/epoch", "speed-up"
-NOT_AXES = ("label", "output_dir", "seed", *LINKS)
 Row = dict[str, Any]
 
 
