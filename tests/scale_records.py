@@ -63,7 +63,11 @@ def bench_record(
     }  # fmt: skip
     found["traffic"] |= {
         "bucketed+bf16": {"calls": [6], "payload_bytes": [size / 2], "bytes_sent": [0.75 * size]},
-        "all_reduce": {"calls": [len(tensors)], "payload_bytes": [size], "bytes_sent": [2 * (ranks - 1) / ranks * size]},
+        "all_reduce": {
+            "calls": [len(tensors)],
+            "payload_bytes": [size],
+            "bytes_sent": [2 * (ranks - 1) / ranks * size],
+        },
         "gather_scatter": {"calls": [6], "payload_bytes": [size], "bytes_sent": [(ranks - 1) * size]},
         "ring+topk": {"calls": [1], "payload_bytes": [size / 50], "bytes_sent": [3 * size / 50]},
         # A third of the embedding's rows are looked up.

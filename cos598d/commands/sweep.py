@@ -22,9 +22,9 @@ from cos598d.tools.sweeps.results import forecast_words, results_words
 from cos598d.tools.sweeps.runner import Runner
 
 EPILOG = (
-    "Write the flags of train that all runs share after --. An axis of --grid is such a flag without its dashes, or "
-    "batch (examples per rank), setup (HOSTSxRANKS: 1x4 is four ranks here, 2x2 is two on each of two emulated hosts, "
-    "which need root), delay or rate (of the links between hosts)."
+    "Write the flags of train that all runs share after --. An axis of --grid is such a flag without its dashes. "
+    "Four more axes are batch (examples per rank), setup (HOSTSxRANKS), delay and rate (of the links between hosts). "
+    "Setup 1x4 is four ranks here. Setup 2x2 is two ranks on each of two emulated hosts, which need root."
 )
 
 
@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     assert isinstance(parser, Parser)
     parser.ends_at_dashes("program")
     parser.epilog = EPILOG
-    about = "; ".join(f"{name}: {one['about']}" for name, one in presets().items())
+    about = " ".join(f"{one['about'].capitalize()} ({name})." for name, one in presets().items())
     parser.add_argument("preset", nargs="?", choices=[*presets()], metavar="PRESET", help=about)
     parser.add_argument("--grid", action="append", default=[], metavar="AXIS=V,...", help="an axis; may be repeated")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="run all with N seeds, from --seed upwards")
